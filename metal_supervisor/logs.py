@@ -1,0 +1,36 @@
+"""Log lines: a constant message with fields, for people by default, one line each whatever they hold."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class LineFormatter(logging.Formatter):
+    """`2026-11-21T09:00:00Z INFO controller pass did="start default.tiny: new"`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        fields = [f"{key}={_shown(value)}" for key, value in vars(record).items() if key not in _STANDARD]
+        parts = [f"{stamp}.{record.msecs:03.0f}Z", record.levelname, record.name, record.getMessage(), *fields]
+        text = " ".join(parts)
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        return text
+
+
+def _shown(value: object) -> str:
+    text = "".join(char if char.isprintable() else " " for char in str(value))
+    return f'"{text}"' if not text or " " in text else text
+
+
+def configure(level: str) -> None:
+    """Everything to standard error, which supervisord keeps and rotates."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("waitress").setLevel(logging.WARNING)
+    logging.getLogger("urllib3").setLevel(logging.WARNING)
