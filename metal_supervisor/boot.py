@@ -1,0 +1,230 @@
+"""Everything that has to be right before supervisord starts, and then supervisord.
+
+supervisord refuses to start over one bad file, and a predecessor that was killed leaves its children
+running: it would start a second copy of every model. So boot makes the directories and the static
+configuration, puts bad files aside, ends what was left of our own programs, and leaves an engine of the
+very same spec to its launcher, which stands in for it. Every finding is said in a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from metal_supervisor import launch
+from metal_supervisor.boundary import host
+from metal_supervisor.boundary.state import StateDir, write_atomic
+from metal_supervisor.boundary.supervisord import Supervisord, refusal
+from metal_supervisor.config import Overrides, Settings, conf_dir, save_overrides
+from metal_supervisor.core import programs
+
+OWN_PROGRAMS = ("apiserver", "controller", "sidecar")
+TERM_WAIT_S, KILL_WAIT_S = 5.0, 2.0
+Say = Callable[[str], None]
+
+
+class CannotBoot(Exception):
+    """Something is in the way; the message says what to do."""
+
+
+def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
+    """Makes the state directory ready for a supervisord. Raises CannotBoot, StateError."""
+    directory = StateDir(settings.state_path)
+    directory.create()
+    if Supervisord(directory.socket).answers():
+        raise CannotBoot(f"a supervisord runs on {directory.path} already; see: metal-supervisor status")
+    save_overrides(directory.path, overrides)
+    _link_current(directory)
+    _put_aside_bad_files(directory, say)
+    _sweep(directory, say)
+    if settings.embedded:
+        embedded_access(directory)  # after the sweep, which frees the port that its predecessor held
+    _write_conf(directory, settings.embedded)
+    return directory
+
+
+def command(directory: StateDir) -> list[str]:
+    """The supervisord command line for a prepared state directory."""
+    return [sys.executable, "-I", "-m", "supervisor.supervisord", "-n", "-c", f"{directory.home}/supervisord.conf"]
+
+
+def environment() -> dict[str, str]:
+    """supervisord's environment: ours without what would silently steer an engine or a client."""
+    steering = ("LLAMA_", "SUPERVISOR_", "METAL_SUPERVISOR_", "MAKE", "MFLAGS")
+    return {key: value for key, value in os.environ.items() if key != "KUBECONFIG" and not key.startswith(steering)}
+
+
+def boot(settings: Settings, overrides: Overrides, say: Say) -> None:
+    """What launchd runs: prepares, then becomes supervisord."""
+    os.umask(0o077)
+    directory = prepare(settings, overrides, say)
+    arguments = command(directory)
+    os.execve(arguments[0], arguments, environment())
+
+
+def start(directory: StateDir) -> subprocess.Popen[bytes]:
+    """supervisord as a child in a session of its own, so that a Ctrl-C does not reach it before we want it to."""
+    with (directory.path / "log" / "boot.log").open("ab") as log:
+        return subprocess.Popen(
+            command(directory),
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            umask=0o077,
+        )
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _replace_link(link: Path, target: str) -> None:
+    if link.is_symlink() and os.readlink(link) == target:  # noqa: PTH115 - compared as text
+        return
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(link)
+
+
+def _link_current(directory: StateDir) -> None:
+    """Points `current/` at this installation: sections name it, so an upgrade changes no section."""
+    current = directory.path / "current"
+    _replace_link(current / "python", os.path.realpath(sys.executable))
+    _replace_link(current / "launch.py", str(Path(launch.__file__).absolute()))
+    script = f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -m metal_supervisor \"$@\"\n"
+    write_atomic(current / "metal-supervisor", script)
+    (current / "metal-supervisor").chmod(0o700)
+
+
+def _write_conf(directory: StateDir, embedded: bool) -> None:
+    parts = ["supervisord.conf", *(["apiserver.conf"] if embedded else [])]
+    text = "".join((conf_dir() / part).read_text("utf-8") for part in parts)
+    text = text.replace("@HOME@", directory.home).replace("@SOCKET@", directory.socket)
+    write_atomic(directory.path / "supervisord.conf", text)
+
+
+def _put_aside_bad_files(directory: StateDir, say: Say) -> None:
+    for path in sorted((directory.path / "models.d").glob("*.conf")):
+        reason = refusal(path)
+        if reason:
+            directory.quarantine(path, reason)
+            say(f"put {path.name} aside: {reason}")
+
+
+def embedded_access(directory: StateDir) -> tuple[int, str]:
+    """(port, path prefix) of the embedded API; chosen once, moved if the port was taken meanwhile."""
+    path = directory.path / "apiserver.json"
+    try:
+        port, prefix = saved_access(directory)
+    except CannotBoot:
+        port, prefix = 0, f"/k-{secrets.token_urlsafe(24)}"
+    if not port or not host.port_free(port, "127.0.0.1"):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+    write_atomic(path, json.dumps({"port": port, "prefix": prefix}) + "\n")
+    write_atomic(directory.path / "kubeconfig", _kubeconfig(f"http://127.0.0.1:{port}{prefix}"))
+    return port, prefix
+
+
+def saved_access(directory: StateDir) -> tuple[int, str]:
+    """(port, path prefix) of the embedded API, as chosen at boot. Raises CannotBoot."""
+    try:
+        kept = json.loads((directory.path / "apiserver.json").read_text("utf-8"))
+        return int(kept["port"]), str(kept["prefix"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CannotBoot(f"apiserver.json: {error!r:.100}; start the system with `metal-supervisor run`") from None
+
+
+def _kubeconfig(server: str) -> str:
+    """A kubeconfig as JSON, which is YAML."""
+    context = {"cluster": "embedded", "user": "embedded", "namespace": "default"}
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "embedded", "cluster": {"server": server}}],
+        "users": [{"name": "embedded", "user": {}}],
+        "contexts": [{"name": "embedded", "context": context}],
+        "current-context": "embedded",
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+# ── processes ────────────────────────────────────────────────────────────────────────────────────
+
+
+def note_own(directory: StateDir, program: str) -> None:
+    """Leaves word of a process of ours, so that a later boot can end it if it was orphaned."""
+    note = {"format": launch.FORMAT, "pid": os.getpid(), "started": launch.start_time(os.getpid())}
+    write_atomic(directory.path / "runs" / f"{program}.own", json.dumps(note), durable=False)
+
+
+def _sweep(directory: StateDir, say: Say) -> None:
+    """Ends or spares what a killed supervisord left behind."""
+    doomed: list[tuple[str, int, str]] = []
+    for program in OWN_PROGRAMS:
+        found = launch.read_note(str(directory.path / "runs" / f"{program}.own"))
+        if _alive(found):
+            doomed.append((program, int(str(found["pid"])), str(found["started"])))
+    for path in sorted((directory.path / "runs").glob("*.json")):
+        program, found = path.name.removesuffix(".json"), launch.read_note(str(path))
+        if not _alive(found):
+            continue
+        pid = int(str(found["pid"]))
+        if _adoptable(directory, program, found):
+            say(f"{program}: its engine, pid {pid}, outlived the last supervisord and keeps serving")
+            # Its launcher may be a stand-in that lost its supervisord too; it has nothing left to do.
+            _end_stand_in(found, pid)
+        else:
+            say(f"{program}: ending pid {pid}, left over from the last supervisord and no longer wanted")
+            doomed.append((program, pid, str(found["started"])))
+    end_all(doomed)
+
+
+def _alive(note: dict[str, object]) -> bool:
+    pid, started = note.get("pid"), note.get("started")
+    return isinstance(pid, int) and pid > 0 and bool(started) and launch.start_time(pid) == started
+
+
+def _adoptable(directory: StateDir, program: str, note: dict[str, object]) -> bool:
+    """Whether the launcher of this program's section would find exactly its own engine alive.
+
+    The pid and start time in the note are the launcher's own from before its exec, and a spec never changes,
+    so equal notes mean the same argv; comparing it again would only fail engines that are scripts.
+    """
+    try:
+        spec_file = programs.section_spec(directory.section_path(program).read_text("utf-8"))
+        launch.read_spec(str(directory.spec_path(spec_file)))
+    except (OSError, UnicodeDecodeError, launch.BadSpec):
+        return False
+    return note.get("spec") == spec_file
+
+
+def _end_stand_in(note: dict[str, object], engine_pid: int) -> None:
+    pid = note.get("launcher_pid")
+    arguments = host.command_line(pid) if isinstance(pid, int) and pid not in (0, engine_pid) else None
+    if arguments and any(part.endswith("/launch.py") for part in arguments) and isinstance(pid, int):
+        os.kill(pid, signal.SIGKILL)
+
+
+def end_all(doomed: list[tuple[str, int, str]]) -> None:
+    """TERM to all at once, a bounded wait, KILL to those that are left. Entries: program, pid, start identity."""
+    for signum, wait_s in ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, KILL_WAIT_S)):
+        doomed = [(program, pid, started) for program, pid, started in doomed if launch.start_time(pid) == started]
+        for _, pid, _ in doomed:
+            os.kill(pid, signum)
+        until = time.monotonic() + wait_s
+        while doomed and time.monotonic() < until:
+            time.sleep(0.02)
+            doomed = [item for item in doomed if launch.start_time(item[1]) == item[2]]

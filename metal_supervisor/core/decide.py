@@ -1,0 +1,142 @@
+"""What becomes of one InferenceService: its next record, from what is asked and what can be done.
+
+A record is never taken back lightly: an engine that serves keeps its last valid spec while a bad edit, a
+missing file or a missing binary is reported beside it. Only what says plainly that it should not run
+(suspended, scaled to zero, its Model gone, not for a Mac) takes a running engine down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from metal_supervisor.core.programs import program_name
+from metal_supervisor.core.types import Engine, Key, ModelFile, Program, Record, Rejected, Service, Standing, Verdict
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What this Mac can do for a service right now."""
+
+    file: ModelFile
+    port: int | None
+    engine: Engine | None = None
+    program: Program | None = None
+    problem: tuple[str, str] | None = None
+    """(reason, message) of what is in the way on this Mac, e.g. a missing binary."""
+
+
+def verdict(before: Verdict | None, standing: Standing, reason: str, message: str, now: float) -> Verdict:
+    """A verdict that remembers since when it holds."""
+    same = before is not None and (before.standing, before.reason) == (standing, reason)
+    return Verdict(standing, reason, message, before.since if before is not None and same else now)
+
+
+def _runs(record: Record | None) -> bool:
+    return record is not None and record.spec_file is not None and record.verdict.standing is Standing.RUN
+
+
+def refuse(rejected: Rejected, record: Record | None, now: float) -> Record:
+    """The record of an InferenceService that cannot run as it is written."""
+    if record is not None and _runs(record) and rejected.keeps_running:
+        return _warned(record, rejected.uid, rejected.generation, rejected.reason, rejected.message)
+    return Record(
+        namespace=rejected.namespace,
+        name=rejected.name,
+        uid=rejected.uid,
+        generation=rejected.generation,
+        program=program_name(rejected.key),
+        model=rejected.model_name,
+        runtime=record.runtime if record else "",
+        replicas=rejected.replicas,
+        mode=record.mode if record else "chat",
+        priority=record.priority if record else "normal",
+        verdict=verdict(
+            record.verdict if record else None, Standing.FAILED, rejected.reason, rejected.message, now
+        ),
+        endpoint=rejected.endpoint,
+        port=record.port if record else None,
+    )
+
+
+def _warned(record: Record, uid: str, generation: int, reason: str, message: str) -> Record:
+    text = f"{message}; the engine keeps running as it last could"
+    return replace(record, uid=uid, generation=generation, warning=(reason, text))
+
+
+def _waiting(service: Service, outlook: Outlook) -> tuple[Standing, str, str] | None:
+    """(standing, reason, message) of what keeps a service from starting; None if nothing does."""
+    if outlook.problem:
+        return Standing.FAILED, *outlook.problem
+    file = outlook.file
+    if file.phase == "Failed":
+        return Standing.FAILED, file.reason, f'Model "{service.model.name}": spec.source: {file.message}'
+    if file.phase != "Ready":
+        return Standing.WAIT, file.phase, file.message or "the model file is being looked at"
+    return None
+
+
+def accept(service: Service, record: Record | None, outlook: Outlook, now: float) -> Record:
+    """The record of a valid InferenceService."""
+    before = record.verdict if record else None
+    fresh = Record(
+        namespace=service.namespace,
+        name=service.name,
+        uid=service.uid,
+        generation=service.generation,
+        program=program_name(service.key),
+        model=service.model.name,
+        runtime=service.runtime,
+        replicas=service.replicas,
+        mode=service.mode,
+        priority=service.priority,
+        verdict=verdict(before, Standing.RUN, "Admitted", "", now),
+        endpoint=service.endpoint,
+        port=outlook.port,
+        withdraw=record.withdraw if record else "",
+        retry_at=record.retry_at if record else None,
+        stop_sent=bool(record and record.stop_sent),
+    )
+    if service.suspended:
+        return replace(fresh, verdict=verdict(before, Standing.SUSPENDED, "Suspended", "spec.suspend=true", now))
+    if service.replicas == 0:
+        return replace(fresh, verdict=verdict(before, Standing.STOPPED, "ManuallyScaledToZero", "spec.replicas=0", now))
+    if hindrance := _waiting(service, outlook):
+        standing, reason, message = hindrance
+        if record is not None and _runs(record):
+            kept = replace(record, warning=None)
+            return _warned(kept, service.uid, service.generation, reason, message)
+        return replace(fresh, verdict=verdict(before, standing, reason, message, now))
+    assert outlook.program is not None and outlook.engine is not None
+    same_spec = record is not None and record.spec_file == outlook.program.spec_file
+    return replace(
+        fresh,
+        spec_file=outlook.program.spec_file,
+        probe=outlook.engine.probe,
+        files=(outlook.file.path,),
+        stopped_by_hand=bool(record and record.stopped_by_hand and same_spec),
+    )
+
+
+def dismiss(record: Record, now: float) -> Record:
+    """The record of an InferenceService that is gone; it goes too, once its process has."""
+    return replace(
+        record,
+        verdict=verdict(record.verdict, Standing.REMOVING, "Deleted", "the InferenceService is gone", now),
+        spec_file=None,
+        warning=None,
+    )
+
+
+def choose_port(wanted: int | None, kept: int | None, allowed: range, taken: Mapping[int, Key]) -> int | None:
+    """The port of a service: the one the user insists on, else the one it has, else the first free one."""
+    if wanted is not None:
+        return wanted
+    if kept is not None and kept not in taken:
+        return kept
+    return next((port for port in allowed if port not in taken), None)
+
+
+def taken_ports(records: Collection[Record], but: Key) -> dict[int, Key]:
+    """Port -> the service that holds it, without the given one."""
+    return {record.port: record.key for record in records if record.port is not None and record.key != but}

@@ -1,0 +1,173 @@
+"""What to do with supervisord's programs, decided from a snapshot alone.
+
+supervisord owns the processes; this module only says how its table should move towards what is wanted:
+add, replace, remove, start, stop, or wait. It never trusts what supervisord calls `changed` or `removed`
+without asking what the process really runs, because a cosmetic difference must not restart a model, and
+a file that could not be read must not stop one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from metal_supervisor.core.types import LIVE, Diff, ProgramState, RunNote, State
+
+WITHDRAW_WAIT_S = 2.0
+RESEND_AFTER_S = 1.0
+NOTE_GRACE_S = 2.0
+EXITED_GRACE_S = 2.0
+FIRST_RETRY_S, LONGEST_RETRY_S = 10.0, 300.0
+
+
+class Do(str, Enum):
+    """The moves there are; each is one XML-RPC call, but WITHDRAW and WAIT, which are none."""
+
+    ADD = "add"
+    REPLACE = "replace"
+    REMOVE = "remove"
+    START = "start"
+    STOP = "stop"
+    TERM = "term"
+    """Signal TERM again: one within milliseconds of a start is lost."""
+    WITHDRAW = "withdraw"
+    """Ask the sidecar to take the endpoint out before the process is stopped."""
+    WAIT = "wait"
+    ALARM = "alarm"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One move for one program."""
+
+    do: Do
+    program: str
+    why: str
+    again_in_s: float = 0.0
+    """For WAIT: when it is worth looking again."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A program that should exist, and how it should run."""
+
+    spec_file: str
+    stopped_by_hand: bool
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """What is known about a program on its way out."""
+
+    asked_at: float = 0.0
+    """Unix time at which the withdrawal was asked for, 0 if it was not."""
+    withdrawn: bool = False
+    """The sidecar has taken the endpoint out."""
+    term_lost_at: float = 0.0
+    """Unix time of a stop so soon after the start that its TERM may have been lost, 0 if there is no doubt."""
+
+
+NOT_STOPPING = Stopping()
+
+
+def retry_at(note: RunNote | None, state: ProgramState) -> float:
+    """Unix time at which a FATAL program is to be started again: 10 s doubling to 5 min."""
+    if note and note.not_before:
+        return note.not_before
+    crashes = len(note.starts) if note else 1
+    pause_s: float = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(max(crashes - 1, 0), 16))
+    return max(state.stop, state.start) + pause_s
+
+
+def runs_wanted_spec(wanted: Wanted, note: RunNote | None, state: ProgramState) -> bool:
+    """Whether the process (or the one that last ran) was started from the wanted spec."""
+    if note is None or note.spec_file != wanted.spec_file:
+        return False
+    return state.state not in LIVE or note.launcher_pid == state.pid
+
+
+def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step) -> Step:
+    """The next move of a process that has to go: withdraw, stop, wait, then `then`."""
+    if state.state in (State.STARTING, State.RUNNING):
+        if not stopping.asked_at:
+            return Step(Do.WITHDRAW, name, then.why)
+        waited = state.now - stopping.asked_at
+        if not stopping.withdrawn and 0 <= waited < WITHDRAW_WAIT_S:
+            return Step(Do.WAIT, name, "endpoint is being withdrawn", WITHDRAW_WAIT_S - waited)
+        return Step(Do.STOP, name, then.why)
+    if state.state is State.BACKOFF:
+        return Step(Do.STOP, name, then.why)
+    if state.state is State.STOPPING:
+        if stopping.term_lost_at and state.now - stopping.term_lost_at > RESEND_AFTER_S:
+            return Step(Do.TERM, name, "the first TERM may have come too early")
+        return Step(Do.WAIT, name, "process is ending", 0.25)
+    if state.state is State.UNKNOWN and state.pid:
+        return Step(Do.ALARM, name, "supervisord lost track of the process; nothing is done to it")
+    return then
+
+
+def _keep(name: str, wanted: Wanted, state: ProgramState, note: RunNote | None, wall: float) -> Step | None:
+    """The next move of a program whose section is the wanted one; None if it is as it should be."""
+    if state.state is State.STOPPED and not wanted.stopped_by_hand:
+        return Step(Do.START, name, "wanted again" if state.start else "never started")
+    if state.state is State.EXITED and state.now - state.stop > EXITED_GRACE_S:
+        return Step(Do.START, name, "exited and was not restarted")
+    if state.state is State.FATAL:
+        due = retry_at(note, state)
+        if wall >= due:
+            return Step(Do.START, name, "its pause after a crash is over")
+        return Step(Do.WAIT, name, "held after crashes", due - wall)
+    return None
+
+
+def steps(
+    wanted: Mapping[str, Wanted],
+    ours: frozenset[str],
+    table: Mapping[str, ProgramState],
+    diff: Diff,
+    notes: Mapping[str, RunNote],
+    stopping: Mapping[str, Stopping],
+    now: float,
+) -> list[Step]:
+    """The moves of one pass, in the order of program names.
+
+    `ours`: names that are or were ours; nothing else in the table is ever touched. `now` is Unix time.
+    """
+    result: list[Step | None] = []
+    for name in sorted({*wanted, *(ours & table.keys())}):
+        state, want, note = table.get(name), wanted.get(name), notes.get(name)
+        if want is None:
+            assert state is not None
+            remove = Step(Do.REMOVE, name, "no longer wanted")
+            result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), remove))
+        elif state is None:
+            result.append(Step(Do.ADD, name, "new") if name in diff.added else Step(Do.WAIT, name, "reload", 0.05))
+        elif name not in diff.changed or runs_wanted_spec(want, note, state):
+            result.append(_keep(name, want, state, note, now))
+        elif state.state in (State.STARTING, State.RUNNING) and _in_flight(note, state):
+            result.append(Step(Do.WAIT, name, "launcher has not said yet what it runs", 0.05))
+        else:
+            replace = Step(Do.REPLACE, name, "its spec changed")
+            result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), replace))
+    return [step for step in result if step is not None]
+
+
+def _in_flight(note: RunNote | None, state: ProgramState) -> bool:
+    """True for the moments between a spawn and the launcher's note."""
+    known = note is not None and note.launcher_pid == state.pid
+    return not known and state.now - state.start < NOTE_GRACE_S
+
+
+def stopped_by_hand(
+    was: bool, stop_sent: bool, spec_file: str | None, state: ProgramState | None, note: RunNote | None
+) -> bool:
+    """Whether somebody stopped the program with supervisorctl and has not started it since.
+
+    One that we stopped ourselves is STOPPED as well: `stop_sent`, or on its way to another spec.
+    """
+    if state is None or (note is not None and note.spec_file != spec_file):
+        return was
+    if state.state is State.STOPPED:
+        return was or (state.start > 0 and not stop_sent)
+    return was and state.state not in LIVE

@@ -1,0 +1,164 @@
+"""What the cluster is to show of one service: phase, conditions, readiness, events.
+
+The words are LLMKube's, because dashboards, routers and `kubectl wait` depend on them: the operator would
+write the same phase, reasons and messages. `MetalReady` is our own condition and says what really goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from metal_supervisor.core.types import Observed, Record, Standing
+
+WAITING = "Waiting for the host metal-agent to fetch the model and register Endpoints"
+LONGEST_NOTE = 1000
+HELD = ("FATAL", "BACKOFF")
+PORT_IN_USE = "PortInUse"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One status condition, without its times."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Happening:
+    """Something worth a Kubernetes Event."""
+
+    type: str
+    """`Normal` or `Warning`."""
+    reason: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything the cluster should show of one service."""
+
+    phase: str
+    ready: bool
+    ready_replicas: int
+    replicas: int
+    reason: str
+    """MetalReady's reason: the one word for what goes on."""
+    message: str
+    scheduling: tuple[str, str] | None
+    """(schedulingStatus, schedulingMessage); None clears both."""
+    conditions: tuple[Condition, ...]
+    wants_service: bool
+    wants_slice: bool
+    draining: bool
+
+
+def _creating(record: Record, observed: Observed | None) -> tuple[str, str, str]:
+    """(phase, reason, message) of a service that should run and is not ready."""
+    state = observed.state if observed else ""
+    if record.stopped_by_hand:
+        return "Stopped", "StoppedByHand", "stopped with supervisorctl; start it there, or change the spec"
+    if observed and state in HELD:
+        phase = "Failed" if state == "FATAL" else "Creating"
+        if record.warning and record.warning[0] == PORT_IN_USE:
+            return phase, *record.warning
+        return phase, "CrashLoopBackOff", observed.message or "the engine does not stay up"
+    if observed and observed.published:
+        return "Creating", "PublishFailed", observed.published
+    if record.withdraw:
+        return "Progressing", "Restarting", "the endpoint is withdrawn while the engine is replaced"
+    return "Creating", "Loading", observed.message if observed and observed.message else "the engine is loading"
+
+
+def _standing(record: Record, observed: Observed | None) -> tuple[str, str, str]:
+    """(phase, reason, message) of a service, as the operator would call it where it has a word."""
+    verdict = record.verdict
+    if verdict.standing is Standing.SUSPENDED:
+        return "Suspended", "Suspended", "spec.suspend=true; workload scaled to zero; spec.replicas preserved"
+    if verdict.standing is Standing.STOPPED:
+        return "Stopped", "ManuallyScaledToZero", "spec.replicas=0; workload scaled to zero"
+    if verdict.standing is Standing.FAILED:
+        return "Failed", verdict.reason, verdict.message
+    if verdict.standing is not Standing.RUN:
+        return "Pending", verdict.reason, verdict.message
+    if observed and observed.ready and not record.withdraw:
+        where = "Ready" if record.replicas <= 1 else "Progressing"
+        return where, "Serving", f"{record.runtime} serves {record.name} on port {record.port}"
+    return _creating(record, observed)
+
+
+def _conditions(record: Record, phase: str, ready: int, reason: str, message: str) -> tuple[Condition, ...]:
+    suspended = record.verdict.standing is Standing.SUSPENDED
+    serving = f"{ready}/{record.replicas} replicas ready"
+    found = [
+        Condition("Suspended", "True", "Suspended", "spec.suspend=true")
+        if suspended
+        else Condition("Suspended", "False", "NotSuspended", "spec.suspend is not set"),
+        Condition("MetalReady", "True" if ready else "False", reason, message),
+    ]
+    if phase == "Ready":
+        found.append(
+            Condition("Available", "True", "InferenceReady", "Inference service is ready and serving requests")
+        )
+    elif phase in ("Stopped", "Suspended"):
+        found.append(Condition("Available", "False", reason, message))
+    elif phase == "Failed":
+        found.append(Condition("Available", "False", "NoReadyReplicas", f"{serving}; {message}"))
+        found.append(Condition("Degraded", "True", "Failed", message))
+    else:
+        why = f"{serving}; service is not serving (phase {phase})"
+        if ready:
+            found.append(Condition("Available", "True", "InferenceReady", serving))
+        else:
+            found.append(Condition("Available", "False", "NoReadyReplicas", why))
+        short = "Pending" if phase == "Pending" else "Creating"
+        text = message if phase == "Pending" else f"Creating inference service ({serving})"
+        found.append(Condition("Progressing", "True", short, text))
+    if record.warning and phase != "Failed":
+        found.append(Condition("Degraded", "True", *record.warning))
+    return tuple(sorted(found, key=lambda condition: condition.type))
+
+
+def report(record: Record, observed: Observed | None) -> Report:
+    """The report on one service."""
+    phase, reason, message = _standing(record, observed)
+    standing = record.verdict.standing
+    ready = standing is Standing.RUN and bool(observed and observed.ready) and not record.withdraw
+    scheduling = None
+    if phase == "Pending" or (phase == "Failed" and reason != "Loading"):
+        scheduling = reason, message
+    elif phase in ("Creating", "Progressing") and not ready:
+        scheduling = ("WaitingForMetalAgent", WAITING) if reason == "Loading" else (reason, message)
+    stopped = standing in (Standing.STOPPED, Standing.SUSPENDED)
+    claimed = record.endpoint is not None and record.port is not None
+    leaving = bool(observed and observed.pid and record.withdraw)
+    return Report(
+        phase=phase,
+        ready=ready,
+        ready_replicas=int(ready),
+        replicas=0 if stopped else record.replicas,
+        reason=reason,
+        message=message,
+        scheduling=scheduling,
+        conditions=_conditions(record, phase, int(ready), reason, message),
+        wants_service=claimed and standing is not Standing.REMOVING,
+        wants_slice=claimed and (standing is Standing.RUN or leaving) and standing is not Standing.REMOVING,
+        draining=leaving,
+    )
+
+
+def happening(before: Report | None, after: Report, exit_text: str) -> Happening | None:
+    """The Event a change is worth, if any. `exit_text` says how the process ended, "" if it did not."""
+    if before is not None and (before.phase, before.reason) == (after.phase, after.reason):
+        return None
+    if after.phase == "Ready":
+        return Happening("Normal", "Serving", after.message)
+    if before is not None and before.ready and exit_text:
+        return Happening("Warning", "Crashed", exit_text[:LONGEST_NOTE])
+    if after.phase == "Failed" or after.reason in ("CrashLoopBackOff", "PortInUse", "PublishFailed"):
+        return Happening("Warning", after.reason, after.message[:LONGEST_NOTE])
+    if after.phase in ("Stopped", "Suspended"):
+        return Happening("Normal", after.reason, after.message)
+    return None

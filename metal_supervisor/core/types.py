@@ -1,0 +1,297 @@
+"""The values that flow round the circle, and nothing else.
+
+Every stage takes some of these and returns others, so a reader can follow a pass by types alone:
+custom resources -> Service | Rejected -> Record + Program -> Step -> Observed -> Report.
+All are frozen; a change is a new value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias
+
+Json: TypeAlias = dict[str, Any]
+Key: TypeAlias = tuple[str, str]
+"""(namespace, name) of a custom resource."""
+
+
+class Standing(str, Enum):
+    """What the controller decided about one InferenceService."""
+
+    RUN = "run"
+    """Its program belongs in supervisord, and supervisord keeps it up."""
+    WAIT = "wait"
+    """It will run as soon as something arrives: the Model, its file, room."""
+    STOPPED = "stopped"
+    """`spec.replicas: 0`."""
+    SUSPENDED = "suspended"
+    """`spec.suspend: true`."""
+    FAILED = "failed"
+    """It cannot run until somebody changes the custom resources."""
+    REMOVING = "removing"
+    """The InferenceService is gone; its process is being stopped."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a Model says, as far as this Mac cares."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    source: str
+    """`spec.source` as written: an absolute path, `file://…` or `http(s)://…`."""
+    format: str
+    """`spec.format`, `gguf` when unset."""
+    accelerator: str
+    """`spec.hardware.accelerator`, `cpu` when unset."""
+    gpu_layers: int | None
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """How the cluster reaches a service (`spec.endpoint`)."""
+
+    service: str
+    """Name of the Kubernetes Service: the CR's name with `.` replaced by `-`."""
+    port: int
+    path: str
+    type: str
+    node_port: int | None
+
+
+@dataclass(frozen=True)
+class Service:
+    """One InferenceService that this Mac is to run, interpreted and validated."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    model: Model
+    runtime: str
+    """Key into the runtimes table, e.g. `llama-server`."""
+    replicas: int
+    suspended: bool
+    endpoint: Endpoint
+    mode: str
+    """`chat`, `embedding` or `rerank`."""
+    priority: str
+    container_port: int | None
+    """`spec.containerPort`: the engine's port, if the user insists on one."""
+    options: Mapping[str, Any]
+    """The engine options of the spec by their CRD names, validated; absent means unset."""
+    extra_args: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def key(self) -> Key:
+        return self.namespace, self.name
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """An InferenceService that cannot run as it is written, and why."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    model_name: str
+    reason: str
+    """CamelCase, fit for a condition's reason."""
+    message: str
+    """Names the field and says what to do."""
+    replicas: int = 1
+    keeps_running: bool = True
+    """An engine that already runs keeps its last valid spec: a bad edit must not cut anybody off."""
+    endpoint: Endpoint | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.namespace, self.name
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the controller decided, and since when."""
+
+    standing: Standing
+    reason: str
+    message: str
+    since: float
+    """Unix time of the last change of standing or reason."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How to ask an engine whether it serves: HTTP GETs on loopback, described as data."""
+
+    path: str = "/health"
+    """Answers 200 when the engine can serve, 503 while it loads."""
+    identity_path: str = "/v1/models"
+    """Lists the served models; one id must equal `identity`."""
+    identity: str = ""
+    """The model name that proves that our process answers, not a stranger on the port."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What a runtime makes of a Service: enough to exec it and to probe it."""
+
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    cwd: str
+    probe: Probe
+
+
+@dataclass(frozen=True)
+class Program:
+    """One supervisord program and the immutable spec it runs."""
+
+    name: str
+    spec_file: str
+    """File name under `specs/`, digest included."""
+    spec: str
+    """Content of the spec file (JSON)."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What must be remembered of one claimed InferenceService (`records/*.json`)."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    program: str
+    model: str
+    runtime: str
+    replicas: int
+    mode: str
+    priority: str
+    verdict: Verdict
+    endpoint: Endpoint | None
+    port: int | None = None
+    """The engine's port; chosen once, kept until the InferenceService is deleted."""
+    spec_file: str | None = None
+    """The spec that supervisord should run; None when nothing should."""
+    probe: Probe = field(default_factory=Probe)
+    files: tuple[str, ...] = ()
+    """Model files in use, absolute paths."""
+    withdraw: str = ""
+    """Non-empty: the controller wants the endpoint withdrawn, and waits for this very token."""
+    stop_sent: bool = False
+    """The controller itself stopped the process, and no other has run since."""
+    stopped_by_hand: bool = False
+    """Somebody typed `supervisorctl stop`; honoured until the spec changes."""
+    retry_at: float | None = None
+    """Unix time of the next start when the program is held in a crash loop."""
+    warning: tuple[str, str] | None = None
+    """(reason, message) of something wrong that does not stop the service, e.g. a rejected edit."""
+
+    @property
+    def key(self) -> Key:
+        return self.namespace, self.name
+
+
+class State(str, Enum):
+    """supervisord's process states, by their own names."""
+
+    STOPPED = "STOPPED"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    BACKOFF = "BACKOFF"
+    STOPPING = "STOPPING"
+    EXITED = "EXITED"
+    FATAL = "FATAL"
+    UNKNOWN = "UNKNOWN"
+
+
+LIVE = frozenset({State.STARTING, State.RUNNING, State.STOPPING})
+"""States in which supervisord has a process."""
+
+
+@dataclass(frozen=True)
+class ProgramState:
+    """One row of supervisord's process table."""
+
+    name: str
+    state: State
+    pid: int
+    """0 when there is no process."""
+    start: float
+    """Unix time of the last spawn, 0 if never."""
+    stop: float
+    now: float
+    """supervisord's clock at the time of the answer."""
+    description: str
+
+
+@dataclass(frozen=True)
+class Diff:
+    """What `reloadConfig` says of the files against the active groups."""
+
+    added: frozenset[str] = frozenset()
+    changed: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.changed or self.removed)
+
+
+@dataclass(frozen=True)
+class RunNote:
+    """The launcher's note of a program's latest start (`runs/*.json`)."""
+
+    pid: int
+    """The engine itself, which a stand-in only represents."""
+    launcher_pid: int
+    """What supervisord calls the program's pid; differs from `pid` for a stand-in."""
+    started: str
+    """Identity of the process start, comparable only for equality."""
+    spec_file: str
+    starts: tuple[float, ...]
+    """Unix times of the recent starts that count towards a crash loop."""
+    not_before: float
+    """Unix time before which the launcher refuses to start, 0 if it does not."""
+    refused: str
+    """Why the last attempt was not made, "" if it was; e.g. `PortInUse`."""
+    refused_message: str
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What the sidecar saw of one program (`observed/*.json`)."""
+
+    program: str
+    pid: int
+    ready: bool
+    since: float
+    """Unix time of the last change of `ready`."""
+    state: str
+    """supervisord's word for it."""
+    message: str = ""
+    withdrawn: str = ""
+    """The withdraw token that has been carried out."""
+    restarts: int = 0
+    last_exit: str = ""
+    """E.g. `exit status 1`, `terminated by SIGKILL`."""
+    published: str = ""
+    """Last failure to publish in the cluster, "" when in order."""
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """Where a Model's file stands on this Mac."""
+
+    phase: str
+    """`Ready`, `Downloading`, `Failed` or `Checking`."""
+    path: str = ""
+    size_bytes: int = 0
+    reason: str = ""
+    message: str = ""

@@ -1,0 +1,231 @@
+"""Turns an immutable spec file into a running engine, with the pid that supervisord knows.
+
+Nothing a user wrote may reach supervisord's ini, so a program section only names this launcher and a
+JSON spec; argv and environment come from there and go to `execve` byte for byte. On the way the
+launcher does what only the moment of starting can do: clean the environment, refuse a taken port,
+hold a crash loop, and stand in for an engine that outlived a killed supervisord, so that there are
+never two copies of a model.
+
+Run as `python -I -S launch.py SPEC`; standard library only, because every start waits for it.
+Exit codes: 75 not now (held, or port taken), 78 bad spec, 126/127 the engine cannot be executed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import select
+import signal
+import socket
+import sys
+import time
+
+FORMAT = 1
+EXIT_NOT_NOW, EXIT_BAD_SPEC, EXIT_CANNOT_EXEC, EXIT_NOT_FOUND = 75, 78, 126, 127
+FIRST_HOLD_S, LONGEST_HOLD_S, FORGET_AFTER_S = 10.0, 300.0, 600.0
+LOG_TAIL_BYTES = 65536
+# What an engine may inherit. Everything else of supervisord's environment stays behind: LLAMA_ARG_* would
+# reconfigure every server, and SUPERVISOR_SERVER_URL would let a server stop its siblings.
+INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ")
+
+
+class BadSpec(Exception):
+    """The spec file cannot be used; the message says why."""
+
+
+def start_time(pid: int) -> str:
+    """Identity of a process start: equal strings mean the same process. "" if there is no such process."""
+    if sys.platform == "darwin":
+        return _start_time_darwin(pid)
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in (b"Z", b"X") else f"ticks {fields[19].decode()}"
+
+
+def _start_time_darwin(pid: int) -> str:
+    """Seconds and microseconds from libproc's `proc_bsdinfo` (136 bytes; the last two u64 are the start time)."""
+    import ctypes  # 8 ms, and only here
+
+    libproc = ctypes.CDLL("/usr/lib/libproc.dylib")
+    info = ctypes.create_string_buffer(136)
+    if libproc.proc_pidinfo(pid, 3, ctypes.c_uint64(0), info, 136) != 136:
+        return ""
+    return "tv " + " ".join(str(int.from_bytes(info.raw[at : at + 8], "little")) for at in (120, 128))
+
+
+def read_spec(path: str) -> dict[str, object]:
+    """The spec, checked. Raises BadSpec."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            spec = json.load(file)
+    except (OSError, ValueError) as error:
+        raise BadSpec(f"cannot read {path}: {error}") from None
+    if not isinstance(spec, dict) or spec.get("format") != FORMAT:
+        raise BadSpec(f"{path} is not of format {FORMAT}; a newer version may have written it")
+    argv, env = spec.get("argv"), spec.get("env")
+    if not (isinstance(argv, list) and argv and all(isinstance(item, str) and "\0" not in item for item in argv)):
+        raise BadSpec(f"{path}: argv must be a list of strings without NUL")
+    if not (isinstance(env, dict) and all(isinstance(key, str) and isinstance(env[key], str) for key in env)):
+        raise BadSpec(f"{path}: env must map strings to strings")
+    return spec
+
+
+def read_note(path: str) -> dict[str, object]:
+    """The note of earlier starts; an unreadable one counts as none, because it only remembers."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            note = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) and note.get("format") == FORMAT else {}
+
+
+def write_note(path: str, note: dict[str, object]) -> None:
+    """Replaces the note in one step."""
+    temporary = f"{path}.{os.getpid()}.tmp"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(note, file)
+    os.replace(temporary, path)
+
+
+def environment(spec_env: dict[str, str], inherited: dict[str, str]) -> dict[str, str]:
+    """A clean environment: the few inherited names (and locale), then what the spec says."""
+    kept = {name: value for name, value in inherited.items() if name in INHERITED or name.startswith("LC_")}
+    return {**kept, **spec_env}
+
+
+def holder_of(port: int, host: str) -> str | None:
+    """None if the port can be bound, else what the system says."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return None
+
+
+def last_words(log: str, program: str) -> str:
+    """supervisord's last word on how the program ended: `stopped`, `exited`, `terminated` or ""."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES))
+            tail = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    found = re.findall(rf"(?m) (stopped|exited): {re.escape(program)} \(", tail)
+    return found[-1] if found else ""
+
+
+def hold(note: dict[str, object], spec_file: str, ended: str, now: float) -> tuple[list[float], float]:
+    """(starts that count towards a crash loop, time before which not to start; 0 for at once).
+
+    The first restart is at once; from the second crash on the pause doubles from 10 s to 5 min, counted from
+    the end of the crashed run. A new spec, an orderly stop, or ten minutes without a start forget all of it.
+    """
+    starts = [float(at) for at in note.get("starts", []) if isinstance(at, (int, float))]  # type: ignore[attr-defined]
+    not_before = float(note.get("not_before") or 0.0)  # type: ignore[arg-type]
+    forgotten = not starts or now - max(starts[-1], not_before) > FORGET_AFTER_S
+    if forgotten or note.get("spec") != spec_file or ended == "stopped":
+        return [], 0.0
+    if len(starts) < 2:
+        return starts, 0.0
+    if note.get("held_after") == len(starts):
+        return starts, not_before
+    return starts, now + min(LONGEST_HOLD_S, FIRST_HOLD_S * 2 ** min(len(starts) - 2, 16))
+
+
+def survivor(note: dict[str, object], spec_file: str) -> int:
+    """Pid of the engine of the same spec that outlived its supervisord, or 0."""
+    pid, started = note.get("pid"), note.get("started")
+    same = note.get("spec") == spec_file and isinstance(pid, int) and pid not in (0, os.getpid())
+    return pid if same and started and start_time(pid) == started else 0  # type: ignore[arg-type, return-value]
+
+
+def stand_in(pid: int, started: str) -> int:
+    """Represents an engine that is not our child: passes TERM and INT on, ends when it ends."""
+
+    def forward(signum: int, _frame: object) -> None:
+        if start_time(pid) == started:
+            os.kill(pid, signum)
+
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, forward)
+    wait_for_exit(pid, started)
+    return 0
+
+
+def wait_for_exit(pid: int, started: str) -> None:
+    """Blocks until the process is gone, without being its parent."""
+    try:
+        if sys.platform == "darwin":
+            event = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
+            select.kqueue().control([event], 1)
+            return
+        if hasattr(os, "pidfd_open"):
+            poller = select.poll()
+            poller.register(os.pidfd_open(pid), select.POLLIN)
+            poller.poll()
+            return
+    except OSError as error:
+        if error.errno == errno.ESRCH:
+            return
+    while start_time(pid) == started:  # no way to be told
+        time.sleep(0.5)
+
+
+def say(text: str) -> None:
+    """One line into the program's own log."""
+    sys.stderr.write(f"metal-supervisor: {text}\n")
+    sys.stderr.flush()
+
+
+def main(path: str) -> int:
+    """Execs the engine of the spec at `path`; returns only when it does not."""
+    try:
+        spec = read_spec(path)
+    except BadSpec as error:
+        say(str(error))
+        return EXIT_BAD_SPEC
+    argv: list[str] = spec["argv"]  # type: ignore[assignment]
+    spec_file, run = os.path.basename(path), str(spec["run"])
+    note, now = read_note(run), time.time()
+    kept = {"format": FORMAT, "spec": spec_file, "launcher_pid": os.getpid()}
+    if pid := survivor(note, spec_file):
+        say(f"engine pid {pid} outlived supervisord; standing in for it")
+        write_note(run, {**note, **kept, "refused": "", "refused_message": ""})
+        return stand_in(pid, str(note["started"]))
+    starts, not_before = hold(note, spec_file, last_words(str(spec["supervisor_log"]), str(spec["program"])), now)
+    idle = {**kept, "pid": 0, "started": "", "starts": starts, "held_after": 0, "not_before": 0.0}
+    if now < not_before:
+        text = f"crashed {len(starts)} times; next start in {not_before - now:.0f} s"
+        held = {"not_before": not_before, "held_after": len(starts)}
+        write_note(run, {**idle, **held, "refused": "CrashLoopBackOff", "refused_message": text})
+        say(text)
+        return EXIT_NOT_NOW
+    port, host = int(spec["port"]), str(spec["host"])  # type: ignore[call-overload]
+    if reason := holder_of(port, host):
+        text = f"port {port} on {host} cannot be bound: {reason}"
+        write_note(run, {**idle, "refused": "PortInUse", "refused_message": text})
+        say(text)
+        return EXIT_NOT_NOW
+    me = {"pid": os.getpid(), "started": start_time(os.getpid()), "starts": [*starts, now][-20:]}
+    write_note(run, {**idle, **me, "refused": "", "refused_message": ""})
+    try:
+        os.chdir(str(spec["cwd"]))
+        # SIGPIPE stays ignored, as inherited: an engine whose supervisord is killed must survive its next log line.
+        os.execve(argv[0], argv, environment(spec["env"], dict(os.environ)))  # type: ignore[arg-type]
+    except (OSError, ValueError) as error:
+        say(f"cannot start {argv[0]!r}: {error}")
+        return EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else EXIT_CANNOT_EXEC
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,32 @@
+"""The engines this Mac can run: one file each, one row each in the table below.
+
+A runtime is pure: it turns a Service into argv and environment, and describes its probes as data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from metal_supervisor.core.types import Engine, Service
+from metal_supervisor.runtimes import llama_server
+from metal_supervisor.runtimes.place import Binary, Place
+
+__all__ = ["RUNTIMES", "Binary", "Place", "Runtime"]
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """One row of the table."""
+
+    formats: frozenset[str]
+    refuse: Callable[[Service], tuple[str, str] | None]
+    """(reason, message) if the runtime cannot honour what the service asks for."""
+    engine: Callable[[Service, Binary, Place], Engine]
+
+
+RUNTIMES: Mapping[str, Runtime] = {
+    "llama-server": Runtime(
+        formats=frozenset({"gguf"}), refuse=llama_server.refuse, engine=llama_server.engine
+    ),
+}

@@ -1,0 +1,26 @@
+"""What a runtime is told about this machine when it composes a command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Binary:
+    """An engine's executable on this machine, as its own `--help` describes it."""
+
+    path: str
+    flags: frozenset[str]
+    """Every `--flag` the binary names; builds differ in what they know."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an engine is to run, as far as its command line needs to know."""
+
+    model_path: str
+    host: str
+    port: int
+    threads: int | None
+    """Performance cores, None when unknown."""
+    cwd: str
