@@ -1,0 +1,62 @@
+"""Asks an engine, over loopback HTTP, what a runtime described as data: does it serve, and is it ours?
+
+Every question has a short timeout and asks for no tokens, so a probe can neither hang nor disturb.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from dataclasses import dataclass
+
+from metal_supervisor.core.types import Probe
+
+TIMEOUT_S = 2.0
+MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a probe found."""
+
+    ready: bool
+    message: str
+    """Why not, "" when ready."""
+
+
+def _get(host: str, port: int, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", path, headers={"Connection": "close"})
+        answer = connection.getresponse()
+        return answer.status, answer.read(MOST_BYTES)
+    finally:
+        connection.close()
+
+
+def probe(port: int, asked: Probe, identify: bool, host: str = "127.0.0.1") -> Answer:
+    """Whether the engine on the port serves; with `identify`, whether it is the one we mean."""
+    try:
+        status, _ = _get(host, port, asked.path)
+        if status == 503:
+            return Answer(False, "the engine is loading its model")
+        if status != 200:
+            return Answer(False, f"{asked.path} answered {status}")
+        return _identity(host, port, asked) if identify and asked.identity else Answer(True, "")
+    except ConnectionRefusedError:
+        return Answer(False, "the engine does not listen yet")
+    except (OSError, http.client.HTTPException) as error:
+        return Answer(False, f"{asked.path}: {type(error).__name__}")
+
+
+def _identity(host: str, port: int, asked: Probe) -> Answer:
+    status, body = _get(host, port, asked.identity_path)
+    try:
+        listed = json.loads(body)["data"]
+        names = {name for item in listed for name in (item.get("id"), *(item.get("aliases") or ()))}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Answer(False, f"{asked.identity_path} answered {status} without a list of models")
+    if asked.identity in names:
+        return Answer(True, "")
+    shown = ", ".join(sorted(str(name) for name in names))[:200]
+    return Answer(False, f"port {port} is answered by another server: it serves {shown}, not {asked.identity}")

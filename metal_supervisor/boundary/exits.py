@@ -1,0 +1,110 @@
+"""Tells within a millisecond that a process has ended, without being its parent.
+
+supervisord alone notices a death after one to two seconds; whoever watches the pid can poke it awake, and
+take the endpoint out of service meanwhile. pidfd on Linux, kqueue on macOS; nothing is polled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable, Iterable
+
+
+class ExitWatch:
+    """Calls `on_exit(pid)` from its own thread, once for each watched process that ends."""
+
+    def __init__(self, on_exit: Callable[[int], None]) -> None:
+        self._on_exit = on_exit
+        self._lock = threading.Lock()
+        self._watched: dict[int, int] = {}
+        self._waiter = _Waiter()
+        threading.Thread(target=self._run, name="exits", daemon=True).start()
+
+    def watch_only(self, pids: Iterable[int]) -> None:
+        """Watches exactly these processes from now on; one that is gone already counts as ended."""
+        wanted = {pid for pid in pids if pid > 0}
+        gone = []
+        with self._lock:
+            for pid in self._watched.keys() - wanted:
+                self._waiter.drop(pid, self._watched.pop(pid))
+            for pid in wanted - self._watched.keys():
+                handle = self._waiter.add(pid)
+                if handle is None:
+                    gone.append(pid)
+                else:
+                    self._watched[pid] = handle
+        for pid in gone:
+            self._on_exit(pid)
+
+    def _run(self) -> None:
+        while True:
+            ended = self._waiter.wait()
+            with self._lock:
+                ended = [pid for pid in ended if pid in self._watched]
+                for pid in ended:
+                    self._waiter.drop(pid, self._watched.pop(pid))
+            for pid in ended:
+                self._on_exit(pid)
+
+
+if sys.platform == "darwin":
+
+    class _Waiter:
+        """kqueue: an event per process, delivered once."""
+
+        def __init__(self) -> None:
+            self._queue = select.kqueue()
+
+        def add(self, pid: int) -> int | None:
+            event = select.kevent(
+                pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD | select.KQ_EV_ONESHOT, select.KQ_NOTE_EXIT
+            )
+            try:
+                self._queue.control([event], 0)
+            except OSError as error:
+                if error.errno == errno.ESRCH:
+                    return None
+                raise
+            return pid
+
+        def drop(self, pid: int, _handle: int) -> None:
+            event = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_DELETE)
+            with contextlib.suppress(OSError):
+                self._queue.control([event], 0)
+
+        def wait(self) -> list[int]:
+            return [event.ident for event in self._queue.control(None, 16)]
+
+else:
+
+    class _Waiter:
+        """epoll over pidfds: readable when the process has ended."""
+
+        def __init__(self) -> None:
+            self._epoll = select.epoll()
+            self._pids: dict[int, int] = {}
+
+        def add(self, pid: int) -> int | None:
+            try:
+                handle = os.pidfd_open(pid)
+            except OSError as error:
+                if error.errno == errno.ESRCH:
+                    return None
+                raise
+            self._pids[handle] = pid
+            self._epoll.register(handle, select.EPOLLIN)
+            return handle
+
+        def drop(self, _pid: int, handle: int) -> None:
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(handle)
+            self._pids.pop(handle, None)
+            os.close(handle)
+
+        def wait(self) -> list[int]:
+            return [self._pids[handle] for handle, _ in self._epoll.poll() if handle in self._pids]

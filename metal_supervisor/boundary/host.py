@@ -1,0 +1,160 @@
+"""This machine: its name, its addresses, its processes, its engines' binaries."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import ipaddress
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import psutil
+
+HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")
+TIMEOUT_S = 5.0
+
+
+class NoBinary(Exception):
+    """An engine's executable is not here; the message says how to get it."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process uses right now."""
+
+    rss_bytes: int
+    cpu_s: float
+
+
+def _output(*command: str) -> str:
+    """Standard output of a small system command, "" if it fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def node_name(state: Path) -> str:
+    """`<hostname>-<8 hex>`, unique and stable; fits a label. Chosen once, kept in the state directory."""
+    kept = state / "node"
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if found := kept.read_text("utf-8").strip():
+            return found
+    host = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().partition(".")[0].lower()).strip("-")[:40] or "mac"
+    name = f"{host}-{hashlib.sha256(_machine_id().encode()).hexdigest()[:8]}"
+    kept.write_text(name + "\n", "utf-8")
+    return name
+
+
+def _machine_id() -> str:
+    if sys.platform == "darwin":
+        found = re.search(r'"IOPlatformUUID" = "([^"]+)"', _output("ioreg", "-rd1", "-c", "IOPlatformExpertDevice"))
+        if found:
+            return found[1]
+    with contextlib.suppress(OSError):
+        return Path("/etc/machine-id").read_text("utf-8")
+    return os.urandom(16).hex()
+
+
+def performance_cores() -> int | None:
+    """Number of performance cores of an Apple chip; None elsewhere, where engines know better."""
+    if sys.platform == "darwin":
+        text = _output("sysctl", "-n", "hw.perflevel0.physicalcpu").strip()
+        return int(text) if text.isdigit() else None
+    return None
+
+
+def address_problem(address: str, allow_loopback: bool) -> str | None:
+    """Why an address cannot be advertised in a cluster; None if it can."""
+    parsed = ipaddress.ip_address(address)
+    if parsed.is_loopback:
+        return None if allow_loopback else f"{address} is loopback: no pod can reach it; set --host-ip"
+    if parsed.is_link_local or parsed.is_unspecified or parsed.is_multicast:
+        return f"{address} is not routable; set --host-ip to an address that pods can reach"
+    return None
+
+
+def route_to(host: str, port: int) -> str | None:
+    """The local address from which this machine reaches `host`; sends nothing."""
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def find_binary(setting: str, name: str, install: str) -> Path:
+    """An engine's executable: the configured one, else PATH, else Homebrew's prefixes. Raises NoBinary."""
+    if setting:
+        path = Path(setting).expanduser().absolute()
+        if path.is_file() and os.access(path, os.X_OK):
+            return path
+        raise NoBinary(f"--{name} is {setting!r}, which is not an executable file")
+    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *HOMEBREW]))
+    if found:
+        return Path(found).absolute()
+    raise NoBinary(f"{name} was not found on PATH or in Homebrew's prefixes; {install}, or set --{name}")
+
+
+@lru_cache(maxsize=16)
+def _flags(path: Path, _mtime: float) -> frozenset[str]:
+    return frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", _output(str(path), "--help")))
+
+
+def flags_of(path: Path) -> frozenset[str]:
+    """The `--flags` a binary names in its help; asked once per build of it."""
+    try:
+        return _flags(path, path.stat().st_mtime)
+    except OSError:
+        return frozenset()
+
+
+def command_line(pid: int) -> list[str] | None:
+    """argv of a process, None if it is gone."""
+    try:
+        return psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return None
+
+
+def usage(pid: int) -> Usage | None:
+    """What a process uses, None if it is gone."""
+    try:
+        process = psutil.Process(pid)
+        times = process.cpu_times()
+        return Usage(process.memory_info().rss, times.user + times.system)
+    except psutil.Error:
+        return None
+
+
+def port_holder(port: int) -> str:
+    """Who listens on a port of this machine: `nginx (pid 123)`, or "another process" if that cannot be seen."""
+    with contextlib.suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections("tcp"):
+            if connection.laddr and connection.laddr.port == port and connection.status == psutil.CONN_LISTEN:
+                if not connection.pid:
+                    break
+                with contextlib.suppress(psutil.Error):
+                    return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    return "another process"
+
+
+def port_free(port: int, host: str) -> bool:
+    """Whether a server could listen there now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

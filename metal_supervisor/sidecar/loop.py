@@ -1,0 +1,261 @@
+"""The sidecar's loop: wake -> what is there -> what it means -> tell everybody.
+
+It reads supervisord, the records and its own probes, keeps an observation per service for the controller,
+hands the registrar what the cluster should show, and replaces the board that HTTP answers from. A death is
+seen through the pid, at once: the endpoint goes out while supervisord is still being poked awake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from metal_supervisor.boundary import host, state
+from metal_supervisor.boundary.exits import ExitWatch
+from metal_supervisor.boundary.kube import Kube
+from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable, last_exit
+from metal_supervisor.config import Settings
+from metal_supervisor.core.report import Report, happening, report
+from metal_supervisor.core.types import LIVE, Json, Key, ModelFile, Observed, ProgramState, Record, RunNote, Standing
+from metal_supervisor.sidecar.board import Board, Row
+from metal_supervisor.sidecar.probes import Prober, Target
+from metal_supervisor.sidecar.registrar import Registrar, Wanted, WantedModel
+
+TICK_S = 10.0
+RETRY_S = 1.0
+LOG_LINES = 20
+WITHDRAW_ALL_S = 2.0
+log = logging.getLogger("sidecar")
+
+
+class Sidecar:
+    """Everything the sidecar holds between passes; the files and the cluster hold the rest."""
+
+    def __init__(self, settings: Settings, directory: StateDir, kube: Kube, supervisord: Supervisord) -> None:
+        self.settings, self.state, self.kube, self.supervisord = settings, directory, kube, supervisord
+        self._wake_read, self._wake_write = os.pipe()
+        for descriptor in (self._wake_read, self._wake_write):
+            os.set_blocking(descriptor, False)
+        self.node = host.node_name(directory.path)
+        self.board = Board(node=self.node)
+        self.registrar = Registrar(kube, self.node, self.wake)
+        self.prober = Prober(self.wake)
+        self.exits = ExitWatch(self._exited)
+        self._dead: set[int] = set()
+        self._observed = directory.observations()
+        self._reports: dict[Key, Report] = {}
+        self._table: Mapping[str, ProgramState] = {}
+        self._supervisord_since = 0.0
+        self._leaving = threading.Event()
+
+    def wake(self) -> None:
+        """Asks for a pass soon. Called from any thread."""
+        with contextlib.suppress(BlockingIOError):  # enough wakes are waiting
+            os.write(self._wake_write, b".")
+
+    def _exited(self, pid: int) -> None:
+        self._dead.add(pid)
+        self.wake()
+        with contextlib.suppress(Unavailable, Refused):
+            self.supervisord.poke()
+        self.wake()
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        """Passes until told to stop, or until supervisord is gone; then takes the endpoints out."""
+        self.registrar.start()
+        parent = os.getppid()
+        with state.listen(self.state.path, "sidecar") as bell:
+            pause_s = 0.0
+            while not stopped() and os.getppid() == parent:
+                select.select([bell, self._wake_read], [], [], pause_s)
+                state.silence(bell)
+                state.silence(self._wake_read)
+                try:
+                    self.one_pass()
+                    pause_s = TICK_S
+                except OSError as error:
+                    log.error("pass failed; it is tried again", extra={"error": repr(error)[:300]})
+                    pause_s = RETRY_S
+        if stopped() and self._whole_system_stops():
+            self._leave()
+
+    def _whole_system_stops(self) -> bool:
+        """Whether supervisord is going down, and not the sidecar alone: that must not touch an endpoint."""
+        try:
+            self.supervisord.call("supervisor.getState")
+        except (Unavailable, Refused) as error:
+            return "shutting down" in str(error)
+        return False
+
+    def _leave(self) -> None:
+        """Takes the endpoints out, then tells all engines at once to end: supervisord stops one after another."""
+        self._leaving.set()
+        self.one_pass()
+        if not self.registrar.flush(WITHDRAW_ALL_S):
+            log.warning("endpoints could not be withdrawn in time")
+        for row in self.board.rows:
+            if row.observed.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(row.observed.pid, signal.SIGTERM)
+
+    # ── one pass ─────────────────────────────────────────────────────────────────────────────────
+
+    def one_pass(self) -> None:
+        """One pass: observe, keep, tell."""
+        error = self._read_table()
+        records, _ = self.state.records()
+        notes = self.state.run_notes()
+        told = self._controller()
+        pids = {name: self._engine_pid(self._table.get(name), notes.get(name)) for name in records}
+        self.prober.ask_only({name: self._target(record, pids[name]) for name, record in records.items() if pids[name]})
+        rows = [self._row(each, self._table.get(name), notes.get(name), pids[name]) for name, each in records.items()]
+        for program in self._observed.keys() - records.keys():
+            del self._observed[program]
+            self.state.forget_observed(program)
+        self._register(rows, told)
+        trouble, since = self.registrar.trouble
+        self.board = Board(
+            at=time.time(),
+            rows=tuple(rows),
+            supervisord_error=error,
+            supervisord_since=self._supervisord_since,
+            controller=told,
+            cluster_error=trouble,
+            cluster_since=since,
+            node=self.node,
+            programs={name: row.state.value for name, row in self._table.items() if name not in records},
+            requests=self.kube.requests,
+        )
+
+    def _read_table(self) -> str:
+        """Reads supervisord's table; returns why that failed, and keeps the last one then."""
+        try:
+            self._table = self.supervisord.table()
+        except (Unavailable, Refused) as error:
+            self._supervisord_since = self._supervisord_since or time.time()
+            return str(error)
+        self._supervisord_since = 0.0
+        self._dead &= {row.pid for row in self._table.values()} | {seen.pid for seen in self._observed.values()}
+        self.exits.watch_only(
+            {row.pid for row in self._table.values() if row.state in LIVE}
+            | {seen.pid for seen in self._observed.values() if seen.pid not in self._dead}
+        )
+        return ""
+
+    def _controller(self) -> Json:
+        try:
+            told = json.loads((self.state.path / "controller.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return self.board.controller
+        return told if isinstance(told, dict) else {}
+
+    def _engine_pid(self, row: ProgramState | None, note: RunNote | None) -> int:
+        """Pid of the engine of a program, 0 if there is none: the survivor's, where a launcher stands in."""
+        if row is None or row.state not in (*LIVE,) or row.pid in self._dead:
+            return 0
+        pid = note.pid if note and note.launcher_pid == row.pid else row.pid
+        return 0 if pid in self._dead else pid
+
+    def _target(self, record: Record, pid: int) -> Target:
+        bind = self.settings.bind_address
+        address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
+        return Target(pid, address, record.port or 0, record.probe)
+
+    def _row(self, record: Record, row: ProgramState | None, note: RunNote | None, pid: int) -> Row:
+        """Observes one service, keeps the observation, and reports on it."""
+        before = self._observed.get(record.program)
+        finding = self.prober.finding(record.program)
+        published = self.registrar.published(record.key)
+        ready = bool(pid) and finding.ready and not self._leaving.is_set()
+        word = row.state.value if row else ""
+        message = finding.message
+        if note and note.refused and not pid:
+            message = note.refused_message
+        elif word in ("FATAL", "BACKOFF"):
+            message = self._last_words(record.program)
+        now = time.time()
+        died = before is not None and before.pid not in (0, pid)
+        observed = Observed(
+            program=record.program,
+            pid=pid,
+            ready=ready,
+            since=before.since if before and before.ready == ready else now,
+            state=word,
+            message="" if ready else message,
+            withdrawn=published.withdrawn,
+            restarts=(before.restarts if before else 0) + (1 if died and not self._planned(record) else 0),
+            last_exit=self._exit(record, before, died),
+            published=published.problem,
+        )
+        self._observed[record.program] = observed
+        if self.state.write_observed(observed):
+            state.ring(self.state.path, "controller")
+        told = report(record, observed)
+        self._announce(record, told, observed, died)
+        address = self._address()[0]
+        used = host.usage(pid) if pid else None
+        where = f"{address}:{record.port}" if told.wants_slice and address else ""
+        return Row(record, observed, told, where, used.rss_bytes if used else 0)
+
+    def _planned(self, record: Record) -> bool:
+        """Whether the controller, or a human, made the process end."""
+        stopping = bool(record.withdraw) or record.verdict.standing is not Standing.RUN or record.stopped_by_hand
+        return stopping or self._leaving.is_set()
+
+    def _exit(self, record: Record, before: Observed | None, died: bool) -> str:
+        if before is None or died or not before.last_exit:
+            return last_exit(self.state.path / "log" / "supervisord.log", record.program)
+        return before.last_exit
+
+    def _last_words(self, program: str) -> str:
+        """Why an engine does not stay up: how it ended, and the last line it wrote."""
+        ended = last_exit(self.state.path / "log" / "supervisord.log", program)
+        lines = self.state.log_tail(program, LOG_LINES)
+        return "; ".join(part for part in (ended, lines[-1][:300] if lines else "") if part)
+
+    def _announce(self, record: Record, told: Report, observed: Observed, died: bool) -> None:
+        """Makes an Event of a change that deserves one, and a log line of any change."""
+        before = self._reports.get(record.key)
+        self._reports[record.key] = told
+        if before is None or (before.phase, before.reason) != (told.phase, told.reason):
+            detail = {"service": record.program, "phase": told.phase, "reason": told.reason, "why": told.message}
+            log.info("service", extra=detail)
+        ended = ""
+        if died and not self._planned(record):
+            lines = "\n".join(self.state.log_tail(record.program, LOG_LINES))
+            ended = f"the engine ended: {observed.last_exit or 'unknown'}\n{lines}"
+        what = happening(before, told, ended)
+        if what and not (before is None and what.type == "Normal"):
+            self.registrar.tell(record, what)
+
+    def _address(self) -> tuple[str, str]:
+        """(address to advertise, why it cannot be advertised)."""
+        address = self.settings.host_ip or ("127.0.0.1" if self.settings.embedded else self._route())
+        if not address:
+            return "", "no address of this Mac routes to the cluster; set --host-ip"
+        return address, host.address_problem(address, allow_loopback=self.settings.embedded) or ""
+
+    def _route(self) -> str:
+        server = self.kube.server_name.partition("://")[2]
+        name, _, port = server.rpartition(":") if server.rpartition(":")[2].isdigit() else (server, ":", "443")
+        return host.route_to(name.strip("[]"), int(port)) or ""
+
+    def _register(self, rows: list[Row], told: Json) -> None:
+        wanted = {row.record.key: Wanted(row.record, row.report, *self._address()) for row in rows}
+        models = {}
+        for name, item in (told.get("models") or {}).items():
+            namespace, _, short = name.partition("/")
+            if item["metal"]:
+                file = ModelFile(**item["file"])
+                models[namespace, short] = WantedModel(item["uid"], item["generation"], item["source"], file)
+        self._reports = {key: value for key, value in self._reports.items() if key in wanted}
+        self.registrar.want(wanted, models)
+

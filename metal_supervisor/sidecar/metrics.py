@@ -1,0 +1,82 @@
+"""Every metric: name, help and where its value comes from, in one place.
+
+The `llmkube_metal_agent_*` names are the incumbent's, because dashboards and alerts depend on them; ours
+stand beside them. Values are read from the board at the moment of a scrape, so a series disappears with
+its service and nothing has to be cleaned up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from metal_supervisor import __version__
+from metal_supervisor.sidecar.board import Board, cluster_trouble
+
+INCUMBENT, OURS = "llmkube_metal_agent", "metal_supervisor"
+PHASES = ("Pending", "Creating", "Progressing", "Ready", "Stopped", "Suspended", "Failed")
+LABELS = ("name", "namespace")
+
+
+class _BoardCollector(Collector):
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def collect(self) -> Iterator[Metric]:
+        yield from _incumbent(self._board)
+        yield from _ours(self._board)
+
+
+def _incumbent(board: Board) -> Iterator[Metric]:
+    live = [row for row in board.rows if row.observed.pid]
+    yield GaugeMetricFamily(
+        f"{INCUMBENT}_managed_processes", "Engine processes this Mac runs.", value=len(live)
+    )
+    healthy = GaugeMetricFamily(f"{INCUMBENT}_process_healthy", "1 if the engine serves, else 0.", labels=LABELS)
+    restarts = CounterMetricFamily(f"{INCUMBENT}_process_restarts", "Unplanned restarts of the engine.", labels=LABELS)
+    rss = GaugeMetricFamily(f"{INCUMBENT}_process_rss_bytes", "Resident memory of the engine.", labels=LABELS)
+    for row in board.rows:
+        names = (row.record.name, row.record.namespace)
+        restarts.add_metric(names, row.observed.restarts)
+        if row.observed.pid:
+            healthy.add_metric(names, int(row.report.ready))
+            rss.add_metric(names, row.rss_bytes)
+    yield from (healthy, restarts, rss)
+
+
+def _ours(board: Board) -> Iterator[Metric]:
+    info = GaugeMetricFamily(f"{OURS}_build_info", "1, with the version as a label.", labels=("version", "node"))
+    info.add_metric((__version__, board.node), 1)
+    yield info
+    phase = GaugeMetricFamily(f"{OURS}_service_phase", "1 for the phase the service is in.", labels=(*LABELS, "phase"))
+    for row in board.rows:
+        for name in PHASES:
+            phase.add_metric((row.record.name, row.record.namespace, name), int(row.report.phase == name))
+    yield phase
+    yield GaugeMetricFamily(
+        f"{OURS}_cluster_reachable", "1 if the Kubernetes API can be read and written.",
+        value=int(not cluster_trouble(board)),
+    )
+    yield GaugeMetricFamily(
+        f"{OURS}_supervisord_reachable", "1 if supervisord answers.", value=int(not board.supervisord_error)
+    )
+    seen = board.controller.get("at")
+    if isinstance(seen, (int, float)):
+        yield GaugeMetricFamily(
+            f"{OURS}_loop_last_success_timestamp_seconds", "Unix time of the controller's last pass.", value=seen
+        )
+    yield CounterMetricFamily(
+        f"{OURS}_api_requests", "Requests the sidecar sent to the Kubernetes API.", value=board.requests
+    )
+
+
+def exposition(board: Board, accept: str) -> tuple[bytes, str]:
+    """(body, content type) of a scrape, in the format the scraper asks for."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_BoardCollector(board))
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
