@@ -1,0 +1,261 @@
+"""Who owns which field: server-side apply, and the bookkeeping of every other write.
+
+Each object carries `metadata.managedFields`: one entry per (manager, operation, subresource) with the
+set of fields it owns. Apply is a declaration: it may not change what others own (409, unless forced),
+and what a manager no longer declares is removed. That makes an apply without force a
+compare-and-swap, on which the claims of several Macs rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from .codec import clone, listed, timestamp
+from .errors import ApiError, Json, bad_request
+from .fields import PRESENT, Path, decode_set, encode_set, leaves, merge, remove, show, undeclared
+
+_MISSING: Any = object()
+
+
+@dataclass(frozen=True)
+class Manager:
+    """Identity of an entry of managedFields."""
+
+    name: str
+    operation: str
+    """`Apply` or `Update`."""
+    subresource: str
+    """Empty for the main resource."""
+    api_version: str
+
+    @property
+    def identity(self) -> tuple[str, str, str, str]:
+        """What tells entries apart; an applier stays the same when it moves to another version."""
+        version = "" if self.operation == "Apply" else self.api_version
+        return (self.name, self.operation, self.subresource, version)
+
+    def __str__(self) -> str:
+        text = f'"{self.name}"'
+        if self.subresource:
+            text += f' with subresource "{self.subresource}"'
+        if self.operation == "Update":
+            text += f" using {self.api_version}"
+        return text
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One manager and what it owns."""
+
+    manager: Manager
+    paths: frozenset[Path]
+    time: str
+    """When the set last changed, RFC 3339."""
+
+
+Entries: TypeAlias = dict[tuple[str, str, str, str], Entry]
+
+
+def read_entries(obj: Mapping[str, Any] | None) -> Entries:
+    """The entries of an object's managedFields."""
+    entries: Entries = {}
+    for raw in listed(((obj or {}).get("metadata") or {}).get("managedFields")):
+        if not isinstance(raw, dict) or not raw.get("manager"):
+            continue
+        manager = Manager(
+            str(raw["manager"]),
+            str(raw.get("operation") or "Update"),
+            str(raw.get("subresource") or ""),
+            str(raw.get("apiVersion") or ""),
+        )
+        entries[manager.identity] = Entry(manager, decode_set(raw.get("fieldsV1")), str(raw.get("time") or ""))
+    return entries
+
+
+def write_entries(obj: Json, entries: Entries) -> None:
+    """Puts entries into an object's metadata; those that own nothing are dropped."""
+    ordered = sorted(
+        (entry for entry in entries.values() if entry.paths),
+        key=lambda entry: (entry.manager.operation, entry.time, entry.manager.name, entry.manager.subresource),
+    )
+    metadata = obj.setdefault("metadata", {})
+    metadata.pop("managedFields", None)
+    if ordered:
+        metadata["managedFields"] = [_encoded(entry) for entry in ordered]
+
+
+def _encoded(entry: Entry) -> Json:
+    encoded: Json = {
+        "apiVersion": entry.manager.api_version,
+        "fieldsType": "FieldsV1",
+        "fieldsV1": encode_set(entry.paths),
+        "manager": entry.manager.name,
+        "operation": entry.manager.operation,
+        "time": entry.time,
+    }
+    if entry.manager.subresource:
+        encoded["subresource"] = entry.manager.subresource
+    return encoded
+
+
+def in_scope(paths: dict[Path, Any], subresource: str, has_status: bool) -> dict[Path, Any]:
+    """Only the paths that a request to this (sub)resource can write."""
+    if subresource == "status":
+        return {path: value for path, value in paths.items() if path[0] == "f:status"}
+    if has_status:
+        return {path: value for path, value in paths.items() if path[0] != "f:status"}
+    return paths
+
+
+def apply(
+    schema: Json, live: Json, applied: Json, manager: Manager, *, force: bool, has_status: bool
+) -> tuple[Json, Entries]:
+    """`live` with a manager's declaration put over it, and the new ownership.
+
+    Raises ApiError 409 with one cause per contested field, and 400 or 500 as the real server does for a
+    declaration that carries managedFields or fields the schema does not know.
+    """
+    _check_declaration(schema, applied, manager)
+    entries = read_entries(live)
+    declared = in_scope(leaves(schema, applied), manager.subresource, has_status)
+    scoped = _scoped_object(applied, manager.subresource, has_status)
+    before = leaves(schema, live)
+    changed = _changed(before, declared)
+    contested = [
+        (entry, path)
+        for entry in entries.values()
+        if entry.manager.identity != manager.identity
+        for path in sorted(changed & entry.paths)
+    ]
+    if contested and not force:
+        raise _conflict(contested)
+    for entry, path in contested:
+        owner = entries[entry.manager.identity]
+        entries[entry.manager.identity] = replace(owner, paths=owner.paths - {path})
+
+    merged: Json = merge(schema, live, scoped)
+    previous = entries.get(manager.identity)
+    others = frozenset().union(*(e.paths for e in entries.values() if e.manager.identity != manager.identity))
+    if previous:
+        merged = _without(schema, merged, previous.paths - set(declared), others, frozenset(declared))
+    entries[manager.identity] = _renewed(previous, manager, frozenset(declared))
+    return merged, entries
+
+
+def _check_declaration(schema: Json, applied: Json, manager: Manager) -> None:
+    metadata = applied.get("metadata") or {}
+    if metadata.get("managedFields"):
+        raise bad_request("metadata.managedFields must be nil")
+    unknown = undeclared(schema, applied)
+    if unknown:
+        name = "/".join(part for part in (metadata.get("namespace"), metadata.get("name")) if part)
+        kind = f"{applied.get('apiVersion', manager.api_version)}, Kind={applied.get('kind', '')}"
+        message = f"failed to create typed patch object ({name}; {kind}): {show(unknown)}: field not declared in schema"
+        raise ApiError(500, "", message)
+
+
+def _scoped_object(applied: Json, subresource: str, has_status: bool) -> Json:
+    """The part of a declaration that may be merged."""
+    if subresource == "status":
+        return {"status": applied["status"]} if "status" in applied else {}
+    ignored = {"apiVersion", "kind", "metadata"} | ({"status"} if has_status else set())
+    scoped = {name: value for name, value in applied.items() if name not in ignored}
+    metadata = applied.get("metadata") or {}
+    ownable = ("labels", "annotations", "generateName", "finalizers", "ownerReferences")
+    scoped["metadata"] = {name: metadata[name] for name in ownable if name in metadata}
+    return scoped
+
+
+def _changed(before: dict[Path, Any], declared: dict[Path, Any]) -> set[Path]:
+    """The paths of the live object, or of the declaration, whose value an apply changes."""
+    changed: set[Path] = set()
+    for path, value in declared.items():
+        if _differs(before.get(path, _MISSING), value):
+            changed.add(path)
+        # A container where a plain value was, or the other way round, changes what was there.
+        changed |= {path[:n] for n in range(1, len(path)) if before.get(path[:n], PRESENT) is not PRESENT}
+        if value is not PRESENT and path not in before:
+            changed |= {other for other in before if other[: len(path)] == path}
+    return changed
+
+
+def _differs(before: Any, wanted: Any) -> bool:
+    if wanted is PRESENT:
+        return before is not _MISSING and before is not PRESENT
+    return bool(before is _MISSING or before is PRESENT or before != wanted or type(before) is not type(wanted))
+
+
+def _conflict(contested: list[tuple[Entry, Path]]) -> ApiError:
+    causes = [
+        {"reason": "FieldManagerConflict", "message": f"conflict with {entry.manager}", "field": show(path)}
+        for entry, path in contested
+    ]
+    if len(contested) == 1:
+        entry, path = contested[0]
+        text = f"1 conflict: conflict with {entry.manager}: {show(path)}"
+    else:
+        lines: list[str] = []
+        for manager in sorted({str(entry.manager) for entry, _ in contested}):
+            lines.append(f"conflicts with {manager}:")
+            lines += [f"- {show(path)}" for entry, path in contested if str(entry.manager) == manager]
+        text = f"{len(contested)} conflicts: " + "\n".join(lines)
+    return ApiError(409, "Conflict", f"Apply failed with {text}", details={"causes": causes})
+
+
+def _without(
+    schema: Json, merged: Json, dropped: frozenset[Path], others: frozenset[Path], declared: frozenset[Path]
+) -> Json:
+    """`merged` without the paths a manager gave up, unless somebody else stands on them."""
+    kept = others | declared
+    # Items before their fields: an item that lost its key first could not be found again.
+    for path in sorted(dropped, key=len):
+        owned_here = path in kept
+        owned_below = any(len(other) > len(path) and other[: len(path)] == path for other in kept)
+        if not owned_here and not owned_below:
+            merged = remove(schema, merged, path, kept)
+    return merged
+
+
+def _renewed(previous: Entry | None, manager: Manager, paths: frozenset[Path]) -> Entry:
+    """The manager's entry; its time stays when nothing about it changed."""
+    if previous and previous.paths == paths and previous.manager == manager:
+        return previous
+    return Entry(manager, paths, timestamp())
+
+
+def track_update(
+    schema: Json, before: Json | None, after: Json, entries: Entries, manager: Manager, has_status: bool
+) -> Entries:
+    """Ownership after a create, update or patch: who changes a field owns it, alone."""
+    old = leaves(schema, before) if before else {}
+    new = leaves(schema, after)
+    scope_subresource = "status" if manager.subresource == "status" else ""
+    touched = {path for path, value in new.items() if path not in old or _differs(old[path], value)}
+    touched = set(in_scope(dict.fromkeys(touched), scope_subresource, has_status))
+    gone = frozenset(path for path in old if path not in new)
+    result: Entries = {}
+    for identity, entry in entries.items():
+        lost = gone if identity == manager.identity else gone | touched
+        result[identity] = replace(entry, paths=entry.paths - lost) if entry.paths & lost else entry
+    if touched:
+        mine = result.get(manager.identity)
+        paths = (mine.paths if mine else frozenset()) | touched
+        result[manager.identity] = _renewed(mine, manager, paths)
+    return result
+
+
+def same_apart_from_bookkeeping(left: Json, right: Json) -> bool:
+    """Whether two versions of an object differ in nothing but managedFields and resourceVersion."""
+    return _plain(left) == _plain(right)
+
+
+def _plain(obj: Json) -> Json:
+    metadata = {k: v for k, v in (obj.get("metadata") or {}).items() if k not in ("managedFields", "resourceVersion")}
+    return {**obj, "metadata": metadata}
+
+
+def managed_copy(obj: Json) -> list[Any]:
+    """The raw managedFields of an object."""
+    return list(clone(listed((obj.get("metadata") or {}).get("managedFields"))))

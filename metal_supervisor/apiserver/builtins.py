@@ -1,0 +1,166 @@
+"""Rules of the built-in resources that a schema cannot express: defaults, formats, what may not change."""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import re
+from collections.abc import Iterable
+
+from . import events, services
+from .codec import listed, section
+from .errors import (
+    Json,
+    Problem,
+    forbidden_value,
+    invalid_value,
+    required,
+    too_many,
+)
+from .resources import Resource
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_IPV4_NETWORK_MULTICAST = ipaddress.ip_network("224.0.0.0/24")
+_IPV6_LINK_MULTICAST = ipaddress.ip_network("ff02::/16")
+_MAX_ENDPOINTS, _MAX_ADDRESSES, _MAX_PORTS = 1000, 100, 20_000
+
+
+def set_defaults(resource: Resource, obj: Json, previous: Json | None, others: Iterable[Json]) -> None:
+    """Defaults of built-in kinds, in place. `others` are the stored objects of the same kind."""
+    if resource.kind == "Service":
+        services.default_service(obj, previous, others)
+    elif resource.kind == "Namespace":
+        obj.setdefault("spec", {}).setdefault("finalizers", ["kubernetes"])
+        obj.setdefault("status", {}).setdefault("phase", "Active")
+        metadata = obj.setdefault("metadata", {})
+        metadata.setdefault("labels", {})["kubernetes.io/metadata.name"] = metadata.get("name", "")
+    elif resource.kind == "Secret" and isinstance(obj.get("stringData"), dict):
+        _encode_secret(obj)
+    elif resource.kind == "EndpointSlice" and previous is None:
+        obj.setdefault("endpoints", [])
+
+
+def _encode_secret(obj: Json) -> None:
+    plain = obj.pop("stringData")
+    encoded = {name: base64.b64encode(str(value).encode()).decode() for name, value in plain.items()}
+    obj["data"] = {**section(obj, "data"), **encoded}
+
+
+def validate_builtin(
+    resource: Resource, obj: Json, previous: Json | None, others: Iterable[Json], *, allow_loopback: bool
+) -> list[Problem]:
+    """What is wrong with an object of a built-in kind, in its stored form."""
+    if resource.kind == "Service":
+        return services.validate_service(obj, previous, others)
+    if resource.kind == "EndpointSlice":
+        return _endpoint_slice(obj, previous, allow_loopback)
+    if resource.kind == "Lease":
+        return _lease(obj)
+    if resource.kind == "Event":
+        return events.validate_event(obj, previous, newer=bool(resource.group))
+    if resource.kind in ("ConfigMap", "Secret") and previous and previous.get("immutable"):
+        return _immutable_data(obj, previous)
+    if resource.kind == "Namespace":
+        return _namespace(obj)
+    return []
+
+
+def _namespace(obj: Json) -> list[Problem]:
+    name = section(obj, "metadata").get("name", "")
+    if len(name) > 63 or not _LABEL.fullmatch(name):
+        return [invalid_value("metadata.name", name, "a lowercase RFC 1123 label of at most 63 characters is needed")]
+    return []
+
+
+def _immutable_data(obj: Json, previous: Json) -> list[Problem]:
+    changed = [name for name in ("data", "binaryData") if obj.get(name) != previous.get(name)]
+    return [forbidden_value(name, "field is immutable when `immutable` is set") for name in changed]
+
+
+def _lease(obj: Json) -> list[Problem]:
+    spec = section(obj, "spec")
+    problems: list[Problem] = []
+    for name in ("acquireTime", "renewTime"):
+        text = spec.get(name)
+        if text is not None and not events.is_micro_time(text):
+            detail = f'parsing time "{text}" as "2006-01-02T15:04:05.000000Z07:00"'
+            problems.append(invalid_value(f"spec.{name}", text, detail))
+    duration = spec.get("leaseDurationSeconds")
+    if duration is not None and duration <= 0:
+        problems.append(invalid_value("spec.leaseDurationSeconds", duration, "must be greater than 0"))
+    transitions = spec.get("leaseTransitions")
+    if transitions is not None and transitions < 0:
+        problems.append(invalid_value("spec.leaseTransitions", transitions, "must be greater than or equal to 0"))
+    return problems
+
+
+# ---- EndpointSlice -----------------------------------------------------------------------------
+
+
+def _endpoint_slice(obj: Json, previous: Json | None, allow_loopback: bool) -> list[Problem]:
+    problems: list[Problem] = []
+    kind = obj.get("addressType")
+    if not kind:
+        problems.append(required("addressType"))
+    elif previous and previous.get("addressType") != kind:
+        problems.append(invalid_value("addressType", kind, "field is immutable"))
+    endpoints = listed(obj.get("endpoints"))
+    if len(endpoints) > _MAX_ENDPOINTS:
+        problems.append(too_many("endpoints", len(endpoints), _MAX_ENDPOINTS))
+    for index, endpoint in enumerate(endpoints):
+        addresses = listed(endpoint.get("addresses"))
+        path = f"endpoints[{index}].addresses"
+        if not addresses:
+            problems.append(required(path, "must contain at least 1 address"))
+        if len(addresses) > _MAX_ADDRESSES:
+            problems.append(too_many(path, len(addresses), _MAX_ADDRESSES))
+        for place, address in enumerate(addresses):
+            problems += _address_problems(f"{path}[{place}]", str(address), str(kind), allow_loopback)
+    return problems + _slice_ports(listed(obj.get("ports")))
+
+
+def _address_problems(path: str, address: str, kind: str, allow_loopback: bool) -> list[Problem]:
+    if kind == "FQDN":
+        return []
+    if kind not in ("IPv4", "IPv6"):
+        return []
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        leading_zeros = re.fullmatch(r"\d+(\.\d+){3}", address) and any(
+            part.startswith("0") and part != "0" for part in address.split(".")
+        )
+        wanted = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"
+        return [invalid_value(path, address, "must not have leading 0s" if leading_zeros else wanted)]
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped:
+        return [invalid_value(path, address, "must not be an IPv4-mapped IPv6 address")]
+    if (parsed.version == 4) != (kind == "IPv4"):
+        return [invalid_value(path, address, f"must be a valid {kind} address")]
+    if parsed.is_unspecified:
+        return [invalid_value(path, address, f"may not be unspecified ({address})")]
+    if parsed.is_loopback and not allow_loopback:
+        return [invalid_value(path, address, "may not be in the loopback range (127.0.0.0/8, ::1/128)")]
+    if parsed.is_link_local:
+        return [invalid_value(path, address, "may not be in the link-local range (169.254.0.0/16, fe80::/10)")]
+    if parsed in _IPV4_NETWORK_MULTICAST or parsed in _IPV6_LINK_MULTICAST:
+        detail = "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"
+        return [invalid_value(path, address, detail)]
+    return []
+
+
+def _slice_ports(ports: list[Json]) -> list[Problem]:
+    problems: list[Problem] = []
+    if len(ports) > _MAX_PORTS:
+        problems.append(too_many("ports", len(ports), _MAX_PORTS))
+    names: set[str] = set()
+    for index, port in enumerate(ports):
+        path, name = f"ports[{index}]", port.get("name", "")
+        if name and (len(name) > 63 or not _LABEL.fullmatch(name)):
+            problems.append(invalid_value(f"{path}.name", name, services.DNS_LABEL_DETAIL))
+        if name in names:
+            problems.append(Problem(f"{path}.name", "FieldValueDuplicate", f'Duplicate value: "{name}"'))
+        names.add(name)
+        number = port.get("port")
+        if number is not None and not 1 <= number <= 65535:
+            problems.append(invalid_value(f"{path}.port", number, "must be between 1 and 65535, inclusive"))
+    return problems

@@ -1,0 +1,160 @@
+"""Bytes to values and back, and the few helpers every other module needs for plain JSON values.
+
+Bodies are JSON or YAML. YAML brings three traps: timestamps become dates, aliases can expand without
+end, and the pure-Python parser is slow on a large CRD; all three are dealt with here.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from .errors import ApiError, Json, bad_request
+
+MAX_BODY_BYTES = 3 * 1024 * 1024
+"""Largest request body, as on a real server."""
+_MAX_YAML_NODES = 200_000
+_SAFE_LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_SAFE_LOADER):  # type: ignore[misc]
+    """YAML as Kubernetes reads it: a timestamp stays the text that it is."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in _SAFE_LOADER.yaml_implicit_resolvers.items()
+}
+
+
+def encode(value: Any) -> bytes:
+    """Compact JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def decode_body(body: bytes) -> Any:
+    """JSON, else YAML; 400 when it is neither."""
+    try:
+        return json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as problem:
+        if body.lstrip()[:1] in (b"{", b"["):
+            message = f"the object provided is unrecognized (must be of type JSON or YAML): {problem}"
+            raise bad_request(message) from None
+    try:
+        value = yaml.load(body, _Loader)
+        return clone(value, _Budget(_MAX_YAML_NODES))
+    except (yaml.YAMLError, ValueError, RecursionError) as problem:
+        first_line = str(problem).splitlines()[0]
+        raise bad_request(f"error decoding YAML: {first_line}") from None
+
+
+def decode_object(body: bytes) -> Json:
+    """A body that must be one object."""
+    value = decode_body(body)
+    if not isinstance(value, dict):
+        raise bad_request("the object provided is unrecognized: an object is expected")
+    return cast(Json, value)
+
+
+def load_yaml_file(path: Path) -> list[Json]:
+    """All objects of a YAML file with `---` between them."""
+    documents = list(yaml.load_all(path.read_bytes(), _Loader))
+    return [document for document in documents if isinstance(document, dict)]
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+class _Budget:
+    """Counts nodes down, so that a few aliases cannot become gigabytes."""
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = nodes
+
+    def spend(self) -> None:
+        self.nodes -= 1
+        if self.nodes < 0:
+            raise ValueError("the document is too large once its aliases are expanded")
+
+
+def clone(value: Any, budget: _Budget | None = None) -> Any:
+    """A deep copy of a JSON value; with a budget it refuses what JSON cannot say."""
+    if budget is not None:
+        budget.spend()
+    if isinstance(value, dict):
+        if budget is not None:
+            return {_key(key): clone(item, budget) for key, item in value.items()}
+        return {key: clone(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [clone(item, budget) for item in value]
+    if budget is not None and not (value is None or isinstance(value, (str, bool, int, float))):
+        raise ValueError(f"{type(value).__name__} has no meaning in JSON")
+    return value
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, bool):
+        return "true" if key else "false"
+    if isinstance(key, (str, int, float)):
+        return str(key)
+    raise ValueError("a mapping key must be text")
+
+
+def section(value: Any, *names: str) -> Json:
+    """`value[name][name]…` when those are objects, else an empty object. Never raises."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def listed(value: Any) -> list[Any]:
+    """The value when it is a list, else an empty list."""
+    return value if isinstance(value, list) else []
+
+
+def now() -> datetime:
+    """The present, in UTC."""
+    return datetime.now(timezone.utc)
+
+
+def timestamp(moment: datetime | None = None) -> str:
+    """`2006-01-02T15:04:05Z`, the form of `metav1.Time`."""
+    return (moment or now()).astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_time(text: Any) -> datetime | None:
+    """An RFC 3339 time, None when it is not one."""
+    if not isinstance(text, str):
+        return None
+    shaped = text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text
+    head, dot, rest = shaped.partition(".")
+    if dot:
+        digits = len(rest) - len(rest.lstrip("0123456789"))
+        shaped = f"{head}.{rest[:digits][:6].ljust(6, '0')}{rest[digits:]}"
+    try:
+        moment = datetime.fromisoformat(shaped)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else None
+
+
+def pack_token(value: Json) -> str:
+    """A value as an opaque token for `continue`."""
+    return base64.urlsafe_b64encode(encode(value)).decode().rstrip("=")
+
+
+def unpack_token(token: str) -> Json:
+    """The value of a token; 400 when it is not one of ours."""
+    try:
+        value = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ApiError(400, "BadRequest", "continue key is not valid: invalid token")
+    return value

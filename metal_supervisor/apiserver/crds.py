@@ -1,0 +1,108 @@
+"""CustomResourceDefinitions: what is checked, and the status that tells clients a kind is served."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from .codec import listed, section, timestamp
+from .errors import Json, Problem, invalid_value, required, unsupported_value
+
+KIND = "apiextensions.k8s.io/customresourcedefinitions"
+"""Name under which CRDs are stored."""
+CLEANUP = "customresourcecleanup.apiextensions.k8s.io"
+"""Finalizer that holds a CRD until its objects are gone."""
+
+_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_TYPES = ("array", "boolean", "integer", "number", "object", "string")
+
+
+def default_crd(crd: Json, previous: Json | None) -> None:
+    """Derived names and the status, in place."""
+    spec = section(crd, "spec")
+    names = section(spec, "names")
+    if names.get("kind"):
+        names.setdefault("singular", str(names["kind"]).lower())
+        names.setdefault("listKind", f"{names['kind']}List")
+    for version in listed(spec.get("versions")):
+        if isinstance(version, dict):
+            version.setdefault("served", True)
+            version.setdefault("storage", False)
+    old = section(previous or {}, "status")
+    stored = [v.get("name") for v in listed(spec.get("versions")) if isinstance(v, dict) and v.get("storage")]
+    kept = [name for name in listed(old.get("storedVersions")) if name not in stored]
+    conditions = listed(old.get("conditions")) or [
+        _condition("NamesAccepted", "NoConflicts", "no conflicts found"),
+        _condition("Established", "InitialNamesAccepted", "the initial names have been accepted"),
+    ]
+    crd["status"] = {"acceptedNames": dict(names), "conditions": conditions, "storedVersions": kept + stored}
+
+
+def _condition(kind: str, reason: str, message: str) -> Json:
+    return {
+        "type": kind,
+        "status": "True",
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": timestamp(),
+    }
+
+
+def validate_crd(crd: Json, previous: Json | None) -> list[Problem]:
+    """What is wrong with a CRD that has its defaults."""
+    spec, names = section(crd, "spec"), section(crd, "spec", "names")
+    problems: list[Problem] = []
+    name, wanted = section(crd, "metadata").get("name"), f"{names.get('plural')}.{spec.get('group')}"
+    if name != wanted:
+        detail = 'must be spec.names.plural+"."+spec.group'
+        problems.append(invalid_value("metadata.name", name, detail))
+    for field in ("plural", "singular"):
+        if names.get(field) and not _LABEL.fullmatch(str(names[field])):
+            problems.append(invalid_value(f"spec.names.{field}", names[field], "a DNS-1035 label is needed"))
+    if "." not in str(spec.get("group", "")):
+        problems.append(invalid_value("spec.group", spec.get("group"), "should be a domain with at least one dot"))
+    problems += _version_problems([version for version in listed(spec.get("versions")) if isinstance(version, dict)])
+    old = section(previous or {}, "spec")
+    if old and old.get("scope") != spec.get("scope"):
+        problems.append(invalid_value("spec.scope", spec.get("scope"), "field is immutable"))
+    if section(spec, "conversion").get("strategy") == "Webhook":
+        problems.append(unsupported_value("spec.conversion.strategy", "Webhook", ["None"]))
+    return problems
+
+
+def _version_problems(versions: list[Json]) -> list[Problem]:
+    problems: list[Problem] = []
+    if sum(1 for version in versions if version.get("storage") is True) != 1:
+        detail = "must have exactly one version marked as storage version"
+        problems.append(invalid_value("spec.versions", [version.get("name") for version in versions], detail))
+    for index, version in enumerate(versions):
+        path = f"spec.versions[{index}]"
+        if not _LABEL.fullmatch(str(version.get("name", ""))):
+            problems.append(invalid_value(f"{path}.name", version.get("name", ""), "a DNS-1035 label is needed"))
+        schema = section(version, "schema").get("openAPIV3Schema")
+        where = f"{path}.schema.openAPIV3Schema"
+        if not isinstance(schema, dict):
+            problems.append(required(where, "schemas are required"))
+        else:
+            problems += _schema_problems(schema, where)
+    return problems
+
+
+def _schema_problems(schema: Any, path: str) -> list[Problem]:
+    """Only what our own walkers rely on: objects all the way down, and known types."""
+    if not isinstance(schema, dict):
+        return [invalid_value(path, schema, "must be an object")]
+    problems: list[Problem] = []
+    kind = schema.get("type")
+    if kind is not None and kind not in _TYPES:
+        problems.append(unsupported_value(f"{path}.type", kind, _TYPES))
+    if kind == "array" and not isinstance(schema.get("items"), dict):
+        problems.append(required(f"{path}.items", "must be specified"))
+    properties = schema.get("properties")
+    if isinstance(properties, dict):
+        for name, inner in properties.items():
+            problems += _schema_problems(inner, f"{path}.properties[{name}]")
+    for name in ("items", "additionalProperties"):
+        if isinstance(schema.get(name), dict):
+            problems += _schema_problems(schema[name], f"{path}.{name}")
+    return problems

@@ -1,0 +1,257 @@
+"""Deletion, and what follows from it.
+
+A delete request removes an object at once, or marks it while finalizers hold it. The collector then does
+in the background what clusters do: dependents of a vanished owner go, so does the content of a namespace
+and the objects of a CRD, and Events end after an hour. It sleeps until something makes work for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from . import crds
+from .codec import clone, listed, section, timestamp
+from .errors import Json, conflict, forbidden, not_found
+from .resources import Registry, Resource
+from .storage import Name, Store
+from .targets import Target
+from .views import view
+
+EVENT_LIFETIME_S = 3600.0
+_FOREGROUND, _ORPHAN = "foregroundDeletion", "orphan"
+_PERMANENT_NAMESPACES = ("default", "kube-system", "kube-public")
+_LOOK_AT_EVENTS_S = 300.0
+
+
+class Deleter:
+    """Performs delete requests. Hold the store's lock around none of them; it is taken here."""
+
+    def __init__(self, store: Store, registry: Registry, on_removed: Callable[[], None]) -> None:
+        self._store = store
+        self._registry = registry
+        self._on_removed = on_removed
+
+    def delete(self, target: Target, wishes: Json, *, dry_run: bool = False) -> tuple[Json, bool]:
+        """Deletes one object. Returns it as it was last, and whether it is gone already."""
+        resource = target.resource
+        with self._store.lock:
+            stored = self._store.get(resource.storage_key, (target.namespace, target.name))
+            if stored is None:
+                raise not_found(resource.group, resource.plural, target.name)
+            _check_preconditions(resource, stored, section(wishes, "preconditions"))
+            if resource.storage_key == "/namespaces" and target.name in _PERMANENT_NAMESPACES:
+                raise forbidden("", "namespaces", target.name, "this namespace may not be deleted")
+            if dry_run:
+                return view(resource, stored), True
+            last, gone = self.begin(resource.storage_key, (target.namespace, target.name), _policy(wishes))
+            return view(resource, last), gone
+
+    def begin(self, kind: str, name: Name, policy: str) -> tuple[Json, bool]:
+        """Removes an object, or marks it as being deleted. (last state, gone?)"""
+        stored = self._store.get(kind, name)
+        assert stored is not None
+        finalizers = list(listed(stored["metadata"].get("finalizers")))
+        added = {"Foreground": [_FOREGROUND], "Orphan": [_ORPHAN]}.get(policy, [])
+        if kind == crds.KIND:
+            added = [crds.CLEANUP]
+        finalizers += [finalizer for finalizer in added if finalizer not in finalizers]
+        if not finalizers and kind != "/namespaces":
+            return self._remove(kind, name), True
+        if stored["metadata"].get("deletionTimestamp") and finalizers == listed(stored["metadata"].get("finalizers")):
+            return stored, False
+        marked = clone(stored)
+        own = marked["metadata"]
+        own.setdefault("deletionTimestamp", timestamp())
+        own.setdefault("deletionGracePeriodSeconds", 0)
+        if finalizers:
+            own["finalizers"] = finalizers
+        if kind == "/namespaces":
+            marked.setdefault("status", {})["phase"] = "Terminating"
+        elif "generation" in own:
+            own["generation"] += 1
+        self._on_removed()
+        return self._store.put(kind, name, marked), False
+
+    def _remove(self, kind: str, name: Name) -> Json:
+        removed = self._store.remove(kind, name)
+        self._on_removed()
+        if kind == crds.KIND:
+            self._registry.install(removed["spec"]["group"], removed["spec"]["names"]["plural"], ())
+            self._store.wake_all()
+        return removed
+
+    def release(self, kind: str, name: Name, finalizer: str) -> None:
+        """Takes one finalizer off an object that is being deleted, and removes it if that was the last."""
+        stored = self._store.get(kind, name)
+        assert stored is not None
+        kept = [item for item in listed(stored["metadata"].get("finalizers")) if item != finalizer]
+        if not kept:
+            self._remove(kind, name)
+            return
+        freed = clone(stored)
+        freed["metadata"]["finalizers"] = kept
+        self._store.put(kind, name, freed)
+
+
+def _policy(wishes: Json) -> str:
+    if wishes.get("orphanDependents") is True:
+        return "Orphan"
+    return str(wishes.get("propagationPolicy") or "Background")
+
+
+def _check_preconditions(resource: Resource, stored: Json, wanted: Json) -> None:
+    own = stored["metadata"]
+    for field, label in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
+        if wanted.get(field) not in (None, own[field]):
+            why = f"Precondition failed: {label} in precondition: {wanted[field]}, {label} in object meta: {own[field]}"
+            raise conflict(resource.group, resource.plural, own["name"], why)
+
+
+class Collector:
+    """The background thread that finishes deletions."""
+
+    def __init__(self, store: Store, registry: Registry) -> None:
+        self._store = store
+        self._registry = registry
+        self._work = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="apiserver-collector", daemon=True)
+        self.deleter = Deleter(store, registry, self.wake)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread; waits for a sweep under way."""
+        self._stopping = True
+        self._work.set()
+        self._thread.join()
+
+    def wake(self) -> None:
+        """Says that an owner, a dependent or a deletion mark has changed."""
+        self._work.set()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._work.wait(_LOOK_AT_EVENTS_S)
+            self._work.clear()
+            while not self._stopping and self.sweep(time.time()):
+                pass
+
+    def sweep(self, now_s: float) -> bool:
+        """One pass over everything. True when it changed something, so another may find more."""
+        with self._store.lock:
+            changed = False
+            for kind, name, obj in self._store.everything():
+                if self._store.get(kind, name) is obj and self._collect(kind, name, obj, now_s):
+                    changed = True
+            return changed
+
+    def _collect(self, kind: str, name: Name, obj: Json, now_s: float) -> bool:
+        if kind == "/events" and now_s - self._store.written_s(kind, name) > EVENT_LIFETIME_S:
+            self.deleter.begin(kind, name, "Background")
+            return True
+        own = obj["metadata"]
+        owners = listed(own.get("ownerReferences"))
+        if owners and self._lost_owners(kind, name, obj, owners):
+            return True
+        if not own.get("deletionTimestamp"):
+            return False
+        if kind == crds.KIND:
+            return self._finish_crd(name, obj)
+        if kind == "/namespaces":
+            return self._finish_namespace(name, obj)
+        finalizers = listed(own.get("finalizers"))
+        if _ORPHAN in finalizers:
+            self._orphan_dependents(own["uid"])
+            self.deleter.release(kind, name, _ORPHAN)
+            return True
+        return _FOREGROUND in finalizers and self._finish_foreground(kind, name, own["uid"])
+
+    def _lost_owners(self, kind: str, name: Name, obj: Json, owners: list[Json]) -> bool:
+        alive = [owner for owner in owners if self._owner_lives(name[0], owner)]
+        if len(alive) == len(owners) or (not alive and obj["metadata"].get("deletionTimestamp")):
+            return False
+        if not alive:
+            self.deleter.begin(kind, name, "Background")
+            return True
+        kept = clone(obj)
+        kept["metadata"]["ownerReferences"] = alive
+        self._store.put(kind, name, kept)
+        return True
+
+    def _owner_lives(self, namespace: str, owner: Json) -> bool:
+        """Whether an owner exists. One of a kind this server does not know is left in peace."""
+        if self._registry.of_kind(str(owner.get("apiVersion", "")), str(owner.get("kind", ""))) is None:
+            return True
+        found = self._store.by_uid(str(owner.get("uid", "")))
+        if found is None:
+            return False
+        own = found[1]["metadata"]
+        return own["name"] == owner.get("name") and own.get("namespace", "") in ("", namespace)
+
+    def _dependents(self, uid: str) -> list[tuple[str, Name, Json]]:
+        def depends(obj: Json) -> bool:
+            return any(owner.get("uid") == uid for owner in listed(obj["metadata"].get("ownerReferences")))
+
+        return [(kind, name, obj) for kind, name, obj in self._store.everything() if depends(obj)]
+
+    def _orphan_dependents(self, uid: str) -> None:
+        for kind, name, obj in self._dependents(uid):
+            freed = clone(obj)
+            owners = [owner for owner in freed["metadata"]["ownerReferences"] if owner.get("uid") != uid]
+            freed["metadata"]["ownerReferences"] = owners
+            if not owners:
+                del freed["metadata"]["ownerReferences"]
+            self._store.put(kind, name, freed)
+
+    def _finish_foreground(self, kind: str, name: Name, uid: str) -> bool:
+        dependents = self._dependents(uid)
+        changed = False
+        for inner_kind, inner_name, obj in dependents:
+            if not obj["metadata"].get("deletionTimestamp"):
+                self.deleter.begin(inner_kind, inner_name, "Background")
+                changed = True
+        if not self._dependents(uid):
+            self.deleter.release(kind, name, _FOREGROUND)
+            return True
+        return changed
+
+    def _finish_namespace(self, name: Name, obj: Json) -> bool:
+        changed, left = self._delete_all(lambda _kind, inner: inner[0] == name[1])
+        if left:
+            return changed
+        if listed(section(obj, "spec").get("finalizers")):
+            emptied = clone(obj)
+            emptied["spec"]["finalizers"] = []
+            self._store.put("/namespaces", name, emptied)
+        if not listed(obj["metadata"].get("finalizers")):
+            self.deleter.release("/namespaces", name, "")
+            return True
+        return changed
+
+    def _finish_crd(self, name: Name, obj: Json) -> bool:
+        plural, group = obj["spec"]["names"]["plural"], obj["spec"]["group"]
+        changed, left = self._delete_all(lambda kind, _inner: kind == f"{group}/{plural}")
+        if left or crds.CLEANUP not in listed(obj["metadata"].get("finalizers")):
+            return changed
+        self.deleter.release(crds.KIND, name, crds.CLEANUP)
+        return True
+
+    def _delete_all(self, chosen: Callable[[str, Name], Any]) -> tuple[bool, bool]:
+        """Deletes the chosen objects. (anything done?, anything left?)"""
+        changed = left = False
+        for kind, name, obj in self._store.everything():
+            if not chosen(kind, name):
+                continue
+            if obj["metadata"].get("deletionTimestamp"):
+                left = True
+                continue
+            gone = self.deleter.begin(kind, name, "Background")[1]
+            changed = True
+            left = left or not gone
+        return changed, left

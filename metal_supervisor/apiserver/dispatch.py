@@ -1,0 +1,308 @@
+"""What each request gets: the one place where paths, verbs, faults and answers meet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import discovery, openapi, protobuf
+from .codec import decode_body, decode_object, encode
+from .errors import ApiError, Json, expired, forbidden, no_such_path, not_found
+from .faults import Call
+from .kernel import Kernel
+from .reads import Form, flag, form_of, selection
+from .routes import (
+    Request,
+    call_of,
+    field_validation,
+    is_dry_run,
+    manager_of,
+    named_by_selector,
+    resource_target,
+    verb_of,
+)
+from .targets import Outcome, Target, WriteOptions
+from .views import scale_of
+from .watch import Subscription, check_query
+
+_JSON = "application/json"
+_HEALTH = ("/healthz", "/livez", "/readyz")
+
+
+class Hangup(Exception):
+    """The connection is to be cut without a proper end."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A complete response."""
+
+    code: int
+    body: bytes
+    content_type: str = _JSON
+    headers: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    """Texts for the Warning header."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A response without an end: a watch."""
+
+    run: Callable[[Callable[[bytes], None]], None]
+    """Called with the function that sends lines; returns when the watch is over."""
+    hang_up: Callable[[], None]
+    """Called when the client has gone."""
+
+
+class Dispatcher:
+    """Answers requests."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._never = threading.Event()
+
+    def answer(self, request: Request) -> Answer | Stream:
+        """The answer to a request. Raises ApiError, and Hangup when a fault says so."""
+        path = request.path
+        if path == "/faults" and self._kernel.options.faults:
+            return self._faults(request)
+        if path in _HEALTH or path.rpartition("/")[0] in _HEALTH:
+            return Answer(200, b"ok", "text/plain; charset=utf-8")
+        if path.startswith(("/api/", "/apis/")):
+            target = resource_target(self._kernel.registry, path)
+            if target:
+                return self._resource(request, target)
+        return self._document(request)
+
+    # ---- documents about the API ---------------------------------------------------------------
+
+    def _document(self, request: Request) -> Answer | Stream:
+        faulty = self._fault(Call("discovery"))
+        if faulty:
+            return faulty
+        if request.method not in ("GET", "HEAD"):
+            raise no_such_path()
+        registry, path = self._kernel.registry, request.path
+        form = form_of(request.headers.get("accept", ""), request.query)
+        if path in ("/api", "/apis") and form.kind == "discovery":
+            body = discovery.aggregated(registry, core=path == "/api")
+            return Answer(200, encode(body), discovery.AGGREGATED)
+        return Answer(200, encode(self._document_body(path, request)))
+
+    def _document_body(self, path: str, request: Request) -> Json:
+        registry, parts = self._kernel.registry, path.strip("/").split("/")
+        if path == "/version":
+            return discovery.VERSION
+        if path == "/":
+            return {"paths": ["/api", "/apis", "/healthz", "/livez", "/openapi/v3", "/readyz", "/version"]}
+        if path == "/api":
+            return discovery.core_versions(request.headers.get("host", ""))
+        if path == "/apis":
+            return discovery.group_list(registry)
+        if path == "/openapi/v3":
+            return openapi.index(registry)
+        if parts[:2] == ["openapi", "v3"] and len(parts) in (4, 5):
+            group = parts[3] if len(parts) == 5 else ""
+            return openapi.document(registry, group, parts[-1])
+        if parts[0] == "api" and len(parts) == 2:
+            return discovery.resource_list(registry, "", parts[1])
+        if parts[0] == "apis" and len(parts) == 2:
+            return discovery.group(registry, parts[1])
+        if parts[0] == "apis" and len(parts) == 3:
+            return discovery.resource_list(registry, parts[1], parts[2])
+        raise no_such_path()
+
+    # ---- resources -----------------------------------------------------------------------------
+
+    def _resource(self, request: Request, target: Target) -> Answer | Stream:
+        verb = verb_of(request, target)
+        faulty = self._fault(call_of(request, target, verb))
+        if faulty:
+            return faulty
+        if verb == "watch":
+            return self._watch(request, target)
+        if target.resource.kind == "SelfSubjectAccessReview":
+            return self._access_review(request)
+        if verb in ("get", "list"):
+            return self._read(request, target)
+        if verb in ("delete", "deletecollection"):
+            return self._delete(request, target)
+        return self._write(request, target)
+
+    def _read(self, request: Request, target: Target) -> Answer:
+        form = form_of(request.headers.get("accept", ""), request.query)
+        if not target.name:
+            return Answer(200, encode(self._kernel.reader.list(target, request.query, form)))
+        obj = self._kernel.reader.get(target)
+        if target.subresource == "scale":
+            return Answer(200, encode(scale_of(target.resource, obj)))
+        return Answer(200, encode(form.one(target.resource, obj)))
+
+    def _watch(self, request: Request, target: Target) -> Stream:
+        form = form_of(request.headers.get("accept", ""), request.query)
+        check_query(target, request.query)
+        subscription = Subscription(target, named_by_selector(request.query))
+        self._kernel.subscribe(subscription)
+
+        def run(send: Callable[[bytes], None]) -> None:
+            try:
+                self._kernel.watcher.run(subscription, request.query, form, send)
+            finally:
+                self._kernel.unsubscribe(subscription)
+
+        def hang_up() -> None:
+            subscription.closed = True
+            condition = self._kernel.store.condition(target.resource.storage_key)
+            with condition:
+                condition.notify_all()
+
+        return Stream(run, hang_up)
+
+    def _write(self, request: Request, target: Target) -> Answer:
+        writer = self._kernel.writer
+        options = WriteOptions(
+            manager_of(request), is_dry_run(request), field_validation(request), flag(request.query, "force")
+        )
+        if request.method == "POST":
+            outcome = writer.create(target, _object(request), options)
+        elif request.method == "PUT":
+            outcome = writer.update(target, _object(request), options)
+        else:
+            outcome = writer.patch(target, request.content_type, decode_body(request.body), options)
+        return self._written(request, target, outcome)
+
+    def _written(self, request: Request, target: Target, outcome: Outcome) -> Answer:
+        form = form_of(request.headers.get("accept", ""), request.query)
+        body = outcome.obj if target.subresource == "scale" else form.one(target.resource, outcome.obj)
+        return Answer(201 if outcome.created else 200, encode(body), warnings=outcome.warnings)
+
+    def _delete(self, request: Request, target: Target) -> Answer:
+        wishes = _object(request) if request.body.strip() else {}
+        for name in ("propagationPolicy", "orphanDependents"):
+            if name in request.query:
+                wishes.setdefault(name, request.query[name])
+        dry_run = is_dry_run(request) or wishes.get("dryRun") == ["All"]
+        if target.name:
+            last, gone = self._kernel.deleter.delete(target, wishes, dry_run=dry_run)
+            return Answer(200, encode(_deleted(target, last) if gone else last))
+        wishes.pop("preconditions", None)
+        with self._kernel.store.lock:
+            chosen = self._kernel.reader.selected(target, selection(target, request.query))
+            for obj in chosen:
+                own = obj["metadata"]
+                one = Target(target.resource, own.get("namespace", ""), own["name"])
+                self._kernel.deleter.delete(one, wishes, dry_run=dry_run)
+            metadata = {"resourceVersion": str(self._kernel.store.version)}
+        return Answer(200, encode(Form().many(target.resource, chosen, metadata)))
+
+    def _access_review(self, request: Request) -> Answer:
+        """There is no authorisation here: who knows the prefix may do everything."""
+        body = _object(request)
+        return Answer(201, encode({**body, "status": {"allowed": True}}))
+
+    # ---- faults --------------------------------------------------------------------------------
+
+    def _faults(self, request: Request) -> Answer:
+        faults = self._kernel.faults
+        if request.method == "POST":
+            for rule in faults.add(decode_body(request.body)):
+                if rule.get("close_watches"):
+                    self._kernel.close_watches(rule)
+        elif request.method == "DELETE":
+            faults.clear()
+        return Answer(200, encode(faults.rules()))
+
+    def _fault(self, call: Call) -> Answer | Stream | None:
+        """What the first fitting rule makes of a request; None when it goes on as usual."""
+        action = self._kernel.faults.action_for(call) if self._kernel.options.faults else None
+        if not action:
+            return None
+        if "latency_s" in action:
+            self._never.wait(float(action["latency_s"]))
+        if action.get("reset_rv"):
+            self._kernel.store.restart_versions()
+            self._kernel.close_watches({})
+        if "status" in action:
+            raise _failure(int(action["status"]), action, call)
+        if action.get("expire"):
+            self._kernel.store.forget_history()
+            problem = expired("The resourceVersion for the provided request is too old.")
+            if call.verb != "watch":
+                raise problem
+            return _lines(encode({"type": "ERROR", "object": problem.status()}) + b"\n")
+        return self._broken(action, call)
+
+    def _broken(self, action: Json, call: Call) -> Answer | Stream | None:
+        if "hang_s" in action:
+            return self._hang(float(action["hang_s"]), call)
+        if action.get("drop"):
+            if call.verb == "watch":
+                return _lines(b'{"type":"MODIFIED","object":{"kin', cut=True)
+            raise Hangup
+        if action.get("garbage"):
+            if call.verb == "watch":
+                return _lines(b"\x00<html>not what you expected</html>\n")
+            return Answer(200, b"\x00<html>not what you expected</html>")
+        return None
+
+    def _hang(self, seconds: float, call: Call) -> Stream:
+        """Silence: for a watch after the headers, for everything else before them."""
+        gone = threading.Event()
+
+        def run(_send: Callable[[bytes], None]) -> None:
+            gone.wait(seconds)
+            raise Hangup
+
+        if call.verb != "watch":
+            gone.wait(seconds)
+            raise Hangup
+        return Stream(run, gone.set)
+
+
+def _object(request: Request) -> Json:
+    if request.content_type == protobuf.MEDIA_TYPE:
+        return protobuf.decode(request.body)
+    return decode_object(request.body)
+
+
+def _lines(data: bytes, *, cut: bool = False) -> Stream:
+    def run(send: Callable[[bytes], None]) -> None:
+        send(data)
+        if cut:
+            raise Hangup
+
+    return Stream(run, lambda: None)
+
+
+def _failure(code: int, action: Json, call: Call) -> ApiError:
+    headers: dict[str, str] = {}
+    details: dict[str, Any] = {}
+    if "retry_after_s" in action:
+        headers["Retry-After"] = str(action["retry_after_s"])
+        details["retryAfterSeconds"] = action["retry_after_s"]
+    if code == 403:
+        return forbidden("", call.resource, call.name, str(action.get("message", "a fault says so")))
+    if code == 404:
+        return not_found("", call.resource, call.name)
+    reasons = {
+        401: ("Unauthorized", "Unauthorized"),
+        409: ("Conflict", "the object has been modified; please apply your changes to the latest version"),
+        410: ("Expired", "The resourceVersion for the provided request is too old."),
+        429: ("TooManyRequests", "too many requests, please try again later"),
+        500: ("InternalError", "Internal error occurred: a fault says so"),
+        503: ("ServiceUnavailable", "the server is currently unable to handle the request"),
+        504: ("Timeout", "the request did not complete within the allotted time"),
+    }
+    reason, message = reasons.get(code, ("", "a fault says so"))
+    return ApiError(code, reason, str(action.get("message", message)), details=details, headers=headers)
+
+
+def _deleted(target: Target, last: Json) -> Json:
+    own, resource = last["metadata"], target.resource
+    details = {"name": own["name"], "kind": resource.plural, "uid": own["uid"]}
+    if resource.group:
+        details["group"] = resource.group
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}

@@ -1,0 +1,202 @@
+"""Every refusal, shaped as the real API server shapes it.
+
+Clients read these: kubectl composes its sentence from `reason`, `details.kind`, `details.name` and
+`details.causes`, and client libraries decide by `reason` and `code` whether to retry. So an error is
+a value with those parts, and the HTTP layer only prints it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Json: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with one field of an object."""
+
+    field: str
+    """Path as users write it, e.g. `spec.ports[0].port`."""
+    reason: str
+    """Machine-readable cause, e.g. `FieldValueRequired`."""
+    body: str
+    """The sentence after the field, e.g. `Required value`."""
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.body}" if self.field else self.body
+
+
+class ApiError(Exception):
+    """A request that ends in a `Status` of kind Failure."""
+
+    def __init__(
+        self,
+        code: int,
+        reason: str,
+        message: str,
+        *,
+        details: Json | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.message = message
+        self.details = details or {}
+        self.headers = dict(headers or {})
+
+    def status(self) -> Json:
+        """The `Status` object for the body of the response."""
+        body: Json = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
+        body["message"] = self.message
+        if self.reason:
+            body["reason"] = self.reason
+        if self.details:
+            body["details"] = self.details
+        body["code"] = self.code
+        return body
+
+
+# ---- problems of single fields -----------------------------------------------------------------
+
+
+def shown(value: Any) -> str:
+    """A value as it appears inside a message: JSON, and never pages of it."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text if len(text) <= 1000 else text[:1000] + "…"
+
+
+def required(field: str, detail: str = "") -> Problem:
+    """A field that is missing."""
+    return Problem(field, "FieldValueRequired", "Required value" + (f": {detail}" if detail else ""))
+
+
+def invalid_value(field: str, value: Any, detail: str) -> Problem:
+    """A field whose value breaks a rule."""
+    return Problem(field, "FieldValueInvalid", f"Invalid value: {shown(value)}: {detail}")
+
+
+def unsupported_value(field: str, value: Any, allowed: Sequence[Any]) -> Problem:
+    """A field whose value is not one of a fixed list."""
+    listed = ", ".join(shown(item) for item in allowed)
+    return Problem(field, "FieldValueNotSupported", f"Unsupported value: {shown(value)}: supported values: {listed}")
+
+
+def wrong_type(field: str, value: Any, expected: str) -> Problem:
+    """A field whose value has another type than the schema says."""
+    found = json_type(value)
+    detail = f'{field or "object"} in body must be of type {expected}: "{found}"'
+    return Problem(field, "FieldValueTypeInvalid", f'Invalid value: "{found}": {detail}')
+
+
+def forbidden_value(field: str, detail: str) -> Problem:
+    """A field that may not be set, or not be changed."""
+    return Problem(field, "FieldValueForbidden", f"Forbidden: {detail}")
+
+
+def duplicate_value(field: str, value: Any) -> Problem:
+    """A list item that repeats another one."""
+    return Problem(field, "FieldValueDuplicate", f"Duplicate value: {shown(value)}")
+
+
+def too_long(field: str, limit: int, unit: str = "bytes") -> Problem:
+    """A text over its limit."""
+    return Problem(field, "FieldValueTooLong", f"Too long: may not be more than {limit} {unit}")
+
+
+def too_many(field: str, count: int, limit: int) -> Problem:
+    """A list over its limit."""
+    return Problem(field, "FieldValueTooMany", f"Too many: {count}: must have at most {limit} items")
+
+
+def json_type(value: Any) -> str:
+    """Name of a JSON value's type, as the messages use it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+# ---- whole requests ----------------------------------------------------------------------------
+
+
+def qualified(name: str, group: str) -> str:
+    """`services`, or `leases.coordination.k8s.io` when there is a group."""
+    return f"{name}.{group}" if group else name
+
+
+def no_such_path() -> ApiError:
+    """An address that means nothing here."""
+    return ApiError(404, "NotFound", "the server could not find the requested resource", details={})
+
+
+def not_found(group: str, plural: str, name: str) -> ApiError:
+    """An object that does not exist."""
+    details = {"name": name, "kind": plural, **({"group": group} if group else {})}
+    return ApiError(404, "NotFound", f'{qualified(plural, group)} "{name}" not found', details=details)
+
+
+def already_exists(group: str, plural: str, name: str) -> ApiError:
+    """A create for a name that is taken."""
+    details = {"name": name, "kind": plural, **({"group": group} if group else {})}
+    return ApiError(409, "AlreadyExists", f'{qualified(plural, group)} "{name}" already exists', details=details)
+
+
+def conflict(group: str, plural: str, name: str, why: str) -> ApiError:
+    """A write based on something that is no longer so."""
+    details = {"name": name, "kind": plural, **({"group": group} if group else {})}
+    message = f'Operation cannot be fulfilled on {qualified(plural, group)} "{name}": {why}'
+    return ApiError(409, "Conflict", message, details=details)
+
+
+def invalid(group: str, kind: str, name: str, problems: Sequence[Problem]) -> ApiError:
+    """An object that breaks rules; all of them at once."""
+    listed = ", ".join(str(problem) for problem in problems)
+    text = listed if len(problems) == 1 else f"[{listed}]"
+    details: Json = {"name": name, **({"group": group} if group else {}), "kind": kind}
+    details["causes"] = [{"reason": p.reason, "message": p.body, "field": p.field} for p in problems]
+    return ApiError(422, "Invalid", f'{qualified(kind, group)} "{name}" is invalid: {text}', details=details)
+
+
+def bad_request(message: str) -> ApiError:
+    """A request that cannot be understood."""
+    return ApiError(400, "BadRequest", message)
+
+
+def forbidden(group: str, plural: str, name: str, why: str, causes: list[Json] | None = None) -> ApiError:
+    """A request that is understood and refused."""
+    details: Json = {"name": name, "kind": plural, **({"group": group} if group else {})}
+    if causes:
+        details["causes"] = causes
+    return ApiError(403, "Forbidden", f'{qualified(plural, group)} "{name}" is forbidden: {why}', details=details)
+
+
+def expired(message: str) -> ApiError:
+    """A resourceVersion or continue token from before the remembered history."""
+    return ApiError(410, "Expired", message)
+
+
+def too_large_version(wanted: int, current: int) -> ApiError:
+    """A list that asks for a future; the client is to come back."""
+    details = {
+        "causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}],
+        "retryAfterSeconds": 1,
+    }
+    message = f"Timeout: Too large resource version: {wanted}, current: {current}"
+    return ApiError(504, "Timeout", message, details=details, headers={"Retry-After": "1"})
+
+
+def method_not_allowed() -> ApiError:
+    """A verb that this resource does not have."""
+    return ApiError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")

@@ -1,0 +1,79 @@
+"""Faults on request: rules that make chosen requests fail the way real clusters fail.
+
+A client is only as good as its worst day, and worst days cannot be waited for. Rules are matched in
+order against (verb, resource, name, subresource); each may be limited to a number of times.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import Json, bad_request
+
+ACTIONS = ("status", "hang_s", "drop", "garbage", "latency_s", "expire", "reset_rv")
+_MATCHED = ("verb", "resource", "name", "subresource", "namespace")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request, as rules see it."""
+
+    verb: str
+    """get, list, watch, create, update, patch, apply, delete, deletecollection or discovery."""
+    resource: str = ""
+    """Plural name; empty for discovery."""
+    name: str = ""
+    subresource: str = ""
+    namespace: str = ""
+
+
+class Faults:
+    """The rules in force."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rules: list[Json] = []
+
+    def add(self, rules: Any) -> list[Json]:
+        """Appends rules; 400 for one that cannot be understood. Returns those added."""
+        added = rules if isinstance(rules, list) else [rules]
+        for rule in added:
+            action = rule.get("action") if isinstance(rule, dict) else None
+            if not isinstance(action, dict) or not any(name in action for name in ACTIONS):
+                raise bad_request(f"a rule needs an action, one of {', '.join(ACTIONS)}")
+        with self._lock:
+            self._rules += [dict(rule) for rule in added]
+        return [dict(rule) for rule in added]
+
+    def clear(self) -> None:
+        """Back to health."""
+        with self._lock:
+            self._rules = []
+
+    def rules(self) -> list[Json]:
+        """The rules in force, with the times that are left."""
+        with self._lock:
+            return [dict(rule) for rule in self._rules]
+
+    def action_for(self, call: Call) -> Json | None:
+        """The action of the first rule that fits, counted; None when none does."""
+        with self._lock:
+            for rule in self._rules:
+                if not matches(rule, call):
+                    continue
+                if "times" in rule:
+                    rule["times"] -= 1
+                    if rule["times"] <= 0:
+                        self._rules.remove(rule)
+                action: Json = dict(rule["action"])
+                return action
+        return None
+
+
+def matches(rule: Json, call: Call) -> bool:
+    """Whether a rule is about a request: what a rule does not name may be anything, and an apply is a patch."""
+    if rule.get("verb") == "patch" and call.verb == "apply":
+        rule = {**rule, "verb": "apply"}
+    return all(rule.get(field) in (None, getattr(call, field)) for field in _MATCHED)

@@ -1,0 +1,236 @@
+"""Field paths: the language in which managers own parts of an object.
+
+A path is a tuple of elements in the spelling of FieldsV1: `f:spec` for a field, `k:{"type":"Ready"}`
+for an item of a list with keys, `v:"x"` for an item of a set. Lists without keys are owned whole.
+Objects are turned into {path: value} maps, so that "what changed" and "who owns it" are set algebra.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from typing import Any, TypeAlias
+
+from .codec import clone, listed
+from .errors import Json
+from .schema import child_schema
+
+Path: TypeAlias = tuple[str, ...]
+
+PRESENT: Any = object()
+"""Value of a path that stands for a container, where only its existence can differ."""
+
+METADATA_SCHEMA: Json = {
+    "type": "object",
+    "properties": {
+        "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+        "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
+        "generateName": {"type": "string"},
+        "finalizers": {"type": "array", "items": {"type": "string"}, "x-kubernetes-list-type": "set"},
+        "ownerReferences": {
+            "type": "array",
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["uid"],
+            "x-kubernetes-patch-merge-key": "uid",
+            "items": {
+                "type": "object",
+                "x-kubernetes-map-type": "atomic",
+                "properties": {
+                    "apiVersion": {"type": "string"},
+                    "kind": {"type": "string"},
+                    "name": {"type": "string"},
+                    "uid": {"type": "string"},
+                    "controller": {"type": "boolean"},
+                    "blockOwnerDeletion": {"type": "boolean"},
+                },
+            },
+        },
+    },
+}
+"""What of `metadata` can be owned; the rest belongs to the server."""
+OWNABLE_METADATA = frozenset(METADATA_SCHEMA["properties"])
+
+
+def inner_schema(schema: Json, name: str, path: Path) -> Json:
+    """Schema of a field; `metadata` of an object is the same everywhere."""
+    if not path and name == "metadata":
+        return METADATA_SCHEMA
+    return child_schema(schema, name) or {}
+
+
+def list_kind(schema: Json) -> str:
+    """`map`, `set` or `atomic`."""
+    kind = schema.get("x-kubernetes-list-type")
+    return kind if kind in ("map", "set") else "atomic"
+
+
+def is_atomic_map(schema: Json) -> bool:
+    """Whether an object is owned whole."""
+    return schema.get("x-kubernetes-map-type") == "atomic"
+
+
+def item_key(schema: Json, item: Any) -> str:
+    """The element of one list item, e.g. `k:{"port":80,"protocol":"TCP"}`; defaults of keys are filled in."""
+    if list_kind(schema) == "set":
+        return "v:" + json.dumps(item, separators=(",", ":"))
+    properties = (schema.get("items") or {}).get("properties") or {}
+    keys: Json = {}
+    for name in listed(schema.get("x-kubernetes-list-map-keys")):
+        value = item.get(name) if isinstance(item, dict) else None
+        keys[name] = (properties.get(name) or {}).get("default") if value is None else value
+    return "k:" + json.dumps(keys, sort_keys=True, separators=(",", ":"))
+
+
+def leaves(schema: Json, obj: Json) -> dict[Path, Any]:
+    """Every ownable path of an object with its value."""
+    found: dict[Path, Any] = {}
+    for path, value in _walk(schema, obj, ()):
+        if path[0] in ("f:apiVersion", "f:kind"):
+            continue
+        if path[0] == "f:metadata" and (len(path) < 2 or path[1][2:] not in OWNABLE_METADATA):
+            continue
+        found[path] = value
+    return found
+
+
+def _walk(schema: Json, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    if isinstance(value, dict) and not is_atomic_map(schema):
+        if path and not value:
+            yield path, PRESENT
+        for name, item in value.items():
+            yield from _walk(inner_schema(schema, name, path), item, (*path, "f:" + name))
+    elif isinstance(value, list) and list_kind(schema) != "atomic":
+        items = schema.get("items") or {}
+        for item in value:
+            here = (*path, item_key(schema, item))
+            yield here, PRESENT
+            if list_kind(schema) == "map":
+                yield from _walk(items, item, here)
+    else:
+        yield path, value
+
+
+def merge(schema: Json, live: Any, applied: Any, path: Path = ()) -> Any:
+    """`live` with everything `applied` says put over it, list items matched by their keys."""
+    if isinstance(applied, dict) and isinstance(live, dict) and not is_atomic_map(schema):
+        merged = dict(live)
+        for name, item in applied.items():
+            here = (*path, "f:" + name)
+            merged[name] = merge(inner_schema(schema, name, path), live.get(name), item, here)
+        return merged
+    if isinstance(applied, list) and list_kind(schema) != "atomic":
+        return _merge_list(schema, listed(live), applied, path)
+    return clone(applied)
+
+
+def _merge_list(schema: Json, live: list[Any], applied: list[Any], path: Path) -> list[Any]:
+    items = schema.get("items") or {}
+    merged = list(live)
+    places = {item_key(schema, item): place for place, item in enumerate(live)}
+    for item in applied:
+        key = item_key(schema, item)
+        place = places.get(key)
+        if place is None:
+            places[key] = len(merged)
+            merged.append(clone(item))
+        else:
+            merged[place] = merge(items, merged[place], item, (*path, key))
+    return merged
+
+
+def remove(schema: Json, obj: Any, path: Path, kept: Collection[Path], walked: Path = ()) -> Any:
+    """`obj` without what is at `path`; containers that this leaves empty go with it, unless they are in `kept`."""
+    head, rest = path[0], path[1:]
+    if head.startswith("f:") and isinstance(obj, dict):
+        name = head[2:]
+        if name not in obj:
+            return obj
+        without = {key: value for key, value in obj.items() if key != name}
+        if not rest:
+            return without
+        here = (*walked, head)
+        inner = remove(inner_schema(schema, name, walked), obj[name], rest, kept, here)
+        if inner in ({}, []) and here not in kept:
+            return without
+        return {key: (inner if key == name else value) for key, value in obj.items()}
+    if isinstance(obj, list) and list_kind(schema) != "atomic":
+        kept_items: list[Any] = []
+        for item in obj:
+            if item_key(schema, item) != head:
+                kept_items.append(item)
+            elif rest:
+                kept_items.append(remove(schema.get("items") or {}, item, rest, kept, (*walked, head)))
+        return kept_items
+    return obj
+
+
+def undeclared(schema: Json, value: Any, path: Path = ()) -> Path | None:
+    """First path that the schema does not know, None when all are known."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            here = (*path, "f:" + name)
+            if not path and name in ("apiVersion", "kind", "metadata"):
+                continue
+            inner = child_schema(schema, name)
+            found = here if inner is None else undeclared(inner, item, here)
+            if found:
+                return found
+    elif isinstance(value, list):
+        items = schema.get("items") or {"x-kubernetes-preserve-unknown-fields": True}
+        for index, item in enumerate(value):
+            element = item_key(schema, item) if list_kind(schema) == "map" else f"i:{index}"
+            found = undeclared(items, item, (*path, element))
+            if found:
+                return found
+    return None
+
+
+def show(path: Path) -> str:
+    """`.status.conditions[type="Ready"].status`."""
+    text = ""
+    for element in path:
+        mark, body = element[:2], element[2:]
+        if mark == "f:":
+            text += f".{body}"
+        elif mark == "k:":
+            pairs = json.loads(body)
+            text += "[" + ",".join(f"{name}={json.dumps(value)}" for name, value in pairs.items()) + "]"
+        elif mark == "v:":
+            text += f"[={body}]"
+        else:
+            text += f"[{body}]"
+    return text
+
+
+def encode_set(paths: frozenset[Path]) -> Json:
+    """A set of paths as FieldsV1: nested objects, `.` where a container itself is a member."""
+    root: Json = {}
+    for path in sorted(paths):
+        node = root
+        for element in path:
+            node = node.setdefault(element, {})
+        node["."] = {}
+    return _fold_leaves(root)
+
+
+def _fold_leaves(node: Json) -> Json:
+    if list(node) == ["."]:
+        return {}
+    return {element: inner if element == "." else _fold_leaves(inner) for element, inner in node.items()}
+
+
+def decode_set(encoded: Any) -> frozenset[Path]:
+    """FieldsV1 as a set of paths; what is malformed is left out."""
+    found: set[Path] = set()
+
+    def collect(node: Any, path: Path) -> None:
+        if not isinstance(node, dict):
+            return
+        if path and (not node or "." in node):
+            found.add(path)
+        for element, inner in node.items():
+            if element != ".":
+                collect(inner, (*path, element))
+
+    collect(encoded, ())
+    return frozenset(found)

@@ -1,0 +1,105 @@
+"""The parts of the API put together: one store, one registry, and those who read, write and collect."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from . import crds
+from .codec import load_yaml_file, section
+from .deletes import Collector
+from .errors import Json
+from .faults import Faults
+from .options import Options
+from .patch import APPLY
+from .reads import Reader
+from .resources import Registry, Resource
+from .storage import Store
+from .targets import Target, WriteOptions
+from .watch import Subscription, Watcher
+from .writes import Writer
+
+_NAMESPACES = ("default", "kube-system", "kube-public")
+_MANAGER = "metal-supervisor-apiserver"
+
+
+class Kernel:
+    """Everything but HTTP."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.store = Store(options.data_file)
+        self.registry = Registry()
+        self.faults = Faults()
+        self.reader = Reader(self.store, self.registry)
+        self.watcher = Watcher(self.store, self.registry, self.reader, options.bookmark_s)
+        self.collector = Collector(self.store, self.registry)
+        self.deleter = self.collector.deleter
+        self.writer = Writer(
+            self.store,
+            self.registry,
+            allow_loopback=options.allow_loopback_endpoints,
+            on_owners_changed=self.collector.wake,
+        )
+        self._subscriptions: set[Subscription] = set()
+        self._subscriptions_lock = threading.Lock()
+
+    def start(self) -> None:
+        """Brings the store to life: what it holds is served, what must exist is made."""
+        for crd in self.store.items(crds.KIND):
+            self.writer.install(crd)
+        for name in _NAMESPACES:
+            if self.store.get("/namespaces", ("", name)) is None:
+                self._apply("", "v1", "namespaces", {"metadata": {"name": name}})
+        for path in self.options.crd_paths:
+            self.install_crds(path)
+        self.collector.start()
+        self.collector.wake()
+
+    def stop(self) -> None:
+        """Ends all watches and the collector, and closes the store."""
+        self.close_watches({})
+        self.collector.stop()
+        self.store.close()
+
+    def install_crds(self, path: Path) -> None:
+        """Applies the CRDs of a YAML file; nothing changes when they are installed already."""
+        for document in load_yaml_file(path):
+            if document.get("kind") == "CustomResourceDefinition":
+                self._apply("apiextensions.k8s.io", "v1", "customresourcedefinitions", document)
+
+    def _apply(self, group: str, version: str, plural: str, body: Json) -> None:
+        target = Target(self.resource(group, version, plural), "", section(body, "metadata").get("name", ""))
+        self.writer.patch(target, APPLY, body, WriteOptions(_MANAGER, force=True))
+
+    def resource(self, group: str, version: str, plural: str) -> Resource:
+        """A resource that is known to exist."""
+        found = self.registry.find(group, version, plural)
+        assert found is not None
+        return found
+
+    # ---- watches -------------------------------------------------------------------------------
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Notes an open watch, so that it can be closed from here."""
+        with self._subscriptions_lock:
+            self._subscriptions.add(subscription)
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Forgets a watch that has ended."""
+        with self._subscriptions_lock:
+            self._subscriptions.discard(subscription)
+
+    def subscriptions(self) -> list[Subscription]:
+        """The open watches."""
+        with self._subscriptions_lock:
+            return list(self._subscriptions)
+
+    def close_watches(self, rule: Json) -> None:
+        """Ends the open watches that a fault rule is about; all of them for an empty rule."""
+        with self._subscriptions_lock:
+            for subscription in self._subscriptions:
+                plural = subscription.target.resource.plural
+                if rule.get("resource") in (None, plural) and rule.get("name") in (None, subscription.name):
+                    subscription.closed = True
+        self.store.wake_all()

@@ -1,0 +1,35 @@
+"""What an API server is started with."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of one API server. Raises ValueError for an address others could reach."""
+
+    data_file: Path
+    """SQLite file with all objects; created, 0600, when missing."""
+    prefix: str
+    """Unguessable first part of every path, e.g. `/k-3f…`; who does not know it sees only 404."""
+    port: int = 0
+    """TCP port; 0 lets the system choose one."""
+    host: str = "127.0.0.1"
+    """Address to listen on; only loopback is accepted, because there is no authentication."""
+    crd_paths: tuple[Path, ...] = ()
+    """YAML files with CRDs, applied at every start."""
+    allow_loopback_endpoints: bool = False
+    """Whether EndpointSlices may hold loopback addresses, which a real server refuses."""
+    faults: bool = False
+    """Whether `<prefix>/faults` accepts rules that make requests fail."""
+    bookmark_s: float = 60.0
+    """Pause between bookmarks on a quiet watch."""
+
+    def __post_init__(self) -> None:
+        if self.host != "localhost" and not ipaddress.ip_address(self.host).is_loopback:
+            raise ValueError(f"host {self.host}: only a loopback address is allowed")
+        if self.prefix and (not self.prefix.startswith("/") or self.prefix.endswith("/")):
+            raise ValueError(f"prefix {self.prefix!r}: must begin with / and not end with it")

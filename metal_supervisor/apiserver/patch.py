@@ -1,0 +1,231 @@
+"""The three patch formats that are not apply: merge, JSON and strategic merge.
+
+Strategic merge is merge patch plus knowledge of lists: items with a merge key are matched by it, and
+`$patch`, `$retainKeys`, `$setElementOrder/…` and `$deleteFromPrimitiveList/…` are directives, not data.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .codec import clone, listed
+from .errors import ApiError, Json, bad_request
+from .fields import METADATA_SCHEMA
+from .schema import child_schema
+
+MERGE = "application/merge-patch+json"
+JSON = "application/json-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+APPLY = "application/apply-patch+yaml"
+_MAX_OPERATIONS = 10_000
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """RFC 7386: null deletes, objects merge, everything else replaces."""
+    if not isinstance(patch, dict):
+        return clone(patch)
+    merged = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = merge_patch(merged.get(name), value)
+    return merged
+
+
+# ---- RFC 6902 ----------------------------------------------------------------------------------
+
+
+def json_patch(target: Json, operations: Any) -> Json:
+    """RFC 6902. 422 when an operation does not fit the object, 400 when it is malformed."""
+    if not isinstance(operations, list):
+        raise bad_request("error decoding patch: a JSON patch is a list of operations")
+    if len(operations) > _MAX_OPERATIONS:
+        message = f"The allowed maximum operations in a JSON patch is {_MAX_OPERATIONS}, got {len(operations)}"
+        raise ApiError(413, "RequestEntityTooLarge", message)
+    document: Any = clone(target)
+    for operation in operations:
+        if not isinstance(operation, dict) or not isinstance(operation.get("path"), str):
+            raise bad_request("error decoding patch: every operation needs a path")
+        document = _operate(document, operation)
+    if not isinstance(document, dict):
+        raise _unfitting("the result is not an object")
+    return document
+
+
+def _unfitting(why: str) -> ApiError:
+    return ApiError(422, "Invalid", f"the server rejected our request due to an error in our request: {why}")
+
+
+def _operate(document: Any, operation: Json) -> Any:
+    kind, path = operation.get("op"), _pointer(operation["path"])
+    if kind in ("add", "replace", "test") and "value" not in operation:
+        raise bad_request(f"error decoding patch: {kind} needs a value")
+    if kind == "add":
+        return _put(document, path, clone(operation["value"]), adding=True)
+    if kind == "replace":
+        _look(document, path)
+        return _put(document, path, clone(operation["value"]), adding=False)
+    if kind == "remove":
+        return _take(document, path)
+    if kind == "test":
+        if _look(document, path) != operation["value"]:
+            raise _unfitting(f"testing value {operation['path']} failed: test failed")
+        return document
+    if kind in ("move", "copy"):
+        source = _pointer(str(operation.get("from", "")))
+        value = clone(_look(document, source))
+        if kind == "move":
+            document = _take(document, source)
+        return _put(document, path, value, adding=True)
+    raise bad_request(f"error decoding patch: unexpected kind: {kind}")
+
+
+def _pointer(text: str) -> list[str]:
+    if text == "":
+        return []
+    if not text.startswith("/"):
+        raise bad_request(f"error decoding patch: {text} is not a JSON pointer")
+    return [part.replace("~1", "/").replace("~0", "~") for part in text.split("/")[1:]]
+
+
+def _step(container: Any, token: str) -> Any:
+    if isinstance(container, dict) and token in container:
+        return container[token]
+    if isinstance(container, list):
+        return container[_index(token, len(container) - 1)]
+    raise _unfitting(f"the path element {token!r} does not exist")
+
+
+def _index(token: str, last: int) -> int:
+    if not token.isdigit() or int(token) > last:
+        raise _unfitting(f"invalid index {token!r}")
+    return int(token)
+
+
+def _look(document: Any, path: list[str]) -> Any:
+    for token in path:
+        document = _step(document, token)
+    return document
+
+
+def _put(document: Any, path: list[str], value: Any, *, adding: bool) -> Any:
+    if not path:
+        return value
+    parent, token = _look(document, path[:-1]), path[-1]
+    if isinstance(parent, dict):
+        parent[token] = value
+    elif isinstance(parent, list) and adding:
+        parent.insert(len(parent) if token == "-" else _index(token, len(parent)), value)
+    elif isinstance(parent, list):
+        parent[_index(token, len(parent) - 1)] = value
+    else:
+        raise _unfitting(f"the path element {token!r} does not exist")
+    return document
+
+
+def _take(document: Any, path: list[str]) -> Any:
+    if not path:
+        raise _unfitting("an object cannot be removed by a patch")
+    parent, token = _look(document, path[:-1]), path[-1]
+    _step(parent, token)
+    if isinstance(parent, list):
+        del parent[int(token)]
+    else:
+        del parent[token]
+    return document
+
+
+# ---- strategic merge ---------------------------------------------------------------------------
+
+
+def strategic_patch(schema: Json, target: Any, patch: Any, *, root: bool = True) -> Any:
+    """Strategic merge patch, with merge keys from the schema."""
+    if not isinstance(patch, dict):
+        return clone(patch)
+    directive = patch.get("$patch")
+    if directive == "delete":
+        return {}
+    if directive == "replace":
+        return {name: clone(value) for name, value in patch.items() if name != "$patch"}
+    merged = dict(target) if isinstance(target, dict) else {}
+    retained = patch.get("$retainKeys")
+    if isinstance(retained, list):
+        merged = {name: value for name, value in merged.items() if name in retained}
+    for name, value in patch.items():
+        if name.startswith("$"):
+            _list_directive(merged, name, value)
+        elif value is None:
+            merged.pop(name, None)
+        else:
+            inner = METADATA_SCHEMA if root and name == "metadata" else child_schema(schema, name) or {}
+            merged[name] = _strategic_value(inner, merged.get(name), value)
+    for name, order in patch.items():
+        if name.startswith("$setElementOrder/"):
+            field = name.partition("/")[2]
+            inner = METADATA_SCHEMA if root and field == "metadata" else child_schema(schema, field) or {}
+            _reorder(merged, field, listed(order), merge_key(inner))
+    return merged
+
+
+def merge_key(schema: Json) -> str | None:
+    """The field that tells list items apart in a strategic merge, None for lists that are replaced."""
+    key = schema.get("x-kubernetes-patch-merge-key")
+    if isinstance(key, str):
+        return key
+    keys = listed(schema.get("x-kubernetes-list-map-keys"))
+    return keys[0] if schema.get("x-kubernetes-list-type") == "map" and len(keys) == 1 else None
+
+
+def _list_directive(merged: Json, name: str, value: Any) -> None:
+    kind, _, field = name.partition("/")
+    if kind == "$deleteFromPrimitiveList" and isinstance(merged.get(field), list):
+        merged[field] = [item for item in merged[field] if item not in listed(value)]
+
+
+def _strategic_value(schema: Json, current: Any, value: Any) -> Any:
+    if isinstance(value, dict):
+        return strategic_patch(schema, current, value, root=False)
+    if not isinstance(value, list):
+        return clone(value)
+    key = merge_key(schema)
+    if key:
+        return _merge_items(schema.get("items") or {}, key, listed(current), value)
+    if schema.get("x-kubernetes-list-type") == "set":
+        return [*listed(current), *(clone(item) for item in value if item not in listed(current))]
+    return clone(value)
+
+
+def _merge_items(items: Json, key: str, current: list[Any], patch: list[Any]) -> list[Any]:
+    if any(isinstance(item, dict) and item.get("$patch") == "replace" for item in patch):
+        return [clone(item) for item in patch if isinstance(item, dict) and "$patch" not in item]
+    merged = list(current)
+    for item in patch:
+        if not isinstance(item, dict) or key not in item:
+            raise bad_request(f"map: {item} does not contain declared merge key: {key}")
+        place = next((n for n, old in enumerate(merged) if isinstance(old, dict) and old.get(key) == item[key]), None)
+        if item.get("$patch") == "delete":
+            if place is not None:
+                del merged[place]
+        elif place is None:
+            merged.append({name: clone(value) for name, value in item.items() if not name.startswith("$")})
+        else:
+            merged[place] = strategic_patch(items, merged[place], item, root=False)
+    return merged
+
+
+def _reorder(merged: Json, field: str, order: list[Any], key: str | None) -> None:
+    """Sorts the named items as asked; items the order does not name keep to the end."""
+    current = merged.get(field)
+    if not isinstance(current, list):
+        return
+
+    def rank(item: Any) -> int:
+        for place, wanted in enumerate(order):
+            if key is None and item == wanted:
+                return place
+            if key and isinstance(item, dict) and isinstance(wanted, dict) and item.get(key) == wanted.get(key):
+                return place
+        return len(order)
+
+    merged[field] = sorted(current, key=rank)

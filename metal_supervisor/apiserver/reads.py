@@ -1,0 +1,164 @@
+"""Get, list and the Accept header: how objects are chosen and in which form they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import tables
+from .codec import pack_token, unpack_token
+from .errors import Json, bad_request, expired, not_found, too_large_version
+from .resources import Registry, Resource
+from .selectors import Test, selector
+from .storage import Store
+from .targets import Target
+from .views import partial, view
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form in which a client wants objects."""
+
+    kind: str = "object"
+    """`object`, `table`, `partial` or `discovery`."""
+    include: str = "Metadata"
+    """For tables: how much of each object goes along."""
+
+    def one(self, resource: Resource, obj: Json, *, header: bool = True) -> Json:
+        """A single object in this form."""
+        if self.kind == "table":
+            metadata = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
+            return tables.table(resource, [obj], metadata, include=self.include, header=header)
+        return partial(obj) if self.kind == "partial" else obj
+
+    def many(self, resource: Resource, objects: list[Json], metadata: Json) -> Json:
+        """A list of objects in this form."""
+        if self.kind == "table":
+            return tables.table(resource, objects, metadata, include=self.include, header=True)
+        if self.kind == "partial":
+            items = [partial(obj) for obj in objects]
+            return {
+                "kind": "PartialObjectMetadataList",
+                "apiVersion": "meta.k8s.io/v1",
+                "metadata": metadata,
+                "items": items,
+            }
+        return {
+            "kind": resource.list_kind_name,
+            "apiVersion": resource.group_version,
+            "metadata": metadata,
+            "items": objects,
+        }
+
+
+def form_of(accept: str, query: Mapping[str, str]) -> Form:
+    """The first form in an Accept header that we speak; JSON when there is none (protobuf included)."""
+    for offer in accept.split(","):
+        media, *parameters = [part.strip() for part in offer.split(";")]
+        wanted = dict(part.partition("=")[::2] for part in parameters)
+        if media not in ("application/json", "*/*", "application/*"):
+            continue
+        kind = wanted.get("as", "")
+        if kind == "Table":
+            return Form("table", query.get("includeObject", "Metadata"))
+        if kind in ("PartialObjectMetadata", "PartialObjectMetadataList"):
+            return Form("partial")
+        if kind == "APIGroupDiscoveryList":
+            if wanted.get("v") == "v2":
+                return Form("discovery")
+            continue
+        return Form()
+    return Form()
+
+
+def flag(query: Mapping[str, str], name: str) -> bool:
+    """A boolean query parameter; 400 for anything but a boolean."""
+    text = query.get(name)
+    if text in (None, "", "false", "0", "False"):
+        return False
+    if text in ("true", "1", "True"):
+        return True
+    raise bad_request(f'invalid value "{text}" for {name}: must be a boolean')
+
+
+def number(query: Mapping[str, str], name: str) -> int:
+    """A whole number in the query, 0 when absent; 400 for anything else."""
+    text = query.get(name) or "0"
+    if not text.isdigit():
+        raise bad_request(f'{name}: Invalid value: "{text}": must be a non-negative whole number')
+    return int(text)
+
+
+def selection(target: Target, query: Mapping[str, str]) -> Test:
+    """The test for labelSelector and fieldSelector."""
+    return selector(target.resource, query.get("labelSelector", ""), query.get("fieldSelector", ""))
+
+
+class Reader:
+    """Performs get and list."""
+
+    def __init__(self, store: Store, registry: Registry) -> None:
+        self._store = store
+        self._registry = registry
+
+    def get(self, target: Target) -> Json:
+        """One object in the words of its resource. Raises ApiError 404."""
+        resource = target.resource
+        with self._store.lock:
+            stored = self._store.get(resource.storage_key, (target.namespace, target.name))
+        if stored is None:
+            raise not_found(resource.group, resource.plural, target.name)
+        return view(resource, stored)
+
+    def selected(self, target: Target, test: Test) -> list[Json]:
+        """All objects of a collection that pass a test."""
+        objects = self._store.items(target.resource.storage_key, target.namespace or None)
+        return [obj for obj in (view(target.resource, stored) for stored in objects) if test(obj)]
+
+    def list(self, target: Target, query: Mapping[str, str], form: Form) -> Json:
+        """A collection, whole or in chunks of `limit`."""
+        test, limit = selection(target, query), number(query, "limit")
+        with self._store.lock:
+            token = query.get("continue", "")
+            version, after = self._continued(target, token) if token else (self._store.version, None)
+            self._check_version(query, token)
+            objects = self.selected(target, test)
+        if after is not None:
+            objects = [obj for obj in objects if _place(obj) > after]
+        metadata: dict[str, Any] = {"resourceVersion": str(version)}
+        if limit and len(objects) > limit:
+            rest = len(objects) - limit
+            objects = objects[:limit]
+            metadata["continue"] = pack_token({"rv": version, "after": list(_place(objects[-1]))})
+            metadata["remainingItemCount"] = rest
+        return form.many(target.resource, objects, metadata)
+
+    def _continued(self, target: Target, token: str) -> tuple[int, tuple[str, str]]:
+        """Where a chunked list goes on. Later chunks are newer than the first; a watch from its version mends that."""
+        value = unpack_token(token)
+        version, after = value.get("rv"), value.get("after")
+        if not isinstance(version, int) or not isinstance(after, list) or len(after) != 2:
+            raise bad_request("continue key is not valid: invalid token")
+        if version < self._store.floor(target.resource.storage_key):
+            raise expired(
+                "The provided continue parameter is too old to display a consistent list result. "
+                "You must start a new list without the continue parameter."
+            )
+        return version, (str(after[0]), str(after[1]))
+
+    def _check_version(self, query: Mapping[str, str], token: str) -> None:
+        text = query.get("resourceVersion", "")
+        if not text:
+            return
+        if token:
+            raise bad_request("specifying resource version is not allowed when using continue")
+        wanted = number(query, "resourceVersion")
+        if wanted > self._store.version:
+            raise too_large_version(wanted, self._store.version)
+        if query.get("resourceVersionMatch") == "Exact" and wanted != self._store.version:
+            raise expired(f"The resourceVersion for the provided list is too old: {wanted} ({self._store.version})")
+
+
+def _place(obj: Json) -> tuple[str, str]:
+    return (obj["metadata"].get("namespace", ""), obj["metadata"]["name"])

@@ -1,0 +1,212 @@
+"""Which resources exist: a table of built-in ones, and what CRDs add and take away at run time.
+
+A `Resource` is one kind in one version under one address. Several may share storage: versions of a
+CRD, and the two groups of Events.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from . import schemas
+from .codec import listed, section
+from .errors import Json
+
+ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
+_VERSION = re.compile(r"v(\d+)(?:(alpha|beta)(\d+))?")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Where a kind keeps its replica counts, as paths like `.spec.replicas`."""
+
+    spec_path: str
+    status_path: str
+    selector_path: str
+
+
+@dataclass(frozen=True, eq=False)
+class Resource:
+    """One kind under one address."""
+
+    group: str
+    """Empty for the core group."""
+    version: str
+    plural: str
+    kind: str
+    schema: Json
+    """Structural schema of the whole object."""
+    namespaced: bool = True
+    singular: str = ""
+    short_names: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    list_kind: str = ""
+    status: bool = False
+    """Whether `/status` is a subresource of its own."""
+    scale: Scale | None = None
+    columns: tuple[Json, ...] = ()
+    """`additionalPrinterColumns` of a CRD."""
+    custom: bool = False
+    """Whether a CRD defines it."""
+    storage: str = ""
+    """Name under which its objects are stored; shared by resources that are views of the same objects."""
+    verbs: tuple[str, ...] = ALL_VERBS
+    selectable: tuple[str, ...] = ()
+    """Fields that a fieldSelector may name, beyond name and namespace."""
+    generation: bool = True
+    """Whether `metadata.generation` counts changes of the spec."""
+
+    @property
+    def group_version(self) -> str:
+        """`v1` or `discovery.k8s.io/v1`."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def storage_key(self) -> str:
+        """Name of the storage of its objects."""
+        return self.storage or f"{self.group}/{self.plural}"
+
+    @property
+    def singular_name(self) -> str:
+        """`service`."""
+        return self.singular or self.kind.lower()
+
+    @property
+    def list_kind_name(self) -> str:
+        """`ServiceList`."""
+        return self.list_kind or f"{self.kind}List"
+
+
+EVENT_FIELDS = tuple(f"involvedObject.{name}" for name in schemas.REFERENCE_FIELDS)
+REGARDING_FIELDS = tuple(f"regarding.{name}" for name in schemas.REFERENCE_FIELDS)
+
+BUILT_IN = (
+    Resource(
+        "", "v1", "namespaces", "Namespace", schemas.NAMESPACE, namespaced=False, short_names=("ns",),
+        status=True, selectable=("status.phase",), generation=False,
+    ),
+    Resource(
+        "", "v1", "services", "Service", schemas.SERVICE, short_names=("svc",), categories=("all",),
+        status=True, selectable=("spec.clusterIP", "spec.type"), generation=False,
+    ),
+    Resource(
+        "", "v1", "events", "Event", schemas.EVENT_CORE, short_names=("ev",), storage="/events", generation=False,
+        selectable=(*EVENT_FIELDS, "reason", "reportingComponent", "source", "type"),
+    ),
+    Resource("", "v1", "configmaps", "ConfigMap", schemas.CONFIG_MAP, short_names=("cm",), generation=False),
+    Resource("", "v1", "secrets", "Secret", schemas.SECRET, selectable=("type",), generation=False),
+    Resource(
+        "", "v1", "nodes", "Node", schemas.NODE, namespaced=False, short_names=("no",), status=True,
+        selectable=("spec.unschedulable",), generation=False,
+    ),
+    Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice", schemas.ENDPOINT_SLICE),
+    Resource("coordination.k8s.io", "v1", "leases", "Lease", schemas.LEASE, generation=False),
+    Resource(
+        "events.k8s.io", "v1", "events", "Event", schemas.EVENT, short_names=("ev",), storage="/events",
+        generation=False, selectable=(*REGARDING_FIELDS, "reason", "reportingController", "type"),
+    ),
+    Resource(
+        "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", schemas.CRD,
+        namespaced=False, short_names=("crd", "crds"), categories=("api-extensions",), status=True,
+    ),
+    Resource(
+        "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", schemas.ACCESS_REVIEW,
+        namespaced=False, verbs=("create",), generation=False,
+    ),
+)  # fmt: skip
+
+
+def from_crd(crd: Json) -> list[Resource]:
+    """The resources that a stored CRD defines, one per served version."""
+    spec, names = section(crd, "spec"), section(crd, "spec", "names")
+    found = []
+    for version in listed(spec.get("versions")):
+        if not version.get("served", True):
+            continue
+        subresources = section(version, "subresources")
+        found.append(
+            Resource(
+                group=spec["group"],
+                version=version["name"],
+                plural=names["plural"],
+                kind=names["kind"],
+                schema=section(version, "schema", "openAPIV3Schema") or {"x-kubernetes-preserve-unknown-fields": True},
+                namespaced=spec.get("scope") == "Namespaced",
+                singular=names.get("singular") or "",
+                short_names=tuple(listed(names.get("shortNames"))),
+                categories=tuple(listed(names.get("categories"))),
+                list_kind=names.get("listKind") or "",
+                status="status" in subresources,
+                scale=_scale(subresources),
+                columns=tuple(listed(version.get("additionalPrinterColumns"))),
+                custom=True,
+                selectable=tuple(
+                    str(entry.get("jsonPath", "")).lstrip(".") for entry in listed(version.get("selectableFields"))
+                ),
+            )
+        )
+    return found
+
+
+def _scale(subresources: Json) -> Scale | None:
+    if "scale" not in subresources:
+        return None
+    declared = section(subresources, "scale")
+    return Scale(
+        declared.get("specReplicasPath", ""),
+        declared.get("statusReplicasPath", ""),
+        declared.get("labelSelectorPath", ""),
+    )
+
+
+def version_rank(version: str) -> tuple[int, int, int, str]:
+    """Sort key, best first: v2, v1, v1beta1, v1alpha1, then anything else."""
+    match = _VERSION.fullmatch(version)
+    if not match:
+        return (1, 0, 0, version)
+    maturity = {None: 0, "beta": 1, "alpha": 2}[match[2]]
+    return (0, maturity, -int(match[1]) * 1000 - int(match[3] or 0), version)
+
+
+@dataclass
+class Registry:
+    """The resources that exist now. Replaced as a whole on change, so readers need no lock."""
+
+    _by_address: dict[tuple[str, str, str], Resource] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._by_address = {(r.group, r.version, r.plural): r for r in BUILT_IN}
+
+    def find(self, group: str, version: str, plural: str) -> Resource | None:
+        """The resource under an address, None when there is none."""
+        return self._by_address.get((group, version, plural))
+
+    def all(self) -> list[Resource]:
+        """Every resource, in the order of installation."""
+        return list(self._by_address.values())
+
+    def of_kind(self, api_version: str, kind: str) -> Resource | None:
+        """The resource that an object reference means; any version of its group will do."""
+        group = api_version.partition("/")[0] if "/" in api_version else ""
+        return next((r for r in self.all() if r.group == group and r.kind == kind), None)
+
+    def of_storage(self, storage_key: str) -> Resource | None:
+        """A resource whose objects are stored under that name."""
+        return next((r for r in self.all() if r.storage_key == storage_key), None)
+
+    def versions(self, group: str) -> list[str]:
+        """Versions of a group, preferred one first; empty when the group does not exist."""
+        return sorted({r.version for r in self.all() if r.group == group}, key=version_rank)
+
+    def groups(self) -> list[str]:
+        """Named groups, in the order of installation."""
+        return list(dict.fromkeys(r.group for r in self.all() if r.group))
+
+    def install(self, group: str, plural: str, resources: Iterable[Resource]) -> None:
+        """Replaces what a CRD defines by its present versions; none removes it."""
+        kept = {a: r for a, r in self._by_address.items() if not (r.custom and (r.group, r.plural) == (group, plural))}
+        for resource in resources:
+            kept.setdefault((resource.group, resource.version, resource.plural), resource)
+        self._by_address = kept

@@ -1,0 +1,129 @@
+"""From a path to what it means: `/apis/<group>/<version>/namespaces/<ns>/<plural>/<name>/<subresource>`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from .errors import ApiError, bad_request, method_not_allowed, no_such_path, unsupported_value
+from .faults import Call
+from .patch import APPLY
+from .resources import Registry
+from .targets import Target
+
+
+@dataclass(frozen=True)
+class Request:
+    """One HTTP request, below the prefix."""
+
+    method: str
+    path: str
+    """Without the query, percent-encoding undone, no slash at the end."""
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes
+
+    @property
+    def content_type(self) -> str:
+        """Media type of the body, without parameters."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def split_url(url: str) -> tuple[str, dict[str, str]]:
+    """(path, query) of a request line; the first of repeated parameters counts."""
+    parts = urlsplit(url)
+    query: dict[str, str] = {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        query.setdefault(name, value)
+    return unquote(parts.path).rstrip("/") or "/", query
+
+
+def resource_target(registry: Registry, path: str) -> Target | None:
+    """The target of a resource path, None for a discovery path. Raises ApiError 404."""
+    parts = path.strip("/").split("/")
+    if parts[0] == "api":
+        group, rest = "", parts[1:]
+    elif parts[0] == "apis" and len(parts) > 1:
+        group, rest = parts[1], parts[2:]
+    else:
+        raise no_such_path()
+    if len(rest) < 2:
+        return None
+    version, rest = rest[0], rest[1:]
+    namespace = ""
+    if rest[0] == "namespaces" and len(rest) > 2 and registry.find(group, version, rest[2]):
+        namespace, rest = rest[1], rest[2:]
+    resource = registry.find(group, version, rest[0])
+    if resource is None or len(rest) > 3 or "" in rest:
+        raise no_such_path()
+    name = rest[1] if len(rest) > 1 else ""
+    subresource = rest[2] if len(rest) > 2 else ""
+    if namespace and not resource.namespaced:
+        raise no_such_path()
+    if name and resource.namespaced and not namespace:
+        raise no_such_path()
+    known = (subresource == "status" and resource.status) or (subresource == "scale" and resource.scale is not None)
+    if subresource and not known:
+        raise no_such_path()
+    return Target(resource, namespace, name, subresource)
+
+
+def verb_of(request: Request, target: Target) -> str:
+    """The Kubernetes verb of a request. Raises ApiError 405 when the resource does not have it."""
+    if request.method in ("GET", "HEAD"):
+        watching = request.query.get("watch") in ("true", "1", "True")
+        verb = "get" if target.name else "watch" if watching else "list"
+    elif request.method == "DELETE":
+        verb = "delete" if target.name else "deletecollection"
+    else:
+        verb = {"POST": "create", "PUT": "update", "PATCH": "patch"}.get(request.method, "")
+    misplaced = (verb == "create") == bool(target.name) and verb in ("create", "update", "patch")
+    nowhere = verb == "create" and target.resource.namespaced and not target.namespace
+    if misplaced or nowhere or (verb not in target.resource.verbs) or (target.subresource and verb == "delete"):
+        raise method_not_allowed()
+    return verb
+
+
+def call_of(request: Request, target: Target, verb: str) -> Call:
+    """The request as fault rules see it."""
+    name = target.name or named_by_selector(request.query)
+    shown = "apply" if verb == "patch" and request.content_type == APPLY else verb
+    return Call(shown, target.resource.plural, name, target.subresource, target.namespace)
+
+
+def named_by_selector(query: Mapping[str, str]) -> str:
+    """The one name a fieldSelector asks for, empty when it does not."""
+    for term in query.get("fieldSelector", "").split(","):
+        field, _, name = term.partition("=")
+        if field.strip() == "metadata.name":
+            return name.lstrip("=").strip()
+    return ""
+
+
+def manager_of(request: Request) -> str:
+    """Who writes: the fieldManager parameter, else the first word of the User-Agent."""
+    given = request.query.get("fieldManager", "")
+    if len(given) > 128:
+        problem = 'fieldManager: Invalid value: "…": must be no more than 128 characters'
+        raise ApiError(422, "Invalid", f'PatchOptions.meta.k8s.io "" is invalid: {problem}')
+    if given or request.content_type == APPLY:
+        return given
+    return request.headers.get("user-agent", "").partition("/")[0][:128] or "unknown"
+
+
+def is_dry_run(request: Request) -> bool:
+    """Whether nothing is to be stored; 400 for a value other than All."""
+    value = request.query.get("dryRun", "")
+    if value not in ("", "All"):
+        raise bad_request(str(unsupported_value("dryRun", value, ["All"])))
+    return value == "All"
+
+
+def field_validation(request: Request) -> str:
+    """`Strict`, `Warn` or `Ignore`; 400 for anything else."""
+    value = request.query.get("fieldValidation") or "Warn"
+    if value not in ("Strict", "Warn", "Ignore"):
+        raise bad_request(str(unsupported_value("fieldValidation", value, ["Ignore", "Strict", "Warn"])))
+    return value

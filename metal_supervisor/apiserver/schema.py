@@ -1,0 +1,248 @@
+"""Structural schemas: take out what is unknown, put in defaults, and say what is wrong.
+
+CRDs bring their own schema; the built-in resources have one in `schemas.py`. One walker for each of
+the three steps serves both, and the messages are those of a real server, because people search for
+them. Rules written in CEL (`x-kubernetes-validations`) are not evaluated.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from .codec import clone, listed, parse_time
+from .errors import (
+    Json,
+    Problem,
+    duplicate_value,
+    invalid_value,
+    required,
+    too_long,
+    too_many,
+    unsupported_value,
+    wrong_type,
+)
+
+_ROOT_FIELDS = frozenset({"apiVersion", "kind", "metadata"})
+_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "boolean": (bool,),
+    "integer": (int,),
+    "number": (int, float),
+}
+
+
+def join(path: str, name: str) -> str:
+    """`spec` + `ports` = `spec.ports`."""
+    return f"{path}.{name}" if path else name
+
+
+def keeps_unknown(schema: Json) -> bool:
+    """Whether objects under this schema may have fields nobody declared."""
+    return bool(schema.get("x-kubernetes-preserve-unknown-fields")) or not schema
+
+
+def child_schema(schema: Json, name: str) -> Json | None:
+    """Schema of one field, None when it is not declared."""
+    properties = schema.get("properties")
+    if isinstance(properties, dict) and name in properties:
+        found = properties[name]
+        return found if isinstance(found, dict) else {}
+    extra = schema.get("additionalProperties")
+    if isinstance(extra, dict):
+        return extra
+    if extra is True or keeps_unknown(schema):
+        return {"x-kubernetes-preserve-unknown-fields": True}
+    return None
+
+
+def prune(schema: Json, value: Any, path: str = "") -> list[str]:
+    """Removes undeclared fields and meaningless nulls in place; returns the paths of the unknown fields."""
+    if isinstance(value, list):
+        items = schema.get("items")
+        if not isinstance(items, dict):
+            return []
+        return [name for index, item in enumerate(value) for name in prune(items, item, f"{path}[{index}]")]
+    if not isinstance(value, dict):
+        return []
+    unknown: list[str] = []
+    embedded = path == "" or schema.get("x-kubernetes-embedded-resource")
+    for name in list(value):
+        if embedded and name in _ROOT_FIELDS:
+            continue
+        inner = child_schema(schema, name)
+        if inner is None:
+            unknown.append(join(path, name))
+            del value[name]
+        elif value[name] is None and not inner.get("nullable") and inner.get("type"):
+            del value[name]
+        else:
+            unknown += prune(inner, value[name], join(path, name))
+    return unknown
+
+
+def apply_defaults(schema: Json, value: Any, path: str = "") -> None:
+    """Fills in defaults, in place, wherever the parent exists."""
+    if isinstance(value, list):
+        items = schema.get("items")
+        if isinstance(items, dict):
+            for item in value:
+                apply_defaults(items, item, path + "[]")
+        return
+    if not isinstance(value, dict):
+        return
+    for name, inner in (schema.get("properties") or {}).items():
+        if "default" in inner and name not in value:
+            value[name] = clone(inner["default"])
+        if name in value and not (path == "" and name == "metadata"):
+            apply_defaults(inner, value[name], join(path, name))
+    extra = schema.get("additionalProperties")
+    if isinstance(extra, dict):
+        for name, item in value.items():
+            if name not in (schema.get("properties") or {}):
+                apply_defaults(extra, item, join(path, name))
+
+
+def validate(schema: Json, value: Any, path: str = "") -> list[Problem]:
+    """Everything wrong with a value that has been pruned and defaulted."""
+    return list(_problems(schema, value, path))
+
+
+def _problems(schema: Json, value: Any, path: str) -> Iterator[Problem]:
+    if value is None and schema.get("nullable"):
+        return
+    if schema.get("x-kubernetes-int-or-string"):
+        if isinstance(value, bool) or not isinstance(value, (int, str)):
+            yield wrong_type(path, value, "integer,string")
+            return
+    elif (kind := schema.get("type")) in _TYPES and not _has_type(value, kind):
+        yield wrong_type(path, value, kind)
+        return
+    if "enum" in schema and value not in schema["enum"]:
+        yield unsupported_value(path, value, schema["enum"])
+    if isinstance(value, str):
+        yield from _text_problems(schema, value, path)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield from _number_problems(schema, value, path)
+    elif isinstance(value, list):
+        yield from _list_problems(schema, value, path)
+    elif isinstance(value, dict):
+        yield from _object_problems(schema, value, path)
+    yield from _combined_problems(schema, value, path)
+
+
+def _has_type(value: Any, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    if kind == "integer" and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, _TYPES[kind])
+
+
+def _text_problems(schema: Json, value: str, path: str) -> Iterator[Problem]:
+    pattern = schema.get("pattern")
+    if pattern and not _compiled(pattern).search(value):
+        yield invalid_value(path, value, f"{path} in body should match '{pattern}'")
+    if "minLength" in schema and len(value) < schema["minLength"]:
+        yield invalid_value(path, value, f"{path} in body should be at least {schema['minLength']} chars long")
+    if "maxLength" in schema and len(value) > schema["maxLength"]:
+        yield too_long(path, schema["maxLength"])
+    wanted = schema.get("format")
+    if wanted and not _has_format(value, wanted):
+        yield invalid_value(path, value, f'{path} in body must be of type {wanted}: "{value}"')
+
+
+def _has_format(value: str, wanted: str) -> bool:
+    if wanted == "date-time":
+        return parse_time(value) is not None
+    if wanted in ("ipv4", "ipv6"):
+        try:
+            return ipaddress.ip_address(value).version == (4 if wanted == "ipv4" else 6)
+        except ValueError:
+            return False
+    return True
+
+
+@lru_cache(maxsize=512)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """The pattern, or one that matches all: a pattern only Go understands must not refuse objects."""
+    try:
+        return re.compile(pattern.replace(r"\z", r"\Z"))
+    except re.error:
+        return re.compile("")
+
+
+def _number_problems(schema: Json, value: float, path: str) -> Iterator[Problem]:
+    if "minimum" in schema:
+        limit, exclusive = schema["minimum"], schema.get("exclusiveMinimum") is True
+        if value < limit or (exclusive and value == limit):
+            detail = "greater than" if exclusive else "greater than or equal to"
+            yield invalid_value(path, value, f"{path} in body should be {detail} {limit}")
+    if "maximum" in schema:
+        limit, exclusive = schema["maximum"], schema.get("exclusiveMaximum") is True
+        if value > limit or (exclusive and value == limit):
+            detail = "less than" if exclusive else "less than or equal to"
+            yield invalid_value(path, value, f"{path} in body should be {detail} {limit}")
+    if schema.get("multipleOf") and value % schema["multipleOf"]:
+        yield invalid_value(path, value, f"{path} in body should be a multiple of {schema['multipleOf']}")
+    if schema.get("format") == "int32" and not -(2**31) <= value < 2**31:
+        yield invalid_value(path, value, f"{path} in body should be a 32 bit integer")
+
+
+def _list_problems(schema: Json, value: list[Any], path: str) -> Iterator[Problem]:
+    if "minItems" in schema and len(value) < schema["minItems"]:
+        yield invalid_value(path, len(value), f"{path} in body should have at least {schema['minItems']} items")
+    if "maxItems" in schema and len(value) > schema["maxItems"]:
+        yield too_many(path, len(value), schema["maxItems"])
+    items = schema.get("items")
+    if isinstance(items, dict):
+        for index, item in enumerate(value):
+            yield from _problems(items, item, f"{path}[{index}]")
+    seen: list[Any] = []
+    for index, item in enumerate(value):
+        if schema.get("x-kubernetes-list-type") == "map" and isinstance(item, dict):
+            identity: Any = {key: item.get(key) for key in listed(schema.get("x-kubernetes-list-map-keys"))}
+        elif schema.get("x-kubernetes-list-type") == "set":
+            identity = item
+        else:
+            continue
+        if identity in seen:
+            yield duplicate_value(f"{path}[{index}]", identity)
+        seen.append(identity)
+
+
+def _object_problems(schema: Json, value: Json, path: str) -> Iterator[Problem]:
+    for name in schema.get("required") or ():
+        if name not in value:
+            yield required(join(path, name))
+    if "maxProperties" in schema and len(value) > schema["maxProperties"]:
+        yield too_many(path, len(value), schema["maxProperties"])
+    if "minProperties" in schema and len(value) < schema["minProperties"]:
+        least = schema["minProperties"]
+        yield invalid_value(path, len(value), f"{path} in body should have at least {least} properties")
+    for name, item in value.items():
+        if path == "" and name == "metadata":
+            continue
+        inner = child_schema(schema, name)
+        if inner:
+            yield from _problems(inner, item, join(path, name))
+
+
+def _combined_problems(schema: Json, value: Any, path: str) -> Iterator[Problem]:
+    for inner in schema.get("allOf") or ():
+        yield from _problems(inner, value, path)
+    for word, wanted in (("anyOf", "at least one of"), ("oneOf", "one and only one of")):
+        choices = schema.get(word)
+        if not choices:
+            continue
+        fitting = sum(1 for inner in choices if not validate(inner, value, path))
+        if fitting == 0 or (word == "oneOf" and fitting > 1):
+            where = f'"{path}" must validate {wanted} the schemas ({word})'
+            yield Problem(path, "FieldValueInvalid", f"Invalid value: {where}")
+    if isinstance(schema.get("not"), dict) and not validate(schema["not"], value, path):
+        yield Problem(path, "FieldValueInvalid", f'Invalid value: "{path}" must not validate the schema (not)')

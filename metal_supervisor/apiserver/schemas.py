@@ -1,0 +1,264 @@
+"""Schemas of the built-in resources, in the same form as those of CRDs.
+
+One form for all means that pruning, defaults, type checks, field ownership, list keys and `kubectl
+explain` need no second mechanism. Only what such schemas cannot say is code, in `builtins.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .errors import Json
+
+
+def text(description: str = "", **more: Any) -> Json:
+    """A string field."""
+    return _described({"type": "string", **more}, description)
+
+
+def whole(description: str = "", **more: Any) -> Json:
+    """A 32-bit integer field."""
+    return _described({"type": "integer", "format": "int32", **more}, description)
+
+
+def flag(description: str = "", **more: Any) -> Json:
+    """A boolean field."""
+    return _described({"type": "boolean", **more}, description)
+
+
+def choice(values: list[str], description: str = "", **more: Any) -> Json:
+    """A string field with a fixed list of values."""
+    return _described({"type": "string", "enum": values, **more}, description)
+
+
+def texts(description: str = "", **more: Any) -> Json:
+    """A list of strings, owned whole."""
+    return _described({"type": "array", "items": {"type": "string"}, **more}, description)
+
+
+def mapping(description: str = "", **more: Any) -> Json:
+    """Strings by name."""
+    return _described({"type": "object", "additionalProperties": {"type": "string"}, **more}, description)
+
+
+def fields(properties: Json, description: str = "", **more: Any) -> Json:
+    """An object with declared fields."""
+    return _described({"type": "object", "properties": properties, **more}, description)
+
+
+def items(item: Json, description: str = "", keys: list[str] | None = None, merge_key: str = "") -> Json:
+    """A list of objects; owned item by item when it has keys."""
+    schema: Json = {"type": "array", "items": item}
+    if keys:
+        schema |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": keys}
+    if merge_key:
+        schema |= {"x-kubernetes-patch-merge-key": merge_key, "x-kubernetes-patch-strategy": "merge"}
+    return _described(schema, description)
+
+
+def anything(description: str = "") -> Json:
+    """A field about which we say nothing."""
+    return _described({"x-kubernetes-preserve-unknown-fields": True}, description)
+
+
+def _described(schema: Json, description: str) -> Json:
+    return {**schema, "description": description} if description else schema
+
+
+def _root(description: str, **properties: Json) -> Json:
+    head = {"apiVersion": text(), "kind": text(), "metadata": {"type": "object"}}
+    return fields({**head, **properties}, description)
+
+
+CONDITIONS = items(
+    fields(
+        {
+            "type": text(),
+            "status": choice(["True", "False", "Unknown"]),
+            "reason": text(),
+            "message": text(),
+            "observedGeneration": {"type": "integer"},
+            "lastTransitionTime": text(),
+            "lastHeartbeatTime": text(),
+        }
+    ),
+    keys=["type"],
+    merge_key="type",
+)
+REFERENCE_FIELDS = ("apiVersion", "fieldPath", "kind", "name", "namespace", "resourceVersion", "uid")
+REFERENCE = fields({name: text() for name in REFERENCE_FIELDS}, **{"x-kubernetes-map-type": "atomic"})
+_INT_OR_TEXT: Json = {"x-kubernetes-int-or-string": True}
+
+NAMESPACE = _root(
+    "A scope for names.",
+    spec=fields({"finalizers": texts()}),
+    status=fields({"phase": text(), "conditions": CONDITIONS}),
+)
+
+SERVICE = _root(
+    "A name and an address under which a set of endpoints is reached.",
+    spec=fields(
+        {
+            "type": choice(
+                ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"],
+                "How the Service is exposed. Default: ClusterIP.",
+            ),
+            "ports": items(
+                fields(
+                    {
+                        "name": text("Name of the port; needed when there are several."),
+                        "port": whole("Port of the Service."),
+                        "targetPort": {**_INT_OR_TEXT, "description": "Number or name of the endpoints' port."},
+                        "protocol": choice(["SCTP", "TCP", "UDP"], default="TCP"),
+                        "appProtocol": text("Application protocol, e.g. http."),
+                        "nodePort": whole("Port on every node, for NodePort and LoadBalancer."),
+                    },
+                    required=["port"],
+                ),
+                "The ports of the Service.",
+                keys=["port", "protocol"],
+                merge_key="port",
+            ),
+            "selector": mapping("Labels of the Pods behind it; none when endpoints are written by somebody else.")
+            | {"x-kubernetes-map-type": "atomic"},
+            "clusterIP": text("Virtual address; chosen when unset, None for a headless Service. Immutable."),
+            "clusterIPs": texts("All virtual addresses."),
+            "ipFamilies": texts(),
+            "ipFamilyPolicy": choice(["PreferDualStack", "RequireDualStack", "SingleStack"]),
+            "externalIPs": texts(),
+            "externalName": text(),
+            "externalTrafficPolicy": choice(["Cluster", "Local"]),
+            "internalTrafficPolicy": choice(["Cluster", "Local"]),
+            "sessionAffinity": choice(["ClientIP", "None"]),
+            "sessionAffinityConfig": anything(),
+            "loadBalancerIP": text(),
+            "loadBalancerClass": text(),
+            "loadBalancerSourceRanges": texts(),
+            "allocateLoadBalancerNodePorts": flag(),
+            "healthCheckNodePort": whole(),
+            "publishNotReadyAddresses": flag(),
+            "trafficDistribution": text(),
+        },
+        "What is wanted.",
+    ),
+    status=fields({"loadBalancer": anything(), "conditions": CONDITIONS}, "What is."),
+)
+
+ENDPOINT_SLICE = _root(
+    "A part of the endpoints of a Service.",
+    addressType=choice(["FQDN", "IPv4", "IPv6"], "Kind of all addresses in this slice. Immutable."),
+    endpoints=items(
+        fields(
+            {
+                "addresses": texts("Addresses of one endpoint; consumers use the first."),
+                "conditions": fields({"ready": flag(), "serving": flag(), "terminating": flag()}, default={}),
+                "hostname": text(),
+                "nodeName": text(),
+                "zone": text(),
+                "targetRef": REFERENCE,
+                "deprecatedTopology": mapping(),
+                "hints": anything(),
+            }
+        ),
+        "The endpoints, owned whole: one slice has one writer.",
+    ),
+    ports=items(
+        fields(
+            {
+                "name": text("Must equal the name of the Service's port.", default=""),
+                "protocol": choice(["SCTP", "TCP", "UDP"], default="TCP"),
+                "port": whole(),
+                "appProtocol": text(),
+            }
+        ),
+        "The ports every endpoint listens on.",
+    ),
+)
+
+LEASE = _root(
+    "A claim on something, or a sign of life.",
+    spec=fields(
+        {
+            "holderIdentity": text("Who holds it."),
+            "acquireTime": text("When the holder took it, with microseconds."),
+            "renewTime": text("When the holder last renewed it, with microseconds."),
+            "leaseDurationSeconds": whole("How long others wait after the last renewal."),
+            "leaseTransitions": whole(),
+            "preferredHolder": text(),
+            "strategy": text(),
+        }
+    ),
+)
+
+_SERIES = fields({"count": whole(), "lastObservedTime": text()})
+_SOURCE = fields({"component": text(), "host": text()})
+EVENT_CORE = _root(
+    "A report that something happened.",
+    involvedObject=REFERENCE,
+    reason=text("Why, one word for machines."),
+    message=text("What, one sentence for people."),
+    source=_SOURCE,
+    firstTimestamp=text(),
+    lastTimestamp=text(),
+    count=whole(),
+    type=text("Normal or Warning."),
+    eventTime=text(),
+    series=_SERIES,
+    action=text(),
+    related=REFERENCE,
+    reportingComponent=text(),
+    reportingInstance=text(),
+)
+EVENT = _root(
+    "A report that something happened.",
+    eventTime=text("When it was first seen, with microseconds."),
+    series=_SERIES,
+    reportingController=text(),
+    reportingInstance=text(),
+    action=text("What the reporter did."),
+    reason=text("Why, one word for machines."),
+    regarding=REFERENCE,
+    related=REFERENCE,
+    note=text("What, one sentence for people."),
+    type=text("Normal or Warning."),
+    deprecatedSource=_SOURCE,
+    deprecatedFirstTimestamp=text(),
+    deprecatedLastTimestamp=text(),
+    deprecatedCount=whole(),
+)
+
+CONFIG_MAP = _root("Settings as text.", data=mapping(), binaryData=mapping(), immutable=flag())
+SECRET = _root(
+    "Settings not to be shown.", data=mapping(), stringData=mapping(), type=text(default="Opaque"), immutable=flag()
+)
+NODE = _root("A machine.", spec=anything(), status=fields({"conditions": CONDITIONS}) | anything())
+
+CRD = _root(
+    "A kind of object that is added to this API.",
+    spec=fields(
+        {
+            "group": text(),
+            "names": fields(
+                {
+                    "plural": text(),
+                    "singular": text(),
+                    "kind": text(),
+                    "listKind": text(),
+                    "shortNames": texts(),
+                    "categories": texts(),
+                },
+                required=["kind", "plural"],
+            ),
+            "scope": choice(["Cluster", "Namespaced"]),
+            "versions": items(anything(), "All versions, owned whole."),
+            "conversion": fields(
+                {"strategy": choice(["None", "Webhook"]), "webhook": anything()}, default={"strategy": "None"}
+            ),
+            "preserveUnknownFields": flag(),
+        },
+        required=["group", "names", "scope", "versions"],
+    ),
+    status=fields({"acceptedNames": anything(), "conditions": CONDITIONS, "storedVersions": texts()}),
+) | {"required": ["spec"]}
+
+ACCESS_REVIEW = _root("Asks whether I may do something.", spec=anything(), status=anything())

@@ -1,0 +1,95 @@
+"""Label and field selectors, parsed once per request and asked once per object."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from .codec import section
+from .errors import Json, bad_request
+from .resources import Resource
+
+Test: TypeAlias = Callable[[Json], bool]
+
+_SET_TERM = re.compile(r"(\S+)\s+(in|notin)\s*\(([^()]*)\)")
+_EQUALITY_TERM = re.compile(r"([^=!\s]+)\s*(==|=|!=)\s*(.*)")
+_LABEL_KEY = re.compile(r"([a-z0-9A-Z.-]+/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+
+
+def selector(resource: Resource, labels: str, fields: str) -> Test:
+    """A test for objects that satisfy both selectors; 400 for one that cannot be read."""
+    tests = [_label_test(term) for term in _split_terms(labels)]
+    tests += [_field_test(resource, term) for term in _split_terms(fields)]
+    return lambda obj: all(test(obj) for test in tests)
+
+
+def _split_terms(text: str) -> list[str]:
+    """Splits at the commas that are not inside parentheses."""
+    terms, depth, start = [], 0, 0
+    for place, letter in enumerate(text):
+        if letter == "(":
+            depth += 1
+        elif letter == ")":
+            depth -= 1
+        elif letter == "," and depth == 0:
+            terms.append(text[start:place])
+            start = place + 1
+    terms.append(text[start:])
+    return [term.strip() for term in terms if term.strip()]
+
+
+def _labels(obj: Json) -> Json:
+    return section(obj, "metadata", "labels")
+
+
+def _key(text: str, term: str) -> str:
+    if not _LABEL_KEY.fullmatch(text):
+        raise bad_request(f'unable to parse requirement: <nil>: Invalid value: "{term}": invalid label key')
+    return text
+
+
+def _label_test(term: str) -> Test:
+    listed = _SET_TERM.fullmatch(term)
+    if listed:
+        key = _key(listed[1], term)
+        values = {value.strip() for value in listed[3].split(",")}
+        if listed[2] == "in":
+            return lambda obj: _labels(obj).get(key) in values
+        return lambda obj: _labels(obj).get(key) not in values
+    equality = _EQUALITY_TERM.fullmatch(term)
+    if equality:
+        key, wanted = _key(equality[1], term), equality[3].strip()
+        if equality[2] == "!=":
+            return lambda obj: _labels(obj).get(key) != wanted
+        return lambda obj: _labels(obj).get(key) == wanted
+    if term.startswith("!"):
+        absent = _key(term[1:].strip(), term)
+        return lambda obj: absent not in _labels(obj)
+    present = _key(term, term)
+    return lambda obj: present in _labels(obj)
+
+
+def _field_test(resource: Resource, term: str) -> Test:
+    equality = _EQUALITY_TERM.fullmatch(term)
+    if not equality:
+        raise bad_request(f"invalid selector: '{term}'; can't understand '{term}'")
+    name, wanted, negated = equality[1], equality[3].strip(), equality[2] == "!="
+    known = {"metadata.name", *resource.selectable}
+    if resource.namespaced:
+        known.add("metadata.namespace")
+    if name not in known:
+        raise bad_request(f"field label not supported: {name}")
+    path = ["source", "component"] if name == "source" and resource.storage == "/events" else name.split(".")
+    return lambda obj: (_field_text(obj, path) == wanted) is not negated
+
+
+def _field_text(obj: Json, path: list[str]) -> str:
+    value: Any = obj
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)

@@ -1,0 +1,320 @@
+"""HTTP: connections, answers and streams.
+
+One thread per connection (they are few and local), an accept loop that also notices when the client of
+a watch has gone, and answers that leave in a single send, so that no delayed acknowledgement holds them.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import selectors
+import signal
+import socket
+import socketserver
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+from .codec import MAX_BODY_BYTES, encode
+from .dispatch import Answer, Dispatcher, Hangup, Stream
+from .errors import ApiError, no_such_path
+from .kernel import Kernel
+from .options import Options
+from .routes import Request, split_url
+
+log = logging.getLogger(__name__)
+
+_IDLE_S = 600.0
+"""How long a connection may be silent between requests, and a client may refuse to take data."""
+
+_DISCARD_BYTES = 64 * 1024 * 1024
+"""How much of a body that is too large is still read."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    timeout = _IDLE_S
+    server: _HttpServer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged: there are many, and their paths hold the prefix."""
+
+    def version_string(self) -> str:
+        """Server header."""
+        return "metal-supervisor"
+
+    def _serve(self) -> None:
+        try:
+            answer = self._answer()
+        except ApiError as problem:
+            answer = Answer(problem.code, encode(problem.status()), headers=problem.headers)
+        except (Hangup, OSError):
+            self.close_connection = True
+            return
+        except Exception:
+            # A bug of ours must not look like a network problem to the client, nor pass unseen.
+            log.exception("request failed: %s %s", self.command, self.path[len(self.server.prefix) :])
+            internal = ApiError(500, "InternalError", "Internal error occurred: see the log of the API server")
+            answer = Answer(500, encode(internal.status()))
+        try:
+            if isinstance(answer, Stream):
+                self._stream(answer)
+            else:
+                self._reply(answer)
+        except (Hangup, OSError):
+            # The client is gone, or is to believe that we are.
+            self.close_connection = True
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
+
+    def _answer(self) -> Answer | Stream:
+        url = self._below_prefix()
+        body = self._body()
+        if url is None:
+            raise no_such_path()
+        path, query = split_url(url)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        return self.server.dispatcher.answer(Request(self.command, path, query, headers, body))
+
+    def _below_prefix(self) -> str | None:
+        """The URL without the prefix, None when it has another one. Takes the same time either way."""
+        prefix = self.server.prefix.encode()
+        given = self.path.encode("utf-8", "replace")
+        same = hmac.compare_digest(given[: len(prefix)].ljust(len(prefix)), prefix)
+        rest = given[len(prefix) :]
+        if not same or rest[:1] not in (b"", b"/", b"?"):
+            return None
+        return rest.decode("utf-8", "replace") or "/"
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding"):
+            self.close_connection = True
+            raise ApiError(411, "BadRequest", "a request body needs a Content-Length")
+        text = self.headers.get("Content-Length") or "0"
+        if not text.isdigit():
+            self.close_connection = True
+            raise ApiError(400, "BadRequest", "Content-Length is not a number")
+        if int(text) > MAX_BODY_BYTES:
+            self.close_connection = True
+            self._discard(min(int(text), _DISCARD_BYTES))
+            message = f"Request entity too large: limit is {MAX_BODY_BYTES}"
+            raise ApiError(413, "RequestEntityTooLarge", message)
+        return self.rfile.read(int(text)) if text != "0" else b""
+
+    def _discard(self, size_bytes: int) -> None:
+        """Reads what nobody wants: a client that is still sending would not see the answer."""
+        while size_bytes > 0:
+            part = self.rfile.read(min(size_bytes, 65536))
+            if not part:
+                return
+            size_bytes -= len(part)
+
+    def _reply(self, answer: Answer) -> None:
+        headers = {"Content-Type": answer.content_type, "Content-Length": str(len(answer.body)), **answer.headers}
+        body = b"" if self.command == "HEAD" else answer.body
+        self.wfile.write(self._head(answer.code, headers, answer.warnings) + body)
+
+    def _head(self, code: int, headers: dict[str, str], warnings: tuple[str, ...] = ()) -> bytes:
+        try:
+            phrase = HTTPStatus(code).phrase
+        except ValueError:
+            phrase = ""
+        lines = [f"HTTP/1.1 {code} {phrase}", f"Date: {self.date_time_string()}", "Cache-Control: no-cache, private"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        lines += ['Warning: 299 - "{}"'.format(text.replace("\\", "\\\\").replace('"', '\\"')) for text in warnings]
+        if self.close_connection:
+            lines.append("Connection: close")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
+
+    def _stream(self, stream: Stream) -> None:
+        headers = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
+        self.wfile.write(self._head(200, headers))
+        self.server.attend(self.connection, stream)
+        try:
+            stream.run(self._send_chunk)
+        finally:
+            self.server.dismiss(self.connection)
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _send_chunk(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+
+class _HttpServer(socketserver.ThreadingMixIn, HTTPServer):
+    """The listening socket and its connections."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int], prefix: str, dispatcher: Dispatcher) -> None:
+        self._wake_here, self._wake_there = socket.socketpair()
+        super().__init__(address, _Handler)
+        self.prefix = prefix
+        self.dispatcher = dispatcher
+        self._selector = selectors.DefaultSelector()
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._arriving: dict[socket.socket, Stream] = {}
+        self._leaving: set[socket.socket] = set()
+        self._stopping = False
+        self._wake_there.setblocking(False)
+        self.socket.setblocking(False)
+
+    def server_bind(self) -> None:
+        """Binds without asking DNS for our name, which HTTPServer does."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = "localhost", self.server_address[1]
+
+    def loop(self) -> None:
+        """Accepts connections and watches the watchers until `finish`."""
+        self._selector.register(self.socket, selectors.EVENT_READ)
+        self._selector.register(self._wake_here, selectors.EVENT_READ)
+        while not self._stopping:
+            for key, _ in self._selector.select():
+                if key.fileobj is self.socket:
+                    self._accept()
+                elif key.fileobj is self._wake_here:
+                    self._wake_here.recv(4096)
+                else:
+                    self._gone(key)
+            self._update()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, address = self.socket.accept()
+        except OSError:
+            return
+        connection.setblocking(True)
+        with self._lock:
+            self._open.add(connection)
+        self.process_request(connection, address)
+
+    def _gone(self, key: selectors.SelectorKey) -> None:
+        """A client never speaks during a watch; if its socket is readable it has hung up."""
+        self._selector.unregister(key.fileobj)
+        key.data.hang_up()
+
+    def _update(self) -> None:
+        with self._lock:
+            arriving, self._arriving = self._arriving, {}
+            leaving, self._leaving = self._leaving, set()
+        for connection, stream in arriving.items():
+            if connection not in leaving and connection.fileno() >= 0:
+                self._selector.register(connection, selectors.EVENT_READ, stream)
+        for connection in leaving:
+            if connection.fileno() >= 0 and connection in self._selector.get_map():
+                self._selector.unregister(connection)
+
+    def attend(self, connection: socket.socket, stream: Stream) -> None:
+        """Has the stream told when its client goes."""
+        with self._lock:
+            self._arriving[connection] = stream
+        self.wake()
+
+    def dismiss(self, connection: socket.socket) -> None:
+        """The reverse of `attend`."""
+        with self._lock:
+            self._leaving.add(connection)
+        self.wake()
+
+    def wake(self) -> None:
+        """Makes the loop look at what has changed."""
+        try:
+            self._wake_there.send(b".")
+        except OSError:
+            return  # the server has stopped, or so many wake-ups wait already that one more means nothing
+
+    def shutdown_request(self, request: Any) -> None:
+        """Called by socketserver when a connection ends."""
+        with self._lock:
+            self._open.discard(request)
+        super().shutdown_request(request)
+
+    def finish(self) -> None:
+        """Ends the loop and every connection."""
+        self._stopping = True
+        self.wake()
+        with self._lock:
+            connections = list(self._open)
+        for connection in connections:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+
+    def server_close(self) -> None:
+        """Frees the listening socket and the means to wake the loop."""
+        super().server_close()
+        self._wake_here.close()
+        self._wake_there.close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A broken connection is the client's business, not a traceback."""
+
+
+class ApiServer:
+    """A running API, for the program and for tests."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.kernel = Kernel(options)
+        try:
+            self._http = _HttpServer((options.host, options.port), options.prefix, Dispatcher(self.kernel))
+        except OSError:
+            self.kernel.store.close()
+            raise
+        self._thread = threading.Thread(target=self._http.loop, name="apiserver-accept", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The TCP port in use."""
+        return int(self._http.server_port)
+
+    @property
+    def url(self) -> str:
+        """Server URL for a kubeconfig, prefix included."""
+        host = f"[{self.options.host}]" if ":" in self.options.host else self.options.host
+        return f"http://{host}:{self.port}{self.options.prefix}"
+
+    def start(self) -> ApiServer:
+        """Loads the data, installs the CRDs and starts to answer."""
+        self.kernel.start()
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ends all watches and connections and closes the data file. Takes well under a second."""
+        self.kernel.close_watches({})
+        self._http.finish()
+        self._thread.join()
+        self._http.server_close()
+        self.kernel.stop()
+
+    def stop_watches(self) -> None:
+        """Ends all open watches properly, as a server does at their timeout."""
+        self.kernel.close_watches({})
+
+    def __enter__(self) -> ApiServer:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def serve(options: Options) -> None:
+    """Runs an API server in the foreground until SIGTERM or SIGINT. Call it from the main thread."""
+    server = ApiServer(options)
+    done = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: done.set())
+    server.start()
+    done.wait()
+    server.stop()

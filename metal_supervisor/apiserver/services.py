@@ -1,0 +1,208 @@
+"""Services: defaults, the rules of their ports, and addresses that are unique and stay.
+
+Nothing routes these addresses here; they exist because clients, `kubectl get` and the promise "the
+clusterIP stays while the model is stopped" need them to.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from .codec import listed, section
+from .errors import Json, Problem, duplicate_value, forbidden_value, invalid_value, required, too_long
+
+CLUSTER_RANGE = ipaddress.ip_network("10.96.0.0/16")
+_FIRST_HOST = 10
+"""The lowest addresses are left to what real clusters keep there."""
+NODE_PORTS = range(30000, 32768)
+_DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_PORT_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_IANA_NAME = re.compile(r"(?=.*[a-z])[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_DNS_1035_DETAIL = (
+    "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, "
+    "and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is "
+    "'[a-z]([-a-z0-9]*[a-z0-9])?')"
+)
+DNS_LABEL_DETAIL = (
+    "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with "
+    "an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is "
+    "'[a-z0-9]([-a-z0-9]*[a-z0-9])?')"
+)
+
+
+def default_service(service: Json, previous: Json | None, others: Iterable[Json]) -> None:
+    """Fills in what users leave out and allocates addresses and node ports, in place."""
+    spec = service.setdefault("spec", {})
+    old = section(previous or {}, "spec")
+    spec.setdefault("type", "ClusterIP")
+    spec.setdefault("sessionAffinity", "None")
+    if spec["sessionAffinity"] == "ClientIP":
+        spec.setdefault("sessionAffinityConfig", {"clientIP": {"timeoutSeconds": 10800}})
+    for port in _ports(spec):
+        port.setdefault("protocol", "TCP")
+        if "port" in port and port.get("targetPort") in (None, "", 0):
+            port["targetPort"] = port["port"]
+    service.setdefault("status", {}).setdefault("loadBalancer", {})
+    if spec["type"] == "ExternalName":
+        return
+    spec.setdefault("internalTrafficPolicy", "Cluster")
+    exposed = spec["type"] in ("NodePort", "LoadBalancer")
+    if exposed:
+        spec.setdefault("externalTrafficPolicy", "Cluster")
+    else:
+        spec.pop("externalTrafficPolicy", None)
+        spec.pop("allocateLoadBalancerNodePorts", None)
+    if spec["type"] == "LoadBalancer":
+        spec.setdefault("allocateLoadBalancerNodePorts", True)
+    taken = list(others)
+    _address(spec, old, taken)
+    _node_ports(spec, old, taken, exposed)
+
+
+def _ports(spec: Json) -> list[Json]:
+    return [port for port in listed(spec.get("ports")) if isinstance(port, dict)]
+
+
+def _address(spec: Json, old: Json, others: list[Json]) -> None:
+    if not spec.get("clusterIP"):
+        wanted = listed(spec.get("clusterIPs"))
+        spec["clusterIP"] = (wanted[0] if wanted else "") or old.get("clusterIP") or _free_address(others)
+    spec["clusterIPs"] = [spec["clusterIP"]]
+    spec.setdefault("ipFamilies", ["IPv4"])
+    spec.setdefault("ipFamilyPolicy", "SingleStack")
+
+
+def _free_address(others: list[Json]) -> str:
+    taken = {section(other, "spec").get("clusterIP") for other in others}
+    for host in range(_FIRST_HOST, CLUSTER_RANGE.num_addresses - 1):
+        address = str(CLUSTER_RANGE[host])
+        if address not in taken:
+            return address
+    return ""
+
+
+def _node_ports(spec: Json, old: Json, others: list[Json], exposed: bool) -> None:
+    if not exposed:
+        for port in _ports(spec):
+            port.pop("nodePort", None)
+        return
+    if spec.get("allocateLoadBalancerNodePorts") is False:
+        return
+    taken = {port.get("nodePort") for other in others for port in _ports(section(other, "spec"))}
+    taken |= {port.get("nodePort") for port in _ports(spec)}
+    kept = {(port.get("port"), port.get("protocol")): port.get("nodePort") for port in _ports(old)}
+    for port in _ports(spec):
+        if not port.get("nodePort"):
+            number = kept.get((port.get("port"), port.get("protocol")))
+            port["nodePort"] = number or next(free for free in NODE_PORTS if free not in taken)
+            taken.add(port["nodePort"])
+
+
+def validate_service(service: Json, previous: Json | None, others: Iterable[Json]) -> list[Problem]:
+    """What is wrong with a Service that has its defaults."""
+    spec, name = section(service, "spec"), section(service, "metadata").get("name", "")
+    problems: list[Problem] = []
+    if not _DNS_1035.fullmatch(name):
+        problems.append(invalid_value("metadata.name", name, _DNS_1035_DETAIL))
+    if len(name) > 63:
+        problems.append(invalid_value("metadata.name", name, "must be no more than 63 characters"))
+    ports = _ports(spec)
+    headless = spec.get("clusterIP") == "None"
+    if not ports and not headless and spec.get("type") != "ExternalName":
+        problems.append(required("spec.ports"))
+    if spec.get("type") == "ExternalName" and not spec.get("externalName"):
+        problems.append(required("spec.externalName"))
+    if headless and spec.get("type") in ("NodePort", "LoadBalancer"):
+        detail = "may not be set to 'None' for LoadBalancer services"
+        problems.append(invalid_value("spec.clusterIPs[0]", "None", detail))
+    for index, port in enumerate(ports):
+        problems += _port_problems(port, f"spec.ports[{index}]", several=len(ports) > 1)
+    problems += _port_duplicates(ports)
+    problems += _address_problems(spec, section(previous or {}, "spec"), list(others))
+    return problems
+
+
+def _port_problems(port: Json, path: str, *, several: bool) -> list[Problem]:
+    problems: list[Problem] = []
+    name = port.get("name", "")
+    if several and not name:
+        problems.append(required(f"{path}.name"))
+    if name and not _PORT_NAME.fullmatch(name):
+        problems.append(invalid_value(f"{path}.name", name, DNS_LABEL_DETAIL))
+    if len(name) > 63:
+        problems.append(too_long(f"{path}.name", 63))
+    if "port" in port and not 1 <= port["port"] <= 65535:
+        problems.append(invalid_value(f"{path}.port", port["port"], "must be between 1 and 65535, inclusive"))
+    return problems + _target_problems(port.get("targetPort"), f"{path}.targetPort")
+
+
+def _target_problems(target: Any, path: str) -> list[Problem]:
+    if isinstance(target, int) and not 1 <= target <= 65535:
+        return [invalid_value(path, target, "must be between 1 and 65535, inclusive")]
+    if isinstance(target, str) and len(target) > 15:
+        return [invalid_value(path, target, "must be no more than 15 characters")]
+    if isinstance(target, str) and (not _IANA_NAME.fullmatch(target) or "--" in target):
+        detail = "must contain at least one letter (a-z), only lower case letters, digits and single hyphens"
+        return [invalid_value(path, target, detail)]
+    return []
+
+
+def _port_duplicates(ports: list[Json]) -> list[Problem]:
+    problems: list[Problem] = []
+    names: set[str] = set()
+    pairs: set[tuple[Any, Any]] = set()
+    for index, port in enumerate(ports):
+        name, pair = port.get("name", ""), (port.get("port"), port.get("protocol"))
+        if name and name in names:
+            problems.append(duplicate_value(f"spec.ports[{index}].name", name))
+        if pair in pairs:
+            identity = {"port": port.get("port"), "protocol": port.get("protocol")}
+            problems.append(duplicate_value(f"spec.ports[{index}]", identity))
+        names.add(name)
+        pairs.add(pair)
+    return problems
+
+
+def _address_problems(spec: Json, old: Json, others: list[Json]) -> list[Problem]:
+    address = spec.get("clusterIP")
+    before = old.get("clusterIP")
+    if spec.get("type") == "ExternalName":
+        if address and address != "None":
+            return [forbidden_value("spec.clusterIPs", "may not be set for ExternalName services")]
+        return []
+    if before and address != before:
+        changed = [invalid_value("spec.clusterIPs[0]", [address], "may not change once set")]
+        return changed if old.get("type") != "ExternalName" else []
+    problems = _node_port_problems(spec, others)
+    if address in (None, "", "None") or address == before:
+        return problems
+    try:
+        inside = ipaddress.ip_address(address) in CLUSTER_RANGE
+    except ValueError:
+        return [*problems, invalid_value("spec.clusterIPs[0]", address, "must be a valid IP address")]
+    if not inside:
+        detail = f"failed to allocate IP {address}: the provided IP is not in the valid range {CLUSTER_RANGE}"
+        problems.append(invalid_value("spec.clusterIPs", [address], detail))
+    elif address in {section(other, "spec").get("clusterIP") for other in others}:
+        detail = f"failed to allocate IP {address}: provided IP is already allocated"
+        problems.append(invalid_value("spec.clusterIPs", [address], detail))
+    return problems
+
+
+def _node_port_problems(spec: Json, others: list[Json]) -> list[Problem]:
+    problems: list[Problem] = []
+    taken = {port.get("nodePort") for other in others for port in _ports(section(other, "spec"))} - {None}
+    for index, port in enumerate(_ports(spec)):
+        number = port.get("nodePort")
+        if number is None:
+            continue
+        path = f"spec.ports[{index}].nodePort"
+        if number not in NODE_PORTS:
+            detail = "provided port is not in the valid range. The range of valid ports is 30000-32767"
+            problems.append(invalid_value(path, number, detail))
+        elif number in taken:
+            problems.append(invalid_value(path, number, "provided port is already allocated"))
+    return problems

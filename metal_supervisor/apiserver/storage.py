@@ -1,0 +1,233 @@
+"""All objects, their versions and their recent history, in memory and in one SQLite file.
+
+Every write moves one counter, the resourceVersion, is committed before it is answered, and becomes a
+change that watchers of that kind are told about at once. History is bounded: who wants to resume from
+before it must list again. Objects in the store are never modified in place, so readers may keep them.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from .codec import encode
+from .errors import Json
+
+Name: TypeAlias = tuple[str, str]
+"""(namespace, name); the namespace is empty for cluster-scoped objects."""
+
+HISTORY_CHANGES = 1000
+"""Changes remembered per kind."""
+
+_LOCK_WAIT_S = 1.0
+"""How long a new server waits for a dying one to let go of the file."""
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS objects (
+    kind TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL, written_s REAL NOT NULL, body BLOB NOT NULL,
+    PRIMARY KEY (kind, namespace, name)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
+"""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One write, as watchers see it."""
+
+    version: int
+    type: str
+    """ADDED, MODIFIED or DELETED."""
+    obj: Json
+    previous: Json | None
+    """What was there before, for selectors that the object enters or leaves."""
+
+
+class TooOld(Exception):
+    """The history does not reach back to the resourceVersion asked for."""
+
+    def __init__(self, floor: int) -> None:
+        super().__init__(f"oldest resourceVersion is {floor}")
+        self.floor = floor
+
+
+class Store:
+    """The objects. Hold `lock` around every sequence of calls that must see one state."""
+
+    def __init__(self, data_file: Path) -> None:
+        self.lock = threading.RLock()
+        self.version = 1
+        """The latest resourceVersion."""
+        self._objects: dict[str, dict[Name, Json]] = {}
+        self._written_s: dict[tuple[str, Name], float] = {}
+        self._by_uid: dict[str, tuple[str, Name]] = {}
+        self._history: dict[str, deque[Change]] = {}
+        self._floors: dict[str, int] = {}
+        self._floor = 1
+        self._conditions: dict[str, threading.Condition] = {}
+        self._db = _open(data_file)
+        self._load()
+
+    def close(self) -> None:
+        """Closes the file; the store is of no use afterwards."""
+        with self.lock:
+            self._db.close()
+
+    def _load(self) -> None:
+        row = self._db.execute("SELECT value FROM counters WHERE name = 'version'").fetchone()
+        self.version = int(row[0]) if row else 1
+        self._floor = self.version
+        for kind, namespace, name, written_s, body in self._db.execute("SELECT * FROM objects"):
+            self._keep(kind, (namespace, name), json.loads(body), written_s)
+
+    def _keep(self, kind: str, name: Name, obj: Json, written_s: float) -> None:
+        self._objects.setdefault(kind, {})[name] = obj
+        self._written_s[kind, name] = written_s
+        self._by_uid[obj["metadata"]["uid"]] = (kind, name)
+
+    # ---- reading -------------------------------------------------------------------------------
+
+    def get(self, kind: str, name: Name) -> Json | None:
+        """One object, None when there is none."""
+        return self._objects.get(kind, {}).get(name)
+
+    def by_uid(self, uid: str) -> tuple[str, Json] | None:
+        """(kind, object) with a uid, None when there is none."""
+        place = self._by_uid.get(uid)
+        return (place[0], self._objects[place[0]][place[1]]) if place else None
+
+    def items(self, kind: str, namespace: str | None = None) -> list[Json]:
+        """Objects of a kind in the order of namespace and name; None means every namespace."""
+        found = self._objects.get(kind, {})
+        names = found if namespace is None else [name for name in found if name[0] == namespace]
+        return [found[name] for name in sorted(names)]
+
+    def everything(self) -> Iterator[tuple[str, Name, Json]]:
+        """(kind, name, object) of all objects; a snapshot."""
+        return iter([(kind, name, obj) for kind, found in self._objects.items() for name, obj in found.items()])
+
+    def written_s(self, kind: str, name: Name) -> float:
+        """Unix time of the last write of an object."""
+        return self._written_s.get((kind, name), 0.0)
+
+    # ---- writing -------------------------------------------------------------------------------
+
+    def put(self, kind: str, name: Name, obj: Json) -> Json:
+        """Stores an object under the next resourceVersion and returns it with that version in it."""
+        previous = self.get(kind, name)
+        version = self.version + 1
+        stored = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}}
+        written_s = time.time()
+        with self._db:
+            row = (kind, *name, written_s, encode(stored))
+            self._db.execute("REPLACE INTO objects VALUES (?, ?, ?, ?, ?)", row)
+            self._save_version(version)
+        self.version = version
+        self._keep(kind, name, stored, written_s)
+        self._remember(kind, Change(version, "MODIFIED" if previous else "ADDED", stored, previous))
+        return stored
+
+    def remove(self, kind: str, name: Name) -> Json:
+        """Removes an object; returns its last state with the resourceVersion of the removal."""
+        previous = self._objects[kind][name]
+        version = self.version + 1
+        with self._db:
+            self._db.execute("DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", (kind, *name))
+            self._save_version(version)
+        self.version = version
+        del self._objects[kind][name]
+        del self._written_s[kind, name]
+        self._by_uid.pop(previous["metadata"]["uid"], None)
+        last = {**previous, "metadata": {**previous["metadata"], "resourceVersion": str(version)}}
+        self._remember(kind, Change(version, "DELETED", last, previous))
+        return last
+
+    def _save_version(self, version: int) -> None:
+        self._db.execute("REPLACE INTO counters VALUES ('version', ?)", (version,))
+
+    def _remember(self, kind: str, change: Change) -> None:
+        history = self._history.setdefault(kind, deque())
+        history.append(change)
+        if len(history) > HISTORY_CHANGES:
+            self._floors[kind] = history.popleft().version
+        self.condition(kind).notify_all()
+
+    # ---- watching ------------------------------------------------------------------------------
+
+    def condition(self, kind: str) -> threading.Condition:
+        """Notified, under `lock`, whenever an object of that kind changes."""
+        found = self._conditions.get(kind)
+        if found is None:
+            found = self._conditions.setdefault(kind, threading.Condition(self.lock))
+        return found
+
+    def wake_all(self) -> None:
+        """Wakes every watcher, for reasons other than a change."""
+        with self.lock:
+            for condition in self._conditions.values():
+                condition.notify_all()
+
+    def floor(self, kind: str) -> int:
+        """The oldest resourceVersion from which a watch of that kind can resume."""
+        return max(self._floor, self._floors.get(kind, 0))
+
+    def changes_since(self, kind: str, version: int) -> list[Change]:
+        """Changes of a kind after a resourceVersion, oldest first. Raises TooOld."""
+        if version < self.floor(kind):
+            raise TooOld(self.floor(kind))
+        recent: list[Change] = []
+        for change in reversed(self._history.get(kind, ())):
+            if change.version <= version:
+                break
+            recent.append(change)
+        return recent[::-1]
+
+    # ---- for fault injection -------------------------------------------------------------------
+
+    def forget_history(self) -> None:
+        """Makes every resourceVersion before the present one too old."""
+        with self.lock:
+            self._history.clear()
+            self._floors.clear()
+            self._floor = self.version
+
+    def restart_versions(self) -> None:
+        """Numbers everything anew from 1, as a cluster restored from elsewhere would."""
+        with self.lock:
+            self.version = 1
+            for kind, name, obj in self.everything():
+                self.version += 1
+                fresh = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self.version)}}
+                self._keep(kind, name, fresh, self.written_s(kind, name))
+                with self._db:
+                    row = (kind, *name, self.written_s(kind, name), encode(fresh))
+                    self._db.execute("REPLACE INTO objects VALUES (?, ?, ?, ?, ?)", row)
+                    self._save_version(self.version)
+            self.forget_history()
+
+
+def _open(data_file: Path) -> sqlite3.Connection:
+    data_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    data_file.touch(mode=0o600, exist_ok=True)
+    db = sqlite3.connect(data_file, check_same_thread=False, timeout=_LOCK_WAIT_S)
+    try:
+        # One process per file: a second server on the same objects would corrupt both their memories.
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("PRAGMA journal_mode = WAL")
+        # A commit that is in the log survives the death of this process; only a power cut can lose the
+        # last few, and then whole ones. Waiting for the disk on every heartbeat would cost more than that.
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("COMMIT")
+        db.executescript(_TABLES)
+    except sqlite3.DatabaseError as problem:
+        db.close()
+        raise RuntimeError(f"{data_file}: in use by another server, or not a database ({problem})") from problem
+    return db

@@ -1,0 +1,85 @@
+"""Stored objects and what clients see of them.
+
+A stored object belongs to a kind; a request belongs to one version of it. Between the two only the
+apiVersion changes, and for Events the names of some fields. Also here: the Scale face of a resource.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import events
+from .codec import clone, section
+from .errors import Json, invalid_value
+from .errors import invalid as invalid_object
+from .resources import Resource, Scale
+
+
+def view(resource: Resource, stored: Json) -> Json:
+    """A stored object in the words of a resource. Shares structure with the stored one."""
+    obj = events.to_newer(stored) if events.is_event(resource) and resource.group else stored
+    if obj.get("apiVersion") == resource.group_version and obj.get("kind") == resource.kind:
+        return obj
+    rest = {name: value for name, value in obj.items() if name not in ("apiVersion", "kind")}
+    return {"apiVersion": resource.group_version, "kind": resource.kind, **rest}
+
+
+def stored_form(resource: Resource, obj: Json) -> Json:
+    """The reverse of `view`."""
+    if events.is_event(resource) and resource.group:
+        return {**events.to_core(obj), "apiVersion": "v1"}
+    return obj
+
+
+def partial(obj: Json) -> Json:
+    """The metadata of an object, as `PartialObjectMetadata`."""
+    return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": obj["metadata"]}
+
+
+# ---- scale -------------------------------------------------------------------------------------
+
+
+def scale_of(resource: Resource, obj: Json) -> Json:
+    """An object as `autoscaling/v1` Scale."""
+    scale = resource.scale or Scale("", "", "")
+    metadata = {
+        name: obj["metadata"][name]
+        for name in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+        if name in obj["metadata"]
+    }
+    status: Json = {"replicas": int(_at(obj, scale.status_path) or 0)}
+    if scale.selector_path:
+        status["selector"] = _at(obj, scale.selector_path) or ""
+    return {
+        "kind": "Scale",
+        "apiVersion": "autoscaling/v1",
+        "metadata": metadata,
+        "spec": {"replicas": int(_at(obj, scale.spec_path) or 0)},
+        "status": status,
+    }
+
+
+def with_scale(resource: Resource, obj: Json, scale: Json) -> Json:
+    """An object with the replica count of a Scale. 422 when the count makes no sense."""
+    replicas = section(scale, "spec").get("replicas", 0)
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
+        name = section(obj, "metadata").get("name", "")
+        problem = invalid_value("spec.replicas", replicas, "should be a non-negative integer")
+        raise invalid_object("autoscaling", "Scale", name, [problem])
+    changed: Json = clone(obj)
+    path = [part for part in (resource.scale or Scale("", "", "")).spec_path.split(".") if part]
+    node = changed
+    for part in path[:-1]:
+        node = node.setdefault(part, {})
+    node[path[-1]] = replicas
+    wanted = section(scale, "metadata").get("resourceVersion")
+    if wanted:
+        changed["metadata"]["resourceVersion"] = wanted
+    return changed
+
+
+def _at(obj: Any, path: str) -> Any:
+    for part in path.split("."):
+        if part:
+            obj = obj.get(part) if isinstance(obj, dict) else None
+    return obj

@@ -1,0 +1,169 @@
+"""Watches: the changes of a collection, as they happen, from a given version on.
+
+One thread per watch waits on the condition of its kind, so a change leaves within a millisecond and a
+quiet watch costs nothing. What a client misses it can fetch by resourceVersion, as far as history goes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from .codec import encode
+from .errors import ApiError, Json, expired
+from .reads import Form, Reader, flag, number, selection
+from .resources import Registry
+from .selectors import Test
+from .storage import Change, Store, TooOld
+from .targets import Target
+from .views import view
+
+_DEFAULT_TIMEOUT_S = 1800.0
+
+
+@dataclass(eq=False)
+class Subscription:
+    """One open watch."""
+
+    target: Target
+    name: str = ""
+    """The one object it is about, when a fieldSelector names it."""
+    closed: bool = field(default=False)
+    """Set by whoever wants it to end; then wake the condition of its kind."""
+
+
+def check_query(target: Target, query: Mapping[str, str]) -> None:
+    """400 for parameters that make no sense, while there is still a status line to say so with."""
+    selection(target, query)
+    for name in ("resourceVersion", "timeoutSeconds"):
+        number(query, name)
+    for name in ("allowWatchBookmarks", "sendInitialEvents"):
+        flag(query, name)
+
+
+class Watcher:
+    """Produces the lines of watch streams."""
+
+    def __init__(self, store: Store, registry: Registry, reader: Reader, bookmark_s: float) -> None:
+        self._store = store
+        self._registry = registry
+        self._reader = reader
+        self._bookmark_s = bookmark_s
+
+    def run(
+        self, subscription: Subscription, query: Mapping[str, str], form: Form, send: Callable[[bytes], None]
+    ) -> None:
+        """Calls `send` with one or more lines at a time until the watch ends."""
+        stream = _Stream(subscription.target, selection(subscription.target, query), form)
+        timeout_s = number(query, "timeoutSeconds") or _DEFAULT_TIMEOUT_S
+        ends_s = time.monotonic() + timeout_s
+        bookmarks = flag(query, "allowWatchBookmarks")
+        version, lines = self._begin(subscription.target, query, stream)
+        if lines:
+            send(b"".join(lines))
+        if version is None:
+            return
+        bookmark_due_s = time.monotonic() + self._bookmark_s
+        while True:
+            due_s = min(ends_s, bookmark_due_s) if bookmarks else ends_s
+            try:
+                changes, version_now = self._next(subscription, version, due_s)
+            except TooOld as problem:
+                send(stream.error(_too_old(version, problem.floor)))
+                return
+            lines = list(stream.changes(changes))
+            version = version_now
+            if bookmarks and time.monotonic() >= bookmark_due_s:
+                lines.append(stream.bookmark(version))
+                bookmark_due_s = time.monotonic() + self._bookmark_s
+            if lines:
+                send(b"".join(lines))
+            if subscription.closed or time.monotonic() >= ends_s or not self._served(subscription.target):
+                return
+
+    def _begin(self, target: Target, query: Mapping[str, str], stream: _Stream) -> tuple[int | None, list[bytes]]:
+        """First lines and the version they bring the client to; None when the watch ends here."""
+        wanted, initial = number(query, "resourceVersion"), flag(query, "sendInitialEvents")
+        with self._store.lock:
+            floor = self._store.floor(target.resource.storage_key)
+            if wanted and not initial:
+                return (wanted, []) if wanted >= floor else (None, [stream.error(_too_old(wanted, floor))])
+            objects = self._reader.selected(target, stream.test) if query.get("sendInitialEvents") != "false" else []
+            version = self._store.version
+        lines = [stream.line("ADDED", obj) for obj in objects]
+        if initial:
+            lines.append(stream.bookmark(version, initial_end=True))
+        return version, lines
+
+    def _next(self, subscription: Subscription, version: int, due_s: float) -> tuple[list[Change], int]:
+        """Waits for changes after a version, until a time of the monotonic clock."""
+        kind = subscription.target.resource.storage_key
+        condition = self._store.condition(kind)
+        with condition:
+            while True:
+                changes = self._store.changes_since(kind, version)
+                left_s = due_s - time.monotonic()
+                if changes or subscription.closed or left_s <= 0 or not self._served(subscription.target):
+                    # A version from the future (the cluster was rebuilt) stays there, silently, as on a real server.
+                    return changes, max(version, self._store.version)
+                condition.wait(left_s)
+
+    def _served(self, target: Target) -> bool:
+        resource = target.resource
+        return self._registry.find(resource.group, resource.version, resource.plural) is not None
+
+
+def _too_old(version: int, floor: int) -> ApiError:
+    return expired(f"too old resource version: {version} ({floor})")
+
+
+class _Stream:
+    """Turns changes into lines for one client."""
+
+    def __init__(self, target: Target, test: Test, form: Form) -> None:
+        self._target = target
+        self.test = test
+        self._form = form
+        self._header = True
+
+    def changes(self, changes: Iterable[Change]) -> Iterator[bytes]:
+        """Lines for the changes that concern this client."""
+        for change in changes:
+            namespace = change.obj["metadata"].get("namespace", "")
+            if self._target.namespace and namespace != self._target.namespace:
+                continue
+            obj = view(self._target.resource, change.obj)
+            kind = self._type(change, obj)
+            if kind:
+                yield self.line(kind, obj)
+
+    def _type(self, change: Change, obj: Json) -> str | None:
+        """The change as seen through the selectors: an object may enter or leave the selection."""
+        was_in = change.previous is not None and self.test(view(self._target.resource, change.previous))
+        if change.type == "DELETED":
+            return "DELETED" if was_in else None
+        if self.test(obj):
+            return "MODIFIED" if was_in else "ADDED"
+        return "DELETED" if was_in else None
+
+    def line(self, kind: str, obj: Json) -> bytes:
+        """One event."""
+        shaped = self._form.one(self._target.resource, obj, header=self._header)
+        self._header = False
+        return encode({"type": kind, "object": shaped}) + b"\n"
+
+    def bookmark(self, version: int, *, initial_end: bool = False) -> bytes:
+        """An event that carries nothing but a version."""
+        metadata: Json = {"resourceVersion": str(version), "creationTimestamp": None}
+        if initial_end:
+            metadata["annotations"] = {"k8s.io/initial-events-end": "true"}
+        resource = self._target.resource
+        obj = {"kind": resource.kind, "apiVersion": resource.group_version, "metadata": metadata}
+        if self._form.kind == "table":
+            obj = {"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata, "rows": []}
+        return encode({"type": "BOOKMARK", "object": obj}) + b"\n"
+
+    def error(self, problem: ApiError) -> bytes:
+        """The event that ends a watch which cannot go on."""
+        return encode({"type": "ERROR", "object": problem.status()}) + b"\n"

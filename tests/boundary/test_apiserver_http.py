@@ -1,0 +1,191 @@
+"""The HTTP side: the prefix, errors that are always a Status, discovery in all its forms, and faults."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+
+import pytest
+from apiserver_support import CONFIG_MAPS, ISVCS, PREFIX, SERVICES, Client, config_map, isvc
+
+from metal_supervisor.apiserver import ApiServer
+
+AGGREGATED = {"Accept": "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json"}
+
+
+def test_who_does_not_know_the_prefix_sees_nothing(api: ApiServer) -> None:
+    for prefix in ("", "/", "/k", PREFIX[:-1], PREFIX + "0", PREFIX.upper(), "/..%2f" + PREFIX[1:]):
+        stranger = Client(api.port, prefix)
+        reply = stranger.get("/version")
+        assert (reply.code, reply.body["kind"], reply.body["reason"]) == (404, "Status", "NotFound"), prefix
+        stranger.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "code"),
+    [
+        ("GET", "/apis/nope/v1/things", None, 404),
+        ("GET", "/api/v1/nope", None, 404),
+        ("GET", "/openapi/v2", None, 404),
+        ("GET", f"{ISVCS}/x/log", None, 404),
+        ("POST", "/api/v1/services", b"{}", 405),
+        ("PUT", SERVICES, b"{}", 405),
+        ("PATCH", SERVICES, b"{}", 405),
+        ("POST", SERVICES, b"{nope", 400),
+        ("POST", SERVICES, b"a: [", 400),
+        ("POST", SERVICES, b"[]", 400),
+        ("POST", SERVICES, b'{"metadata": []}', 400),
+        ("POST", SERVICES, b'{"metadata": {"name": 1}}', 400),
+        ("POST", SERVICES, b'{"metadata": {"name": "s"}, "spec": []}', 400),
+        ("POST", SERVICES, b"[" * 100_000, 400),
+        ("POST", SERVICES, b'{"a": NaN}', 400),
+        ("POST", SERVICES, b"k8s\x00\xff\xff", 400),
+        ("GET", SERVICES + "?limit=x", None, 400),
+        ("GET", SERVICES + "?watch=1&resourceVersion=x", None, 400),
+        ("GET", SERVICES + "?watch=1&labelSelector=a%20b", None, 400),
+    ],
+)
+def test_every_error_is_a_status(client: Client, method: str, path: str, body: bytes | None, code: int) -> None:
+    reply = client.request(method, path, body)
+    assert (reply.code, reply.body["kind"], reply.body["status"]) == (code, "Status", "Failure"), reply.body
+    assert reply.body["code"] == code and reply.body["message"]
+    assert client.get("/healthz").code == 200
+
+
+def test_a_body_has_a_limit(client: Client) -> None:
+    assert client.post(CONFIG_MAPS, config_map("c", a="x" * 3_200_000)).code == 413
+
+
+def test_a_few_aliases_cannot_become_gigabytes(client: Client) -> None:
+    lines = ["a0: &a0 [x, x]"] + [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40)]
+    assert client.request("POST", CONFIG_MAPS, "\n".join(lines).encode(), kind="application/yaml").code == 400
+
+
+def test_yaml_bodies_keep_timestamps_as_text(client: Client) -> None:
+    body = b"metadata: {name: c, annotations: {at: 2026-01-01T00:00:00Z}}\ndata: {day: 2026-01-01}\n"
+    made = client.request("POST", CONFIG_MAPS, body, kind="application/yaml").body
+    assert made["data"] == {"day": "2026-01-01"}
+    assert made["metadata"]["annotations"] == {"at": "2026-01-01T00:00:00Z"}
+
+
+def test_discovery_old_and_new(client: Client) -> None:
+    groups = [group["name"] for group in client.get("/apis").body["groups"]]
+    assert "inference.llmkube.dev" in groups
+    resources = client.get("/apis/inference.llmkube.dev/v1alpha1").body["resources"]
+    wanted = {"inferenceservices", "inferenceservices/status", "inferenceservices/scale"}
+    assert wanted <= {resource["name"] for resource in resources}
+    new = client.request("GET", "/apis", headers=AGGREGATED)
+    assert "as=APIGroupDiscoveryList" in new.headers["content-type"]
+    assert [item["metadata"]["name"] for item in new.body["items"]] == groups
+    assert client.get("/version").body["gitVersion"].endswith("+metal-supervisor")
+    paths = client.get("/openapi/v3").body["paths"]
+    document = client.get(paths["apis/inference.llmkube.dev/v1alpha1"]["serverRelativeURL"].partition("?")[0]).body
+    assert any(name.endswith("InferenceService") for name in document["components"]["schemas"])
+    assert [client.get(path).body for path in ("/healthz", "/livez", "/readyz")] == ["ok"] * 3
+
+
+def test_partial_metadata_and_protobuf_preferences(client: Client) -> None:
+    client.post(CONFIG_MAPS, config_map("c", a="b"))
+    partial = {"Accept": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}
+    listed = client.request("GET", CONFIG_MAPS, headers=partial).body
+    assert listed["kind"] == "PartialObjectMetadataList" and "data" not in listed["items"][0]
+    preferring = {"Accept": "application/vnd.kubernetes.protobuf,application/json"}
+    assert client.request("GET", CONFIG_MAPS, headers=preferring).body["kind"] == "ConfigMapList"
+
+
+def test_a_small_write_does_not_wait_for_acknowledgements(client: Client) -> None:
+    took_s = []
+    for number in range(30):
+        began_s = time.monotonic()
+        client.post(CONFIG_MAPS, config_map(f"c{number}"))
+        took_s.append(time.monotonic() - began_s)
+    # Delayed acknowledgements cost 40 ms each.
+    assert sorted(took_s)[len(took_s) // 2] < 0.03
+
+
+# ---- faults ------------------------------------------------------------------------------------
+
+
+def test_faults_strike_what_they_name_as_often_as_they_say(client: Client) -> None:
+    rules = [
+        {"verb": "get", "resource": "configmaps", "name": "c", "times": 2, "action": {"status": 500}},
+        {"verb": "list", "action": {"status": 429, "retry_after_s": 1}},
+        {"verb": "patch", "action": {"status": 401}},
+    ]
+    assert len(client.post("/faults", rules).body) == 3
+    client.post(CONFIG_MAPS, config_map("c"))
+    assert [client.get(f"{CONFIG_MAPS}/c").code for _ in range(3)] == [500, 500, 200]
+    limited = client.get(CONFIG_MAPS)
+    assert limited.code == 429 and limited.headers["retry-after"] == "1"
+    assert client.merge(f"{CONFIG_MAPS}/c", {}).code == 401
+    assert client.apply(f"{CONFIG_MAPS}/c", {}, "m").body["reason"] == "Unauthorized"
+    assert len(client.get("/faults").body) == 2
+    client.delete("/faults")
+    assert client.get(CONFIG_MAPS).code == 200
+    assert client.post("/faults", [{"verb": "get"}]).code == 400
+
+
+def test_connections_can_be_dropped_delayed_hung_and_spoiled(client: Client) -> None:
+    client.post("/faults", [{"verb": "get", "times": 1, "action": {"drop": True}}])
+    with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+        client.get(f"{CONFIG_MAPS}/c")
+    client.close()
+    client.post("/faults", [{"verb": "get", "times": 1, "action": {"latency_s": 0.1}}])
+    began_s = time.monotonic()
+    assert client.get(f"{CONFIG_MAPS}/c").code == 404
+    assert time.monotonic() - began_s >= 0.1
+    client.post("/faults", [{"verb": "get", "times": 1, "action": {"hang_s": 0.1}}])
+    with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+        client.get(f"{CONFIG_MAPS}/c")
+    client.close()
+    client.post("/faults", [{"verb": "get", "times": 1, "action": {"garbage": True}}])
+    assert "not what you expected" in client.get(f"{CONFIG_MAPS}/c").body
+
+
+def test_watches_can_be_cut_silenced_spoiled_and_expired(client: Client) -> None:
+    version = client.version()
+    with client.watch(CONFIG_MAPS, resourceVersion=version) as watch:
+        rule = {"verb": "watch", "resource": "configmaps", "times": 1, "close_watches": True}
+        client.post("/faults", [{**rule, "action": {"drop": True}}])
+        assert watch.ended()
+    cut = (http.client.IncompleteRead, json.JSONDecodeError, ConnectionError, EOFError)
+    with client.watch(CONFIG_MAPS, resourceVersion=version) as watch, pytest.raises(cut):
+        watch.next()
+    client.post("/faults", [{**rule, "action": {"garbage": True}}])
+    with client.watch(CONFIG_MAPS, resourceVersion=version) as watch, pytest.raises(json.JSONDecodeError):
+        watch.next()
+    client.post("/faults", [{**rule, "action": {"hang_s": 0.1}}])
+    with client.watch(CONFIG_MAPS, resourceVersion=version) as watch, pytest.raises(cut):
+        watch.next()
+    client.post("/faults", [{**rule, "action": {"expire": True}}])
+    with client.watch(CONFIG_MAPS, resourceVersion=version) as watch:
+        assert watch.next()[1]["code"] == 410
+
+
+def test_a_rebuilt_cluster_counts_from_the_beginning(client: Client) -> None:
+    client.post(ISVCS, isvc())
+    for number in range(20):
+        client.merge(f"{ISVCS}/phi", {"metadata": {"labels": {"n": str(number)}}})
+    before = int(client.version())
+    client.post("/faults", [{"times": 1, "action": {"reset_rv": True}}])
+    client.get("/api/v1/namespaces")
+    assert int(client.version()) < before
+    assert client.get(f"{ISVCS}/phi").body["metadata"]["labels"] == {"n": "19"}
+    assert client.get(ISVCS, resourceVersion=str(before)).code == 504
+
+
+def test_without_the_switch_there_are_no_faults(tmp_path_factory: pytest.TempPathFactory) -> None:
+    from apiserver_support import options
+
+    with ApiServer(options(tmp_path_factory.mktemp("api"), faults=False, crd_paths=())) as server:
+        client = Client(server.port)
+        assert client.post("/faults", [{"action": {"status": 500}}]).code == 404
+        client.close()
+
+
+def test_a_request_without_length_is_refused(api: ApiServer) -> None:
+    with socket.create_connection(("127.0.0.1", api.port), timeout=5) as raw:
+        raw.sendall(f"POST {PREFIX}{SERVICES} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        assert raw.recv(100).startswith(b"HTTP/1.1 411")

@@ -1,0 +1,134 @@
+"""What survives: objects, versions and ownership outlive a kill -9; a TERM ends it at once."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from apiserver_support import (
+    CONFIG_MAPS,
+    CRD_PATH,
+    LEASES,
+    PREFIX,
+    SERVICES,
+    WIDGET_CRD,
+    WIDGETS,
+    Client,
+    config_map,
+    lease,
+    options,
+    widget,
+)
+
+from metal_supervisor.apiserver import ApiServer, Options
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from metal_supervisor.apiserver import Options, serve
+serve(Options(data_file=Path(sys.argv[1]), prefix=sys.argv[2], port=int(sys.argv[3])))
+"""
+
+
+@contextmanager
+def process(directory: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """An API server in a process of its own, answering."""
+    command = [sys.executable, "-c", PROGRAM, str(directory / "api.db"), PREFIX, str(port)]
+    with subprocess.Popen(command) as server:
+        deadline_s = time.monotonic() + 10
+        while time.monotonic() < deadline_s:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.01)
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_everything_answered_survives_a_kill(tmp_path: Path, port: int) -> None:
+    with process(tmp_path, port) as server:
+        client = Client(port)
+        client.post(CRD_PATH, WIDGET_CRD)
+        client.apply(f"{WIDGETS}/w", widget(), "one")
+        client.apply(f"{LEASES}/slot", lease("slot", holderIdentity="a"), "a")
+        address = client.post(SERVICES, {"metadata": {"name": "s"}, "spec": {"ports": [{"port": 1}]}}).body["spec"]
+        for number in range(50):
+            last = client.post(CONFIG_MAPS, config_map(f"c{number}")).body["metadata"]["resourceVersion"]
+        cluster = client.get("/api/v1/namespaces/kube-system").body["metadata"]["uid"]
+        server.kill()
+        server.wait()
+        client.close()
+    with process(tmp_path, port):
+        client = Client(port)
+        assert client.version() == last
+        assert len(client.get(CONFIG_MAPS).body["items"]) == 50
+        assert client.get("/api/v1/namespaces/kube-system").body["metadata"]["uid"] == cluster
+        assert client.get(f"{SERVICES}/s").body["spec"]["clusterIP"] == address["clusterIP"]
+        assert client.apply(f"{LEASES}/slot", lease("slot", holderIdentity="b"), "b").code == 409
+        assert client.apply(f"{WIDGETS}/w", widget(size=2), "two").code == 409
+        with client.watch(CONFIG_MAPS, resourceVersion=last) as watch:
+            client.post(CONFIG_MAPS, config_map("next"))
+            kind, obj = watch.next()
+            assert kind == "ADDED" and int(obj["metadata"]["resourceVersion"]) == int(last) + 1
+        with client.watch(CONFIG_MAPS, resourceVersion=str(int(last) - 1)) as watch:
+            assert watch.next()[1]["code"] == 410
+        client.close()
+
+
+def test_a_term_ends_open_watches_and_the_process_within_a_second(tmp_path: Path, port: int) -> None:
+    with process(tmp_path, port) as server:
+        client = Client(port)
+        with client.watch(CONFIG_MAPS, resourceVersion=client.version()) as watch:
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(timeout=1) == 0
+            assert watch.ended()
+        client.close()
+
+
+def test_installing_the_same_crds_again_changes_nothing(tmp_path: Path) -> None:
+    versions = []
+    for _ in range(2):
+        with ApiServer(options(tmp_path)) as server:
+            versions.append(server.kernel.store.version)
+    assert versions[0] == versions[1]
+
+
+def test_one_data_file_has_one_server(tmp_path: Path) -> None:
+    with ApiServer(options(tmp_path, crd_paths=())) as server:
+        with pytest.raises(RuntimeError, match="another server"):
+            ApiServer(options(tmp_path, crd_paths=()))
+        with Client(server.port) as client:
+            assert client.get("/healthz").code == 200
+
+
+def test_a_port_in_use_is_an_error_that_leaves_nothing_open(api: ApiServer, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="in use"):
+        ApiServer(options(tmp_path / "other", port=api.port))
+
+
+def test_only_loopback_addresses_are_accepted(tmp_path: Path) -> None:
+    for host in ("0.0.0.0", "192.168.1.1", "::"):
+        with pytest.raises(ValueError, match="loopback"):
+            Options(data_file=tmp_path / "api.db", prefix="/k", host=host)
+
+
+def test_the_data_file_is_private(tmp_path: Path) -> None:
+    with ApiServer(options(tmp_path, crd_paths=())):
+        assert {path.stat().st_mode & 0o077 for path in tmp_path.glob("api.db*")} == {0}

