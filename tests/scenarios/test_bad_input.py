@@ -1,0 +1,345 @@
+"""Bad input: each gets a clear condition or error that names the field, and touches nothing else."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metal_supervisor.boundary.kube import KubeError
+from tests.system import FAKE_ENGINE, System, eventually, free_ports, model, running, service
+
+NASTY = [
+    "line\nbreak", "[program:evil]\ncommand=/bin/touch /tmp/evil", "semi ; colon", "hash # tag", "%(ENV_HOME)s", "%s",
+    "%%", "'single'", '"double"', "tab\there", "emoji \U0001f600 ünïcode", "", " lead and trail ",
+    "\\back\\slash", "\r",
+]
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    with running(tmp_path_factory.mktemp("bad")) as up:
+        up.apply(up.tiny_model(), service("witness"))
+        up.ready("witness")
+        yield up
+
+
+@pytest.fixture(autouse=True)
+def witness_is_untouched(system: System) -> Iterator[None]:
+    """Whatever a test does to its own service, another one never notices."""
+    before = system.pid("witness")
+    yield
+    assert system.pid("witness") == before != 0
+    assert "hello world" in system.chat("witness")
+
+
+def failed(system: System, name: str, reason: str) -> str:
+    """Waits until a service is reported as failed for the reason; returns the message."""
+    eventually(lambda: system.condition("MetalReady", name).get("reason") == reason, what=f"{name}: {reason}")
+    assert system.status(name)["phase"] == "Failed"
+    degraded = system.condition("Degraded", name)
+    assert (degraded["status"], degraded["reason"]) == ("True", "Failed")
+    return str(degraded["message"])
+
+
+def gone(system: System, *names: str) -> None:
+    for name in names:
+        system.delete(name)
+    eventually(lambda: not any(f"default.{name}" in system.supervisorctl("status") for name in names), what="gone")
+
+
+def test_a_model_ref_to_nothing_is_named_and_heals_when_the_model_appears(system: System) -> None:
+    system.apply(service("lost", "nowhere"))
+    assert 'spec.modelRef names "nowhere"' in failed(system, "lost", "ModelNotFound")
+    system.apply(system.tiny_model("nowhere"))
+    system.ready("lost")
+    gone(system, "lost")
+
+
+def test_a_model_that_is_not_for_a_mac_is_named(system: System) -> None:
+    system.apply(model("cuda", f"file://{system.tiny}", accelerator="cuda"), service("other", "cuda"))
+    assert "spec.hardware.accelerator" in failed(system, "other", "NotMetal")
+    assert system.slice("other") is None
+    gone(system, "other")
+
+
+def test_an_unknown_runtime_is_refused_by_the_api_or_by_name(system: System) -> None:
+    with pytest.raises(KubeError, match=r"spec\.runtime"):
+        system.apply(service("odd", runtime="nonsense"))
+    system.apply(service("odd", runtime="vllm"))
+    assert "spec.runtime is 'vllm'" in failed(system, "odd", "UnknownRuntime")
+    gone(system, "odd")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason", "expected"),
+    [
+        ("missing", None, "ModelFileMissing", "does not exist"),
+        ("empty", b"", "InvalidModelFile", "is empty"),
+        ("page", b"<!DOCTYPE html><html>please log in</html>", "InvalidModelFile", "web page"),
+        ("junk", b"\0\1\2\3junk", "InvalidModelFile", "not a GGUF file"),
+    ],
+)
+def test_a_source_that_is_not_a_model_file_is_named(
+    system: System, name: str, content: bytes | None, reason: str, expected: str
+) -> None:
+    path = system.base / f"{name}.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    system.apply(model(name, f"file://{path}"), service(name, name))
+    message = failed(system, name, reason)
+    assert expected in message and "spec.source" in message
+    path.write_bytes(system.tiny.read_bytes())
+    system.ready(name)  # and it heals when the file is put right
+    gone(system, name)
+
+
+class _Site(http.server.BaseHTTPRequestHandler):
+    """A small site: the model, a login page, an empty file, a refusal."""
+
+    model = b""
+
+    def do_GET(self) -> None:
+        status, body = {
+            "/model.gguf": (200, self.model), "/login.gguf": (200, b"<html>log in</html>"), "/empty.gguf": (200, b""),
+        }.get(self.path, (403, b"no"))
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        """Quiet."""
+
+
+def test_http_sources_are_fetched_or_refused_with_a_reason(system: System) -> None:
+    _Site.model = system.tiny.read_bytes()
+    site = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Site)
+    threading.Thread(target=site.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{site.server_port}"
+    try:
+        for name in ("model", "login", "empty", "denied"):
+            system.apply(model(f"web-{name}", f"{url}/{name}.gguf?token=s3cr3t"), service(f"web-{name}", f"web-{name}"))
+        # The query is not part of the path the site knows, so only those without it are found.
+        assert "answered 403" in failed(system, "web-denied", "DownloadFailed")
+        for name in ("model", "login", "empty"):
+            system.apply(model(f"web-{name}", f"{url}/{name}.gguf"))
+        system.ready("web-model")
+        assert "web page" in failed(system, "web-login", "InvalidModelFile")
+        assert "is empty" in failed(system, "web-empty", "InvalidModelFile")
+        assert "s3cr3t" not in system.kubectl("get", "isvc", "-o", "jsonpath={.items[*].status}")
+        gone(system, "web-model", "web-login", "web-empty", "web-denied")
+    finally:
+        site.shutdown()
+        site.server_close()
+
+
+def test_names_of_63_characters_work_and_of_253_are_refused_by_name(system: System) -> None:
+    long, longest = "n" * 63, ".".join(["n" * 62] * 4)[:250] + "end"
+    assert len(longest) == 253
+    system.apply(service(long), service(longest))
+    assert "metadata.name has 253 characters" in failed(system, longest, "ServiceNameTooLong")
+    system.ready(long)
+    assert "hello world" in system.chat(long)
+    gone(system, long, longest)
+
+
+def test_a_dotted_name_works_and_its_twin_with_a_dash_is_refused(system: System) -> None:
+    system.apply(service("a.b"))
+    eventually(lambda: system.status("a.b").get("phase") == "Ready", what="a.b")
+    system.apply(service("a-b"))
+    message = failed(system, "a-b", "ServiceConflict")
+    assert '"a-b" and "a.b" both need the Service "a-b"' in message
+    assert system.status("a.b")["phase"] == "Ready"
+    gone(system, "a-b", "a.b")
+
+
+def test_extra_args_of_any_text_reach_the_engine_byte_for_byte_and_do_nothing_else(
+    tmp_path: Path, system: System
+) -> None:
+    with running(tmp_path, engine=FAKE_ENGINE) as fake:
+        fake.apply(fake.tiny_model(), service("nasty", extraArgs=[f"--fake-note={text}" for text in NASTY] + NASTY))
+        fake.ready("nasty")
+        note = fake.files.run_note("default.nasty")
+        assert note is not None
+        argv = Path(f"/proc/{note.pid}/cmdline").read_bytes().decode().split("\0")[:-1]
+        assert argv[-len(NASTY) :] == NASTY
+        assert [each.partition("=")[2] for each in argv if each.startswith("--fake-note=")] == NASTY
+        rows = {line.split()[0] for line in fake.supervisorctl("status").splitlines()}
+        assert rows == {"apiserver", "controller", "sidecar", "default.nasty"}
+        assert not Path("/tmp/evil").exists()
+        section = (fake.state / "models.d" / "default.nasty.conf").read_text()
+        assert "evil" not in section and "ENV_HOME" not in section
+
+
+@pytest.mark.parametrize("argument", ["--host", "--port=1", "--model", "-m", "--api_key=x", "nul\0byte"])
+def test_flags_that_are_ours_and_nul_are_refused_by_index(system: System, argument: str) -> None:
+    system.apply(service("flags", extraArgs=["--threads", "1", argument]))
+    assert "spec.extraArgs[2]" in failed(system, "flags", "InvalidSpec")
+    gone(system, "flags")
+
+
+def test_a_bad_edit_of_a_running_service_is_reported_and_the_engine_keeps_running(system: System) -> None:
+    system.apply(service("edited"))
+    before = system.ready("edited")
+    system.apply(service("edited", extraArgs=["--port", "1"]))
+    eventually(lambda: system.condition("Degraded", "edited").get("reason") == "InvalidSpec", what="Degraded")
+    assert "spec.extraArgs[0] --port" in system.condition("Degraded", "edited")["message"]
+    assert system.status("edited")["phase"] == "Ready"
+    assert system.pid("edited") == before
+    system.apply(service("edited"))
+    eventually(lambda: not system.condition("Degraded", "edited"), what="Degraded to be gone")
+    assert system.pid("edited") == before
+    gone(system, "edited")
+
+
+def test_a_taken_port_is_named_with_its_holder_and_heals(system: System) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        system.apply(service("ported", containerPort=port))
+        eventually(lambda: system.condition("MetalReady", "ported").get("reason") == "PortInUse", 30, "PortInUse")
+        message = system.condition("MetalReady", "ported")["message"]
+        assert "spec.containerPort" in message and str(port) in message and f"pid {os.getpid()}" in message
+    system.ready("ported", within_s=60)
+    assert system.port("ported") == port
+    gone(system, "ported")
+
+
+def test_a_chosen_port_that_a_stranger_took_meanwhile_is_left_to_him(system: System) -> None:
+    system.apply(service("mover"))
+    system.ready("mover")
+    port = system.port("mover")
+    system.apply(service("mover", replicas=0))
+    eventually(lambda: system.status("mover").get("phase") == "Stopped", what="Stopped")
+    with socket.create_server(("127.0.0.1", port)):
+        system.apply(service("mover", replicas=1))
+        system.ready("mover", within_s=40)
+        assert system.port("mover") != port
+        assert "hello world" in system.chat("mover")
+    gone(system, "mover")
+
+
+def test_a_broken_foreign_file_in_models_d_is_put_aside_by_name(system: System) -> None:
+    foreign = system.state / "models.d" / "foreign.conf"
+    foreign.write_text("[program:foreign]\ncommand=%(nonsense)s\n")
+    fine = system.state / "models.d" / "mine.conf"
+    fine.write_text("[program:mine]\ncommand=/bin/sleep 1000\nautostart=false\n")
+    system.apply(service("next"))
+    system.ready("next")
+    assert not foreign.exists()
+    assert list((system.state / "quarantine").glob("*foreign.conf"))
+    eventually(lambda: "foreign.conf" in system.fetch("/status")[1], what="the file to be named in /status")
+    assert fine.exists()
+    fine.unlink()
+    gone(system, "next")
+
+
+def test_a_foreign_service_of_the_same_name_is_not_touched(system: System) -> None:
+    foreign = {
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "occupied", "namespace": "default"},
+        "spec": {"selector": {"app": "theirs"}, "ports": [{"port": 80}]},
+    }
+    system.apply(foreign)
+    before = system.get("/api/v1/namespaces/default/services/occupied")
+    system.apply(service("occupied"))
+    eventually(lambda: system.observe("occupied").get("publishError"), what="the conflict to be reported")
+    assert "is not ours" in system.observe("occupied")["publishError"]
+    eventually(
+        lambda: "is not ours" in system.condition("MetalReady", "occupied").get("message", ""), what="a condition"
+    )
+    assert system.get("/api/v1/namespaces/default/services/occupied")["spec"] == before["spec"]
+    assert system.slice("occupied") is None
+    gone(system, "occupied")
+
+
+def test_a_corrupt_record_and_one_of_a_newer_format_are_made_again(system: System) -> None:
+    system.apply(service("rec-a"), service("rec-b"))
+    before = {name: system.ready(name) for name in ("rec-a", "rec-b")}
+    records = system.state / "records"
+    newer = {**json.loads((records / "default.rec-b.json").read_text()), "format": 99}
+    system.supervisorctl("stop", "controller")
+    (records / "default.rec-a.json").write_text("{ half a rec")
+    (records / "default.rec-b.json").write_text(json.dumps(newer))
+    system.supervisorctl("start", "controller")
+    for name in before:
+        eventually(lambda name=name: (records / f"default.{name}.json").exists(), what="the record to be back")
+        eventually(lambda name=name: system.status(name).get("phase") == "Ready", what=f"{name} Ready")
+    assert {name: system.pid(name) for name in before} == before
+    assert len(list((system.state / "quarantine").glob("*rec-*.json"))) == 2
+    gone(system, *before)
+
+
+# ── before anything runs ─────────────────────────────────────────────────────────────────────────
+
+
+def refused(base: Path, *flags: str, environ: dict[str, str] | None = None) -> tuple[int, str]:
+    """Exit code and words of a run that does not come up."""
+    port = free_ports(1)[0]
+    command = [sys.executable, "-m", "metal_supervisor", "run", "--state-dir", str(base / "run"), "--port", str(port)]
+    done = subprocess.run(
+        [*command, *flags],
+        capture_output=True, text=True, timeout=60, env={**os.environ, **(environ or {})},
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_broken_toml_is_refused_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("namespace = 'a'\nport = = 3\n")
+    code, text = refused(tmp_path, "--config", str(tmp_path / "c.toml"))
+    assert code == 78 and "c.toml: not valid TOML" in text and "line 2" in text
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("memory_fracton = 0.5\n")
+    code, text = refused(tmp_path, "--config", str(tmp_path / "c.toml"))
+    assert code == 78 and "did you mean 'memory_fraction'" in text
+    code, text = refused(tmp_path, environ={"METAL_SUPERVISOR_HOSTIP": "1.2.3.4"})
+    assert code == 78 and "METAL_SUPERVISOR_HOST_IP" in text
+
+
+def test_a_kubeconfig_that_is_missing_or_does_not_load_is_refused(tmp_path: Path) -> None:
+    code, text = refused(tmp_path, "--kubeconfig", str(tmp_path / "none"))
+    assert code == 1 and "does not exist" in text and "Traceback" not in text
+    (tmp_path / "bad").write_text("token: [sekrit\n")
+    code, text = refused(tmp_path, "--kubeconfig", str(tmp_path / "bad"))
+    assert code == 1 and "cannot be used" in text and "sekrit" not in text and "Traceback" not in text
+
+
+def test_a_taken_port_9090_is_refused_with_its_holder(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        code, text = refused(tmp_path, "--port", str(holder.getsockname()[1]))
+    assert code == 1 and f"pid {os.getpid()}" in text and "--port" in text
+
+
+def test_a_second_run_in_the_same_directory_is_refused_with_the_first_ones_pid(system: System) -> None:
+    assert system.process is not None
+    code, text = refused(system.base)
+    assert code == 1 and f"another run (pid {system.process.pid})" in text
+
+
+def test_a_missing_llama_server_is_a_condition(tmp_path: Path, system: System) -> None:
+    engine = tmp_path / "llama-server"
+    with running(tmp_path, engine=engine) as bare:
+        bare.apply(bare.tiny_model(), service())
+        assert "--llama-server" in failed(bare, "tiny", "RuntimeMissing")
+        engine.symlink_to(FAKE_ENGINE)
+        bare.apply(service(priority="high"))
+        bare.ready()
+
+
+def test_a_broken_file_in_models_d_does_not_keep_supervisord_from_starting(tmp_path: Path, system: System) -> None:
+    state = tmp_path / "run"
+    (state / "models.d").mkdir(parents=True)
+    (state / "models.d" / "broken.conf").write_bytes(b"\xff\xfe[program:x]\n")
+    (state / "models.d" / "sneaky.conf").write_text("[supervisord]\nlogfile=/dev/null\n")
+    with running(tmp_path, engine=FAKE_ENGINE) as up:
+        assert "put broken.conf aside" in up.said()
+        assert "put sneaky.conf aside: [supervisord] belongs into supervisord.conf" in up.said()

@@ -1,0 +1,108 @@
+"""The four things a user does, with unmodified tools, on one running system."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.system import ISVC, System, eventually, kill, running, service
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    with running(tmp_path_factory.mktemp("four")) as up:
+        up.apply(up.tiny_model(), service())
+        up.ready()
+        yield up
+
+
+def test_supervisorctl_shows_the_model_beside_our_own_programs(system: System) -> None:
+    eventually(lambda: system.supervisorctl("status").count("RUNNING") >= 4, what="all programs RUNNING")
+    rows = dict(line.split(None, 2)[:2] for line in system.supervisorctl("status").splitlines())
+    assert rows == dict.fromkeys(("apiserver", "controller", "default.tiny", "sidecar"), "RUNNING")
+
+
+def test_supervisorctl_tail_stop_start_and_restart_work_on_a_model(system: System) -> None:
+    assert "listening on" in system.supervisorctl("tail", "-4000", "default.tiny")
+    system.supervisorctl("stop", "default.tiny")
+    eventually(lambda: system.condition("MetalReady").get("reason") == "StoppedByHand", what="the stop to be reported")
+    assert system.slice_ready() is False
+    assert system.pid() == 0
+    system.supervisorctl("start", "default.tiny")
+    first = system.ready()
+    for _ in range(2):  # twice in a row: no crash loop
+        before = system.pid()
+        system.supervisorctl("restart", "default.tiny")
+        eventually(lambda before=before: system.pid() not in (0, before), what="a new process")
+        system.ready()
+    assert system.pid() != first
+
+
+def test_a_stop_by_hand_survives_a_restart_of_the_controller_and_ends_with_a_new_spec(system: System) -> None:
+    system.apply(system.tiny_model("hand"), service("hand", "hand"))
+    system.ready("hand")
+    system.supervisorctl("stop", "default.hand")
+    eventually(lambda: system.condition("MetalReady", "hand").get("reason") == "StoppedByHand")
+    kill(system.own_pid("controller"))
+    eventually(lambda: "RUNNING" in system.supervisorctl("status", "controller"))
+    assert "STOPPED" in system.supervisorctl("status", "default.hand")
+    system.apply(service("hand", "hand", contextSize=1024))
+    system.ready("hand")
+    system.delete("hand")
+    eventually(lambda: "default.hand" not in system.supervisorctl("status"), what="the program to be gone")
+
+
+def test_kubectl_apply_get_describe_wait_explain_diff_scale_and_delete(system: System, tmp_path: Path) -> None:
+    manifest = tmp_path / "second.yaml"
+    manifest.write_text(yaml.safe_dump_all([system.tiny_model("second"), service("second", "second")]))
+    assert "inferenceservice.inference.llmkube.dev/second created" in system.kubectl("apply", "-f", str(manifest))
+    system.kubectl("wait", "--for=jsonpath={.status.phase}=Ready", "isvc/second", "--timeout=30s")
+    system.kubectl("wait", "--for=condition=Available", "isvc/second", "--timeout=10s")
+    table = system.kubectl("get", "isvc,models")
+    assert "PHASE" in table and "REPLICAS" in table and "ACCELERATOR" in table
+    row = next(line for line in table.splitlines() if line.startswith("inferenceservice.inference.llmkube.dev/second"))
+    assert row.split()[1:4] == ["Ready", "second", "1"]
+    told = system.kubectl("describe", "isvc", "second")
+    assert "InferenceReady" in told and "Serving" in told
+    assert "contextSize" in system.kubectl("explain", "isvc.spec")
+    shown = system.kubectl("get", "svc,endpointslices")
+    assert "service/second" in shown and "127.0.0.1" in shown
+    manifest.write_text(manifest.read_text().replace("contextSize: 512", "contextSize: 768"))
+    assert "+  contextSize: 768" in system.kubectl("diff", "-f", str(manifest), check=False)
+    system.kubectl("scale", "isvc/second", "--replicas=0")
+    system.kubectl("wait", "--for=jsonpath={.status.phase}=Stopped", "isvc/second", "--timeout=20s")
+    system.kubectl("delete", "-f", str(manifest), "--timeout=20s")
+    eventually(lambda: "default.second" not in system.supervisorctl("status"), what="the program to be gone")
+    assert "second" not in system.kubectl("get", "isvc,models,svc,endpointslices")
+
+
+def test_health_readiness_liveness_metrics_and_status_answer(system: System) -> None:
+    system.ready()
+    status, body = system.health()
+    assert (status, body) == (200, {"status": "ok"})
+    assert system.fetch("/livez")[0] == 200
+    eventually(lambda: system.fetch("/readyz")[0] == 200, what="readyz")
+    assert "[+]models ok" in system.fetch("/readyz?verbose")[1]
+    families = {family.name: family for family in text_string_to_metric_families(system.fetch("/metrics")[1])}
+    healthy = families["llmkube_metal_agent_process_healthy"].samples
+    assert [(each.labels["name"], each.value) for each in healthy] == [("tiny", 1.0)]
+    assert system.observe()["pid"] == system.pid()
+    assert system.fetch("/healthz", "HEAD")[0] == 200
+    for method in ("POST", "PUT", "DELETE"):
+        assert system.fetch("/healthz", method)[0] == 405
+    assert system.fetch("/nothing")[0] == 404
+
+
+def test_a_chat_request_to_the_registered_address_is_answered_by_llama_server_itself(system: System) -> None:
+    system.ready()
+    assert "hello world from tiny" in system.chat()
+    found = system.slice()
+    assert found is not None
+    assert found["endpoints"][0]["addresses"] == ["127.0.0.1"]
+    serving = system.get("/api/v1/namespaces/default/services/tiny")
+    assert serving["spec"]["ports"][0]["port"] == 8080
+    assert serving["metadata"]["ownerReferences"][0]["uid"] == system.get(f"{ISVC}/tiny")["metadata"]["uid"]

@@ -1,0 +1,77 @@
+"""kill -9 of each of our own processes: no engine notices, and everything converges again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.system import System, eventually, kill, running, service
+
+KILLS = 10
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    with running(tmp_path_factory.mktemp("kills")) as up:
+        up.apply(up.tiny_model(), service("tiny", parallelSlots=2, contextSize=65536))
+        up.ready()
+        yield up
+
+
+@pytest.mark.parametrize("program", ["controller", "sidecar", "apiserver"])
+def test_ten_kills_while_a_chat_streams_interrupt_nothing(system: System, program: str) -> None:
+    model_pid = system.ready()
+    stream = system.stream(tokens=30000)
+    for _ in range(KILLS):
+        before = eventually(lambda: system.own_pid(program), what=f"{program} to run")
+        kill(before)
+        eventually(lambda before=before: system.own_pid(program) not in (0, before), 30, f"{program} to be back")
+        assert system.pid() == model_pid
+    assert stream.completed(), f"{stream.chunks} chunks, {stream.error}"
+    assert system.pid() == model_pid
+    eventually(lambda: f"{program}" in system.supervisorctl("status"), what="supervisorctl to answer")
+    eventually(lambda: system.health() == (200, {"status": "ok"}), 30, "health")
+    name = f"after-{program}"
+    system.apply(service(name))
+    system.ready(name)
+    system.delete(name)
+    eventually(lambda: f"default.{name}" not in system.supervisorctl("status"), 30, "the program to be gone")
+    assert system.pid() == model_pid
+
+
+def test_a_killed_supervisord_is_back_with_one_engine_per_service_and_says_what_it_did(system: System) -> None:
+    engine = system.ready()
+    stream = system.stream(tokens=30000)
+    old = system.supervisord_pid()
+    kill(old)
+    eventually(lambda: system.supervisord_pid() != old and system.rpc.answers(), 30, "supervisord to be back")
+    eventually(lambda: system.pid() == engine, 30, "the survivor to be stood in for")
+    assert stream.completed(), f"{stream.chunks} chunks, {stream.error}"
+    assert system.engines() == [engine]
+    assert f"pid {engine}, outlived the last supervisord and keeps serving" in system.said()
+    assert "killed by signal 9; starting it again" in system.said()
+    system.ready()
+    assert "hello world" in system.chat()
+    # The stand-in is a program like any other: it dies with its engine, and a real one takes its place.
+    kill(engine)
+    eventually(lambda: system.pid() not in (0, engine), 30, "a new engine")
+    system.ready()
+    assert len(system.engines()) == 1
+
+
+def test_a_killed_supervisord_whose_service_is_gone_leaves_nothing_of_it(system: System) -> None:
+    system.apply(service("leaver"))
+    engine = system.ready("leaver")
+    tiny = system.pid()
+    (system.state / "models.d" / "default.leaver.conf").unlink()
+    old = system.supervisord_pid()
+    kill(old)
+    eventually(lambda: system.supervisord_pid() != old and system.rpc.answers(), 30, "supervisord to be back")
+    assert f"ending pid {engine}, left over" in system.said()
+    # It is still wanted, so the controller starts it anew.
+    eventually(lambda: system.pid("leaver") not in (0, engine), 30, "a new engine")
+    assert system.pid() == tiny
+    system.ready("leaver")
+    assert len(system.engines()) == 2
+    system.delete("leaver")

@@ -1,0 +1,375 @@
+"""The whole system under test: real supervisord, real engines, real kubectl, in a directory of its own.
+
+A `System` is one `metal-supervisor run` on free ports. Everything in it is waited for, never slept for;
+everything it started is gone when it is closed, and that is checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import find_llama_server  # noqa: E402
+import tiny_gguf  # noqa: E402
+
+from metal_supervisor.boundary.kube import BadKubeconfig, Kube, KubeError  # noqa: E402
+from metal_supervisor.boundary.state import StateDir  # noqa: E402
+from metal_supervisor.boundary.supervisord import Supervisord  # noqa: E402
+
+T = TypeVar("T")
+ISVC = "/apis/inference.llmkube.dev/v1alpha1/namespaces/default/inferenceservices"
+MODELS = "/apis/inference.llmkube.dev/v1alpha1/namespaces/default/models"
+SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+SERVICES = "/api/v1/namespaces/default/services"
+FAKE_ENGINE = ROOT / "tools" / "fake_runtime.py"
+
+
+def eventually(look: Callable[[], T | None], within_s: float = 20.0, what: str = "") -> T:
+    """The first true value of `look`, or a failure that says what was waited for."""
+    until = time.monotonic() + within_s
+    last: object = None
+    while time.monotonic() < until:
+        try:
+            found = look()
+            if found:
+                return found
+            last = found
+        except (KubeError, BadKubeconfig, OSError, KeyError, IndexError, http.client.HTTPException) as error:
+            last = error
+        time.sleep(0.01)
+    raise AssertionError(f"not within {within_s} s: {what or look.__name__} (last: {last!r})")
+
+
+def free_ports(count: int) -> list[int]:
+    """Distinct ports that were free a moment ago."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in held]
+    for each in held:
+        each.close()
+    return ports
+
+
+def engine_path() -> Path:
+    """A real llama-server for this machine."""
+    return find_llama_server.find()
+
+
+def model(name: str = "tiny", source: str = "", accelerator: str = "metal", **spec: Any) -> dict[str, Any]:
+    """A Model manifest."""
+    return {
+        "apiVersion": "inference.llmkube.dev/v1alpha1",
+        "kind": "Model",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"source": source, "format": "gguf", "hardware": {"accelerator": accelerator}, **spec},
+    }
+
+
+def service(name: str = "tiny", model: str = "tiny", **spec: Any) -> dict[str, Any]:
+    """An InferenceService manifest; one thread and a small context, because the tests share two cores."""
+    spec = {"contextSize": 512, "extraArgs": ["--threads", "1"], **spec}
+    return {
+        "apiVersion": "inference.llmkube.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"modelRef": model, **spec},
+    }
+
+
+class Stream:
+    """A chat answer that streams for as long as it is read, in a thread of its own."""
+
+    def __init__(self, port: int, tokens: int) -> None:
+        self._port, self._tokens = port, tokens
+        self.chunks = 0
+        self.finished = False
+        self.error = ""
+        self._flowing = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        body = {
+            "messages": [{"role": "user", "content": "hi"}],
+            "stream": True,
+            "ignore_eos": True,
+            "max_tokens": self._tokens,
+        }
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        try:
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            for line in answer:
+                if line.startswith(b"data: [DONE]"):
+                    self.finished = True
+                elif line.startswith(b"data:"):
+                    self.chunks += 1
+                    self._flowing.set()
+                    time.sleep(0.005)  # a reader as slow as a person, so that the stream outlives the fault
+        except (OSError, http.client.HTTPException) as error:
+            self.error = repr(error)
+        finally:
+            connection.close()
+
+    def flowing(self) -> Stream:
+        """Waits for the first token."""
+        assert self._flowing.wait(20), f"no token: {self.error}"
+        return self
+
+    def completed(self, within_s: float = 90.0) -> bool:
+        """Whether the stream ended by itself, in order."""
+        self._thread.join(within_s)
+        return self.finished and not self.error
+
+
+class System:
+    """One running metal-supervisor."""
+
+    def __init__(self, base: Path, *flags: str, engine: Path | None = None, state: Path | None = None) -> None:
+        self.base = base
+        self.state = state or base / "run"
+        self.http, first = free_ports(2)
+        first = 20000 + (first % 400) * 100  # a range of its own, unlikely to meet another test's
+        self.flags = [
+            "--state-dir", str(self.state), "--port", str(self.http), "--ports", f"{first}-{first + 99}",
+            "--llama-server", str(engine or engine_path()), *flags,
+        ]
+        self.log = base / "run.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.files = StateDir(self.state.resolve())
+        self.rpc = Supervisord(self.files.socket)
+        self.tiny = base / "tiny.gguf"
+        if not self.tiny.exists():
+            tiny_gguf.write_tiny_gguf(self.tiny, context=32768)
+        self._kube: Kube | None = None
+
+    # ── its life ─────────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> System:
+        """Starts it and waits until its API answers."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "metal_supervisor", "run", *self.flags],
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
+            )
+        eventually(lambda: self.get("/version"), what=f"the API to answer; {self.said()}")
+        eventually(lambda: self.health()[0] == 200, what="the sidecar to answer")
+        return self
+
+    def stop(self, signum: int = signal.SIGTERM) -> int:
+        """Ends it in order; returns the exit code."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signum)
+        try:
+            return self.process.wait(60)
+        finally:
+            self.process = None
+
+    def close(self) -> None:
+        """Ends it whatever state it is in; what is still there afterwards is a failure."""
+        if self.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.stop()
+        left = self.processes()
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        assert not left, f"left running: {[process.cmdline() for process in left if process.is_running()]}"
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process of this system, wherever it hangs in the tree."""
+        found = []
+        marks = {str(self.state), self.files.home, str(self.base)}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if any(mark in part for part in process.cmdline() for mark in marks):
+                    found.append(process)
+        return found
+
+    def said(self) -> str:
+        """What it printed."""
+        return self.log.read_text() if self.log.exists() else ""
+
+    # ── Kubernetes ───────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.state / "kubeconfig"
+
+    @property
+    def kube(self) -> Kube:
+        if self._kube is None:
+            self._kube = Kube(self.kubeconfig)
+        return self._kube
+
+    def get(self, path: str) -> dict[str, Any]:
+        return self.kube.request("GET", path)
+
+    def maybe(self, path: str) -> dict[str, Any] | None:
+        """The object, or None if there is none."""
+        try:
+            return self.get(path)
+        except KubeError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        """Server-side apply, as a user's tool would."""
+        plural = {"Model": MODELS, "InferenceService": ISVC, "Service": SERVICES}
+        for item in objects:
+            self.kube.apply(f"{plural[item['kind']]}/{item['metadata']['name']}", item, "test", force=True)
+
+    def delete(self, name: str, path: str = ISVC) -> None:
+        self.kube.request("DELETE", f"{path}/{name}")
+
+    def tiny_model(self, name: str = "tiny") -> dict[str, Any]:
+        return model(name, f"file://{urllib.parse.quote(str(self.tiny))}")
+
+    def kubectl(self, *arguments: str, check: bool = True, stdin: str | None = None) -> str:
+        """Runs the real kubectl; returns what it printed."""
+        done = subprocess.run(
+            ["kubectl", "--kubeconfig", str(self.kubeconfig), "--cache-dir", str(self.base / "cache"), *arguments],
+            capture_output=True, text=True, timeout=60, input=stdin,
+        )
+        assert not check or done.returncode == 0, f"kubectl {arguments}: {done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    def status(self, name: str = "tiny") -> dict[str, Any]:
+        return dict(self.get(f"{ISVC}/{name}").get("status") or {})
+
+    def condition(self, kind: str, name: str = "tiny") -> dict[str, Any]:
+        found = [item for item in self.status(name).get("conditions", []) if item["type"] == kind]
+        return found[0] if found else {}
+
+    def slice(self, name: str = "tiny") -> dict[str, Any] | None:
+        """This Mac's slice of a service."""
+        found = self.kube.request("GET", SLICES, {"labelSelector": f"kubernetes.io/service-name={name}"})["items"]
+        return found[0] if found else None
+
+    def slice_ready(self, name: str = "tiny") -> bool | None:
+        found = self.slice(name)
+        return None if found is None else found["endpoints"][0]["conditions"]["ready"]
+
+    def ready(self, name: str = "tiny", within_s: float = 30.0) -> int:
+        """Waits until a service is Ready in the cluster; returns its engine's pid."""
+        eventually(lambda: self.status(name).get("phase") == "Ready", within_s, f"{name} to be Ready; {self.said()}")
+        return self.pid(name)
+
+    # ── supervisord and the engines ──────────────────────────────────────────────────────────────
+
+    def supervisorctl(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [str(Path(sys.executable).parent / "supervisorctl"), "-c", f"{self.state}/supervisord.conf", *arguments],
+            capture_output=True, text=True, timeout=60,
+        )
+        return done.stdout + done.stderr
+
+    def pid(self, name: str = "tiny") -> int:
+        """Pid of a service's engine (not of a stand-in), 0 if there is none."""
+        note = self.files.run_note(f"default.{name}")
+        row = self.rpc.table().get(f"default.{name}")
+        if row is None or not row.pid:
+            return 0
+        return note.pid if note and note.launcher_pid == row.pid else row.pid
+
+    def own_pid(self, program: str) -> int:
+        row = self.rpc.table().get(program)
+        return row.pid if row else 0
+
+    def supervisord_pid(self) -> int:
+        return int((self.state / "supervisord.pid").read_text())
+
+    def port(self, name: str = "tiny") -> int:
+        found = self.slice(name)
+        assert found is not None
+        return int(found["ports"][0]["port"])
+
+    def engines(self) -> list[int]:
+        """Pids of all engine processes of this system."""
+        return sorted(
+            process.pid for process in self.processes()
+            if "--alias" in process.cmdline() and not any("launch.py" in part for part in process.cmdline())
+        )
+
+    def stream(self, name: str = "tiny", tokens: int = 600) -> Stream:
+        return Stream(self.port(name), tokens).flowing()
+
+    def chat(self, name: str = "tiny") -> str:
+        """One chat answer, from the registered address."""
+        found = self.slice(name)
+        assert found is not None
+        address, port = found["endpoints"][0]["addresses"][0], found["ports"][0]["port"]
+        body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+        request = urllib.request.Request(
+            f"http://{address}:{port}/v1/chat/completions", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return str(json.load(answer)["choices"][0]["message"]["content"])
+
+    # ── the sidecar ──────────────────────────────────────────────────────────────────────────────
+
+    def fetch(self, path: str, method: str = "GET") -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.http, timeout=10)
+        try:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def health(self) -> tuple[int, dict[str, Any]]:
+        status, body = self.fetch("/healthz")
+        return status, json.loads(body)
+
+    def observe(self, name: str = "tiny") -> dict[str, Any]:
+        """The row of a service in /status."""
+        rows = json.loads(self.fetch("/status")[1])["services"]
+        found = [row for row in rows if row["name"] == name]
+        return found[0] if found else {}
+
+
+@contextlib.contextmanager
+def running(base: Path, *flags: str, engine: Path | None = None, state: Path | None = None) -> Iterator[System]:
+    """A started System that is gone afterwards."""
+    system = System(base, *flags, engine=engine, state=state)
+    try:
+        yield system.start()
+    except BaseException:
+        sys.stderr.write(f"── run.log ──\n{system.said()}\n")
+        for path in sorted((system.state / "log").glob("*.log")):
+            sys.stderr.write(f"── {path.name} ──\n{path.read_text(errors='replace')[-3000:]}\n")
+        raise
+    finally:
+        system.close()
+
+
+def kill(pid: int) -> None:
+    """kill -9 of a process of the system under test."""
+    assert pid > 0
+    os.kill(pid, signal.SIGKILL)
+
+
+def lines_with(text: str, pattern: str) -> list[str]:
+    return [line for line in text.splitlines() if re.search(pattern, line)]

@@ -1,0 +1,249 @@
+"""The shipped CRDs: what a real API server would refuse, what the field expects, what `kubectl explain` shows.
+
+No API server is needed here; the rules of structural schemas are written out below. Where the schemas of the field lie
+beside the checkout (`../shared/crds`), ours are also compared with them, field by field.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CRDS = REPOSITORY / "conf" / "crds"
+EXAMPLES = REPOSITORY / "conf" / "examples"
+FIELD = REPOSITORY.parent / "shared" / "crds"
+PLURALS = ("models", "inferenceservices")
+PRESERVE = "x-kubernetes-preserve-unknown-fields"
+
+Schema = dict[str, Any]
+
+
+def load(plural: str) -> Schema:
+    return yaml.safe_load((CRDS / f"{plural}.yaml").read_text())
+
+
+def root(crd: Schema) -> Schema:
+    return crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+def nodes(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+    """(path, schema) of a schema and everything below it."""
+    yield path, schema
+    for name, child in schema.get("properties", {}).items():
+        yield from nodes(child, f"{path}.{name}")
+    for key, suffix in (("items", "[]"), ("additionalProperties", "{}")):
+        if isinstance(schema.get(key), dict):
+            yield from nodes(schema[key], path + suffix)
+
+
+def types_match(schema: Schema, value: Any) -> bool:
+    if schema.get("x-kubernetes-int-or-string"):
+        return isinstance(value, (int, str)) and not isinstance(value, bool)
+    kinds: dict[str, Any] = {"object": dict, "array": list, "string": str, "boolean": bool}
+    if schema["type"] in kinds:
+        return isinstance(value, kinds[schema["type"]])
+    return isinstance(value, int if schema["type"] == "integer" else (int, float)) and not isinstance(value, bool)
+
+
+def problems(schema: Schema, value: Any, path: str = "") -> Iterator[str]:
+    """What is wrong with a value: the keywords that our schemas use, and unknown fields where they are not kept."""
+    if not types_match(schema, value):
+        yield f"{path}: {value!r} is not of type {schema.get('type', 'integer or string')}"
+        return
+    if "enum" in schema and value not in schema["enum"]:
+        yield f"{path}: {value!r} is not one of {schema['enum']}"
+    if isinstance(value, str) and "pattern" in schema and not re.search(schema["pattern"], value):
+        yield f"{path}: {value!r} does not match {schema['pattern']}"
+    if isinstance(value, (int, float)) and not schema.get("minimum", value) <= value <= schema.get("maximum", value):
+        yield f"{path}: {value!r} is out of range"
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from problems(schema["items"], item, f"{path}[{index}]")
+    if isinstance(value, dict):
+        yield from (f"{path}.{name}: is required" for name in schema.get("required", ()) if name not in value)
+        for name, child in value.items():
+            if name in schema.get("properties", {}):
+                yield from problems(schema["properties"][name], child, f"{path}.{name}")
+            elif isinstance(schema.get("additionalProperties"), dict):
+                yield from problems(schema["additionalProperties"], child, f"{path}.{name}")
+            elif not schema.get(PRESERVE) and path != ".metadata":
+                yield f"{path}.{name}: unknown field"
+
+
+@pytest.mark.parametrize("plural", PLURALS)
+def test_an_api_server_accepts_the_schema_as_structural(plural: str) -> None:
+    crd = load(plural)
+    assert crd["metadata"]["name"] == f"{plural}.{crd['spec']['group']}"
+    assert set(root(crd)["properties"]["metadata"]) == {"type"}, "metadata is implied: nothing may be said about it"
+    for path, schema in nodes(root(crd)):
+        assert ("type" in schema) != bool(schema.get("x-kubernetes-int-or-string")), f"{path} has no type"
+        assert not ("properties" in schema and "additionalProperties" in schema), path
+        assert schema.get("type") != "array" or "items" in schema, f"{path} has no items"
+        assert set(schema.get("required", ())) <= set(schema.get("properties", {})), path
+        if schema.get("x-kubernetes-list-type") == "map":
+            assert set(schema["x-kubernetes-list-map-keys"]) <= set(schema["items"]["required"]), path
+        if "default" in schema:
+            assert list(problems(schema, schema["default"], path)) == []
+        if "pattern" in schema:
+            re.compile(schema["pattern"])
+        for rule in schema.get("x-kubernetes-validations", ()):
+            assert "\n" not in rule["message"].strip() and rule["rule"], path
+
+
+@pytest.mark.parametrize("plural", PLURALS)
+def test_every_typed_field_is_explained(plural: str) -> None:
+    silent = [
+        path
+        for path, schema in nodes(root(load(plural)))
+        if path != ".metadata" and not path.endswith(("[]", "{}")) and len(schema.get("description", "")) < 5
+    ]
+    assert silent == []
+
+
+@pytest.mark.parametrize("plural", PLURALS)
+def test_fields_without_meaning_on_a_mac_are_kept(plural: str) -> None:
+    properties = root(load(plural))["properties"]
+    assert properties["spec"][PRESERVE] is True
+    assert properties["status"][PRESERVE] is True
+    assert properties["status"]["properties"]["conditions"]["x-kubernetes-list-map-keys"] == ["type"]
+
+
+def test_the_runtime_may_be_left_out_and_may_be_any_engine_of_a_mac() -> None:
+    runtime = root(load("inferenceservices"))["properties"]["spec"]["properties"]["runtime"]
+    assert "default" not in runtime
+    field = {"llamacpp", "llamacpp-router", "personaplex", "vllm", "tgi", "sglang", "generic"}
+    mac = {"llama-server", "mlx-server", "omlx", "ollama", "vllm-swift", "tensorfold"}
+    assert set(runtime["enum"]) == field | mac
+
+
+def test_inference_services_scale_and_print_like_in_the_field() -> None:
+    version = load("inferenceservices")["spec"]["versions"][0]
+    assert version["subresources"] == {
+        "status": {},
+        "scale": {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"},
+    }
+    columns = {column["name"]: column for column in version["additionalPrinterColumns"]}
+    assert list(columns) == ["Phase", "Model", "Replicas", "Reason", "Queue", "Priority", "Endpoint", "Age"]
+    assert [name for name, column in columns.items() if column.get("priority")] == ["Reason", "Queue", "Priority"]
+
+
+def test_models_print_like_in_the_field() -> None:
+    version = load("models")["spec"]["versions"][0]
+    assert version["subresources"] == {"status": {}}
+    names = [column["name"] for column in version["additionalPrinterColumns"]]
+    assert names == ["Phase", "Size", "Accelerator", "Arch", "Age"]
+
+
+def test_what_a_user_leaves_out_has_the_fields_defaults() -> None:
+    defaults = {
+        path: schema["default"]
+        for plural in PLURALS
+        for path, schema in nodes(root(load(plural)))
+        if "default" in schema
+    }
+    assert defaults == {
+        ".spec.sourceSecretRef.name": "",
+        ".spec.format": "gguf",
+        ".spec.refreshPolicy": "IfNotPresent",
+        ".spec.hardware.accelerator": "cpu",
+        ".spec.replicas": 1,
+        ".spec.suspend": False,
+        ".spec.endpoint.port": 8080,
+        ".spec.endpoint.path": "/v1/chat/completions",
+        ".spec.endpoint.type": "ClusterIP",
+        ".spec.priority": "normal",
+        ".spec.rolloutPolicy.idleTimeoutSeconds": 300,
+        ".spec.slo.indicator": "availability",
+        ".spec.slo.window": "28d",
+    }
+
+
+def same_text(value: Any) -> Any:
+    """A schema without descriptions, and with every run of blanks in texts as one."""
+    if isinstance(value, dict):
+        return {k: same_text(v) for k, v in value.items() if k != "description" or isinstance(v, dict)}
+    if isinstance(value, list):
+        return [same_text(item) for item in value]
+    return " ".join(value.split()) if isinstance(value, str) else value
+
+
+def differences(ours: Schema, field: Schema, path: str = "") -> Iterator[str]:
+    """How ours differs from the field's, beyond fields that are kept without a type."""
+    ignored = {"properties", "items", PRESERVE}
+    if path == ".spec.runtime":
+        ignored |= {"enum", "default"}
+    if path == ".spec.hardware.gpu":
+        ignored |= {"x-kubernetes-validations"}  # a rule about fields that mean nothing on a Mac
+    for keyword in sorted((set(ours) | set(field)) - ignored):
+        if ours.get(keyword) != field.get(keyword):
+            yield f"{path} {keyword}: {ours.get(keyword)!r}, in the field {field.get(keyword)!r}"
+    children, theirs = ours.get("properties", {}), field.get("properties", {})
+    for name in sorted(children):
+        if name not in theirs:
+            yield f"{path}.{name}: not in the field"
+        else:
+            yield from differences(children[name], theirs[name], f"{path}.{name}")
+    if set(theirs) - set(children) and not ours.get(PRESERVE):
+        yield f"{path}: {sorted(set(theirs) - set(children))} would be pruned"
+    if "items" in ours and "items" in field:
+        yield from differences(ours["items"], field["items"], f"{path}[]")
+
+
+@pytest.mark.parametrize("plural", PLURALS)
+def test_the_schema_differs_from_the_fields_only_on_purpose(plural: str) -> None:
+    reference = FIELD / f"inference.llmkube.dev_{plural}.yaml"
+    if not reference.exists():
+        pytest.skip(f"the field's schemas are not beside this checkout ({reference.name} in ../shared/crds)")
+    ours, field = same_text(load(plural)), same_text(yaml.safe_load(reference.read_text()))
+    assert ours["spec"]["names"] == field["spec"]["names"]
+    assert ours["spec"]["scope"] == field["spec"]["scope"]
+    our_version, field_version = ours["spec"]["versions"][0], field["spec"]["versions"][0]
+    for key in ("name", "served", "storage", "subresources", "additionalPrinterColumns"):
+        assert our_version[key] == field_version[key], key
+    assert list(differences(root(ours), root(field))) == []
+
+
+def documents(path: Path) -> list[Schema]:
+    text = path.read_text().replace("@TINY_GGUF@", "/models/tiny.gguf")
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_examples_are_valid_and_complete(path: Path) -> None:
+    schemas = {crd["spec"]["names"]["kind"]: root(crd) for crd in map(load, PLURALS)}
+    found = documents(path)
+    assert [problem for document in found for problem in problems(schemas[document["kind"]], document)] == []
+    models = {document["metadata"]["name"] for document in found if document["kind"] == "Model"}
+    services = [document for document in found if document["kind"] == "InferenceService"]
+    assert services and {service["spec"]["modelRef"] for service in services} == models
+    for document in found:
+        assert document["apiVersion"] == "inference.llmkube.dev/v1alpha1"
+        assert document["metadata"]["namespace"] == "default"
+        unknown = set(document["spec"]) - set(schemas[document["kind"]]["properties"]["spec"]["properties"])
+        assert not unknown, "an example may only use fields that mean something on a Mac"
+        if document["kind"] == "Model":
+            assert document["spec"]["hardware"]["accelerator"] == "metal"
+
+
+def test_the_example_check_notices_what_is_wrong() -> None:
+    schema = root(load("inferenceservices"))
+    good = {"apiVersion": "v", "kind": "InferenceService", "metadata": {"name": "a"}, "spec": {"modelRef": "m"}}
+    assert list(problems(schema, good)) == []
+    for spec in (
+        {},
+        {"modelRef": 1},
+        {"modelRef": "m", "contextSize": 127},
+        {"modelRef": "m", "replicas": True},
+        {"modelRef": "m", "runtime": "llama"},
+        {"modelRef": "m", "endpoint": {"prot": 1}},
+        {"modelRef": "m", "ropeScaling": {"type": "yarn", "factor": "two"}},
+    ):
+        bad = copy.deepcopy(good) | {"spec": spec}
+        assert list(problems(schema, bad)) != [], spec

@@ -1,0 +1,256 @@
+"""What becomes of one InferenceService: who keeps running, who is taken down, which port it has, and since when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metal_supervisor.core.decide import Outlook, accept, choose_port, dismiss, refuse, taken_ports, verdict
+from metal_supervisor.core.types import (
+    Endpoint,
+    Engine,
+    Model,
+    ModelFile,
+    Probe,
+    Program,
+    Record,
+    Rejected,
+    Service,
+    Standing,
+)
+
+ENDPOINT = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
+MODEL = Model("default", "phi", "m", 1, "/m.gguf", "gguf", "metal", None, None)
+SERVICE = Service(
+    "default", "tiny", "u", 2, MODEL, "llama-server", 1, False, ENDPOINT, "chat", "normal", None, {}
+)
+READY = ModelFile("Ready", "/m.gguf", 10)
+ENGINE = Engine(("/bin/llama-server",), (), "/", Probe(identity="tiny"))
+
+
+def outlook(digest: str = "a", port: int | None = 18100, **other: Any) -> Outlook:
+    program = Program("default.tiny", f"default.tiny.{digest}.json", "{}")
+    return replace(Outlook(READY, port, ENGINE, program), **other)
+
+
+def rejected(keeps_running: bool = True, reason: str = "InvalidSpec", **other: Any) -> Rejected:
+    base = Rejected("default", "tiny", "u", 3, "phi", reason, "spec.x is wrong", 1, keeps_running, ENDPOINT)
+    return replace(base, **other)
+
+
+def running(**other: Any) -> Record:
+    return replace(accept(SERVICE, None, outlook(), 100.0), **other)
+
+
+# ── accepted ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_service_with_everything_it_needs_runs() -> None:
+    record = running()
+    assert (record.verdict.standing, record.verdict.since) == (Standing.RUN, 100.0)
+    assert (record.program, record.spec_file, record.port) == ("default.tiny", "default.tiny.a.json", 18100)
+    assert (record.files, record.probe, record.endpoint) == (("/m.gguf",), ENGINE.probe, ENDPOINT)
+    assert (record.uid, record.generation, record.model, record.runtime) == ("u", 2, "phi", "llama-server")
+    assert (record.warning, record.withdraw, record.retry_at, record.stopped_by_hand) == (None, "", None, False)
+
+
+def test_accepting_again_changes_nothing() -> None:
+    record = running(retry_at=5.0, withdraw="t")
+    assert accept(SERVICE, record, outlook(), 999.0) == record
+
+
+def test_a_changed_spec_is_taken_over_and_forgets_the_stop_by_hand() -> None:
+    before = running(stopped_by_hand=True)
+    assert accept(SERVICE, before, outlook("a"), 200.0).stopped_by_hand
+    after = accept(SERVICE, before, outlook("b"), 200.0)
+    assert (after.spec_file, after.stopped_by_hand) == ("default.tiny.b.json", False)
+
+
+def test_a_good_edit_clears_the_warning_of_a_bad_one() -> None:
+    warned = refuse(rejected(), running(), 200.0)
+    assert warned.warning is not None
+    assert accept(SERVICE, warned, outlook(), 300.0).warning is None
+
+
+@pytest.mark.parametrize(
+    ("service", "standing", "reason"),
+    [
+        (replace(SERVICE, suspended=True), Standing.SUSPENDED, "Suspended"),
+        (replace(SERVICE, replicas=0), Standing.STOPPED, "ManuallyScaledToZero"),
+        (replace(SERVICE, replicas=0, suspended=True), Standing.SUSPENDED, "Suspended"),
+    ],
+)
+@pytest.mark.parametrize("hindrance", [{}, {"problem": ("RuntimeMissing", "x")}, {"file": ModelFile("Failed", "R")}])
+def test_suspended_and_scaled_to_zero_take_a_running_engine_down_whatever_else_is_wrong(
+    service: Service, standing: Standing, reason: str, hindrance: dict[str, Any]
+) -> None:
+    for before in (None, running()):
+        record = accept(service, before, outlook(**hindrance), 200.0)
+        assert (record.verdict.standing, record.verdict.reason, record.spec_file) == (standing, reason, None)
+        assert record.port == 18100, "the port stays with a service that rests"
+
+
+@pytest.mark.parametrize(
+    ("hindrance", "standing", "reason", "text"),
+    [
+        ({"file": ModelFile("Downloading", message="12 %")}, Standing.WAIT, "Downloading", "12 %"),
+        ({"file": ModelFile("Checking")}, Standing.WAIT, "Checking", ""),
+        (
+            {"file": ModelFile("Failed", reason="ModelFileMissing", message="/m.gguf does not exist")},
+            Standing.FAILED, "ModelFileMissing", 'Model "phi": spec.source: /m.gguf does not exist',
+        ),
+        ({"problem": ("RuntimeMissing", "no llama-server")}, Standing.FAILED, "RuntimeMissing", "no llama-server"),
+        (
+            {"problem": ("NoPort", "none free"), "file": ModelFile("Downloading")},
+            Standing.FAILED, "NoPort", "none free",
+        ),
+    ],
+)
+class TestSomethingIsInTheWay:
+    """Of a service that does not run yet, and of one that does."""
+
+    def test_a_service_that_does_not_run_waits_or_fails_with_the_reason(
+        self, hindrance: dict[str, Any], standing: Standing, reason: str, text: str
+    ) -> None:
+        record = accept(SERVICE, None, outlook(**hindrance, engine=None, program=None), 100.0)
+        assert (record.verdict.standing, record.verdict.reason) == (standing, reason)
+        assert text in record.verdict.message
+        assert record.spec_file is None
+
+    def test_an_engine_that_runs_keeps_its_spec_and_says_what_is_wrong(
+        self, hindrance: dict[str, Any], standing: Standing, reason: str, text: str
+    ) -> None:
+        before = running(stopped_by_hand=True, retry_at=7.0, withdraw="t")
+        record = accept(replace(SERVICE, generation=9), before, outlook(**hindrance, engine=None, program=None), 200.0)
+        assert record.warning is not None
+        assert record.warning[0] == reason and text in record.warning[1] and "keeps running" in record.warning[1]
+        assert record == replace(before, generation=9, warning=record.warning)
+
+    def test_it_runs_as_soon_as_that_is_gone(
+        self, hindrance: dict[str, Any], standing: Standing, reason: str, text: str
+    ) -> None:
+        waiting = accept(SERVICE, None, outlook(**hindrance, engine=None, program=None), 100.0)
+        record = accept(SERVICE, waiting, outlook(), 150.0)
+        assert (record.verdict.standing, record.verdict.since) == (Standing.RUN, 150.0)
+
+
+# ── refused ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_bad_edit_leaves_the_engine_exactly_as_it_runs() -> None:
+    before = running(retry_at=3.0, withdraw="t", stopped_by_hand=True)
+    record = refuse(rejected(replicas=5, endpoint=None), before, 500.0)
+    assert record.warning is not None and record.warning[0] == "InvalidSpec"
+    assert record.warning[1].startswith("spec.x is wrong") and "keeps running" in record.warning[1]
+    assert record == replace(before, uid="u", generation=3, warning=record.warning)
+
+
+@pytest.mark.parametrize("reason", ["ModelNotFound", "NotMetal", "ServiceConflict"])
+def test_a_refusal_that_means_it_takes_the_engine_down_and_keeps_the_port(reason: str) -> None:
+    record = refuse(rejected(False, reason), running(), 500.0)
+    assert (record.verdict.standing, record.verdict.reason) == (Standing.FAILED, reason)
+    assert (record.verdict.message, record.verdict.since) == ("spec.x is wrong", 500.0)
+    assert (record.spec_file, record.port, record.endpoint) == (None, 18100, ENDPOINT)
+
+
+def test_a_withdrawal_that_was_asked_for_is_not_forgotten_by_the_next_pass() -> None:
+    # Otherwise the controller waits out the full 2 s, and the sidecar drops the slice instead of draining it.
+    asked = replace(refuse(rejected(False), running(), 500.0), withdraw="token")
+    assert refuse(rejected(False), asked, 501.0).withdraw == "token"
+    assert accept(replace(SERVICE, suspended=True), running(withdraw="token"), outlook(), 1.0).withdraw == "token"
+    assert dismiss(running(withdraw="token"), 1.0).withdraw == "token"
+
+
+def test_a_service_that_never_ran_fails_even_if_an_engine_would_have_kept_running() -> None:
+    for before in (None, accept(SERVICE, None, outlook(file=ModelFile("Downloading")), 1.0)):
+        record = refuse(rejected(), before, 500.0)
+        assert (record.verdict.standing, record.spec_file, record.warning) == (Standing.FAILED, None, None)
+        assert (record.program, record.generation, record.model) == ("default.tiny", 3, "phi")
+
+
+@pytest.mark.parametrize("off", [{"suspended": True}, {"replicas": 0}])
+def test_a_refusal_does_not_start_what_was_suspended_or_scaled_to_zero(off: dict[str, Any]) -> None:
+    resting = accept(replace(SERVICE, **off), running(), outlook(), 200.0)
+    record = refuse(rejected(), resting, 300.0)
+    assert (record.verdict.standing, record.spec_file) == (Standing.FAILED, None)
+
+
+def test_what_is_gone_is_removed() -> None:
+    record = dismiss(running(warning=("a", "b")), 300.0)
+    assert (record.verdict.standing, record.verdict.since) == (Standing.REMOVING, 300.0)
+    assert (record.spec_file, record.warning, record.program) == (None, None, "default.tiny")
+    assert dismiss(record, 400.0) == record
+
+
+# ── since ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(st.sampled_from(Standing), st.text(max_size=5), st.text(max_size=5), st.text(max_size=5))
+@settings(max_examples=30, deadline=None, database=None, derandomize=True)
+def test_since_is_when_standing_or_reason_last_changed_whatever_the_message(
+    standing: Standing, reason: str, message: str, other: str
+) -> None:
+    first = verdict(None, standing, reason, message, 10.0)
+    assert first.since == 10.0
+    second = verdict(first, standing, reason, other, 20.0)
+    assert (second.since, second.message) == (10.0, other)
+    assert verdict(second, standing, reason + "x", other, 30.0).since == 30.0
+    another = Standing.RUN if standing is not Standing.RUN else Standing.WAIT
+    assert verdict(second, another, reason, other, 30.0).since == 30.0
+
+
+def test_progress_of_a_download_does_not_move_since() -> None:
+    record = accept(SERVICE, None, outlook(file=ModelFile("Downloading", message="1 %")), 10.0)
+    later = accept(SERVICE, record, outlook(file=ModelFile("Downloading", message="2 %")), 20.0)
+    assert (later.verdict.since, later.verdict.message) == (10.0, "2 %")
+
+
+# ── ports ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kept", "taken", "expected"),
+    [
+        (None, None, (), 100),
+        (None, None, (100, 101), 102),
+        (None, 102, (), 102),
+        (None, 102, (102,), 100),
+        (None, 900, (), 900),
+        (7, 102, (), 7),
+        (7, None, (7,), 7),
+        (None, None, (100, 101, 102), None),
+        (None, 102, (100, 101, 102), None),
+    ],
+)
+def test_the_port_is_the_wanted_else_the_kept_else_the_first_free(
+    wanted: int | None, kept: int | None, taken: tuple[int, ...], expected: int | None
+) -> None:
+    assert choose_port(wanted, kept, range(100, 103), dict.fromkeys(taken, ("a", "b"))) == expected
+
+
+def test_the_ports_of_all_others_are_taken_also_those_at_rest() -> None:
+    other = replace(dismiss(running(), 1.0), name="other", port=18101)
+    none = replace(running(), name="none", port=None)
+    assert taken_ports([running(), other, none], ("default", "tiny")) == {18101: ("default", "other")}
+    assert 18100 in taken_ports([running(), other], ("default", "other"))
+
+
+@given(st.lists(st.booleans(), max_size=12))
+@settings(max_examples=50, deadline=None, database=None, derandomize=True)
+def test_no_two_services_ever_get_one_port_and_each_keeps_its_own(arrivals: list[bool]) -> None:
+    records: list[Record] = []
+    for number, arrives in enumerate(arrivals):
+        if not arrives and records:
+            records.pop(0)
+            continue
+        key = ("default", f"s{number}")
+        port = choose_port(None, None, range(100, 120), taken_ports(records, key))
+        records.append(replace(running(), name=key[1], port=port))
+        for record in records:
+            assert choose_port(None, record.port, range(100, 120), taken_ports(records, record.key)) == record.port
+    ports = [record.port for record in records]
+    assert len(set(ports)) == len(ports)

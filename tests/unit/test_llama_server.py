@@ -1,0 +1,204 @@
+"""The command line of llama-server, word by word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metal_supervisor.core.types import Endpoint, Model, Probe, Service
+from metal_supervisor.runtimes import RUNTIMES, Binary, Place
+from metal_supervisor.runtimes.llama_server import OWNED, engine, refuse
+
+BARE = Binary("/opt/llama-server", frozenset())
+FULL = Binary("/opt/llama-server", frozenset({"--metrics", "--fit", "--cache-ram", "--no-webui", "--offline"}))
+PLACE = Place("/models/m.gguf", "127.0.0.1", 18100, None, "/state")
+HEAD = ["/opt/llama-server", "--model", "/models/m.gguf", "--alias", "tiny,phi", "--host", "127.0.0.1"]
+HEAD += ["--port", "18100"]
+CAPACITY = ["--n-gpu-layers", "99", "--ctx-size", "2048", "--parallel", "1", "--batch-size", "2048"]
+
+
+def service(
+    *, mode: str = "chat", extra: tuple[str, ...] = (), layers: int | None = None, model_name: str = "phi",
+    env: tuple[tuple[str, str], ...] = (), **options: Any,
+) -> Service:
+    model = Model("default", model_name, "m", 1, "/models/m.gguf", "gguf", "metal", layers, None)
+    endpoint = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
+    return Service(
+        "default", "tiny", "u", 1, model, "llama-server", 1, False, endpoint, mode, "normal", None, options, extra, env
+    )
+
+
+def argv(asked: Service, binary: Binary = BARE, place: Place = PLACE) -> list[str]:
+    return list(engine(asked, binary, place).argv)
+
+
+def test_a_bare_service_gives_the_documented_command_line() -> None:
+    assert argv(service()) == [*HEAD, *CAPACITY, "--flash-attn", "on", "--jinja"]
+
+
+def test_a_current_build_gets_the_housekeeping_flags_it_names() -> None:
+    housekeeping = ["--metrics", "--fit", "off", "--cache-ram", "2048", "--no-webui", "--offline"]
+    assert argv(service(), FULL) == [*HEAD, *CAPACITY, "--flash-attn", "on", "--jinja", *housekeeping]
+
+
+def test_every_option_becomes_its_flag() -> None:
+    asked = service(
+        layers=20, contextSize=8192, parallelSlots=4, batchSize=1024, uBatchSize=256, flashAttention=False,
+        cacheTypeK="q8_0", cacheTypeV="q4_0", moeCPUOffload=True, moeCPULayers=7, noKvOffload=True, noWarmup=True,
+        jinja=True, reasoningBudget=0, reasoningBudgetMessage="enough; now\nanswer", tensorOverrides=("a=CPU", "b=CPU"),
+        metadataOverrides=("k=int:1",), ropeScaling={"type": "yarn", "factor": "2.5", "originalContext": 4096},
+    )
+    assert argv(asked, place=Place("/models/m.gguf", "127.0.0.1", 18100, 8, "/state")) == [
+        *HEAD,
+        "--n-gpu-layers", "20", "--ctx-size", "8192", "--parallel", "4", "--batch-size", "1024",
+        "--ubatch-size", "256", "--cache-type-k", "q8_0", "--cache-type-v", "q4_0", "--threads", "8",
+        "--flash-attn", "off", "--jinja", "--cpu-moe", "--no-kv-offload", "--no-warmup", "--n-cpu-moe", "7",
+        "--rope-scaling", "yarn", "--rope-scale", "2.5", "--yarn-orig-ctx", "4096",
+        "--reasoning-budget", "0", "--reasoning-budget-message", "enough; now\nanswer",
+        "--override-tensor", "a=CPU", "--override-tensor", "b=CPU", "--override-kv", "k=int:1",
+    ]
+
+
+def test_jinja_false_is_said_because_the_engine_defaults_to_it() -> None:
+    line = argv(service(jinja=False), Binary("/opt/llama-server", frozenset({"--jinja", "--no-jinja"})))
+    assert "--no-jinja" in line and "--jinja" not in line
+
+
+def test_rope_scaling_needs_no_more_than_its_type() -> None:
+    line = argv(service(ropeScaling={"type": "linear", "factor": None, "originalContext": None}))
+    assert line[line.index("--rope-scaling") + 1] == "linear"
+    assert "--rope-scale" not in line and "--yarn-orig-ctx" not in line
+
+
+def test_a_custom_cache_type_beats_the_plain_one() -> None:
+    line = argv(service(cacheTypeK="q8_0", cacheTypeCustomK="turbo4", cacheTypeCustomV="turbo3"))
+    assert line[line.index("--cache-type-k") + 1] == "turbo4"
+    assert line[line.index("--cache-type-v") + 1] == "turbo3"
+
+
+@pytest.mark.parametrize(("layers", "expected"), [(None, "99"), (0, "99"), (-1, "-1"), (12, "12")])
+def test_unset_and_zero_layers_mean_all_of_them(layers: int | None, expected: str) -> None:
+    line = argv(service(layers=layers))
+    assert line[line.index("--n-gpu-layers") + 1] == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "flags"),
+    [
+        ("chat", []),
+        ("embedding", ["--embedding", "--pooling", "last"]),
+        ("rerank", ["--reranking", "--embedding", "--pooling", "rank"]),
+    ],
+)
+def test_the_mode_gives_its_flags_and_only_chat_keeps_a_prompt_cache(mode: str, flags: list[str]) -> None:
+    line = argv(service(mode=mode), FULL)
+    after = line.index("--jinja") + 1
+    assert line[after : line.index("--metrics")] == flags
+    assert line[line.index("--cache-ram") + 1] == ("2048" if mode == "chat" else "0")
+
+
+def test_mode_flags_that_the_user_spelled_are_not_given_twice() -> None:
+    extra = ("--rerank", "--embeddings", "--pooling=cls")
+    line = argv(service(mode="rerank", extra=extra))
+    assert not {"--reranking", "--embedding", "--pooling"} & set(line)
+    assert tuple(line[-3:]) == extra
+
+
+def test_the_name_of_the_service_is_served_and_proves_who_answers() -> None:
+    made = engine(service(model_name="tiny"), BARE, PLACE)
+    assert made.argv[made.argv.index("--alias") + 1] == "tiny"
+    assert made.probe == Probe("/health", "/v1/models", "tiny")
+    assert made.cwd == "/state"
+
+
+def test_the_environment_is_the_users_alone() -> None:
+    assert engine(service(env=(("A", "b"),)), BARE, PLACE).env == (("A", "b"),)
+
+
+@pytest.mark.parametrize("flag", sorted(FULL.flags))
+def test_an_optional_flag_is_given_only_to_a_binary_that_names_it(flag: str) -> None:
+    assert flag in argv(service(), Binary("/x", frozenset({flag})))
+    assert flag not in argv(service(), Binary("/x", FULL.flags - {flag}))
+
+
+@pytest.mark.parametrize("flag", sorted(FULL.flags))
+def test_an_optional_flag_the_user_gave_is_left_to_the_user(flag: str) -> None:
+    spelled = flag.replace("-", "_").replace("__", "--", 1)
+    for extra in ((flag,), (f"{flag}=x",), (spelled,)):
+        line = argv(service(extra=extra), FULL)
+        assert [part for part in line if part.replace("_", "-").partition("=")[0] == flag] == [
+            part.replace("_", "-") if part == flag else part for part in extra
+        ]
+
+
+@pytest.mark.parametrize("extra", [("-t", "4"), ("--threads", "4"), ("--threads=4",)])
+def test_threads_of_the_user_replace_ours(extra: tuple[str, ...]) -> None:
+    place = Place("/models/m.gguf", "127.0.0.1", 18100, 8, "/state")
+    assert "8" not in argv(service(extra=extra), place=place)
+
+
+@given(st.lists(st.text(min_size=1).filter(lambda text: not text.startswith("-")), max_size=5))
+@settings(max_examples=50, deadline=None, database=None, derandomize=True)
+def test_extra_arguments_come_last_and_byte_for_byte(extra: list[str]) -> None:
+    asked = service(extra=("--verbose", *extra))
+    assert refuse(asked) is None
+    assert argv(asked, FULL)[-len(extra) - 1 :] == ["--verbose", *extra]
+
+
+def spellings(flag: str) -> list[str]:
+    plain = [flag, f"{flag}=1"]
+    if flag.startswith("--") and "-" in flag[2:]:
+        plain += ["--" + flag[2:].replace("-", "_"), "--" + flag[2:].replace("-", "_") + "=x"]
+    return plain
+
+
+@pytest.mark.parametrize("argument", [each for flag in sorted(OWNED) for each in spellings(flag)])
+def test_an_owned_flag_is_refused_in_every_spelling(argument: str) -> None:
+    found = refuse(service(extra=("--verbose", argument)))
+    assert found is not None
+    assert found[0] == "InvalidSpec" and "spec.extraArgs[1]" in found[1]
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--port", "--host", "--model", "-m", "--alias", "-a", "--api-prefix", "--api-key", "--reuse-port", "-hf", "-hfr",
+        "--hf-repo", "--hf-file", "-hff", "--model-url", "-mu", "--docker-repo", "-dr", "--hf-token", "-hft",
+    ],
+)
+def test_what_would_move_or_expose_the_server_is_owned(flag: str) -> None:
+    assert refuse(service(extra=(flag, "x"))) is not None
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        # These presets set a model and (the --fim ones) port 8012; the TLS pair makes the health probe fail for ever.
+        "--fim-qwen-1.5b-default", "--fim-qwen-7b-spec", "--gpt-oss-20b-default", "--embd-gemma-default",
+        "--vision-gemma-4b-default", "--ssl-key-file", "--ssl-cert-file",
+    ],
+)
+def test_flags_that_bring_their_own_model_port_or_scheme_are_owned_too(flag: str) -> None:
+    assert refuse(service(extra=(flag,))) is not None
+
+
+@pytest.mark.parametrize("flag", ["--verbose", "--threads", "-c", "--model-draft", "--porthole", "-ma", "--hosts"])
+def test_other_flags_are_the_users_business(flag: str) -> None:
+    assert refuse(service(extra=(flag, "1"))) is None
+
+
+def test_longrope_and_unknown_cache_types_are_refused_by_name() -> None:
+    longrope = refuse(service(ropeScaling={"type": "longrope", "factor": None, "originalContext": None}))
+    assert longrope is not None and "spec.ropeScaling.type" in longrope[1]
+    cache = refuse(service(cacheTypeV="q3_k"))
+    assert cache is not None and "spec.cacheTypeV" in cache[1] and "q8_0" in cache[1]
+    assert refuse(service(cacheTypeK="q8_0", ropeScaling={"type": "yarn"})) is None
+
+
+def test_the_table_of_runtimes_holds_llama_server_for_gguf() -> None:
+    row = RUNTIMES["llama-server"]
+    assert row.formats == frozenset({"gguf"})
+    assert row.refuse is refuse and row.engine is engine

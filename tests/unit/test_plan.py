@@ -1,0 +1,390 @@
+"""The moves of one pass: a table over everything supervisord can say, and what must hold whatever it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metal_supervisor.core.plan import (
+    EXITED_GRACE_S,
+    LONGEST_RETRY_S,
+    NOTE_GRACE_S,
+    RESEND_AFTER_S,
+    WITHDRAW_WAIT_S,
+    Do,
+    Step,
+    Stopping,
+    Wanted,
+    retry_at,
+    runs_wanted_spec,
+    steps,
+    stopped_by_hand,
+)
+from metal_supervisor.core.types import LIVE, Diff, ProgramState, RunNote, State
+
+NAME, NOW, PID = "default.tiny", 1_000_000.0, 77
+OLD, NEW = "default.tiny.old.json", "default.tiny.new.json"
+PROPERTY = settings(max_examples=300, deadline=None, database=None, derandomize=True)
+TAKES_AWAY = {Do.STOP, Do.REMOVE, Do.REPLACE, Do.TERM, Do.WITHDRAW}
+
+
+def row(state: State, *, up_s: float = 100.0, pid: int | None = None, stop: float = 0.0, name: str = NAME,
+        start: float | None = None) -> ProgramState:
+    alive = PID if state in LIVE else 0
+    return ProgramState(
+        name, state, alive if pid is None else pid, NOW - up_s if start is None else start, stop, NOW, ""
+    )
+
+
+def note(spec: str = OLD, pid: int = PID, starts: tuple[float, ...] = (NOW - 100,), not_before: float = 0.0,
+         launcher: int | None = None) -> RunNote:
+    return RunNote(pid, pid if launcher is None else launcher, "ticks 1", spec, starts, not_before, "", "")
+
+
+def moves(
+    state: ProgramState | None,
+    *,
+    want: Wanted | None = None,
+    diff: Diff | None = None,
+    said: RunNote | None = None,
+    stopping: Stopping | None = None,
+    now: float = NOW,
+) -> list[Step]:
+    """The moves for one program of ours."""
+    return steps(
+        {NAME: want} if want else {},
+        frozenset({NAME}),
+        {NAME: state} if state else {},
+        diff or Diff(),
+        {NAME: said} if said else {},
+        {NAME: stopping} if stopping else {},
+        now,
+    )
+
+
+def do(*args: ProgramState | None, **kwargs: object) -> Do | None:
+    """The one move, None for none."""
+    found = moves(*args, **kwargs)  # type: ignore[arg-type]
+    assert len(found) <= 1
+    return found[0].do if found else None
+
+
+def changed() -> Diff:
+    return Diff(changed=frozenset({NAME}))
+
+
+WANTS_OLD, WANTS_NEW = Wanted(OLD, False), Wanted(NEW, False)
+WITHDRAWN = Stopping(asked_at=NOW - 0.5, withdrawn=True)
+
+
+# ── the table ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("state", "first", "once_withdrawn"),
+    [
+        (State.RUNNING, Do.WITHDRAW, Do.STOP),
+        (State.STARTING, Do.WITHDRAW, Do.STOP),
+        (State.BACKOFF, Do.STOP, Do.STOP),
+        (State.STOPPING, Do.WAIT, Do.WAIT),
+        (State.STOPPED, Do.REMOVE, Do.REMOVE),
+        (State.EXITED, Do.REMOVE, Do.REMOVE),
+        (State.FATAL, Do.REMOVE, Do.REMOVE),
+        (State.UNKNOWN, Do.REMOVE, Do.REMOVE),
+    ],
+)
+class TestEveryStateOfAProgramThatHasToGo:
+    """The same way out for one that is no longer wanted, and for one that another spec replaces."""
+
+    def test_an_unwanted_program_is_withdrawn_stopped_and_removed(
+        self, state: State, first: Do, once_withdrawn: Do
+    ) -> None:
+        assert do(row(state)) is first
+        assert do(row(state), stopping=WITHDRAWN) is once_withdrawn
+
+    def test_a_program_of_another_spec_is_withdrawn_stopped_and_replaced(
+        self, state: State, first: Do, once_withdrawn: Do
+    ) -> None:
+        swap = {Do.REMOVE: Do.REPLACE}
+        shared = {"want": WANTS_NEW, "diff": changed(), "said": note(OLD)}
+        assert do(row(state), **shared) is swap.get(first, first)
+        assert do(row(state), **shared, stopping=WITHDRAWN) is swap.get(once_withdrawn, once_withdrawn)
+
+
+@pytest.mark.parametrize("state", [State.RUNNING, State.STARTING, State.BACKOFF])
+@pytest.mark.parametrize("diff", [Diff(), Diff(changed=frozenset({NAME})), Diff(removed=frozenset({NAME}))])
+def test_a_program_that_runs_the_wanted_spec_is_left_alone(state: State, diff: Diff) -> None:
+    said = note(OLD, pid=row(state).pid)
+    assert moves(row(state), want=WANTS_OLD, diff=diff, said=said) == []
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_a_cosmetic_change_never_touches_a_process(state: State) -> None:
+    assert do(row(state), want=WANTS_OLD, diff=changed(), said=note(OLD)) not in TAKES_AWAY
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_a_wanted_program_that_supervisord_calls_removed_is_never_taken_away(state: State) -> None:
+    for said in (None, note(OLD), note(NEW)):
+        found = do(row(state), want=WANTS_NEW, diff=Diff(removed=frozenset({NAME})), said=said)
+        assert found not in TAKES_AWAY
+
+
+def test_a_new_program_is_added_once_supervisord_has_read_it() -> None:
+    assert do(None, want=WANTS_NEW, diff=Diff(added=frozenset({NAME}))) is Do.ADD
+    (step,) = moves(None, want=WANTS_NEW)
+    assert step.do is Do.WAIT and step.again_in_s > 0
+
+
+def test_a_stopped_program_that_was_never_started_is_started() -> None:
+    assert do(row(State.STOPPED, start=0.0), want=WANTS_OLD) is Do.START
+
+
+def test_a_program_stopped_by_hand_stays_stopped() -> None:
+    by_hand = Wanted(OLD, True)
+    for start in (0.0, NOW - 50):
+        assert do(row(State.STOPPED, start=start), want=by_hand, said=note(OLD, pid=0)) is None
+        assert do(row(State.STOPPED, start=start), want=by_hand, said=note(OLD, pid=0), diff=changed()) is None
+
+
+def test_a_program_that_we_stopped_and_that_is_wanted_again_is_started() -> None:
+    # An edit and its revert, or suspend and resume, within the seconds a stop takes.
+    assert do(row(State.STOPPED, stop=NOW - 1), want=WANTS_OLD, said=note(OLD)) is Do.START
+    assert do(row(State.STOPPED, stop=NOW - 1), want=WANTS_OLD, said=note(OLD), diff=changed()) is Do.START
+
+
+def test_a_program_that_ends_while_it_is_wanted_again_is_looked_at_once_it_has() -> None:
+    # Without a WAIT the controller forgets that the stop was its own, and takes it for somebody's hand.
+    assert do(row(State.STOPPING), want=WANTS_OLD, said=note(OLD), stopping=WITHDRAWN) is Do.WAIT
+
+
+@pytest.mark.parametrize(("ago", "expected"), [(0.0, None), (EXITED_GRACE_S, None), (EXITED_GRACE_S + 0.1, Do.START)])
+def test_an_exited_program_is_left_to_supervisord_for_a_moment(ago: float, expected: Do | None) -> None:
+    assert do(row(State.EXITED, stop=NOW - ago), want=WANTS_OLD, said=note(OLD)) is expected
+
+
+def test_a_fatal_program_is_started_when_its_pause_is_over_and_not_before() -> None:
+    held = note(OLD, not_before=NOW + 30)
+    (step,) = moves(row(State.FATAL), want=WANTS_OLD, said=held)
+    assert (step.do, step.again_in_s) == (Do.WAIT, 30.0)
+    assert do(row(State.FATAL), want=WANTS_OLD, said=held, now=NOW + 29.9) is Do.WAIT
+    assert do(row(State.FATAL), want=WANTS_OLD, said=held, now=NOW + 30) is Do.START
+
+
+def test_a_fatal_program_whose_spec_changed_is_replaced_at_once() -> None:
+    assert do(row(State.FATAL), want=WANTS_NEW, said=note(OLD, not_before=NOW + 300), diff=changed()) is Do.REPLACE
+
+
+@pytest.mark.parametrize("state", [State.STARTING, State.RUNNING])
+def test_in_the_moments_before_the_launchers_note_nothing_is_taken_away(state: State) -> None:
+    for said in (None, note(OLD, pid=PID - 1)):
+        young = row(state, up_s=NOTE_GRACE_S / 2)
+        (step,) = moves(young, want=WANTS_NEW, diff=changed(), said=said)
+        assert step.do is Do.WAIT and step.again_in_s < 1
+        assert do(row(state, up_s=NOTE_GRACE_S), want=WANTS_NEW, diff=changed(), said=said) is Do.WITHDRAW
+    # A note of this very process settles it.
+    assert do(row(state, up_s=0.01), want=WANTS_NEW, diff=changed(), said=note(OLD)) is Do.WITHDRAW
+    assert do(row(state, up_s=0.01), want=WANTS_NEW, diff=changed(), said=note(NEW)) is None
+
+
+def test_a_stand_in_counts_as_the_engine_it_represents() -> None:
+    standing_in = note(OLD, pid=55, launcher=PID)
+    assert moves(row(State.RUNNING), want=WANTS_OLD, diff=changed(), said=standing_in) == []
+    assert runs_wanted_spec(WANTS_OLD, standing_in, row(State.RUNNING))
+
+
+def test_a_note_of_an_earlier_process_says_nothing_about_the_present_one() -> None:
+    stale = note(OLD, pid=PID - 1)
+    assert not runs_wanted_spec(WANTS_OLD, stale, row(State.RUNNING))
+    assert runs_wanted_spec(WANTS_OLD, stale, row(State.FATAL))
+    assert not runs_wanted_spec(WANTS_NEW, note(OLD), row(State.RUNNING))
+    assert not runs_wanted_spec(WANTS_NEW, None, row(State.RUNNING))
+
+
+def test_a_process_that_supervisord_lost_track_of_is_left_alone_with_an_alarm() -> None:
+    lost = row(State.UNKNOWN, pid=PID)
+    assert do(lost) is Do.ALARM
+    assert do(lost, want=WANTS_NEW, diff=changed(), said=note(OLD)) is Do.ALARM
+    assert do(lost, want=WANTS_OLD, said=note(OLD)) is Do.ALARM
+
+
+def test_moves_come_in_the_order_of_names_one_each() -> None:
+    names = ["b.z", "a.z", "c.z"]
+    table = {name: row(State.RUNNING, name=name) for name in names}
+    found = steps({}, frozenset(names), table, Diff(), {}, {}, NOW)
+    assert [step.program for step in found] == sorted(names)
+
+
+# ── the way out ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("state", [State.RUNNING, State.STARTING])
+def test_a_stop_waits_for_the_withdrawal_but_no_longer_than_its_limit(state: State) -> None:
+    def after(seconds: float, done: bool = False) -> Step:
+        return moves(row(state), stopping=Stopping(NOW - seconds, done))[0]
+
+    assert after(0.0).do is Do.WAIT
+    assert after(0.5).again_in_s == pytest.approx(WITHDRAW_WAIT_S - 0.5)
+    assert after(0.5, True).do is Do.STOP
+    assert after(WITHDRAW_WAIT_S - 0.01).do is Do.WAIT
+    assert after(WITHDRAW_WAIT_S).do is Do.STOP
+    assert after(-3600.0).do is Do.STOP, "a clock that jumped back must not hold a stop"
+
+
+def test_a_term_that_may_have_been_lost_is_sent_again_after_a_second() -> None:
+    def after(seconds: float) -> Do | None:
+        return do(row(State.STOPPING), stopping=Stopping(NOW - 9, True, NOW - seconds))
+
+    assert after(RESEND_AFTER_S / 2) is Do.WAIT
+    assert after(RESEND_AFTER_S + 0.01) is Do.TERM
+    assert do(row(State.STOPPING), stopping=Stopping(NOW - 9, True, 0.0)) is Do.WAIT
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_from_running_to_gone_takes_withdraw_stop_and_the_end_in_this_order(replaced: bool) -> None:
+    shared = {"want": WANTS_NEW, "diff": changed(), "said": note(OLD)} if replaced else {}
+    story = [
+        (row(State.RUNNING), None),
+        (row(State.RUNNING), Stopping(NOW)),
+        (row(State.RUNNING), Stopping(NOW, True)),
+        (row(State.STOPPING), Stopping(NOW, True)),
+        (row(State.STOPPED), Stopping(NOW, True)),
+    ]
+    assert [do(state, stopping=stopping, **shared) for state, stopping in story] == [
+        Do.WITHDRAW, Do.WAIT, Do.STOP, Do.WAIT, Do.REPLACE if replaced else Do.REMOVE
+    ]
+
+
+# ── invariants ───────────────────────────────────────────────────────────────────────────────────
+
+STATES = st.sampled_from(State)
+TIMES = st.floats(NOW - 5000, NOW + 5000)
+ROWS = st.builds(
+    lambda state, pid, start, stop: ProgramState(NAME, state, pid if state in LIVE else 0, start, stop, NOW, ""),
+    STATES, st.integers(1, 5), st.just(0.0) | TIMES, st.just(0.0) | TIMES,
+)
+NOTES = st.none() | st.builds(
+    lambda spec, pid, launcher, starts, not_before: RunNote(
+        pid, launcher, "t", spec, tuple(starts), not_before, "", ""
+    ),
+    st.sampled_from([OLD, NEW]), st.integers(0, 5), st.integers(1, 5), st.lists(TIMES, max_size=20),
+    st.just(0.0) | TIMES,
+)
+SETS = st.sampled_from([frozenset[str](), frozenset({NAME})])
+DIFFS = st.builds(Diff, SETS, SETS, SETS)
+STOPPINGS = st.none() | st.builds(Stopping, st.just(0.0) | TIMES, st.booleans(), st.just(0.0) | TIMES)
+WANTS = st.none() | st.builds(Wanted, st.sampled_from([OLD, NEW]), st.booleans())
+
+
+@PROPERTY
+@given(ROWS, NOTES, DIFFS, STOPPINGS, st.booleans(), TIMES)
+def test_whatever_happens_a_wanted_program_that_runs_the_wanted_spec_keeps_running(
+    state: ProgramState, said: RunNote | None, diff: Diff, stopping: Stopping | None, by_hand: bool, now: float
+) -> None:
+    mine = replace(said or note(), spec_file=NEW, launcher_pid=state.pid)
+    found = do(state, want=Wanted(NEW, by_hand), diff=diff, said=mine, stopping=stopping, now=now)
+    if state.state in (State.STARTING, State.RUNNING, State.BACKOFF):
+        assert found is None
+    assert found not in TAKES_AWAY
+
+
+@PROPERTY
+@given(ROWS, NOTES, DIFFS, STOPPINGS, WANTS, TIMES)
+def test_what_is_not_ours_is_never_touched(
+    state: ProgramState, said: RunNote | None, diff: Diff, stopping: Stopping | None, want: Wanted | None, now: float
+) -> None:
+    foreign = "controller"
+    table = {NAME: state, foreign: replace(state, name=foreign)}
+    both = {foreign: said or note(), NAME: said or note()}
+    leaving = {foreign: stopping or Stopping(), NAME: stopping or Stopping()}
+    found = steps({NAME: want} if want else {}, frozenset({NAME}), table, diff, both, leaving, now)
+    assert {step.program for step in found} <= {NAME}
+
+
+@PROPERTY
+@given(ROWS, NOTES, DIFFS, STOPPINGS, WANTS, TIMES)
+def test_a_process_is_never_stopped_before_its_withdrawal_was_asked_for_nor_held_beyond_its_limit(
+    state: ProgramState, said: RunNote | None, diff: Diff, stopping: Stopping | None, want: Wanted | None, now: float
+) -> None:
+    found = moves(state, want=want, diff=diff, said=said, stopping=stopping, now=now)
+    asked = stopping.asked_at if stopping else 0.0
+    for step in found:
+        if step.do is Do.STOP and state.state in (State.STARTING, State.RUNNING):
+            assert asked, "stopped without a word to the sidecar"
+            assert (stopping and stopping.withdrawn) or not 0 <= NOW - asked < WITHDRAW_WAIT_S
+        if step.do is Do.WITHDRAW:
+            assert not asked, "asked twice: the two seconds would start anew"
+        if step.do in (Do.REMOVE, Do.REPLACE):
+            assert state.state not in LIVE and state.state is not State.BACKOFF
+        if step.do is Do.WAIT and "withdrawn" in step.why:
+            assert 0 < step.again_in_s <= WITHDRAW_WAIT_S
+        assert step.why
+
+
+@PROPERTY
+@given(ROWS, NOTES, DIFFS, STOPPINGS, TIMES)
+def test_an_unwanted_program_always_has_a_next_move_and_a_wanted_one_is_never_removed(
+    state: ProgramState, said: RunNote | None, diff: Diff, stopping: Stopping | None, now: float
+) -> None:
+    assert do(state, diff=diff, said=said, stopping=stopping, now=now) is not None
+    for want in (WANTS_OLD, WANTS_NEW):
+        assert do(state, want=want, diff=diff, said=said, stopping=stopping, now=now) is not Do.REMOVE
+
+
+# ── stopped by hand ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("was", "state", "said", "expected"),
+    [
+        (False, row(State.STOPPED), note(OLD), True),
+        (False, row(State.STOPPED, start=0.0), None, False),
+        (True, row(State.STOPPED, start=0.0), None, True),
+        (True, row(State.RUNNING), note(OLD), False),
+        (True, row(State.STARTING), note(OLD), False),
+        (False, row(State.RUNNING), note(OLD), False),
+        (False, row(State.FATAL), note(OLD), False),
+        (False, row(State.EXITED), note(OLD), False),
+        (False, row(State.STOPPED), note(NEW), False),
+        (True, row(State.RUNNING), note(NEW), True),
+        (True, None, None, True),
+        (False, None, None, False),
+    ],
+)
+def test_stopped_by_hand_is_a_started_program_that_is_stopped_with_the_wanted_spec(
+    was: bool, state: ProgramState | None, said: RunNote | None, expected: bool
+) -> None:
+    assert stopped_by_hand(was, OLD, state, said) is expected
+
+
+# ── retries ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("crashes", "pause_s"), [(0, 10), (1, 10), (2, 20), (3, 40), (5, 160), (6, 300), (7, 300), (20, 300), (5000, 300)]
+)
+def test_the_pause_after_crashes_doubles_from_ten_seconds_to_five_minutes(crashes: int, pause_s: float) -> None:
+    state = row(State.FATAL, up_s=500, stop=NOW - 400)
+    assert retry_at(note(starts=(1.0,) * crashes), state) == NOW - 400 + pause_s
+
+
+def test_the_pause_counts_from_the_end_of_the_last_run_or_from_a_start_that_never_ended() -> None:
+    assert retry_at(None, row(State.FATAL, up_s=50, stop=NOW - 20)) == NOW - 10
+    assert retry_at(None, row(State.FATAL, up_s=5, stop=0.0)) == NOW + 5
+
+
+def test_the_launchers_own_word_on_the_next_start_is_final() -> None:
+    assert retry_at(note(not_before=NOW + 123), row(State.FATAL, stop=NOW)) == NOW + 123
+
+
+@PROPERTY
+@given(NOTES, ROWS, TIMES)
+def test_a_fatal_program_is_never_held_longer_than_the_longest_pause_whatever_the_clock_did(
+    said: RunNote | None, state: ProgramState, now: float
+) -> None:
+    fatal = replace(state, state=State.FATAL, pid=0, now=now)
+    (step,) = moves(fatal, want=WANTS_OLD, said=said, now=now)
+    assert step.do is Do.START or (step.do is Do.WAIT and 0 < step.again_in_s <= LONGEST_RETRY_S)

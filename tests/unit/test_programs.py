@@ -1,0 +1,403 @@
+"""Records, specs and sections: what is written is read back, and nothing of a user's ever reaches the ini."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import shlex
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from supervisor.options import ServerOptions
+
+from metal_supervisor import launch
+from metal_supervisor.core import programs
+from metal_supervisor.core.programs import (
+    Unreadable,
+    compose,
+    observed_text,
+    program_name,
+    read_observed,
+    read_record,
+    read_run,
+    record_text,
+    section,
+    section_spec,
+)
+from metal_supervisor.core.types import Endpoint, Engine, Observed, Probe, Record, RunNote, Standing, Verdict
+
+PROPERTY = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+HOME = "/state"
+NASTY = [
+    "a\n[program:evil]\ncommand=touch /tmp/pwned", "[program:evil]", "x'\nenvironment=LD_PRELOAD=/tmp/evil.so",
+    "be nice ;) please", " ;", "# comment", "\t#", "%(ENV_HOME)s", "%s", "%%", "%(here)s", "%", '"', "'", "\"'\"", "\\",
+    "\r\n", "\x0b\x0c\x85\u2028", "🦙", "a" * 5000, "", " ", "=", "-", "\x7f",
+]
+TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=30) | st.sampled_from(NASTY)
+WORDS = st.text(max_size=20)
+TIMES = st.floats(0, 2e9)
+NUMBERS = st.integers(0, 2**31)
+
+
+def names() -> st.SearchStrategy[str]:
+    return st.from_regex(r"\A[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?\Z")
+
+
+RECORDS = st.builds(
+    lambda namespace, name, **rest: Record(namespace, name, program=program_name((namespace, name)), **rest),
+    namespace=names(), name=names() | st.sampled_from(["a.b", "x" * 253]), uid=WORDS, generation=NUMBERS, model=WORDS,
+    runtime=WORDS, replicas=NUMBERS, mode=WORDS, priority=WORDS,
+    verdict=st.builds(Verdict, st.sampled_from(Standing), WORDS, TEXT, TIMES),
+    endpoint=st.none() | st.builds(Endpoint, names(), NUMBERS, TEXT, WORDS, st.none() | NUMBERS),
+    port=st.none() | NUMBERS, spec_file=st.just(None),
+    probe=st.builds(Probe, TEXT, TEXT, TEXT), files=st.lists(TEXT, max_size=3).map(tuple), withdraw=WORDS,
+    stopped_by_hand=st.booleans(), retry_at=st.none() | TIMES, warning=st.none() | st.tuples(WORDS, TEXT),
+)
+OBSERVED = st.builds(
+    Observed, WORDS, NUMBERS, st.booleans(), TIMES, WORDS, TEXT, WORDS, NUMBERS, TEXT, TEXT
+)
+RECORD = Record(
+    "default", "tiny", "u", 1, "default.tiny", "tiny", "llama-server", 1, "chat", "normal",
+    Verdict(Standing.RUN, "Admitted", "", 1.0), Endpoint("tiny", 8080, "/v1", "ClusterIP", None), 18100,
+    "default.tiny.0123456789ab.json", files=("/m.gguf",),
+)
+OBSERVATION = Observed("default.tiny", 7, True, 1.0, "RUNNING")
+NOTE = {
+    "format": 1, "pid": 7, "launcher_pid": 7, "started": "ticks 1", "spec": "default.tiny.0123456789ab.json",
+    "starts": [1.0, 2.5], "not_before": 0.0, "refused": "", "refused_message": "",
+}
+READERS: list[tuple[Callable[[str], Any], str]] = [
+    (read_record, record_text(RECORD)), (read_observed, observed_text(OBSERVATION)), (read_run, json.dumps(NOTE)),
+]
+EACH_READER = pytest.mark.parametrize(("read", "good"), READERS, ids=["record", "observed", "run"])
+
+
+# ── round trips ──────────────────────────────────────────────────────────────────────────────────
+
+
+@PROPERTY
+@given(RECORDS)
+def test_a_record_is_read_back_as_it_was_written(record: Record) -> None:
+    text = record_text(record)
+    assert read_record(text) == record
+    assert record_text(read_record(text)) == text
+
+
+@PROPERTY
+@given(OBSERVED)
+def test_an_observation_is_read_back_as_it_was_written(observed: Observed) -> None:
+    assert read_observed(observed_text(observed)) == observed
+
+
+@PROPERTY
+@given(NUMBERS, NUMBERS, WORDS, WORDS, st.lists(TIMES, max_size=4), TIMES, WORDS, TEXT)
+def test_a_launchers_note_is_read_back_as_it_was_written(
+    pid: int, launcher: int, started: str, spec: str, starts: list[float], not_before: float, refused: str, why: str
+) -> None:
+    text = json.dumps(
+        {
+            "format": launch.FORMAT, "pid": pid, "launcher_pid": launcher, "started": started, "spec": spec,
+            "starts": starts, "held_after": 0, "not_before": not_before, "refused": refused, "refused_message": why,
+        }
+    )
+    assert read_run(text) == RunNote(pid, launcher, started, spec, tuple(starts), not_before, refused, why)
+
+
+def test_a_note_that_the_launcher_writes_is_one_that_the_controller_reads(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    launch.write_note(str(path), dict(NOTE))
+    assert read_run(path.read_text()).starts == (1.0, 2.5)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
+    assert (launch.FORMAT, launch.FORMAT) == (programs.RUN_FORMAT, programs.SPEC_FORMAT)
+
+
+def test_a_record_with_a_field_of_the_future_but_the_same_format_is_read() -> None:
+    text = json.dumps({**json.loads(record_text(RECORD)), "colour": "blue"})
+    assert read_record(text) == RECORD
+
+
+# ── damage ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@EACH_READER
+def test_a_newer_format_is_unreadable_and_says_so(read: Callable[[str], Any], good: str) -> None:
+    with pytest.raises(Unreadable, match="format 2, newer than the 1"):
+        read(json.dumps({**json.loads(good), "format": 2}))
+
+
+@EACH_READER
+@PROPERTY
+@given(data=st.data())
+def test_a_file_cut_short_or_garbled_is_unreadable_and_nothing_else(
+    read: Callable[[str], Any], good: str, data: st.DataObject
+) -> None:
+    cut = data.draw(st.integers(0, len(good) - 2))
+    with pytest.raises(Unreadable):
+        read(good[:cut])
+    try:
+        read(good[:cut] + data.draw(st.text(max_size=8)) + good[data.draw(st.integers(cut, len(good))) :])
+    except Unreadable:
+        pass
+
+
+@EACH_READER
+@pytest.mark.parametrize(
+    "text", ["", "null", "[]", "5", '"x"', "{}", "\0" * 64, '{"format": "1"}', '{"format": null}', "{" * 50]
+)
+def test_what_is_no_file_of_ours_is_unreadable(read: Callable[[str], Any], good: str, text: str) -> None:
+    with pytest.raises(Unreadable):
+        read(text)
+
+
+@EACH_READER
+def test_a_file_of_brackets_is_unreadable_too(read: Callable[[str], Any], good: str) -> None:
+    with pytest.raises(Unreadable):
+        read("[" * 200_000)
+
+
+@EACH_READER
+def test_a_missing_field_is_unreadable(read: Callable[[str], Any], good: str) -> None:
+    optional = {item.name for item in dataclasses.fields(Record) if item.default is not dataclasses.MISSING}
+    optional |= {item.name for item in dataclasses.fields(Observed) if item.default is not dataclasses.MISSING}
+    body = json.loads(good)
+    for field in body.keys() - ({"probe"} | optional):
+        with pytest.raises(Unreadable):
+            read(json.dumps({key: value for key, value in body.items() if key != field}))
+
+
+@EACH_READER
+@pytest.mark.parametrize("value", [{"a": 1}, [[1]], float("inf")], ids=["object", "list", "infinity"])
+def test_no_value_of_a_wrong_type_raises_anything_but_unreadable(
+    read: Callable[[str], Any], good: str, value: Any
+) -> None:
+    body = json.loads(good)
+    for field in body:
+        try:
+            read(json.dumps({**body, field: value}))
+        except Unreadable:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("port", "18100"), ("spec_file", 5), ("replicas", None), ("generation", "1"), ("files", "/m.gguf"),
+        ("retry_at", "soon"), ("warning", "ab"), ("withdraw", None), ("endpoint", {**dataclasses.asdict(
+            Endpoint("tiny", 8080, "/", "ClusterIP", None)), "port": "x"}),
+    ],
+)
+def test_a_record_whose_field_has_another_type_is_damaged_not_believed(field: str, value: Any) -> None:
+    with pytest.raises(Unreadable):
+        read_record(json.dumps({**json.loads(record_text(RECORD)), field: value}))
+
+
+@pytest.mark.parametrize(("field", "value"), [("pid", "7"), ("ready", "no"), ("since", None), ("withdrawn", 5)])
+def test_an_observation_whose_field_has_another_type_is_damaged_not_believed(field: str, value: Any) -> None:
+    with pytest.raises(Unreadable):
+        read_observed(json.dumps({**json.loads(observed_text(OBSERVATION)), field: value}))
+
+
+@pytest.mark.parametrize("change", [{"namespace": "other"}, {"name": "x"}, {"program": "default.evil"}])
+def test_a_record_whose_program_is_not_its_own_is_damaged(change: dict[str, str]) -> None:
+    with pytest.raises(Unreadable, match="does not belong|damaged"):
+        read_record(json.dumps({**json.loads(record_text(RECORD)), **change}))
+
+
+def test_a_record_that_names_a_spec_outside_the_specs_is_damaged() -> None:
+    for name in ("../../etc/passwd", "x.json\n[program:evil]", "a b", "/abs.json"):
+        with pytest.raises(Unreadable):
+            read_record(json.dumps({**json.loads(record_text(RECORD)), "spec_file": name}))
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_first_dot_splits_namespace_and_name() -> None:
+    assert program_name(("default", "phi-4.mini")) == "default.phi-4.mini"
+    assert program_name(("default", "phi-4.mini")).partition(".")[::2] == ("default", "phi-4.mini")
+
+
+@PROPERTY
+@given(
+    st.from_regex(r"\A[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z"),
+    st.lists(st.from_regex(r"\A[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z"), min_size=1, max_size=4),
+)
+def test_every_kubernetes_name_gives_a_name_that_supervisord_and_file_systems_take(
+    namespace: str, labels: list[str]
+) -> None:
+    name = ".".join(labels)[:253].rstrip(".-")
+    program = program_name((namespace, name))
+    assert len(program) <= programs.LONGEST_NAME
+    assert program.partition(".")[0] == namespace
+    assert programs.PROGRAM_NAME.fullmatch(program)
+    assert len(f".{program}.0123456789ab.json.1234567890.tmp") <= 255
+
+
+def test_a_name_is_kept_to_its_longest_and_shortened_with_its_own_digest_beyond() -> None:
+    exact = "n" * (programs.LONGEST_NAME - 2)
+    assert program_name(("a", exact)) == f"a.{exact}"
+    first, second = (program_name(("a", "n" * 240 + last)) for last in "xy")
+    assert first != second
+    assert first.endswith(hashlib.sha256(("a." + "n" * 240 + "x").encode()).hexdigest()[:12])
+    assert len(first) == programs.LONGEST_NAME
+
+
+@pytest.mark.parametrize(
+    "key",
+    [("", "a"), ("a", ""), ("A", "b"), ("a", "b c"), ("a", "b\n"), ("a", "b:c"), ("a", "../x"), ("a", "-b"), ("a", "b%")],
+)
+def test_what_is_no_kubernetes_name_is_refused(key: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match="not a Kubernetes name"):
+        program_name(key)
+
+
+# ── sections ─────────────────────────────────────────────────────────────────────────────────────
+
+
+SECTION = """\
+; metal-supervisor: written from an InferenceService; edit that, not this file
+[program:default.tiny]
+command=/state/current/python -I -S /state/current/launch.py /state/specs/default.tiny.0123456789ab.json
+directory=/
+autostart=true
+autorestart=true
+startsecs=2
+startretries=3
+stopsignal=TERM
+stopwaitsecs=30
+stopasgroup=false
+killasgroup=false
+umask=077
+redirect_stderr=true
+stdout_logfile=/state/log/default.tiny.log
+stdout_logfile_maxbytes=20MB
+stdout_logfile_backups=3
+"""
+
+
+def test_a_section_has_the_fixed_form_because_any_change_of_it_restarts_every_model() -> None:
+    assert section("default.tiny", "default.tiny.0123456789ab.json", HOME, True) == SECTION
+    stopped = section("default.tiny", "default.tiny.0123456789ab.json", HOME, False)
+    assert stopped == SECTION.replace("autostart=true", "autostart=false")
+
+
+def test_the_spec_of_a_section_is_found_and_only_in_sections_of_ours() -> None:
+    assert section_spec(SECTION) == "default.tiny.0123456789ab.json"
+    assert section_spec(SECTION.partition("\n")[2]) == ""
+    assert section_spec("[program:x]\ncommand=/bin/x -I -S y /specs/z\n") == ""
+    assert section_spec("") == ""
+
+
+@pytest.mark.parametrize(
+    ("program", "spec_file", "home"),
+    [
+        ("default.tiny", "default.tiny.0123456789ab.json", "/with space"),
+        ("default.tiny", "default.tiny.0123456789ab.json", "/per%cent"),
+        ("default.tiny", "default.tiny.0123456789ab.json", "relative"),
+        ("default.tiny", "default.tiny.0123456789ab.json", "/x;y"),
+        ("default.tiny", "default.tiny.0123456789ab.json", "/x\n[program:evil]"),
+        ("default.tiny\n[program:evil]", "default.tiny.0123456789ab.json", HOME),
+        ("a.*", "default.tiny.0123456789ab.json", HOME),
+        ("default.tiny", "x.json\n[program:evil]\ncommand=evil", HOME),
+        ("default.tiny", "default.tiny.%(ENV_HOME)s.json", HOME),
+        ("default.tiny", "../../tmp/evil.json", HOME),
+        ("default.tiny", "x y.json", HOME),
+    ],
+)
+def test_nothing_unsafe_is_ever_put_into_a_section(program: str, spec_file: str, home: str) -> None:
+    with pytest.raises(ValueError, match="safe|spec"):
+        section(program, spec_file, home, True)
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="ms-unit-") as name:
+        path = Path(name).resolve()
+        for each in ("log", "models.d", "specs"):
+            (path / each).mkdir()
+        (path / "supervisord.conf").write_text(
+            f"[supervisord]\nnodaemon=true\n[include]\nfiles={path}/models.d/*.conf\n"
+        )
+        yield path
+
+
+def parsed(home: Path) -> list[Any]:
+    """The process groups that supervisord's own parser finds."""
+    options = ServerOptions()
+    options.configfile = str(home / "supervisord.conf")
+    options.process_config(do_usage=False)
+    return list(options.process_group_configs)
+
+
+@PROPERTY
+@given(
+    name=names() | st.sampled_from(["phi-4.mini", "x" * 253, "program", "default"]),
+    argv=st.lists(TEXT, min_size=1, max_size=4),
+    env=st.dictionaries(TEXT, TEXT, max_size=3),
+    cwd=TEXT,
+)
+def test_supervisords_own_parser_finds_exactly_our_command_whatever_the_user_wrote(
+    home: Path, name: str, argv: list[str], env: dict[str, str], cwd: str
+) -> None:
+    program = program_name(("default", name))
+    made = compose(program, Engine(tuple(argv), tuple(env.items()), cwd, Probe()), 18100, "127.0.0.1", str(home))
+    text = section(program, made.spec_file, str(home), True)
+    (home / "models.d" / "x.conf").write_text(text, "utf-8")
+
+    (group,) = parsed(home)
+    assert (group.name, len(group.process_configs)) == (program, 1)
+    (process,) = group.process_configs
+    assert shlex.split(process.command) == [
+        f"{home}/current/python", "-I", "-S", f"{home}/current/launch.py", f"{home}/specs/{made.spec_file}"
+    ]
+    assert process.name == program
+    assert not process.environment
+    assert (process.autostart, process.autorestart.__name__, process.stopsignal) == (True, "RestartUnconditionally", 15)
+    assert (process.startsecs, process.startretries, process.stopwaitsecs) == (2, 3, 30)
+    assert (process.stopasgroup, process.killasgroup, process.redirect_stderr, process.umask) == (
+        False, False, True, 0o77
+    )
+    assert process.stdout_logfile == f"{home}/log/{program}.log"
+    assert text.isascii()
+
+    path = home / "specs" / made.spec_file
+    path.write_text(made.spec, "utf-8")
+    spec = launch.read_spec(str(path))
+    assert (spec["argv"], spec["env"], spec["cwd"]) == (argv, env, cwd)
+    assert (spec["port"], spec["host"], spec["program"]) == (18100, "127.0.0.1", program)
+    assert spec["run"] == f"{home}/runs/{program}.json"
+    assert spec["supervisor_log"] == f"{home}/log/supervisord.log"
+    path.unlink()
+
+
+@PROPERTY
+@given(argv=st.lists(TEXT, min_size=1, max_size=4), env=st.dictionaries(TEXT, TEXT, max_size=3))
+def test_the_section_depends_on_nothing_of_the_users_but_the_digest(argv: list[str], env: dict[str, str]) -> None:
+    made = compose("default.tiny", Engine(tuple(argv), tuple(env.items()), "/", Probe()), 1, "::", HOME)
+    digest = made.spec_file.removeprefix("default.tiny.").removesuffix(".json")
+    assert re.fullmatch(r"[0-9a-f]{12}", digest)
+    assert section("default.tiny", made.spec_file, HOME, True) == SECTION.replace("0123456789ab", digest)
+
+
+def test_the_same_engine_gives_the_same_spec_file_and_any_difference_another() -> None:
+    base = Engine(("/bin/x", "1"), (("A", "1"), ("B", "2")), "/", Probe())
+
+    def made(engine: Engine = base, port: int = 1, host: str = "::", program: str = "a.b") -> str:
+        return compose(program, engine, port, host, HOME).spec_file
+
+    assert made() == made()
+    assert made(dataclasses.replace(base, env=base.env[::-1])) == made()
+    others = {
+        made(dataclasses.replace(base, argv=("/bin/x", "2"))), made(dataclasses.replace(base, env=(("A", "1"),))),
+        made(dataclasses.replace(base, cwd="/tmp")), made(port=2), made(host="0.0.0.0"), made(program="a.c"),
+    }
+    assert len(others | {made()}) == 7
+    assert made(dataclasses.replace(base, probe=Probe("/other"))) == made(), "a probe does not restart an engine"

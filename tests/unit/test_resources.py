@@ -1,0 +1,543 @@
+"""Custom resources as users write them: understood, or refused by naming the field, and never an exception."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metal_supervisor.core.resources import (
+    OPTIONS,
+    RUNTIME_ANNOTATION,
+    UNSUPPORTED,
+    Policy,
+    interpret,
+    is_metal,
+    service_name,
+)
+from metal_supervisor.core.types import Json, Rejected, Service
+
+KEY = ("default", "tiny")
+POLICY = Policy("llama-server", {"llama-server": frozenset({"gguf"}), "mlx-server": frozenset({"mlx"})})
+PROPERTY = settings(max_examples=150, deadline=None, database=None, derandomize=True)
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=12)
+    | st.sampled_from(["metal", "tiny", "gguf", "\0", "\ud800", "a" * 300, "llamacpp", "/m.gguf", "NodePort"])
+)
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = [
+    "modelRef", "runtime", "replicas", "suspend", "endpoint", "mode", "priority", "containerPort", "extraArgs", "env",
+    "speculativeDecoding", *OPTIONS, *UNSUPPORTED,
+]
+
+
+def model(name: str = "tiny", namespace: str = "default", **spec: Any) -> Json:
+    body = {"source": "/models/tiny.gguf", "format": "gguf", "hardware": {"accelerator": "metal"}, **spec}
+    return {"metadata": {"namespace": namespace, "name": name, "uid": "m-1", "generation": 1}, "spec": body}
+
+
+def service(name: str = "tiny", created: str = "2026-01-01T00:00:00Z", **spec: Any) -> Json:
+    metadata = {
+        "namespace": "default", "name": name, "uid": f"u-{name}", "generation": 3, "creationTimestamp": created
+    }
+    return {"metadata": metadata, "spec": {"modelRef": "tiny", **spec}}
+
+
+def understood(resource: Json, *models: Json, policy: Policy = POLICY) -> Service | Rejected:
+    """What becomes of one InferenceService."""
+    key = resource["metadata"]["namespace"], resource["metadata"]["name"]
+    found = {(each["metadata"]["namespace"], each["metadata"]["name"]): each for each in models or (model(),)}
+    return interpret({key: resource}, found, policy)[key]
+
+
+def accepted(resource: Json, *models: Json, policy: Policy = POLICY) -> Service:
+    result = understood(resource, *models, policy=policy)
+    assert isinstance(result, Service), result
+    return result
+
+
+def refused(resource: Json, *models: Json, policy: Policy = POLICY) -> Rejected:
+    result = understood(resource, *models, policy=policy)
+    assert isinstance(result, Rejected), result
+    return result
+
+
+# ── it never raises ──────────────────────────────────────────────────────────────────────────────
+
+
+@PROPERTY
+@given(spec=ANYTHING, annotations=ANYTHING, model_spec=ANYTHING, model_annotations=ANYTHING)
+def test_no_spec_or_annotations_of_any_shape_raise(
+    spec: Any, annotations: Any, model_spec: Any, model_annotations: Any
+) -> None:
+    resource, its_model = service(), model()
+    resource["spec"], resource["metadata"]["annotations"] = spec, annotations
+    its_model["spec"], its_model["metadata"]["annotations"] = model_spec, model_annotations
+    result = understood(resource, its_model)
+    assert result.key == KEY
+    assert is_metal(its_model) in (True, False)
+
+
+@PROPERTY
+@given(data=st.data())
+def test_no_value_in_any_known_field_raises(data: st.DataObject) -> None:
+    fields = data.draw(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=3, unique=True))
+    resource = service(**{field: data.draw(ANYTHING, label=field) for field in fields})
+    result = understood(resource)
+    if isinstance(result, Rejected):
+        assert result.reason.isalnum()
+        assert any(field in result.message for field in fields), (fields, result.message)
+        assert (result.uid, result.generation) == ("u-tiny", 3)
+
+
+@PROPERTY
+@given(data=st.data())
+def test_no_value_in_any_field_of_the_model_raises(data: st.DataObject) -> None:
+    fields = ["source", "format", "sha256", "mmproj", "files", "hardware"]
+    chosen = data.draw(st.sampled_from(fields))
+    result = understood(service(), model(**{chosen: data.draw(ANYTHING)}))
+    if isinstance(result, Rejected):
+        assert '"tiny"' in result.message
+
+
+@PROPERTY
+@given(value=ANYTHING)
+def test_no_runtime_annotation_of_any_type_raises(value: Any) -> None:
+    resource = service()
+    resource["metadata"]["annotations"] = {RUNTIME_ANNOTATION: value}
+    understood(resource)
+
+
+@pytest.mark.parametrize("value", [["mlx-server"], {"a": "b"}])
+def test_a_runtime_annotation_that_is_not_a_string_is_refused_by_name(value: Any) -> None:
+    resource = service()
+    resource["metadata"]["annotations"] = {RUNTIME_ANNOTATION: value}
+    assert RUNTIME_ANNOTATION in refused(resource).message
+
+
+def test_one_bad_service_leaves_the_others_alone() -> None:
+    found = interpret(
+        {KEY: service(), ("default", "bad"): service("bad", priority=5), ("default", "worse"): service("worse")
+         | {"spec": None}},
+        {KEY: model()},
+        POLICY,
+    )
+    assert {key[1]: type(item) for key, item in found.items()} == {
+        "tiny": Service, "bad": Rejected, "worse": Rejected
+    }
+
+
+def test_interpreting_changes_nothing_it_was_given() -> None:
+    resource, its_model = service(env=[{"name": "A", "value": "b"}], ropeScaling={"type": "yarn"}), model()
+    before = copy.deepcopy((resource, its_model))
+    understood(resource, its_model)
+    assert (resource, its_model) == before
+
+
+# ── defaults ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_bare_service_gets_the_documented_defaults() -> None:
+    found = accepted(service(), model(source=" /models/tiny.gguf\n"))
+    assert (found.uid, found.generation, found.key) == ("u-tiny", 3, KEY)
+    assert (found.runtime, found.replicas, found.suspended, found.mode, found.priority) == (
+        "llama-server", 1, False, "chat", "normal"
+    )
+    endpoint = found.endpoint
+    assert (endpoint.service, endpoint.port, endpoint.path, endpoint.type, endpoint.node_port) == (
+        "tiny", 8080, "/v1/chat/completions", "ClusterIP", None
+    )
+    assert (dict(found.options), found.extra_args, found.env, found.container_port) == ({}, (), (), None)
+    assert found.model.source == "/models/tiny.gguf"
+    assert (found.model.accelerator, found.model.gpu_layers, found.model.sha256) == ("metal", None, None)
+
+
+def test_null_counts_as_unset_in_every_field() -> None:
+    assert accepted(service(**dict.fromkeys(set(FIELDS) - {"modelRef"}))) == accepted(service())
+
+
+def test_a_model_without_format_is_gguf() -> None:
+    bare = model()
+    del bare["spec"]["format"]
+    assert accepted(service(), bare).model.format == "gguf"
+
+
+def test_every_option_reaches_the_service_as_it_was_written() -> None:
+    options = {
+        "contextSize": 4096, "parallelSlots": 4, "batchSize": 512, "uBatchSize": 256, "flashAttention": False,
+        "cacheTypeK": "q8_0", "cacheTypeV": "q4_0", "cacheTypeCustomK": "turbo4", "cacheTypeCustomV": "turbo3",
+        "moeCPUOffload": True, "moeCPULayers": 0, "noKvOffload": True, "noWarmup": False, "jinja": False,
+        "reasoningBudget": 0, "reasoningBudgetMessage": "stop.\nnow", "tensorOverrides": ["a=CPU"],
+        "metadataOverrides": ["k=int:1"], "ropeScaling": {"type": "yarn", "factor": "2.5", "originalContext": 8192},
+    }
+    assert set(options) == set(OPTIONS), "an option was added: add it here"
+    expected = {**options, "tensorOverrides": ("a=CPU",), "metadataOverrides": ("k=int:1",)}
+    assert dict(accepted(service(**options)).options) == expected
+
+
+def test_zero_replicas_and_suspend_are_understood_rather_than_refused() -> None:
+    assert accepted(service(replicas=0)).replicas == 0
+    assert accepted(service(suspend=True)).suspended is True
+
+
+@pytest.mark.parametrize(
+    ("spec", "mode"),
+    [
+        ({}, "chat"),
+        ({"mode": "rerank"}, "rerank"),
+        ({"extraArgs": ["--embedding"]}, "embedding"),
+        ({"extraArgs": ["--embeddings"]}, "embedding"),
+        ({"extraArgs": ["--reranking", "--embedding"]}, "rerank"),
+        ({"extraArgs": ["--rerank"]}, "rerank"),
+        ({"endpoint": {"path": "/v1/embeddings"}}, "embedding"),
+        ({"endpoint": {"path": "/v1/rerank"}}, "rerank"),
+        ({"mode": "chat", "extraArgs": ["--embedding"]}, "chat"),
+    ],
+)
+def test_the_mode_comes_from_the_spec_then_the_arguments_then_the_path(spec: Json, mode: str) -> None:
+    assert accepted(service(**spec)).mode == mode
+
+
+def test_the_last_of_two_env_entries_wins_and_the_order_is_stable() -> None:
+    env = [{"name": "B", "value": "1"}, {"name": "A", "value": "\n%(x)s"}, {"name": "B", "value": "2"}]
+    assert accepted(service(env=env)).env == (("A", "\n%(x)s"), ("B", "2"))
+
+
+def test_an_env_entry_without_value_is_empty() -> None:
+    assert accepted(service(env=[{"name": "A"}])).env == (("A", ""),)
+
+
+# ── runtime ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("annotation", "said", "expected"),
+    [
+        (None, None, "llama-server"),
+        (None, "llamacpp", "llama-server"),
+        (None, "", "llama-server"),
+        ("", "mlx-server", "mlx-server"),
+        (None, "mlx-server", "mlx-server"),
+        ("mlx-server", "llama-server", "mlx-server"),
+        ("mlx-server", "llamacpp", "mlx-server"),
+        ("mlx-server", "vllm", "mlx-server"),
+    ],
+)
+def test_annotation_wins_over_spec_runtime_which_wins_over_the_setting(
+    annotation: str | None, said: str | None, expected: str
+) -> None:
+    resource = service(runtime=said)
+    if annotation is not None:
+        resource["metadata"]["annotations"] = {RUNTIME_ANNOTATION: annotation}
+    kind = "mlx" if expected == "mlx-server" else "gguf"
+    assert accepted(resource, model(format=kind)).runtime == expected
+
+
+def test_llamacpp_counts_as_unset_so_the_setting_applies() -> None:
+    policy = Policy("mlx-server", POLICY.runtimes)
+    assert accepted(service(runtime="llamacpp"), model(format="mlx"), policy=policy).runtime == "mlx-server"
+
+
+@pytest.mark.parametrize("kind", ["mlx", "safetensors", "pytorch", "custom", "GGUF", ""])
+def test_a_format_the_runtime_does_not_serve_is_refused_with_those_it_serves(kind: str) -> None:
+    found = refused(service(), model(format=kind))
+    assert (found.reason, found.keeps_running) == ("WrongFormat", True)
+    assert "spec.format" in found.message and "llama-server" in found.message and "gguf" in found.message
+
+
+def test_an_unknown_runtime_names_where_it_was_said_and_what_there_is() -> None:
+    by_spec = refused(service(runtime="vllm"))
+    by_setting = refused(service(), policy=Policy("omlx", POLICY.runtimes))
+    annotated = service()
+    annotated["metadata"]["annotations"] = {RUNTIME_ANNOTATION: "vllm"}
+    by_annotation = refused(annotated)
+    assert by_spec.message.startswith("spec.runtime is 'vllm'") and "llama-server, mlx-server" in by_spec.message
+    assert "--runtime" in by_setting.message
+    assert by_annotation.message.startswith(f"annotation {RUNTIME_ANNOTATION}")
+    assert {each.reason for each in (by_spec, by_setting, by_annotation)} == {"UnknownRuntime"}
+
+
+# ── refusals name the field ──────────────────────────────────────────────────────────────────────
+
+
+def test_a_model_reference_to_nothing_takes_the_engine_down() -> None:
+    found = refused(service(modelRef="gone"))
+    assert (found.reason, found.keeps_running, found.model_name) == ("ModelNotFound", False, "gone")
+    assert "Model not found" in found.message and "spec.modelRef" in found.message and '"gone"' in found.message
+
+
+def test_a_model_of_another_namespace_is_not_found() -> None:
+    assert refused(service(), model(namespace="other")).reason == "ModelNotFound"
+
+
+@pytest.mark.parametrize("hardware", [None, {}, {"accelerator": "cuda"}, {"accelerator": None}, "metal", []])
+def test_a_model_that_is_not_for_a_mac_takes_the_engine_down(hardware: Any) -> None:
+    found = refused(service(), model(hardware=hardware))
+    assert (found.reason, found.keeps_running) == ("NotMetal", False)
+    assert "spec.hardware.accelerator" in found.message
+
+
+@pytest.mark.parametrize("reference", ["", None, 5, ["tiny"]])
+def test_a_missing_model_reference_is_named(reference: Any) -> None:
+    found = refused(service(modelRef=reference))
+    assert found.reason == "InvalidSpec" and "spec.modelRef" in found.message
+
+
+def test_a_huge_model_reference_makes_a_message_that_a_condition_can_hold() -> None:
+    assert len(refused(service(modelRef="x" * 100_000)).message) <= 32_768
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud83d", "tail\udc00"])
+@pytest.mark.parametrize("field", ["extraArgs[1]", "env[0].value", "reasoningBudgetMessage", "tensorOverrides[0]"])
+def test_a_text_that_no_process_can_be_given_is_refused_by_name(field: str, text: str) -> None:
+    spec: Json = {
+        "extraArgs[1]": {"extraArgs": ["--ok", text]},
+        "env[0].value": {"env": [{"name": "A", "value": text}]},
+        "reasoningBudgetMessage": {"reasoningBudgetMessage": text},
+        "tensorOverrides[0]": {"tensorOverrides": [text]},
+    }[field]
+    found = refused(service(**spec))
+    assert found.reason == "InvalidSpec" and f"spec.{field}" in found.message
+    found.message.encode("utf-8")
+
+
+@pytest.mark.parametrize("text", ["\n[program:evil]", "%s %(ENV_HOME)s", " ; #", "\r\t\x01", "🦙", '"\'\\'])
+def test_nasty_but_possible_arguments_are_kept_byte_for_byte(text: str) -> None:
+    assert accepted(service(extraArgs=[text])).extra_args == (text,)
+
+
+@pytest.mark.parametrize("name", ["", "1A", "A B", "A=B", "Ä", "A\n", "A\0", None, 5])
+def test_an_env_name_that_is_none_is_refused(name: Any) -> None:
+    found = refused(service(env=[{"name": "GOOD", "value": "1"}, {"name": name, "value": "x"}]))
+    assert found.reason == "InvalidSpec" and "spec.env[1].name" in found.message
+
+
+@pytest.mark.parametrize(
+    "name", ["LD_PRELOAD", "DYLD_INSERT_LIBRARIES", "SUPERVISOR_SERVER_URL", "METAL_SUPERVISOR_PORT"]
+)
+def test_an_env_name_that_would_change_loader_or_supervisor_is_refused(name: str) -> None:
+    assert f"spec.env[0].name '{name}'" in refused(service(env=[{"name": name, "value": "x"}])).message
+
+
+@pytest.mark.parametrize("name", ["LLAMA_ARG_PORT", "LLAMA_ARG_API_PREFIX", "LLAMA_ARG_HOST"])
+def test_an_owned_flag_cannot_come_in_as_environment_either(name: str) -> None:
+    assert name in refused(service(env=[{"name": name, "value": "1"}])).message
+
+
+def test_an_env_value_from_elsewhere_is_refused_by_name() -> None:
+    found = refused(service(env=[{"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]))
+    assert found.reason == "UnsupportedField" and "spec.env[0].valueFrom" in found.message
+
+
+@pytest.mark.parametrize("item", ["A=B", 5, ["A"], None])
+def test_an_env_entry_that_is_no_object_is_refused(item: Any) -> None:
+    assert "spec.env[0] must be an object" in refused(service(env=[item])).message
+
+
+def test_a_name_of_64_characters_is_too_long_for_the_service_and_63_are_not() -> None:
+    found = refused(service("a" * 64))
+    assert found.reason == "ServiceNameTooLong" and "metadata.name" in found.message and "64" in found.message
+    assert accepted(service("a" * 63)).endpoint.service == "a" * 63
+
+
+@pytest.mark.parametrize("field", sorted(UNSUPPORTED))
+def test_an_unsupported_field_is_refused_by_name_and_only_when_it_is_set(field: str) -> None:
+    found = refused(service(**{field: ["x"] if field in ("args", "command") else 3}))
+    assert found.reason == "UnsupportedField" and f"spec.{field}" in found.message
+    for unset in (None, "", [], {}):
+        accepted(service(**{field: unset}))
+
+
+@pytest.mark.parametrize("kind", ["draft", "mtp", "ngram-cache"])
+def test_speculative_decoding_is_refused_rather_than_dropped(kind: str) -> None:
+    assert "spec.speculativeDecoding" in refused(service(speculativeDecoding={"type": kind})).message
+    for off in ("none", "disabled"):
+        accepted(service(speculativeDecoding={"type": off}))
+
+
+@pytest.mark.parametrize("field", ["mmproj", "files"])
+def test_a_model_of_several_files_is_refused_rather_than_half_loaded(field: str) -> None:
+    found = refused(service(), model(**{field: ["x"]}))
+    assert found.reason == "UnsupportedField" and f"spec.{field}" in found.message and '"tiny"' in found.message
+
+
+@pytest.mark.parametrize("field", sorted(OPTIONS))
+@pytest.mark.parametrize("value", [object, -5, "two words", ["", 5]], ids=["object", "-5", "words", "list"])
+def test_every_option_refuses_what_it_cannot_be_and_names_itself(field: str, value: Any) -> None:
+    value = {"a": object} if value is object else value
+    if field == "reasoningBudgetMessage" and isinstance(value, str):
+        value = 5
+    found = refused(service(**{field: value}))
+    assert found.reason == "InvalidSpec" and f"spec.{field}" in found.message
+    assert found.keeps_running
+
+
+@pytest.mark.parametrize("field", ["contextSize", "replicas", "containerPort", "parallelSlots", "reasoningBudget"])
+@pytest.mark.parametrize("value", [True, 1.5, "8"])
+def test_a_number_must_be_a_whole_number_and_no_boolean(field: str, value: Any) -> None:
+    assert f"spec.{field} must be a whole number" in refused(service(**{field: value})).message
+
+
+@pytest.mark.parametrize(
+    ("field", "low", "high"),
+    [
+        ("contextSize", 128, 2_097_152), ("parallelSlots", 1, 64), ("batchSize", 1, 16_384), ("uBatchSize", 1, None),
+        ("containerPort", 1, 65535), ("replicas", 0, None), ("moeCPULayers", 0, None), ("reasoningBudget", 0, None),
+    ],
+)
+def test_a_number_is_accepted_to_its_very_bounds_and_refused_beyond(field: str, low: int, high: int | None) -> None:
+    bounds = (low, high or 2**31 - 1)
+    for good in bounds:
+        accepted(service(**{field: good}))
+    for bad in (bounds[0] - 1, bounds[1] + 1):
+        found = refused(service(**{field: bad}))
+        assert f"spec.{field} must be between {bounds[0]} and {bounds[1]}, not {bad}" in found.message
+
+
+@pytest.mark.parametrize("field", ["flashAttention", "jinja", "suspend", "noWarmup"])
+@pytest.mark.parametrize("value", ["true", 1, 0, []])
+def test_a_switch_must_be_true_or_false(field: str, value: Any) -> None:
+    assert f"spec.{field} must be true or false" in refused(service(**{field: value})).message
+
+
+@pytest.mark.parametrize(
+    ("rope", "named"),
+    [
+        ({}, "spec.ropeScaling.type"),
+        ({"type": "none"}, "spec.ropeScaling.type"),
+        ({"type": "yarn", "factor": "x"}, "spec.ropeScaling.factor"),
+        ({"type": "yarn", "factor": 2.0}, "spec.ropeScaling.factor"),
+        ({"type": "yarn", "originalContext": 1}, "spec.ropeScaling.originalContext"),
+    ],
+)
+def test_a_wrong_part_of_rope_scaling_is_named(rope: Json, named: str) -> None:
+    assert named in refused(service(ropeScaling=rope)).message
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        ({"endpoint": {"type": "ExternalName"}}, "spec.endpoint.type"),
+        ({"endpoint": {"port": 0}}, "spec.endpoint.port"),
+        ({"endpoint": {"port": 70000}}, "spec.endpoint.port"),
+        ({"endpoint": {"nodePort": 80}}, "spec.endpoint.nodePort"),
+        ({"endpoint": {"path": 5}}, "spec.endpoint.path"),
+        ({"mode": "audio"}, "spec.mode"),
+        ({"priority": "urgent"}, "spec.priority"),
+        ({"extraArgs": "--verbose"}, "spec.extraArgs"),
+        ({"extraArgs": [5]}, "spec.extraArgs[0]"),
+        ({"env": {"A": "b"}}, "spec.env"),
+        ({"env": [{"name": "A", "value": 5}]}, "spec.env[0].value"),
+    ],
+)
+def test_a_wrong_field_is_named(spec: Json, named: str) -> None:
+    found = refused(service(**spec))
+    assert found.reason == "InvalidSpec" and named in found.message
+
+
+@pytest.mark.parametrize("field", ["endpoint", "speculativeDecoding"])
+@pytest.mark.parametrize("value", ["draft", 5, ["x"]])
+def test_an_object_field_of_another_type_is_refused_rather_than_taken_for_unset(field: str, value: Any) -> None:
+    assert f"spec.{field}" in refused(service(**{field: value})).message
+
+
+@pytest.mark.parametrize("path", ["v1/chat", "x\0y", "\ud800", "/a b\n"])
+def test_an_endpoint_path_that_makes_no_url_is_refused(path: str) -> None:
+    assert "spec.endpoint.path" in refused(service(endpoint={"path": path})).message
+
+
+@pytest.mark.parametrize("source", ["", None, "  "])
+def test_a_model_without_source_is_refused(source: Any) -> None:
+    found = refused(service(), model(source=source))
+    assert found.reason == "InvalidModel" and '"tiny"' in found.message and "spec.source" in found.message
+
+
+@pytest.mark.parametrize("source", ["hf://a/b", "s3://a", "models/x.gguf", "ftp://x", "HTTP://x"])
+def test_a_source_that_cannot_be_fetched_is_refused(source: str) -> None:
+    found = refused(service(), model(source=source))
+    assert found.reason == "UnsupportedSource" and "spec.source" in found.message
+
+
+@pytest.mark.parametrize("source", ["/m.gguf", "file:///m.gguf", "http://x/m.gguf", "https://x/m.gguf"])
+def test_paths_files_and_urls_are_sources(source: str) -> None:
+    assert accepted(service(), model(source=source)).model.source == source
+
+
+# ── suspension must always work ──────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("off", [{"suspend": True}, {"replicas": 0}], ids=["suspend", "replicas-0"])
+@pytest.mark.parametrize(
+    ("spec", "model_spec"),
+    [({}, {"source": ""}), ({}, {"format": "mlx"}), ({"contextSize": 1}, {}), ({"runtime": "vllm"}, {})],
+    ids=["model-source", "model-format", "bad-option", "bad-runtime"],
+)
+def test_a_service_told_to_stop_does_not_keep_running_because_something_else_is_wrong(
+    off: Json, spec: Json, model_spec: Json
+) -> None:
+    found = understood(service(**off, **spec), model(**model_spec))
+    assert isinstance(found, Service) or not found.keeps_running, found
+
+
+def test_a_refusal_keeps_what_the_status_needs() -> None:
+    found = refused(service(replicas=3, priority="urgent", endpoint={"port": 9000}))
+    assert (found.replicas, found.model_name, found.keeps_running) == (3, "tiny", True)
+    assert found.endpoint is not None and (found.endpoint.service, found.endpoint.port) == ("tiny", 9000)
+
+
+@pytest.mark.parametrize("replicas", [True, "3", None, -3, 2**40])
+def test_the_replicas_of_a_refusal_are_a_number_that_a_status_can_hold(replicas: Any) -> None:
+    assert 0 <= refused(service(replicas=replicas, priority="urgent")).replicas < 2**31
+
+
+# ── who is ours ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_services_not_on_the_allowlist_are_left_out_entirely() -> None:
+    policy = Policy("llama-server", POLICY.runtimes, frozenset({"tiny"}))
+    services = {KEY: service(), ("default", "other"): service("other"), ("b", "bad"): service("bad", priority=1)}
+    assert list(interpret(services, {KEY: model()}, policy)) == [KEY]
+
+
+def test_a_dotted_name_is_served_with_dashes() -> None:
+    assert service_name("phi-4.mini.q4") == "phi-4-mini-q4"
+    assert accepted(service("a.b")).endpoint.service == "a-b"
+
+
+@pytest.mark.parametrize(("first", "second"), [("a.b", "a-b"), ("a-b", "a.b")])
+def test_of_two_names_that_need_one_service_the_older_keeps_it(first: str, second: str) -> None:
+    services = {
+        ("default", second): service(second, "2026-02-01T00:00:00Z"),
+        ("default", first): service(first, "2026-01-01T00:00:00Z"),
+    }
+    found = interpret(services, {KEY: model()}, POLICY)
+    assert isinstance(found["default", first], Service)
+    loser = found["default", second]
+    assert isinstance(loser, Rejected) and (loser.reason, loser.keeps_running) == ("ServiceConflict", False)
+    assert "metadata.name" in loser.message and first in loser.message and second in loser.message
+
+
+def test_the_same_two_names_in_different_namespaces_do_not_conflict() -> None:
+    other = service("a-b")
+    other["metadata"]["namespace"] = "other"
+    services = {("default", "a.b"): service("a.b"), ("other", "a-b"): other}
+    found = interpret(services, {KEY: model(), ("other", "tiny"): model(namespace="other")}, POLICY)
+    assert all(isinstance(item, Service) for item in found.values())
+
+
+def test_a_bad_edit_of_the_older_does_not_hand_its_service_to_the_younger() -> None:
+    # The older one's engine keeps running behind the Service, so the younger must go on waiting.
+    services = {
+        ("default", "a.b"): service("a.b", "2026-01-01T00:00:00Z", contextSize=1),
+        ("default", "a-b"): service("a-b", "2026-02-01T00:00:00Z"),
+    }
+    found = interpret(services, {KEY: model()}, POLICY)
+    assert isinstance(found["default", "a-b"], Rejected)
