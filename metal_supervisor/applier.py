@@ -32,9 +32,13 @@ class Applier:
         self._stopping: dict[str, Stopping] = {}
         self._ours: set[str] = set()
 
-    def write(self, records: Collection[Record], specs: Mapping[str, str]) -> None:
-        """Makes `specs/` and `models.d/` hold what the records say, and nothing else of ours."""
+    def write(self, records: Collection[Record], specs: Mapping[str, str], complete: bool) -> None:
+        """Makes `specs/` and `models.d/` hold what the records say, and nothing else of ours.
+
+        Unless the records are `complete`, a section without one is left alone: its record may have been lost.
+        """
         wanted = {}
+        known = {record.program for record in records}
         for record in records:
             self._ours.add(record.program)
             if record.spec_file and record.verdict.standing is Standing.RUN:
@@ -47,7 +51,7 @@ class Applier:
             self._dirty |= write_atomic(self.state.section_path(name), text)
         for path in (self.state.path / "models.d").glob("*.conf"):
             name = path.name.removesuffix(".conf")
-            if name not in wanted and self._is_ours(name):
+            if name not in wanted and (complete or name in known) and self._is_ours(name):
                 self._ours.add(name)
                 path.unlink(missing_ok=True)
                 self._dirty = True

@@ -81,9 +81,10 @@ class Controller:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK) if hasattr(os, "pipe2") else os.pipe()
         found, bad = directory.records()
         self.records: dict[Key, Record] = {record.key: record for record in found.values()}
-        self.notices = [{"name": each.name, "reason": each.reason} for each in bad]
-        for each in bad:
-            log.warning("record quarantined; it is made again from the cluster", extra=vars(each))
+        self.notices: list[dict[str, str]] = []
+        for program, reason in bad.items():
+            directory.quarantine(directory.record_path(program), reason)
+            self._quarantined(f"{program}.json", reason)
         known = frozenset(record.uid for record in self.records.values())
         self.services = Reflector(kube, collection(settings, "inferenceservices"), self.wake, known)
         self.models = Reflector(kube, collection(settings, "models"), self.wake)
@@ -141,7 +142,7 @@ class Controller:
         self._decide(snapshot)
         self._notice_hands(snapshot)
         self._keep_records()
-        self.applier.write(self.records.values(), self._specs)
+        self.applier.write(self.records.values(), self._specs, snapshot.complete)
         diff = self.applier.reload(self._quarantined)
         steps = self.applier.plan(self.records.values(), snapshot.table, diff, snapshot.notes, snapshot.now)
         done = [step for step in steps if self._perform(step, snapshot)]
@@ -171,7 +172,8 @@ class Controller:
         """Brings the records up to date with what the cluster asks for."""
         if snapshot.services is None:
             return
-        found = self._refused_by_runtime(resources.interpret(snapshot.services, snapshot.models, self.policy))
+        running = {key for key, record in self.records.items() if record.verdict.standing is Standing.RUN}
+        found = self._refused_by_runtime(resources.interpret(snapshot.services, snapshot.models, self.policy, running))
         self.store.want(
             item.model.source
             for item in found.values()
@@ -222,6 +224,14 @@ class Controller:
         self._specs[program.spec_file] = program.spec
         return Outlook(file, port, engine, program)
 
+    def _port_on_file(self, program: str) -> int | None:
+        """The port that the section of a program without a record uses: its record was lost, its engine may run."""
+        try:
+            spec_file = programs.section_spec(self.state.section_path(program).read_text("utf-8"))
+            return int(json.loads(self.state.spec_path(spec_file).read_text("utf-8"))["port"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
     def _with_port_trouble(self, record: Record, service: Service, snapshot: Snapshot) -> Record:
         """Names who has the port that the user insists on, while somebody has."""
         note = snapshot.notes.get(record.program)
@@ -236,7 +246,7 @@ class Controller:
     ) -> tuple[int | None, tuple[str, str] | None]:
         """The service's port, or what is in the way of one."""
         taken = decide.taken_ports(list(self.records.values()), service.key)
-        kept = record.port if record else None
+        kept = record.port if record else self._port_on_file(programs.program_name(service.key))
         note = snapshot.notes.get(record.program) if record else None
         wanted = service.container_port
         if wanted in taken:

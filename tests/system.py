@@ -95,18 +95,25 @@ def service(name: str = "tiny", model: str = "tiny", **spec: Any) -> dict[str, A
 
 
 class Stream:
-    """A chat answer that streams for as long as it is read, in a thread of its own."""
+    """Chat answers that stream one after another, in a thread of their own, until told to end."""
 
     def __init__(self, port: int, tokens: int) -> None:
         self._port, self._tokens = port, tokens
         self.chunks = 0
-        self.finished = False
+        self.answers = 0
         self.error = ""
-        self._flowing = threading.Event()
+        self._flowing, self._last = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        try:
+            while not self._last.is_set():
+                self._one()
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.error = repr(error)
+
+    def _one(self) -> None:
         body = {
             "messages": [{"role": "user", "content": "hi"}],
             "stream": True,
@@ -116,28 +123,30 @@ class Stream:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         try:
             connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            for line in answer:
-                if line.startswith(b"data: [DONE]"):
-                    self.finished = True
-                elif line.startswith(b"data:"):
-                    self.chunks += 1
-                    self._flowing.set()
-                    time.sleep(0.005)  # a reader as slow as a person, so that the stream outlives the fault
-        except (OSError, http.client.HTTPException) as error:
-            self.error = repr(error)
+            lines = [line for line in self._lines(connection) if line.startswith(b"data:")]
         finally:
             connection.close()
+        if not lines or lines[-1].strip() != b"data: [DONE]" or len(lines) < self._tokens:
+            raise ValueError(f"an answer ended after {len(lines)} of {self._tokens} events: {lines[-1:]}")
+        self.answers += 1
+
+    def _lines(self, connection: http.client.HTTPConnection) -> Iterator[bytes]:
+        for line in connection.getresponse():
+            if line.startswith(b"data:"):
+                self.chunks += 1
+                self._flowing.set()
+            yield line
 
     def flowing(self) -> Stream:
         """Waits for the first token."""
-        assert self._flowing.wait(20), f"no token: {self.error}"
+        assert self._flowing.wait(30), f"no token: {self.error}"
         return self
 
     def completed(self, within_s: float = 90.0) -> bool:
-        """Whether the stream ended by itself, in order."""
+        """Lets the current answer be the last; whether every answer ended by itself, whole."""
+        self._last.set()
         self._thread.join(within_s)
-        return self.finished and not self.error
+        return self.answers > 0 and not self.error and not self._thread.is_alive()
 
 
 class System:
@@ -189,6 +198,9 @@ class System:
         if self.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.stop()
+        self.rpc.close()
+        if self._kube is not None:
+            self._kube.close()
         left = self.processes()
         for process in left:
             with contextlib.suppress(psutil.Error):
@@ -299,7 +311,7 @@ class System:
         return row.pid if row else 0
 
     def supervisord_pid(self) -> int:
-        return int((self.state / "supervisord.pid").read_text())
+        return int((self.state / "supervisord.pid").read_text() or "0")
 
     def port(self, name: str = "tiny") -> int:
         found = self.slice(name)
@@ -313,7 +325,7 @@ class System:
             if "--alias" in process.cmdline() and not any("launch.py" in part for part in process.cmdline())
         )
 
-    def stream(self, name: str = "tiny", tokens: int = 600) -> Stream:
+    def stream(self, name: str = "tiny", tokens: int = 1500) -> Stream:
         return Stream(self.port(name), tokens).flowing()
 
     def chat(self, name: str = "tiny") -> str:

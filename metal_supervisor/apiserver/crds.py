@@ -15,6 +15,14 @@ CLEANUP = "customresourcecleanup.apiextensions.k8s.io"
 
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _TYPES = ("array", "boolean", "integer", "number", "object", "string")
+_KEYWORDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("properties", "items", "not"), (dict,)),
+    **dict.fromkeys(("required", "enum", "allOf", "anyOf", "oneOf", "x-kubernetes-list-map-keys"), (list,)),
+    **dict.fromkeys(("pattern", "format", "description", "x-kubernetes-list-type", "x-kubernetes-map-type"), (str,)),
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), (int,)),
+    **dict.fromkeys(("minimum", "maximum", "multipleOf"), (int, float)),
+    "additionalProperties": (dict, bool),
+}
 
 
 def default_crd(crd: Json, previous: Json | None) -> None:
@@ -61,7 +69,7 @@ def validate_crd(crd: Json, previous: Json | None) -> list[Problem]:
             problems.append(invalid_value(f"spec.names.{field}", names[field], "a DNS-1035 label is needed"))
     if "." not in str(spec.get("group", "")):
         problems.append(invalid_value("spec.group", spec.get("group"), "should be a domain with at least one dot"))
-    problems += _version_problems([version for version in listed(spec.get("versions")) if isinstance(version, dict)])
+    problems += _version_problems(listed(spec.get("versions")))
     old = section(previous or {}, "spec")
     if old and old.get("scope") != spec.get("scope"):
         problems.append(invalid_value("spec.scope", spec.get("scope"), "field is immutable"))
@@ -70,7 +78,9 @@ def validate_crd(crd: Json, previous: Json | None) -> list[Problem]:
     return problems
 
 
-def _version_problems(versions: list[Json]) -> list[Problem]:
+def _version_problems(versions: list[Any]) -> list[Problem]:
+    if any(not isinstance(version, dict) for version in versions):
+        return [invalid_value("spec.versions", versions, "must be objects")]
     problems: list[Problem] = []
     if sum(1 for version in versions if version.get("storage") is True) != 1:
         detail = "must have exactly one version marked as storage version"
@@ -79,30 +89,65 @@ def _version_problems(versions: list[Json]) -> list[Problem]:
         path = f"spec.versions[{index}]"
         if not _LABEL.fullmatch(str(version.get("name", ""))):
             problems.append(invalid_value(f"{path}.name", version.get("name", ""), "a DNS-1035 label is needed"))
+        problems += _column_problems(version.get("additionalPrinterColumns", []), f"{path}.additionalPrinterColumns")
+        problems += _subresource_problems(version.get("subresources", {}), f"{path}.subresources")
         schema = section(version, "schema").get("openAPIV3Schema")
         where = f"{path}.schema.openAPIV3Schema"
         if not isinstance(schema, dict):
             problems.append(required(where, "schemas are required"))
+        elif schema.get("type") != "object":
+            problems.append(invalid_value(f"{where}.type", schema.get("type"), "must be object at the root"))
         else:
             problems += _schema_problems(schema, where)
     return problems
 
 
+def _column_problems(columns: Any, path: str) -> list[Problem]:
+    problems: list[Problem] = []
+    for index, column in enumerate(columns if isinstance(columns, list) else [columns]):
+        for name in ("name", "type", "jsonPath"):
+            if not isinstance(column, dict) or not isinstance(column.get(name), str):
+                problems.append(required(f"{path}[{index}].{name}"))
+        if isinstance(column, dict) and not isinstance(column.get("priority", 0), int):
+            problems.append(invalid_value(f"{path}[{index}].priority", column["priority"], "must be an integer"))
+    return problems
+
+
+def _subresource_problems(subresources: Any, path: str) -> list[Problem]:
+    if not isinstance(subresources, dict):
+        return [invalid_value(path, subresources, "must be an object")]
+    if "scale" not in subresources:
+        return []
+    scale = section(subresources, "scale")
+    problems: list[Problem] = []
+    for name, root in (("specReplicasPath", ".spec."), ("statusReplicasPath", ".status.")):
+        value = scale.get(name)
+        if not isinstance(value, str) or not value.startswith(root):
+            problems.append(invalid_value(f"{path}.scale.{name}", value, f"should be a json path under {root[:-1]}"))
+    return problems
+
+
 def _schema_problems(schema: Any, path: str) -> list[Problem]:
-    """Only what our own walkers rely on: objects all the way down, and known types."""
+    """Only what our own walkers rely on: known types, and keywords of the right form, all the way down."""
     if not isinstance(schema, dict):
         return [invalid_value(path, schema, "must be an object")]
     problems: list[Problem] = []
     kind = schema.get("type")
     if kind is not None and kind not in _TYPES:
         problems.append(unsupported_value(f"{path}.type", kind, _TYPES))
-    if kind == "array" and not isinstance(schema.get("items"), dict):
+    for name, forms in _KEYWORDS.items():
+        if name in schema and not isinstance(schema[name], forms):
+            problems.append(invalid_value(f"{path}.{name}", schema[name], f"must be {forms[0].__name__}"))
+    if problems:
+        return problems
+    if kind == "array" and "items" not in schema:
         problems.append(required(f"{path}.items", "must be specified"))
-    properties = schema.get("properties")
-    if isinstance(properties, dict):
-        for name, inner in properties.items():
-            problems += _schema_problems(inner, f"{path}.properties[{name}]")
-    for name in ("items", "additionalProperties"):
+    for name, inner in (schema.get("properties") or {}).items():
+        problems += _schema_problems(inner, f"{path}.properties[{name}]")
+    for name in ("allOf", "anyOf", "oneOf"):
+        for index, inner in enumerate(schema.get(name, ())):
+            problems += _schema_problems(inner, f"{path}.{name}[{index}]")
+    for name in ("items", "additionalProperties", "not"):
         if isinstance(schema.get(name), dict):
             problems += _schema_problems(schema[name], f"{path}.{name}")
     return problems

@@ -7,6 +7,7 @@ and the objects of a CRD, and Events end after an hour. It sleeps until somethin
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from .resources import Registry, Resource
 from .storage import Name, Store
 from .targets import Target
 from .views import view
+
+log = logging.getLogger(__name__)
 
 EVENT_LIFETIME_S = 3600.0
 _FOREGROUND, _ORPHAN = "foregroundDeletion", "orphan"
@@ -139,8 +142,12 @@ class Collector:
         while not self._stopping:
             self._work.wait(_LOOK_AT_EVENTS_S)
             self._work.clear()
-            while not self._stopping and self.sweep(time.time()):
-                pass
+            try:
+                while not self._stopping and self.sweep(time.time()):
+                    pass
+            except Exception:
+                # One object that cannot be collected must not end collection for all the others.
+                log.exception("collection failed")
 
     def sweep(self, now_s: float) -> bool:
         """One pass over everything. True when it changed something, so another may find more."""

@@ -142,6 +142,16 @@ def type_problem(metadata: Json) -> str:
         for value in section(metadata, name).values():
             if not isinstance(value, str):
                 return _mismatch(value, name, "string")
+    for value in listed(metadata.get("finalizers")):
+        if not isinstance(value, str):
+            return _mismatch(value, "finalizers", "string")
+    for owner in listed(metadata.get("ownerReferences")):
+        if not isinstance(owner, dict):
+            return _mismatch(owner, "ownerReferences", "v1.OwnerReference")
+        for name, value in owner.items():
+            expected = bool if name in ("controller", "blockOwnerDeletion") else str
+            if name in _OWNER_FIELDS and value is not None and not isinstance(value, expected):
+                return _mismatch(value, f"ownerReferences.{name}", "bool" if expected is bool else "string")
     return ""
 
 

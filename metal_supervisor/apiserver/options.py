@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+_PREFIX = re.compile(r"(/[A-Za-z0-9._-]+)+")
 
 
 @dataclass(frozen=True)
 class Options:
-    """Settings of one API server. Raises ValueError for an address others could reach."""
+    """Settings of one API server. Raises ValueError for an address others could reach, or a bad prefix."""
 
     data_file: Path
     """SQLite file with all objects; created, 0600, when missing."""
@@ -31,5 +34,5 @@ class Options:
     def __post_init__(self) -> None:
         if self.host != "localhost" and not ipaddress.ip_address(self.host).is_loopback:
             raise ValueError(f"host {self.host}: only a loopback address is allowed")
-        if self.prefix and (not self.prefix.startswith("/") or self.prefix.endswith("/")):
-            raise ValueError(f"prefix {self.prefix!r}: must begin with / and not end with it")
+        if not _PREFIX.fullmatch(self.prefix):
+            raise ValueError("prefix: must be / and then letters, digits, dots, dashes or underscores")

@@ -13,6 +13,7 @@ import signal
 import socket
 import socketserver
 import threading
+import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 _IDLE_S = 600.0
 """How long a connection may be silent between requests, and a client may refuse to take data."""
 
+_ACCEPT_PAUSE_S = 0.1
 _DISCARD_BYTES = 64 * 1024 * 1024
 """How much of a body that is too large is still read."""
 
@@ -154,18 +156,18 @@ class _HttpServer(socketserver.ThreadingMixIn, HTTPServer):
     allow_reuse_address = True
 
     def __init__(self, address: tuple[str, int], prefix: str, dispatcher: Dispatcher) -> None:
+        self._selector = selectors.DefaultSelector()
         self._wake_here, self._wake_there = socket.socketpair()
         super().__init__(address, _Handler)
         self.prefix = prefix
         self.dispatcher = dispatcher
-        self._selector = selectors.DefaultSelector()
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
-        self._arriving: dict[socket.socket, Stream] = {}
-        self._leaving: set[socket.socket] = set()
         self._stopping = False
         self._wake_there.setblocking(False)
         self.socket.setblocking(False)
+        self._selector.register(self.socket, selectors.EVENT_READ)
+        self._selector.register(self._wake_here, selectors.EVENT_READ)
 
     def server_bind(self) -> None:
         """Binds without asking DNS for our name, which HTTPServer does."""
@@ -174,8 +176,6 @@ class _HttpServer(socketserver.ThreadingMixIn, HTTPServer):
 
     def loop(self) -> None:
         """Accepts connections and watches the watchers until `finish`."""
-        self._selector.register(self.socket, selectors.EVENT_READ)
-        self._selector.register(self._wake_here, selectors.EVENT_READ)
         while not self._stopping:
             for key, _ in self._selector.select():
                 if key.fileobj is self.socket:
@@ -184,13 +184,15 @@ class _HttpServer(socketserver.ThreadingMixIn, HTTPServer):
                     self._wake_here.recv(4096)
                 else:
                     self._gone(key)
-            self._update()
-        self._selector.close()
 
     def _accept(self) -> None:
         try:
             connection, address = self.socket.accept()
+        except BlockingIOError:
+            return
         except OSError:
+            # Out of descriptors, most likely: it stays readable, so do not spin until one is free.
+            time.sleep(_ACCEPT_PAUSE_S)
             return
         connection.setblocking(True)
         with self._lock:
@@ -199,31 +201,25 @@ class _HttpServer(socketserver.ThreadingMixIn, HTTPServer):
 
     def _gone(self, key: selectors.SelectorKey) -> None:
         """A client never speaks during a watch; if its socket is readable it has hung up."""
-        self._selector.unregister(key.fileobj)
+        with self._lock:
+            # Looked up by number: the socket may have been closed meanwhile, and the number belong to another.
+            current = self._selector.get_map().get(key.fd)
+            if current is None or current.data is not key.data:
+                return
+            self._selector.unregister(key.fd)
         key.data.hang_up()
 
-    def _update(self) -> None:
-        with self._lock:
-            arriving, self._arriving = self._arriving, {}
-            leaving, self._leaving = self._leaving, set()
-        for connection, stream in arriving.items():
-            if connection not in leaving and connection.fileno() >= 0:
-                self._selector.register(connection, selectors.EVENT_READ, stream)
-        for connection in leaving:
-            if connection.fileno() >= 0 and connection in self._selector.get_map():
-                self._selector.unregister(connection)
-
     def attend(self, connection: socket.socket, stream: Stream) -> None:
-        """Has the stream told when its client goes."""
+        """Has the stream told when its client goes. The kernel's queue may be changed while the loop waits on it."""
         with self._lock:
-            self._arriving[connection] = stream
-        self.wake()
+            if not self._stopping:
+                self._selector.register(connection, selectors.EVENT_READ, stream)
 
     def dismiss(self, connection: socket.socket) -> None:
-        """The reverse of `attend`."""
+        """The reverse of `attend`; to be called before the connection is closed, as its number will be used again."""
         with self._lock:
-            self._leaving.add(connection)
-        self.wake()
+            if not self._stopping and connection in self._selector.get_map():
+                self._selector.unregister(connection)
 
     def wake(self) -> None:
         """Makes the loop look at what has changed."""
@@ -240,10 +236,10 @@ class _HttpServer(socketserver.ThreadingMixIn, HTTPServer):
 
     def finish(self) -> None:
         """Ends the loop and every connection."""
-        self._stopping = True
-        self.wake()
         with self._lock:
+            self._stopping = True
             connections = list(self._open)
+        self.wake()
         for connection in connections:
             try:
                 connection.shutdown(socket.SHUT_RDWR)
@@ -253,6 +249,7 @@ class _HttpServer(socketserver.ThreadingMixIn, HTTPServer):
     def server_close(self) -> None:
         """Frees the listening socket and the means to wake the loop."""
         super().server_close()
+        self._selector.close()
         self._wake_here.close()
         self._wake_there.close()
 

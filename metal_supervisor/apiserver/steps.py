@@ -6,7 +6,7 @@ from typing import Any
 
 from .apply import read_entries
 from .codec import clone, listed, section
-from .errors import ApiError, Json, bad_request, conflict
+from .errors import ApiError, Json, bad_request, conflict, invalid, invalid_value
 from .patch import APPLY, JSON, MERGE, STRATEGIC, json_patch, merge_patch, strategic_patch
 from .resources import Resource
 from .schema import prune, validate
@@ -40,14 +40,14 @@ def preconditions(declaration: Json) -> Json:
 
 
 def check_preconditions(target: Target, before: Json, sent: Json) -> None:
-    """409 when the object is no longer the one the client has seen."""
+    """409 when the object has changed since the client saw it, 422 when it is another one."""
     resource, current = target.resource, before["metadata"]
     if sent.get("resourceVersion") not in (None, "", current["resourceVersion"]):
         why = "the object has been modified; please apply your changes to the latest version and try again"
         raise conflict(resource.group, resource.plural, target.name, why)
     if sent.get("uid") not in (None, "", current["uid"]) and not target.subresource:
-        why = f"Precondition failed: UID in precondition: {sent['uid']}, UID in object meta: {current['uid']}"
-        raise conflict(resource.group, resource.plural, target.name, why)
+        problem = invalid_value("metadata.uid", sent["uid"], "field is immutable")
+        raise invalid(resource.group, resource.kind, target.name, [problem])
 
 
 def isolated(target: Target, before: Json | None, candidate: Json) -> Json:

@@ -98,6 +98,11 @@ class Kube:
             self._options, self._client = options, client.ApiClient(options)
         self.server: str = options.host.rstrip("/")
 
+    def close(self) -> None:
+        """Drops all pooled connections; the next request makes a new one."""
+        with self._lock:
+            self._client.rest_client.pool_manager.clear()
+
     def reload(self) -> None:
         """Credentials anew after a 401, at most twice a minute; keeps the old ones if there are no new."""
         if time.monotonic() - self._reloaded_at < RELOAD_EVERY_S:

@@ -15,7 +15,6 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,14 +29,6 @@ LONGEST_HOME = 60
 
 class StateError(Exception):
     """The state directory cannot be used; the message says what to do."""
-
-
-@dataclass(frozen=True)
-class Quarantined:
-    """A file that was put aside."""
-
-    name: str
-    reason: str
 
 
 def write_atomic(path: Path, text: str, durable: bool = True) -> bool:
@@ -122,21 +113,22 @@ class StateDir:
     def log_path(self, program: str) -> Path:
         return self.path / "log" / f"{program}.log"
 
-    def _read_all(self, directory: str, parse: Callable[[str], T]) -> tuple[dict[str, T], list[Quarantined]]:
-        """Every file of a directory by program name; what cannot be parsed is quarantined."""
+    def _read_all(self, directory: str, parse: Callable[[str], T]) -> tuple[dict[str, T], dict[str, str]]:
+        """(every readable file, why each of the others cannot be read), by program name."""
         good: dict[str, T] = {}
-        bad = []
+        bad: dict[str, str] = {}
         for path in sorted((self.path / directory).glob("*.json")):
+            name = path.name.removesuffix(".json")
             try:
-                good[path.name.removesuffix(".json")] = parse(path.read_text("utf-8"))
+                good[name] = parse(path.read_text("utf-8"))
             except FileNotFoundError:
                 continue
             except (OSError, UnicodeDecodeError, programs.Unreadable) as error:
-                bad.append(self.quarantine(path, str(error)))
+                bad[name] = str(error)
         return good, bad
 
-    def records(self) -> tuple[dict[str, Record], list[Quarantined]]:
-        """All records by program, and what had to be put aside."""
+    def records(self) -> tuple[dict[str, Record], dict[str, str]]:
+        """(all records, why each of the others cannot be read), by program."""
         return self._read_all("records", programs.read_record)
 
     def observations(self) -> dict[str, Observed]:
@@ -176,13 +168,12 @@ class StateDir:
         """Removes the sidecar's observation."""
         (self.path / "observed" / f"{program}.json").unlink(missing_ok=True)
 
-    def quarantine(self, path: Path, reason: str) -> Quarantined:
+    def quarantine(self, path: Path, reason: str) -> None:
         """Puts a file aside, beside a note of why, and never loses it."""
         target = self.path / "quarantine" / f"{time.strftime('%Y%m%dT%H%M%S')}-{time.time_ns() % 10**6:06}-{path.name}"
         with contextlib.suppress(FileNotFoundError):
             path.rename(target)
             target.with_name(target.name + ".why").write_text(reason + "\n", "utf-8")
-        return Quarantined(path.name, reason)
 
     def log_tail(self, program: str, lines: int, most_bytes: int = 16384) -> list[str]:
         """The last lines of a program's log, control characters stripped."""

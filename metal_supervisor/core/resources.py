@@ -8,7 +8,7 @@ and says what to do, and every other service goes on as before.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,7 +203,7 @@ def _environment(spec: Json) -> tuple[tuple[str, str], ...]:
         path = f"spec.env[{index}]"
         if not isinstance(item, dict):
             raise _Bad("InvalidSpec", f"{path} must be an object with name and value")
-        name = _get({path: item}, path, dict, {}).get("name")
+        name = item.get("name")
         if not isinstance(name, str) or not ENV_NAME.fullmatch(name):
             raise _Bad("InvalidSpec", f"{path}.name must be a variable name, not {name!r:.80}")
         if FORBIDDEN_ENV.match(name):
@@ -343,19 +343,22 @@ def rejected(resource: Json, reason: str, message: str, keeps_running: bool = Tr
     )
 
 
+def _created(resource: Json) -> str:
+    return str(resource["metadata"].get("creationTimestamp") or "")
+
+
 def interpret(
-    services: Mapping[Key, Json], models: Mapping[Key, Json], policy: Policy
+    services: Mapping[Key, Json], models: Mapping[Key, Json], policy: Policy, running: Collection[Key] = ()
 ) -> dict[Key, Service | Rejected]:
     """Every InferenceService of this Mac, understood or refused. Those not on the allowlist are left out.
 
-    Two whose names map to the same Service (`a.b` and `a-b`) cannot both be reached: the older one keeps it.
+    Two whose names map to the same Service (`a.b` and `a-b`) cannot both be reached: the one that is among
+    the `running` keeps it, else the older one.
     """
     result: dict[Key, Service | Rejected] = {}
     taken: dict[tuple[str, str], str] = {}
-    oldest_first = sorted(
-        services.items(), key=lambda item: (item[1]["metadata"].get("creationTimestamp") or "", item[0])
-    )
-    for (namespace, name), resource in oldest_first:
+    for namespace, name in sorted(services, key=lambda key: (key not in running, _created(services[key]), key)):
+        resource = services[namespace, name]
         if policy.allowlist and name not in policy.allowlist:
             continue
         try:

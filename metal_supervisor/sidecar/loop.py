@@ -24,7 +24,18 @@ from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable, last_exit
 from metal_supervisor.config import Settings
 from metal_supervisor.core.report import Report, happening, report
-from metal_supervisor.core.types import LIVE, Json, Key, ModelFile, Observed, ProgramState, Record, RunNote, Standing
+from metal_supervisor.core.types import (
+    LIVE,
+    Json,
+    Key,
+    ModelFile,
+    Observed,
+    ProgramState,
+    Record,
+    RunNote,
+    Standing,
+    State,
+)
 from metal_supervisor.sidecar.board import Board, Row
 from metal_supervisor.sidecar.probes import Prober, Target
 from metal_supervisor.sidecar.registrar import Registrar, Wanted, WantedModel
@@ -80,7 +91,9 @@ class Sidecar:
                 state.silence(self._wake_read)
                 try:
                     self.one_pass()
-                    pause_s = TICK_S
+                    # supervisord tells nobody when it gives up on a program; look often while it may.
+                    held = any(row.state is State.BACKOFF for row in self._table.values())
+                    pause_s = RETRY_S if held else TICK_S
                 except OSError as error:
                     log.error("pass failed; it is tried again", extra={"error": repr(error)[:300]})
                     pause_s = RETRY_S
@@ -111,7 +124,7 @@ class Sidecar:
     def one_pass(self) -> None:
         """One pass: observe, keep, tell."""
         error = self._read_table()
-        records, _ = self.state.records()
+        records = self._read_records()
         notes = self.state.run_notes()
         told = self._controller()
         pids = {name: self._engine_pid(self._table.get(name), notes.get(name)) for name in records}
@@ -134,6 +147,12 @@ class Sidecar:
             programs={name: row.state.value for name, row in self._table.items() if name not in records},
             requests=self.kube.requests,
         )
+
+    def _read_records(self) -> dict[str, Record]:
+        """The records; one that cannot be read is taken as it last was, until the controller has mended it."""
+        good, bad = self.state.records()
+        before = {row.record.program: row.record for row in self.board.rows}
+        return {**{name: before[name] for name in bad if name in before}, **good}
 
     def _read_table(self) -> str:
         """Reads supervisord's table; returns why that failed, and keeps the last one then."""

@@ -4,11 +4,32 @@ from __future__ import annotations
 
 import http.client
 import json
+import random
 import socket
 import time
+from typing import Any
 
 import pytest
-from apiserver_support import CONFIG_MAPS, ISVCS, PREFIX, SERVICES, Client, config_map, isvc
+from apiserver_support import (
+    APPLY,
+    CONFIG_MAPS,
+    CRD_PATH,
+    ISVCS,
+    LEASES,
+    MERGE,
+    PREFIX,
+    SERVICES,
+    SLICES,
+    STRATEGIC,
+    WIDGET_CRD,
+    WIDGETS,
+    Client,
+    config_map,
+    isvc,
+    lease,
+    options,
+    widget,
+)
 
 from metal_supervisor.apiserver import ApiServer
 
@@ -105,6 +126,64 @@ def test_a_small_write_does_not_wait_for_acknowledgements(client: Client) -> Non
     assert sorted(took_s)[len(took_s) // 2] < 0.03
 
 
+JUNK: list[Any] = [None, 0, -1, 1.5, True, "", "x", [], {}, [None], ["a"], [{}], {"a": {"b": [1]}}, 10**30, {"": ""}]
+SUBJECTS: list[tuple[str, dict[str, Any]]] = [
+    (ISVCS, isvc(replicas=1) | {"status": {"phase": "Ready", "conditions": []}}),
+    (WIDGETS, widget(tags=["a"], extra={"a": "b"})),
+    (CRD_PATH, WIDGET_CRD),
+    (LEASES, lease("l", holderIdentity="a", leaseDurationSeconds=3, renewTime="2026-01-01T00:00:00.000000Z")),
+    (SERVICES, {"metadata": {"name": "s"}, "spec": {"type": "NodePort", "ports": [{"name": "a", "port": 1}]}}),
+    (
+        SLICES,
+        {
+            "metadata": {"name": "e", "labels": {"a": "b"}, "finalizers": ["a.test/b"]},
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": True}}],
+            "ports": [{"name": "a", "port": 1}],
+        },
+    ),
+    (
+        CONFIG_MAPS,
+        {
+            "metadata": {
+                "name": "c",
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Service", "name": "s", "uid": "u"}],
+                "managedFields": [{"manager": "m", "operation": "Update", "fieldsV1": {"f:data": {"f:a": {}}}}],
+            },
+            "data": {"a": "b"},
+        },
+    ),
+]
+
+
+def spoiled(value: Any, chance: random.Random) -> Any:
+    """The value with some parts missing, doubled, or replaced by junk."""
+    if chance.random() < 0.1:
+        return chance.choice(JUNK)
+    if isinstance(value, dict):
+        return {name: spoiled(inner, chance) for name, inner in value.items() if chance.random() > 0.03}
+    if isinstance(value, list):
+        return [spoiled(inner, chance) for inner in value] * chance.choice([1, 1, 2])
+    return value
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_body_is_too_strange_for_an_answer(widgets: Client, caplog: pytest.LogCaptureFixture, seed: int) -> None:
+    chance = random.Random(seed)
+    for path, body in SUBJECTS:
+        widgets.post(path, body)
+    for _ in range(300):
+        path, body = chance.choice(SUBJECTS)
+        method, kind = chance.choice(
+            [("POST", ""), ("PUT", ""), ("PATCH", MERGE), ("PATCH", STRATEGIC), ("PATCH", APPLY), ("PATCH", APPLY)]
+        )
+        where = path if method == "POST" else f"{path}/{body['metadata']['name']}{chance.choice(['', '', '/status'])}"
+        reply = widgets.request(method, where, spoiled(body, chance), kind=kind, fieldManager=chance.choice("ab"))
+        assert reply.code < 500 or "field not declared in schema" in reply.body["message"]
+    assert caplog.records == []
+    assert {widgets.get(path).code for path in ("/openapi/v3", "/apis", CONFIG_MAPS)} == {200}
+
+
 # ---- faults ------------------------------------------------------------------------------------
 
 
@@ -177,8 +256,6 @@ def test_a_rebuilt_cluster_counts_from_the_beginning(client: Client) -> None:
 
 
 def test_without_the_switch_there_are_no_faults(tmp_path_factory: pytest.TempPathFactory) -> None:
-    from apiserver_support import options
-
     with ApiServer(options(tmp_path_factory.mktemp("api"), faults=False, crd_paths=())) as server:
         client = Client(server.port)
         assert client.post("/faults", [{"action": {"status": 500}}]).code == 404

@@ -129,6 +129,12 @@ def test_only_loopback_addresses_are_accepted(tmp_path: Path) -> None:
             Options(data_file=tmp_path / "api.db", prefix="/k", host=host)
 
 
+def test_a_prefix_is_needed(tmp_path: Path) -> None:
+    for prefix in ("", "/", "k", "/k/", "/k?", "/k k"):
+        with pytest.raises(ValueError, match="prefix"):
+            Options(data_file=tmp_path / "api.db", prefix=prefix)
+
+
 def test_the_data_file_is_private(tmp_path: Path) -> None:
     with ApiServer(options(tmp_path, crd_paths=())):
         assert {path.stat().st_mode & 0o077 for path in tmp_path.glob("api.db*")} == {0}

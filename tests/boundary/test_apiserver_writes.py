@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 from apiserver_support import (
     CONFIG_MAPS,
-    CRD_PATH,
     EVENTS,
     JSON_PATCH,
     LEASES,
     SERVICES,
     SLICES,
     STRATEGIC,
-    WIDGET_CRD,
     WIDGETS,
     Client,
     condition,
@@ -121,7 +119,8 @@ def test_stale_versions_and_foreign_identities_are_conflicts(widgets: Client) ->
     widgets.merge(f"{WIDGETS}/w", {"spec": {"size": 2}})
     assert widgets.put(f"{WIDGETS}/w", old).body["reason"] == "Conflict"
     assert widgets.merge(f"{WIDGETS}/w", {"metadata": {"resourceVersion": "1"}}).code == 409
-    assert widgets.merge(f"{WIDGETS}/w", {"metadata": {"uid": "other"}}).code == 409
+    assert widgets.merge(f"{WIDGETS}/w", {"metadata": {"uid": "other"}}).code == 422
+    assert widgets.merge(f"{WIDGETS}/w/status", {"metadata": {"uid": "other"}}).code == 200
     assert widgets.post(WIDGETS, widget()).body["reason"] == "AlreadyExists"
     assert widgets.delete(f"{WIDGETS}/w", {"preconditions": {"resourceVersion": "1"}}).code == 409
     assert widgets.delete(f"{WIDGETS}/w", {"preconditions": {"uid": old["metadata"]["uid"]}}).code == 200
@@ -313,78 +312,3 @@ def test_events_end_after_an_hour(api: ApiServer, client: Client) -> None:
     assert not api.kernel.collector.sweep(time.time() + EVENT_LIFETIME_S - 60)
     assert api.kernel.collector.sweep(time.time() + EVENT_LIFETIME_S + 60)
     assert client.get(f"{EVENTS}/e").code == 404
-
-
-# ---- deletion ----------------------------------------------------------------------------------
-
-
-def owned(name: str, uid: str, **metadata: Any) -> dict[str, Any]:
-    owner = {"apiVersion": "example.test/v1", "kind": "Widget", "name": "w", "uid": uid}
-    return {"metadata": {"name": name, "ownerReferences": [owner], **metadata}}
-
-
-def test_dependents_go_with_their_owner(widgets: Client) -> None:
-    uid = widgets.post(WIDGETS, widget()).body["metadata"]["uid"]
-    widgets.post(CONFIG_MAPS, owned("c", uid))
-    with widgets.watch(CONFIG_MAPS, resourceVersion=widgets.version()) as watch:
-        widgets.delete(f"{WIDGETS}/w")
-        assert watch.next()[0] == "DELETED"
-        widgets.post(CONFIG_MAPS, owned("late", uid))
-        assert [watch.next()[0], watch.next()[0]] == ["ADDED", "DELETED"]
-
-
-def test_dependents_stay_when_orphaned_and_hold_a_foreground_deletion(widgets: Client) -> None:
-    uid = widgets.post(WIDGETS, widget()).body["metadata"]["uid"]
-    widgets.post(CONFIG_MAPS, owned("c", uid))
-    with widgets.watch(WIDGETS, resourceVersion=widgets.version()) as watch:
-        widgets.delete(f"{WIDGETS}/w", {"propagationPolicy": "Orphan"})
-        assert [watch.next()[0], watch.next()[0]] == ["MODIFIED", "DELETED"]
-        assert "ownerReferences" not in widgets.get(f"{CONFIG_MAPS}/c").body["metadata"]
-        uid = widgets.post(WIDGETS, widget()).body["metadata"]["uid"]
-        widgets.post(CONFIG_MAPS, owned("held", uid, finalizers=["example.test/hold"]))
-        widgets.delete(f"{WIDGETS}/w", {"propagationPolicy": "Foreground"})
-        assert [watch.next()[0], watch.next()[0]] == ["ADDED", "MODIFIED"]
-        assert widgets.get(f"{WIDGETS}/w").body["metadata"]["deletionTimestamp"]
-        widgets.merge(f"{CONFIG_MAPS}/held", {"metadata": {"finalizers": None}})
-        assert watch.next()[0] == "DELETED"
-
-
-def test_finalizers_hold_an_object_until_they_are_gone(client: Client) -> None:
-    client.post(CONFIG_MAPS, {"metadata": {"name": "c", "finalizers": ["example.test/hold"]}})
-    marked = client.delete(f"{CONFIG_MAPS}/c").body
-    assert marked["metadata"]["deletionTimestamp"]
-    assert client.merge(f"{CONFIG_MAPS}/c", {"metadata": {"finalizers": ["a.test/x", "b.test/y"]}}).code == 422
-    assert client.merge(f"{CONFIG_MAPS}/c", {"metadata": {"finalizers": []}}).code == 200
-    assert client.get(f"{CONFIG_MAPS}/c").code == 404
-
-
-def test_a_namespace_takes_its_content_along(client: Client) -> None:
-    client.post("/api/v1/namespaces", {"metadata": {"name": "llm"}})
-    held = {"metadata": {"name": "c", "finalizers": ["example.test/hold"]}}
-    client.post("/api/v1/namespaces/llm/configmaps", held)
-    with client.watch("/api/v1/namespaces", resourceVersion=client.version()) as watch:
-        assert client.delete("/api/v1/namespaces/llm").body["status"]["phase"] == "Terminating"
-        assert client.post("/api/v1/namespaces/llm/configmaps", config_map("d")).code == 403
-        client.merge("/api/v1/namespaces/llm/configmaps/c", {"metadata": {"finalizers": None}})
-        while watch.next()[0] != "DELETED":
-            pass
-    assert client.delete("/api/v1/namespaces/default").code == 403
-
-
-def test_a_deleted_crd_takes_its_objects_and_routes_along(widgets: Client) -> None:
-    widgets.post(WIDGETS, widget())
-    with widgets.watch(WIDGETS, resourceVersion=widgets.version()) as watch:
-        widgets.delete(f"{CRD_PATH}/widgets.example.test")
-        assert watch.next()[0] == "DELETED" and watch.ended()
-    assert widgets.get(WIDGETS).code == 404
-    assert "example.test" not in str(widgets.get("/apis").body)
-    assert widgets.post(CRD_PATH, WIDGET_CRD).code == 201
-    assert widgets.get(WIDGETS).body["items"] == []
-
-
-def test_collections_are_deleted_by_selector(client: Client) -> None:
-    for name in ("a", "b", "c"):
-        client.post(CONFIG_MAPS, {"metadata": {"name": name, "labels": {"n": name}}})
-    gone = client.delete(CONFIG_MAPS, labelSelector="n in (a, b)").body
-    assert [item["metadata"]["name"] for item in gone["items"]] == ["a", "b"]
-    assert [item["metadata"]["name"] for item in client.get(CONFIG_MAPS).body["items"]] == ["c"]

@@ -23,6 +23,18 @@ NASTY = [
     "\\back\\slash", "\r",
 ]
 
+# An engine that only writes down how it was started.
+RECORDER = """#!{python}
+import json, os, pathlib, sys, time
+if "--help" in sys.argv:
+    print("--metrics")
+else:
+    seen = pathlib.Path(sys.argv[0]).with_name("seen.json")
+    seen.with_suffix(".tmp").write_text(json.dumps({{"argv": sys.argv, "env": dict(os.environ)}}))
+    seen.with_suffix(".tmp").rename(seen)
+    time.sleep(600)
+"""
+
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
@@ -165,14 +177,16 @@ def test_a_dotted_name_works_and_its_twin_with_a_dash_is_refused(system: System)
 def test_extra_args_of_any_text_reach_the_engine_byte_for_byte_and_do_nothing_else(
     tmp_path: Path, system: System
 ) -> None:
-    with running(tmp_path, engine=FAKE_ENGINE) as fake:
-        fake.apply(fake.tiny_model(), service("nasty", extraArgs=[f"--fake-note={text}" for text in NASTY] + NASTY))
-        fake.ready("nasty")
-        note = fake.files.run_note("default.nasty")
-        assert note is not None
-        argv = Path(f"/proc/{note.pid}/cmdline").read_bytes().decode().split("\0")[:-1]
-        assert argv[-len(NASTY) :] == NASTY
-        assert [each.partition("=")[2] for each in argv if each.startswith("--fake-note=")] == NASTY
+    engine = tmp_path / "engine"
+    engine.write_text(RECORDER.format(python=sys.executable))
+    engine.chmod(0o755)
+    with running(tmp_path, engine=engine) as fake:
+        env = [{"name": f"NASTY_{index}", "value": text} for index, text in enumerate(NASTY)]
+        fake.apply(fake.tiny_model(), service("nasty", extraArgs=NASTY, env=env))
+        seen = json.loads(eventually((tmp_path / "seen.json").read_text, what="the engine to run"))
+        assert seen["argv"][-len(NASTY) :] == NASTY
+        assert [seen["env"][f"NASTY_{index}"] for index in range(len(NASTY))] == NASTY
+        assert not any(name.startswith(("SUPERVISOR_", "LLAMA_", "METAL_")) for name in seen["env"])
         rows = {line.split()[0] for line in fake.supervisorctl("status").splitlines()}
         assert rows == {"apiserver", "controller", "sidecar", "default.nasty"}
         assert not Path("/tmp/evil").exists()
@@ -218,7 +232,7 @@ def test_a_chosen_port_that_a_stranger_took_meanwhile_is_left_to_him(system: Sys
     system.ready("mover")
     port = system.port("mover")
     system.apply(service("mover", replicas=0))
-    eventually(lambda: system.status("mover").get("phase") == "Stopped", what="Stopped")
+    eventually(lambda: "default.mover" not in system.supervisorctl("status"), what="the program to be gone")
     with socket.create_server(("127.0.0.1", port)):
         system.apply(service("mover", replicas=1))
         system.ready("mover", within_s=40)

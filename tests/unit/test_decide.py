@@ -138,6 +138,10 @@ class TestSomethingIsInTheWay:
         assert (record.verdict.standing, record.verdict.since) == (Standing.RUN, 150.0)
 
 
+def test_a_file_that_nothing_is_known_of_yet_is_still_a_message() -> None:
+    assert accept(SERVICE, None, outlook(file=ModelFile("Checking")), 1.0).verdict.message
+
+
 # ── refused ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -163,6 +167,15 @@ def test_a_withdrawal_that_was_asked_for_is_not_forgotten_by_the_next_pass() -> 
     assert refuse(rejected(False), asked, 501.0).withdraw == "token"
     assert accept(replace(SERVICE, suspended=True), running(withdraw="token"), outlook(), 1.0).withdraw == "token"
     assert dismiss(running(withdraw="token"), 1.0).withdraw == "token"
+
+
+def test_that_we_stopped_the_process_ourselves_is_not_forgotten_by_the_next_pass() -> None:
+    # Otherwise a Model that comes back within the seconds of a stop finds its service "stopped by hand" for good.
+    asked = replace(refuse(rejected(False), running(), 500.0), stop_sent=True)
+    assert refuse(rejected(False), asked, 501.0).stop_sent
+    assert accept(replace(SERVICE, suspended=True), running(stop_sent=True), outlook(), 1.0).stop_sent
+    assert accept(SERVICE, running(stop_sent=True), outlook("b"), 1.0).stop_sent
+    assert dismiss(running(stop_sent=True), 1.0).stop_sent
 
 
 def test_a_service_that_never_ran_fails_even_if_an_engine_would_have_kept_running() -> None:

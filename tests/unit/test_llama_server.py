@@ -165,8 +165,8 @@ def test_an_owned_flag_is_refused_in_every_spelling(argument: str) -> None:
 @pytest.mark.parametrize(
     "flag",
     [
-        "--port", "--host", "--model", "-m", "--alias", "-a", "--api-prefix", "--api-key", "--reuse-port", "-hf", "-hfr",
-        "--hf-repo", "--hf-file", "-hff", "--model-url", "-mu", "--docker-repo", "-dr", "--hf-token", "-hft",
+        "--port", "--host", "--model", "-m", "--alias", "-a", "--api-prefix", "--api-key", "--reuse-port", "-hf",
+        "-hfr", "--hf-repo", "--hf-file", "-hff", "--model-url", "-mu", "--docker-repo", "-dr", "--hf-token", "-hft",
     ],
 )
 def test_what_would_move_or_expose_the_server_is_owned(flag: str) -> None:
@@ -176,7 +176,7 @@ def test_what_would_move_or_expose_the_server_is_owned(flag: str) -> None:
 @pytest.mark.parametrize(
     "flag",
     [
-        # These presets set a model and (the --fim ones) port 8012; the TLS pair makes the health probe fail for ever.
+        # These presets set a model and a port of their own; the TLS pair makes the health probe fail for ever.
         "--fim-qwen-1.5b-default", "--fim-qwen-7b-spec", "--gpt-oss-20b-default", "--embd-gemma-default",
         "--vision-gemma-4b-default", "--ssl-key-file", "--ssl-cert-file",
     ],

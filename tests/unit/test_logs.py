@@ -20,7 +20,10 @@ CHARACTERS = st.text(st.characters(), max_size=20) | st.sampled_from(["a\nb", "\
 
 def line(message: str = "pass", *args: object, **fields: object) -> str:
     record = logging.makeLogRecord(
-        {"name": "controller", "levelname": "INFO", "levelno": 20, "msg": message, "args": args, "created": 0.5, **fields}
+        {
+            "name": "controller", "levelname": "INFO", "levelno": 20, "msg": message, "args": args, "created": 0.5,
+            **fields,
+        }
     )
     record.msecs = 500.0
     return LineFormatter().format(record)

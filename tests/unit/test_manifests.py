@@ -212,6 +212,15 @@ def test_labels_and_names_are_ones_that_the_api_accepts_however_long_the_name(na
         assert SUBDOMAIN.fullmatch(body["metadata"]["name"])
 
 
+def test_a_name_that_no_label_can_hold_is_shortened_and_stays_its_own() -> None:
+    def label(name: str) -> str:
+        return str(service_object(record(name=name), ENDPOINT)["metadata"]["labels"]["app"])
+
+    assert label("a" * 63) == "a" * 63
+    assert len(label("a" * 64)) <= 63
+    assert len({label("a" * 64), label("a" * 65), label("a" * 63)}) == 3
+
+
 # ── Events ───────────────────────────────────────────────────────────────────────────────────────
 
 

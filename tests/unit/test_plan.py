@@ -156,11 +156,6 @@ def test_a_program_that_we_stopped_and_that_is_wanted_again_is_started() -> None
     assert do(row(State.STOPPED, stop=NOW - 1), want=WANTS_OLD, said=note(OLD), diff=changed()) is Do.START
 
 
-def test_a_program_that_ends_while_it_is_wanted_again_is_looked_at_once_it_has() -> None:
-    # Without a WAIT the controller forgets that the stop was its own, and takes it for somebody's hand.
-    assert do(row(State.STOPPING), want=WANTS_OLD, said=note(OLD), stopping=WITHDRAWN) is Do.WAIT
-
-
 @pytest.mark.parametrize(("ago", "expected"), [(0.0, None), (EXITED_GRACE_S, None), (EXITED_GRACE_S + 0.1, Do.START)])
 def test_an_exited_program_is_left_to_supervisord_for_a_moment(ago: float, expected: Do | None) -> None:
     assert do(row(State.EXITED, stop=NOW - ago), want=WANTS_OLD, said=note(OLD)) is expected
@@ -256,6 +251,10 @@ def test_from_running_to_gone_takes_withdraw_stop_and_the_end_in_this_order(repl
     assert [do(state, stopping=stopping, **shared) for state, stopping in story] == [
         Do.WITHDRAW, Do.WAIT, Do.STOP, Do.WAIT, Do.REPLACE if replaced else Do.REMOVE
     ]
+
+
+def test_a_stop_is_held_for_two_seconds_at_most_and_a_lost_term_for_one() -> None:
+    assert (WITHDRAW_WAIT_S, RESEND_AFTER_S, LONGEST_RETRY_S) == (2.0, 1.0, 300.0)
 
 
 # ── invariants ───────────────────────────────────────────────────────────────────────────────────
@@ -357,7 +356,13 @@ def test_an_unwanted_program_always_has_a_next_move_and_a_wanted_one_is_never_re
 def test_stopped_by_hand_is_a_started_program_that_is_stopped_with_the_wanted_spec(
     was: bool, state: ProgramState | None, said: RunNote | None, expected: bool
 ) -> None:
-    assert stopped_by_hand(was, OLD, state, said) is expected
+    assert stopped_by_hand(was, False, OLD, state, said) is expected
+
+
+@pytest.mark.parametrize("state", [*State, None])
+@pytest.mark.parametrize("said", [None, note(OLD), note(NEW)], ids=["none", "old", "new"])
+def test_a_stop_of_our_own_is_never_taken_for_somebodys_hand(state: State | None, said: RunNote | None) -> None:
+    assert stopped_by_hand(False, True, OLD, row(state) if state else None, said) is False
 
 
 # ── retries ──────────────────────────────────────────────────────────────────────────────────────

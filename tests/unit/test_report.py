@@ -121,9 +121,11 @@ def test_an_engine_that_does_not_stay_up_is_a_crash_loop_with_its_last_words(sta
     assert report(record(), replace(observed, message="")).message
 
 
-def test_a_taken_port_has_its_own_reason() -> None:
-    observed = replace(LOADING, pid=0, state="FATAL", message="port 1 on ::1 cannot be bound: Address already in use")
-    assert report(record(), observed).reason == "PortInUse"
+def test_a_taken_port_has_its_own_reason_and_words_of_an_engine_do_not_make_one() -> None:
+    observed = replace(LOADING, pid=0, state="FATAL", message="something cannot be bound")
+    told = report(record(warning=("PortInUse", "port 1 belongs to somebody else")), observed)
+    assert (told.phase, told.reason, told.message) == ("Failed", "PortInUse", "port 1 belongs to somebody else")
+    assert report(record(), observed).reason == "CrashLoopBackOff"
 
 
 def test_a_stop_by_hand_is_told_as_such_and_keeps_the_slice_not_ready() -> None:
@@ -189,7 +191,6 @@ RECORDS = st.builds(
 OBSERVED = st.none() | st.builds(
     Observed, st.just("default.tiny"), st.integers(0, 2), st.booleans(), st.just(1.0),
     st.sampled_from(["RUNNING", "STARTING", "BACKOFF", "FATAL", "STOPPED", "EXITED", "STOPPING", ""]), TEXT,
-    published=TEXT,
 )
 
 

@@ -1,0 +1,336 @@
+"""Settings: where a value comes from, which one wins, and what is said about a wrong one."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metal_supervisor import config
+from metal_supervisor.config import (
+    FIELDS,
+    ConfigError,
+    Overrides,
+    Settings,
+    add_flags,
+    flag_of,
+    load,
+    load_saved,
+    overrides_from,
+    read_env,
+    read_toml,
+    sample,
+    save_overrides,
+)
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PROPERTY = settings(max_examples=100, deadline=None, database=None, derandomize=True)
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def parsed(*flags: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_flags(parser)
+    return parser.parse_args(flags)
+
+
+def found(toml: str = "", env: dict[str, str] | None = None, *flags: str, directory: Path) -> Settings:
+    path = directory / "ms.toml"
+    path.write_text(toml, "utf-8")
+    return load(overrides_from(parsed("--config", str(path), *flags), env or {}))
+
+
+# ── precedence ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_without_anything_said_the_defaults_hold() -> None:
+    assert load(overrides_from(parsed(), {"PATH": "/bin", "METAL_SUPERVISORY": "x"})) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("port", (9091, 9092, 9093)),
+        ("log_level", ("debug", "warning", "error")),
+        ("memory_fraction", (0.1, 0.2, 0.3)),
+        ("namespace", ("a", "b", "c")),
+    ],
+)
+def test_the_file_gives_way_to_the_environment_and_that_to_the_flags(
+    tmp_path: Path, name: str, values: tuple[Any, Any, Any]
+) -> None:
+    toml = f"{name} = {json.dumps(values[0])}\n"
+    env = {f"METAL_SUPERVISOR_{name.upper()}": str(values[1])}
+    flags = (flag_of(name), str(values[2]))
+    assert getattr(found(toml, directory=tmp_path), name) == values[0]
+    assert getattr(found(toml, env, directory=tmp_path), name) == values[1]
+    assert getattr(found(toml, env, *flags, directory=tmp_path), name) == values[2]
+    assert getattr(found("", env, directory=tmp_path), name) == values[1]
+
+
+def test_every_setting_can_be_given_in_each_of_the_three_ways(tmp_path: Path) -> None:
+    good = {
+        "port": "9999", "ports": "2000-2001", "runtime": "ollama", "memory_fraction": "0.5", "log_level": "debug",
+        "llama_server_startup_timeout": "5", "host_ip": "10.0.0.1", "bind": "::",
+    }
+    for name in FIELDS:
+        value = good.get(name, "/some/text")
+        by_env = read_env({f"METAL_SUPERVISOR_{name.upper()}": value})
+        by_flag = overrides_from(parsed(flag_of(name), value), {}).values
+        by_file = read_toml(written(tmp_path, f"{name} = {value if name in NUMBERS else json.dumps(value)}"))
+        assert by_env == by_flag == by_file
+        assert list(by_env) == [name] and type(by_env[name]) is type(FIELDS[name].default)
+
+
+NUMBERS = {name for name, item in FIELDS.items() if isinstance(item.default, (int, float))}
+
+
+def written(directory: Path, text: str) -> Path:
+    path = directory / "x.toml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_the_file_may_be_named_by_the_environment_and_a_flag_wins_over_that(tmp_path: Path) -> None:
+    first, second = tmp_path / "1.toml", tmp_path / "2.toml"
+    first.write_text("port = 1111\n")
+    second.write_text("port = 2222\n")
+    env = {"METAL_SUPERVISOR_CONFIG": str(first)}
+    assert load(overrides_from(parsed(), env)).port == 1111
+    assert load(overrides_from(parsed("--config", str(second)), env)).port == 2222
+
+
+def test_llmkubes_flag_names_are_ours() -> None:
+    flags = {flag_of(name) for name in FIELDS}
+    assert {
+        "--namespace", "--model-store", "--host-ip", "--port", "--memory-fraction", "--runtime", "--log-level",
+        "--llama-server-startup-timeout", "--inference-service-allowlist",
+    } <= flags
+
+
+# ── what is wrong is named ───────────────────────────────────────────────────────────────────────
+
+
+def test_an_unknown_key_names_the_nearest_in_the_file_and_in_the_environment(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"x\.toml: unknown setting 'nampespace'; did you mean 'namespace'\?"):
+        read_toml(written(tmp_path, "nampespace = 'x'"))
+    with pytest.raises(ConfigError, match="'METAL_SUPERVISOR_PROT'; did you mean 'METAL_SUPERVISOR_PORT"):
+        read_env({"METAL_SUPERVISOR_PROT": "1"})
+
+
+def test_a_key_like_no_other_lists_them_all(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_toml(written(tmp_path, "zzzzqqqq = 1"))
+    assert all(name in str(caught.value) for name in FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("port", "ninety", "a whole number"), ("port", "9090.5", "a whole number"), ("port", "", "a whole number"),
+        ("port", "0", "between 1 and 65535"), ("port", "65536", "between 1 and 65535"),
+        ("memory_fraction", "half", "a number"), ("memory_fraction", "1.1", "between 0 and 1"),
+        ("memory_fraction", "nan", "between 0 and 1"), ("memory_fraction", "-0.1", "between 0 and 1"),
+        ("llama_server_startup_timeout", "inf", "between 1 and 86400"),
+        ("runtime", "vllm", "must be one of llama-server"), ("log_level", "loud", "must be one of debug"),
+        ("host_ip", "my-mac.local", "must be an IP address"), ("bind", "*", "must be an IP address"),
+        ("ports", "18100", "must look like"), ("ports", "80-90", "must look like"), ("ports", "3000-2000", "must look"),
+        ("ports", "2000-70000", "must look like"), ("ports", "-", "must look like"), ("ports", "", "must look like"),
+        ("ports", "2000 - 2001", "must look like"), ("ports", "²000-²001", "must look like"),
+    ],
+)
+def test_a_wrong_value_names_the_setting_the_origin_and_the_rule(
+    tmp_path: Path, name: str, value: str, why: str
+) -> None:
+    variable = f"METAL_SUPERVISOR_{name.upper()}"
+    with pytest.raises(ConfigError) as by_env:
+        read_env({variable: value})
+    with pytest.raises(ConfigError) as by_flag:
+        overrides_from(parsed(f"{flag_of(name)}={value}"), {})
+    with pytest.raises(ConfigError) as by_file:
+        read_toml(written(tmp_path, f"{name} = {json.dumps(value, ensure_ascii=False)}"))
+    for caught, origin in ((by_env, f"environment {variable}"), (by_flag, flag_of(name)), (by_file, "x.toml")):
+        text = str(caught.value)
+        assert origin in text and name in text and why in text and repr(value) in text
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("port = true", "a whole number"), ("port = 1.5", "a whole number"), ("port = [1]", "a whole number"),
+        ("memory_fraction = false", "a number"), ("namespace = 5", "text"), ("namespace = ['a']", "text"),
+        ("namespace = true", "text"), ("ports = 18100", "text"), ("[port]\nx = 1", "a whole number"),
+        ("[namespace]", "text"),
+    ],
+)
+def test_a_value_of_another_type_in_the_file_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        read_toml(written(tmp_path, text))
+
+
+def test_a_file_that_is_no_toml_or_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"x\.toml: not valid TOML: .*line 2"):
+        read_toml(written(tmp_path, "port = 1\nport = =\n"))
+    (tmp_path / "bytes.toml").write_bytes(b"namespace = '\xff'")
+    with pytest.raises(ConfigError, match=r"bytes\.toml: not valid TOML"):
+        read_toml(tmp_path / "bytes.toml")
+    for bad in (tmp_path / "gone.toml", tmp_path):
+        with pytest.raises(ConfigError, match="cannot read"):
+            read_toml(bad)
+
+
+@pytest.mark.parametrize("char", ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85"])
+def test_control_characters_are_refused_because_paths_end_up_in_line_based_files(char: str) -> None:
+    with pytest.raises(ConfigError, match=r"METAL_SUPERVISOR_STATE_DIR.*control"):
+        read_env({"METAL_SUPERVISOR_STATE_DIR": f"/a{char}b"})
+
+
+@PROPERTY
+@given(st.sampled_from(sorted(FIELDS)), st.text(max_size=12) | st.from_regex(r"\A\d{1,5}-\d{1,5}\Z"))
+def test_no_text_in_any_setting_raises_anything_but_a_config_error(name: str, value: str) -> None:
+    try:
+        given_values = read_env({f"METAL_SUPERVISOR_{name.upper()}": value})
+    except ConfigError:
+        return
+    made = Settings(**given_values)
+    assert len(made.port_range) >= 1
+    assert isinstance(made.allowlist, frozenset) and "" not in made.allowlist
+
+
+# ── what follows from settings ───────────────────────────────────────────────────────────────────
+
+
+def test_the_port_range_holds_both_its_ends() -> None:
+    assert (Settings().port_range[0], Settings().port_range[-1]) == (18100, 18999)
+    assert list(Settings(ports="2000-2000").port_range) == [2000]
+
+
+def test_ports_from_1024_to_65535_may_be_given_and_none_beyond() -> None:
+    assert read_env({"METAL_SUPERVISOR_PORTS": "1024-65535"}) == {"ports": "1024-65535"}
+    for bad in ("1023-2000", "2000-65536"):
+        with pytest.raises(ConfigError, match=r"ports must look like"):
+            read_env({"METAL_SUPERVISOR_PORTS": bad})
+
+
+def test_the_allowlist_is_split_at_commas_and_empty_means_no_limit() -> None:
+    assert Settings().allowlist == frozenset()
+    assert Settings(inference_service_allowlist=" a, b ,,").allowlist == {"a", "b"}
+
+
+def test_engines_listen_on_loopback_without_a_cluster_and_everywhere_with_one() -> None:
+    assert (Settings().embedded, Settings().bind_address) == (True, "127.0.0.1")
+    cluster = Settings(kubeconfig="/k")
+    assert (cluster.embedded, cluster.bind_address) == (False, "0.0.0.0")
+    assert Settings(kubeconfig="/k", bind="10.0.0.1").bind_address == "10.0.0.1"
+
+
+def test_paths_begin_at_home_and_the_store_is_in_the_state_unless_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert Settings().state_path == Path("/home/somebody/.metal-supervisor")
+    assert Settings().store_path == Path("/home/somebody/.metal-supervisor/models")
+    assert Settings(model_store="~/m").store_path == Path("/home/somebody/m")
+
+
+# ── the sample file ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_shipped_file_is_the_generated_one() -> None:
+    assert (REPOSITORY / "conf" / "metal-supervisor.toml").read_text("utf-8") == sample()
+
+
+def test_the_sample_uncommented_is_exactly_the_defaults(tmp_path: Path) -> None:
+    assert tomllib.loads(sample()) == {}
+    lines = [line.removeprefix("# ") for line in sample().splitlines() if line.split(" = ")[0][2:] in FIELDS]
+    assert len(lines) == len(FIELDS)
+    assert Settings(**read_toml(written(tmp_path, "\n".join(lines)))) == Settings()
+
+
+def test_every_setting_and_flag_explains_itself() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    text = " ".join(parser.format_help().split())
+    for name, item in FIELDS.items():
+        assert flag_of(name) in text
+        assert len(item.metadata["help"]) > 15 and item.metadata["help"].endswith(".")
+
+
+def test_the_shipped_configuration_is_found() -> None:
+    assert (config.conf_dir() / "metal-supervisor.toml").is_file()
+
+
+# ── what the programs of a running system see ────────────────────────────────────────────────────
+
+
+def test_saved_overrides_are_read_back_by_the_programs(tmp_path: Path) -> None:
+    toml = written(tmp_path, "port = 1111\nlog_level = 'debug'\nnamespace = 'file'\n")
+    env = {"METAL_SUPERVISOR_LOG_LEVEL": "error"}
+    said = overrides_from(parsed("--config", str(toml), "--namespace", "é🦙"), env)
+    state = tmp_path / "state"
+    state.mkdir()
+    save_overrides(state, said)
+    kept = load_saved(state)
+    assert kept == dataclasses.replace(load(said), state_dir=str(state))
+    assert (kept.port, kept.log_level, kept.namespace) == (1111, "error", "é🦙")
+    assert [each.name for each in state.iterdir()] == ["overrides.json"]
+    assert (state / "overrides.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_edit_of_the_file_reaches_the_programs_but_not_over_a_flag(tmp_path: Path) -> None:
+    toml = written(tmp_path, "port = 1111\nnamespace = 'old'\n")
+    save_overrides(tmp_path, overrides_from(parsed("--config", str(toml), "--port", "2222"), {}))
+    toml.write_text("port = 3333\nnamespace = 'new'\n")
+    kept = load_saved(tmp_path)
+    assert (kept.port, kept.namespace) == (2222, "new")
+
+
+def test_a_relative_config_file_is_still_found_from_another_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, "port = 1111\n")
+    monkeypatch.chdir(tmp_path)
+    save_overrides(tmp_path, overrides_from(parsed("--config", "x.toml"), {}))
+    monkeypatch.chdir("/")
+    assert load_saved(tmp_path).port == 1111
+
+
+@pytest.mark.parametrize("name", ["model_store", "kubeconfig", "llama_server"])
+def test_a_relative_path_means_the_same_to_the_programs_which_run_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_overrides(tmp_path, overrides_from(parsed(flag_of(name), "here/x"), {}))
+    monkeypatch.chdir("/")  # as every program section of ours says
+    kept = load_saved(tmp_path)
+    assert Path(getattr(kept, name)).expanduser().absolute() == tmp_path / "here" / "x"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None, "", "{", "[]", "null", "{}", '{"config": ""}', '{"config": "", "values": null}',
+        '{"config": "", "values": {"setting_of_the_future": 1}}', '{"config": 5, "values": {}}',
+        '{"config": "", "values": {"port": "x"}}', '{"config": "/no/such.toml", "values": {}}',
+    ],
+)
+def test_saved_overrides_that_cannot_be_used_are_a_config_error_that_names_a_file(
+    tmp_path: Path, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "overrides.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"overrides\.json|such\.toml"):
+        load_saved(tmp_path)
+
+
+def test_overrides_without_a_file_need_none() -> None:
+    assert load(Overrides("", {"port": 5000})).port == 5000
