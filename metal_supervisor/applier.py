@@ -104,7 +104,9 @@ class Applier:
             seen, known = observed.get(record.program), stopping.get(record.program)
             if known and record.withdraw and seen and seen.withdrawn == record.withdraw:
                 stopping[record.program] = Stopping(known.asked_at, True, known.term_lost_at)
-        return plan.steps(wanted, frozenset(self._ours), table, diff, notes, stopping, now)
+        steps = plan.steps(wanted, frozenset(self._ours), table, diff, notes, stopping, now)
+        self._dirty |= any(step.why == plan.RELOAD for step in steps)
+        return steps
 
     def ask_withdrawal(self, step: Step, now: float) -> str:
         """Remembers that a withdrawal was asked for; returns its token."""

@@ -13,9 +13,11 @@ import difflib
 import ipaddress
 import json
 import os
+import re
 import sys
 import types
 import typing
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +58,8 @@ def _address(value: str) -> str | None:
 
 def _port_range(value: str) -> str | None:
     low, dash, high = value.partition("-")
-    good = dash and low.isdigit() and high.isdigit() and 1024 <= int(low) <= int(high) <= 65535
+    digits = re.fullmatch(r"\d{4,5}-\d{4,5}", value, re.ASCII)
+    good = dash and digits and 1024 <= int(low) <= int(high) <= 65535
     return None if good else "must look like 18100-18999, within 1024-65535"
 
 
@@ -76,8 +79,7 @@ class Settings:
     port: int = _setting(9090, "Port of health, metrics and status, on loopback.", _between(1, 65535))
     ports: str = _setting("18100-18999", "Range of the engines' ports; a service keeps the one it got.", _port_range)
     runtime: str = _setting(
-        "llama-server", "Runtime of services that do not name one.",
-        _one_of("llama-server", "omlx", "ollama", "vllm-swift", "mlx-server"),
+        "llama-server", "Runtime of services that do not name one.", _one_of("llama-server")
     )
     llama_server: str = _setting("", "Path of llama-server; empty: PATH, then Homebrew's prefixes.")
     llama_server_startup_timeout: float = _setting(
@@ -119,6 +121,7 @@ class Settings:
         return Path(self.model_store).expanduser().absolute() if self.model_store else self.state_path / "models"
 
 
+PATHS = frozenset({"state_dir", "model_store", "kubeconfig", "llama_server"})
 FIELDS = {item.name: item for item in dataclasses.fields(Settings)}
 _TYPES = typing.get_type_hints(Settings)
 _WORDS: Mapping[Any, str] = types.MappingProxyType({str: "text", int: "a whole number", float: "a number"})
@@ -146,7 +149,7 @@ def _convert(name: str, value: Any, origin: str) -> Any:
         raise ConfigError(f"{origin}: {name} must be {_WORDS[wanted]}, not {value!r}") from None
     check = FIELDS[name].metadata["check"]
     problem = check(result) if check else None
-    if problem is None and isinstance(result, str) and any(ord(char) < 32 for char in result):
+    if problem is None and isinstance(result, str) and any(unicodedata.category(char) == "Cc" for char in result):
         problem = "must not contain control characters"
     if problem:
         raise ConfigError(f"{origin}: {name} {problem}, not {value!r}")
@@ -212,6 +215,9 @@ def overrides_from(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
         given = getattr(arguments, name, None)
         if given is not None:
             values[name] = _convert(name, given, flag_of(name))
+    for name in PATHS & values.keys():
+        if values[name]:  # supervisord runs our programs in another directory
+            values[name] = str(Path(values[name]).expanduser().absolute())
     config = arguments.config or environ.get(ENV_PREFIX + "CONFIG", "")
     return Overrides(str(Path(config).expanduser().absolute()) if config else "", values)
 
@@ -229,8 +235,11 @@ def load_saved(state: Path) -> Settings:
     """The settings of the system whose state directory this is. Raises ConfigError."""
     try:
         saved = json.loads((state / OVERRIDES_FILE).read_text("utf-8"))
-        overrides = Overrides(saved["config"], saved["values"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        values = {name: _convert(name, value, OVERRIDES_FILE) for name, value in saved["values"].items()}
+        if not isinstance(saved["config"], str):
+            raise TypeError("config must be a path")
+        overrides = Overrides(saved["config"], values)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(f"{state / OVERRIDES_FILE}: {error}; start the system with `metal-supervisor run`") from None
     return dataclasses.replace(load(overrides), state_dir=str(state))
 

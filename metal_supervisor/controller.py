@@ -173,7 +173,8 @@ class Controller:
         if snapshot.services is None:
             return
         running = {key for key, record in self.records.items() if record.verdict.standing is Standing.RUN}
-        found = self._refused_by_runtime(resources.interpret(snapshot.services, snapshot.models, self.policy, running))
+        read = resources.interpret(snapshot.services, snapshot.models, self.policy, running)
+        found = self._refused_by_runtime(read, snapshot.services)
         self.store.want(
             item.model.source
             for item in found.values()
@@ -192,14 +193,14 @@ class Controller:
             if snapshot.complete or key in snapshot.services:
                 self.records[key] = decide.dismiss(self.records[key], snapshot.now)
 
-    def _refused_by_runtime(self, found: Mapping[Key, Service | Rejected]) -> dict[Key, Service | Rejected]:
+    def _refused_by_runtime(
+        self, found: Mapping[Key, Service | Rejected], written: Mapping[Key, Json]
+    ) -> dict[Key, Service | Rejected]:
         result = dict(found)
         for key, item in found.items():
             problem = RUNTIMES[item.runtime].refuse(item) if isinstance(item, Service) else None
-            if isinstance(item, Service) and problem:
-                result[key] = Rejected(
-                    *key, item.uid, item.generation, item.model.name, *problem, item.replicas, endpoint=item.endpoint
-                )
+            if problem:
+                result[key] = resources.rejected(written[key], *problem)
         return result
 
     def _outlook(self, service: Service, record: Record | None, snapshot: Snapshot) -> Outlook:

@@ -26,6 +26,9 @@ FORMAT = 1
 EXIT_NOT_NOW, EXIT_BAD_SPEC, EXIT_CANNOT_EXEC, EXIT_NOT_FOUND = 75, 78, 126, 127
 FIRST_HOLD_S, LONGEST_HOLD_S, FORGET_AFTER_S = 10.0, 300.0, 600.0
 LOG_TAIL_BYTES = 65536
+ANSWER_WAIT_S = 0.2
+# Below the 30 s after which supervisord would kill the stand-in, and leave the engine.
+STAND_IN_KILL_AFTER_S = 25
 # What an engine may inherit. Everything else of supervisord's environment stays behind: LLAMA_ARG_* would
 # reconfigure every server, and SUPERVISOR_SERVER_URL would let a server stop its siblings.
 INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ")
@@ -67,12 +70,23 @@ def read_spec(path: str) -> dict[str, object]:
         raise BadSpec(f"cannot read {path}: {error}") from None
     if not isinstance(spec, dict) or spec.get("format") != FORMAT:
         raise BadSpec(f"{path} is not of format {FORMAT}; a newer version may have written it")
-    argv, env = spec.get("argv"), spec.get("env")
+    argv, env, port = spec.get("argv"), spec.get("env"), spec.get("port")
     if not (isinstance(argv, list) and argv and all(isinstance(item, str) and "\0" not in item for item in argv)):
         raise BadSpec(f"{path}: argv must be a list of strings without NUL")
-    if not (isinstance(env, dict) and all(isinstance(key, str) and isinstance(env[key], str) for key in env)):
-        raise BadSpec(f"{path}: env must map strings to strings")
+    if not (isinstance(env, dict) and all(_is_variable(name, env[name]) for name in env)):
+        raise BadSpec(f"{path}: env must map names without = to strings without NUL")
+    if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
+        raise BadSpec(f"{path}: port must be between 1 and 65535, not {port!r:.40}")
+    for name in ("program", "run", "host", "cwd", "supervisor_log"):
+        if not isinstance(spec.get(name), str) or "\0" in spec[name]:
+            raise BadSpec(f"{path}: {name} must be a string")
     return spec
+
+
+def _is_variable(name: object, value: object) -> bool:
+    if not isinstance(name, str) or not isinstance(value, str):
+        return False
+    return bool(name) and "=" not in name and "\0" not in name + value
 
 
 def read_note(path: str) -> dict[str, object]:
@@ -82,16 +96,26 @@ def read_note(path: str) -> dict[str, object]:
             note = json.load(file)
     except (OSError, ValueError):
         return {}
-    return note if isinstance(note, dict) and note.get("format") == FORMAT else {}
+    if not isinstance(note, dict) or note.get("format") != FORMAT:
+        return {}
+    return note
+
+
+def _number(value: object) -> float:
+    """A number of a note, 0 for anything else: a damaged note must not keep an engine from starting."""
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e12 else 0.0
 
 
 def write_note(path: str, note: dict[str, object]) -> None:
-    """Replaces the note in one step."""
+    """Replaces the note in one step. A note that cannot be kept (disk full) must not keep an engine from starting."""
     temporary = f"{path}.{os.getpid()}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(note, file)
-    os.replace(temporary, path)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(note, file)
+        os.replace(temporary, path)
+    except OSError as error:
+        say(f"cannot keep {path}: {error}")
 
 
 def environment(spec_env: dict[str, str], inherited: dict[str, str]) -> dict[str, str]:
@@ -101,7 +125,10 @@ def environment(spec_env: dict[str, str], inherited: dict[str, str]) -> dict[str
 
 
 def holder_of(port: int, host: str) -> str | None:
-    """None if the port can be bound, else what the system says."""
+    """None if the port can be bound and nobody answers on it, else what the system says.
+
+    Both are asked, because BSD lets `127.0.0.1:p` be bound beside somebody else's `*:p`.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -109,11 +136,14 @@ def holder_of(port: int, host: str) -> str | None:
             probe.bind((host, port))
         except OSError as error:
             return error.strerror or str(error)
-    return None
+    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.settimeout(ANSWER_WAIT_S)
+        return "another server answers there" if probe.connect_ex((target, port)) == 0 else None
 
 
 def last_words(log: str, program: str) -> str:
-    """supervisord's last word on how the program ended: `stopped`, `exited`, `terminated` or ""."""
+    """supervisord's last word on how the program ended: `stopped` (on request), `exited` (by itself) or ""."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES))
@@ -130,8 +160,11 @@ def hold(note: dict[str, object], spec_file: str, ended: str, now: float) -> tup
     The first restart is at once; from the second crash on the pause doubles from 10 s to 5 min, counted from
     the end of the crashed run. A new spec, an orderly stop, or ten minutes without a start forget all of it.
     """
-    starts = [float(at) for at in note.get("starts", []) if isinstance(at, (int, float))]  # type: ignore[attr-defined]
-    not_before = float(note.get("not_before") or 0.0)  # type: ignore[arg-type]
+    noted = note.get("starts")
+    starts = [at for each in noted if (at := _number(each))] if isinstance(noted, list) else []
+    not_before = _number(note.get("not_before"))
+    if not_before > now + LONGEST_HOLD_S:
+        not_before = 0.0  # the clock was set back
     forgotten = not starts or now - max(starts[-1], not_before) > FORGET_AFTER_S
     if forgotten or note.get("spec") != spec_file or ended == "stopped":
         return [], 0.0
@@ -149,17 +182,19 @@ def survivor(note: dict[str, object], spec_file: str) -> int:
     return pid if same and started and start_time(pid) == started else 0  # type: ignore[arg-type, return-value]
 
 
-def stand_in(pid: int, started: str) -> int:
-    """Represents an engine that is not our child: passes TERM and INT on, ends when it ends."""
+def represent(pid: int, started: str) -> None:
+    """Makes this process pass signals on to an engine that is not its child.
+
+    supervisord's last resort would kill the stand-in and miss the engine, so the stand-in has one of its own.
+    """
 
     def forward(signum: int, _frame: object) -> None:
         if start_time(pid) == started:
-            os.kill(pid, signum)
+            os.kill(pid, signal.SIGKILL if signum == signal.SIGALRM else signum)
+            signal.alarm(STAND_IN_KILL_AFTER_S)
 
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
         signal.signal(signum, forward)
-    wait_for_exit(pid, started)
-    return 0
 
 
 def wait_for_exit(pid: int, started: str) -> None:
@@ -199,9 +234,12 @@ def main(path: str) -> int:
     note, now = read_note(run), time.time()
     kept = {"format": FORMAT, "spec": spec_file, "launcher_pid": os.getpid()}
     if pid := survivor(note, spec_file):
-        say(f"engine pid {pid} outlived supervisord; standing in for it")
+        started = str(note["started"])
+        represent(pid, started)  # first of all: a TERM from now on is for the engine
         write_note(run, {**note, **kept, "refused": "", "refused_message": ""})
-        return stand_in(pid, str(note["started"]))
+        say(f"engine pid {pid} outlived supervisord; standing in for it")
+        wait_for_exit(pid, started)
+        return 0
     starts, not_before = hold(note, spec_file, last_words(str(spec["supervisor_log"]), str(spec["program"])), now)
     idle = {**kept, "pid": 0, "started": "", "starts": starts, "held_after": 0, "not_before": 0.0}
     if now < not_before:
@@ -213,7 +251,9 @@ def main(path: str) -> int:
     port, host = int(spec["port"]), str(spec["host"])  # type: ignore[call-overload]
     if reason := holder_of(port, host):
         text = f"port {port} on {host} cannot be bound: {reason}"
-        write_note(run, {**idle, "refused": "PortInUse", "refused_message": text})
+        # The pause after a crash was sat out: it must not begin anew when the port is free.
+        passed = {"not_before": not_before, "held_after": len(starts) if not_before else 0}
+        write_note(run, {**idle, **passed, "refused": "PortInUse", "refused_message": text})
         say(text)
         return EXIT_NOT_NOW
     me = {"pid": os.getpid(), "started": start_time(os.getpid()), "starts": [*starts, now][-20:]}

@@ -15,7 +15,7 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields = [f"{key}={_shown(value)}" for key, value in vars(record).items() if key not in _STANDARD]
-        parts = [f"{stamp}.{record.msecs:03.0f}Z", record.levelname, record.name, record.getMessage(), *fields]
+        parts = [f"{stamp}.{record.msecs:03.0f}Z", record.levelname, record.name, _plain(record.getMessage()), *fields]
         text = " ".join(parts)
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
@@ -23,8 +23,16 @@ class LineFormatter(logging.Formatter):
 
 
 def _shown(value: object) -> str:
-    text = "".join(char if char.isprintable() else " " for char in str(value))
-    return f'"{text}"' if not text or " " in text else text
+    text = _plain(str(value))
+    if text and not set(' "=') & set(text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _plain(text: str) -> str:
+    """The text without anything that could end a line or move a cursor."""
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def configure(level: str) -> None:

@@ -38,8 +38,13 @@ def _runs(record: Record | None) -> bool:
 
 def refuse(rejected: Rejected, record: Record | None, now: float) -> Record:
     """The record of an InferenceService that cannot run as it is written."""
+    off = rejected.suspended or rejected.replicas == 0
     if record is not None and _runs(record) and rejected.keeps_running:
         return _warned(record, rejected.uid, rejected.generation, rejected.reason, rejected.message)
+    before = record.verdict if record else None
+    decided = verdict(before, Standing.FAILED, rejected.reason, rejected.message, now)
+    if off:  # switching off works whatever else is wrong
+        decided = _off(rejected.suspended, before, now)
     return Record(
         namespace=rejected.namespace,
         name=rejected.name,
@@ -51,12 +56,19 @@ def refuse(rejected: Rejected, record: Record | None, now: float) -> Record:
         replicas=rejected.replicas,
         mode=record.mode if record else "chat",
         priority=record.priority if record else "normal",
-        verdict=verdict(
-            record.verdict if record else None, Standing.FAILED, rejected.reason, rejected.message, now
-        ),
+        verdict=decided,
         endpoint=rejected.endpoint,
         port=record.port if record else None,
+        withdraw=record.withdraw if record else "",
+        stop_sent=bool(record and record.stop_sent),
+        warning=(rejected.reason, rejected.message) if off else None,
     )
+
+
+def _off(suspended: bool, before: Verdict | None, now: float) -> Verdict:
+    if suspended:
+        return verdict(before, Standing.SUSPENDED, "Suspended", "spec.suspend=true", now)
+    return verdict(before, Standing.STOPPED, "ManuallyScaledToZero", "spec.replicas=0", now)
 
 
 def _warned(record: Record, uid: str, generation: int, reason: str, message: str) -> Record:
@@ -97,10 +109,8 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
         retry_at=record.retry_at if record else None,
         stop_sent=bool(record and record.stop_sent),
     )
-    if service.suspended:
-        return replace(fresh, verdict=verdict(before, Standing.SUSPENDED, "Suspended", "spec.suspend=true", now))
-    if service.replicas == 0:
-        return replace(fresh, verdict=verdict(before, Standing.STOPPED, "ManuallyScaledToZero", "spec.replicas=0", now))
+    if service.suspended or service.replicas == 0:
+        return replace(fresh, verdict=_off(service.suspended, before, now))
     if hindrance := _waiting(service, outlook):
         standing, reason, message = hindrance
         if record is not None and _runs(record):

@@ -179,7 +179,7 @@ def event_object(record: Record, what: Happening, node: str, now_micro: str) -> 
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"name": f"{record.name[:200]}.{digest}", "namespace": record.namespace},
+        "metadata": {"name": f"{record.name[:200].rstrip('-.')}.{digest}", "namespace": record.namespace},
         "eventTime": now_micro,
         "reportingController": "metal-supervisor",
         "reportingInstance": node,

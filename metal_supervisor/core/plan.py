@@ -19,6 +19,8 @@ RESEND_AFTER_S = 1.0
 NOTE_GRACE_S = 2.0
 EXITED_GRACE_S = 2.0
 FIRST_RETRY_S, LONGEST_RETRY_S = 10.0, 300.0
+LOST = "supervisord lost track of the process; nothing is done to it"
+RELOAD = "supervisord has not seen its section yet"
 
 
 class Do(str, Enum):
@@ -73,7 +75,7 @@ NOT_STOPPING = Stopping()
 
 def retry_at(note: RunNote | None, state: ProgramState) -> float:
     """Unix time at which a FATAL program is to be started again: 10 s doubling to 5 min."""
-    if note and note.not_before:
+    if note and 0 < note.not_before <= state.now + LONGEST_RETRY_S:
         return note.not_before
     crashes = len(note.starts) if note else 1
     pause_s: float = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(max(crashes - 1, 0), 16))
@@ -103,7 +105,7 @@ def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step) -
             return Step(Do.TERM, name, "the first TERM may have come too early")
         return Step(Do.WAIT, name, "process is ending", 0.25)
     if state.state is State.UNKNOWN and state.pid:
-        return Step(Do.ALARM, name, "supervisord lost track of the process; nothing is done to it")
+        return Step(Do.ALARM, name, LOST)
     return then
 
 
@@ -113,9 +115,11 @@ def _keep(name: str, wanted: Wanted, state: ProgramState, note: RunNote | None, 
         return Step(Do.START, name, "wanted again" if state.start else "never started")
     if state.state is State.EXITED and state.now - state.stop > EXITED_GRACE_S:
         return Step(Do.START, name, "exited and was not restarted")
+    if state.state is State.UNKNOWN:
+        return Step(Do.ALARM, name, LOST)
     if state.state is State.FATAL:
         due = retry_at(note, state)
-        if wall >= due:
+        if wall >= due or due - wall > LONGEST_RETRY_S:  # further away than any pause: the clock was set back
             return Step(Do.START, name, "its pause after a crash is over")
         return Step(Do.WAIT, name, "held after crashes", due - wall)
     return None
@@ -142,7 +146,7 @@ def steps(
             remove = Step(Do.REMOVE, name, "no longer wanted")
             result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), remove))
         elif state is None:
-            result.append(Step(Do.ADD, name, "new") if name in diff.added else Step(Do.WAIT, name, "reload", 0.05))
+            result.append(Step(Do.ADD, name, "new") if name in diff.added else Step(Do.WAIT, name, RELOAD, 1.0))
         elif name not in diff.changed or runs_wanted_spec(want, note, state):
             result.append(_keep(name, want, state, note, now))
         elif state.state in (State.STARTING, State.RUNNING) and _in_flight(note, state):

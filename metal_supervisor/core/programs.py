@@ -10,23 +10,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import re
-from typing import Any
+from enum import Enum
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from metal_supervisor.core.types import (
-    Endpoint,
-    Engine,
-    Json,
-    Key,
-    Observed,
-    Probe,
-    Program,
-    Record,
-    RunNote,
-    Standing,
-    Verdict,
-)
+from metal_supervisor.core.types import Engine, Json, Key, Observed, Program, Record, RunNote
 
+T = TypeVar("T")
 RECORD_FORMAT = 1
 SPEC_FORMAT = 1
 OBSERVED_FORMAT = 1
@@ -75,10 +67,15 @@ def compose(program: str, engine: Engine, port: int, host: str, home: str) -> Pr
     return Program(program, spec_file, text)
 
 
+def is_spec_of(program: str, spec_file: str) -> bool:
+    """Whether a file name is that of a spec of the program."""
+    return bool(re.fullmatch(rf"{re.escape(program)}\.[0-9a-f]{{12}}\.json", spec_file))
+
+
 def section(program: str, spec_file: str, home: str, autostart: bool) -> str:
     """The whole content of `models.d/<program>.conf`."""
-    if not (SAFE_HOME.fullmatch(home) and PROGRAM_NAME.fullmatch(program)):
-        raise ValueError(f"not safe in an ini: {home!r} {program!r}")
+    if not (SAFE_HOME.fullmatch(home) and PROGRAM_NAME.fullmatch(program) and is_spec_of(program, spec_file)):
+        raise ValueError(f"not safe in an ini: {home!r} {program!r} {spec_file!r}")
     return f"""{SECTION_MARK}[program:{program}]
 command={home}/current/python -I -S {home}/current/launch.py {home}/specs/{spec_file}
 directory=/
@@ -107,8 +104,8 @@ def section_spec(text: str) -> str:
 def _checked(text: str, known: int, what: str) -> Json:
     try:
         data = json.loads(text)
-    except ValueError as error:
-        raise Unreadable(f"{what} is not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"{what} is not JSON: {error!s:.200}") from None
     if not isinstance(data, dict) or not isinstance(data.get("format"), int):
         raise Unreadable(f"{what} has no format number")
     if data["format"] > known:
@@ -120,6 +117,54 @@ def _dump(format_number: int, value: Any) -> str:
     return json.dumps({"format": format_number, **dataclasses.asdict(value)}, indent=1, sort_keys=True) + "\n"
 
 
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value out of JSON is of a type that a field declares."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, each) for each in arguments)
+    if origin is tuple:
+        several = arguments[-1] is Ellipsis
+        fits = isinstance(value, list) and (several or len(value) == len(arguments))
+        return fits and all(_fits(item, arguments[0]) for item in value)
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if dataclasses.is_dataclass(hint):
+        return isinstance(value, dict)
+    return isinstance(value, hint)
+
+
+def _built(kind: type[T], data: Json, what: str) -> T:
+    """A dataclass from JSON, every field of the type it declares. Raises Unreadable, naming the field.
+
+    Fields that are not known are left out, and fields that are not there take their default: a record of an
+    older or slightly newer version is still a record.
+    """
+    hints = get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for item in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if item.name not in data:
+            continue
+        value: Any = data[item.name]
+        hint = hints[item.name]
+        if isinstance(hint, type) and issubclass(hint, Enum):
+            if value not in [each.value for each in hint]:
+                raise Unreadable(f"{what} is damaged: {item.name} is {value!r:.80}")
+            values[item.name] = hint(value)
+            continue
+        if not _fits(value, hint):
+            raise Unreadable(f"{what} is damaged: {item.name} is {value!r:.80}")
+        inner = next((each for each in (hint, *get_args(hint)) if dataclasses.is_dataclass(each)), None)
+        if inner is not None and value is not None:
+            value = _built(inner, value, what)  # type: ignore[arg-type]
+        values[item.name] = tuple(value) if isinstance(value, list) else value
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise Unreadable(f"{what} is damaged: {error!s:.200}") from None
+
+
 def record_text(record: Record) -> str:
     """A record as its file holds it."""
     return _dump(RECORD_FORMAT, record)
@@ -127,25 +172,14 @@ def record_text(record: Record) -> str:
 
 def read_record(text: str) -> Record:
     """A record from its file. Raises Unreadable."""
-    data = _checked(text, RECORD_FORMAT, "record")
+    record = _built(Record, _checked(text, RECORD_FORMAT, "record"), "record")
     try:
-        verdict = Verdict(**{**data["verdict"], "standing": Standing(data["verdict"]["standing"])})
-        known = {item.name for item in dataclasses.fields(Record)}
-        record = Record(
-            **{
-                **{name: value for name, value in data.items() if name in known},
-                "verdict": verdict,
-                "endpoint": Endpoint(**data["endpoint"]) if data["endpoint"] else None,
-                "probe": Probe(**data["probe"]),
-                "files": tuple(data["files"]),
-                "warning": tuple(data["warning"]) if data["warning"] else None,
-            }
-        )
-        if record.program != program_name(record.key):
-            raise ValueError(f"program {record.program!r} does not belong to {record.key}")
-        return record
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Unreadable(f"record is damaged: {error!r:.200}") from None
+        own = program_name(record.key)
+    except ValueError as error:
+        raise Unreadable(f"record is damaged: {error}") from None
+    if record.program != own or not (record.spec_file is None or is_spec_of(own, record.spec_file)):
+        raise Unreadable(f"record is damaged: {record.program!r:.80} and {record.spec_file!r:.80} are not of {own}")
+    return record
 
 
 def observed_text(observed: Observed) -> str:
@@ -155,27 +189,10 @@ def observed_text(observed: Observed) -> str:
 
 def read_observed(text: str) -> Observed:
     """What the sidecar saw, from its file. Raises Unreadable."""
-    data = _checked(text, OBSERVED_FORMAT, "observation")
-    known = {item.name for item in dataclasses.fields(Observed)}
-    try:
-        return Observed(**{name: value for name, value in data.items() if name in known})
-    except TypeError as error:
-        raise Unreadable(f"observation is damaged: {error!r:.200}") from None
+    return _built(Observed, _checked(text, OBSERVED_FORMAT, "observation"), "observation")
 
 
 def read_run(text: str) -> RunNote:
     """The launcher's note, from its file. Raises Unreadable."""
     data = _checked(text, RUN_FORMAT, "run note")
-    try:
-        return RunNote(
-            pid=int(data["pid"]),
-            launcher_pid=int(data["launcher_pid"]),
-            started=str(data["started"]),
-            spec_file=str(data["spec"]),
-            starts=tuple(float(at) for at in data["starts"]),
-            not_before=float(data["not_before"]),
-            refused=str(data["refused"]),
-            refused_message=str(data["refused_message"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise Unreadable(f"run note is damaged: {error!r:.200}") from None
+    return _built(RunNote, {**data, "spec_file": data.get("spec")}, "run note")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from metal_supervisor.core.types import Observed, Record, Standing
 
 WAITING = "Waiting for the host metal-agent to fetch the model and register Endpoints"
-LONGEST_NOTE = 1000
+LONGEST_NOTE_BYTES = 1000
 HELD = ("FATAL", "BACKOFF")
 PORT_IN_USE = "PortInUse"
 
@@ -65,8 +65,6 @@ def _creating(record: Record, observed: Observed | None) -> tuple[str, str, str]
         if record.warning and record.warning[0] == PORT_IN_USE:
             return phase, *record.warning
         return phase, "CrashLoopBackOff", observed.message or "the engine does not stay up"
-    if observed and observed.published:
-        return "Creating", "PublishFailed", observed.published
     if record.withdraw:
         return "Progressing", "Restarting", "the endpoint is withdrawn while the engine is replaced"
     return "Creating", "Loading", observed.message if observed and observed.message else "the engine is loading"
@@ -83,6 +81,8 @@ def _standing(record: Record, observed: Observed | None) -> tuple[str, str, str]
         return "Failed", verdict.reason, verdict.message
     if verdict.standing is not Standing.RUN:
         return "Pending", verdict.reason, verdict.message
+    if observed and observed.published:
+        return "Creating", "PublishFailed", observed.published
     if observed and observed.ready and not record.withdraw:
         where = "Ready" if record.replicas <= 1 else "Progressing"
         return where, "Serving", f"{record.runtime} serves {record.name} on port {record.port}"
@@ -105,7 +105,8 @@ def _conditions(record: Record, phase: str, ready: int, reason: str, message: st
     elif phase in ("Stopped", "Suspended"):
         found.append(Condition("Available", "False", reason, message))
     elif phase == "Failed":
-        found.append(Condition("Available", "False", "NoReadyReplicas", f"{serving}; {message}"))
+        why = f"{serving}; service is not serving (phase {phase})"
+        found.append(Condition("Available", "False", "NoReadyReplicas", why))
         found.append(Condition("Degraded", "True", "Failed", message))
     else:
         why = f"{serving}; service is not serving (phase {phase})"
@@ -126,10 +127,11 @@ def report(record: Record, observed: Observed | None) -> Report:
     phase, reason, message = _standing(record, observed)
     standing = record.verdict.standing
     ready = standing is Standing.RUN and bool(observed and observed.ready) and not record.withdraw
+    counted = ready and not (observed and observed.published)
     scheduling = None
     if phase == "Pending" or (phase == "Failed" and reason != "Loading"):
         scheduling = reason, message
-    elif phase in ("Creating", "Progressing") and not ready:
+    elif phase in ("Creating", "Progressing") and not counted:
         scheduling = ("WaitingForMetalAgent", WAITING) if reason == "Loading" else (reason, message)
     stopped = standing in (Standing.STOPPED, Standing.SUSPENDED)
     claimed = record.endpoint is not None and record.port is not None
@@ -137,16 +139,26 @@ def report(record: Record, observed: Observed | None) -> Report:
     return Report(
         phase=phase,
         ready=ready,
-        ready_replicas=int(ready),
+        ready_replicas=int(counted),
         replicas=0 if stopped else record.replicas,
         reason=reason,
         message=message,
         scheduling=scheduling,
-        conditions=_conditions(record, phase, int(ready), reason, message),
+        conditions=_conditions(record, phase, int(counted), reason, message),
         wants_service=claimed and standing is not Standing.REMOVING,
         wants_slice=claimed and (standing is Standing.RUN or leaving) and standing is not Standing.REMOVING,
         draining=leaving,
     )
+
+
+def _fitting(text: str) -> str:
+    """The text within an Event's limit; of a long one the first line and the end, where the last log lines are."""
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= LONGEST_NOTE_BYTES:
+        return text
+    head = raw.partition(b"\n")[0][:300]
+    tail = raw[-(LONGEST_NOTE_BYTES - len(head) - 5) :]
+    return f"{head.decode('utf-8', 'ignore')}\n…\n{tail.decode('utf-8', 'ignore')}"
 
 
 def happening(before: Report | None, after: Report, exit_text: str) -> Happening | None:
@@ -156,9 +168,9 @@ def happening(before: Report | None, after: Report, exit_text: str) -> Happening
     if after.phase == "Ready":
         return Happening("Normal", "Serving", after.message)
     if before is not None and before.ready and exit_text:
-        return Happening("Warning", "Crashed", exit_text[:LONGEST_NOTE])
+        return Happening("Warning", "Crashed", _fitting(exit_text))
     if after.phase == "Failed" or after.reason in ("CrashLoopBackOff", "PortInUse", "PublishFailed"):
-        return Happening("Warning", after.reason, after.message[:LONGEST_NOTE])
+        return Happening("Warning", after.reason, _fitting(after.message))
     if after.phase in ("Stopped", "Suspended"):
         return Happening("Normal", after.reason, after.message)
     return None

@@ -23,7 +23,7 @@ PRIORITIES: Mapping[str, int] = {"critical": 1_000_000, "high": 100_000, "normal
 # The field's CRD writes `llamacpp` into every object, so it says nothing about what its user wanted.
 UNSET_RUNTIMES = frozenset({"", "llamacpp"})
 SOURCE_SCHEMES = ("http://", "https://", "file://")
-FORBIDDEN_ENV = re.compile(r"(LD_|DYLD_|SUPERVISOR_|METAL_SUPERVISOR_)")
+FORBIDDEN_ENV = re.compile(r"(LD_|DYLD_|SUPERVISOR_|METAL_SUPERVISOR_|LLAMA_ARG_)")
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
@@ -47,9 +47,11 @@ class _Bad(Exception):
 
 def _get(source: Any, path: str, kind: type, default: Any) -> Any:
     """The value at a dotted path below an object, of the given type. Null counts as unset."""
-    value = source
+    value, walked = source, ""
     for step in path.split("."):
-        value = value.get(step) if isinstance(value, dict) else None
+        if value is not None and not isinstance(value, dict):
+            raise _Bad("InvalidSpec", f"{walked} must be an object, not {value!r:.80}")
+        value, walked = (value or {}).get(step), f"{walked}.{step}".lstrip(".")
     if value is None:
         return default
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -166,6 +168,10 @@ def read_model(resource: Json) -> Model:
     for name in ("mmproj", "files"):
         if _get(spec, "spec", dict, {}).get(name):
             raise _Bad("UnsupportedField", f"spec.{name} is not supported yet; this version serves single-file models")
+    if _get(spec, "spec.sourceSecretRef", dict, {}).get("name"):
+        raise _Bad("UnsupportedField", "spec.sourceSecretRef is not supported yet; use a source that needs no secret")
+    if _get(spec, "spec.refreshPolicy", str, "IfNotPresent") != "IfNotPresent":
+        raise _Bad("UnsupportedField", "spec.refreshPolicy is not supported yet; leave it at IfNotPresent")
     return Model(
         namespace=metadata.get("namespace", ""),
         name=metadata.get("name", ""),
@@ -207,10 +213,11 @@ def _environment(spec: Json) -> tuple[tuple[str, str], ...]:
         if not isinstance(name, str) or not ENV_NAME.fullmatch(name):
             raise _Bad("InvalidSpec", f"{path}.name must be a variable name, not {name!r:.80}")
         if FORBIDDEN_ENV.match(name):
-            raise _Bad("InvalidSpec", f"{path}.name {name!r} would change the loader or the supervisor; remove it")
+            text = f"{path}.name {name!r} would change the loader, the supervisor or flags of ours; remove it"
+            raise _Bad("InvalidSpec", text)
         if item.get("valueFrom") is not None:
             raise _Bad("UnsupportedField", f"{path}.valueFrom is not supported yet; give {name} a plain value")
-        value = item.get("value", "")
+        value = item.get("value") or ""
         if not isinstance(value, str):
             raise _Bad("InvalidSpec", f"{path}.value must be a string; put it in quotes")
         pairs[name] = _text(value, f"{path}.value")
@@ -221,10 +228,13 @@ def _endpoint(resource: Json, name: str) -> Endpoint:
     kind = _get(resource, "spec.endpoint.type", str, "ClusterIP")
     if kind not in ("ClusterIP", "NodePort", "LoadBalancer"):
         raise _Bad("InvalidSpec", f"spec.endpoint.type must be ClusterIP, NodePort or LoadBalancer, not {kind!r:.80}")
+    path = _get(resource, "spec.endpoint.path", str, DEFAULT_PATH)
+    if not re.fullmatch(r"/[!-~]{0,1023}", path):
+        raise _Bad("InvalidSpec", f"spec.endpoint.path must begin with / and hold no spaces, not {path!r:.80}")
     return Endpoint(
         service=service_name(name),
         port=_ranged(1, 65535)(resource, "spec.endpoint.port") or DEFAULT_PORT,
-        path=_get(resource, "spec.endpoint.path", str, DEFAULT_PATH),
+        path=path,
         type=kind,
         node_port=_ranged(30000, 32767)(resource, "spec.endpoint.nodePort"),
     )
@@ -244,8 +254,10 @@ def _mode(resource: Json, extra_args: tuple[str, ...], path: str) -> str:
 
 
 def _runtime(resource: Json, model: Model, policy: Policy) -> str:
-    annotations = _get(resource, "metadata.annotations", dict, {})
-    annotated, said = annotations.get(RUNTIME_ANNOTATION, ""), _get(resource, "spec.runtime", str, "")
+    annotated = _get(resource, "metadata.annotations", dict, {}).get(RUNTIME_ANNOTATION)
+    if annotated is not None and not isinstance(annotated, str):
+        raise _Bad("InvalidSpec", f"annotation {RUNTIME_ANNOTATION} must be a string, not {annotated!r:.80}")
+    said = _get(resource, "spec.runtime", str, "")
     if annotated:
         runtime, origin = annotated, f"annotation {RUNTIME_ANNOTATION}"
     elif said not in UNSET_RUNTIMES:
@@ -269,8 +281,9 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
     """The Service of one InferenceService; raises _Bad."""
     namespace, name = resource["metadata"]["namespace"], resource["metadata"]["name"]
     reference = _get(resource, "spec.modelRef", str, "")
-    if not reference:
-        raise _Bad("InvalidSpec", "spec.modelRef is empty; name a Model of the same namespace")
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", reference):
+        text = f"spec.modelRef {reference!r:.80} is not the name of a Model; name one of the same namespace"
+        raise _Bad("InvalidSpec", text)
     found = models.get((namespace, reference))
     if found is None:
         text = f'Model not found: spec.modelRef names "{reference}", and namespace "{namespace}" has no such Model'
@@ -325,6 +338,8 @@ def rejected(resource: Json, reason: str, message: str, keeps_running: bool = Tr
     spec = resource.get("spec") if isinstance(resource.get("spec"), dict) else {}
     assert isinstance(spec, dict)
     replicas, reference = spec.get("replicas"), spec.get("modelRef")
+    count = replicas if isinstance(replicas, int) and not isinstance(replicas, bool) and 0 <= replicas <= MAX else 1
+    suspended = spec.get("suspend") is True
     try:
         endpoint = _endpoint(resource, metadata["name"])
     except _Bad:
@@ -334,11 +349,12 @@ def rejected(resource: Json, reason: str, message: str, keeps_running: bool = Tr
         name=metadata["name"],
         uid=metadata.get("uid", ""),
         generation=metadata.get("generation", 0),
-        model_name=reference if isinstance(reference, str) else "",
+        model_name=reference[:253] if isinstance(reference, str) else "",
         reason=reason,
         message=message,
-        replicas=replicas if isinstance(replicas, int) and not isinstance(replicas, bool) else 1,
-        keeps_running=keeps_running,
+        replicas=count,
+        suspended=suspended,
+        keeps_running=keeps_running and count > 0 and not suspended,  # off is off, whatever else is wrong
         endpoint=endpoint,
     )
 
@@ -369,5 +385,7 @@ def interpret(
                 raise _Bad("ServiceConflict", f"{text}; rename one of them", keeps_running=False)
             result[namespace, name] = service
         except _Bad as bad:
+            if bad.keeps_running and (namespace, name) in running:
+                taken.setdefault((namespace, service_name(name)), name)  # it still serves under that name
             result[namespace, name] = rejected(resource, bad.reason, bad.message, bad.keeps_running)
     return result

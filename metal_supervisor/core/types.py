@@ -110,6 +110,7 @@ class Rejected:
     keeps_running: bool = True
     """An engine that already runs keeps its last valid spec: a bad edit must not cut anybody off."""
     endpoint: Endpoint | None = None
+    suspended: bool = False
 
     @property
     def key(self) -> Key:

@@ -7,6 +7,7 @@ flag is only given to a binary whose `--help` names it. What admission and reali
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,10 +38,19 @@ OWNED: Mapping[str, str] = {
     "--models-preset": "one InferenceService serves one model",
     "--api-prefix": "it would move the health check",
     "--api-key": "a token in argv is readable by every user; set LLAMA_API_KEY in spec.env",
+    "--ssl-key-file": "the health check and the Service speak plain HTTP",
+    "--ssl-cert-file": "the health check and the Service speak plain HTTP",
+    "--tools": "engines may listen on all interfaces, and these run commands",
+    "--agent": "engines may listen on all interfaces, and these run commands",
+    "--ui-mcp-proxy": "engines may listen on all interfaces, and it would proxy for anybody",
+    "--webui-mcp-proxy": "engines may listen on all interfaces, and it would proxy for anybody",
     "--hf-token": "a token in argv is readable by every user",
     "-hft": "a token in argv is readable by every user",
 }
 """Flags that are ours, or unsafe, and why; refused in spec.extraArgs in every spelling."""
+
+PRESET = re.compile(r"--(fim|gpt-oss|vision-gemma|embd-gemma|mcp-servers)-.*|--.*-default")
+"""Presets bring a model of their own, and with it a port."""
 
 CACHE_TYPES = frozenset({"f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"})
 
@@ -54,8 +64,10 @@ def _flag(argument: str) -> str:
 def refuse(service: Service) -> tuple[str, str] | None:
     """(reason, message) for what this engine cannot be asked for."""
     for index, argument in enumerate(service.extra_args):
-        if reason := OWNED.get(_flag(argument)):
-            return "InvalidSpec", f"spec.extraArgs[{index}] {_flag(argument)} is not yours to set: {reason}"
+        flag = _flag(argument)
+        reason = "a preset brings a model of its own" if PRESET.fullmatch(flag) else OWNED.get(flag)
+        if reason:
+            return "InvalidSpec", f"spec.extraArgs[{index}] {flag} is not yours to set: {reason}"
     if service.options.get("ropeScaling", {}).get("type") == "longrope":
         return "UnsupportedField", "spec.ropeScaling.type longrope is unknown to llama-server; use linear or yarn"
     for name in ("cacheTypeK", "cacheTypeV"):
@@ -91,8 +103,7 @@ def _capacity(service: Service, place: Place) -> list[str]:
 def _behaviour(options: Mapping[str, Any]) -> list[str]:
     """The remaining fields of the spec, each as its flag."""
     argv = ["--flash-attn", "off" if options.get("flashAttention") is False else "on"]
-    if options.get("jinja", True):
-        argv.append("--jinja")
+    argv.append("--jinja" if options.get("jinja", True) else "--no-jinja")
     for name, flag in (("moeCPUOffload", "--cpu-moe"), ("noKvOffload", "--no-kv-offload"), ("noWarmup", "--no-warmup")):
         if options.get(name):
             argv.append(flag)

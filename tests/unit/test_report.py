@@ -87,7 +87,7 @@ def test_a_failed_service_is_degraded_and_says_why_everywhere() -> None:
     assert condition(told, "Degraded") == ("True", "Failed", "Model not found: x")
     available = condition(told, "Available")
     assert available is not None and available[:2] == ("False", "NoReadyReplicas")
-    assert available[2].startswith("0/1 replicas ready") and "Model not found: x" in available[2]
+    assert available[2] == "0/1 replicas ready; service is not serving (phase Failed)"
     assert condition(told, "Progressing") is None
     assert told.scheduling == ("ModelNotFound", "Model not found: x")
     assert not told.wants_slice

@@ -539,5 +539,5 @@ def test_a_bad_edit_of_the_older_does_not_hand_its_service_to_the_younger() -> N
         ("default", "a.b"): service("a.b", "2026-01-01T00:00:00Z", contextSize=1),
         ("default", "a-b"): service("a-b", "2026-02-01T00:00:00Z"),
     }
-    found = interpret(services, {KEY: model()}, POLICY)
+    found = interpret(services, {KEY: model()}, POLICY, running={("default", "a.b")})
     assert isinstance(found["default", "a-b"], Rejected)

@@ -1,0 +1,124 @@
+"""`metal-supervisor run` as a terminal program: odd directories, Ctrl-C, again, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.system import ROOT, System, eventually, kill, running, service
+
+
+@pytest.mark.parametrize("name", ["with some spaces", "x" * 200, "sémi;colon % and 'quote\""])
+def test_it_works_in_odd_directories_and_leaves_nothing_outside(tmp_path: Path, name: str) -> None:
+    base = tmp_path / name
+    base.mkdir()
+    with running(base) as system:
+        system.apply(system.tiny_model(), service())
+        system.ready()
+        assert "hello world" in system.chat()
+        assert "default.tiny" in system.supervisorctl("status")
+        assert system.supervisorctl("tail", "default.tiny")
+        assert system.stop(signal.SIGINT) == 0
+        assert system.processes() == []
+        assert "nothing is left running" in system.said()
+    assert system.files.link is not None and not system.files.link.is_symlink()
+    assert sorted(path.name for path in base.iterdir()) == ["run", "run.log", "tiny.gguf"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_everything_and_the_next_run_resumes(tmp_path: Path, signum: signal.Signals) -> None:
+    with running(tmp_path) as system:
+        system.apply(system.tiny_model(), service())
+        system.ready()
+        port = system.port()
+        assert system.stop(signum) == 0
+        assert system.processes() == []
+        system.start()
+        system.ready()
+        assert system.port() == port
+        assert "hello world" in system.chat()
+
+
+def test_a_service_comes_up_from_this_macs_memory_while_the_cluster_is_away(tmp_path: Path) -> None:
+    with running(tmp_path) as system:
+        system.apply(system.tiny_model(), service())
+        system.ready()
+        system.stop()
+        # An API whose data cannot be opened does not come up at all.
+        database = system.state / "apiserver.db"
+        database.rename(tmp_path / "aside.db")
+        database.mkdir()
+        with system.log.open("ab") as log:
+            system.process = subprocess.Popen(
+                [sys.executable, "-m", "metal_supervisor", "run", *system.flags], stdout=log, stderr=log,
+                stdin=subprocess.DEVNULL, start_new_session=True,
+            )
+        eventually(lambda: system.observe().get("ready"), 30, "the engine to serve")
+        assert system.health()[1]["cluster"] == "unreachable"
+
+
+def test_a_killed_run_leaves_the_models_serving_and_the_next_one_joins_them(tmp_path: Path) -> None:
+    with running(tmp_path) as system:
+        system.apply(system.tiny_model(), service())
+        pid = system.ready()
+        assert system.process is not None
+        kill(system.process.pid)
+        system.process.wait()
+        assert "hello world" in system.chat()
+        system.start()
+        eventually(lambda: "joined   the supervisord that runs here already" in system.said(), what="it to join")
+        assert system.pid() == pid
+        system.stop()
+        assert system.processes() == []
+
+
+def test_a_stop_with_a_stream_under_way_ends_within_its_bound(tmp_path: Path) -> None:
+    with running(tmp_path) as system:
+        system.apply(system.tiny_model(), service("tiny", contextSize=32768))
+        system.ready()
+        stream = system.stream(tokens=20000)
+        assert system.stop() == 0
+        assert system.processes() == []
+        assert not stream.completed()
+
+
+def test_make_run_in_this_checkout_shows_a_model_ready_and_stops_on_a_signal(tmp_path: Path) -> None:
+    """The README's first command, in a copy of the checkout that borrows this one's virtual environment."""
+    if not (ROOT / ".venv" / ".installed").exists():
+        pytest.skip("no .venv: run the tests with `make test`")
+    copy = tmp_path / "a checkout"
+    copy.mkdir()
+    for name in ("Makefile", "pyproject.toml", "conf", "tools", "metal_supervisor"):
+        source = ROOT / name
+        shutil.copytree(source, copy / name) if source.is_dir() else shutil.copy(source, copy / name)
+    # The environment is borrowed read-only: a stamp newer than pyproject.toml keeps make from installing into it.
+    (copy / ".venv").mkdir()
+    for name in ("bin", "lib", "pyvenv.cfg"):
+        (copy / ".venv" / name).symlink_to(ROOT / ".venv" / name)
+    (copy / ".venv" / ".installed").touch()
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    environ = {**os.environ, "KUBECONFIG": "/nonexistent", "PORT": str(port), "ARGS": "--ports 61000-61099"}
+    environ = {name: value for name, value in environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    with (copy / "run.log").open("wb") as log:
+        process = subprocess.Popen(
+            ["make", "run"], cwd=copy, env=environ, stdout=log, stderr=log, start_new_session=True
+        )
+    system = System(copy, state=copy / ".run")
+    try:
+        eventually(lambda: "default.tiny             Ready" in system.said(), 60, f"Ready; {system.said()}")
+        assert "inferenceservice.inference.llmkube.dev/tiny created" in system.said()
+        assert "supervisorctl -c .run/supervisord.conf status" in system.said()
+        assert "hello world" in system.chat()
+    finally:
+        os.killpg(process.pid, signal.SIGINT)  # what a terminal's Ctrl-C does
+        process.wait(60)
+        system.close()
+    assert "nothing is left running" in system.said()
