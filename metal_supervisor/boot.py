@@ -134,7 +134,7 @@ def embedded_access(directory: StateDir) -> tuple[int, str]:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
     write_atomic(path, json.dumps({"port": port, "prefix": prefix}) + "\n")
-    write_atomic(directory.path / "kubeconfig", _kubeconfig(f"http://127.0.0.1:{port}{prefix}"))
+    write_atomic(directory.path / "kubeconfig", kubeconfig(f"http://127.0.0.1:{port}{prefix}"))
     return port, prefix
 
 
@@ -147,7 +147,7 @@ def saved_access(directory: StateDir) -> tuple[int, str]:
         raise CannotBoot(f"apiserver.json: {error!r:.100}; start the system with `metal-supervisor run`") from None
 
 
-def _kubeconfig(server: str) -> str:
+def kubeconfig(server: str) -> str:
     """A kubeconfig as JSON, which is YAML."""
     context = {"cluster": "embedded", "user": "embedded", "namespace": "default"}
     content = {

@@ -356,6 +356,7 @@ class Controller:
                 "error": trouble,
                 "doubtful": bool(self.services.seen.doubtful_until),
                 "reconnects": self.services.reconnects + self.models.reconnects,
+                "requests": self.kube.requests,
             },
             "models": {"/".join(key): self._model_row(item) for key, item in snapshot.models.items()},
             "notices": self.notices,

@@ -93,7 +93,7 @@ def outside(tmp_path: Path) -> Iterator[Outside]:
     )
     with ApiServer(options) as api:
         ClusterSystem.outside = tmp_path / "cluster-kubeconfig"
-        ClusterSystem.outside.write_text(boot._kubeconfig(api.url))
+        ClusterSystem.outside.write_text(boot.kubeconfig(api.url))
         flags = ("--kubeconfig", str(ClusterSystem.outside), "--host-ip", "192.0.2.10", "--bind", "127.0.0.1")
         system = ClusterSystem(tmp_path, *flags)
         try:
@@ -128,7 +128,7 @@ def test_loopback_is_refused_as_an_address_outside_the_embedded_api(tmp_path: Pa
     options = Options(data_file=tmp_path / "api.db", prefix="/k", crd_paths=tuple((conf_dir() / "crds").glob("*.yaml")))
     with ApiServer(options) as api:
         ClusterSystem.outside = tmp_path / "cluster-kubeconfig"
-        ClusterSystem.outside.write_text(boot._kubeconfig(api.url))
+        ClusterSystem.outside.write_text(boot.kubeconfig(api.url))
         system = ClusterSystem(tmp_path, "--kubeconfig", str(ClusterSystem.outside), "--bind", "127.0.0.1")
         try:
             system.start().apply(system.tiny_model(), service("tiny"))
@@ -144,7 +144,7 @@ def test_a_missing_crd_and_a_forbidden_verb_are_named_and_heal(tmp_path: Path) -
     options = Options(data_file=tmp_path / "api.db", prefix="/k", faults=True)
     with ApiServer(options) as api:
         ClusterSystem.outside = tmp_path / "cluster-kubeconfig"
-        ClusterSystem.outside.write_text(boot._kubeconfig(api.url))
+        ClusterSystem.outside.write_text(boot.kubeconfig(api.url))
         flags = ("--kubeconfig", str(ClusterSystem.outside), "--host-ip", "192.0.2.10", "--bind", "127.0.0.1")
         system = ClusterSystem(tmp_path, *flags)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -106,3 +107,22 @@ def test_a_chat_request_to_the_registered_address_is_answered_by_llama_server_it
     serving = system.get("/api/v1/namespaces/default/services/tiny")
     assert serving["spec"]["ports"][0]["port"] == 8080
     assert serving["metadata"]["ownerReferences"][0]["uid"] == system.get(f"{ISVC}/tiny")["metadata"]["uid"]
+
+
+def test_no_byte_of_a_chat_passes_through_our_processes(system: System) -> None:
+    """By the kernel's own count: what our processes read and write does not grow with what is streamed."""
+    if not hasattr(psutil.Process, "io_counters"):
+        pytest.skip("this system does not count the bytes of a process; on a Mac, see tools/bench.py on Linux")
+    system.ready()
+    ours = [system.own_pid(name) for name in ("controller", "sidecar", "apiserver")] + [system.supervisord_pid()]
+
+    def moved() -> int:
+        return sum(counters.read_chars + counters.write_chars for counters in
+                   (psutil.Process(pid).io_counters() for pid in ours))
+
+    stream = system.stream(tokens=400)
+    before, chunks = moved(), stream.chunks
+    eventually(lambda: stream.chunks > chunks + 1200, 60, "three answers to stream")
+    assert stream.completed()
+    streamed = (stream.chunks - chunks) * 200  # an event of llama-server has more than 200 bytes
+    assert moved() - before < streamed / 4
