@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# The environment's own tools first: kubectl may only be there.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 READY  := $(VENV)/.installed
 
 # make run CLUSTER=~/.kube/config [CONTEXT=…] [NAMESPACE=…] [PORT=9090] [ARGS="--log-level debug"]

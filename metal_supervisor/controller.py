@@ -8,18 +8,16 @@ controller finds everything in the state directory.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from metal_supervisor.applier import Applier
-from metal_supervisor.boundary import host, state
+from metal_supervisor.boundary.doorbell import Doorbell, ring
 from metal_supervisor.boundary.exits import ExitWatch
 from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.boundary.state import StateDir, write_atomic
@@ -27,10 +25,8 @@ from metal_supervisor.boundary.store import Store
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
 from metal_supervisor.boundary.watch import Reflector
 from metal_supervisor.config import Settings
-from metal_supervisor.core import decide, plan, programs, resources
-from metal_supervisor.core.decide import Outlook
+from metal_supervisor.core import decide, plan, resources
 from metal_supervisor.core.plan import Do, Step
-from metal_supervisor.core.report import PORT_IN_USE
 from metal_supervisor.core.types import (
     LIVE,
     Json,
@@ -44,7 +40,8 @@ from metal_supervisor.core.types import (
     Standing,
     State,
 )
-from metal_supervisor.runtimes import RUNTIMES, Binary, Place
+from metal_supervisor.lookout import Lookout
+from metal_supervisor.runtimes import RUNTIMES
 
 TICK_S = 15.0
 RETRY_S = 1.0
@@ -78,7 +75,8 @@ class Controller:
 
     def __init__(self, settings: Settings, directory: StateDir, kube: Kube, supervisord: Supervisord) -> None:
         self.settings, self.state, self.kube, self.supervisord = settings, directory, kube, supervisord
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK) if hasattr(os, "pipe2") else os.pipe()
+        self.bell = Doorbell(directory.path, "controller")
+        self.wake = self.bell.ring
         found, bad = directory.records()
         self.records: dict[Key, Record] = {record.key: record for record in found.values()}
         self.notices: list[dict[str, str]] = []
@@ -96,15 +94,10 @@ class Controller:
             allowlist=settings.allowlist,
         )
         self.applier = Applier(directory, supervisord)
-        self._specs: dict[str, str] = {}
+        self.lookout = Lookout(settings, directory, self.store)
         self._seen: tuple[object, object] = (None, None)
 
-    # ── waking ───────────────────────────────────────────────────────────────────────────────────
-
-    def wake(self) -> None:
-        """Asks for a pass soon. Called from any thread."""
-        with contextlib.suppress(BlockingIOError):  # enough wakes are waiting
-            os.write(self._wake_write, b".")
+    # ── the loop ─────────────────────────────────────────────────────────────────────────────────
 
     def _exited(self, _pid: int) -> None:
         try:
@@ -118,20 +111,17 @@ class Controller:
         self.services.start()
         self.models.start()
         parent = os.getppid()
-        with state.listen(self.state.path, "controller") as bell:
-            pause_s = 0.0
-            while not stopped() and os.getppid() == parent:
-                select.select([bell, self._wake_read], [], [], pause_s)
-                state.silence(bell)
-                state.silence(self._wake_read)
-                try:
-                    pause_s = self.one_pass()
-                except Unavailable as error:
-                    log.warning("supervisord does not answer", extra={"error": str(error)})
-                    pause_s = RETRY_S
-                except (Refused, OSError) as error:
-                    log.error("pass failed; it is tried again", extra={"error": repr(error)[:300]})
-                    pause_s = RETRY_S
+        pause_s = 0.0
+        while not stopped() and os.getppid() == parent:
+            self.bell.wait(pause_s)
+            try:
+                pause_s = self.one_pass()
+            except Unavailable as error:
+                log.warning("supervisord does not answer", extra={"error": str(error)})
+                pause_s = RETRY_S
+            except (Refused, OSError) as error:
+                log.error("pass failed; it is tried again", extra={"error": repr(error)[:300]})
+                pause_s = RETRY_S
 
     # ── one pass ─────────────────────────────────────────────────────────────────────────────────
 
@@ -142,7 +132,7 @@ class Controller:
         self._decide(snapshot)
         self._notice_hands(snapshot)
         self._keep_records()
-        self.applier.write(self.records.values(), self._specs, snapshot.complete)
+        self.applier.write(self.records.values(), self.lookout.specs, snapshot.complete)
         diff = self.applier.reload(self._quarantined)
         steps = self.applier.plan(self.records.values(), snapshot.table, diff, snapshot.notes, snapshot.now)
         done = [step for step in steps if self._perform(step, snapshot)]
@@ -187,8 +177,9 @@ class Controller:
             if isinstance(item, Rejected):
                 self.records[key] = decide.refuse(item, record, snapshot.now)
             else:
-                accepted = decide.accept(item, record, self._outlook(item, record, snapshot), snapshot.now)
-                self.records[key] = self._with_port_trouble(accepted, item, snapshot)
+                outlook = self.lookout.outlook(item, record, list(self.records.values()), snapshot.notes)
+                accepted = decide.accept(item, record, outlook, snapshot.now)
+                self.records[key] = self.lookout.with_port_trouble(accepted, item, snapshot.notes)
         for key in self.records.keys() - found.keys():
             if snapshot.complete or key in snapshot.services:
                 self.records[key] = decide.dismiss(self.records[key], snapshot.now)
@@ -202,70 +193,6 @@ class Controller:
             if problem:
                 result[key] = resources.rejected(written[key], *problem)
         return result
-
-    def _outlook(self, service: Service, record: Record | None, snapshot: Snapshot) -> Outlook:
-        """What this Mac can do for a service right now."""
-        file = self.store.state(service.model.source)
-        port, problem = self._port(service, record, snapshot)
-        if problem or port is None:
-            return Outlook(file, record.port if record else None, problem=problem)
-        try:
-            path = host.find_binary(self.settings.llama_server, "llama-server", "install it (brew install llama.cpp)")
-        except host.NoBinary as error:
-            return Outlook(file, port, problem=("RuntimeMissing", str(error)))
-        flags = host.flags_of(path)
-        if not flags:
-            return Outlook(file, port, problem=("RuntimeBroken", f"{path} --help does not work; reinstall it"))
-        if file.phase != "Ready":
-            return Outlook(file, port)
-        bind = self.settings.bind_address
-        place = Place(file.path, bind, port, host.performance_cores(), cwd=self.state.home)
-        engine = RUNTIMES[service.runtime].engine(service, Binary(str(path), flags), place)
-        program = programs.compose(programs.program_name(service.key), engine, port, bind, self.state.home)
-        self._specs[program.spec_file] = program.spec
-        return Outlook(file, port, engine, program)
-
-    def _port_on_file(self, program: str) -> int | None:
-        """The port that the section of a program without a record uses: its record was lost, its engine may run."""
-        try:
-            spec_file = programs.section_spec(self.state.section_path(program).read_text("utf-8"))
-            return int(json.loads(self.state.spec_path(spec_file).read_text("utf-8"))["port"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    def _with_port_trouble(self, record: Record, service: Service, snapshot: Snapshot) -> Record:
-        """Names who has the port that the user insists on, while somebody has."""
-        note = snapshot.notes.get(record.program)
-        if note is None or note.refused != PORT_IN_USE or note.spec_file != record.spec_file:
-            return record
-        holder = host.port_holder(record.port or 0)
-        text = f"spec.containerPort {service.container_port} is taken by {holder}; free it, or choose another"
-        return replace(record, warning=(PORT_IN_USE, text))
-
-    def _port(
-        self, service: Service, record: Record | None, snapshot: Snapshot
-    ) -> tuple[int | None, tuple[str, str] | None]:
-        """The service's port, or what is in the way of one."""
-        taken = decide.taken_ports(list(self.records.values()), service.key)
-        kept = record.port if record else self._port_on_file(programs.program_name(service.key))
-        note = snapshot.notes.get(record.program) if record else None
-        wanted = service.container_port
-        if wanted in taken:
-            other = ".".join(taken[wanted])
-            return None, (PORT_IN_USE, f"spec.containerPort {wanted} belongs to {other} already; choose another")
-        if wanted is not None and wanted == self.settings.port:
-            return None, (PORT_IN_USE, f"spec.containerPort {wanted} is this Mac's own --port; choose another")
-        refused = note is not None and note.refused == PORT_IN_USE and record and note.spec_file == record.spec_file
-        if refused and wanted is None and kept is not None:
-            taken[kept] = service.key  # a stranger has it: move, rather than wait for ever
-            kept = None
-        port = decide.choose_port(wanted, kept, self.settings.port_range, taken)
-        while port is not None and port not in (kept, wanted) and not host.port_free(port, self.settings.bind_address):
-            taken[port] = service.key
-            port = decide.choose_port(None, None, self.settings.port_range, taken)
-        if port is None:
-            return None, ("NoPort", f"no port of --ports {self.settings.ports} is free; widen the range")
-        return port, None
 
     # ── after the decisions ──────────────────────────────────────────────────────────────────────
 
@@ -282,7 +209,7 @@ class Controller:
     def _keep_records(self) -> None:
         changed = [self.state.write_record(record) for record in self.records.values()]
         if any(changed):
-            state.ring(self.state.path, "sidecar")
+            ring(self.state.path, "sidecar")
 
     def _quarantined(self, name: str, reason: str) -> None:
         log.warning("file quarantined", extra={"file": name, "reason": reason})
@@ -329,11 +256,10 @@ class Controller:
             if record.verdict.standing is Standing.REMOVING and gone:
                 self.state.forget(record.program)
                 del self.records[key]
-                state.ring(self.state.path, "sidecar")
+                ring(self.state.path, "sidecar")
         self.applier.forget_all_but(busy)
         self._keep_records()
-        wanted = {record.spec_file for record in self.records.values()}
-        self._specs = {name: text for name, text in self._specs.items() if name in wanted}
+        self.lookout.keep_specs({record.spec_file for record in self.records.values()})
 
     def _pids(self, snapshot: Snapshot) -> set[int]:
         """Every process whose end is worth waking up for."""
@@ -362,7 +288,7 @@ class Controller:
             "notices": self.notices,
         }
         if write_atomic(self.state.path / "controller.json", json.dumps(body, indent=1), durable=False):
-            state.ring(self.state.path, "sidecar")
+            ring(self.state.path, "sidecar")
 
     def _model_row(self, item: Json) -> Json:
         """What the sidecar needs to write a Model's status."""

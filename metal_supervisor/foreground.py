@@ -45,6 +45,7 @@ class Foreground:
         self._phases: dict[Key, tuple[str, str, str]] = {}
         self._child: subprocess.Popen[bytes] | None = None
         self._hinted = False
+        self._joining = False
 
     # ── words ────────────────────────────────────────────────────────────────────────────────────
 
@@ -73,13 +74,14 @@ class Foreground:
         directory = StateDir(self.settings.state_path)
         directory.create()
         with self._alone(directory):
-            self._head(directory)
             supervisord = Supervisord(directory.socket)
             try:
+                self._head(directory)
                 self._up(directory, supervisord)
                 self._follow(directory, supervisord)
             finally:
-                self._down(directory, supervisord)
+                if not self._joining:  # what ran before us goes on if we could not join it
+                    self._down(directory, supervisord)
         return 0
 
     def _signalled(self, _signum: int, _frame: object) -> None:
@@ -121,6 +123,7 @@ class Foreground:
 
     def _up(self, directory: StateDir, supervisord: Supervisord) -> None:
         if supervisord.answers():
+            self._joining = True
             self.say("  joined   the supervisord that runs here already")
         else:
             port = self.settings.port
@@ -130,6 +133,7 @@ class Foreground:
             self._start(directory)
         if self.example is not None and self.settings.embedded:
             self._apply(directory, self.example)
+        self._joining = False
 
     def _start(self, directory: StateDir) -> None:
         boot.prepare(self.settings, self.overrides, lambda text: self.say(f"  boot     {text}"))

@@ -1,20 +1,18 @@
 """The state directory: this Mac's memory, and the only thing the processes share.
 
 One writer per file, written atomically, so a reader never sees half of one; a damaged file is put aside
-under its name with a reason and rebuilt, never read as "not wanted". A FIFO per process is its doorbell:
-it has no path limit, needs no server, and a ring with nobody listening is simply lost.
+under its name with a reason and rebuilt, never read as "not wanted".
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -185,49 +183,3 @@ class StateDir:
             return []
         clean = ("".join(char for char in line if char.isprintable()) for line in text.splitlines()[-lines:])
         return [line for line in clean if line.strip()]
-
-
-# ── doorbells ────────────────────────────────────────────────────────────────────────────────────
-
-
-def _bell(state: Path, name: str) -> Path:
-    return state / f"{name}.bell"
-
-
-def ring(state: Path, name: str) -> None:
-    """Wakes a process of ours, if it runs."""
-    try:
-        descriptor = os.open(_bell(state, name), os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:
-        return
-    try:
-        os.write(descriptor, b".")
-    except OSError as error:
-        if error.errno not in (errno.EAGAIN, errno.EPIPE):
-            raise
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def listen(state: Path, name: str) -> Iterator[int]:
-    """A descriptor that becomes readable when somebody rings."""
-    path = _bell(state, name)
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISFIFO(path.lstat().st_mode):
-            path.unlink()
-    with contextlib.suppress(FileExistsError):
-        os.mkfifo(path, 0o600)
-    # Open for writing too, so that the last ringer's close is not an end of file.
-    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def silence(descriptor: int) -> None:
-    """Takes the rings that are waiting."""
-    with contextlib.suppress(BlockingIOError):
-        while os.read(descriptor, 4096):
-            pass

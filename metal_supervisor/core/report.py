@@ -73,6 +73,8 @@ def _creating(record: Record, observed: Observed | None) -> tuple[str, str, str]
 def _standing(record: Record, observed: Observed | None) -> tuple[str, str, str]:
     """(phase, reason, message) of a service, as the operator would call it where it has a word."""
     verdict = record.verdict
+    if verdict.standing in (Standing.STOPPED, Standing.SUSPENDED) and observed and observed.pid:
+        return "Progressing", "Stopping", "the engine is ending"
     if verdict.standing is Standing.SUSPENDED:
         return "Suspended", "Suspended", "spec.suspend=true; workload scaled to zero; spec.replicas preserved"
     if verdict.standing is Standing.STOPPED:

@@ -8,10 +8,11 @@ and says what to do, and every other service goes on as before.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from metal_supervisor.core import fields
+from metal_supervisor.core.fields import Bad
 from metal_supervisor.core.types import Endpoint, Json, Key, Model, Rejected, Service
 
 GROUP = "inference.llmkube.dev"
@@ -37,113 +38,6 @@ class Policy:
     allowlist: frozenset[str] = frozenset()
 
 
-class _Bad(Exception):
-    """Carries a refusal out of the nested readers; never leaves this module."""
-
-    def __init__(self, reason: str, message: str, keeps_running: bool = True) -> None:
-        super().__init__(message)
-        self.reason, self.message, self.keeps_running = reason, message, keeps_running
-
-
-def _get(source: Any, path: str, kind: type, default: Any) -> Any:
-    """The value at a dotted path below an object, of the given type. Null counts as unset."""
-    value, walked = source, ""
-    for step in path.split("."):
-        if value is not None and not isinstance(value, dict):
-            raise _Bad("InvalidSpec", f"{walked} must be an object, not {value!r:.80}")
-        value, walked = (value or {}).get(step), f"{walked}.{step}".lstrip(".")
-    if value is None:
-        return default
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        words = {str: "a string", int: "a whole number", bool: "true or false", list: "a list", dict: "an object"}
-        raise _Bad("InvalidSpec", f"{path} must be {words.get(kind, kind.__name__)}, not {value!r:.80}")
-    return value
-
-
-def _text(value: str, path: str) -> str:
-    """The string, if a process can be given it as an argument."""
-    if "\0" in value:
-        raise _Bad("InvalidSpec", f"{path} contains a NUL byte, which no argument can hold; remove it")
-    if any("\ud800" <= char <= "\udfff" for char in value):
-        raise _Bad("InvalidSpec", f"{path} contains half of a surrogate pair, which is not UTF-8; remove it")
-    return value
-
-
-def _texts(source: Any, path: str) -> tuple[str, ...]:
-    values = _get(source, path, list, [])
-    for index, value in enumerate(values):
-        if not isinstance(value, str):
-            raise _Bad("InvalidSpec", f"{path}[{index}] must be a string, not {value!r:.80}; put it in quotes")
-        _text(value, f"{path}[{index}]")
-    return tuple(values)
-
-
-def _ranged(low: int, high: int) -> Callable[[Any, str], Any]:
-    def read(source: Any, path: str) -> int | None:
-        value: int | None = _get(source, path, int, None)
-        if value is not None and not low <= value <= high:
-            raise _Bad("InvalidSpec", f"{path} must be between {low} and {high}, not {value}")
-        return value
-
-    return read
-
-
-def _bool(source: Any, path: str) -> Any:
-    return _get(source, path, bool, None)
-
-
-def _word(source: Any, path: str) -> str | None:
-    value = _get(source, path, str, None)
-    if value is None:
-        return None
-    if not re.fullmatch(r"[A-Za-z0-9_.:-]{1,64}", value):
-        raise _Bad("InvalidSpec", f"{path} must be one plain word, not {value!r:.80}")
-    return str(value)
-
-
-def _sentence(source: Any, path: str) -> str | None:
-    value = _get(source, path, str, None)
-    return None if value is None else _text(value, path)
-
-
-def _rope(source: Any, path: str) -> dict[str, Any] | None:
-    if _get(source, path, dict, None) is None:
-        return None
-    kind, factor = _word(source, f"{path}.type"), _word(source, f"{path}.factor")
-    if kind not in ("linear", "yarn", "longrope"):
-        raise _Bad("InvalidSpec", f"{path}.type must be linear, yarn or longrope, not {kind!r}")
-    if factor is not None and not re.fullmatch(r"[0-9]+(\.[0-9]+)?", factor):
-        raise _Bad("InvalidSpec", f"{path}.factor must be a decimal number, not {factor!r}")
-    original = _ranged(128, 2**31 - 1)(source, f"{path}.originalContext")
-    return {"type": kind, "factor": factor, "originalContext": original}
-
-
-MAX = 2**31 - 1
-OPTIONS: Mapping[str, Callable[[Any, str], Any]] = {
-    "contextSize": _ranged(128, 2_097_152),
-    "parallelSlots": _ranged(1, 64),
-    "batchSize": _ranged(1, 16_384),
-    "uBatchSize": _ranged(1, MAX),
-    "flashAttention": _bool,
-    "cacheTypeK": _word,
-    "cacheTypeV": _word,
-    "cacheTypeCustomK": _word,
-    "cacheTypeCustomV": _word,
-    "moeCPUOffload": _bool,
-    "moeCPULayers": _ranged(0, MAX),
-    "noKvOffload": _bool,
-    "noWarmup": _bool,
-    "jinja": _bool,
-    "reasoningBudget": _ranged(0, MAX),
-    "reasoningBudgetMessage": _sentence,
-    "tensorOverrides": lambda source, path: _texts(source, path) or None,
-    "metadataOverrides": lambda source, path: _texts(source, path) or None,
-    "ropeScaling": _rope,
-}
-"""Engine options of the spec that are understood; a runtime refuses those it cannot honour."""
-
 UNSUPPORTED = {
     "args": "engines on a Mac take their arguments from spec.extraArgs",
     "command": "the engine on a Mac is chosen with spec.runtime",
@@ -162,26 +56,26 @@ def service_name(name: str) -> str:
 
 
 def read_model(resource: Json) -> Model:
-    """The Model of a custom resource, with defaults; raises _Bad within this module."""
+    """The Model of a custom resource, with defaults; raises Bad within this module."""
     metadata, spec = resource.get("metadata", {}), {"spec": resource.get("spec")}
-    source = _text(_get(spec, "spec.source", str, ""), "spec.source").strip()
+    source = fields.text(fields.get(spec, "spec.source", str, ""), "spec.source").strip()
     for name in ("mmproj", "files"):
-        if _get(spec, "spec", dict, {}).get(name):
-            raise _Bad("UnsupportedField", f"spec.{name} is not supported yet; this version serves single-file models")
-    if _get(spec, "spec.sourceSecretRef", dict, {}).get("name"):
-        raise _Bad("UnsupportedField", "spec.sourceSecretRef is not supported yet; use a source that needs no secret")
-    if _get(spec, "spec.refreshPolicy", str, "IfNotPresent") != "IfNotPresent":
-        raise _Bad("UnsupportedField", "spec.refreshPolicy is not supported yet; leave it at IfNotPresent")
+        if fields.get(spec, "spec", dict, {}).get(name):
+            raise Bad("UnsupportedField", f"spec.{name} is not supported yet; this version serves single-file models")
+    if fields.get(spec, "spec.sourceSecretRef", dict, {}).get("name"):
+        raise Bad("UnsupportedField", "spec.sourceSecretRef is not supported yet; use a source that needs no secret")
+    if fields.get(spec, "spec.refreshPolicy", str, "IfNotPresent") != "IfNotPresent":
+        raise Bad("UnsupportedField", "spec.refreshPolicy is not supported yet; leave it at IfNotPresent")
     return Model(
         namespace=metadata.get("namespace", ""),
         name=metadata.get("name", ""),
         uid=metadata.get("uid", ""),
         generation=metadata.get("generation", 0),
         source=source,
-        format=_get(spec, "spec.format", str, "gguf"),
-        accelerator=_get(spec, "spec.hardware.accelerator", str, "cpu"),
-        gpu_layers=_get(spec, "spec.hardware.gpu.layers", int, None),
-        sha256=_get(spec, "spec.sha256", str, None),
+        format=fields.get(spec, "spec.format", str, "gguf"),
+        accelerator=fields.get(spec, "spec.hardware.accelerator", str, "cpu"),
+        gpu_layers=fields.get(spec, "spec.hardware.gpu.layers", int, None),
+        sha256=fields.get(spec, "spec.sha256", str, None),
     )
 
 
@@ -205,47 +99,47 @@ def model_problem(model: Model) -> tuple[str, str] | None:
 
 def _environment(spec: Json) -> tuple[tuple[str, str], ...]:
     pairs = {}
-    for index, item in enumerate(_get(spec, "spec.env", list, [])):
+    for index, item in enumerate(fields.get(spec, "spec.env", list, [])):
         path = f"spec.env[{index}]"
         if not isinstance(item, dict):
-            raise _Bad("InvalidSpec", f"{path} must be an object with name and value")
+            raise Bad("InvalidSpec", f"{path} must be an object with name and value")
         name = item.get("name")
         if not isinstance(name, str) or not ENV_NAME.fullmatch(name):
-            raise _Bad("InvalidSpec", f"{path}.name must be a variable name, not {name!r:.80}")
+            raise Bad("InvalidSpec", f"{path}.name must be a variable name, not {name!r:.80}")
         if FORBIDDEN_ENV.match(name):
             text = f"{path}.name {name!r} would change the loader, the supervisor or flags of ours; remove it"
-            raise _Bad("InvalidSpec", text)
+            raise Bad("InvalidSpec", text)
         if item.get("valueFrom") is not None:
-            raise _Bad("UnsupportedField", f"{path}.valueFrom is not supported yet; give {name} a plain value")
+            raise Bad("UnsupportedField", f"{path}.valueFrom is not supported yet; give {name} a plain value")
         value = item.get("value") or ""
         if not isinstance(value, str):
-            raise _Bad("InvalidSpec", f"{path}.value must be a string; put it in quotes")
-        pairs[name] = _text(value, f"{path}.value")
+            raise Bad("InvalidSpec", f"{path}.value must be a string; put it in quotes")
+        pairs[name] = fields.text(value, f"{path}.value")
     return tuple(sorted(pairs.items()))
 
 
 def _endpoint(resource: Json, name: str) -> Endpoint:
-    kind = _get(resource, "spec.endpoint.type", str, "ClusterIP")
+    kind = fields.get(resource, "spec.endpoint.type", str, "ClusterIP")
     if kind not in ("ClusterIP", "NodePort", "LoadBalancer"):
-        raise _Bad("InvalidSpec", f"spec.endpoint.type must be ClusterIP, NodePort or LoadBalancer, not {kind!r:.80}")
-    path = _get(resource, "spec.endpoint.path", str, DEFAULT_PATH)
+        raise Bad("InvalidSpec", f"spec.endpoint.type must be ClusterIP, NodePort or LoadBalancer, not {kind!r:.80}")
+    path = fields.get(resource, "spec.endpoint.path", str, DEFAULT_PATH)
     if not re.fullmatch(r"/[!-~]{0,1023}", path):
-        raise _Bad("InvalidSpec", f"spec.endpoint.path must begin with / and hold no spaces, not {path!r:.80}")
+        raise Bad("InvalidSpec", f"spec.endpoint.path must begin with / and hold no spaces, not {path!r:.80}")
     return Endpoint(
         service=service_name(name),
-        port=_ranged(1, 65535)(resource, "spec.endpoint.port") or DEFAULT_PORT,
+        port=fields.ranged(1, 65535)(resource, "spec.endpoint.port") or DEFAULT_PORT,
         path=path,
         type=kind,
-        node_port=_ranged(30000, 32767)(resource, "spec.endpoint.nodePort"),
+        node_port=fields.ranged(30000, 32767)(resource, "spec.endpoint.nodePort"),
     )
 
 
 def _mode(resource: Json, extra_args: tuple[str, ...], path: str) -> str:
-    said = _get(resource, "spec.mode", str, "")
+    said = fields.get(resource, "spec.mode", str, "")
     if said in ("chat", "embedding", "rerank"):
         return str(said)
     if said:
-        raise _Bad("InvalidSpec", f"spec.mode must be chat, embedding or rerank, not {said!r:.80}")
+        raise Bad("InvalidSpec", f"spec.mode must be chat, embedding or rerank, not {said!r:.80}")
     if {"--reranking", "--rerank"} & set(extra_args) or path.endswith("/rerank"):
         return "rerank"
     if {"--embedding", "--embeddings"} & set(extra_args) or path.endswith("/embeddings"):
@@ -254,10 +148,10 @@ def _mode(resource: Json, extra_args: tuple[str, ...], path: str) -> str:
 
 
 def _runtime(resource: Json, model: Model, policy: Policy) -> str:
-    annotated = _get(resource, "metadata.annotations", dict, {}).get(RUNTIME_ANNOTATION)
+    annotated = fields.get(resource, "metadata.annotations", dict, {}).get(RUNTIME_ANNOTATION)
     if annotated is not None and not isinstance(annotated, str):
-        raise _Bad("InvalidSpec", f"annotation {RUNTIME_ANNOTATION} must be a string, not {annotated!r:.80}")
-    said = _get(resource, "spec.runtime", str, "")
+        raise Bad("InvalidSpec", f"annotation {RUNTIME_ANNOTATION} must be a string, not {annotated!r:.80}")
+    said = fields.get(resource, "spec.runtime", str, "")
     if annotated:
         runtime, origin = annotated, f"annotation {RUNTIME_ANNOTATION}"
     elif said not in UNSET_RUNTIMES:
@@ -265,11 +159,11 @@ def _runtime(resource: Json, model: Model, policy: Policy) -> str:
     else:
         runtime, origin = policy.default_runtime, "this Mac's setting --runtime"
     if runtime not in policy.runtimes:
-        raise _Bad(
+        raise Bad(
             "UnknownRuntime", f"{origin} is {runtime!r:.80}; this Mac runs {', '.join(sorted(policy.runtimes))}"
         )
     if model.format not in policy.runtimes[runtime]:
-        raise _Bad(
+        raise Bad(
             "WrongFormat",
             f'Model "{model.name}": spec.format is {model.format!r:.40}, which {runtime} does not serve; '
             f"it serves {', '.join(sorted(policy.runtimes[runtime]))}",
@@ -278,41 +172,41 @@ def _runtime(resource: Json, model: Model, policy: Policy) -> str:
 
 
 def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Service:
-    """The Service of one InferenceService; raises _Bad."""
+    """The Service of one InferenceService; raises Bad."""
     namespace, name = resource["metadata"]["namespace"], resource["metadata"]["name"]
-    reference = _get(resource, "spec.modelRef", str, "")
+    reference = fields.get(resource, "spec.modelRef", str, "")
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", reference):
         text = f"spec.modelRef {reference!r:.80} is not the name of a Model; name one of the same namespace"
-        raise _Bad("InvalidSpec", text)
+        raise Bad("InvalidSpec", text)
     found = models.get((namespace, reference))
     if found is None:
         text = f'Model not found: spec.modelRef names "{reference}", and namespace "{namespace}" has no such Model'
-        raise _Bad("ModelNotFound", text, keeps_running=False)
+        raise Bad("ModelNotFound", text, keeps_running=False)
     if not is_metal(found):
         text = f'Model "{reference}" is not for a Mac: its spec.hardware.accelerator is not "{ACCELERATOR}"'
-        raise _Bad("NotMetal", text, keeps_running=False)
+        raise Bad("NotMetal", text, keeps_running=False)
     try:
         model = read_model(found)
-    except _Bad as bad:
-        raise _Bad(bad.reason, f'Model "{reference}": {bad.message}') from None
+    except Bad as bad:
+        raise Bad(bad.reason, f'Model "{reference}": {bad.message}') from None
     if problem := model_problem(model):
-        raise _Bad(*problem)
+        raise Bad(*problem)
     endpoint = _endpoint(resource, name)
     if len(endpoint.service) > 63:
         text = f"metadata.name has {len(name)} characters, but the Service it is reached by may have 63; shorten it"
-        raise _Bad("ServiceNameTooLong", text)
-    spec = _get(resource, "spec", dict, {})
+        raise Bad("ServiceNameTooLong", text)
+    spec = fields.get(resource, "spec", dict, {})
     for field_name, advice in UNSUPPORTED.items():
         if spec.get(field_name) not in (None, "", [], {}):
-            raise _Bad("UnsupportedField", f"spec.{field_name} is not supported: {advice}")
-    if _get(resource, "spec.speculativeDecoding.type", str, "none") not in ("none", "disabled"):
-        raise _Bad("UnsupportedField", "spec.speculativeDecoding is not supported yet; remove it or set type: none")
-    priority = _get(resource, "spec.priority", str, "normal")
+            raise Bad("UnsupportedField", f"spec.{field_name} is not supported: {advice}")
+    if fields.get(resource, "spec.speculativeDecoding.type", str, "none") not in ("none", "disabled"):
+        raise Bad("UnsupportedField", "spec.speculativeDecoding is not supported yet; remove it or set type: none")
+    priority = fields.get(resource, "spec.priority", str, "normal")
     if priority not in PRIORITIES:
-        raise _Bad("InvalidSpec", f"spec.priority must be one of {', '.join(PRIORITIES)}, not {priority!r:.80}")
-    replicas = _ranged(0, MAX)(resource, "spec.replicas")
-    extra_args = _texts(resource, "spec.extraArgs")
-    options = {option: read(resource, f"spec.{option}") for option, read in OPTIONS.items()}
+        raise Bad("InvalidSpec", f"spec.priority must be one of {', '.join(PRIORITIES)}, not {priority!r:.80}")
+    replicas = fields.ranged(0, fields.MAX)(resource, "spec.replicas")
+    extra_args = fields.texts(resource, "spec.extraArgs")
+    options = {option: read(resource, f"spec.{option}") for option, read in fields.OPTIONS.items()}
     return Service(
         namespace=namespace,
         name=name,
@@ -321,11 +215,11 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
         model=model,
         runtime=_runtime(resource, model, policy),
         replicas=1 if replicas is None else replicas,
-        suspended=_get(resource, "spec.suspend", bool, False),
+        suspended=fields.get(resource, "spec.suspend", bool, False),
         endpoint=endpoint,
         mode=_mode(resource, extra_args, endpoint.path),
         priority=priority,
-        container_port=_ranged(1, 65535)(resource, "spec.containerPort"),
+        container_port=fields.ranged(1, 65535)(resource, "spec.containerPort"),
         options={option: value for option, value in options.items() if value is not None},
         extra_args=extra_args,
         env=_environment(resource),
@@ -338,11 +232,13 @@ def rejected(resource: Json, reason: str, message: str, keeps_running: bool = Tr
     spec = resource.get("spec") if isinstance(resource.get("spec"), dict) else {}
     assert isinstance(spec, dict)
     replicas, reference = spec.get("replicas"), spec.get("modelRef")
-    count = replicas if isinstance(replicas, int) and not isinstance(replicas, bool) and 0 <= replicas <= MAX else 1
+    count = 1
+    if isinstance(replicas, int) and not isinstance(replicas, bool) and 0 <= replicas <= fields.MAX:
+        count = replicas
     suspended = spec.get("suspend") is True
     try:
         endpoint = _endpoint(resource, metadata["name"])
-    except _Bad:
+    except Bad:
         endpoint = None
     return Rejected(
         namespace=metadata["namespace"],
@@ -382,9 +278,9 @@ def interpret(
             holder = taken.setdefault((namespace, service.endpoint.service), name)
             if holder != name:
                 text = f'metadata.name: "{name}" and "{holder}" both need the Service "{service.endpoint.service}"'
-                raise _Bad("ServiceConflict", f"{text}; rename one of them", keeps_running=False)
+                raise Bad("ServiceConflict", f"{text}; rename one of them", keeps_running=False)
             result[namespace, name] = service
-        except _Bad as bad:
+        except Bad as bad:
             if bad.keeps_running and (namespace, name) in running:
                 taken.setdefault((namespace, service_name(name)), name)  # it still serves under that name
             result[namespace, name] = rejected(resource, bad.reason, bad.message, bad.keeps_running)

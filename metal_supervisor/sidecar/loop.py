@@ -11,13 +11,13 @@ import contextlib
 import json
 import logging
 import os
-import select
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 
-from metal_supervisor.boundary import host, state
+from metal_supervisor.boundary import host
+from metal_supervisor.boundary.doorbell import Doorbell, ring
 from metal_supervisor.boundary.exits import ExitWatch
 from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.boundary.state import StateDir
@@ -38,7 +38,8 @@ from metal_supervisor.core.types import (
 )
 from metal_supervisor.sidecar.board import Board, Row
 from metal_supervisor.sidecar.probes import Prober, Target
-from metal_supervisor.sidecar.registrar import Registrar, Wanted, WantedModel
+from metal_supervisor.sidecar.publisher import Wanted, WantedModel
+from metal_supervisor.sidecar.registrar import Registrar
 
 TICK_S = 10.0
 RETRY_S = 1.0
@@ -52,9 +53,8 @@ class Sidecar:
 
     def __init__(self, settings: Settings, directory: StateDir, kube: Kube, supervisord: Supervisord) -> None:
         self.settings, self.state, self.kube, self.supervisord = settings, directory, kube, supervisord
-        self._wake_read, self._wake_write = os.pipe()
-        for descriptor in (self._wake_read, self._wake_write):
-            os.set_blocking(descriptor, False)
+        self.bell = Doorbell(directory.path, "sidecar")
+        self.wake = self.bell.ring
         self.node = host.node_name(directory.path)
         self.board = Board(node=self.node)
         self.registrar = Registrar(kube, self.node, self.wake)
@@ -67,11 +67,6 @@ class Sidecar:
         self._supervisord_since = 0.0
         self._leaving = threading.Event()
 
-    def wake(self) -> None:
-        """Asks for a pass soon. Called from any thread."""
-        with contextlib.suppress(BlockingIOError):  # enough wakes are waiting
-            os.write(self._wake_write, b".")
-
     def _exited(self, pid: int) -> None:
         self._dead.add(pid)
         self.wake()
@@ -83,20 +78,17 @@ class Sidecar:
         """Passes until told to stop, or until supervisord is gone; then takes the endpoints out."""
         self.registrar.start()
         parent = os.getppid()
-        with state.listen(self.state.path, "sidecar") as bell:
-            pause_s = 0.0
-            while not stopped() and os.getppid() == parent:
-                select.select([bell, self._wake_read], [], [], pause_s)
-                state.silence(bell)
-                state.silence(self._wake_read)
-                try:
-                    self.one_pass()
-                    # supervisord tells nobody when it gives up on a program; look often while it may.
-                    held = any(row.state is State.BACKOFF for row in self._table.values())
-                    pause_s = RETRY_S if held else TICK_S
-                except OSError as error:
-                    log.error("pass failed; it is tried again", extra={"error": repr(error)[:300]})
-                    pause_s = RETRY_S
+        pause_s = 0.0
+        while not stopped() and os.getppid() == parent:
+            self.bell.wait(pause_s)
+            try:
+                self.one_pass()
+                # supervisord tells nobody when it gives up on a program; look often while it may.
+                held = any(row.state is State.BACKOFF for row in self._table.values())
+                pause_s = RETRY_S if held else TICK_S
+            except OSError as error:
+                log.error("pass failed; it is tried again", extra={"error": repr(error)[:300]})
+                pause_s = RETRY_S
         if stopped() and self._whole_system_stops():
             self._leave()
 
@@ -216,7 +208,7 @@ class Sidecar:
         )
         self._observed[record.program] = observed
         if self.state.write_observed(observed):
-            state.ring(self.state.path, "controller")
+            ring(self.state.path, "controller")
         told = report(record, observed)
         self._announce(record, told, observed, died)
         address = self._address()[0]

@@ -114,6 +114,6 @@ def test_a_crashed_model_is_withdrawn_and_comes_back_by_itself(system: System) -
     eventually(lambda: system.pid("other") not in (0, before), what="a new process")
     system.ready("other")
     assert cluster_ip(system, "other") == address
-    assert system.observe("other")["restarts"] == 1
+    eventually(lambda: system.observe("other")["restarts"] == 1, what="the restart to be counted")
     assert "SIGKILL" in system.observe("other")["lastExit"]
     eventually(lambda: "Crashed" in system.kubectl("describe", "isvc", "other"), what="an Event")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metal_supervisor.core.fields import OPTIONS
 from metal_supervisor.core.resources import (
-    OPTIONS,
     RUNTIME_ANNOTATION,
     UNSUPPORTED,
     Policy,

@@ -1,0 +1,119 @@
+"""Readers of what a user wrote: each takes the resource and a dotted path, and refuses by that path.
+
+A custom resource may hold any JSON at all, so every reader checks the type, and says which field is wrong
+and what it should be. Null counts as unset.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+class Bad(Exception):
+    """A refusal on its way out of nested readers; `resources` turns it into a Rejected."""
+
+    def __init__(self, reason: str, message: str, keeps_running: bool = True) -> None:
+        super().__init__(message)
+        self.reason, self.message, self.keeps_running = reason, message, keeps_running
+
+
+def get(source: Any, path: str, kind: type, default: Any) -> Any:
+    """The value at a dotted path below an object, of the given type. Null counts as unset."""
+    value, walked = source, ""
+    for step in path.split("."):
+        if value is not None and not isinstance(value, dict):
+            raise Bad("InvalidSpec", f"{walked} must be an object, not {value!r:.80}")
+        value, walked = (value or {}).get(step), f"{walked}.{step}".lstrip(".")
+    if value is None:
+        return default
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        words = {str: "a string", int: "a whole number", bool: "true or false", list: "a list", dict: "an object"}
+        raise Bad("InvalidSpec", f"{path} must be {words.get(kind, kind.__name__)}, not {value!r:.80}")
+    return value
+
+
+def text(value: str, path: str) -> str:
+    """The string, if a process can be given it as an argument."""
+    if "\0" in value:
+        raise Bad("InvalidSpec", f"{path} contains a NUL byte, which no argument can hold; remove it")
+    if any("\ud800" <= char <= "\udfff" for char in value):
+        raise Bad("InvalidSpec", f"{path} contains half of a surrogate pair, which is not UTF-8; remove it")
+    return value
+
+
+def texts(source: Any, path: str) -> tuple[str, ...]:
+    values = get(source, path, list, [])
+    for index, value in enumerate(values):
+        if not isinstance(value, str):
+            raise Bad("InvalidSpec", f"{path}[{index}] must be a string, not {value!r:.80}; put it in quotes")
+        text(value, f"{path}[{index}]")
+    return tuple(values)
+
+
+def ranged(low: int, high: int) -> Callable[[Any, str], Any]:
+    def read(source: Any, path: str) -> int | None:
+        value: int | None = get(source, path, int, None)
+        if value is not None and not low <= value <= high:
+            raise Bad("InvalidSpec", f"{path} must be between {low} and {high}, not {value}")
+        return value
+
+    return read
+
+
+def boolean(source: Any, path: str) -> Any:
+    return get(source, path, bool, None)
+
+
+def word(source: Any, path: str) -> str | None:
+    value = get(source, path, str, None)
+    if value is None:
+        return None
+    if not re.fullmatch(r"[A-Za-z0-9_.:-]{1,64}", value):
+        raise Bad("InvalidSpec", f"{path} must be one plain word, not {value!r:.80}")
+    return str(value)
+
+
+def sentence(source: Any, path: str) -> str | None:
+    value = get(source, path, str, None)
+    return None if value is None else text(value, path)
+
+
+def rope_scaling(source: Any, path: str) -> dict[str, Any] | None:
+    if get(source, path, dict, None) is None:
+        return None
+    kind, factor = word(source, f"{path}.type"), word(source, f"{path}.factor")
+    if kind not in ("linear", "yarn", "longrope"):
+        raise Bad("InvalidSpec", f"{path}.type must be linear, yarn or longrope, not {kind!r}")
+    if factor is not None and not re.fullmatch(r"[0-9]+(\.[0-9]+)?", factor):
+        raise Bad("InvalidSpec", f"{path}.factor must be a decimal number, not {factor!r}")
+    original = ranged(128, 2**31 - 1)(source, f"{path}.originalContext")
+    return {"type": kind, "factor": factor, "originalContext": original}
+
+
+MAX = 2**31 - 1
+OPTIONS: Mapping[str, Callable[[Any, str], Any]] = {
+    "contextSize": ranged(128, 2_097_152),
+    "parallelSlots": ranged(1, 64),
+    "batchSize": ranged(1, 16_384),
+    "uBatchSize": ranged(1, MAX),
+    "flashAttention": boolean,
+    "cacheTypeK": word,
+    "cacheTypeV": word,
+    "cacheTypeCustomK": word,
+    "cacheTypeCustomV": word,
+    "moeCPUOffload": boolean,
+    "moeCPULayers": ranged(0, MAX),
+    "noKvOffload": boolean,
+    "noWarmup": boolean,
+    "jinja": boolean,
+    "reasoningBudget": ranged(0, MAX),
+    "reasoningBudgetMessage": sentence,
+    "tensorOverrides": lambda source, path: texts(source, path) or None,
+    "metadataOverrides": lambda source, path: texts(source, path) or None,
+    "ropeScaling": rope_scaling,
+}
+"""Engine options of the spec that are understood; a runtime refuses those it cannot honour."""

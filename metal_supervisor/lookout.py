@@ -1,0 +1,107 @@
+"""What this Mac can do for a service right now: its model file, its port, its engine's binary.
+
+The controller asks this for every service on every pass; it looks at the machine, and decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from metal_supervisor.boundary import host
+from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.boundary.store import Store
+from metal_supervisor.config import Settings
+from metal_supervisor.core import decide, programs
+from metal_supervisor.core.decide import Outlook
+from metal_supervisor.core.report import PORT_IN_USE
+from metal_supervisor.core.types import Record, RunNote, Service
+from metal_supervisor.runtimes import RUNTIMES, Binary, Place
+
+
+class Lookout:
+    """Looks at the machine on behalf of the controller."""
+
+    def __init__(self, settings: Settings, directory: StateDir, store: Store) -> None:
+        self._settings, self._state, self._store = settings, directory, store
+        self.specs: dict[str, str] = {}
+        """Content of the specs composed so far, by file name."""
+
+    def keep_specs(self, wanted: Collection[str | None]) -> None:
+        """Drops the specs that no record names any more."""
+        self.specs = {name: text for name, text in self.specs.items() if name in wanted}
+
+    def outlook(
+        self,
+        service: Service,
+        record: Record | None,
+        records: Collection[Record],
+        notes: Mapping[str, RunNote],
+    ) -> Outlook:
+        """What this Mac can do for a service right now."""
+        file = self._store.state(service.model.source)
+        port, problem = self._port(service, record, records, notes)
+        if problem or port is None:
+            return Outlook(file, record.port if record else None, problem=problem)
+        try:
+            path = host.find_binary(self._settings.llama_server, "llama-server", "install it (brew install llama.cpp)")
+        except host.NoBinary as error:
+            return Outlook(file, port, problem=("RuntimeMissing", str(error)))
+        flags = host.flags_of(path)
+        if not flags:
+            return Outlook(file, port, problem=("RuntimeBroken", f"{path} --help does not work; reinstall it"))
+        if file.phase != "Ready":
+            return Outlook(file, port)
+        bind = self._settings.bind_address
+        place = Place(file.path, bind, port, host.performance_cores(), cwd=self._state.home)
+        engine = RUNTIMES[service.runtime].engine(service, Binary(str(path), flags), place)
+        program = programs.compose(programs.program_name(service.key), engine, port, bind, self._state.home)
+        self.specs[program.spec_file] = program.spec
+        return Outlook(file, port, engine, program)
+
+    def _port_on_file(self, program: str) -> int | None:
+        """The port that the section of a program without a record uses: its record was lost, its engine may run."""
+        try:
+            spec_file = programs.section_spec(self._state.section_path(program).read_text("utf-8"))
+            return int(json.loads(self._state.spec_path(spec_file).read_text("utf-8"))["port"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def with_port_trouble(self, record: Record, service: Service, notes: Mapping[str, RunNote]) -> Record:
+        """Names who has the port that the user insists on, while somebody has."""
+        note = notes.get(record.program)
+        if note is None or note.refused != PORT_IN_USE or note.spec_file != record.spec_file:
+            return record
+        holder = host.port_holder(record.port or 0)
+        text = f"spec.containerPort {service.container_port} is taken by {holder}; free it, or choose another"
+        return replace(record, warning=(PORT_IN_USE, text))
+
+    def _port(
+        self,
+        service: Service,
+        record: Record | None,
+        records: Collection[Record],
+        notes: Mapping[str, RunNote],
+    ) -> tuple[int | None, tuple[str, str] | None]:
+        """The service's port, or what is in the way of one."""
+        taken = decide.taken_ports(records, service.key)
+        kept = record.port if record else self._port_on_file(programs.program_name(service.key))
+        note = notes.get(record.program) if record else None
+        wanted = service.container_port
+        if wanted in taken:
+            other = ".".join(taken[wanted])
+            return None, (PORT_IN_USE, f"spec.containerPort {wanted} belongs to {other} already; choose another")
+        if wanted is not None and wanted == self._settings.port:
+            return None, (PORT_IN_USE, f"spec.containerPort {wanted} is this Mac's own --port; choose another")
+        refused = note is not None and note.refused == PORT_IN_USE and record and note.spec_file == record.spec_file
+        if refused and wanted is None and kept is not None:
+            taken[kept] = service.key  # a stranger has it: move, rather than wait for ever
+            kept = None
+        port = decide.choose_port(wanted, kept, self._settings.port_range, taken)
+        while port is not None and port not in (kept, wanted) and not host.port_free(port, self._settings.bind_address):
+            taken[port] = service.key
+            port = decide.choose_port(None, None, self._settings.port_range, taken)
+        if port is None:
+            return None, ("NoPort", f"no port of --ports {self._settings.ports} is free; widen the range")
+        return port, None

@@ -1,0 +1,296 @@
+"""The objects of the cluster, one writer of each: Service, EndpointSlice, status, Events.
+
+Everything is server-side apply of our own fields. What was written is remembered per object and uid, so
+that a write which would change nothing is not sent; a Service that is not ours is never touched.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from metal_supervisor import __version__
+from metal_supervisor.boundary.kube import MERGE, Kube, KubeError
+from metal_supervisor.core import manifests
+from metal_supervisor.core.report import Happening, Report
+from metal_supervisor.core.resources import GROUP, VERSION
+from metal_supervisor.core.types import Json, Key, ModelFile, Record
+
+HEARTBEAT_S = 60.0
+RESYNC_S = 600.0
+CONFLICT_RETRY_S = 30.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the cluster should show of one service."""
+
+    record: Record
+    report: Report
+    address: str
+    """The advertised IP address."""
+    address_problem: str
+    """Why it cannot be advertised, "" if it can."""
+
+
+@dataclass(frozen=True)
+class WantedModel:
+    """What the cluster should show of one Model."""
+
+    uid: str
+    generation: int
+    source: str
+    file: ModelFile
+
+
+@dataclass
+class _Done:
+    """What the cluster was last made to show of one service, of this very uid. None: unknown."""
+
+    uid: str = ""
+    service: Json | None = None
+    slice: Json | None = None
+    slice_name: str = ""
+    status: Json | None = None
+    heartbeat_at: float = 0.0
+    heartbeat: str = ""
+    withdrawn: str = ""
+    problem: str = ""
+    blocked_until: float = 0.0
+    """Monotonic time before which a conflict is not looked at again."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the rest of the sidecar wants to know of a service's publication."""
+
+    withdrawn: str = ""
+    """The withdraw token carried out."""
+    problem: str = ""
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _now_micro() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _custom(namespace: str, plural: str, name: str) -> str:
+    return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{plural}/{name}"
+
+
+def _slice_path(namespace: str, name: str) -> str:
+    return f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices/{name}"
+
+
+class Publisher:
+    """Writes to the cluster what it is given. Every method may raise KubeError, and may be called again."""
+
+    def __init__(self, kube: Kube, node: str, on_change: Callable[[], None]) -> None:
+        self._kube, self._node, self._on_change = kube, node, on_change
+        self._manager = f"metal/{node}"
+        self._done: dict[Key, _Done] = {}
+        self._model_done: dict[tuple[str, str, str], Json] = {}
+        self.resync_at = 0.0
+        """Monotonic time of the next look at everything anew."""
+
+    def published(self, key: Key) -> Published:
+        """How far the publication of a service has come."""
+        done = self._done.get(key)
+        return Published(done.withdrawn, done.problem) if done else Published()
+
+    def due_at(self) -> float:
+        """Monotonic time at which there will be something to write even if nothing changes."""
+        now = time.monotonic()
+        due = [self.resync_at, *(done.heartbeat_at + HEARTBEAT_S for done in self._done.values() if done.slice)]
+        return min(due + [done.blocked_until for done in self._done.values() if done.blocked_until > now])
+
+    def refused(self, key: Key, text: str) -> None:
+        """Remembers that the cluster does not accept a service's objects; it is tried again after a while."""
+        done = self._done.setdefault(key, _Done())
+        done.blocked_until = time.monotonic() + CONFLICT_RETRY_S
+        if done.problem != text:
+            done.problem = text
+            self._on_change()
+
+    def forget_all_but(self, wanted: Mapping[Key, Wanted], models: Mapping[Key, WantedModel]) -> None:
+        """Takes out what nobody wants shown any more."""
+        current = {(*key, model.uid) for key, model in models.items()}
+        self._model_done = {key: body for key, body in self._model_done.items() if key in current}
+        for key in self._done.keys() - wanted.keys():
+            self._forget(key)
+
+    def _done_of(self, record: Record) -> _Done:
+        """What was done for this very object: one that was deleted and made again starts from nothing."""
+        done = self._done.get(record.key)
+        if done is None or done.uid != record.uid:
+            done = self._done[record.key] = _Done(uid=record.uid)
+        return done
+
+    def endpoints(self, want: Wanted) -> None:
+        """Makes Service and EndpointSlice show what is wanted; withdraws when it is asked to."""
+        done, token, record = self._done_of(want.record), want.record.withdraw, want.record
+        if time.monotonic() < done.blocked_until and done.problem:
+            self._withdrawn(done, token)
+            return
+        problem = want.address_problem if want.report.wants_slice else ""
+        if want.report.wants_service and not problem:
+            problem = self._service(want, done)
+        if want.report.wants_slice and not problem:
+            self._slice(want, done)
+        elif done.slice is not None or not done.slice_name:
+            self._drop_slice(record, done)
+        if problem != done.problem:
+            done.problem = problem
+            self._on_change()
+        self._withdrawn(done, token)
+
+    def _withdrawn(self, done: _Done, token: str) -> None:
+        if token != done.withdrawn:
+            done.withdrawn = token
+            self._on_change()
+
+    def _service(self, want: Wanted, done: _Done) -> str:
+        """Writes the Service; returns what is in the way, e.g. somebody else's of the same name."""
+        endpoint = want.record.endpoint
+        assert endpoint is not None
+        body = manifests.service_object(want.record, endpoint)
+        if body == done.service:
+            return ""
+        path = f"/api/v1/namespaces/{want.record.namespace}/services"
+        if done.service is None and (foreign := self._foreign(f"{path}/{endpoint.service}", want.record)):
+            done.blocked_until = time.monotonic() + CONFLICT_RETRY_S
+            return foreign
+        self._kube.apply(f"{path}/{endpoint.service}", body, manifests.MANAGED_BY, force=True)
+        done.service = body
+        return ""
+
+    def _foreign(self, path: str, record: Record) -> str:
+        """Why an existing Service of the name must not be touched, "" if it is ours or absent."""
+        try:
+            found = self._kube.request("GET", path)
+        except KubeError as error:
+            if error.code == 404:
+                return ""
+            raise
+        labels = found["metadata"].get("labels") or {}
+        ours = labels.get("app.kubernetes.io/managed-by") == manifests.MANAGED_BY
+        theirs = labels.get("llmkube.ai/managed-by") == "metal-agent"
+        name, owner = found["metadata"]["name"], labels.get("llmkube.ai/inference-service", record.name)
+        if (ours or theirs) and not found.get("spec", {}).get("selector") and owner == record.name[: len(owner)]:
+            return ""
+        return f'Service "{name}" exists and is not ours; rename the InferenceService, or delete the Service'
+
+    def _slice(self, want: Wanted, done: _Done) -> None:
+        endpoint = want.record.endpoint
+        assert endpoint is not None
+        now = time.monotonic()
+        due = now - done.heartbeat_at >= HEARTBEAT_S
+        heartbeat = _now() if due else done.heartbeat
+        body = manifests.slice_object(
+            want.record, endpoint, want.report, self._node, want.address, heartbeat, __version__
+        )
+        if body == done.slice:
+            return
+        name = body["metadata"]["name"]
+        if done.slice is not None and done.slice["addressType"] != body["addressType"]:
+            self._delete(_slice_path(want.record.namespace, name))  # the address type of a slice cannot change
+        self._kube.apply(_slice_path(want.record.namespace, name), body, self._manager, force=True)
+        done.slice, done.slice_name = body, name
+        if due:
+            done.heartbeat_at, done.heartbeat = now, heartbeat
+
+    def _drop_slice(self, record: Record, done: _Done) -> None:
+        """Takes this Mac's slice out; the Service stays, and with it its address."""
+        if record.endpoint is None:
+            return
+        name = manifests.slice_name(record.endpoint.service, self._node)
+        self._delete(_slice_path(record.namespace, name))
+        done.slice, done.slice_name, done.heartbeat_at = None, name, 0.0
+
+    def _delete(self, path: str) -> None:
+        try:
+            self._kube.request("DELETE", path)
+        except KubeError as error:
+            if error.code != 404:
+                raise
+
+    def _forget(self, key: Key) -> None:
+        done = self._done[key]
+        if done.slice is not None:
+            self._delete(_slice_path(key[0], done.slice_name))
+        del self._done[key]
+
+    def status(self, want: Wanted) -> None:
+        """Writes the status of an InferenceService, if it differs."""
+        if want.record.verdict.standing.value == "removing":
+            return
+        done = self._done_of(want.record)
+        path = _custom(want.record.namespace, "inferenceservices", want.record.name)
+        if done.status is None:
+            done.status = self._kube.request("GET", path).get("status") or {}
+        body = manifests.status(want.record, want.report, done.status, _now())
+        if body != done.status:
+            self._apply_status(path, "InferenceService", want.record.key, body)
+            done.status = body
+
+    def model(self, key: Key, model: WantedModel) -> None:
+        """Writes the status of a Model, if it differs."""
+        path = _custom(key[0], "models", key[1])
+        before = self._model_done.get((*key, model.uid))
+        if before is None:
+            before = self._kube.request("GET", path).get("status") or {}
+        body = manifests.model_status(model.file, model.source, model.generation, before, _now())
+        if body != before:
+            self._apply_status(path, "Model", key, body)
+        self._model_done[(*key, model.uid)] = body
+
+    def _apply_status(self, path: str, kind: str, key: Key, body: Json) -> None:
+        whole = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": kind,
+            "metadata": {"namespace": key[0], "name": key[1]},
+            "status": body,
+        }
+        self._kube.apply(path + "/status", whole, self._manager)
+
+    def event(self, record: Record, what: Happening) -> None:
+        """Posts an Event; one that is there already counts up."""
+        body = manifests.event_object(record, what, self._node, _now_micro())
+        path = f"/apis/events.k8s.io/v1/namespaces/{record.namespace}/events"
+        try:
+            self._kube.request("POST", path, None, body)
+        except KubeError as error:
+            if not error.conflict:
+                raise
+            named = f"{path}/{body['metadata']['name']}"
+            count = (self._kube.request("GET", named).get("series") or {}).get("count", 1)
+            series = {"series": {"count": count + 1, "lastObservedTime": _now_micro()}}
+            self._kube.request("PATCH", named, None, series, MERGE)
+
+    def resync(self, wanted: Mapping[Key, Wanted]) -> None:
+        """Finds slices of ours that nobody wants any more, and looks at everything anew."""
+        names = {
+            (want.record.namespace, manifests.slice_name(want.record.endpoint.service, self._node))
+            for want in wanted.values()
+            if want.report.wants_slice and want.record.endpoint
+        }
+        for namespace in _namespaces(wanted):
+            path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+            found = self._kube.request("GET", path, {"labelSelector": f"metal-supervisor.io/node={self._node}"})
+            for item in found.get("items", []):
+                if (namespace, item["metadata"]["name"]) not in names:
+                    self._delete(_slice_path(namespace, item["metadata"]["name"]))
+        for done in self._done.values():
+            done.service = done.slice = done.status = None
+        self._model_done.clear()
+        self.resync_at = time.monotonic() + RESYNC_S * random.uniform(0.9, 1.1)
+
+
+def _namespaces(wanted: Mapping[Key, Wanted]) -> Iterable[str]:
+    return sorted({want.record.namespace for want in wanted.values()})
