@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import BrokenFile, Supervisord, refusal
@@ -56,11 +57,25 @@ class Applier:
                 path.unlink(missing_ok=True)
                 self._dirty = True
 
-    def _is_ours(self, name: str) -> bool:
+    def collect(self, records: Iterable[Record], notes: Iterable[RunNote]) -> None:
+        """Removes specs that nothing names any more: they hold environments, and so perhaps secrets."""
+        used = {record.spec_file for record in records} | {note.spec_file for note in notes}
+        unused = [path for path in (self.state.path / "specs").glob("*.json") if path.name not in used]
+        if unused:
+            used |= {self._spec_on_file(path) for path in (self.state.path / "models.d").glob("*.conf")}
+        for path in unused:
+            if path.name not in used:
+                path.unlink(missing_ok=True)
+
+    @staticmethod
+    def _spec_on_file(path: Path) -> str:
         try:
-            return bool(programs.section_spec(self.state.section_path(name).read_text("utf-8")))
+            return programs.section_spec(path.read_text("utf-8"))
         except (OSError, UnicodeDecodeError):
-            return False
+            return ""
+
+    def _is_ours(self, name: str) -> bool:
+        return bool(self._spec_on_file(self.state.section_path(name)))
 
     def reload(self, quarantined: Callable[[str, str], None]) -> Diff:
         """What supervisord makes of the files; asked only when something may have changed."""

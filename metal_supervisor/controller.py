@@ -141,6 +141,7 @@ class Controller:
         self.exits.watch_only(self._pids(snapshot))
         if done:
             return SOONEST_S
+        self.applier.collect(self.records.values(), snapshot.notes.values())
         return min([TICK_S, *(max(SOONEST_S, step.again_in_s) for step in steps if step.do is Do.WAIT)])
 
     def _snapshot(self) -> Snapshot:
