@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import psutil
@@ -105,17 +104,21 @@ def find_binary(setting: str, name: str, install: str) -> Path:
     raise NoBinary(f"{name} was not found on PATH or in Homebrew's prefixes; {install}, or set --{name}")
 
 
-@lru_cache(maxsize=16)
-def _flags(path: Path, _mtime: float) -> frozenset[str]:
-    return frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", _output(str(path), "--help")))
+_known_flags: dict[tuple[Path, float], frozenset[str]] = {}
 
 
 def flags_of(path: Path) -> frozenset[str]:
-    """The `--flags` a binary names in its help; asked once per build of it."""
+    """The `--flags` a binary names in its help; asked once per build of it, and again while that fails."""
     try:
-        return _flags(path, path.stat().st_mtime)
+        build = path, path.stat().st_mtime
     except OSError:
         return frozenset()
+    found = _known_flags.get(build)
+    if found is None:
+        found = frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", _output(str(path), "--help")))
+        if found:
+            _known_flags[build] = found
+    return found
 
 
 def command_line(pid: int) -> list[str] | None:

@@ -24,13 +24,13 @@ NASTY = [
 ]
 
 # An engine that only writes down how it was started.
-RECORDER = """#!{python}
+RECORDER = """#!/usr/bin/env python3
 import json, os, pathlib, sys, time
 if "--help" in sys.argv:
     print("--metrics")
 else:
     seen = pathlib.Path(sys.argv[0]).with_name("seen.json")
-    seen.with_suffix(".tmp").write_text(json.dumps({{"argv": sys.argv, "env": dict(os.environ)}}))
+    seen.with_suffix(".tmp").write_text(json.dumps({"argv": sys.argv, "env": dict(os.environ)}))
     seen.with_suffix(".tmp").rename(seen)
     time.sleep(600)
 """
@@ -178,7 +178,7 @@ def test_extra_args_of_any_text_reach_the_engine_byte_for_byte_and_do_nothing_el
     tmp_path: Path, system: System
 ) -> None:
     engine = tmp_path / "engine"
-    engine.write_text(RECORDER.format(python=sys.executable))
+    engine.write_text(RECORDER)
     engine.chmod(0o755)
     with running(tmp_path, engine=engine) as fake:
         env = [{"name": f"NASTY_{index}", "value": text} for index, text in enumerate(NASTY)]
