@@ -46,6 +46,7 @@ class Foreground:
         self._child: subprocess.Popen[bytes] | None = None
         self._hinted = False
         self._joining = False
+        self._written: list[tuple[str, int]] = []
 
     # ── words ────────────────────────────────────────────────────────────────────────────────────
 
@@ -78,7 +79,7 @@ class Foreground:
             try:
                 self._head(directory)
                 self._up(directory, supervisord)
-                self._follow(directory, supervisord)
+                self._follow(directory)
             finally:
                 if not self._joining:  # what ran before us goes on if we could not join it
                     self._down(directory, supervisord)
@@ -172,8 +173,9 @@ class Foreground:
         for line in done.stdout.splitlines():
             self.tell("kubectl apply", "", line)
 
-    def _follow(self, directory: StateDir, supervisord: Supervisord) -> None:
+    def _follow(self, directory: StateDir) -> None:
         """Prints what changes until told to stop; starts supervisord again if it was killed."""
+        joined = self._supervisord_of(directory)
         while not self._stop:
             self._look(directory)
             ready = any(phase == "Ready" for phase, _, _ in self._phases.values())
@@ -185,12 +187,27 @@ class Foreground:
                 self.tell("supervisord", "Ended", f"{why}; starting it again")
                 time.sleep(LOOK_EVERY_S)
                 self._start(directory)
-            elif self._child is None and not supervisord.answers():
+            elif self._child is None and launch.start_time(joined[0]) != joined[1]:
                 self.tell("supervisord", "Ended", "it was stopped; so is this")
                 return
             time.sleep(LOOK_EVERY_S)
 
+    def _supervisord_of(self, directory: StateDir) -> tuple[int, str]:
+        """(pid, start identity) of the supervisord that runs here."""
+        with contextlib.suppress(OSError, ValueError):
+            pid = int((directory.path / "supervisord.pid").read_text("utf-8"))
+            return pid, launch.start_time(pid)
+        return 0, ""
+
     def _look(self, directory: StateDir) -> None:
+        """Tells what changed since the last look."""
+        written = []
+        for path in sorted([*directory.path.glob("records/*.json"), *directory.path.glob("observed/*.json")]):
+            with contextlib.suppress(FileNotFoundError):
+                written.append((str(path), path.stat().st_mtime_ns))
+        if written == self._written:
+            return
+        self._written = written
         records, _ = directory.records()
         observed = directory.observations()
         seen = set()
