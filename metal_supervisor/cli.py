@@ -68,6 +68,7 @@ def _program(arguments: argparse.Namespace) -> tuple[config.Settings, Any]:
     settings = config.load_saved(state.resolve())
     directory = StateDir(settings.state_path)
     logs.configure(settings.log_level)
+    logs.die_with_threads()
     boot.note_own(directory, arguments.command)
     return settings, directory
 

@@ -20,9 +20,9 @@ from metal_supervisor.applier import Applier
 from metal_supervisor.boundary.doorbell import Doorbell, ring
 from metal_supervisor.boundary.exits import ExitWatch
 from metal_supervisor.boundary.kube import Kube
-from metal_supervisor.boundary.state import StateDir, write_atomic
+from metal_supervisor.boundary.state import StateDir, StateError, write_atomic
 from metal_supervisor.boundary.store import Store
-from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
+from metal_supervisor.boundary.supervisord import BrokenFile, Refused, Supervisord, Unavailable
 from metal_supervisor.boundary.watch import Reflector
 from metal_supervisor.config import Settings
 from metal_supervisor.core import decide, plan, resources
@@ -119,7 +119,7 @@ class Controller:
             except Unavailable as error:
                 log.warning("supervisord does not answer", extra={"error": str(error)})
                 pause_s = RETRY_S
-            except (Refused, OSError) as error:
+            except (Refused, BrokenFile, StateError, OSError) as error:
                 log.error("pass failed; it is tried again", extra={"error": repr(error)[:300]})
                 pause_s = RETRY_S
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import threading
 import time
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -33,6 +35,22 @@ def _shown(value: object) -> str:
 def _plain(text: str) -> str:
     """The text without anything that could end a line or move a cursor."""
     return "".join(char if char.isprintable() else " " for char in text)
+
+
+def die_with_threads() -> None:
+    """Makes an unexpected error in any thread end the process: supervisord starts a whole one in its place.
+
+    A process that goes on without its watch, or without its registrar, looks healthy and is not.
+    """
+
+    def on_error(arguments: threading.ExceptHookArgs) -> None:
+        name = arguments.thread.name if arguments.thread else "?"
+        error = arguments.exc_value
+        info = (type(error), error, arguments.exc_traceback) if error is not None else None
+        logging.getLogger("threads").error("thread died; so does the process", extra={"which": name}, exc_info=info)
+        os._exit(70)
+
+    threading.excepthook = on_error
 
 
 def configure(level: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -94,3 +95,13 @@ def test_everything_goes_to_standard_error_at_the_configured_level(
     logging.getLogger("urllib3").info("chatter of a library")
     assert stream.getvalue().rstrip().endswith("WARNING controller loud file=x")
     assert stream.getvalue().count("\n") == 1
+
+
+def test_an_unexpected_error_in_a_thread_ends_the_process_and_is_logged() -> None:
+    code = (
+        "import threading, time; from metal_supervisor import logs; logs.configure('info'); logs.die_with_threads();"
+        "threading.Thread(target=lambda: 1 / 0, name='watch').start(); time.sleep(30)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 70
+    assert "thread died; so does the process which=watch" in done.stderr and "ZeroDivisionError" in done.stderr
