@@ -14,6 +14,8 @@ CONTEXT ?=
 NAMESPACE ?=
 PORT ?=
 ARGS ?=
+# Only what is said on the command line counts: PORT and the like may be exported for something else.
+$(foreach name,CLUSTER CONTEXT NAMESPACE PORT ARGS,$(if $(filter environment,$(origin $(name))),$(eval $(name) :=)))
 export CLUSTER CONTEXT NAMESPACE PORT ARGS
 
 .PHONY: help run test test-fast lint format bench clean

@@ -2,6 +2,10 @@
 
 import sys
 
-from metal_supervisor.cli import main
+try:
+    from metal_supervisor.cli import main
 
-sys.exit(main())
+    code = main()
+except KeyboardInterrupt:  # while still importing, too
+    code = 130
+sys.exit(code)

@@ -33,8 +33,14 @@ class Applier:
         self._stopping: dict[str, Stopping] = {}
         self._ours: set[str] = set()
 
-    def write(self, records: Collection[Record], specs: Mapping[str, str], complete: bool) -> None:
-        """Makes `specs/` and `models.d/` hold what the records say, and nothing else of ours.
+    def write_specs(self, records: Collection[Record], specs: Mapping[str, str]) -> None:
+        """Makes `specs/` hold what the records name, as far as it has been composed."""
+        for record in records:
+            if record.spec_file is not None and record.spec_file in specs:
+                write_atomic(self.state.spec_path(record.spec_file), specs[record.spec_file])
+
+    def write_sections(self, records: Collection[Record], complete: bool) -> None:
+        """Makes `models.d/` hold what the records say, and nothing else of ours.
 
         Unless the records are `complete`, a section without one is left alone: its record may have been lost.
         """
@@ -46,8 +52,8 @@ class Applier:
                 wanted[record.program] = record
         for name, record in wanted.items():
             assert record.spec_file is not None
-            if record.spec_file in specs:
-                write_atomic(self.state.spec_path(record.spec_file), specs[record.spec_file])
+            if not self.state.spec_path(record.spec_file).exists():
+                continue  # lost, and not composed yet: what runs goes on, what does not could not start
             text = programs.section(name, record.spec_file, self.state.home, not record.stopped_by_hand)
             self._dirty |= write_atomic(self.state.section_path(name), text)
         for path in (self.state.path / "models.d").glob("*.conf"):

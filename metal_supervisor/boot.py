@@ -8,6 +8,8 @@ very same spec to its launcher, which stands in for it. Every finding is said in
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -19,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 from metal_supervisor import launch
 from metal_supervisor.boundary import host
@@ -100,7 +103,8 @@ def _replace_link(link: Path, target: str) -> None:
 def _link_current(directory: StateDir) -> None:
     """Points `current/` at this installation: sections name it, so an upgrade changes no section."""
     current = directory.path / "current"
-    _replace_link(current / "python", os.path.realpath(sys.executable))
+    # Unresolved: Homebrew's own link survives an upgrade of Python, what it points at does not.
+    _replace_link(current / "python", getattr(sys, "_base_executable", "") or os.path.realpath(sys.executable))
     _replace_link(current / "launch.py", str(Path(launch.__file__).absolute()))
     script = f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -m metal_supervisor \"$@\"\n"
     write_atomic(current / "metal-supervisor", script)
@@ -164,22 +168,48 @@ def kubeconfig(server: str) -> str:
 # ── processes ────────────────────────────────────────────────────────────────────────────────────
 
 
-def note_own(directory: StateDir, program: str) -> None:
-    """Leaves word of a process of ours, so that a later boot can end it if it was orphaned."""
-    note = {"format": launch.FORMAT, "pid": os.getpid(), "started": launch.start_time(os.getpid())}
-    write_atomic(directory.path / "runs" / f"{program}.own", json.dumps(note), durable=False)
+def own(directory: StateDir, program: str) -> TextIO:
+    """Makes this process the only one of its program; the file returned must stay open as long as it lives.
+
+    supervisord starts each program once, so whoever holds the lock is the orphan of one that was killed.
+    """
+    lock = (directory.path / "runs" / f"{program}.own").open("a+", encoding="utf-8")
+    until = time.monotonic() + TERM_WAIT_S + KILL_WAIT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise CannotBoot(f"another {program} holds {lock.name} and cannot be ended") from None
+            end_all(_holder(directory, program))
+            time.sleep(0.05)
+    lock.seek(0)
+    lock.truncate()
+    lock.write(json.dumps({"format": launch.FORMAT, "pid": os.getpid(), "started": launch.start_time(os.getpid())}))
+    lock.flush()
+    return lock
+
+
+def _holder(directory: StateDir, program: str) -> list[tuple[str, int, str]]:
+    """The live process that last called itself the program, as `end_all` wants it."""
+    found = launch.read_note(str(directory.path / "runs" / f"{program}.own"))
+    return [(program, int(str(found["pid"])), str(found["started"]))] if _alive(found) else []
+
+
+def own_processes(directory: StateDir) -> list[tuple[str, int, str]]:
+    """The live processes of our own programs: (program, pid, start identity)."""
+    return [holder for program in OWN_PROGRAMS for holder in _holder(directory, program)]
 
 
 def _sweep(directory: StateDir, say: Say) -> None:
-    """Ends or spares what a killed supervisord left behind."""
-    doomed: list[tuple[str, int, str]] = []
-    for program in OWN_PROGRAMS:
-        found = launch.read_note(str(directory.path / "runs" / f"{program}.own"))
-        if _alive(found):
-            doomed.append((program, int(str(found["pid"])), str(found["started"])))
+    """Ends or spares what a killed supervisord left behind, and forgets the crashes of what is gone."""
+    doomed = own_processes(directory)
     for path in sorted((directory.path / "runs").glob("*.json")):
         program, found = path.name.removesuffix(".json"), launch.read_note(str(path))
         if not _alive(found):
+            # An orderly stop looks like a crash to the launcher, and a loop that outlasts a boot is found anew.
+            launch.write_note(str(path), {**found, "pid": 0, "starts": [], "not_before": 0.0, "held_after": 0})
             continue
         pid = int(str(found["pid"]))
         if _adoptable(directory, program, found):
@@ -215,7 +245,8 @@ def _end_stand_in(note: dict[str, object], engine_pid: int) -> None:
     pid = note.get("launcher_pid")
     arguments = host.command_line(pid) if isinstance(pid, int) and pid not in (0, engine_pid) else None
     if arguments and any(part.endswith("/launch.py") for part in arguments) and isinstance(pid, int):
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def end_all(doomed: list[tuple[str, int, str]]) -> None:
@@ -223,7 +254,8 @@ def end_all(doomed: list[tuple[str, int, str]]) -> None:
     for signum, wait_s in ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, KILL_WAIT_S)):
         doomed = [(program, pid, started) for program, pid, started in doomed if launch.start_time(pid) == started]
         for _, pid, _ in doomed:
-            os.kill(pid, signum)
+            with contextlib.suppress(ProcessLookupError):  # it may end by itself at this very moment
+                os.kill(pid, signum)
         until = time.monotonic() + wait_s
         while doomed and time.monotonic() < until:
             time.sleep(0.02)

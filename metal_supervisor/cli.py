@@ -8,15 +8,18 @@ import os
 import platform
 import signal
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from metal_supervisor import __version__, config
 
-USAGE_ERROR, NOT_RUNNING, BAD_CONFIG = 2, 3, 78
+NOT_RUNNING, BAD_CONFIG = 3, 78
+PARENT_EVERY_S = 2.0
 
 
 def _say(text: str) -> None:
@@ -69,8 +72,22 @@ def _program(arguments: argparse.Namespace) -> tuple[config.Settings, Any]:
     directory = StateDir(settings.state_path)
     logs.configure(settings.log_level)
     logs.die_with_threads()
-    boot.note_own(directory, arguments.command)
+    parent = os.getppid()
+    if parent == 1:
+        raise boot.CannotBoot("supervisord is gone already")
+    _held.append(boot.own(directory, arguments.command))
+    threading.Thread(target=_follow_parent, args=(parent,), name="parent", daemon=True).start()
     return settings, directory
+
+
+_held: list[TextIO] = []
+
+
+def _follow_parent(parent: int) -> None:
+    """Ends this process when its supervisord was killed: the next one starts another."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_EVERY_S)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _kubeconfig(settings: config.Settings) -> Path:
@@ -126,24 +143,35 @@ def _apiserver(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    settings, _ = _settings(arguments)
+    settings, overrides = _settings(arguments)
+    if "port" not in overrides.values and (settings.state_path / config.OVERRIDES_FILE).exists():
+        settings = config.load_saved(settings.state_path)
     url = f"http://127.0.0.1:{settings.port}/status"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with opener.open(url, timeout=5) as answer:
             body = json.load(answer)
+        lines = _status_lines(body)
     except (urllib.error.URLError, OSError, ValueError) as error:
         _say(f"nothing answers on port {settings.port} ({error}); is it running? start it with: metal-supervisor run")
         return NOT_RUNNING
-    if arguments.json:
-        print(json.dumps(body, indent=2))
-        return 0
+    except (KeyError, TypeError, AttributeError):
+        _say(f"what answers on port {settings.port} is not metal-supervisor; see --port and --state-dir")
+        return NOT_RUNNING
+    print(json.dumps(body, indent=2) if arguments.json else "\n".join(lines))
+    return 0
+
+
+def _status_lines(body: Any) -> list[str]:
     cluster = body["cluster"]
-    print(f"node     {body['node']}")
-    print(f"cluster  {cluster.get('server', '')} {'reachable' if cluster['reachable'] else cluster['error']}")
+    lines = [
+        f"node     {body['node']}",
+        f"cluster  {cluster.get('server', '')} {'reachable' if cluster['reachable'] else cluster['error']}",
+    ]
     for row in body["services"]:
         name = f"{row['namespace']}.{row['name']}"
-        print(f"{name:<32} {row['phase']:<11} {row['address']:<22} {row['message']}".rstrip())
-    return 0
+        lines.append(f"{name:<32} {row['phase']:<11} {row['address']:<22} {row['message']}".rstrip())
+    return lines
 
 
 def _version(arguments: argparse.Namespace) -> int:

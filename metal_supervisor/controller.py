@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -64,6 +63,16 @@ class Snapshot:
     notes: Mapping[str, RunNote]
 
 
+def _editions(items: Mapping[Key, Json]) -> dict[Key, tuple[object, object]]:
+    """What tells edits of resources from mere status writes."""
+    return {key: (item["metadata"].get("uid"), item["metadata"].get("generation")) for key, item in items.items()}
+
+
+def _doubtful(item: Service | Rejected, record: Record) -> bool:
+    """Whether news may be those of another cluster: same name, other object, or a Model that is suddenly gone."""
+    return item.uid != record.uid or (isinstance(item, Rejected) and item.reason == "ModelNotFound")
+
+
 def collection(settings: Settings, plural: str) -> str:
     """API path of a kind of custom resource in the watched namespace."""
     scope = f"/namespaces/{settings.namespace}" if settings.namespace else ""
@@ -85,7 +94,8 @@ class Controller:
             self._quarantined(f"{program}.json", reason)
         known = frozenset(record.uid for record in self.records.values())
         self.services = Reflector(kube, collection(settings, "inferenceservices"), self.wake, known)
-        self.models = Reflector(kube, collection(settings, "models"), self.wake)
+        known = frozenset(record.model_uid for record in self.records.values() if record.model_uid)
+        self.models = Reflector(kube, collection(settings, "models"), self.wake, known)
         self.store = Store(settings.store_path, self.wake)
         self.exits = ExitWatch(self._exited)
         self.policy = resources.Policy(
@@ -107,12 +117,11 @@ class Controller:
         self.wake()
 
     def run(self, stopped: Callable[[], bool]) -> None:
-        """Passes until told to stop, or until supervisord is gone."""
+        """Passes until told to stop."""
         self.services.start()
         self.models.start()
-        parent = os.getppid()
         pause_s = 0.0
-        while not stopped() and os.getppid() == parent:
+        while not stopped():
             self.bell.wait(pause_s)
             try:
                 pause_s = self.one_pass()
@@ -121,6 +130,9 @@ class Controller:
                 pause_s = RETRY_S
             except (Refused, BrokenFile, StateError, OSError) as error:
                 log.error("pass failed; it is tried again", extra={"error": repr(error)[:300]})
+                pause_s = RETRY_S
+            except Exception:
+                log.exception("pass failed unexpectedly; it is tried again")
                 pause_s = RETRY_S
 
     # ── one pass ─────────────────────────────────────────────────────────────────────────────────
@@ -131,11 +143,13 @@ class Controller:
         snapshot = self._snapshot()
         self._decide(snapshot)
         self._notice_hands(snapshot)
+        # A spec before the record that names it, and both before the section: whatever is cut short can run.
+        self.applier.write_specs(self.records.values(), self.lookout.specs)
         self._keep_records()
-        self.applier.write(self.records.values(), self.lookout.specs, snapshot.complete)
+        self.applier.write_sections(self.records.values(), snapshot.complete)
         diff = self.applier.reload(self._quarantined)
         steps = self.applier.plan(self.records.values(), snapshot.table, diff, snapshot.notes, snapshot.now)
-        done = [step for step in steps if self._perform(step, snapshot)]
+        done = [step for step in steps if self._tried(step, snapshot)]
         self._settle(snapshot, steps)
         self._publish(snapshot, done)
         self.exits.watch_only(self._pids(snapshot))
@@ -147,13 +161,14 @@ class Controller:
     def _snapshot(self) -> Snapshot:
         services, models = self.services.seen, self.models.seen
         synced = services.synced and models.synced
-        if (services.items, models.items) != self._seen:
-            self._seen = services.items, models.items
+        edited = _editions(services.items), _editions(models.items)
+        if edited != self._seen:  # our own status writes are no reason to look again
+            self._seen = edited
             self.store.look_again()
         return Snapshot(
             now=time.time(),
             services=services.items if synced else None,
-            complete=synced and not services.doubtful_until,
+            complete=synced and not services.doubtful_until and not models.doubtful_until,
             models=models.items,
             table=self.supervisord.table(),
             notes=self.state.run_notes(),
@@ -173,6 +188,8 @@ class Controller:
         )
         for key, item in found.items():
             record = self.records.get(key)
+            if record is not None and not snapshot.complete and _doubtful(item, record):
+                continue
             if record is not None and record.verdict.standing is Standing.REMOVING:
                 record = replace(record, withdraw="")
             if isinstance(item, Rejected):
@@ -215,6 +232,14 @@ class Controller:
     def _quarantined(self, name: str, reason: str) -> None:
         log.warning("file quarantined", extra={"file": name, "reason": reason})
         self.notices = [*self.notices[-19:], {"name": name, "reason": reason}]
+
+    def _tried(self, step: Step, snapshot: Snapshot) -> bool:
+        """Carries one step out; one that supervisord refuses must not keep the others from being done."""
+        try:
+            return self._perform(step, snapshot)
+        except Refused as error:
+            log.error("step refused", extra={"program": step.program, "step": step.do.value, "error": str(error)})
+            return False
 
     def _perform(self, step: Step, snapshot: Snapshot) -> bool:
         """Carries one step out; False for those that only wait or warn."""

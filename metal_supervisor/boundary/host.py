@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import psutil
@@ -62,11 +63,14 @@ def _machine_id() -> str:
     return os.urandom(16).hex()
 
 
+@lru_cache(maxsize=1)
 def performance_cores() -> int | None:
     """Number of performance cores of an Apple chip; None elsewhere, where engines know better."""
     if sys.platform == "darwin":
-        text = _output("sysctl", "-n", "hw.perflevel0.physicalcpu").strip()
-        return int(text) if text.isdigit() else None
+        for _ in range(3):  # asked once: an answer that came and went would change every engine's arguments
+            text = _output("sysctl", "-n", "hw.perflevel0.physicalcpu").strip()
+            if text.isdigit():
+                return int(text)
     return None
 
 
@@ -141,13 +145,11 @@ def usage(pid: int) -> Usage | None:
 
 def port_holder(port: int) -> str:
     """Who listens on a port of this machine: `nginx (pid 123)`, or "another process" if that cannot be seen."""
-    with contextlib.suppress(psutil.Error, OSError):
-        for connection in psutil.net_connections("tcp"):
-            if connection.laddr and connection.laddr.port == port and connection.status == psutil.CONN_LISTEN:
-                if not connection.pid:
-                    break
-                with contextlib.suppress(psutil.Error):
-                    return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    for process in psutil.process_iter():  # the list of all connections needs root on a Mac; one's own do not
+        with contextlib.suppress(psutil.Error, OSError):
+            for connection in process.net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+                    return f"{process.name()} (pid {process.pid})"
     return "another process"
 
 
@@ -160,4 +162,7 @@ def port_free(port: int, host: str) -> bool:
             probe.bind((host, port))
         except OSError:
             return False
-    return True
+    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    with socket.socket(family, socket.SOCK_STREAM) as probe:  # BSD lets two listen side by side
+        probe.settimeout(0.2)
+        return probe.connect_ex((target, port)) != 0

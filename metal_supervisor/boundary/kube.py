@@ -83,6 +83,9 @@ class Kube:
             known = isinstance(error, config.ConfigException)
             told = str(error).splitlines()[0][:200] if known else type(error).__name__
             raise BadKubeconfig(f"kubeconfig {self._kubeconfig} cannot be used: {told}") from None
+        name = urllib.parse.urlsplit(options.host).hostname or ""
+        if name == "localhost" or name.startswith("127.") or name == "::1":
+            options.proxy = None  # an exported proxy is not for this machine
         options.retries = False
         options.connection_pool_maxsize = 4
         options.socket_options = [
@@ -94,8 +97,14 @@ class Kube:
                 if hasattr(socket, name)
             ),
         ]
+        try:
+            made = client.ApiClient(options)
+        except (ImportError, ValueError, OSError) as error:
+            text = f"cannot be used: {type(error).__name__} with its proxy or certificates"
+            text = f"kubeconfig {self._kubeconfig} {text}"
+            raise BadKubeconfig(text) from None
         with self._lock:
-            self._options, self._client = options, client.ApiClient(options)
+            self._options, self._client = options, made
         self.server: str = options.host.rstrip("/")
 
     def close(self) -> None:

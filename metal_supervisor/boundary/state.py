@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +46,8 @@ def write_atomic(path: Path, text: str, durable: bool = True) -> bool:
 
 def _link_for(path: Path) -> Path:
     digest = hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()[:10]
-    return Path(tempfile.gettempdir()).resolve() / f"metal-supervisor-{os.getuid()}-{digest}"
+    # Not the temporary directory of the session: on a Mac that alone is too long for a socket.
+    return Path("/tmp").resolve() / f"metal-supervisor-{os.getuid()}-{digest}"
 
 
 class StateDir:

@@ -76,8 +76,10 @@ def _kind(head: bytes) -> str:
 
 def _shown(url: str) -> str:
     """A URL without credentials or query, fit for a log or a status."""
-    parts = urllib.parse.urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
+    plain = url.partition("?")[0].partition("#")[0]
+    scheme, separator, rest = plain.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"[:300]
 
 
 class Store:
@@ -93,7 +95,9 @@ class Store:
         """Looks after exactly these sources from now on; others are dropped, their fetches stopped."""
         wanted = set(sources)
         for source in self._tasks.keys() - wanted:
-            self._tasks.pop(source).dropped.set()
+            task = self._tasks.pop(source)
+            task.dropped.set()
+            task.again.set()
         started = []
         for source in wanted - self._tasks.keys():
             task = self._tasks[source] = _Task()
@@ -131,6 +135,9 @@ class Store:
                 return
             except Unusable as error:
                 self._say(task, ModelFile("Failed", reason=error.reason, message=str(error)))
+            except Exception as error:  # noqa: BLE001 - whatever a URL or a server makes a library raise
+                text = f"{_shown(source)} cannot be used: {type(error).__name__}; check spec.source"
+                self._say(task, ModelFile("Failed", reason="InvalidModel", message=text))
             task.again.wait(pause_s if source.startswith("http") else FIRST_RETRY_S)
             task.again.clear()
             pause_s = min(LONGEST_RETRY_S, pause_s * 2)
@@ -159,12 +166,14 @@ class Store:
 
     def _fetch(self, url: str, target: Path, task: _Task) -> None:
         """Fetches into `<name>.part`, then renames. Raises Unusable, OSError."""
-        shown, part = _shown(url), target.with_name(target.name + ".part")
+        # A name of its own: the fetch that was dropped a moment ago may still be cleaning up.
+        shown, part = _shown(url), target.with_name(f"{target.name}.{threading.get_ident()}.part")
         try:
             answer = self._http.request("GET", url, preload_content=False, redirect=True, retries=urllib3.Retry(
                 connect=0, read=0, redirect=5, other=0, status=0))
         except (urllib3.exceptions.HTTPError, ValueError) as error:
-            raise Unusable("DownloadFailed", f"{shown}: {type(error).__name__}; is the server up?") from None
+            why = type(getattr(error, "reason", None) or error).__name__
+            raise Unusable("DownloadFailed", f"{shown}: {why}; is the server up?") from None
         try:
             if answer.status != 200:
                 raise Unusable("DownloadFailed", f"{shown} answered {answer.status}; check spec.source")

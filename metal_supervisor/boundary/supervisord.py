@@ -18,6 +18,7 @@ import xmlrpc.client
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from xml.parsers.expat import ExpatError
 
 from metal_supervisor.core.types import Diff, ProgramState, State
 
@@ -97,7 +98,7 @@ class Supervisord:
                 if fault.faultCode == SHUTDOWN_STATE:
                     raise Unavailable("supervisord is shutting down") from None
                 raise Refused(fault.faultCode, fault.faultString) from None
-            except (OSError, http.client.HTTPException, xmlrpc.client.Error) as error:
+            except (OSError, http.client.HTTPException, xmlrpc.client.Error, ExpatError, ValueError) as error:
                 self.close()
                 raise Unavailable(f"supervisord at {self._path}: {error!r:.200}") from None
 
@@ -224,6 +225,8 @@ def refusal(path: Path) -> str | None:
         parser = UnhosedConfigParser()
         parser.read_string(text, str(path))
         for name in parser.sections():
+            if not re.fullmatch(r"[!-~]+", name):
+                return f"[{name!r:.80}] has characters that supervisord cannot report"
             if name.partition(":")[0] not in ALLOWED_SECTIONS:
                 return f"[{name}] belongs into supervisord.conf, not here"
         options.read_config(io.StringIO(f"{text}\n[supervisord]\nnodaemon=true\n"))

@@ -105,6 +105,7 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
         verdict=verdict(before, Standing.RUN, "Admitted", "", now),
         endpoint=service.endpoint,
         port=outlook.port,
+        model_uid=service.model.uid,
         withdraw=record.withdraw if record else "",
         retry_at=record.retry_at if record else None,
         stop_sent=bool(record and record.stop_sent),

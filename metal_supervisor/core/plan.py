@@ -147,7 +147,7 @@ def steps(
             result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), remove))
         elif state is None:
             result.append(Step(Do.ADD, name, "new") if name in diff.added else Step(Do.WAIT, name, RELOAD, 1.0))
-        elif name not in diff.changed or runs_wanted_spec(want, note, state):
+        elif name not in diff.changed or (state.state is not State.FATAL and runs_wanted_spec(want, note, state)):
             result.append(_keep(name, want, state, note, now))
         elif state.state in (State.STARTING, State.RUNNING) and _in_flight(note, state):
             result.append(Step(Do.WAIT, name, "launcher has not said yet what it runs", 0.05))

@@ -171,6 +171,7 @@ class Record:
     generation: int
     program: str
     model: str
+    """Name of the Model."""
     runtime: str
     replicas: int
     mode: str
@@ -179,6 +180,7 @@ class Record:
     endpoint: Endpoint | None
     port: int | None = None
     """The engine's port; chosen once, kept until the InferenceService is deleted."""
+    model_uid: str = ""
     spec_file: str | None = None
     """The spec that supervisord should run; None when nothing should."""
     probe: Probe = field(default_factory=Probe)

@@ -79,7 +79,10 @@ def serve(app: flask.Flask, port: int) -> None:
         told = False
         while True:
             try:
-                server = create_server(app, host=HOST, port=port, threads=2, ident="")
+                server = create_server(
+                    app, host=HOST, port=port, threads=2, ident="",
+                    connection_limit=1000, channel_timeout=10, cleanup_interval=5,
+                )
             except OSError as error:
                 if not told:
                     told = True

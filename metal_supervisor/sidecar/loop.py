@@ -37,13 +37,14 @@ from metal_supervisor.core.types import (
     State,
 )
 from metal_supervisor.sidecar.board import Board, Row
-from metal_supervisor.sidecar.probes import Prober, Target
+from metal_supervisor.sidecar.probes import Finding, Prober, Target
 from metal_supervisor.sidecar.publisher import Wanted, WantedModel
 from metal_supervisor.sidecar.registrar import Registrar
 
 TICK_S = 10.0
 RETRY_S = 1.0
 LOG_LINES = 20
+ROUTE_EVERY_S = 30.0
 WITHDRAW_ALL_S = 2.0
 log = logging.getLogger("sidecar")
 
@@ -66,6 +67,8 @@ class Sidecar:
         self._table: Mapping[str, ProgramState] = {}
         self._supervisord_since = 0.0
         self._leaving = threading.Event()
+        self._route = ""
+        self._routed = threading.Event()
 
     def _exited(self, pid: int) -> None:
         self._dead.add(pid)
@@ -75,21 +78,23 @@ class Sidecar:
         self.wake()
 
     def run(self, stopped: Callable[[], bool]) -> None:
-        """Passes until told to stop, or until supervisord is gone; then takes the endpoints out."""
+        """Passes until told to stop; takes the endpoints out if the whole system stops."""
+        if not (self.settings.host_ip or self.settings.embedded):
+            threading.Thread(target=self._follow_route, name="route", daemon=True).start()
+            self._routed.wait(RETRY_S)
         self.registrar.start()
-        parent = os.getppid()
         pause_s = 0.0
-        while not stopped() and os.getppid() == parent:
+        while not stopped():
             self.bell.wait(pause_s)
             try:
                 self.one_pass()
                 # supervisord tells nobody when it gives up on a program; look often while it may.
-                held = any(row.state is State.BACKOFF for row in self._table.values())
+                held = any(row.state in (State.BACKOFF, State.STOPPING) for row in self._table.values())
                 pause_s = RETRY_S if held else TICK_S
-            except OSError as error:
-                log.error("pass failed; it is tried again", extra={"error": repr(error)[:300]})
+            except Exception:
+                log.exception("pass failed; it is tried again")
                 pause_s = RETRY_S
-        if stopped() and self._whole_system_stops():
+        if self._whole_system_stops():
             self._leave()
 
     def _whole_system_stops(self) -> bool:
@@ -144,7 +149,9 @@ class Sidecar:
         """The records; one that cannot be read is taken as it last was, until the controller has mended it."""
         good, bad = self.state.records()
         before = {row.record.program: row.record for row in self.board.rows}
-        return {**{name: before[name] for name in bad if name in before}, **good}
+        # Its record is removed only after its program: until then it was lost, and is being made again.
+        lost = {name for name in before if name in bad or name in self._table}
+        return {**{name: before[name] for name in lost}, **good}
 
     def _read_table(self) -> str:
         """Reads supervisord's table; returns why that failed, and keeps the last one then."""
@@ -185,8 +192,11 @@ class Sidecar:
         before = self._observed.get(record.program)
         finding = self.prober.finding(record.program)
         published = self.registrar.published(record.key)
-        ready = bool(pid) and finding.ready and not self._leaving.is_set()
         word = row.state.value if row else ""
+        if finding is None:  # a sidecar that starts anew must not take out what serves
+            same = before is not None and before.pid == pid
+            finding = Finding(bool(same and before and before.ready), "")
+        ready = bool(pid) and finding.ready and word != "STOPPING" and not self._leaving.is_set()
         message = finding.message
         if note and note.refused and not pid:
             message = note.refused_message
@@ -202,7 +212,7 @@ class Sidecar:
             state=word,
             message="" if ready else message,
             withdrawn=published.withdrawn,
-            restarts=(before.restarts if before else 0) + (1 if died and not self._planned(record) else 0),
+            restarts=(before.restarts if before else 0) + (1 if died and not self._planned(record, word) else 0),
             last_exit=self._exit(record, before, died),
             published=published.problem,
         )
@@ -210,16 +220,16 @@ class Sidecar:
         if self.state.write_observed(observed):
             ring(self.state.path, "controller")
         told = report(record, observed)
-        self._announce(record, told, observed, died)
+        self._announce(record, told, observed, died and not self._planned(record, word))
         address = self._address()[0]
         used = host.usage(pid) if pid else None
         where = f"{address}:{record.port}" if told.wants_slice and address else ""
         return Row(record, observed, told, where, used.rss_bytes if used else 0)
 
-    def _planned(self, record: Record) -> bool:
+    def _planned(self, record: Record, word: str) -> bool:
         """Whether the controller, or a human, made the process end."""
-        stopping = bool(record.withdraw) or record.verdict.standing is not Standing.RUN or record.stopped_by_hand
-        return stopping or self._leaving.is_set()
+        ours = bool(record.withdraw) or record.verdict.standing is not Standing.RUN or self._leaving.is_set()
+        return ours or record.stopped_by_hand or word in ("STOPPING", "STOPPED")
 
     def _exit(self, record: Record, before: Observed | None, died: bool) -> str:
         if before is None or died or not before.last_exit:
@@ -240,7 +250,7 @@ class Sidecar:
             detail = {"service": record.program, "phase": told.phase, "reason": told.reason, "why": told.message}
             log.info("service", extra=detail)
         ended = ""
-        if died and not self._planned(record):
+        if died:
             lines = "\n".join(self.state.log_tail(record.program, LOG_LINES))
             ended = f"the engine ended: {observed.last_exit or 'unknown'}\n{lines}"
         what = happening(before, told, ended)
@@ -249,24 +259,32 @@ class Sidecar:
 
     def _address(self) -> tuple[str, str]:
         """(address to advertise, why it cannot be advertised)."""
-        address = self.settings.host_ip or ("127.0.0.1" if self.settings.embedded else self._route())
+        address = self.settings.host_ip or ("127.0.0.1" if self.settings.embedded else self._route)
         if not address:
             return "", "no address of this Mac routes to the cluster; set --host-ip"
         return address, host.address_problem(address, allow_loopback=self.settings.embedded) or ""
 
-    def _route(self) -> str:
+    def _follow_route(self) -> None:
+        """Keeps the address that routes to the cluster. A thread of its own: a name may take long to look up."""
         server = self.kube.server_name.partition("://")[2]
         name, _, port = server.rpartition(":") if server.rpartition(":")[2].isdigit() else (server, ":", "443")
-        return host.route_to(name.strip("[]"), int(port)) or ""
+        while True:
+            found = host.route_to(name.strip("[]"), int(port)) or self._route
+            if found != self._route:
+                self._route = found
+                self.wake()
+            self._routed.set()
+            time.sleep(ROUTE_EVERY_S)
 
     def _register(self, rows: list[Row], told: Json) -> None:
         wanted = {row.record.key: Wanted(row.record, row.report, *self._address()) for row in rows}
         models = {}
         for name, item in (told.get("models") or {}).items():
             namespace, _, short = name.partition("/")
-            if item["metal"]:
-                file = ModelFile(**item["file"])
-                models[namespace, short] = WantedModel(item["uid"], item["generation"], item["source"], file)
+            with contextlib.suppress(KeyError, TypeError):  # written by another version
+                if item["metal"]:
+                    file = ModelFile(**item["file"])
+                    models[namespace, short] = WantedModel(item["uid"], item["generation"], item["source"], file)
         self._reports = {key: value for key, value in self._reports.items() if key in wanted}
         self.registrar.want(wanted, models)
 

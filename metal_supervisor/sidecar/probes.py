@@ -46,6 +46,7 @@ class _Asker(threading.Thread):
         super().__init__(name=f"probe {target.port}", daemon=True)
         self.target, self._on_change = target, on_change
         self.finding = Finding(False, "")
+        self.answered = False
         self._over = threading.Event()
         self._since = time.monotonic()
 
@@ -61,7 +62,8 @@ class _Asker(threading.Thread):
             failures = 0 if answer.ready else failures + 1
             if answer.ready or not was.ready or failures >= FAILURES:
                 self.finding = Finding(answer.ready, answer.message)
-            if self.finding != was and not self._over.is_set():
+            first, self.answered = not self.answered, True
+            if (first or self.finding != was) and not self._over.is_set():
                 self._on_change()
             self._over.wait(self._pause_s(failures))
 
@@ -89,7 +91,7 @@ class Prober:
             asker = self._askers[program] = _Asker(targets[program], self._on_change)
             asker.start()
 
-    def finding(self, program: str) -> Finding:
-        """What is known of a program's engine."""
+    def finding(self, program: str) -> Finding | None:
+        """What is known of a program's engine, None before its first answer."""
         asker = self._askers.get(program)
-        return asker.finding if asker else Finding(False, "")
+        return asker.finding if asker and asker.answered else None

@@ -136,6 +136,10 @@ class Publisher:
         """Makes Service and EndpointSlice show what is wanted; withdraws when it is asked to."""
         done, token, record = self._done_of(want.record), want.record.withdraw, want.record
         if time.monotonic() < done.blocked_until and done.problem:
+            if done.slice is not None and want.report.wants_slice and not want.report.ready:
+                self._slice(want, done)  # whatever the cluster refused, traffic must not go where nothing serves
+            elif not want.report.wants_slice:
+                self._drop_slice(record, done)
             self._withdrawn(done, token)
             return
         problem = want.address_problem if want.report.wants_slice else ""
@@ -160,7 +164,8 @@ class Publisher:
         endpoint = want.record.endpoint
         assert endpoint is not None
         body = manifests.service_object(want.record, endpoint)
-        if body == done.service:
+        due = time.monotonic() - done.heartbeat_at >= HEARTBEAT_S  # somebody may have deleted it
+        if body == done.service and not due:
             return ""
         path = f"/api/v1/namespaces/{want.record.namespace}/services"
         if done.service is None and (foreign := self._foreign(f"{path}/{endpoint.service}", want.record)):
@@ -288,6 +293,7 @@ class Publisher:
                     self._delete(_slice_path(namespace, item["metadata"]["name"]))
         for done in self._done.values():
             done.service = done.slice = done.status = None
+            done.slice_name = ""
         self._model_done.clear()
         self.resync_at = time.monotonic() + RESYNC_S * random.uniform(0.9, 1.1)
 

@@ -357,3 +357,20 @@ def test_a_broken_file_in_models_d_does_not_keep_supervisord_from_starting(tmp_p
     with running(tmp_path, engine=FAKE_ENGINE) as up:
         assert "put broken.conf aside" in up.said()
         assert "put sneaky.conf aside: [supervisord] belongs into supervisord.conf" in up.said()
+
+
+def test_a_lost_spec_neither_stops_the_engine_nor_keeps_it_from_healing(system: System) -> None:
+    system.apply(service("speced"))
+    before = system.ready("speced")
+    system.supervisorctl("stop", "controller", "apiserver")
+    record = system.state / "records" / "default.speced.json"
+    text = record.read_text()
+    spec = json.loads(text)["spec_file"]
+    record.write_text(text.replace(spec, "default.speced.0123456789ab.json"))
+    system.supervisorctl("start", "controller")
+    eventually(lambda: "RUNNING" in system.supervisorctl("status", "controller"), what="the controller to run")
+    assert system.pid("speced") == before
+    system.supervisorctl("start", "apiserver")
+    eventually(lambda: json.loads(record.read_text())["spec_file"] == spec, 30, "the record to be put right")
+    assert system.pid("speced") == before
+    gone(system, "speced")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
 
+from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.core.types import State
-from tests.system import System, eventually, kill, running, service
+from tests.system import SLICES, System, eventually, kill, running, service
 
 KILLS = 10
 
@@ -24,6 +26,20 @@ def running_pid(system: System, program: str, not_this: int) -> int:
     """Pid of one of our own programs once supervisord calls it RUNNING, and it is another one than before."""
     row = system.rpc.table()[program]
     return row.pid if row.state is State.RUNNING and row.pid != not_this else 0
+
+
+def test_a_new_sidecar_never_takes_out_what_serves(system: System) -> None:
+    system.ready()
+    found = system.slice()
+    assert found is not None
+    stream = Kube(system.kubeconfig).stream(
+        SLICES, {"watch": "true", "resourceVersion": found["metadata"]["resourceVersion"], "timeoutSeconds": 12}
+    )
+    kill(eventually(lambda: running_pid(system, "sidecar", 0), 30, "the sidecar to run"))
+    events = [json.loads(line)["object"] for line in stream.read().splitlines() if line.strip()]
+    tiny = [each for each in events if each["metadata"]["name"].startswith("tiny")]
+    ready = [each["endpoints"][0]["conditions"]["ready"] for each in tiny]
+    assert set(ready) <= {True}
 
 
 @pytest.mark.parametrize("program", ["controller", "sidecar", "apiserver"])
@@ -73,6 +89,7 @@ def test_a_killed_supervisord_whose_service_is_gone_leaves_nothing_of_it(system:
     system.apply(service("leaver"))
     engine = system.ready("leaver")
     tiny = system.pid()
+    system.supervisorctl("stop", "controller")  # it would write the section again
     (system.state / "models.d" / "default.leaver.conf").unlink()
     old = system.supervisord_pid()
     kill(old)

@@ -105,11 +105,12 @@ def test_make_run_in_this_checkout_shows_a_model_ready_and_stops_on_a_signal(tmp
     (copy / ".venv" / ".installed").touch()
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    environ = {**os.environ, "KUBECONFIG": "/nonexistent", "PORT": str(port), "ARGS": "--ports 61000-61099"}
+    environ = {**os.environ, "KUBECONFIG": "/nonexistent", "PORT": "1", "HTTP_PROXY": "http://127.0.0.1:9"}
     environ = {name: value for name, value in environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     with (copy / "run.log").open("wb") as log:
         process = subprocess.Popen(
-            ["make", "run"], cwd=copy, env=environ, stdout=log, stderr=log, start_new_session=True
+            ["make", "run", f"PORT={port}", "ARGS=--ports 61000-61099"],
+            cwd=copy, env=environ, stdout=log, stderr=log, start_new_session=True,
         )
     system = System(copy, state=copy / ".run")
     try:
@@ -122,3 +123,43 @@ def test_make_run_in_this_checkout_shows_a_model_ready_and_stops_on_a_signal(tmp
         process.wait(60)
         system.close()
     assert "nothing is left running" in system.said()
+
+
+def test_restarting_the_whole_system_often_is_no_crash_loop(tmp_path: Path) -> None:
+    with running(tmp_path) as system:
+        system.apply(system.tiny_model(), service())
+        system.ready()
+        for _ in range(3):
+            system.stop()
+            system.start()
+            system.ready(within_s=8)
+
+
+def test_a_stop_works_without_the_socket(tmp_path: Path) -> None:
+    with running(tmp_path) as system:
+        system.apply(system.tiny_model(), service())
+        system.ready()
+        (system.state / "supervisor.sock").unlink()
+        assert system.stop() == 0
+        assert system.processes() == []
+
+
+def test_supervisord_killed_again_and_again_leaves_one_of_each(tmp_path: Path) -> None:
+    with running(tmp_path) as system:
+        system.apply(system.tiny_model(), service())
+        engine = system.ready()
+        for _ in range(5):
+            old = system.supervisord_pid()
+            kill(old)
+            eventually(lambda old=old: system.supervisord_pid() not in (0, old), 30, "supervisord to be back")
+        eventually(lambda: system.rpc.answers() and system.pid() == engine, 30, "the survivor to be stood in for")
+        system.ready()
+
+        def own() -> list[str]:
+            commands = ("controller", "sidecar", "apiserver")
+            return sorted(
+                part for each in system.processes() for part in each.cmdline()[1:6] if part in commands
+            )
+
+        eventually(lambda: own() == ["apiserver", "controller", "sidecar"], what="one of each")
+        assert system.engines() == [engine]

@@ -351,12 +351,13 @@ def test_a_taken_port_is_no_crash_and_never_turns_into_one(place: Place, listene
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"format": 9}'])
-def test_a_bad_spec_is_78_and_leaves_no_note(place: Place, content: str) -> None:
+def test_a_bad_spec_is_78_and_leaves_word_of_which_it_was(place: Place, content: str) -> None:
     spec = place.spec(*ENGINE)
     Path(spec).write_text(content)
     code, output, errors, _ = place.run(spec)
     assert (code, output) == (78, b"") and SPEC in errors
-    assert not place.note.exists()
+    noted = json.loads(place.note.read_text())
+    assert (noted["refused"], noted["spec"], noted["pid"]) == ("BadSpec", SPEC, 0)
 
 
 @pytest.mark.parametrize(
