@@ -119,7 +119,7 @@ def _sidecar(arguments: argparse.Namespace) -> int:
     sidecar = Sidecar(
         settings, directory, Kube(_kubeconfig(settings), settings.context), Supervisord(directory.socket)
     )
-    app.serve(app.create_app(lambda: sidecar.board), settings.port)
+    app.serve(app.create_app(sidecar.current), settings.port)
     stop.wake = sidecar.wake
     sidecar.run(stop)
     return 0

@@ -6,7 +6,7 @@ are taken where a user would feel them: from the request that asks to the proces
 status that shows. Prints a table and writes build/bench.json. A figure here is a measurement of this
 machine, whatever else it was doing; nothing in the tests depends on one.
 
-    python tools/bench.py [--services 20] [--idle-s 60] [--outage-s 30] [--quick]
+    python tools/bench.py [--services 20] [--idle-s 120] [--outage-s 30] [--quick]
 """
 
 from __future__ import annotations
@@ -341,7 +341,7 @@ def main() -> int:
     """Measures everything, or with --quick a little of everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--services", type=int, default=20)
-    parser.add_argument("--idle-s", type=float, default=60)
+    parser.add_argument("--idle-s", type=float, default=120)
     parser.add_argument("--outage-s", type=float, default=30)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter, to see that it works")
     given = parser.parse_args()

@@ -26,8 +26,9 @@ def ring(state: Path, name: str) -> None:
     except OSError:
         return
     try:
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # enough rings are waiting, or nobody is
-            os.write(descriptor, b".")
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # enough rings are waiting, or nobody is
+                os.write(descriptor, b".")
     finally:
         os.close(descriptor)
 

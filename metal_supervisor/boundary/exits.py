@@ -98,9 +98,9 @@ else:
             try:
                 handle = os.pidfd_open(pid)
             except OSError as error:
-                if error.errno == errno.ESRCH:
-                    return None
-                raise
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise
+                return None  # gone, or no process at all
             self._pids[handle] = pid
             self._epoll.register(handle, select.EPOLLIN)
             return handle

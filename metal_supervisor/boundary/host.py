@@ -19,6 +19,7 @@ import psutil
 
 HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")
 TIMEOUT_S = 5.0
+BROADCAST = "255.255.255.255"
 
 
 class NoBinary(Exception):
@@ -36,7 +37,8 @@ class Usage:
 def _output(*command: str) -> str:
     """Standard output of a small system command, "" if it fails."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S).stdout
+        done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S)
+        return done.stdout.decode("utf-8", "replace")
     except (OSError, subprocess.SubprocessError):
         return ""
 
@@ -45,7 +47,8 @@ def node_name(state: Path) -> str:
     """`<hostname>-<8 hex>`, unique and stable; fits a label. Chosen once, kept in the state directory."""
     kept = state / "node"
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        if found := kept.read_text("utf-8").strip():
+        found = kept.read_text("utf-8").strip()
+        if re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", found):
             return found
     host = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().partition(".")[0].lower()).strip("-")[:40] or "mac"
     name = f"{host}-{hashlib.sha256(_machine_id().encode()).hexdigest()[:8]}"
@@ -77,9 +80,10 @@ def performance_cores() -> int | None:
 def address_problem(address: str, allow_loopback: bool) -> str | None:
     """Why an address cannot be advertised in a cluster; None if it can."""
     parsed = ipaddress.ip_address(address)
+    parsed = getattr(parsed, "ipv4_mapped", None) or parsed
     if parsed.is_loopback:
         return None if allow_loopback else f"{address} is loopback: no pod can reach it; set --host-ip"
-    if parsed.is_link_local or parsed.is_unspecified or parsed.is_multicast:
+    if parsed.is_link_local or parsed.is_unspecified or parsed.is_multicast or str(parsed) == BROADCAST:
         return f"{address} is not routable; set --host-ip to an address that pods can reach"
     return None
 
@@ -102,7 +106,8 @@ def find_binary(setting: str, name: str, install: str) -> Path:
         if path.is_file() and os.access(path, os.X_OK):
             return path
         raise NoBinary(f"--{name} is {setting!r}, which is not an executable file")
-    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *HOMEBREW]))
+    places = [place for place in os.environ.get("PATH", "").split(os.pathsep) if place]
+    found = shutil.which(name, path=os.pathsep.join([*places, *HOMEBREW]))
     if found:
         return Path(found).absolute()
     raise NoBinary(f"{name} was not found on PATH or in Homebrew's prefixes; {install}, or set --{name}")

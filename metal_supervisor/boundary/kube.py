@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import socket
 import threading
 import time
@@ -25,7 +26,8 @@ from metal_supervisor.core.types import Json
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 CONNECT_S, READ_S, WATCH_READ_S = 5.0, 15.0, 75.0
 RELOAD_EVERY_S = 30.0
-PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError)
+LONGEST_RETRY_AFTER_S = 300.0
+PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 KEEPALIVE_S = {"TCP_KEEPIDLE": 15, "TCP_KEEPALIVE": 15, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 log = logging.getLogger(__name__)
 
@@ -74,6 +76,11 @@ class Kube:
         try:
             if not self._kubeconfig.is_file():
                 raise BadKubeconfig(f"kubeconfig {self._kubeconfig} does not exist; check --kubeconfig")
+            if os.pathsep in str(self._kubeconfig):
+                raise BadKubeconfig(f"kubeconfig {self._kubeconfig}: {os.pathsep!r} in a path is not possible; move it")
+            options.host = ""  # the client's default is localhost, which nobody wrote
+            if missing := self._missing_credential(yaml.safe_load(self._kubeconfig.read_text("utf-8"))):
+                raise BadKubeconfig(f"kubeconfig {self._kubeconfig} names {missing}, which does not exist")
             config.load_kube_config(  # type: ignore[no-untyped-call]
                 str(self._kubeconfig), context=self._context or None, client_configuration=options
             )
@@ -83,7 +90,13 @@ class Kube:
             known = isinstance(error, config.ConfigException)
             told = str(error).splitlines()[0][:200] if known else type(error).__name__
             raise BadKubeconfig(f"kubeconfig {self._kubeconfig} cannot be used: {told}") from None
-        name = urllib.parse.urlsplit(options.host).hostname or ""
+        parts = urllib.parse.urlsplit(options.host)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BadKubeconfig(f"kubeconfig {self._kubeconfig}: the cluster's server must be an http(s) URL")
+        for path in (options.ssl_ca_cert, options.cert_file, options.key_file):
+            if path and not Path(path).is_file():
+                raise BadKubeconfig(f"kubeconfig {self._kubeconfig} names {path}, which does not exist")
+        name = parts.hostname
         if name == "localhost" or name.startswith("127.") or name == "::1":
             options.proxy = None  # an exported proxy is not for this machine
         options.retries = False
@@ -106,6 +119,14 @@ class Kube:
         with self._lock:
             self._options, self._client = options, made
         self.server: str = options.host.rstrip("/")
+
+    def _missing_credential(self, content: Any) -> str:
+        """The first credential file of the context that is not there: the client would go on without it."""
+        chosen = self._context or content.get("current-context")
+        context = next((each["context"] for each in content["contexts"] if each["name"] == chosen), {})
+        user = next((each["user"] for each in content["users"] if each["name"] == context.get("user")), None) or {}
+        paths = [str(user[name]) for name in ("client-certificate", "client-key", "tokenFile") if user.get(name)]
+        return next((path for path in paths if not (self._kubeconfig.parent / path).is_file()), "")
 
     def close(self) -> None:
         """Drops all pooled connections; the next request makes a new one."""
@@ -136,7 +157,7 @@ class Kube:
                 found = json.loads(answer.data)
             except urllib3.exceptions.HTTPError as error:
                 raise KubeError(0, "Unreachable", f"answer broke off: {_without_secrets(error)}") from None
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise KubeError(0, "BadAnswer", f"{method} {path} was not answered in JSON") from None
             answer.release_conn()
         if not isinstance(found, dict):
@@ -196,7 +217,7 @@ class Kube:
             text = answer.data
             status = json.loads(text)
             reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
-        except (urllib3.exceptions.HTTPError, ValueError, AttributeError):
+        except (urllib3.exceptions.HTTPError, ValueError, AttributeError, RecursionError):
             reason, message = "", f"{self.server_name} answered {answer.status} without saying why"
         finally:
             answer.release_conn()
@@ -204,4 +225,5 @@ class Kube:
             message = "the credentials are refused; renew the token or certificate of the kubeconfig"
             self.reload()
         after = answer.headers.get("Retry-After", "")
-        return KubeError(answer.status, reason, message, float(after) if after.isdigit() else 0.0)
+        pause_s = float(after) if after.isascii() and after.isdigit() else 0.0
+        return KubeError(answer.status, reason, message, min(pause_s, LONGEST_RETRY_AFTER_S))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from metal_supervisor.core import programs
 from metal_supervisor.core.types import Observed, Record, RunNote
@@ -22,6 +23,8 @@ T = TypeVar("T")
 DIRECTORIES = ("records", "specs", "models.d", "observed", "runs", "log", "quarantine", "current")
 # sun_path has 104 bytes on macOS, and supervisord first binds `<path>.<pid>`.
 LONGEST_HOME = 60
+LONGEST_ASIDE = 200
+MOST_KNOWN = 4096
 
 
 class StateError(Exception):
@@ -30,17 +33,22 @@ class StateError(Exception):
 
 def write_atomic(path: Path, text: str, durable: bool = True) -> bool:
     """Makes the file hold exactly `text`; False if it already did. Readers see the old file or the new."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        if path.read_text("utf-8") == text:
+    content = text.encode("utf-8")
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == content:
             return False
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     return True
 
 
@@ -63,6 +71,7 @@ class StateDir:
         self.link = None if plain else _link_for(path)
         self.home = str(self.link or path)
         self.socket = f"{self.home}/supervisor.sock"
+        self._known: dict[Path, tuple[tuple[int, int, int], Any]] = {}
 
     # ── making it ────────────────────────────────────────────────────────────────────────────────
 
@@ -118,16 +127,31 @@ class StateDir:
         for path in sorted((self.path / directory).glob("*.json")):
             name = path.name.removesuffix(".json")
             try:
-                good[name] = parse(path.read_text("utf-8"))
+                good[name] = self._parsed(path, parse)
             except FileNotFoundError:
                 continue
             except (OSError, UnicodeDecodeError, programs.Unreadable) as error:
                 bad[name] = str(error)
         return good, bad
 
+    def _parsed(self, path: Path, parse: Callable[[str], T]) -> T:
+        """What a file says, parsed anew only if it was replaced: every one of ours is, and never edited in place."""
+        found = path.stat()
+        edition = found.st_ino, found.st_mtime_ns, found.st_size
+        known = self._known.get(path)
+        if known is None or known[0] != edition:
+            if len(self._known) > MOST_KNOWN:
+                self._known.clear()
+            known = self._known[path] = edition, parse(path.read_text("utf-8"))
+        value: T = known[1]
+        return value
+
     def records(self) -> tuple[dict[str, Record], dict[str, str]]:
         """(all records, why each of the others cannot be read), by program."""
-        return self._read_all("records", programs.read_record)
+        good, bad = self._read_all("records", programs.read_record)
+        for name in [name for name, record in good.items() if record.program != name]:
+            bad[name] = f"the record of {good.pop(name).program} under another name"
+        return good, bad
 
     def observations(self) -> dict[str, Observed]:
         """What the sidecar saw, by program."""
@@ -136,7 +160,7 @@ class StateDir:
     def run_note(self, program: str) -> RunNote | None:
         """The launcher's note of a program, None if there is none that can be read."""
         try:
-            return programs.read_run((self.path / "runs" / f"{program}.json").read_text("utf-8"))
+            return self._parsed(self.path / "runs" / f"{program}.json", programs.read_run)
         except (OSError, UnicodeDecodeError, programs.Unreadable):
             return None
 
@@ -168,10 +192,17 @@ class StateDir:
 
     def quarantine(self, path: Path, reason: str) -> None:
         """Puts a file aside, beside a note of why, and never loses it."""
-        target = self.path / "quarantine" / f"{time.strftime('%Y%m%dT%H%M%S')}-{time.time_ns() % 10**6:06}-{path.name}"
-        with contextlib.suppress(FileNotFoundError):
-            path.rename(target)
-            target.with_name(target.name + ".why").write_text(reason + "\n", "utf-8")
+        directory = self.path / "quarantine"
+        directory.mkdir(mode=0o700, exist_ok=True)
+        name = path.name
+        if len(os.fsencode(name)) > LONGEST_ASIDE:
+            name = f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:12]}{path.suffix}"
+        stamp = time.strftime("%Y%m%dT%H%M%S")
+        target = next(each for n in itertools.count() if not (each := directory / f"{stamp}-{n}-{name}").exists())
+        if not path.is_symlink() and not path.exists():
+            return
+        path.rename(target)
+        target.with_name(target.name + ".why").write_text(reason + "\n", "utf-8", errors="replace")
 
     def log_tail(self, program: str, lines: int, most_bytes: int = 16384) -> list[str]:
         """The last lines of a program's log, control characters stripped."""

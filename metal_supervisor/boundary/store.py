@@ -8,6 +8,7 @@ as a model only if it begins like one: a login page saved under a model's name m
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import threading
 import time
@@ -49,6 +50,8 @@ class _Task:
 def check_file(path: Path) -> int:
     """Size in bytes of a usable model file. Raises Unusable."""
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise Unusable("InvalidModelFile", f"{path} is not a regular file; spec.source must name one .gguf file")
         if path.is_dir():
             raise Unusable("InvalidModelFile", f"{path} is a directory; spec.source must name one .gguf file")
         with path.open("rb") as file:
@@ -162,6 +165,12 @@ class Store:
                 self._fetch(url, target, task)
             except OSError as error:
                 raise Unusable("DownloadFailed", f"{target}: {error.strerror}") from None
+        else:
+            try:
+                check_file(target)
+            except Unusable:
+                target.unlink(missing_ok=True)  # ours, and damaged: fetch it again
+                return self._fetched(url, task)
         return target
 
     def _fetch(self, url: str, target: Path, task: _Task) -> None:
@@ -169,22 +178,28 @@ class Store:
         # A name of its own: the fetch that was dropped a moment ago may still be cleaning up.
         shown, part = _shown(url), target.with_name(f"{target.name}.{threading.get_ident()}.part")
         try:
-            answer = self._http.request("GET", url, preload_content=False, redirect=True, retries=urllib3.Retry(
-                connect=0, read=0, redirect=5, other=0, status=0))
+            answer = self._http.request(
+                "GET", url, preload_content=False, redirect=True, headers={"Accept-Encoding": "identity"},
+                retries=urllib3.Retry(connect=0, read=0, redirect=5, other=0, status=0),
+            )
         except (urllib3.exceptions.HTTPError, ValueError) as error:
             why = type(getattr(error, "reason", None) or error).__name__
             raise Unusable("DownloadFailed", f"{shown}: {why}; is the server up?") from None
         try:
             if answer.status != 200:
                 raise Unusable("DownloadFailed", f"{shown} answered {answer.status}; check spec.source")
-            length = int(answer.headers.get("Content-Length") or 0)
-            got, told = 0, 0.0
+            said = answer.headers.get("Content-Length", "")
+            length = int(said) if said.isascii() and said.isdigit() else 0
+            if answer.headers.get("Content-Encoding", "identity") != "identity":
+                length = 0  # of the encoded bytes
+            got, told, head = 0, 0.0, b""
             with part.open("wb") as file:
                 for chunk in answer.stream(CHUNK_BYTES):
                     if task.dropped.is_set():
                         raise Unusable("Dropped", "no longer wanted")
-                    if not got and not chunk.startswith(MAGIC):
-                        raise Unusable("InvalidModelFile", f"{shown} is {_kind(chunk)}, not a GGUF file")
+                    head = head if len(head) >= len(MAGIC) else head + chunk[:512]
+                    if len(head) >= len(MAGIC) and not head.startswith(MAGIC):
+                        raise Unusable("InvalidModelFile", f"{shown} is {_kind(head)}, not a GGUF file")
                     file.write(chunk)
                     got += len(chunk)
                     if time.monotonic() - told > PROGRESS_EVERY_S:
@@ -195,6 +210,10 @@ class Store:
                 raise Unusable("InvalidModelFile", f"{shown} is empty")
             if length and got != length:
                 raise Unusable("DownloadFailed", f"{shown} ended after {got} of {length} bytes")
+            if len(head) < len(MAGIC):
+                raise Unusable("InvalidModelFile", f"{shown} is {_kind(head)}, not a GGUF file")
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
             part.replace(target)
         except urllib3.exceptions.HTTPError as error:
             raise Unusable("DownloadFailed", f"{shown} broke off: {type(error).__name__}") from None

@@ -25,6 +25,7 @@ from metal_supervisor.core.types import Json, Key
 WATCH_S, RELIST_S = 300.0, 600.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S, FORBIDDEN_PAUSE_S, MISSING_PAUSE_S = 0.25, 60.0, 30.0, 2.0
 UNREACHABLE_PAUSE_S = 1.5
+SETTLED_S = 5.0
 LONGEST_LINE_BYTES = 32 << 20
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,10 @@ class Watched:
 
 def key_of(item: Json) -> Key:
     metadata = item["metadata"]
-    return metadata.get("namespace", ""), metadata["name"]
+    key = metadata.get("namespace", ""), metadata["name"]
+    if not all(isinstance(part, str) for part in key):
+        raise TypeError("a name must be a string")
+    return key
 
 
 def _slim(item: Json) -> Json:
@@ -81,11 +85,12 @@ class Reflector(threading.Thread):
             try:
                 if not self._version or started >= self._relist_at:
                     self._list()
-                failures = 0
                 self._watch()
                 pause_s = 0.0 if time.monotonic() - started > 1.0 else 1.0
+                failures = 0
             except KubeError as error:
-                failures += 1
+                # One that lasted was in order until now.
+                failures = failures + 1 if time.monotonic() - started < SETTLED_S else 1
                 pause_s = self._failed(error, failures)
             self.reconnects += 1
             self._kick.wait(pause_s)
@@ -187,11 +192,13 @@ class Reflector(threading.Thread):
             if kind == "ERROR":
                 raise KubeError(int(item.get("code") or 0), str(item.get("reason")), str(item.get("message")))
             version = item["metadata"]["resourceVersion"]
+            if not isinstance(version, str):
+                raise TypeError("resourceVersion")
             if kind == "BOOKMARK":
                 self._version = version
                 return
             key = key_of(item)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise KubeError(0, "BadAnswer", "a watch sent something that is not an event") from None
         items = dict(self.seen.items)
         if kind == "DELETED":

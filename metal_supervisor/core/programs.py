@@ -13,6 +13,7 @@ import json
 import math
 import re
 from enum import Enum
+from functools import lru_cache
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -135,13 +136,18 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
+@lru_cache(maxsize=16)
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
 def _built(kind: type[T], data: Json, what: str) -> T:
     """A dataclass from JSON, every field of the type it declares. Raises Unreadable, naming the field.
 
     Fields that are not known are left out, and fields that are not there take their default: a record of an
     older or slightly newer version is still a record.
     """
-    hints = get_type_hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for item in dataclasses.fields(kind):  # type: ignore[arg-type]
         if item.name not in data:

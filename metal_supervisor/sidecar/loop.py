@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.doorbell import Doorbell, ring
@@ -69,6 +70,10 @@ class Sidecar:
         self._leaving = threading.Event()
         self._route = ""
         self._routed = threading.Event()
+
+    def current(self) -> Board:
+        """The board, with what is counted elsewhere."""
+        return replace(self.board, requests=self.kube.requests)
 
     def _exited(self, pid: int) -> None:
         self._dead.add(pid)
@@ -142,7 +147,6 @@ class Sidecar:
             cluster_since=since,
             node=self.node,
             programs={name: row.state.value for name, row in self._table.items() if name not in records},
-            requests=self.kube.requests,
         )
 
     def _read_records(self) -> dict[str, Record]:

@@ -276,7 +276,7 @@ GOOD = {
         json.dumps({**GOOD, "clusters": [{"name": "c", "cluster": {}}]}),
         json.dumps({**GOOD, "clusters": [{"name": "c", "cluster": {
             "server": "https://h", "certificate-authority-data": f"{TOKEN}!"}}]}),
-        json.dumps({**GOOD, "users": [{"name": "u", "user": {"client-certificate": f"/no/{TOKEN[:3]}"}}]}),
+        json.dumps({**GOOD, "users": [{"name": "u", "user": {"client-certificate": "/no/c", "client-key": "/no/k"}}]}),
     ],
 )  # fmt: skip
 def test_a_bad_kubeconfig_is_refused_by_name_without_its_content(tmp_path: Path, text: str) -> None:
@@ -300,8 +300,10 @@ def test_an_unknown_context_is_refused(tmp_path: Path) -> None:
         Kube(config(tmp_path / "k", "http://127.0.0.1:1"), "other")
 
 
-def test_a_colon_in_the_path_of_a_kubeconfig_is_only_a_colon(tmp_path: Path) -> None:
-    assert Kube(config(tmp_path / "a:b", "http://127.0.0.1:1")).server == "http://127.0.0.1:1"
+def test_a_colon_in_the_path_of_a_kubeconfig_is_refused_by_name(tmp_path: Path) -> None:
+    # The official client would read it as two paths.
+    with pytest.raises(BadKubeconfig, match="a:b: ':' in a path is not possible"):
+        Kube(config(tmp_path / "a:b", "http://127.0.0.1:1"))
 
 
 @pytest.mark.parametrize("server", ["http://[bad", "nonsense", "ftp://127.0.0.1", "http://127.0.0.1:99999", "http://"])

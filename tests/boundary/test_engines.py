@@ -1,0 +1,133 @@
+"""Probes against a real HTTP server that behaves as engines and strangers do."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from metal_supervisor.boundary import engines
+from metal_supervisor.boundary.engines import Answer, probe
+from metal_supervisor.core.types import Probe
+from tests.system import free_ports
+
+ASKED = Probe(identity="tiny")
+MODELS = json.dumps({"data": [{"id": "file.gguf", "aliases": ["tiny"]}]}).encode()
+
+
+class Engine(http.server.ThreadingHTTPServer):
+    """Answers (status, body) by path; None hangs, "drip" never ends."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Page)
+        self.answers: dict[str, tuple[int, bytes] | str | None] = {"/health": (200, b""), "/v1/models": (200, MODELS)}
+        self.asked: list[str] = []
+        self.end = threading.Event()
+        self.port = int(self.server_address[1])
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A prober that left."""
+
+
+class Page(http.server.BaseHTTPRequestHandler):
+    """One answer."""
+
+    server: Engine
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        answer = self.server.answers.get(self.path, (404, b""))
+        if answer is None:
+            self.server.end.wait(5)
+        elif isinstance(answer, str):
+            self.send_response(200)
+            self.end_headers()
+            while not self.server.end.wait(0.05):
+                self.wfile.write(b"x")
+        else:
+            self.send_response(answer[0])
+            self.end_headers()
+            self.wfile.write(answer[1])
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    with Engine() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.end.set()
+        server.shutdown()
+        thread.join()
+
+
+def test_an_engine_that_serves_our_model_is_ready(engine: Engine) -> None:
+    assert probe(engine.port, ASKED, identify=True) == Answer(True, "")
+    assert engine.asked == ["/health", "/v1/models"]
+
+
+def test_without_identify_or_identity_only_health_is_asked(engine: Engine) -> None:
+    assert probe(engine.port, ASKED, identify=False).ready
+    assert probe(engine.port, Probe(), identify=True).ready
+    assert engine.asked == ["/health", "/health"]
+
+
+@pytest.mark.parametrize(("status", "text"), [(503, "loading its model"), (500, "500"), (404, "404"), (302, "302")])
+def test_an_engine_that_does_not_answer_200_is_not_ready(engine: Engine, status: int, text: str) -> None:
+    engine.answers["/health"] = (status, b"")
+    found = probe(engine.port, ASKED, identify=True)
+    assert (found.ready, text in found.message) == (False, True)
+
+
+def test_nobody_listening_is_said() -> None:
+    assert probe(free_ports(1)[0], ASKED, identify=True) == Answer(False, "the engine does not listen yet")
+
+
+@pytest.mark.parametrize(
+    "body", [b"<!doctype html>", b"", b"7", b"null", b"[]", b"{}", b'{"data": null}', b'{"data": [null]}', b"\xff",
+             b'{"data": [{"id": {}}]}', b'{"data": [{"id": "a", "aliases": 7}]}', b"[" * 100_000]
+)  # fmt: skip
+def test_an_identity_that_is_no_list_of_models_is_not_ready(engine: Engine, body: bytes) -> None:
+    engine.answers["/v1/models"] = (200, body)
+    found = probe(engine.port, ASKED, identify=True)
+    assert (found.ready, "without a list of models" in found.message) == (False, True)
+
+
+def test_a_stranger_on_the_port_is_named_by_what_it_serves(engine: Engine) -> None:
+    engine.answers["/v1/models"] = (200, b'{"data": [{"id": "other"}, {"id": "tinyer"}]}')
+    found = probe(engine.port, ASKED, identify=True)
+    assert not found.ready
+    assert "other, tinyer" in found.message and "not tiny" in found.message
+
+
+def test_a_model_list_that_is_an_error_is_not_an_identity(engine: Engine) -> None:
+    engine.answers["/v1/models"] = (500, MODELS)
+    assert not probe(engine.port, ASKED, identify=True).ready
+
+
+def within(limit_s: float, look: Callable[[], Answer]) -> Answer:
+    started = time.monotonic()
+    found = look()
+    assert time.monotonic() - started < limit_s
+    return found
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models"])
+@pytest.mark.parametrize("kind", [None, "drip"])
+def test_an_engine_that_hangs_or_drips_is_given_up(
+    engine: Engine, path: str, kind: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "TIMEOUT_S", 0.2)
+    threading.Timer(1.5, engine.end.set).start()
+    engine.answers[path] = kind
+    assert not within(1.0, lambda: probe(engine.port, ASKED, identify=True)).ready

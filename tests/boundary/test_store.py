@@ -1,0 +1,338 @@
+"""Model files from a real disk and a real web server."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.server
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metal_supervisor.boundary import store as store_module
+from metal_supervisor.boundary.store import Store, Unusable, check_file
+from metal_supervisor.core.types import ModelFile
+from tests.system import eventually, free_ports
+
+GGUF = b"GGUF" + bytes(range(256)) * 40
+WITHIN_S = 5.0
+
+
+class Web(http.server.ThreadingHTTPServer):
+    """Answers by path; `hold` stalls a body in the middle."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Page)
+        self.asked: list[str] = []
+        self.bodies: dict[str, bytes] = {"/m.gguf": GGUF}
+        self.hold = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that left is what some tests want."""
+
+
+class Page(http.server.BaseHTTPRequestHandler):
+    """One answer."""
+
+    protocol_version = "HTTP/1.1"
+    server: Web
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        self.server.asked.append(path)
+        if path == "/moved.gguf":
+            self._head(302, 0, Location="/m.gguf")
+        elif path == "/loop.gguf":
+            self._head(302, 0, Location="/loop.gguf")
+        elif path == "/short.gguf":
+            self._head(200, len(GGUF) + 10)
+            self.wfile.write(GGUF)
+            self.close_connection = True
+        elif path == "/nolength.gguf":
+            self._head(200, None, Connection="close")
+            self.wfile.write(GGUF)
+        elif path == "/oddlength.gguf":
+            self._head(200, "many", Connection="close")
+            self.wfile.write(GGUF)
+        elif path == "/drops.gguf":
+            self._head(200, None, **{"Transfer-Encoding": "chunked"})
+            for start in (0, 1, 3):
+                end = {0: 1, 1: 3, 3: len(GGUF)}[start]
+                self.wfile.write(b"%x\r\n%s\r\n" % (end - start, GGUF[start:end]))
+            self.wfile.write(b"0\r\n\r\n")
+        elif path == "/zip.gguf":
+            data = gzip.compress(GGUF)
+            self._head(200, len(data), **{"Content-Encoding": "gzip"})
+            self.wfile.write(data)
+        elif path == "/slow.gguf":
+            self._head(200, 1 << 30)
+            with contextlib.suppress(OSError):
+                self.wfile.write(GGUF)
+                while not self.server.hold.wait(0.005):
+                    self.wfile.write(b"x" * (1 << 20))
+            self.close_connection = True
+        elif path in self.server.bodies:
+            self._head(200, len(self.server.bodies[path]))
+            self.wfile.write(self.server.bodies[path])
+        else:
+            self._head(404, 0)
+
+    def _head(self, code: int, length: int | str | None, **headers: str) -> None:
+        self.send_response(code)
+        if length is not None:
+            self.send_header("Content-Length", str(length))
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    with Web() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.hold.set()
+        server.shutdown()
+        thread.join()
+
+
+class Shelf:
+    """A store, and how often it rang."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.rings = 0
+        self.store = Store(directory, self._ring)
+
+    def _ring(self) -> None:
+        self.rings += 1
+
+    def get(self, source: str) -> ModelFile:
+        """Where it stands once it is decided."""
+        self.store.want([source])
+        return eventually(
+            lambda: self.store.state(source).phase in ("Ready", "Failed") and self.store.state(source),
+            WITHIN_S, f"{source!r:.60} to be decided: {self.store.state(source)}",
+        )  # type: ignore[return-value]
+
+    def ready(self, source: str) -> ModelFile:
+        self.store.want([source])
+        eventually(lambda: self.store.state(source).phase == "Ready", WITHIN_S, f"{self.store.state(source)}")
+        return self.store.state(source)
+
+    def parts(self) -> int:
+        return sum(name.endswith(".part") for name in self.files())
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.directory.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelf]:
+    monkeypatch.setattr(store_module, "FIRST_RETRY_S", 0.1)
+    made = Shelf(tmp_path / "models")
+    yield made
+    made.store.want([])
+    eventually(lambda: not any(t.name == "store" for t in threading.enumerate()), WITHIN_S, "the threads to end")
+
+
+# ── local ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_local_file_is_known_at_once(shelf: Shelf, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(GGUF)
+    shelf.store.want([str(path)])
+    assert shelf.store.state(str(path)) == ModelFile("Ready", str(path), len(GGUF))
+    assert shelf.rings == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "reason", "text"),
+    [
+        (None, "ModelFileMissing", "does not exist on this Mac"), (b"", "InvalidModelFile", "is empty"),
+        (b"\n <!DOCTYPE html>", "InvalidModelFile", "web page"), (b"<?xml version=", "InvalidModelFile", "web page"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "InvalidModelFile", "Git LFS pointer"),
+        (b"PK\x03\x04", "InvalidModelFile", "something else"), (b"GGU", "InvalidModelFile", "something else"),
+    ],
+)  # fmt: skip
+def test_what_is_no_model_is_refused_by_name(tmp_path: Path, content: bytes | None, reason: str, text: str) -> None:
+    path = tmp_path / "m.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(Unusable, match=text) as caught:
+        check_file(path)
+    assert caught.value.reason == reason
+    assert str(path) in str(caught.value)
+
+
+def test_a_directory_and_a_loop_of_links_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Unusable, match="is a directory"):
+        check_file(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(Unusable) as caught:
+        check_file(tmp_path / "loop")
+    assert caught.value.reason == "ModelFileUnreadable"
+    with pytest.raises(Unusable):
+        check_file(tmp_path / ("x" * 300))
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(GGUF)
+    path.chmod(0)
+    if os.getuid() == 0:  # whom no mode stops
+        def refuse(*_: object) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(Unusable, match="Permission denied") as caught:
+        check_file(path)
+    assert caught.value.reason == "ModelFileUnreadable"
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = threading.Event()
+
+    def check() -> None:
+        with contextlib.suppress(Unusable):
+            check_file(tmp_path / "pipe")
+        done.set()
+
+    thread = threading.Thread(target=check, daemon=True)
+    thread.start()
+    in_time = done.wait(0.5)
+    if not in_time:
+        os.close(os.open(tmp_path / "pipe", os.O_WRONLY))
+        thread.join()
+    assert in_time
+
+
+@pytest.mark.parametrize("host", ["", "localhost"])
+def test_a_file_url_may_be_percent_encoded(shelf: Shelf, tmp_path: Path, host: str) -> None:
+    path = tmp_path / "my ü#model.gguf"
+    path.write_bytes(GGUF)
+    assert shelf.ready(f"file://{host}{tmp_path}/my%20%C3%BC%23model.gguf").path == str(path)
+
+
+def test_a_file_url_with_a_host_is_refused(shelf: Shelf) -> None:
+    found = shelf.get("file://models/m.gguf")
+    assert (found.phase, found.reason, "three slashes" in found.message) == ("Failed", "InvalidModel", True)
+
+
+def test_a_file_that_appears_later_is_found(shelf: Shelf, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    assert shelf.get(str(path)).reason == "ModelFileMissing"
+    path.write_bytes(GGUF)
+    shelf.store.look_again()
+    shelf.ready(str(path))
+    assert shelf.rings == 1
+
+
+@pytest.mark.parametrize(
+    "source", ["", "m.gguf", "ftp://h/m.gguf", "http://", "http://[bad/m.gguf", "file:///a%00b", "/a\0b", "/\udcff",
+               "http://h:99999/m", "hf://a/b", "http://\udcff/m", "http://127.0.0.1:1/\udcff"]
+)  # fmt: skip
+def test_a_source_that_makes_no_sense_fails_with_a_message(shelf: Shelf, source: str) -> None:
+    found = shelf.get(source)
+    assert (found.phase, bool(found.reason and found.message)) == ("Failed", True)
+
+
+# ── http ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["m.gguf", "moved.gguf", "nolength.gguf", "drops.gguf", "oddlength.gguf", "zip.gguf"])
+def test_a_model_is_fetched_whole(shelf: Shelf, web: Web, name: str) -> None:
+    found = shelf.ready(f"{web.url}/{name}")
+    assert Path(found.path).read_bytes() == GGUF
+    assert found.size_bytes == len(GGUF)
+    assert shelf.files() == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "text"),
+    [
+        ("none.gguf", "DownloadFailed", "answered 404"), ("html.gguf", "InvalidModelFile", "web page"),
+        ("empty.gguf", "InvalidModelFile", "is empty"), ("short.gguf", "DownloadFailed", ""),
+        ("loop.gguf", "DownloadFailed", ""), ("lfs.gguf", "InvalidModelFile", "LFS"),
+    ],
+)  # fmt: skip
+def test_what_is_no_model_on_the_web_is_refused_and_not_kept(
+    shelf: Shelf, web: Web, name: str, reason: str, text: str
+) -> None:
+    web.bodies |= {"/html.gguf": b"<html>login", "/empty.gguf": b"", "/lfs.gguf": b"version https://git-lfs.x"}
+    url = f"{web.url.replace('//', '//user:pass@')}/{name}?token=secret"
+    found = shelf.get(url)
+    assert (found.phase, found.reason) == ("Failed", reason)
+    assert text in found.message
+    assert "secret" not in found.message and "pass" not in found.message
+    assert shelf.files() == []
+
+
+def test_a_server_that_is_not_there_is_named_and_the_fetch_heals(shelf: Shelf, web: Web) -> None:
+    assert "is the server up?" in shelf.get(f"http://127.0.0.1:{free_ports(1)[0]}/m.gguf").message
+    assert shelf.get(f"{web.url}/later.gguf").phase == "Failed"
+    web.bodies["/later.gguf"] = GGUF
+    shelf.ready(f"{web.url}/later.gguf")
+
+
+def test_one_fetch_serves_many_and_the_file_is_kept(shelf: Shelf, web: Web) -> None:
+    url = f"{web.url}/m.gguf"
+    shelf.store.want([url, url])
+    shelf.ready(url)
+    shelf.store.want([url])
+    shelf.store.want([])
+    shelf.ready(url)
+    assert web.asked == ["/m.gguf"]
+
+
+def test_two_urls_that_end_alike_are_two_files(shelf: Shelf, web: Web) -> None:
+    web.bodies["/other/m.gguf"] = GGUF + b"other"
+    assert shelf.ready(f"{web.url}/m.gguf").path != shelf.ready(f"{web.url}/other/m.gguf").path
+
+
+def test_a_fetch_that_is_no_longer_wanted_stops_and_leaves_nothing(shelf: Shelf, web: Web) -> None:
+    url = f"{web.url}/slow.gguf"
+    shelf.store.want([url])
+    eventually(lambda: shelf.parts() == 1, WITHIN_S, "the fetch to begin")
+    eventually(lambda: shelf.store.state(url).phase == "Downloading", WITHIN_S, "progress")
+    shelf.store.want([])
+    eventually(lambda: shelf.files() == [], WITHIN_S, "it to be gone")
+
+
+def test_a_fetch_that_is_wanted_again_at_once_is_not_spoilt_by_the_old_one(shelf: Shelf, web: Web) -> None:
+    url = f"{web.url}/slow.gguf"
+    shelf.store.want([url])
+    eventually(lambda: shelf.parts() == 1, WITHIN_S, "the fetch to begin")
+    shelf.store.want([])
+    shelf.store.want([url])
+    eventually(lambda: len(web.asked) == 2, WITHIN_S, "a second fetch")
+    eventually(lambda: sum(t.name == "store" for t in threading.enumerate()) == 1, WITHIN_S, "the old one to end")
+    assert shelf.parts() == len(shelf.files()) == 1
+
+
+def test_a_fetched_file_that_was_damaged_is_fetched_again(shelf: Shelf, web: Web) -> None:
+    """A power cut may leave an empty file under the final name."""
+    url = f"{web.url}/m.gguf"
+    path = Path(shelf.ready(url).path)
+    shelf.store.want([])
+    path.write_bytes(b"")
+    assert Path(shelf.ready(url).path).read_bytes() == GGUF
+
+
+def test_a_disk_that_cannot_be_written_is_named(shelf: Shelf, web: Web) -> None:
+    shelf.directory.write_text("a file, where the directory should be")
+    found = shelf.get(f"{web.url}/m.gguf")
+    assert (found.phase, found.reason) == ("Failed", "DownloadFailed")

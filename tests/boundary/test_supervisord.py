@@ -1,0 +1,395 @@
+"""The client against a real supervisord, and `refusal` against what that supervisord really does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metal_supervisor.boundary import supervisord as supervisord_module
+from metal_supervisor.boundary.supervisord import (
+    BrokenFile,
+    Refused,
+    Supervisord,
+    Unavailable,
+    last_exit,
+    refusal,
+)
+from metal_supervisor.core.types import State
+from tests.system import eventually
+
+CONF = """
+[supervisord]
+nodaemon=true
+silent=true
+nocleanup=true
+logfile={d}/log
+pidfile={d}/pid
+childlogdir={d}
+[unix_http_server]
+file={d}/s
+[rpcinterface:supervisor]
+supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
+[include]
+files={d}/conf.d/*.conf
+"""
+
+
+def section(name: str, command: str = "/bin/sleep 60", **more: object) -> str:
+    options = {"command": command, "startsecs": 0, "stdout_logfile": "/dev/null", "stdout_logfile_maxbytes": 0,
+               "redirect_stderr": "true", **more}
+    return f"[program:{name}]\n" + "".join(f"{key}={value}\n" for key, value in options.items())
+
+
+class Daemon:
+    """A supervisord of one's own, and a client of it."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="sv"))
+        self.files = self.path / "conf.d"
+        self.files.mkdir()
+        (self.path / "c.conf").write_text(CONF.format(d=self.path))
+        self.rpc = Supervisord(str(self.path / "s"))
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-W", "ignore", "-m", "supervisor.supervisord", "-n", "-c", f"{self.path}/c.conf"]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        eventually(self.rpc.answers, what="supervisord to answer")
+
+    def end(self) -> None:
+        if self.process:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+            try:
+                self.process.wait(15)
+            finally:
+                self.process.kill()
+                self.process.wait()
+        self.process = None
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.files / f"{name}.conf"
+        path.write_text(text)
+        return path
+
+    def run(self, name: str, *arguments: str, **more: object) -> None:
+        self.write(name, section(name, *arguments, **more))
+        assert name in self.rpc.reload().added
+        self.rpc.add(name)
+
+    def state(self, name: str) -> State | None:
+        row = self.rpc.table().get(name)
+        return row.state if row else None
+
+    def becomes(self, name: str, *states: State | None) -> None:
+        eventually(lambda: self.state(name) in states, what=f"{name} to be {states}")
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Daemon]:
+    daemon = Daemon()
+    daemon.start()
+    yield daemon
+    daemon.rpc.close()
+    daemon.end()
+    shutil.rmtree(daemon.path)
+
+
+@pytest.fixture
+def daemon(shared: Daemon) -> Iterator[Daemon]:
+    """The shared supervisord, empty before and after."""
+    yield shared
+    if not shared.process or shared.process.poll() is not None:
+        shared.start()
+    for path in shared.files.iterdir():
+        path.unlink()
+    for name in shared.rpc.table():
+        shared.rpc.stop(name)
+    for name in shared.rpc.table():
+        shared.becomes(name, State.STOPPED, State.EXITED, State.FATAL)
+        shared.rpc.remove(name)
+    assert shared.rpc.table() == {}
+
+
+def test_a_program_is_added_shown_stopped_started_replaced_and_removed(daemon: Daemon) -> None:
+    daemon.run("default.a")
+    daemon.becomes("default.a", State.RUNNING)
+    row = daemon.rpc.table()["default.a"]
+    os.kill(row.pid, 0)
+    assert row.now >= row.start > 0
+    daemon.rpc.stop("default.a")
+    daemon.becomes("default.a", State.STOPPED)
+    assert daemon.rpc.table()["default.a"].pid == 0
+    daemon.rpc.start("default.a")
+    daemon.becomes("default.a", State.RUNNING)
+    path = daemon.write("default.a", section("default.a", "/bin/sleep 61"))
+    assert daemon.rpc.reload().changed == {"default.a"}
+    daemon.rpc.stop("default.a")
+    daemon.becomes("default.a", State.STOPPED)
+    daemon.rpc.replace("default.a")
+    daemon.becomes("default.a", State.RUNNING)
+    assert not daemon.rpc.reload()
+    path.unlink()
+    assert daemon.rpc.reload().removed == {"default.a"}
+    daemon.rpc.stop("default.a")
+    daemon.becomes("default.a", State.STOPPED)
+    daemon.rpc.remove("default.a")
+    assert daemon.rpc.table() == {}
+
+
+def test_what_is_so_already_is_no_error(daemon: Daemon) -> None:
+    daemon.run("default.a")
+    pid = daemon.rpc.table()["default.a"].pid
+    daemon.rpc.add("default.a")
+    daemon.rpc.start("default.a")
+    daemon.rpc.remove("default.a")
+    daemon.rpc.replace("default.a")
+    assert daemon.rpc.table()["default.a"].pid == pid
+    daemon.rpc.stop("default.a")
+    daemon.becomes("default.a", State.STOPPED)
+    daemon.rpc.stop("default.a")
+    daemon.rpc.signal("default.a", "TERM")
+    for call in (daemon.rpc.add, daemon.rpc.remove, daemon.rpc.replace, daemon.rpc.start, daemon.rpc.stop):
+        call("default.none")
+    daemon.rpc.signal("default.none", "TERM")
+
+
+def test_other_faults_are_told(daemon: Daemon) -> None:
+    daemon.run("default.a", "/no/such/file", autostart="false")
+    with pytest.raises(Refused) as caught:
+        daemon.rpc.start("default.a")
+    assert caught.value.code == 20
+    with pytest.raises(Refused):
+        daemon.rpc.call("supervisor.noSuchMethod")
+    assert daemon.rpc.answers()
+
+
+def test_a_poke_has_a_death_noticed_at_once(daemon: Daemon) -> None:
+    daemon.run("default.a", autorestart="false")
+    daemon.becomes("default.a", State.RUNNING)
+    os.kill(daemon.rpc.table()["default.a"].pid, signal.SIGKILL)
+    eventually(lambda: daemon.rpc.poke() or daemon.state("default.a") is State.EXITED, 0.9, "it to be noticed")
+
+
+def test_a_broken_file_is_named_and_the_running_are_not_touched(daemon: Daemon) -> None:
+    daemon.run("default.a")
+    pid = daemon.rpc.table()["default.a"].pid
+    for text in ("[program:x]\n", "rubbish\n", "[program:y]\ncommand=/bin/true\nautostart=perhaps\n"):
+        path = daemon.write("default.bad", text)
+        with pytest.raises(BrokenFile) as caught:
+            daemon.rpc.reload()
+        assert caught.value.path in (path, None)
+        assert refusal(path)
+        path.unlink()
+        assert not daemon.rpc.reload()
+    assert daemon.rpc.table()["default.a"].pid == pid
+
+
+def test_last_exit_is_in_supervisords_words(daemon: Daemon) -> None:
+    log = daemon.path / "log"
+    daemon.run("default.a", "/bin/sh -c 'exit 7'", autorestart="false")
+    daemon.becomes("default.a", State.EXITED)
+    assert last_exit(log, "default.a") == "exit status 7"
+    daemon.run("default.a.b")
+    daemon.becomes("default.a.b", State.RUNNING)
+    os.kill(daemon.rpc.table()["default.a.b"].pid, signal.SIGKILL)
+    eventually(lambda: last_exit(log, "default.a.b") == "terminated by SIGKILL", what=log.read_text()[-300:])
+    assert last_exit(log, "default.a") == "exit status 7"
+    assert last_exit(log, "default.b") == ""
+    assert last_exit(daemon.path / "none", "default.a") == ""
+
+
+BAD = {
+    "no command": "[program:x]\n", "no section": "command=/bin/true\n", "rubbish": "\x00\x01rubbish",
+    "value": "[program:x]\ncommand=/bin/true\nautostart=perhaps\n", "no environment": section("x", "%(ENV_NOPE)s"),
+    "expansion": section("x", "/bin/true %(nope)s"), "percent": section("x", "/bin/true 100%"),
+    "stop signal": section("x", stopsignal="NOPE"), "umask": section("x", umask="999"),
+    "user": section("x", user="nobody-of-that-name"), "processes": section("x", numprocs=2),
+    "environment": section("x", environment='A="b'), "restart": section("x", autorestart="maybe"),
+    "log directory": section("x", stdout_logfile="/no/such/directory/log"), "group": "[group:g]\nprograms=none\n",
+    "size": section("x", stdout_logfile_maxbytes="many"), "empty name": section(""),
+    "bracket": "[program:x\ncommand=a\n",
+    "quote": section("x", "/bin/sh -c 'oops"), "number": section("x", startsecs="two"),
+    "colon": section("a:b"), "listener": "[eventlistener:e]\ncommand=/bin/true\n",
+}  # fmt: skip
+GOOD = {
+    "empty": "", "comment": "; nothing here\n", "plain": section("x"), "two": section("x") + section("y"),
+    "escaped": section("x", "/bin/echo 100%%"), "here": section("x", "%(here)s/x"),
+    "unknown option": section("x", zzz=1),
+    "group": section("x") + "[group:g]\nprograms=x\n", "umlaut": "; ü\n" + section("x"),
+    "twice": section("x") + section("x"), "bom": "\ufeff; mark\n" + section("x"),
+}  # fmt: skip
+
+
+def loads(daemon: Daemon) -> bool:
+    """Whether the real supervisord takes its files, alive afterwards."""
+    try:
+        daemon.rpc.reload()
+    except (BrokenFile, Refused):
+        return False
+    finally:
+        assert daemon.process and daemon.process.poll() is None
+    return True
+
+
+@pytest.mark.parametrize("kind", [*BAD, *GOOD])
+def test_refusal_says_what_the_real_supervisord_says(daemon: Daemon, kind: str) -> None:
+    path = daemon.write("default.x", BAD.get(kind, GOOD.get(kind, "")))
+    said = refusal(path)
+    assert (said is None) is loads(daemon), said
+    if said:
+        assert "\n" not in said and len(said) <= 300
+
+
+@pytest.mark.parametrize("kind", ["no command", "value", "no section", "expansion", "user", "stop signal"])
+def test_a_bad_file_is_refused(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "x.conf").write_text(BAD[kind])
+    assert refusal(tmp_path / "x.conf")
+
+
+@pytest.mark.parametrize("kind", ["empty", "comment", "plain", "two", "escaped", "umlaut"])
+def test_a_good_file_is_accepted(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "x.conf").write_text(GOOD[kind])
+    assert refusal(tmp_path / "x.conf") is None
+
+
+def test_what_would_change_supervisord_itself_or_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.conf"
+    for name in ("supervisord", "unix_http_server", "include", "inet_http_server", "rpcinterface:x", "evil"):
+        path.write_text(f"[{name}]\nfile=/tmp/x\nfiles=/tmp/*\n")
+        assert name in (refusal(path) or "")
+    path.write_bytes(section("x").encode() + b"; \xff\n")
+    assert refusal(path)
+    path.unlink()
+    assert refusal(path)
+    path.mkdir()
+    assert refusal(path)
+
+
+def test_refusing_leaks_nothing(tmp_path: Path) -> None:
+    (tmp_path / "x.conf").write_text(section("x"))
+    refusal(tmp_path / "x.conf")
+    before = len(os.listdir("/dev/fd"))
+    for _ in range(20):
+        refusal(tmp_path / "x.conf")
+    assert len(os.listdir("/dev/fd")) == before
+
+
+# ── its worst days ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_hanging_supervisord_is_given_up_and_found_again(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisord_module, "TIMEOUT_S", 0.2)
+    assert daemon.process
+    client = Supervisord(str(daemon.path / "s"))
+    assert client.table() == {}
+    os.kill(daemon.process.pid, signal.SIGSTOP)
+    try:
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                client.table()
+        assert not client.answers()
+    finally:
+        os.kill(daemon.process.pid, signal.SIGCONT)
+    eventually(client.answers, what="it to answer")
+    assert client.table() == {}
+    client.close()
+
+
+def test_a_client_survives_a_restart_of_supervisord(daemon: Daemon) -> None:
+    daemon.run("default.a")
+    daemon.end()
+    assert not daemon.rpc.answers()
+    with pytest.raises(Unavailable):
+        daemon.rpc.table()
+    daemon.start()
+    assert set(daemon.rpc.table()) == {"default.a"}
+    assert daemon.process
+    daemon.process.kill()
+    daemon.process.wait()
+    daemon.start()
+    assert set(daemon.rpc.table()) == {"default.a"}
+
+
+def test_a_supervisord_that_shuts_down_is_unavailable_and_still_there(daemon: Daemon) -> None:
+    stubborn = """/bin/sh -c 'trap "" TERM; echo ready > {}; while :; do sleep 0.05; done'""".format(daemon.path / "r")
+    daemon.run("default.a", stubborn, stopwaitsecs=2)
+    eventually((daemon.path / "r").exists, what="the trap")
+    daemon.rpc.shutdown()
+
+    def refused() -> bool:
+        try:
+            daemon.rpc.table()
+        except Unavailable as error:
+            return "shutting down" in str(error)
+        return False
+
+    eventually(refused, 1.5, "it to refuse")
+    assert daemon.rpc.answers()
+    assert daemon.process
+    daemon.process.wait(10)
+    assert not daemon.rpc.answers()
+
+
+def test_threads_share_a_client(daemon: Daemon) -> None:
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(20):
+                daemon.rpc.table()
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"", b"rubbish\r\n\r\n", b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/xml\r\nContent-Length: 4\r\n\r\n<no>",
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/xml\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/xml\r\nContent-Length: 400\r\n\r\n<?xml version='1.0'?><methodR",
+    ],
+    ids=["silence", "rubbish", "500", "no xml", "empty", "cut"],
+)  # fmt: skip
+def test_whatever_answers_in_its_place_is_unavailable(answer: bytes) -> None:
+    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{directory}/s")
+        server.listen()
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.recv(65536)
+                        connection.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        client = Supervisord(f"{directory}/s")
+        try:
+            with pytest.raises(Unavailable):
+                client.table()
+        finally:
+            client.close()
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join(5)
