@@ -123,7 +123,7 @@ class Kube:
     def _missing_credential(self, content: Any) -> str:
         """The first credential file of the context that is not there: the client would go on without it."""
         chosen = self._context or content.get("current-context")
-        context = next((each["context"] for each in content["contexts"] if each["name"] == chosen), {})
+        context: Any = next((each["context"] for each in content["contexts"] if each["name"] == chosen), {})
         user = next((each["user"] for each in content["users"] if each["name"] == context.get("user")), None) or {}
         paths = [str(user[name]) for name in ("client-certificate", "client-key", "tokenFile") if user.get(name)]
         return next((path for path in paths if not (self._kubeconfig.parent / path).is_file()), "")
