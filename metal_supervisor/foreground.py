@@ -124,8 +124,7 @@ class Foreground:
 
     def _reach(self, kube: Kube) -> None:
         """Says which cluster this is, before anything is done to it."""
-        context = self.settings.context or "the current context"
-        self.say(f"  cluster  {kube.server_name} ({context} of {self.settings.kubeconfig})")
+        self.say(f"  cluster  {kube.server_name} (context {kube.context_name} of {self.settings.kubeconfig})")
         self.say(f"  watching namespace {self.settings.namespace or 'all namespaces'}; nothing is applied to it")
         bind = self.settings.bind_address
         if bind in ("0.0.0.0", "::"):

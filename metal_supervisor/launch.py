@@ -139,7 +139,9 @@ def holder_of(port: int, host: str) -> str | None:
     target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.settimeout(ANSWER_WAIT_S)
-        return "another server answers there" if probe.connect_ex((target, port)) == 0 else None
+        answered = probe.connect_ex((target, port)) == 0
+        # A port of the system's own range may be given to this very probe, which then talks to itself.
+        return "another server answers there" if answered and probe.getsockname() != probe.getpeername() else None
 
 
 def last_words(log: str, program: str) -> str:

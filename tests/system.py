@@ -156,7 +156,8 @@ class System:
         self.base = base
         self.state = state or base / "run"
         self.http, first = free_ports(2)
-        first = 20000 + (first % 400) * 100  # a range of its own, unlikely to meet another test's
+        # A range of its own, unlikely to meet another test's, and below those that systems give out.
+        first = 10000 + (first % 220) * 100
         self.flags = [
             "--state-dir", str(self.state), "--port", str(self.http), "--ports", f"{first}-{first + 99}",
             "--llama-server", str(engine or engine_path()), *flags,

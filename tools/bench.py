@@ -38,8 +38,10 @@ import tiny_gguf  # noqa: E402
 
 from metal_supervisor import boot  # noqa: E402
 from metal_supervisor.apiserver import ApiServer, Options  # noqa: E402
+from metal_supervisor.boundary import engines  # noqa: E402
 from metal_supervisor.boundary.kube import Kube  # noqa: E402
 from metal_supervisor.config import conf_dir  # noqa: E402
+from metal_supervisor.core.types import Probe  # noqa: E402
 from tests.system import ISVC, SLICES, System, eventually, free_ports, kill, running, service  # noqa: E402
 
 OWN = ("controller", "sidecar")
@@ -128,9 +130,7 @@ def engine_up(system: System, name: str, but: int = 0) -> int | None:
 
 
 def answers(port: int) -> bool:
-    with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer:
-        return bool(answer.status == 200)
-    return False
+    return engines.probe(port, Probe(), identify=False).ready
 
 
 def until(look: Callable[[], Any], within_s: float = 30) -> float:

@@ -42,6 +42,8 @@ def _get(host: str, port: int, path: str) -> tuple[int, bytes]:
     until = time.monotonic() + TIMEOUT_S
     data = bytearray()
     with socket.create_connection((host, port), timeout=TIMEOUT_S) as connection:
+        if connection.getsockname() == connection.getpeername():
+            raise ConnectionRefusedError  # nobody listens, and the system gave this connection that very port
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
         while len(data) < MOST_BYTES:
             connection.settimeout(max(0.001, until - time.monotonic()))

@@ -170,4 +170,5 @@ def port_free(port: int, host: str) -> bool:
     target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     with socket.socket(family, socket.SOCK_STREAM) as probe:  # BSD lets two listen side by side
         probe.settimeout(0.2)
-        return probe.connect_ex((target, port)) != 0
+        # A port of the system's own range may be given to this very probe, which then talks to itself.
+        return probe.connect_ex((target, port)) != 0 or probe.getsockname() == probe.getpeername()

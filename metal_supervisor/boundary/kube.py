@@ -65,6 +65,7 @@ class Kube:
         self._lock = threading.Lock()
         self._reloaded_at = time.monotonic()
         self.requests = 0
+        self.context_name = ""
         self.load()
 
     def load(self) -> None:
@@ -79,7 +80,9 @@ class Kube:
             if os.pathsep in str(self._kubeconfig):
                 raise BadKubeconfig(f"kubeconfig {self._kubeconfig}: {os.pathsep!r} in a path is not possible; move it")
             options.host = ""  # the client's default is localhost, which nobody wrote
-            if missing := self._missing_credential(yaml.safe_load(self._kubeconfig.read_text("utf-8"))):
+            content = yaml.safe_load(self._kubeconfig.read_text("utf-8"))
+            self.context_name = str(self._context or content.get("current-context", ""))
+            if missing := self._missing_credential(content):
                 raise BadKubeconfig(f"kubeconfig {self._kubeconfig} names {missing}, which does not exist")
             config.load_kube_config(  # type: ignore[no-untyped-call]
                 str(self._kubeconfig), context=self._context or None, client_configuration=options
@@ -122,8 +125,8 @@ class Kube:
 
     def _missing_credential(self, content: Any) -> str:
         """The first credential file of the context that is not there: the client would go on without it."""
-        chosen = self._context or content.get("current-context")
-        context: Any = next((each["context"] for each in content["contexts"] if each["name"] == chosen), {})
+        named = (each["context"] for each in content["contexts"] if each["name"] == self.context_name)
+        context: Any = next(named, {})
         user = next((each["user"] for each in content["users"] if each["name"] == context.get("user")), None) or {}
         paths = [str(user[name]) for name in ("client-certificate", "client-key", "tokenFile") if user.get(name)]
         return next((path for path in paths if not (self._kubeconfig.parent / path).is_file()), "")

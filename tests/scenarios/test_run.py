@@ -109,7 +109,7 @@ def test_make_run_in_this_checkout_shows_a_model_ready_and_stops_on_a_signal(tmp
     environ = {name: value for name, value in environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     with (copy / "run.log").open("wb") as log:
         process = subprocess.Popen(
-            ["make", "run", f"PORT={port}", "ARGS=--ports 61000-61099"],
+            ["make", "run", f"PORT={port}", "ARGS=--ports 9700-9799"],
             cwd=copy, env=environ, stdout=log, stderr=log, start_new_session=True,
         )
     system = System(copy, state=copy / ".run")
