@@ -24,7 +24,7 @@ from metal_supervisor.core.types import Json, Key
 
 WATCH_S, RELIST_S = 300.0, 600.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S, FORBIDDEN_PAUSE_S, MISSING_PAUSE_S = 0.25, 60.0, 30.0, 2.0
-UNREACHABLE_PAUSE_S = 1.5
+UNREACHABLE_PAUSE_S = 1.0
 SETTLED_S = 5.0
 LONGEST_LINE_BYTES = 32 << 20
 log = logging.getLogger(__name__)

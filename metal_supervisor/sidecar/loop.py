@@ -42,7 +42,7 @@ from metal_supervisor.sidecar.probes import Finding, Prober, Target
 from metal_supervisor.sidecar.publisher import Wanted, WantedModel
 from metal_supervisor.sidecar.registrar import Registrar
 
-TICK_S = 10.0
+TICK_S = 15.0
 RETRY_S = 1.0
 LOG_LINES = 20
 ROUTE_EVERY_S = 30.0

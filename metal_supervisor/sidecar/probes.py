@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from metal_supervisor.boundary import engines
 from metal_supervisor.core.types import Probe
 
-READY_EVERY_S = 10.0
+READY_EVERY_S = 15.0
 DOUBT_EVERY_S = 1.0
 FAILURES = 3
 # (until this many seconds after the start, ask this often): quick models are noticed at once, slow ones cheaply.

@@ -52,6 +52,8 @@ class _Done:
 
     uid: str = ""
     service: Json | None = None
+    service_at: float = 0.0
+    """Monotonic time at which the Service was last written."""
     slice: Json | None = None
     slice_name: str = ""
     status: Json | None = None
@@ -164,7 +166,7 @@ class Publisher:
         endpoint = want.record.endpoint
         assert endpoint is not None
         body = manifests.service_object(want.record, endpoint)
-        due = time.monotonic() - done.heartbeat_at >= HEARTBEAT_S  # somebody may have deleted it
+        due = time.monotonic() - done.service_at >= HEARTBEAT_S  # somebody may have deleted it
         if body == done.service and not due:
             return ""
         path = f"/api/v1/namespaces/{want.record.namespace}/services"
@@ -172,7 +174,7 @@ class Publisher:
             done.blocked_until = time.monotonic() + CONFLICT_RETRY_S
             return foreign
         self._kube.apply(f"{path}/{endpoint.service}", body, manifests.MANAGED_BY, force=True)
-        done.service = body
+        done.service, done.service_at = body, time.monotonic()
         return ""
 
     def _foreign(self, path: str, record: Record) -> str:
@@ -187,7 +189,7 @@ class Publisher:
         ours = labels.get("app.kubernetes.io/managed-by") == manifests.MANAGED_BY
         theirs = labels.get("llmkube.ai/managed-by") == "metal-agent"
         name, owner = found["metadata"]["name"], labels.get("llmkube.ai/inference-service", record.name)
-        if (ours or theirs) and not found.get("spec", {}).get("selector") and owner == record.name[: len(owner)]:
+        if (ours or theirs) and not found.get("spec", {}).get("selector") and owner == record.name:
             return ""
         return f'Service "{name}" exists and is not ours; rename the InferenceService, or delete the Service'
 
