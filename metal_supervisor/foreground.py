@@ -260,8 +260,10 @@ class Foreground:
         self._hinted = True
         conf, kubeconfig = (self._shown(directory.path / name) for name in ("supervisord.conf", "kubeconfig"))
         beside = Path(sys.executable).parent
+        # What the reader's own shell finds; make puts our environment first on its PATH.
+        theirs = [place for place in os.environ.get("PATH", "").split(os.pathsep) if Path(place) != beside]
         tool = {
-            name: name if shutil.which(name) or not (beside / name).exists() else self._shown(beside / name)
+            name: name if shutil.which(name, path=os.pathsep.join(theirs)) or not (beside / name).exists() else self._shown(beside / name)
             for name in ("supervisorctl", "kubectl")
         }
         lines = [f"{tool['supervisorctl']} -c {conf} status"]
