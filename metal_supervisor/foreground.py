@@ -262,10 +262,10 @@ class Foreground:
         beside = Path(sys.executable).parent
         # What the reader's own shell finds; make puts our environment first on its PATH.
         theirs = [place for place in os.environ.get("PATH", "").split(os.pathsep) if Path(place) != beside]
-        tool = {
-            name: name if shutil.which(name, path=os.pathsep.join(theirs)) or not (beside / name).exists() else self._shown(beside / name)
-            for name in ("supervisorctl", "kubectl")
-        }
+        tool = {}
+        for name in ("supervisorctl", "kubectl"):
+            found = shutil.which(name, path=os.pathsep.join(theirs)) or not (beside / name).exists()
+            tool[name] = name if found else self._shown(beside / name)
         lines = [f"{tool['supervisorctl']} -c {conf} status"]
         if self.settings.embedded:
             lines.append(f"{tool['kubectl']} --kubeconfig {kubeconfig} get isvc,models,svc,endpointslices")
