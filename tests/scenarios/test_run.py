@@ -107,6 +107,9 @@ def test_make_run_in_this_checkout_shows_a_model_ready_and_stops_on_a_signal(tmp
         port = probe.getsockname()[1]
     environ = {**os.environ, "KUBECONFIG": "/nonexistent", "PORT": "1", "HTTP_PROXY": "http://127.0.0.1:9"}
     environ = {name: value for name, value in environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    # As in a shell of the reader's own, where make has not put an environment first on the PATH.
+    places = environ["PATH"].split(os.pathsep)
+    environ["PATH"] = os.pathsep.join(place for place in places if not place.endswith(".venv/bin"))
     with (copy / "run.log").open("wb") as log:
         process = subprocess.Popen(
             ["make", "run", f"PORT={port}", "ARGS=--ports 9700-9799"],
