@@ -267,22 +267,6 @@ def test_an_api_that_restarts_is_caught_up_with(reflect: Reflect, tmp_path: Path
         assert () not in seen.history
 
 
-def test_a_list_that_lost_everything_is_doubted_and_then_believed(
-    reflect: Reflect, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Reflector, "CONFIRM_S", 1.2)
-    put(client, "a")
-    seen = reflect()
-    seen.become("a")
-    fault(client, verb="watch", action={"expire": True})
-    drop(client, "a")
-    eventually(lambda: seen.reflector.seen.doubtful_until, WITHIN_S, "doubt")
-    assert seen.names() == ("a",)
-    client.delete("/faults")
-    seen.become()
-    assert seen.reflector.seen.doubtful_until == 0.0
-
-
 def test_a_first_list_without_anything_remembered_is_doubted(
     reflect: Reflect, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

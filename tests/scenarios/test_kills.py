@@ -32,11 +32,14 @@ def test_a_new_sidecar_never_takes_out_what_serves(system: System) -> None:
     system.ready()
     found = system.slice()
     assert found is not None
-    stream = Kube(system.kubeconfig).stream(
+    kube = Kube(system.kubeconfig)
+    stream = kube.stream(
         SLICES, {"watch": "true", "resourceVersion": found["metadata"]["resourceVersion"], "timeoutSeconds": 12}
     )
     kill(eventually(lambda: running_pid(system, "sidecar", 0), 30, "the sidecar to run"))
     events = [json.loads(line)["object"] for line in stream.read().splitlines() if line.strip()]
+    stream.close()
+    kube.close()
     tiny = [each for each in events if each["metadata"]["name"].startswith("tiny")]
     ready = [each["endpoints"][0]["conditions"]["ready"] for each in tiny]
     assert set(ready) <= {True}
