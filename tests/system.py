@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -335,11 +334,10 @@ class System:
         assert found is not None
         address, port = found["endpoints"][0]["addresses"][0], found["ports"][0]["port"]
         body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
-        request = urllib.request.Request(
-            f"http://{address}:{port}/v1/chat/completions", body, {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return str(json.load(answer)["choices"][0]["message"]["content"])
+        connection = http.client.HTTPConnection(address, port, timeout=20)
+        with contextlib.closing(connection):
+            connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+            return str(json.load(connection.getresponse())["choices"][0]["message"]["content"])
 
     # ── the sidecar ──────────────────────────────────────────────────────────────────────────────
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import urllib.parse
 from collections.abc import Iterator
 
 import pytest
 
-from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.core.types import State
 from tests.system import SLICES, System, eventually, kill, running, service
 
@@ -32,14 +34,14 @@ def test_a_new_sidecar_never_takes_out_what_serves(system: System) -> None:
     system.ready()
     found = system.slice()
     assert found is not None
-    kube = Kube(system.kubeconfig)
-    stream = kube.stream(
-        SLICES, {"watch": "true", "resourceVersion": found["metadata"]["resourceVersion"], "timeoutSeconds": 12}
-    )
-    kill(eventually(lambda: running_pid(system, "sidecar", 0), 30, "the sidecar to run"))
-    events = [json.loads(line)["object"] for line in stream.read().splitlines() if line.strip()]
-    stream.close()
-    kube.close()
+    server = urllib.parse.urlsplit(system.kube.server)
+    query = f"?watch=true&resourceVersion={found['metadata']['resourceVersion']}&timeoutSeconds=12"
+    connection = http.client.HTTPConnection(server.netloc, timeout=30)
+    with contextlib.closing(connection):
+        connection.request("GET", server.path + SLICES + query)
+        with connection.getresponse() as answer:
+            kill(eventually(lambda: running_pid(system, "sidecar", 0), 30, "the sidecar to run"))
+            events = [json.loads(line)["object"] for line in answer.read().splitlines() if line.strip()]
     tiny = [each for each in events if each["metadata"]["name"].startswith("tiny")]
     ready = [each["endpoints"][0]["conditions"]["ready"] for each in tiny]
     assert set(ready) <= {True}
