@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from pathlib import Path
 
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import BrokenFile, Supervisord, refusal
@@ -20,6 +19,17 @@ from metal_supervisor.core.types import Diff, ProgramState, Record, RunNote, Sta
 YOUNG_S = 1.0
 RELOAD_EVERY_S = 60.0
 log = logging.getLogger("controller")
+
+
+def put_aside_refused(directory: StateDir) -> list[tuple[str, str]]:
+    """Quarantines every file in `models.d` that supervisord would refuse; returns (file name, reason) of each."""
+    refused = []
+    for path in sorted((directory.path / "models.d").glob("*.conf")):
+        reason = refusal(path)
+        if reason:
+            directory.quarantine(path, reason)
+            refused.append((path.name, reason))
+    return refused
 
 
 class Applier:
@@ -58,7 +68,7 @@ class Applier:
             self._dirty |= write_atomic(self.state.section_path(name), text)
         for path in (self.state.path / "models.d").glob("*.conf"):
             name = path.name.removesuffix(".conf")
-            if name not in wanted and (complete or name in known) and self._is_ours(name):
+            if name not in wanted and (complete or name in known) and self.state.section_spec(name):
                 self._ours.add(name)
                 path.unlink(missing_ok=True)
                 self._dirty = True
@@ -68,20 +78,11 @@ class Applier:
         used = {record.spec_file for record in records} | {note.spec_file for note in notes}
         unused = [path for path in (self.state.path / "specs").glob("*.json") if path.name not in used]
         if unused:
-            used |= {self._spec_on_file(path) for path in (self.state.path / "models.d").glob("*.conf")}
+            sections = (self.state.path / "models.d").glob("*.conf")
+            used |= {self.state.section_spec(path.name.removesuffix(".conf")) for path in sections}
         for path in unused:
             if path.name not in used:
                 path.unlink(missing_ok=True)
-
-    @staticmethod
-    def _spec_on_file(path: Path) -> str:
-        try:
-            return programs.section_spec(path.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError):
-            return ""
-
-    def _is_ours(self, name: str) -> bool:
-        return bool(self._spec_on_file(self.state.section_path(name)))
 
     def reload(self, quarantined: Callable[[str, str], None]) -> Diff:
         """What supervisord makes of the files; asked only when something may have changed."""
@@ -91,22 +92,14 @@ class Applier:
         try:
             self._diff = self.supervisord.reload()
         except BrokenFile as error:
-            self._put_aside(error, quarantined)
+            refused = put_aside_refused(self.state)
+            if not refused:
+                raise error from None
+            for name, reason in refused:
+                quarantined(name, reason)
             self._diff = self.supervisord.reload()
         self._dirty, self._reloaded_at = False, time.monotonic()
         return self._diff
-
-    def _put_aside(self, error: BrokenFile, quarantined: Callable[[str, str], None]) -> None:
-        """Quarantines every file in `models.d` that supervisord would refuse. Re-raises if there is none."""
-        found = False
-        for path in sorted((self.state.path / "models.d").glob("*.conf")):
-            reason = refusal(path)
-            if reason:
-                found = True
-                self.state.quarantine(path, reason)
-                quarantined(path.name, reason)
-        if not found:
-            raise error
 
     def plan(
         self,

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import TextIO
 
 from metal_supervisor import launch
+from metal_supervisor.applier import put_aside_refused
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.state import StateDir, write_atomic
-from metal_supervisor.boundary.supervisord import Supervisord, refusal
+from metal_supervisor.boundary.supervisord import Supervisord
 from metal_supervisor.config import Overrides, Settings, conf_dir, save_overrides
-from metal_supervisor.core import programs
 
 OWN_PROGRAMS = ("apiserver", "controller", "sidecar")
 TERM_WAIT_S, KILL_WAIT_S = 5.0, 2.0
@@ -47,7 +47,8 @@ def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
         raise CannotBoot(f"a supervisord runs on {directory.path} already; see: metal-supervisor status")
     save_overrides(directory.path, overrides)
     _link_current(directory)
-    _put_aside_bad_files(directory, say)
+    for name, reason in put_aside_refused(directory):
+        say(f"put {name} aside: {reason}")
     _sweep(directory, say)
     if settings.embedded:
         embedded_access(directory)  # after the sweep, which frees the port that its predecessor held
@@ -116,14 +117,6 @@ def _write_conf(directory: StateDir, embedded: bool) -> None:
     text = "".join((conf_dir() / part).read_text("utf-8") for part in parts)
     text = text.replace("@HOME@", directory.home).replace("@SOCKET@", directory.socket)
     write_atomic(directory.path / "supervisord.conf", text)
-
-
-def _put_aside_bad_files(directory: StateDir, say: Say) -> None:
-    for path in sorted((directory.path / "models.d").glob("*.conf")):
-        reason = refusal(path)
-        if reason:
-            directory.quarantine(path, reason)
-            say(f"put {path.name} aside: {reason}")
 
 
 def embedded_access(directory: StateDir) -> tuple[int, str]:
@@ -233,10 +226,10 @@ def _adoptable(directory: StateDir, program: str, note: dict[str, object]) -> bo
     The pid and start time in the note are the launcher's own from before its exec, and a spec never changes,
     so equal notes mean the same argv; comparing it again would only fail engines that are scripts.
     """
+    spec_file = directory.section_spec(program)
     try:
-        spec_file = programs.section_spec(directory.section_path(program).read_text("utf-8"))
         launch.read_spec(str(directory.spec_path(spec_file)))
-    except (OSError, UnicodeDecodeError, launch.BadSpec):
+    except launch.BadSpec:
         return False
     return note.get("spec") == spec_file
 

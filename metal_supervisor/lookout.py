@@ -63,7 +63,7 @@ class Lookout:
     def _port_on_file(self, program: str) -> int | None:
         """The port that the section of a program without a record uses: its record was lost, its engine may run."""
         try:
-            spec_file = programs.section_spec(self._state.section_path(program).read_text("utf-8"))
+            spec_file = self._state.section_spec(program)
             return int(json.loads(self._state.spec_path(spec_file).read_text("utf-8"))["port"])
         except (OSError, ValueError, KeyError, TypeError):
             return None

@@ -77,9 +77,9 @@ def _identity(host: str, port: int, asked: Probe) -> Answer:
         listed = json.loads(body)["data"]
         names = {name for item in listed for name in (item.get("id"), *(item.get("aliases") or ()))}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        status, names = status if status != 200 else 0, set()
-    if status != 200:
-        return Answer(False, f"{asked.identity_path} answered {status or 200} without a list of models")
+        names = None
+    if status != 200 or names is None:
+        return Answer(False, f"{asked.identity_path} answered {status} without a list of models")
     if asked.identity in names:
         return Answer(True, "")
     shown = ", ".join(sorted(str(name) for name in names))[:200]

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from metal_supervisor import launch
+
 HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")
 TIMEOUT_S = 5.0
 BROADCAST = "255.255.255.255"
@@ -159,16 +161,5 @@ def port_holder(port: int) -> str:
 
 
 def port_free(port: int, host: str) -> bool:
-    """Whether a server could listen there now."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    with socket.socket(family, socket.SOCK_STREAM) as probe:  # BSD lets two listen side by side
-        probe.settimeout(0.2)
-        # A port of the system's own range may be given to this very probe, which then talks to itself.
-        return probe.connect_ex((target, port)) != 0 or probe.getsockname() == probe.getpeername()
+    """Whether a server could listen there now, by the launcher's own rule."""
+    return launch.holder_of(port, host) is None

@@ -114,6 +114,13 @@ class StateDir:
     def section_path(self, program: str) -> Path:
         return self.path / "models.d" / f"{program}.conf"
 
+    def section_spec(self, program: str) -> str:
+        """The spec that a program's section on file names; "" without one, or if it is not ours."""
+        try:
+            return programs.section_spec(self.section_path(program).read_text("utf-8"))
+        except (OSError, UnicodeDecodeError):
+            return ""
+
     def spec_path(self, spec_file: str) -> Path:
         return self.path / "specs" / spec_file
 
