@@ -119,7 +119,7 @@ def test_make_run_in_this_checkout_shows_a_model_ready_and_stops_on_a_signal(tmp
     try:
         eventually(lambda: "default.tiny             Ready" in system.said(), 60, f"Ready; {system.said()}")
         assert "inferenceservice.inference.llmkube.dev/tiny created" in system.said()
-        assert ".venv/bin/supervisorctl -c .run/supervisord.conf status" in system.said()
+        eventually(lambda: ".venv/bin/supervisorctl -c .run/supervisord.conf status" in system.said(), what="the hints")
         assert "hello world" in system.chat()
     finally:
         os.killpg(process.pid, signal.SIGINT)  # what a terminal's Ctrl-C does
