@@ -52,7 +52,13 @@ def key_of(item: Json) -> Key:
 
 
 def _slim(item: Json) -> Json:
-    item["metadata"].pop("managedFields", None)
+    """The object without its field bookkeeping, of which only who wrote its status, and when, is kept."""
+    entries = item["metadata"].pop("managedFields", None)
+    item["metadata"]["statusWriters"] = {
+        str(entry.get("manager")): str(entry.get("time") or "")
+        for entry in (entries if isinstance(entries, list) else [])
+        if isinstance(entry, dict) and entry.get("subresource") == "status"
+    }
     return item
 
 
@@ -62,13 +68,25 @@ class Reflector(threading.Thread):
     CONFIRM_S = 30.0
 
     def __init__(
-        self, kube: Kube, path: str, on_change: Callable[[], None], known: frozenset[str] = frozenset()
+        self,
+        kube: Kube,
+        path: str,
+        on_change: Callable[[], None],
+        known: frozenset[str] = frozenset(),
+        selector: str = "",
     ) -> None:
-        """`known`: uids remembered from before; a list without any of them must say so twice."""
+        """`known`: uids remembered from before; a list without any of them must say so twice.
+
+        `selector`: the label selector of the objects that are wanted, "" for all.
+        """
         super().__init__(name=f"watch {path.rpartition('/')[2]}", daemon=True)
         self._kube, self._path, self._on_change = kube, path, on_change
         self._known = known
+        self._selected = {"labelSelector": selector} if selector else {}
         self._version = ""
+        self._broken = True
+        self.connected_at = 0.0
+        """Monotonic time since when nothing kept events from coming; a watch that ends in order is no break."""
         self._relist_at = 0.0
         self._kick = threading.Event()
         self.seen = Watched()
@@ -89,6 +107,7 @@ class Reflector(threading.Thread):
                 pause_s = 0.0 if time.monotonic() - started > 1.0 else 1.0
                 failures = 0
             except KubeError as error:
+                self._broken = True
                 # One that lasted was in order until now.
                 failures = failures + 1 if time.monotonic() - started < SETTLED_S else 1
                 pause_s = self._failed(error, failures)
@@ -122,7 +141,8 @@ class Reflector(threading.Thread):
         items: dict[Key, Json] = {}
         version, more = "", ""
         while True:
-            page = self._kube.request("GET", self._path, {"limit": 500, **({"continue": more} if more else {})})
+            query = {"limit": 500, **self._selected, **({"continue": more} if more else {})}
+            page = self._kube.request("GET", self._path, query)
             try:
                 items.update((key_of(item), _slim(item)) for item in page["items"])
                 version, more = page["metadata"]["resourceVersion"], page["metadata"].get("continue", "")
@@ -166,8 +186,11 @@ class Reflector(threading.Thread):
             "resourceVersion": self._version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": int(lasts_s) or 1,
+            **self._selected,
         }
         with contextlib.closing(self._kube.stream(self._path, query)) as answer:
+            if self._broken:
+                self._broken, self.connected_at = False, time.monotonic()
             buffer = bytearray()
             try:
                 for chunk in answer.stream(amt=None, decode_content=False):
