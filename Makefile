@@ -18,13 +18,15 @@ ARGS ?=
 $(foreach name,CLUSTER CONTEXT NAMESPACE PORT ARGS,$(if $(filter environment,$(origin $(name))),$(eval $(name) :=)))
 export CLUSTER CONTEXT NAMESPACE PORT ARGS
 
-.PHONY: help run test test-fast lint format bench clean
+.PHONY: help run test test-fast test-cluster lint format bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run     the whole system in this terminal; Ctrl-C stops it"
 	@echo "             CLUSTER=~/.kube/config [CONTEXT=...] [NAMESPACE=...] uses that cluster instead"
 	@echo "make test    every test that needs no cluster, Mac or GPU"
+	@echo "make test-cluster"
+	@echo "             the same API contract, and more, against a real kube-apiserver; Go builds one, once"
 	@echo "make lint    ruff, mypy, import rules"
 	@echo "make bench   latencies and idle cost, as a table and as JSON in build/bench.json"
 	@echo "make clean   removes the virtual environment and .run/"
@@ -44,6 +46,9 @@ test: $(READY)
 
 test-fast: $(READY)
 	@$(BIN)/python -m pytest tests/unit
+
+test-cluster: $(READY)
+	@METAL_CLUSTER=1 $(BIN)/python -m pytest tests/contract tests/cluster
 
 lint: $(READY)
 	@$(BIN)/python -m ruff check .

@@ -1,0 +1,130 @@
+"""A real API server takes our definitions, examples and objects, from the kubectl that people have."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import Kubectl
+from tests.cluster.server import FIELD, OURS, ROOT, KubeCluster, crd_directory
+from tests.system import eventually
+
+EXAMPLES = sorted((ROOT / "conf" / "examples").glob("*.yaml"))
+KINDS = "/apis/inference.llmkube.dev/v1alpha1/namespaces"
+REFUSED_IN_THE_FIELD = {"mixed-runtimes": 'Unsupported value: "mlx-server"'}
+"""Examples that use what only our definitions know; LLMKube's have no such runtimes yet."""
+SETS = [OURS, FIELD] if FIELD.is_dir() else [OURS]
+
+
+@pytest.fixture(params=SETS, ids=lambda path: "ours" if path == OURS else "field")
+def definitions(request: pytest.FixtureRequest, cluster: KubeCluster) -> Any:
+    """The server with one of the two sets of definitions; afterwards it has what it had."""
+    yield cluster.apply_crds(request.param)
+    cluster.apply_crds(crd_directory())
+
+
+def test_both_sets_of_definitions_are_established(cluster: KubeCluster, definitions: list[str]) -> None:
+    assert {"inferenceservices.inference.llmkube.dev", "models.inference.llmkube.dev"} <= set(definitions)
+    for name in definitions:
+        crd = cluster.request("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")[1]
+        conditions = {c["type"]: c["status"] for c in crd["status"]["conditions"]}
+        assert conditions["Established"] == "True" and conditions["NamesAccepted"] == "True"
+        assert "NonStructuralSchema" not in conditions
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_is_valid_and_does_not_change_by_itself(
+    definitions: list[str], kubectl: Kubectl, namespace: str, example: Path
+) -> None:
+    text = example.read_text("utf-8").replace("namespace: default", f"namespace: {namespace}")
+    strict = ("apply", "--validate=strict", "-f", "-")
+    if example.stem in REFUSED_IN_THE_FIELD and "modelpools.inference.llmkube.dev" in definitions:
+        assert REFUSED_IN_THE_FIELD[example.stem] in kubectl(*strict, given=text, code=1).stderr
+        return
+    assert "created" in kubectl(*strict, given=text).stdout
+    assert {line.split()[-1] for line in kubectl(*strict, given=text).stdout.splitlines()} == {"unchanged"}
+    assert kubectl("diff", "-f", "-", given=text).stdout == ""
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", given=text)
+    assert kubectl("get", "isvc,models", "-o", "name").stdout.count("\n") == text.count("\nkind: ")
+    assert "deleted" in kubectl("delete", "-f", "-", given=text).stdout
+
+
+def test_kubectl_shows_and_explains_our_kinds(definitions: list[str], kubectl: Kubectl, namespace: str) -> None:
+    text = EXAMPLES[-1].read_text("utf-8").replace("namespace: default", f"namespace: {namespace}")
+    kubectl("apply", "-f", "-", given=text)
+    header, row = kubectl("get", "isvc", "tiny").stdout.splitlines()
+    assert header.split()[:3] == ["NAME", "PHASE", "MODEL"] and row.split()[0] == "tiny"
+    described = kubectl("describe", "isvc", "tiny").stdout
+    assert "Model Ref:" in described and "Events:" in described
+    assert "modelRef\t<string>" in kubectl("explain", "isvc.spec").stdout
+    changed = text.replace("contextSize: 512", "contextSize: 1024")
+    assert "+  contextSize: 1024" in kubectl("diff", "-f", "-", given=changed, code=1).stdout
+    assert "scaled" in kubectl("scale", "isvc", "tiny", "--replicas=0").stdout
+
+
+def test_what_belongs_to_a_service_goes_with_it(cluster: KubeCluster, namespace: str) -> None:
+    if not cluster.has_controllers:
+        pytest.skip("there is no kube-controller-manager in KUBEBUILDER_ASSETS")
+    isvcs = f"{KINDS}/{namespace}/inferenceservices"
+    body = {"apiVersion": "inference.llmkube.dev/v1alpha1", "kind": "InferenceService", "metadata": {"name": "phi"}}
+    code, owner = cluster.request("POST", isvcs, {**body, "spec": {"modelRef": "phi"}})
+    assert code == 201, owner
+    reference = {"apiVersion": body["apiVersion"], "kind": body["kind"], "name": "phi", "uid": owner["metadata"]["uid"]}
+    leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+    code, owned = cluster.request("POST", leases, {"metadata": {"name": "isvc-phi-0", "ownerReferences": [reference]}})
+    assert code == 201, owned
+    assert cluster.request("DELETE", f"{isvcs}/phi")[0] == 200
+    eventually(lambda: cluster.request("GET", f"{leases}/isvc-phi-0")[0] == 404, 60, "the Lease is collected")
+
+
+def test_a_service_account_may_do_what_a_role_says(cluster: KubeCluster, namespace: str, tmp_path: Path) -> None:
+    token = cluster.service_account_token(namespace, "mac")
+    config = cluster.kubeconfig(tmp_path / "mac", token=token, namespace=namespace)
+    command = ["kubectl", "--kubeconfig", str(config), "--cache-dir", str(tmp_path / "cache"), "get", "leases"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert f"system:serviceaccount:{namespace}:mac" in refused.stderr and refused.returncode == 1
+    roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    rules = [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["list"]}]
+    assert cluster.request("POST", f"{roles}/roles", {"metadata": {"name": "mac"}, "rules": rules})[0] == 201
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "mac"}
+    subject = {"kind": "ServiceAccount", "name": "mac", "namespace": namespace}
+    binding = {"metadata": {"name": "mac"}, "roleRef": reference, "subjects": [subject]}
+    assert cluster.request("POST", f"{roles}/rolebindings", binding)[0] == 201
+
+    def allowed() -> bool:
+        return subprocess.run(command, capture_output=True, timeout=30).returncode == 0
+
+    eventually(allowed, 10, "the role is in force")
+
+
+def test_a_restart_keeps_the_data(cluster: KubeCluster, namespace: str) -> None:
+    cluster.stop_apiserver()
+    with pytest.raises(ConnectionRefusedError):
+        cluster.request("GET", "/readyz")
+    cluster.start_apiserver()
+    code, found = cluster.request("GET", f"/api/v1/namespaces/{namespace}")
+    assert code == 200, found
+
+
+def test_a_killed_starter_leaves_no_server(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "tools" / "kube_cluster.py"), "run"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as run:
+        assert run.stdout
+        config = json.loads(Path(run.stdout.readline().strip()).read_text())
+        port = int(config["clusters"][0]["cluster"]["server"].rpartition(":")[2])
+        socket.create_connection(("127.0.0.1", port), 5).close()
+        run.kill()
+
+    def refused() -> bool:
+        with socket.socket() as sock:
+            return sock.connect_ex(("127.0.0.1", port)) != 0
+
+    eventually(refused, 10, "the server has gone")
