@@ -56,6 +56,19 @@ def _address(value: str) -> str | None:
     return None
 
 
+def _node_name(value: str) -> str | None:
+    good = not value or re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?", value)
+    return None if good else "must be a name of lower-case letters, digits and dashes, at most 50"
+
+
+def _label_list(value: str) -> str | None:
+    part = r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,252}[A-Za-z0-9])?"
+    for each in filter(None, (item.strip() for item in value.split(","))):
+        if not re.fullmatch(rf"{part}=({part})?", each, re.ASCII):
+            return "must look like name=value,name=value"
+    return None
+
+
 def _port_range(value: str) -> str | None:
     low, dash, high = value.partition("-")
     digits = re.fullmatch(r"\d{4,5}-\d{4,5}", value, re.ASCII)
@@ -91,7 +104,36 @@ class Settings:
     inference_service_allowlist: str = _setting(
         "", "Comma-separated InferenceService names; empty: every metal service of the namespace."
     )
+    node_name: str = _setting(
+        "", "Name of this Mac in the cluster; empty: made of the host's name and its hardware id.", _node_name
+    )
+    node_labels: str = _setting(
+        "", "Labels of this Mac for spec.nodeSelector, as name=value,name=value; hostname, os and arch are there.",
+        _label_list,
+    )
+    claims: str = _setting(
+        "auto", "auto: Leases decide which Mac runs what, in a real cluster; off: this Mac runs everything.",
+        _one_of("auto", "off"),
+    )
+    lease_duration: float = _setting(
+        40.0, "Seconds of silence after which peers take this Mac's services over.", _between(2, 3600)
+    )
+    status_mode: str = _setting(
+        "auto", "Who writes status: auto, operator (LLMKube's, beside our own condition) or standalone (all of it).",
+        _one_of("auto", "operator", "standalone"),
+    )
     log_level: str = _setting("info", "debug, info, warning or error.", _one_of("debug", "info", "warning", "error"))
+
+    @property
+    def uses_claims(self) -> bool:
+        """Whether Leases decide what runs here: the embedded API serves one Mac only."""
+        return self.claims == "auto" and not self.embedded
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The configured labels of this Mac."""
+        pairs = (each.strip().partition("=") for each in self.node_labels.split(",") if each.strip())
+        return {name: value for name, _, value in pairs}
 
     @property
     def allowlist(self) -> frozenset[str]:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from metal_supervisor import placement
 from metal_supervisor.applier import Applier
+from metal_supervisor.boundary import host
 from metal_supervisor.boundary.doorbell import Doorbell, ring
 from metal_supervisor.boundary.exits import ExitWatch
 from metal_supervisor.boundary.kube import Kube
@@ -24,7 +27,7 @@ from metal_supervisor.boundary.store import Store
 from metal_supervisor.boundary.supervisord import BrokenFile, Refused, Supervisord, Unavailable
 from metal_supervisor.boundary.watch import Reflector
 from metal_supervisor.config import Settings
-from metal_supervisor.core import decide, plan, resources
+from metal_supervisor.core import decide, mode, plan, resources
 from metal_supervisor.core.plan import Do, Step
 from metal_supervisor.core.types import (
     LIVE,
@@ -40,6 +43,7 @@ from metal_supervisor.core.types import (
     State,
 )
 from metal_supervisor.lookout import Lookout
+from metal_supervisor.placement import Placed, Placement
 from metal_supervisor.runtimes import RUNTIMES
 
 TICK_S = 15.0
@@ -98,6 +102,12 @@ class Controller:
         self.models = Reflector(kube, collection(settings, "models"), self.wake, known)
         self.store = Store(settings.store_path, self.wake)
         self.exits = ExitWatch(self._exited)
+        self.node = host.node_name(directory.path, settings.node_name)
+        self.placement = Placement(settings, directory, kube, self.node, self.wake)
+        self._placed = Placed({})
+        self._signs = mode.Signs()
+        self._operator: bool | None = None
+        self._labels = placement.node_labels(settings, self.node, platform.system(), platform.machine())
         self.policy = resources.Policy(
             default_runtime=settings.runtime,
             runtimes={name: runtime.formats for name, runtime in RUNTIMES.items()},
@@ -120,6 +130,7 @@ class Controller:
         """Passes until told to stop."""
         self.services.start()
         self.models.start()
+        self.placement.start()
         pause_s = 0.0
         while not stopped():
             self.bell.wait(pause_s)
@@ -141,6 +152,7 @@ class Controller:
         """One pass; returns the seconds after which the next is worthwhile without a wake."""
         self.state.refresh_link()
         snapshot = self._snapshot()
+        self._look_for_operator(snapshot)
         self._decide(snapshot)
         self._notice_hands(snapshot)
         # A spec before the record that names it, and both before the section: whatever is cut short can run.
@@ -156,7 +168,12 @@ class Controller:
         if done:
             return SOONEST_S
         self.applier.collect(self.records.values(), snapshot.notes.values())
-        return min([TICK_S, *(max(SOONEST_S, step.again_in_s) for step in steps if step.do is Do.WAIT)])
+        later = [step.again_in_s for step in steps if step.do is Do.WAIT]
+        if self._placed.again_in_s is not None:
+            later.append(self._placed.again_in_s)
+        if self._operator is None and snapshot.services is not None:
+            later.append(mode.UNDECIDED_S)
+        return min([TICK_S, *(max(SOONEST_S, pause_s) for pause_s in later)])
 
     def _snapshot(self) -> Snapshot:
         services, models = self.services.seen, self.models.seen
@@ -180,27 +197,68 @@ class Controller:
             return
         running = {key for key, record in self.records.items() if record.verdict.standing is Standing.RUN}
         read = resources.interpret(snapshot.services, snapshot.models, self.policy, running)
-        found = self._refused_by_runtime(read, snapshot.services)
-        self.store.want(
-            item.model.source
-            for item in found.values()
-            if isinstance(item, Service) and item.replicas and not item.suspended
+        found = self._for_this_mac(self._refused_by_runtime(read, snapshot.services), snapshot.services)
+        self._placed = placed = self.placement.place(
+            found, snapshot.services.keys() - found.keys(), self._ready(), self.lookout.delay_s
         )
+        self.store.want(placement.model_sources(found, placed, self.records))
         for key, item in found.items():
             record = self.records.get(key)
             if record is not None and not snapshot.complete and _doubtful(item, record):
                 continue
-            if record is not None and record.verdict.standing is Standing.REMOVING:
-                record = replace(record, withdraw="")
-            if isinstance(item, Rejected):
-                self.records[key] = decide.refuse(item, record, snapshot.now)
-            else:
-                outlook = self.lookout.outlook(item, record, list(self.records.values()), snapshot.notes)
-                accepted = decide.accept(item, record, outlook, snapshot.now)
-                self.records[key] = self.lookout.with_port_trouble(accepted, item, snapshot.notes)
+            if key in placed.mine or (not placed.known and record is not None):
+                self._take(key, item, snapshot)
+            elif placed.known and record is not None:
+                self._let_go(record, max(1, item.replicas), snapshot.now)
         for key in self.records.keys() - found.keys():
             if snapshot.complete or key in snapshot.services:
-                self.records[key] = decide.dismiss(self.records[key], snapshot.now)
+                why = decide.NOT_HERE if key in snapshot.services else decide.DELETED
+                self.records[key] = decide.dismiss(self.records[key], snapshot.now, why)
+
+    def _take(self, key: Key, item: Service | Rejected, snapshot: Snapshot) -> None:
+        """The record of a service that is this Mac's."""
+        record = self.records.get(key)
+        if record is not None and record.verdict.standing is Standing.REMOVING:
+            record = replace(record, withdraw="")
+        if isinstance(item, Rejected):
+            decided = decide.refuse(item, record, snapshot.now)
+        else:
+            outlook = self.lookout.outlook(item, record, list(self.records.values()), snapshot.notes)
+            accepted = decide.accept(item, record, outlook, snapshot.now)
+            decided = self.lookout.with_port_trouble(accepted, item, snapshot.notes)
+        slot = self._placed.mine.get(key, record.slot if record else 0)
+        peers = self.placement.peers_ready(self._placed, item)
+        self.records[key] = replace(decided, slot=slot, claimed=True, peers_ready=peers)
+
+    def _let_go(self, record: Record, slots: int, now: float) -> None:
+        """A claim was lost, or given away: what runs here goes on until it runs there."""
+        if self.placement.handed_over(self._placed, record, slots):
+            record = decide.dismiss(record, now, decide.MOVED)
+        self.records[record.key] = replace(record, claimed=False)
+
+    def _ready(self) -> dict[Key, bool]:
+        """What the sidecar saw serving."""
+        observed = self.state.observations() if self.placement.on else {}
+        return {
+            key: bool((seen := observed.get(record.program)) and seen.ready) for key, record in self.records.items()
+        }
+
+    def _for_this_mac(
+        self, found: Mapping[Key, Service | Rejected], written: Mapping[Key, Json]
+    ) -> dict[Key, Service | Rejected]:
+        """Without what is meant for others. With the embedded API there are no others: then it is refused."""
+        result = {}
+        for key, item in found.items():
+            misfit = placement.unplaced(written[key], self._labels)
+            if not self.settings.embedded:
+                if not misfit and not (isinstance(item, Rejected) and item.reason == "NotMetal"):
+                    result[key] = item
+            elif misfit:
+                text = f"{misfit}, which this Mac does not have; change it, or set --node-labels"
+                result[key] = resources.rejected(written[key], "NodeSelectorMismatch", text)
+            else:
+                result[key] = item
+        return result
 
     def _refused_by_runtime(
         self, found: Mapping[Key, Service | Rejected], written: Mapping[Key, Json]
@@ -232,6 +290,19 @@ class Controller:
     def _quarantined(self, name: str, reason: str) -> None:
         log.warning("file quarantined", extra={"file": name, "reason": reason})
         self.notices = [*self.notices[-19:], {"name": name, "reason": reason}]
+
+    def _look_for_operator(self, snapshot: Snapshot) -> None:
+        """Notes whether LLMKube's operator writes status here; the sidecar then leaves it the rest."""
+        if self.settings.embedded and self.settings.status_mode == "auto":
+            self._operator = False
+            return
+        if snapshot.services is not None:
+            now, items = time.monotonic(), [*snapshot.services.values(), *snapshot.models.values()]
+            self._signs = mode.look(self._signs, items, now, time.time() + self.kube.clock_offset_s)
+        present = mode.operator_present(self.settings.status_mode, self._signs, time.monotonic())
+        if present is not None and present != self._operator:
+            log.info("status", extra={"mode": "operator" if present else "standalone"})
+        self._operator = present
 
     def _tried(self, step: Step, snapshot: Snapshot) -> bool:
         """Carries one step out; one that supervisord refuses must not keep the others from being done."""
@@ -297,7 +368,7 @@ class Controller:
         sentence = "; ".join(f"{step.do.value} {step.program}: {step.why}" for step in done)
         if sentence:
             log.info("pass", extra={"did": sentence})
-        trouble = self.services.seen.error or self.models.seen.error
+        trouble = self.services.seen.error or self.models.seen.error or self.placement.error
         body = {
             "format": REPORT_FORMAT,
             "at": snapshot.now,
@@ -309,7 +380,11 @@ class Controller:
                 "doubtful": bool(self.services.seen.doubtful_until),
                 "reconnects": self.services.reconnects + self.models.reconnects,
                 "requests": self.kube.requests,
+                "operator": self._operator,
+                "cloned": placement.CLONED if self.placement.cloned else "",
             },
+            "silent": [list(where) for where in self._placed.silent],
+            "elsewhere": {".".join(key): why for key, why in self.placement.foreign().items()},
             "models": {"/".join(key): self._model_row(item) for key, item in snapshot.models.items()},
             "notices": self.notices,
         }

@@ -16,8 +16,10 @@ from metal_supervisor.config import Settings
 from metal_supervisor.core import decide, programs
 from metal_supervisor.core.decide import Outlook
 from metal_supervisor.core.report import PORT_IN_USE
-from metal_supervisor.core.types import Record, RunNote, Service
+from metal_supervisor.core.types import Record, Rejected, RunNote, Service
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
+
+READY_S, FETCH_S, CANNOT_S = 0.0, 2.0, 8.0
 
 
 class Lookout:
@@ -59,6 +61,17 @@ class Lookout:
         program = programs.compose(programs.program_name(service.key), engine, port, bind, self._state.home)
         self.specs[program.spec_file] = program.spec
         return Outlook(file, port, engine, program)
+
+    def delay_s(self, item: Service | Rejected) -> float:
+        """How long to leave a free slot to Macs that could serve it sooner."""
+        if isinstance(item, Rejected) or not item.replicas or item.suspended:
+            return READY_S
+        near = self._store.near(item.model.source)
+        try:
+            host.find_binary(self._settings.llama_server, "llama-server", "")
+        except host.NoBinary:
+            near = None
+        return CANNOT_S if near is None else READY_S if near else FETCH_S
 
     def _port_on_file(self, program: str) -> int | None:
         """The port that the section of a program without a record uses: its record was lost, its engine may run."""

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import ipaddress
 import os
+import platform
 import re
 import shutil
 import socket
@@ -45,27 +46,37 @@ def _output(*command: str) -> str:
         return ""
 
 
-def node_name(state: Path) -> str:
-    """`<hostname>-<8 hex>`, unique and stable; fits a label. Chosen once, kept in the state directory."""
+def node_name(state: Path, setting: str = "") -> str:
+    """`<hostname>-<8 hex>`, unique and stable; fits a label. Chosen once, kept in the state directory.
+
+    A name that another machine chose is not kept: state directories get copied.
+    """
+    if setting:
+        return setting
     kept = state / "node"
+    machine = _machine_id()
+    digest = hashlib.sha256((machine or os.urandom(16).hex()).encode()).hexdigest()[:8]
     with contextlib.suppress(OSError, UnicodeDecodeError):
         found = kept.read_text("utf-8").strip()
-        if re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", found):
+        ours = not machine or found.endswith(f"-{digest}")
+        if ours and re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", found):
             return found
     host = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().partition(".")[0].lower()).strip("-")[:40] or "mac"
-    name = f"{host}-{hashlib.sha256(_machine_id().encode()).hexdigest()[:8]}"
+    name = f"{host}-{digest}"
     kept.write_text(name + "\n", "utf-8")
     return name
 
 
+@lru_cache(maxsize=1)
 def _machine_id() -> str:
+    """What tells this machine from all others, "" if nothing does."""
     if sys.platform == "darwin":
         found = re.search(r'"IOPlatformUUID" = "([^"]+)"', _output("ioreg", "-rd1", "-c", "IOPlatformExpertDevice"))
         if found:
             return found[1]
     with contextlib.suppress(OSError):
-        return Path("/etc/machine-id").read_text("utf-8")
-    return os.urandom(16).hex()
+        return Path("/etc/machine-id").read_text("utf-8").strip()
+    return ""
 
 
 @lru_cache(maxsize=1)
@@ -79,6 +90,16 @@ def performance_cores() -> int | None:
     return None
 
 
+@lru_cache(maxsize=1)
+def capabilities() -> dict[str, str]:
+    """What a node Lease tells of this machine: chip and memory, as annotations."""
+    chip = _output("sysctl", "-n", "machdep.cpu.brand_string").strip() if sys.platform == "darwin" else ""
+    return {
+        "metal-supervisor.io/chip": chip or platform.machine(),
+        "metal-supervisor.io/memory": str(psutil.virtual_memory().total),
+    }
+
+
 def address_problem(address: str, allow_loopback: bool) -> str | None:
     """Why an address cannot be advertised in a cluster; None if it can."""
     parsed = ipaddress.ip_address(address)
@@ -88,6 +109,12 @@ def address_problem(address: str, allow_loopback: bool) -> str | None:
     if parsed.is_link_local or parsed.is_unspecified or parsed.is_multicast or str(parsed) == BROADCAST:
         return f"{address} is not routable; set --host-ip to an address that pods can reach"
     return None
+
+
+def own_addresses() -> frozenset[str]:
+    """Every IP address of this machine."""
+    found = (each.address.partition("%")[0] for addresses in psutil.net_if_addrs().values() for each in addresses)
+    return frozenset(address for address in found if "." in address or ":" in address)
 
 
 def route_to(host: str, port: int) -> str | None:

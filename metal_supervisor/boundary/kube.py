@@ -66,6 +66,8 @@ class Kube:
         self._reloaded_at = time.monotonic()
         self.requests = 0
         self.context_name = ""
+        self.clock_offset_s = 0.0
+        """How far the server's clock is ahead of this machine's, as far as known."""
         self.load()
 
     def load(self) -> None:

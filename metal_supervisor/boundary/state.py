@@ -25,6 +25,7 @@ DIRECTORIES = ("records", "specs", "models.d", "observed", "runs", "log", "quara
 LONGEST_HOME = 60
 LONGEST_ASIDE = 200
 MOST_KNOWN = 4096
+CORDON_FILE, SESSION_FILE = "cordon", "session"
 
 
 class StateError(Exception):
@@ -107,6 +108,16 @@ class StateDir:
             self.link.unlink(missing_ok=True)
 
     # ── files ────────────────────────────────────────────────────────────────────────────────────
+
+    def cordoned(self) -> str:
+        """"" or `cordon` or `drain`: what an administrator said with the command of that name."""
+        try:
+            word = (self.path / CORDON_FILE).read_text("utf-8").strip()
+        except FileNotFoundError:
+            return ""
+        except (OSError, UnicodeDecodeError):
+            word = ""
+        return word if word in ("cordon", "drain") else "cordon"
 
     def record_path(self, program: str) -> Path:
         return self.path / "records" / f"{program}.json"

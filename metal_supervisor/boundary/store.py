@@ -122,6 +122,16 @@ class Store:
         task = self._tasks.get(source)
         return task.state if task else ModelFile("Checking")
 
+    def near(self, source: str) -> bool | None:
+        """Whether a source is on this Mac already; None if it is a local path that is not there."""
+        if source.startswith(("http://", "https://")):
+            return self._target(source).exists()
+        path = source if source.startswith("/") else urllib.parse.unquote(urllib.parse.urlsplit(source).path)
+        try:
+            return True if Path(path).exists() else None
+        except (OSError, ValueError):
+            return None
+
     def _say(self, task: _Task, state: ModelFile) -> None:
         changed, task.state = task.state != state, state
         known = task.first_look.is_set()
@@ -156,9 +166,13 @@ class Store:
             return Path(urllib.parse.unquote(parts.path))
         return self._fetched(source, task)
 
-    def _fetched(self, url: str, task: _Task) -> Path:
+    def _target(self, url: str) -> Path:
+        """Where a fetched source is kept."""
         name = re.sub(r"[^A-Za-z0-9._-]", "_", Path(urllib.parse.urlsplit(url).path).name)[-128:] or "model.gguf"
-        target = self._directory / hashlib.sha256(url.encode("utf-8", "replace")).hexdigest()[:16] / name
+        return self._directory / hashlib.sha256(url.encode("utf-8", "replace")).hexdigest()[:16] / name
+
+    def _fetched(self, url: str, task: _Task) -> Path:
+        target = self._target(url)
         if not target.exists():
             try:
                 target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -62,6 +62,7 @@ def refuse(rejected: Rejected, record: Record | None, now: float) -> Record:
         withdraw=record.withdraw if record else "",
         stop_sent=bool(record and record.stop_sent),
         warning=(rejected.reason, rejected.message) if off else None,
+        slot=record.slot if record else 0,
     )
 
 
@@ -129,11 +130,16 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
     )
 
 
-def dismiss(record: Record, now: float) -> Record:
-    """The record of an InferenceService that is gone; it goes too, once its process has."""
+DELETED = "Deleted", "the InferenceService is gone"
+MOVED = "Moved", "another Mac runs it now"
+NOT_HERE = "NotHere", "it is not for this Mac any more"
+
+
+def dismiss(record: Record, now: float, why: tuple[str, str] = DELETED) -> Record:
+    """The record of an InferenceService that is not this Mac's any more; it goes too, once its process has."""
     return replace(
         record,
-        verdict=verdict(record.verdict, Standing.REMOVING, "Deleted", "the InferenceService is gone", now),
+        verdict=verdict(record.verdict, Standing.REMOVING, *why, now),
         spec_file=None,
         warning=None,
     )

@@ -6,7 +6,8 @@ Each is the body of a server-side apply (an Event is created): only fields of ou
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from datetime import datetime
 
 from metal_supervisor.core.report import Condition, Happening, Report
 from metal_supervisor.core.resources import GROUP, PRIORITIES, VERSION
@@ -14,7 +15,12 @@ from metal_supervisor.core.types import Endpoint, Json, ModelFile, Record, Stand
 
 KIND = "InferenceService"
 MANAGED_BY = "metal-supervisor"
+OWN_CONDITION = "MetalReady"
 HEARTBEAT = "llmkube.ai/agent-heartbeat"
+HEARTBEAT_LIMIT_S = 180.0
+"""How long LLMKube believes a heartbeat."""
+SLICE_MANAGER = "endpointslice.kubernetes.io/managed-by"
+ACCELERATOR_LABEL = "llmkube.dev/accelerator"
 
 
 def url_of(namespace: str, endpoint: Endpoint) -> str:
@@ -66,6 +72,38 @@ def status(record: Record, told: Report, before: Json, now: str) -> Json:
         body["schedulingStatus"], body["schedulingMessage"] = told.scheduling
     same = {**body, "lastUpdated": before.get("lastUpdated")}
     return {**body, "lastUpdated": before["lastUpdated"]} if same == before else body
+
+
+def own_part(before: Json) -> Json:
+    """What of a status is ours where LLMKube's operator writes the rest."""
+    return {"conditions": [each for each in before.get("conditions") or [] if each.get("type") == OWN_CONDITION]}
+
+
+def own_status(record: Record, told: Report, before: Json, now: str) -> Json:
+    """`status` as we write it beside LLMKube's operator: our own condition."""
+    own = [each for each in told.conditions if each.type == OWN_CONDITION]
+    return {"conditions": timed(own, before.get("conditions") or [], record.generation, now)}
+
+
+def left_by_agent(found: Json, now: float, own_addresses: Collection[str]) -> bool:
+    """Whether an object of a service's name was left behind by LLMKube's agent: on this Mac, or silent since."""
+    metadata = found["metadata"]
+    labels = metadata.get("labels") or {}
+    if labels.get("llmkube.ai/managed-by") != "metal-agent" or labels.get(SLICE_MANAGER) == MANAGED_BY:
+        return False
+    return not fresh_elsewhere(found, now, own_addresses)
+
+
+def fresh_elsewhere(found: Json, now: float, own_addresses: Collection[str]) -> bool:
+    """Whether a slice of LLMKube's agent tells of an agent that lives, on another machine."""
+    beat = (found["metadata"].get("annotations") or {}).get(HEARTBEAT, "")
+    try:
+        seen = datetime.fromisoformat(beat.replace("Z", "+00:00"))
+        fresh = seen.tzinfo is not None and abs(now - seen.timestamp()) < HEARTBEAT_LIMIT_S
+    except ValueError:
+        fresh = False
+    addresses = {address for each in found.get("endpoints") or [] for address in each.get("addresses") or []}
+    return fresh and not addresses <= set(own_addresses)
 
 
 def _labels(record: Record) -> dict[str, str]:
@@ -122,7 +160,8 @@ def slice_object(
             "labels": {
                 **_labels(record),
                 "kubernetes.io/service-name": endpoint.service,
-                "endpointslice.kubernetes.io/managed-by": MANAGED_BY,
+                SLICE_MANAGER: MANAGED_BY,
+                ACCELERATOR_LABEL: "metal",
                 "metal-supervisor.io/node": node,
             },
             "annotations": {HEARTBEAT: heartbeat, "llmkube.ai/agent-version": version},

@@ -6,6 +6,7 @@ write the same phase, reasons and messages. `MetalReady` is our own condition an
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from metal_supervisor.core.types import Observed, Record, Standing
@@ -14,6 +15,8 @@ WAITING = "Waiting for the host metal-agent to fetch the model and register Endp
 LONGEST_NOTE_BYTES = 1000
 HELD = ("FATAL", "BACKOFF")
 PORT_IN_USE = "PortInUse"
+TROUBLE = ("CrashLoopBackOff", PORT_IN_USE, "PublishFailed", "EndpointNameConflict", "NoRoutableAddress")
+"""Reasons that deserve a warning although they may pass."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,11 @@ def _creating(record: Record, observed: Observed | None) -> tuple[str, str, str]
     return "Creating", "Loading", observed.message if observed and observed.message else "the engine is loading"
 
 
+def _whole(record: Record, here: int) -> str:
+    """`Ready` or `Progressing`, as the operator counts replicas."""
+    return "Ready" if here + record.peers_ready >= record.replicas else "Progressing"
+
+
 def _standing(record: Record, observed: Observed | None) -> tuple[str, str, str]:
     """(phase, reason, message) of a service, as the operator would call it where it has a word."""
     verdict = record.verdict
@@ -84,21 +92,26 @@ def _standing(record: Record, observed: Observed | None) -> tuple[str, str, str]
     if verdict.standing is not Standing.RUN:
         return "Pending", verdict.reason, verdict.message
     if observed and observed.published:
-        return "Creating", "PublishFailed", observed.published
+        reason, colon, text = observed.published.partition(": ")
+        named = colon and re.fullmatch(r"[A-Z][A-Za-z]+", reason)
+        return ("Creating", reason, text) if named else ("Creating", "PublishFailed", observed.published)
     if observed and observed.ready and not record.withdraw:
-        where = "Ready" if record.replicas <= 1 else "Progressing"
-        return where, "Serving", f"{record.runtime} serves {record.name} on port {record.port}"
+        return _whole(record, 1), "Serving", f"{record.runtime} serves {record.name} on port {record.port}"
     return _creating(record, observed)
 
 
-def _conditions(record: Record, phase: str, ready: int, reason: str, message: str) -> tuple[Condition, ...]:
+def _conditions(
+    record: Record, phase: str, count: tuple[int, int], reason: str, message: str
+) -> tuple[Condition, ...]:
+    """`count`: replicas ready (here, in all)."""
+    here, ready = count
     suspended = record.verdict.standing is Standing.SUSPENDED
     serving = f"{ready}/{record.replicas} replicas ready"
     found = [
         Condition("Suspended", "True", "Suspended", "spec.suspend=true")
         if suspended
         else Condition("Suspended", "False", "NotSuspended", "spec.suspend is not set"),
-        Condition("MetalReady", "True" if ready else "False", reason, message),
+        Condition("MetalReady", "True" if here else "False", reason, message),
     ]
     if phase == "Ready":
         found.append(
@@ -127,9 +140,12 @@ def _conditions(record: Record, phase: str, ready: int, reason: str, message: st
 def report(record: Record, observed: Observed | None) -> Report:
     """The report on one service."""
     phase, reason, message = _standing(record, observed)
+    if record.peers_ready and phase in ("Creating", "Pending", "Failed"):
+        phase = "Progressing"  # some of it serves, though not here
     standing = record.verdict.standing
     ready = standing is Standing.RUN and bool(observed and observed.ready) and not record.withdraw
     counted = ready and not (observed and observed.published)
+    serving = int(counted) + record.peers_ready
     scheduling = None
     if phase == "Pending" or (phase == "Failed" and reason != "Loading"):
         scheduling = reason, message
@@ -141,12 +157,12 @@ def report(record: Record, observed: Observed | None) -> Report:
     return Report(
         phase=phase,
         ready=ready,
-        ready_replicas=int(counted),
+        ready_replicas=serving,
         replicas=0 if stopped else record.replicas,
         reason=reason,
         message=message,
         scheduling=scheduling,
-        conditions=_conditions(record, phase, int(counted), reason, message),
+        conditions=_conditions(record, phase, (int(counted), serving), reason, message),
         wants_service=claimed and standing is not Standing.REMOVING,
         wants_slice=claimed and (standing is Standing.RUN or leaving) and standing is not Standing.REMOVING,
         draining=leaving,
@@ -171,7 +187,7 @@ def happening(before: Report | None, after: Report, exit_text: str) -> Happening
         return Happening("Normal", "Serving", after.message)
     if before is not None and before.ready and exit_text:
         return Happening("Warning", "Crashed", _fitting(exit_text))
-    if after.phase == "Failed" or after.reason in ("CrashLoopBackOff", "PortInUse", "PublishFailed"):
+    if after.phase == "Failed" or after.reason in TROUBLE:
         return Happening("Warning", after.reason, _fitting(after.message))
     if after.phase in ("Stopped", "Suspended"):
         return Happening("Normal", after.reason, after.message)

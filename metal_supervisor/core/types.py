@@ -196,6 +196,12 @@ class Record:
     """Unix time of the next start when the program is held in a crash loop."""
     warning: tuple[str, str] | None = None
     """(reason, message) of something wrong that does not stop the service, e.g. a rejected edit."""
+    slot: int = 0
+    """The replica this Mac runs; the holder of slot 0 speaks for all of them."""
+    claimed: bool = True
+    """False while another Mac takes the slot over: this one serves until that one does."""
+    peers_ready: int = 0
+    """Replicas that other Macs serve."""
 
     @property
     def key(self) -> Key:

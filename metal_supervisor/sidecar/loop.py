@@ -17,13 +17,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from metal_supervisor import __version__
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.doorbell import Doorbell, ring
 from metal_supervisor.boundary.exits import ExitWatch
 from metal_supervisor.boundary.kube import Kube
-from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.boundary.state import SESSION_FILE, StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable, last_exit
 from metal_supervisor.config import Settings
+from metal_supervisor.core.claims import PREFIX, UNSCHEDULABLE
 from metal_supervisor.core.report import Report, happening, report
 from metal_supervisor.core.types import (
     LIVE,
@@ -38,9 +40,10 @@ from metal_supervisor.core.types import (
     State,
 )
 from metal_supervisor.sidecar.board import Board, Row
+from metal_supervisor.sidecar.membership import Membership, new_session
 from metal_supervisor.sidecar.probes import Finding, Prober, Target
-from metal_supervisor.sidecar.publisher import Wanted, WantedModel
-from metal_supervisor.sidecar.registrar import Registrar
+from metal_supervisor.sidecar.registrar import Around, Registrar
+from metal_supervisor.sidecar.statuses import Wanted, WantedModel
 
 TICK_S = 15.0
 RETRY_S = 1.0
@@ -57,9 +60,10 @@ class Sidecar:
         self.settings, self.state, self.kube, self.supervisord = settings, directory, kube, supervisord
         self.bell = Doorbell(directory.path, "sidecar")
         self.wake = self.bell.ring
-        self.node = host.node_name(directory.path)
+        self.node = host.node_name(directory.path, settings.node_name)
         self.board = Board(node=self.node)
-        self.registrar = Registrar(kube, self.node, self.wake)
+        self.membership = Membership(kube, self.node, settings.lease_duration, self._session())
+        self.registrar = Registrar(kube, self.node, self.membership, self.wake, settings.embedded)
         self.prober = Prober(self.wake)
         self.exits = ExitWatch(self._exited)
         self._dead: set[int] = set()
@@ -70,6 +74,16 @@ class Sidecar:
         self._leaving = threading.Event()
         self._route = ""
         self._routed = threading.Event()
+
+    def _session(self) -> str:
+        """A name for this run, kept with the latest before it: the controller tells ours from another Mac's."""
+        path, session = self.state.path / SESSION_FILE, new_session()
+        before: list[str] = []
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads(path.read_text("utf-8"))
+            before = [str(each) for each in found][-4:] if isinstance(found, list) else []
+        write_atomic(path, json.dumps([*before, session]), durable=False)
+        return session
 
     def current(self) -> Board:
         """The board, with what is counted elsewhere."""
@@ -116,6 +130,7 @@ class Sidecar:
         self.one_pass()
         if not self.registrar.flush(WITHDRAW_ALL_S):
             log.warning("endpoints could not be withdrawn in time")
+        self.registrar.release()
         for row in self.board.rows:
             if row.observed.pid:
                 with contextlib.suppress(ProcessLookupError):
@@ -265,8 +280,9 @@ class Sidecar:
         """(address to advertise, why it cannot be advertised)."""
         address = self.settings.host_ip or ("127.0.0.1" if self.settings.embedded else self._route)
         if not address:
-            return "", "no address of this Mac routes to the cluster; set --host-ip"
-        return address, host.address_problem(address, allow_loopback=self.settings.embedded) or ""
+            return "", "NoRoutableAddress: no address of this Mac routes to the cluster; set --host-ip"
+        problem = host.address_problem(address, allow_loopback=self.settings.embedded)
+        return address, f"NoRoutableAddress: {problem}" if problem else ""
 
     def _follow_route(self) -> None:
         """Keeps the address that routes to the cluster. A thread of its own: a name may take long to look up."""
@@ -290,5 +306,29 @@ class Sidecar:
                     file = ModelFile(**item["file"])
                     models[namespace, short] = WantedModel(item["uid"], item["generation"], item["source"], file)
         self._reports = {key: value for key, value in self._reports.items() if key in wanted}
-        self.registrar.want(wanted, models)
+        self.registrar.want(wanted, models, self._around(rows, told))
+
+    def _around(self, rows: list[Row], told: Json) -> Around:
+        """What surrounds this Mac, from the controller's report."""
+        if self.settings.embedded:
+            return Around()
+        cluster: Json = told["cluster"] if isinstance(told.get("cluster"), dict) else {}
+        watched = self.settings.namespace
+        where = {watched} if watched else {row.record.namespace for row in rows}
+        silent = [tuple(each) for each in told.get("silent") or [] if isinstance(each, list) and len(each) == 2]
+        operator = cluster.get("operator")
+        return Around(
+            operator if isinstance(operator, bool) else None,
+            frozenset(where),
+            tuple((str(namespace), str(node)) for namespace, node in silent),
+            tuple(sorted(self._notes().items())),
+            str(cluster.get("cloned") or ""),
+        )
+
+    def _notes(self) -> dict[str, str]:
+        """What the node Lease says of this Mac."""
+        notes = {**host.capabilities(), PREFIX + "version": __version__, PREFIX + "address": self._address()[0]}
+        if self.state.cordoned():
+            notes[UNSCHEDULABLE] = self.state.cordoned()
+        return notes
 

@@ -1,4 +1,4 @@
-"""The objects of the cluster, one writer of each: Service, EndpointSlice, status, Events.
+"""The objects of the cluster, one writer of each: Service, EndpointSlice, Events.
 
 Everything is server-side apply of our own fields. What was written is remembered per object and uid, so
 that a write which would change nothing is not sent; a Service that is not ours is never touched.
@@ -6,44 +6,24 @@ that a write which would change nothing is not sent; a Service that is not ours 
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 
 from metal_supervisor import __version__
+from metal_supervisor.boundary import host
 from metal_supervisor.boundary.kube import MERGE, Kube, KubeError
 from metal_supervisor.core import manifests
-from metal_supervisor.core.report import Happening, Report
-from metal_supervisor.core.resources import GROUP, VERSION
-from metal_supervisor.core.types import Json, Key, ModelFile, Record
+from metal_supervisor.core.report import Happening
+from metal_supervisor.core.types import Json, Key, Record
+from metal_supervisor.sidecar.statuses import Statuses, Wanted, WantedModel, now_micro, now_seconds
 
 HEARTBEAT_S = 60.0
 RESYNC_S = 600.0
 CONFLICT_RETRY_S = 30.0
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What the cluster should show of one service."""
-
-    record: Record
-    report: Report
-    address: str
-    """The advertised IP address."""
-    address_problem: str
-    """Why it cannot be advertised, "" if it can."""
-
-
-@dataclass(frozen=True)
-class WantedModel:
-    """What the cluster should show of one Model."""
-
-    uid: str
-    generation: int
-    source: str
-    file: ModelFile
+log = logging.getLogger("sidecar")
 
 
 @dataclass
@@ -56,7 +36,8 @@ class _Done:
     """Monotonic time at which the Service was last written."""
     slice: Json | None = None
     slice_name: str = ""
-    status: Json | None = None
+    legacy_gone: bool = False
+    """Whether what LLMKube's agent left behind under this name has been looked for."""
     heartbeat_at: float = 0.0
     heartbeat: str = ""
     withdrawn: str = ""
@@ -74,18 +55,6 @@ class Published:
     problem: str = ""
 
 
-def _now() -> str:
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _now_micro() -> str:
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def _custom(namespace: str, plural: str, name: str) -> str:
-    return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{plural}/{name}"
-
-
 def _slice_path(namespace: str, name: str) -> str:
     return f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices/{name}"
 
@@ -93,11 +62,13 @@ def _slice_path(namespace: str, name: str) -> str:
 class Publisher:
     """Writes to the cluster what it is given. Every method may raise KubeError, and may be called again."""
 
-    def __init__(self, kube: Kube, node: str, on_change: Callable[[], None]) -> None:
+    def __init__(self, kube: Kube, node: str, on_change: Callable[[], None], beside_others: bool = True) -> None:
+        """`beside_others`: LLMKube's own agent may have left its objects here."""
         self._kube, self._node, self._on_change = kube, node, on_change
         self._manager = f"metal/{node}"
+        self._beside_others = beside_others
         self._done: dict[Key, _Done] = {}
-        self._model_done: dict[tuple[str, str, str], Json] = {}
+        self.statuses = Statuses(kube)
         self.resync_at = 0.0
         """Monotonic time of the next look at everything anew."""
 
@@ -109,7 +80,8 @@ class Publisher:
     def due_at(self) -> float:
         """Monotonic time at which there will be something to write even if nothing changes."""
         now = time.monotonic()
-        due = [self.resync_at, *(done.heartbeat_at + HEARTBEAT_S for done in self._done.values() if done.slice)]
+        beats = (done.heartbeat_at + HEARTBEAT_S for done in self._done.values() if done.slice)
+        due = [self.resync_at, self.statuses.due_at(), *beats]
         return min(due + [done.blocked_until for done in self._done.values() if done.blocked_until > now])
 
     def refused(self, key: Key, text: str) -> None:
@@ -122,8 +94,7 @@ class Publisher:
 
     def forget_all_but(self, wanted: Mapping[Key, Wanted], models: Mapping[Key, WantedModel]) -> None:
         """Takes out what nobody wants shown any more."""
-        current = {(*key, model.uid) for key, model in models.items()}
-        self._model_done = {key: body for key, body in self._model_done.items() if key in current}
+        self.statuses.forget_models_but(models)
         for key in self._done.keys() - wanted.keys():
             self._forget(key)
 
@@ -191,14 +162,15 @@ class Publisher:
         name, owner = found["metadata"]["name"], labels.get("llmkube.ai/inference-service", record.name)
         if (ours or theirs) and not found.get("spec", {}).get("selector") and owner == record.name:
             return ""
-        return f'Service "{name}" exists and is not ours; rename the InferenceService, or delete the Service'
+        text = f'Service "{name}" exists and is not ours; rename the InferenceService, or delete the Service'
+        return f"EndpointNameConflict: {text}"
 
     def _slice(self, want: Wanted, done: _Done) -> None:
         endpoint = want.record.endpoint
         assert endpoint is not None
         now = time.monotonic()
         due = now - done.heartbeat_at >= HEARTBEAT_S
-        heartbeat = _now() if due else done.heartbeat
+        heartbeat = now_seconds(self._kube) if due else done.heartbeat
         body = manifests.slice_object(
             want.record, endpoint, want.report, self._node, want.address, heartbeat, __version__
         )
@@ -209,8 +181,30 @@ class Publisher:
             self._delete(_slice_path(want.record.namespace, name))  # the address type of a slice cannot change
         self._kube.apply(_slice_path(want.record.namespace, name), body, self._manager, force=True)
         done.slice, done.slice_name = body, name
+        if self._beside_others and not done.legacy_gone:
+            self._reap_legacy(want.record.namespace, endpoint.service)
+            done.legacy_gone = True
         if due:
             done.heartbeat_at, done.heartbeat = now, heartbeat
+
+    def _reap_legacy(self, namespace: str, service: str) -> None:
+        """Removes what LLMKube's agent left under this name: mirrored or not, it would keep a dead address alive."""
+        for path in (f"/api/v1/namespaces/{namespace}/endpoints/{service}", _slice_path(namespace, service)):
+            try:
+                found = self._kube.request("GET", path)
+                if manifests.left_by_agent(found, time.time() + self._kube.clock_offset_s, host.own_addresses()):
+                    uid = found["metadata"]["uid"]
+                    self._kube.request("DELETE", path, None, {"preconditions": {"uid": uid}})
+                    log.info("removed what another agent left", extra={"object": path})
+            except KubeError as error:
+                if error.code not in (403, 404, 409):
+                    raise
+
+    def forget_slices(self) -> None:
+        """Writes every slice anew: peers may have taken them out while we were away."""
+        for done in self._done.values():
+            if done.slice is not None:
+                done.heartbeat_at, done.slice = 0.0, None
 
     def _drop_slice(self, record: Record, done: _Done) -> None:
         """Takes this Mac's slice out; the Service stays, and with it its address."""
@@ -231,44 +225,12 @@ class Publisher:
         done = self._done[key]
         if done.slice is not None:
             self._delete(_slice_path(key[0], done.slice_name))
+        self.statuses.forget(key)
         del self._done[key]
-
-    def status(self, want: Wanted) -> None:
-        """Writes the status of an InferenceService, if it differs."""
-        if want.record.verdict.standing.value == "removing":
-            return
-        done = self._done_of(want.record)
-        path = _custom(want.record.namespace, "inferenceservices", want.record.name)
-        if done.status is None:
-            done.status = self._kube.request("GET", path).get("status") or {}
-        body = manifests.status(want.record, want.report, done.status, _now())
-        if body != done.status:
-            self._apply_status(path, "InferenceService", want.record.key, body)
-            done.status = body
-
-    def model(self, key: Key, model: WantedModel) -> None:
-        """Writes the status of a Model, if it differs."""
-        path = _custom(key[0], "models", key[1])
-        before = self._model_done.get((*key, model.uid))
-        if before is None:
-            before = self._kube.request("GET", path).get("status") or {}
-        body = manifests.model_status(model.file, model.source, model.generation, before, _now())
-        if body != before:
-            self._apply_status(path, "Model", key, body)
-        self._model_done[(*key, model.uid)] = body
-
-    def _apply_status(self, path: str, kind: str, key: Key, body: Json) -> None:
-        whole = {
-            "apiVersion": f"{GROUP}/{VERSION}",
-            "kind": kind,
-            "metadata": {"namespace": key[0], "name": key[1]},
-            "status": body,
-        }
-        self._kube.apply(path + "/status", whole, self._manager)
 
     def event(self, record: Record, what: Happening) -> None:
         """Posts an Event; one that is there already counts up."""
-        body = manifests.event_object(record, what, self._node, _now_micro())
+        body = manifests.event_object(record, what, self._node, now_micro())
         path = f"/apis/events.k8s.io/v1/namespaces/{record.namespace}/events"
         try:
             self._kube.request("POST", path, None, body)
@@ -277,7 +239,7 @@ class Publisher:
                 raise
             named = f"{path}/{body['metadata']['name']}"
             count = (self._kube.request("GET", named).get("series") or {}).get("count", 1)
-            series = {"series": {"count": count + 1, "lastObservedTime": _now_micro()}}
+            series = {"series": {"count": count + 1, "lastObservedTime": now_micro()}}
             self._kube.request("PATCH", named, None, series, MERGE)
 
     def resync(self, wanted: Mapping[Key, Wanted]) -> None:
@@ -294,9 +256,9 @@ class Publisher:
                 if (namespace, item["metadata"]["name"]) not in names:
                     self._delete(_slice_path(namespace, item["metadata"]["name"]))
         for done in self._done.values():
-            done.service = done.slice = done.status = None
+            done.service = done.slice = None
             done.slice_name = ""
-        self._model_done.clear()
+        self.statuses.look_anew()
         self.resync_at = time.monotonic() + RESYNC_S * random.uniform(0.9, 1.1)
 
 

@@ -18,9 +18,11 @@ from functools import partial
 from metal_supervisor.boundary.kube import Kube, KubeError
 from metal_supervisor.core.report import Happening
 from metal_supervisor.core.types import Key, Record
-from metal_supervisor.sidecar.publisher import Published, Publisher, Wanted, WantedModel
+from metal_supervisor.sidecar.membership import Membership
+from metal_supervisor.sidecar.publisher import Published, Publisher
+from metal_supervisor.sidecar.statuses import Wanted, WantedModel
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 1.5
+FIRST_PAUSE_S, LONGEST_PAUSE_S, FORBIDDEN_PAUSE_S = 0.25, 1.5, 5.0
 MOST_EVENTS = 50
 log = logging.getLogger("sidecar")
 
@@ -31,12 +33,32 @@ class _Trouble:
     since: float = 0.0
 
 
+@dataclass(frozen=True)
+class Around:
+    """What surrounds this Mac in the cluster."""
+
+    operator: bool | None = False
+    """Whether LLMKube's operator writes status here; None while that is not known."""
+    namespaces: frozenset[str] = frozenset()
+    """Where this Mac shows that it lives."""
+    silent: tuple[tuple[str, str], ...] = ()
+    """(namespace, node) of the Macs whose endpoints are to be taken out for them."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """What the node Lease's annotations say of this Mac."""
+    cloned: str = ""
+    """Non-empty: another Mac goes by this one's name, and nothing may be written."""
+
+
 class Registrar(threading.Thread):
     """Keeps the cluster's objects in line with what it is given."""
 
-    def __init__(self, kube: Kube, node: str, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, kube: Kube, node: str, membership: Membership, on_change: Callable[[], None], embedded: bool = False
+    ) -> None:
         super().__init__(name="registrar", daemon=True)
-        self._publisher = Publisher(kube, node, on_change)
+        self._publisher = Publisher(kube, node, on_change, beside_others=not embedded)
+        self._membership = membership
+        self._around = Around()
         self._on_change = on_change
         self._wake = threading.Event()
         self._lock = threading.Lock()
@@ -45,16 +67,19 @@ class Registrar(threading.Thread):
         self._events: list[tuple[Record, Happening]] = []
         self._settled = threading.Event()
         self._trouble = _Trouble()
-        self._pass_failed = False
+        self._pass_failed = self._refused = False
 
     # ── what the sidecar says and asks ───────────────────────────────────────────────────────────
 
-    def want(self, wanted: Mapping[Key, Wanted], models: Mapping[Key, WantedModel]) -> None:
+    def want(
+        self, wanted: Mapping[Key, Wanted], models: Mapping[Key, WantedModel], around: Around | None = None
+    ) -> None:
         """What the cluster should show from now on."""
+        around = around or Around()
         with self._lock:
-            if wanted == self._wanted and models == self._models:
+            if (wanted, models, around) == (self._wanted, self._models, self._around):
                 return
-            self._wanted, self._models = wanted, models
+            self._wanted, self._models, self._around = wanted, models, around
             self._settled.clear()
         self._wake.set()
 
@@ -90,32 +115,63 @@ class Registrar(threading.Thread):
                 pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 8)) * random.uniform(0.5, 1.0)
                 time.sleep(pause_s)  # a wake must not turn an outage into a hot loop
             else:
-                self._wake.wait(max(0.05, self._publisher.due_at() - time.monotonic()))
+                self._wake.wait(max(0.05, self._due_at() - time.monotonic()))
+
+    def _due_at(self) -> float:
+        """Monotonic time at which there will be something to write even if nothing changes."""
+        due_at = min(self._publisher.due_at(), self._membership.due_at(self._around.namespaces))
+        if self._refused or self._around.cloned:  # due for long, and not to be had
+            due_at = max(due_at, time.monotonic() + FORBIDDEN_PAUSE_S)
+        return due_at
+
+    def release(self) -> None:
+        """Tells peers that this Mac stops, if they can be told."""
+        try:
+            self._membership.release()
+        except KubeError as error:
+            log.warning("peers could not be told that this Mac stops", extra={"error": str(error)})
 
     def _one_pass(self) -> None:
         with self._lock:
-            wanted, models = self._wanted, self._models
+            wanted, models, around = self._wanted, self._models, self._around
             events, self._events = self._events, []
-        self._pass_failed = False
-        publish = self._publisher
+        self._pass_failed = self._refused = False
+        if around.cloned:
+            self._troubled(around.cloned)
+            return
+        publish, membership = self._publisher, self._membership
+        publish.statuses.operator = around.operator
+        membership.describe(dict(around.notes))
         if time.monotonic() >= publish.resync_at:
             self._attempt(None, partial(publish.resync, wanted))
         # Withdrawals before announcements, everything that carries traffic before what is only looked at.
-        for key, want in sorted(wanted.items(), key=lambda item: item[1].report.ready):
-            self._attempt(key, partial(publish.endpoints, want))
+        late = [key for key, want in wanted.items() if want.report.ready]
+        for key in sorted(wanted.keys() - set(late)):
+            self._attempt(key, partial(publish.endpoints, wanted[key]))
+        self._attempt(None, partial(self._live, around))
+        for key in late:
+            if membership.steady(key[0]):
+                self._attempt(key, partial(publish.endpoints, wanted[key]))
         self._attempt(None, partial(publish.forget_all_but, wanted, models))
+        self._attempt(None, partial(membership.withdraw_peers, around.silent))
         for want in wanted.values():
-            self._attempt(None, partial(publish.status, want))
-        for key, model in models.items():
-            self._attempt(None, partial(publish.model, key, model))
+            self._attempt(None, partial(publish.statuses.service, want))
+        for key, model in models.items() if around.operator is False else ():
+            self._attempt(None, partial(publish.statuses.model, key, model))
         for record, what in events:
-            if not self._attempt(None, partial(publish.event, record, what)):
+            if not self._attempt(None, partial(publish.event, record, what)) and self._pass_failed:
                 self.tell(record, what)
         if not self._pass_failed:
-            self._clear_trouble()
+            if not self._refused:
+                self._clear_trouble()
             with self._lock:
                 if wanted is self._wanted:
                     self._settled.set()
+
+    def _live(self, around: Around) -> None:
+        """Shows that this Mac lives; after a gap peers may have taken its endpoints out, so they are written anew."""
+        if self._membership.renew(around.namespaces):
+            self._publisher.forget_slices()
 
     def _attempt(self, key: Key | None, action: Callable[[], None]) -> bool:
         """Runs one write; False if it has to be tried again because the API could not be had."""
@@ -129,14 +185,20 @@ class Registrar(threading.Thread):
                 return True
             if error.code == 404:
                 return True  # the object is gone, or its namespace is; the next list says what else is
-            self._pass_failed = True
-            if error.code in (401, 403):
+            if error.code == 403:  # what else may be written should be
+                self._refused = True
+            else:
+                self._pass_failed = True
+            if error.code in (401, 403) and self._trouble.error != str(error):
                 log.warning("the cluster refuses a write", extra={"error": str(error)})
-            if self._trouble.error != str(error):
-                self._trouble = _Trouble(str(error), self._trouble.since or time.time())
-                self._on_change()
+            self._troubled(str(error))
             return False
         return True
+
+    def _troubled(self, error: str) -> None:
+        if self._trouble.error != error:
+            self._trouble = _Trouble(error, self._trouble.since or time.time())
+            self._on_change()
 
     def _problem(self, key: Key | None, text: str) -> None:
         log.warning("the cluster does not accept an object", extra={"service": ".".join(key or ()), "error": text})

@@ -132,7 +132,7 @@ def test_loopback_is_refused_as_an_address_outside_the_embedded_api(tmp_path: Pa
         system = ClusterSystem(tmp_path, "--kubeconfig", str(ClusterSystem.outside), "--bind", "127.0.0.1")
         try:
             system.start().apply(system.tiny_model(), service("tiny"))
-            eventually(lambda: system.condition("MetalReady").get("reason") == "PublishFailed", what="a condition")
+            eventually(lambda: system.condition("MetalReady").get("reason") == "NoRoutableAddress", what="a condition")
             assert "127.0.0.1 is loopback" in system.condition("MetalReady")["message"]
             assert "--host-ip" in system.condition("MetalReady")["message"]
             assert system.slice() is None

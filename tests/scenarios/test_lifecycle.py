@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 
 import pytest
@@ -37,12 +38,22 @@ def test_an_edit_that_changes_the_argv_restarts_that_program_only_and_keeps_the_
 def test_an_edit_that_does_not_change_the_argv_restarts_nothing(system: System) -> None:
     tiny, other = system.pid(), system.pid("other")
     generation = system.get(f"{ISVC}/tiny")["metadata"]["generation"]
-    system.apply(service("tiny", contextSize=1024, priority="high", nodeSelector={"a": "b"}))
+    selector = {"kubernetes.io/os": platform.system().lower()}
+    system.apply(service("tiny", contextSize=1024, priority="high", nodeSelector=selector))
     eventually(
         lambda: system.condition("MetalReady").get("observedGeneration", 0) > generation, what="the edit to be observed"
     )
     assert system.status()["effectivePriority"] == 100000
     assert (system.pid(), system.pid("other")) == (tiny, other)
+
+
+def test_a_node_selector_that_this_mac_does_not_fit_is_named_and_stops_nothing(system: System) -> None:
+    pid = system.pid()
+    system.apply(service("tiny", contextSize=1024, nodeSelector={"room": "attic"}))
+    eventually(lambda: system.condition("Degraded").get("reason") == "NodeSelectorMismatch", what="a condition")
+    assert "spec.nodeSelector asks for room=attic" in system.condition("Degraded")["message"]
+    assert "--node-labels" in system.condition("Degraded")["message"]
+    assert system.pid() == pid
 
 
 def test_replicas_0_stops_the_process_and_keeps_the_service(system: System) -> None:

@@ -1,0 +1,172 @@
+"""Which InferenceServices this Mac runs, when several could: claims, asked for and watched.
+
+The controller hands over what it understood and gets back which of it is this Mac's. With the embedded
+API, or with `claims = off`, that is everything; otherwise Leases decide, and a slot that another Mac took
+over keeps being served here until it is served there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from metal_supervisor.boundary.claimer import Claimer
+from metal_supervisor.boundary.kube import Kube
+from metal_supervisor.boundary.state import SESSION_FILE, StateDir
+from metal_supervisor.boundary.watch import Reflector
+from metal_supervisor.config import Settings
+from metal_supervisor.core import claims
+from metal_supervisor.core.claims import Ask, Life, Sighting, SlotId
+from metal_supervisor.core.types import Json, Key, Record, Rejected, Service, Standing
+
+CLONED = "another Mac uses this one's identity (a copied state directory?); set --node-name on one of them"
+log = logging.getLogger("controller")
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What is this Mac's, and what is to be known of the others."""
+
+    mine: Mapping[Key, int]
+    """InferenceService -> the slot this Mac holds."""
+    known: bool = True
+    """False while it cannot be told yet: what runs goes on, nothing new begins."""
+    claims: Mapping[SlotId, claims.Claim] = field(default_factory=dict)
+    lives: Mapping[tuple[str, str], Life] = field(default_factory=dict)
+    again_in_s: float | None = None
+    silent: Collection[tuple[str, str]] = ()
+    """(namespace, node) of Macs whose endpoints have to be taken out for them."""
+
+
+class Placement:
+    """Holds what has to be remembered of Leases between passes."""
+
+    def __init__(self, settings: Settings, state: StateDir, kube: Kube, node: str, wake: Callable[[], None]) -> None:
+        self._settings, self._state, self._node = settings, state, node
+        self.on = settings.uses_claims
+        scope = f"/namespaces/{settings.namespace}" if settings.namespace else ""
+        self._claimer = Claimer(kube, node, wake)
+        # The passes between the first and the last answer to a batch of claims would each place a few.
+        self._leases = Reflector(
+            kube, f"/apis/coordination.k8s.io/v1{scope}/leases",
+            lambda: None if self._claimer.busy else wake(), selector=f"{claims.KIND} in (node,claim)",
+        )
+        self._sightings: dict[Key, Sighting] = {}
+        self._waiting: Mapping[SlotId, float] = {}
+        self._own_session = ""
+        self.cloned = False
+
+    def start(self) -> None:
+        """Begins to watch, if Leases decide at all."""
+        if self.on:
+            self._leases.start()
+            self._claimer.start()
+
+    @property
+    def error(self) -> str:
+        """Why claims cannot be had, "" if they can."""
+        return (self._leases.seen.error or self._claimer.error) if self.on else ""
+
+    def foreign(self) -> Mapping[Key, str]:
+        """Services that an agent of another kind serves."""
+        return dict(self._claimer.foreign)
+
+    def place(
+        self,
+        found: Mapping[Key, Service | Rejected],
+        not_ours: Collection[Key],
+        ready: Mapping[Key, bool],
+        delay_s: Callable[[Service | Rejected], float],
+    ) -> Placed:
+        """What of `found` is this Mac's. `ready` says what serves here; `delay_s` how soon to offer for one."""
+        if not self.on:
+            return Placed(dict.fromkeys(found, 0))
+        if not self._leases.seen.synced:
+            return Placed({}, known=False)
+        now = time.monotonic()
+        leases = self._claimer.seen(self._leases.seen.items)
+        self._sightings = claims.sight(self._sightings, leases, now)
+        held, nodes = claims.read(leases.values())
+        self._look_for_a_clone(nodes)
+        lives = claims.judge(
+            held, nodes, self._sightings, self._node, self._leases.connected_at, self._settings.lease_duration
+        )
+        asks = {
+            key: Ask(item.uid, max(1, item.replicas), delay_s(item), ready.get(key, False))
+            for key, item in found.items()
+        }
+        accepting = not (self._state.cordoned() or self.cloned)
+        decision = claims.decide(asks, held, lives, self._node, accepting, self._waiting, now, not_ours)
+        self._waiting = decision.waiting
+        self._claimer.want(() if self.cloned else decision.moves)
+        silent = claims.silent(lives, self._node)
+        return Placed(decision.mine, True, held, lives, decision.again_in_s, silent)
+
+    def peers_ready(self, placed: Placed, item: Service | Rejected) -> int:
+        """How many of a service's replicas other Macs serve."""
+        if not self.on:
+            return 0
+        return claims.peers_ready(item.key, placed.claims, placed.lives, self._node, item.replicas)
+
+    def handed_over(self, placed: Placed, record: Record, slots: int) -> bool:
+        """Whether what runs here under a lost claim may end: it never ran, is one too many, or serves elsewhere."""
+        if record.verdict.standing is not Standing.RUN or record.slot >= slots:
+            return True
+        holders = [claim for slot, claim in placed.claims.items() if slot[:2] == record.key]
+        return any(
+            claim.ready and claim.holder != self._node
+            and placed.lives.get((record.namespace, claim.holder)) in (Life.LIVE, Life.DRAINING)
+            and claim.slot[2] == record.slot
+            for claim in holders
+        )
+
+    def _look_for_a_clone(self, nodes: Mapping[tuple[str, str], claims.NodeLease]) -> None:
+        """A session that is not ours, after ours had been there: two Macs are one to the cluster.
+
+        Of the two the one that started later gives way; sessions begin with their time.
+        """
+        try:
+            ours = json.loads((self._state.path / SESSION_FILE).read_text("utf-8"))
+            ours = [str(each) for each in ours] if isinstance(ours, list) else []
+        except (OSError, ValueError):
+            return
+        for (_, node), lease in nodes.items():
+            if node != self._node or not lease.session or not ours:
+                continue
+            if lease.session in ours:
+                self._own_session = lease.session
+            elif self._own_session and lease.session < ours[-1]:
+                if not self.cloned:
+                    log.error("identity", extra={"error": CLONED})
+                self.cloned = True
+
+
+def model_sources(found: Mapping[Key, Service | Rejected], placed: Placed, records: Mapping[Key, Record]) -> set[str]:
+    """The sources of the models that this Mac is to have."""
+    return {
+        item.model.source
+        for key, item in found.items()
+        if isinstance(item, Service) and item.replicas and not item.suspended
+        and (key in placed.mine or (not placed.known and key in records))
+    }
+
+
+def node_labels(settings: Settings, node: str, system: str, machine: str) -> dict[str, str]:
+    """What `spec.nodeSelector` is held against: the well-known labels, and the configured ones."""
+    arch = {"arm64": "arm64", "aarch64": "arm64", "x86_64": "amd64", "amd64": "amd64"}.get(machine.lower(), machine)
+    found = {
+        "kubernetes.io/hostname": node,
+        "kubernetes.io/os": system.lower(),
+        "kubernetes.io/arch": arch,
+        "metal-supervisor.io/node": node,
+    }
+    return {**found, **settings.labels}
+
+
+def unplaced(written: Json, labels: Mapping[str, str]) -> str:
+    """Why a service is not for this Mac, "" if it may be."""
+    spec = written.get("spec")
+    return claims.misfit(spec.get("nodeSelector") if isinstance(spec, dict) else None, labels)

@@ -1,0 +1,118 @@
+"""This Mac among others: its node Lease, and the endpoints of those that fell silent.
+
+The Lease follows what serves: it is renewed here, beside the endpoints, and not by the controller, whose
+death must take nothing out of rotation. Nothing in Kubernetes withdraws the endpoints of a machine that is
+gone, so its peers do it, each with the slice's own version as a precondition: a Mac that wakes up wins.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from collections.abc import Collection, Mapping
+from datetime import datetime, timezone
+
+from metal_supervisor.boundary.kube import MERGE, Kube, KubeError
+from metal_supervisor.core import claims, manifests
+from metal_supervisor.core.types import Json
+
+STEADY_AFTER, STEADY_PAUSE_S = 1, 2.0
+log = logging.getLogger("sidecar")
+
+
+def new_session() -> str:
+    """Names this run of the sidecar; sorts by the time of its start."""
+    return f"{time.time():017.6f}-{os.urandom(4).hex()}"
+
+
+class Membership:
+    """Renews this Mac's Lease in every namespace it serves. Methods may raise KubeError."""
+
+    def __init__(self, kube: Kube, node: str, duration_s: float, session: str) -> None:
+        self._kube, self._node, self._duration_s = kube, node, duration_s
+        self._notes: Mapping[str, str] = {}
+        self._session = session
+        self._renewed_at: dict[str, float] = {}
+        self._unsteady: dict[str, int] = {}
+        """Namespace -> renewals still to come before endpoints are announced again after a gap."""
+        self._withdrawn: set[tuple[str, str]] = set()
+
+    @property
+    def renew_every_s(self) -> float:
+        return self._duration_s / 5
+
+    def describe(self, notes: Mapping[str, str]) -> None:
+        """What the Lease's annotations say of this Mac from the next renewal on; at once if it is to be drained."""
+        if notes.get(claims.UNSCHEDULABLE) != self._notes.get(claims.UNSCHEDULABLE):
+            self._renewed_at = dict.fromkeys(self._renewed_at, 0.0)
+        self._notes = notes
+
+    def steady(self, namespace: str) -> bool:
+        """False for a moment after a gap: a Mac that wakes up in the dark only to sleep on must not announce."""
+        return namespace not in self._unsteady
+
+    def due_at(self, namespaces: Collection[str]) -> float:
+        """Monotonic time of the next renewal."""
+        return min((self._renewed_at.get(each, 0.0) + self._pause_s(each) for each in namespaces), default=float("inf"))
+
+    def _pause_s(self, namespace: str) -> float:
+        return min(STEADY_PAUSE_S, self.renew_every_s) if namespace in self._unsteady else self.renew_every_s
+
+    def renew(self, namespaces: Collection[str]) -> bool:
+        """Renews what is due; True if there had been a gap in which peers may have taken our endpoints out."""
+        gap = False
+        for namespace in sorted(namespaces):
+            last, now = self._renewed_at.get(namespace, 0.0), time.monotonic()
+            if now - last < self._pause_s(namespace) * random.uniform(0.9, 1.0):
+                continue
+            self._write(namespace, self._duration_s)
+            self._renewed_at[namespace] = time.monotonic()
+            if last and now - last > self._duration_s:
+                gap = True
+                self._unsteady[namespace] = STEADY_AFTER
+            elif self._unsteady.get(namespace, 0) > 1:
+                self._unsteady[namespace] -= 1
+            else:
+                self._unsteady.pop(namespace, None)
+        return gap
+
+    def release(self) -> None:
+        """Tells peers that this Mac stops: they need not wait."""
+        for namespace in sorted(self._renewed_at):
+            self._write(namespace, 0.0)
+
+    def _write(self, namespace: str, duration_s: float) -> None:
+        now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        notes = {**self._notes, claims.SESSION: self._session}
+        body = claims.node_lease_object(namespace, self._node, duration_s, notes, now)
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{body['metadata']['name']}"
+        self._kube.apply(path, body, f"metal/{self._node}", force=True)
+
+    def withdraw_peers(self, silent: Collection[tuple[str, str]]) -> None:
+        """Takes out the endpoints of Macs that fell silent."""
+        self._withdrawn &= set(silent)
+        for namespace, node in sorted(set(silent) - self._withdrawn):
+            path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+            selector = f"{claims.NODE}={node},{manifests.SLICE_MANAGER}={manifests.MANAGED_BY}"
+            for item in self._kube.request("GET", path, {"labelSelector": selector}).get("items", []):
+                self._withdraw(f"{path}/{item['metadata']['name']}", item, node)
+            self._withdrawn.add((namespace, node))
+
+    def _withdraw(self, path: str, item: Json, node: str) -> None:
+        endpoints = item.get("endpoints") or []
+        if not any(each.get("conditions", {}).get("ready", True) for each in endpoints):
+            return
+        dead = {"ready": False, "serving": False, "terminating": False}
+        body = {
+            "metadata": {"resourceVersion": item["metadata"]["resourceVersion"]},
+            "endpoints": [{**each, "conditions": dead} for each in endpoints],
+        }
+        try:
+            self._kube.request("PATCH", path, {"fieldManager": f"metal/{self._node}"}, body, MERGE)
+        except KubeError as error:
+            if error.code not in (404, 409):
+                raise
+            return
+        log.warning("endpoint of a silent Mac withdrawn", extra={"node": node, "slice": item["metadata"]["name"]})

@@ -1,0 +1,183 @@
+"""Status of InferenceServices and Models, with LLMKube's operator beside us or without it.
+
+Alone, all of a status is ours. With the operator only our own condition is: it carries the truth, and the
+operator leaves it alone. `schedulingStatus` belongs to both, so it is written when our verdict changes,
+cleared once after the service is ready, and never written again only because somebody overwrote it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+from metal_supervisor.boundary.kube import MERGE, Kube
+from metal_supervisor.core import manifests
+from metal_supervisor.core.report import Report
+from metal_supervisor.core.resources import GROUP, VERSION
+from metal_supervisor.core.types import Json, Key, ModelFile, Record, Standing
+
+CLEAR_AFTER_S = (2.0, 60.0)
+"""How long after a service got ready a leftover is looked for: the operator may be late once."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the cluster should show of one service."""
+
+    record: Record
+    report: Report
+    address: str
+    """The advertised IP address."""
+    address_problem: str
+    """Why it cannot be advertised, "" if it can."""
+
+
+@dataclass(frozen=True)
+class WantedModel:
+    """What the cluster should show of one Model."""
+
+    uid: str
+    generation: int
+    source: str
+    file: ModelFile
+
+
+@dataclass
+class _Written:
+    """What one status was last made to be. None: unknown."""
+
+    uid: str = ""
+    body: Json | None = None
+    scheduling: tuple[str, str] | None = None
+    clear_at: list[float] = field(default_factory=list)
+    """Monotonic times at which to look for a leftover."""
+    ready: bool = False
+    leaving: bool = False
+    """The service is no longer for any Mac: what we said of it is taken back."""
+
+
+def now_seconds(kube: Kube) -> str:
+    """Now by the API server's clock, which the operator's is held against."""
+    return datetime.fromtimestamp(time.time() + kube.clock_offset_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def now_micro() -> str:
+    """Now, as MicroTime fields want it."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _path(kind: str, key: Key) -> str:
+    return f"/apis/{GROUP}/{VERSION}/namespaces/{key[0]}/{kind}/{key[1]}"
+
+
+class Statuses:
+    """Writes statuses. Every method may raise KubeError, and may be called again."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+        self._operator: bool | None = None
+        self._services: dict[Key, _Written] = {}
+        self._models: dict[tuple[str, str, str], Json] = {}
+
+    @property
+    def operator(self) -> bool | None:
+        """Whether LLMKube's operator writes here; None while unknown, when only our own condition is written."""
+        return self._operator
+
+    @operator.setter
+    def operator(self, present: bool | None) -> None:
+        if present != self._operator:
+            self._operator = present
+            self.look_anew()
+
+    def look_anew(self) -> None:
+        """Forgets what was written, so that all of it is compared with what is there."""
+        for written in self._services.values():
+            written.body = None
+        self._models.clear()
+
+    def due_at(self) -> float:
+        """Monotonic time at which there is something to write even if nothing changes."""
+        return min((at for written in self._services.values() for at in written.clear_at), default=float("inf"))
+
+    def service(self, want: Wanted) -> None:
+        """The status of one InferenceService, by the Mac that speaks for it."""
+        record = want.record
+        written = self._services.get(record.key)
+        if written is None or written.uid != record.uid:
+            written = self._services[record.key] = _Written(uid=record.uid)
+        if record.verdict.standing is Standing.REMOVING:
+            written.leaving = record.verdict.reason == "NotHere" and record.slot == 0
+            return
+        if record.slot != 0 or not record.claimed:
+            written.body = None
+            return
+        if written.body is None:
+            written.body = self._kube.request("GET", _path("inferenceservices", record.key)).get("status") or {}
+        now = now_seconds(self._kube)
+        if self._operator is False:
+            body = manifests.status(record, want.report, written.body, now)
+            if body != written.body:
+                self._apply("InferenceService", record.key, body, force=True)
+                written.body = body
+            return
+        body = manifests.own_status(record, want.report, written.body, now)
+        if body != manifests.own_part(written.body):
+            self._apply("InferenceService", record.key, body)
+            written.body = body
+        if self._operator:
+            self._scheduling(want, written)
+
+    def _scheduling(self, want: Wanted, written: _Written) -> None:
+        """The two fields that the operator writes as well."""
+        path, now = _path("inferenceservices", want.record.key), time.monotonic()
+        if want.report.ready and not written.ready:
+            written.clear_at = [now + after_s for after_s in CLEAR_AFTER_S]
+        elif not want.report.ready:
+            written.clear_at = []
+        written.ready = want.report.ready
+        verdict = want.report.scheduling if want.report.reason != "Loading" else None
+        if verdict is not None and verdict != written.scheduling:
+            self._merge(path, {"schedulingStatus": verdict[0], "schedulingMessage": verdict[1]})
+        written.scheduling = verdict
+        if written.clear_at and now >= written.clear_at[0]:
+            if (self._kube.request("GET", path).get("status") or {}).get("schedulingStatus"):
+                self._merge(path, {"schedulingStatus": None, "schedulingMessage": None})
+            written.clear_at.pop(0)
+
+    def _merge(self, path: str, status: Json) -> None:
+        self._kube.request("PATCH", path + "/status", {"fieldManager": manifests.MANAGED_BY}, {"status": status}, MERGE)
+
+    def model(self, key: Key, model: WantedModel) -> None:
+        """The status of a Model; the operator's business where there is one."""
+        before = self._models.get((*key, model.uid))
+        if before is None:
+            before = self._kube.request("GET", _path("models", key)).get("status") or {}
+        body = manifests.model_status(model.file, model.source, model.generation, before, now_seconds(self._kube))
+        if body != before:
+            self._apply("Model", key, body, force=True)
+        self._models[(*key, model.uid)] = body
+
+    def _apply(self, kind: str, key: Key, body: Json, force: bool = False) -> None:
+        whole = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": kind,
+            "metadata": {"namespace": key[0], "name": key[1]},
+            "status": body,
+        }
+        path = _path("inferenceservices" if kind == "InferenceService" else "models", key)
+        # One name for all Macs: there is one writer at a time, and the next must not inherit what it cannot drop.
+        self._kube.apply(path + "/status", whole, manifests.MANAGED_BY, force)
+
+    def forget(self, key: Key) -> None:
+        """Drops a service; if it was ours to speak for and is nobody's now, what was said is taken back."""
+        written = self._services.pop(key, None)
+        if written is not None and written.leaving:
+            self._apply("InferenceService", key, {})
+
+    def forget_models_but(self, models: Mapping[Key, WantedModel]) -> None:
+        """Drops all other Models."""
+        current = {(*key, model.uid) for key, model in models.items()}
+        self._models = {key: body for key, body in self._models.items() if key in current}
