@@ -3,7 +3,7 @@
 A watch reads with a timeout that the server's bookmarks keep from firing, so a half-open connection is
 found; it resumes where it stopped, lists again now and then, and backs off with jitter. It never concludes
 from an error that something was deleted: only from a DELETED event or a successful list, and a list that
-lost everything has to say so twice.
+lost everything has to say so twice. Only news wakes anybody: a server may say things twice or late.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import urllib3
 
+from metal_supervisor.boundary.answers import retry_after_s
 from metal_supervisor.boundary.kube import Kube, KubeError
 from metal_supervisor.core.types import Json, Key
 
 WATCH_S, RELIST_S = 300.0, 600.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S, FORBIDDEN_PAUSE_S, MISSING_PAUSE_S = 0.25, 60.0, 30.0, 2.0
-UNREACHABLE_PAUSE_S = 1.0
+UNREACHABLE_PAUSE_S = LIST_AGAIN_S = 1.0
 SETTLED_S = 5.0
 LONGEST_LINE_BYTES = 32 << 20
 log = logging.getLogger(__name__)
@@ -62,6 +63,22 @@ def _slim(item: Json) -> Json:
     return item
 
 
+def _precedes(version: str, known: str) -> bool:
+    """Whether a resourceVersion is no later than another; one that is no number is only equal or not."""
+    if version.isdecimal() and known.isdecimal():
+        return int(version) <= int(known)
+    return version == known
+
+
+def _edition(item: Json) -> tuple[object, object]:
+    return item["metadata"].get("uid"), item["metadata"].get("resourceVersion")
+
+
+def _same(one: Mapping[Key, Json], other: Mapping[Key, Json]) -> bool:
+    """Whether two copies hold the same editions of the same objects."""
+    return one.keys() == other.keys() and all(_edition(item) == _edition(other[key]) for key, item in one.items())
+
+
 class Reflector(threading.Thread):
     """Keeps a copy of one collection current, and wakes somebody when it changed."""
 
@@ -87,10 +104,14 @@ class Reflector(threading.Thread):
         self._broken = True
         self.connected_at = 0.0
         """Monotonic time since when nothing kept events from coming; a watch that ends in order is no break."""
-        self._relist_at = 0.0
+        self._relist_at = self._listed_at = 0.0
         self._kick = threading.Event()
+        self._kicks = kube.kicks
+        self._gone: dict[Key, str] = {}
+        """resourceVersion at which an object went, of those since the last list."""
         self.seen = Watched()
         self.reconnects = 0
+        kube.when_kicked(self.kick)
 
     def kick(self) -> None:
         """Tries again now, instead of after the current pause."""
@@ -100,6 +121,8 @@ class Reflector(threading.Thread):
         failures = 0
         while True:
             started = time.monotonic()
+            if self._kicks != self._kube.kicks:  # who knows how long nothing was heard
+                self._kicks, self._relist_at = self._kube.kicks, 0.0
             try:
                 if not self._version or started >= self._relist_at:
                     self._list()
@@ -110,7 +133,8 @@ class Reflector(threading.Thread):
                 self._broken = True
                 # One that lasted was in order until now.
                 failures = failures + 1 if time.monotonic() - started < SETTLED_S else 1
-                pause_s = self._failed(error, failures)
+                # A kick cuts connections, which is no trouble of the cluster's.
+                pause_s = self._failed(error, failures) if self._kicks == self._kube.kicks else 0.0
             self.reconnects += 1
             self._kick.wait(pause_s)
             self._kick.clear()
@@ -119,12 +143,13 @@ class Reflector(threading.Thread):
         """Says what is wrong, and how long to wait before the next attempt."""
         if error.code == 410:
             self._version = ""
-            return 0.0 if failures < 2 else 1.0
+            return max(0.0, self._listed_at + LIST_AGAIN_S - time.monotonic())
         text = f"{self._path}: {error}"
         if error.code == 404:
+            self._version = ""  # what is served once it is there again is not what was
             text = f"{self._path.rpartition('/')[2]} are not served: the CRD is not installed; apply conf/crds"
         elif error.code == 403:
-            text = f"forbidden: {error}; grant this verb in the cluster's RBAC"
+            text = f"forbidden: {error.message}"
         if text != self.seen.error:
             log.warning("cluster trouble", extra={"error": text})
             self.seen.error = text
@@ -133,24 +158,28 @@ class Reflector(threading.Thread):
             # A CRD may be installed at any moment, and somebody waits for it; a refusal lasts longer.
             return MISSING_PAUSE_S if error.code == 404 else FORBIDDEN_PAUSE_S
         # A server of our own comes back within a second or two; one far away deserves more patience.
-        longest = UNREACHABLE_PAUSE_S if error.code == 0 else LONGEST_PAUSE_S
+        longest = UNREACHABLE_PAUSE_S if error.reason == "Unreachable" else LONGEST_PAUSE_S
         pause_s: float = min(longest, FIRST_PAUSE_S * 2 ** min(failures, 16)) * random.uniform(0.5, 1.0)
         return max(error.retry_after_s, pause_s)
 
     def _list(self) -> None:
         items: dict[Key, Json] = {}
         version, more = "", ""
+        self._listed_at = time.monotonic()
         while True:
             query = {"limit": 500, **self._selected, **({"continue": more} if more else {})}
             page = self._kube.request("GET", self._path, query)
-            try:
+            listed = False
+            with contextlib.suppress(KeyError, TypeError, AttributeError):
                 items.update((key_of(item), _slim(item)) for item in page["items"])
                 version, more = page["metadata"]["resourceVersion"], page["metadata"].get("continue", "")
-            except (KeyError, TypeError, AttributeError):
-                raise KubeError(0, "BadAnswer", "a list came back without items") from None
+                listed = isinstance(version, str)
+            if not listed:
+                raise KubeError(0, "BadAnswer", "a list came back without items")
             if not more:
                 break
         self._version = version
+        self._gone.clear()
         self._relist_at = time.monotonic() + RELIST_S * random.uniform(0.9, 1.1)
         self._believe(items)
 
@@ -171,16 +200,15 @@ class Reflector(threading.Thread):
         self._replace(items, 0.0)
 
     def _replace(self, items: Mapping[Key, Json], doubtful_until: float) -> None:
-        self.seen = Watched(items, True, "", doubtful_until)
-        self._on_change()
+        """Takes items over. What was wrong stays wrong until a watch is open, too."""
+        before = self.seen
+        self.seen = Watched(items, True, before.error, doubtful_until)
+        if (before.synced, before.doubtful_until) != (True, doubtful_until) or not _same(before.items, items):
+            self._on_change()
 
     def _watch(self) -> None:
-        if self.seen.error:
-            self.seen.error = ""
-            self._on_change()
-        lasts_s = WATCH_S * random.uniform(0.8, 1.0)
-        if self.seen.doubtful_until:
-            lasts_s = max(1.0, min(lasts_s, self._relist_at - time.monotonic()))
+        # A stream that is silent for ever, as one from a version that is yet to come, must not outlast the next list.
+        lasts_s = max(1.0, min(WATCH_S * random.uniform(0.8, 1.0), self._relist_at - time.monotonic()))
         query = {
             "watch": "true",
             "resourceVersion": self._version,
@@ -191,43 +219,75 @@ class Reflector(threading.Thread):
         with contextlib.closing(self._kube.stream(self._path, query)) as answer:
             if self._broken:
                 self._broken, self.connected_at = False, time.monotonic()
-            buffer = bytearray()
-            try:
-                for chunk in answer.stream(amt=None, decode_content=False):
-                    buffer += chunk
-                    if len(buffer) > LONGEST_LINE_BYTES:
-                        raise KubeError(0, "TooLarge", "a watch event exceeds 32 MiB")
-                    while (end := buffer.find(b"\n")) >= 0:
-                        line = bytes(buffer[:end])
-                        del buffer[: end + 1]
-                        self._event(line)
-                    if time.monotonic() >= self._relist_at:
-                        return
-            except (urllib3.exceptions.HTTPError, OSError) as error:
-                raise KubeError(0, "Unreachable", f"watch broke off: {type(error).__name__}") from None
+            if self.seen.error:
+                self.seen.error = ""
+                self._on_change()
+            for line in self._lines(answer):
+                if line.strip():
+                    self._event(line)
+                if time.monotonic() >= self._relist_at:
+                    return
+
+    def _lines(self, answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+        """The lines of a stream; one that is cut off is not one. Raises KubeError when it breaks."""
+        buffer, broken = bytearray(), ""
+        try:
+            for chunk in answer.stream(amt=None, decode_content=False):
+                buffer += chunk
+                while (end := buffer.find(b"\n")) >= 0:
+                    line = bytes(buffer[:end])
+                    del buffer[: end + 1]
+                    yield line
+                if len(buffer) > LONGEST_LINE_BYTES:
+                    break
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            broken = type(error).__name__
+        if broken:
+            raise KubeError(0, "Unreachable", f"watch broke off: {broken}")
+        if len(buffer) > LONGEST_LINE_BYTES:
+            raise KubeError(0, "TooLarge", "a watch event exceeds 32 MiB")
 
     def _event(self, line: bytes) -> None:
-        if not line.strip():
-            return
-        try:
+        kind = ""
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             event = json.loads(line)
-            kind, item = event["type"], event["object"]
-            if kind == "ERROR":
-                raise KubeError(int(item.get("code") or 0), str(item.get("reason")), str(item.get("message")))
-            version = item["metadata"]["resourceVersion"]
-            if not isinstance(version, str):
-                raise TypeError("resourceVersion")
-            if kind == "BOOKMARK":
-                self._version = version
-                return
-            key = key_of(item)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise KubeError(0, "BadAnswer", "a watch sent something that is not an event") from None
+            item = event["object"]
+            if event["type"] == "ERROR":
+                reason, message = (self._kube.scrub(str(item.get(name))) for name in ("reason", "message"))
+                failure = KubeError(int(item.get("code") or 0), reason, message, retry_after_s({}, item))
+                kind = "ERROR"
+            else:
+                version = item["metadata"]["resourceVersion"]
+                key = None if event["type"] == "BOOKMARK" else key_of(item)
+                kind = event["type"] if isinstance(version, str) else ""
+        if kind == "ERROR":
+            raise failure
+        if not isinstance(kind, str) or not kind:
+            raise KubeError(0, "BadAnswer", "a watch sent something that is not an event")
+        if not _precedes(version, self._version):
+            self._version = version
+        if key is None:
+            return
+        known = self.seen.items.get(key)
+        if kind not in ("ADDED", "MODIFIED", "DELETED") or self._is_old(kind, key, item, known):
+            return
         items = dict(self.seen.items)
         if kind == "DELETED":
             items.pop(key, None)
-        elif kind in ("ADDED", "MODIFIED"):
+            self._gone[key] = version
+        else:
             items[key] = _slim(item)
-        self._version = version
         self.seen = Watched(items, True, "", self.seen.doubtful_until)
         self._on_change()
+
+    def _is_old(self, kind: str, key: Key, item: Json, known: Json | None) -> bool:
+        """Whether an event tells nothing new of an object, or is about a namesake before it."""
+        (uid, version), gone = _edition(item), self._gone.get(key, "")
+        if known is None:
+            return kind == "DELETED" or bool(gone and _precedes(str(version), gone))
+        known_uid, known_version = _edition(known)
+        if uid != known_uid and self.seen.doubtful_until:
+            return kind == "DELETED"  # versions of two clusters say nothing of each other
+        if kind == "DELETED" and (uid, version) == (known_uid, known_version):
+            return False
+        return _precedes(str(version), str(known_version))

@@ -24,6 +24,8 @@ WITHIN_S = 6.0
 class Ended:
     """A Kube that ends the thread which asks it."""
 
+    kicks = 0
+
     def request(self, *_: Any) -> None:
         raise SystemExit
 
@@ -240,7 +242,7 @@ def test_a_forbidden_verb_is_named(reflect: Reflect, client: Client) -> None:
     fault(client, verb="watch", action={"status": 403, "message": "no"})
     seen = reflect()
     seen.error("forbidden")
-    seen.error("RBAC")
+    seen.error('cannot watch configmaps in namespace "default"; grant the verb "watch"')
 
 
 def test_a_hanging_watch_is_given_up(reflect: Reflect, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
