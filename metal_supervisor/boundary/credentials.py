@@ -9,6 +9,7 @@ after the one that caused it was let go of: an exception that is merely suppress
 from __future__ import annotations
 
 import base64
+import ipaddress
 import logging
 import os
 import re
@@ -58,7 +59,10 @@ class Chosen:
     def local(self) -> bool:
         """Whether the server is on this machine's loopback."""
         host = urllib.parse.urlsplit(self.server).hostname or ""
-        return host == "localhost" or host.startswith("127.") or host == "::1"
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
 
 
 @dataclass(frozen=True)
