@@ -30,6 +30,16 @@ class NoBinary(Exception):
 
 
 @dataclass(frozen=True)
+class Interface:
+    """One address of one network interface."""
+
+    name: str
+    address: str
+    """Without the scope that a link-local one carries."""
+    up: bool
+
+
+@dataclass(frozen=True)
 class Usage:
     """What a process uses right now."""
 
@@ -111,10 +121,20 @@ def address_problem(address: str, allow_loopback: bool) -> str | None:
     return None
 
 
+def interfaces() -> tuple[Interface, ...]:
+    """Every IP address of this machine, in the system's order of interfaces."""
+    states = psutil.net_if_stats()
+    return tuple(
+        Interface(name, each.address.partition("%")[0], name in states and states[name].isup)
+        for name, addresses in psutil.net_if_addrs().items()
+        for each in addresses
+        if each.family in (socket.AF_INET, socket.AF_INET6)
+    )
+
+
 def own_addresses() -> frozenset[str]:
     """Every IP address of this machine."""
-    found = (each.address.partition("%")[0] for addresses in psutil.net_if_addrs().values() for each in addresses)
-    return frozenset(address for address in found if "." in address or ":" in address)
+    return frozenset(each.address for each in interfaces())
 
 
 def route_to(host: str, port: int) -> str | None:

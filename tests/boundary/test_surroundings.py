@@ -1,0 +1,32 @@
+"""This machine's interfaces and its resolver, as they really are."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from metal_supervisor.boundary import addresses, host
+
+
+def test_every_interface_has_an_address_that_can_be_read() -> None:
+    found = host.interfaces()
+    assert any(each.address == "127.0.0.1" and each.up for each in found)
+    for each in found:
+        ipaddress.ip_address(each.address)
+    assert host.own_addresses() == {each.address for each in found}
+
+
+def test_a_name_has_addresses_or_none() -> None:
+    assert "127.0.0.1" in addresses.look_up("localhost")
+    assert addresses.look_up("no-such-name.invalid") == ()
+
+
+def test_the_surroundings_are_seen_from_the_servers_url() -> None:
+    assert addresses.surroundings("https://127.0.0.1:6443/some/path").route == "127.0.0.1"
+    seen = addresses.surroundings("https://[::1]")
+    assert seen.server == "::1"
+
+
+def test_a_choice_is_always_made() -> None:
+    for server in ("https://127.0.0.1:6443", "https://no-such-name.invalid", "nonsense"):
+        choice = addresses.advertised("", server, embedded=False)
+        assert bool(choice.address) != bool(choice.problem)
