@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socketserver
+import ssl
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -54,23 +55,36 @@ Answering = Callable[[bytes], bytes]
 
 
 @contextlib.contextmanager
-def answering(answer: Answering) -> Iterator[str]:
-    """A server that answers each request, given whole, with the bytes it is told to."""
+def answering(answer: Answering, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """A server that answers each request, given whole, with the bytes it is told to; TLS tells who asks in X-Peer."""
 
     class Handler(socketserver.StreamRequestHandler):
+        def setup(self) -> None:
+            if tls is not None:  # the handshake must not keep others waiting
+                self.request = tls.wrap_socket(self.request, server_side=True, do_handshake_on_connect=False)
+            super().setup()
+
+        def finish(self) -> None:
+            super().finish()
+            self.request.close()  # TLS has taken the socket from the server
+
         def handle(self) -> None:
             lines = []
-            while (line := self.rfile.readline()) not in (b"\r\n", b""):
-                lines.append(line)
             with contextlib.suppress(OSError):
-                self.wfile.write(answer(b"".join(lines)))
+                if tls is not None:
+                    self.request.do_handshake()
+                    lines = [f"X-Peer: {self.request.getpeercert()}\r\n".encode()]
+                while (line := self.rfile.readline()) not in (b"\r\n", b""):
+                    lines.append(line)
+                if lines:
+                    self.wfile.write(answer(b"".join(lines)))
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
+            yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}"
         finally:
             server.shutdown()
             thread.join()
