@@ -174,6 +174,33 @@ def _status_lines(body: Any) -> list[str]:
     return lines
 
 
+def _kubeconfig_command(arguments: argparse.Namespace) -> int:
+    from metal_supervisor import accounts
+
+    print("\n".join(accounts.create(accounts.order_from(arguments))))
+    return 0
+
+
+def _add_kubeconfig(commands: Any) -> None:
+    help_text = "write a kubeconfig and token for one Mac's ServiceAccount, with an administrator's kubeconfig"
+    command = commands.add_parser("kubeconfig", help=help_text, description=help_text)
+    for flag, default, text in (
+        ("--server", "", "URL of the API server as the Mac reaches it; default: the administrator's"),
+        ("--namespace", "default", "namespace of the ServiceAccount [default]"),
+        ("--context", "", "context within the administrator's kubeconfig; default: its current one"),
+        ("--duration", "720h", "how long the token holds, if the server agrees; the Mac renews it in time [720h]"),
+    ):
+        command.add_argument(flag, default=default, help=text)
+    command.add_argument("--service-account", required=True, metavar="NAME", help="see conf/rbac/mac.yaml")
+    command.add_argument(
+        "--from", dest="source", default="~/.kube/config", metavar="FILE",
+        help="the administrator's kubeconfig [~/.kube/config]",
+    )  # fmt: skip
+    command.add_argument("--output", required=True, metavar="FILE", help="file to write; its token goes beside it")
+    command.add_argument("--force", action="store_true", help="overwrite")
+    command.set_defaults(action=_kubeconfig_command)
+
+
 def _version(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         print(f"metal-supervisor {__version__}")
@@ -206,6 +233,7 @@ def parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=f"the {name}; supervisord starts it")
         command.add_argument("--state-dir", required=True)
         command.set_defaults(action=action)
+    _add_kubeconfig(commands)
     command = commands.add_parser("version", help="print the version")
     command.add_argument("--json", action="store_true", help="print JSON, with the versions that matter")
     command.set_defaults(action=_version)
@@ -223,10 +251,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        from metal_supervisor import boot
+        from metal_supervisor import accounts, boot
         from metal_supervisor.boundary import kube, state
 
-        if isinstance(error, (boot.CannotBoot, state.StateError, kube.BadKubeconfig)):
+        if isinstance(error, (accounts.AccountError, boot.CannotBoot, state.StateError, kube.BadKubeconfig)):
             _say(str(error))
             return 1
         raise
