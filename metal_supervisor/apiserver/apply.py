@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from .codec import clone, listed, timestamp
-from .errors import ApiError, Json, bad_request
-from .fields import PRESENT, Path, decode_set, encode_set, leaves, merge, remove, show, undeclared
+from .errors import ApiError, Json
+from .fields import PRESENT, Path, decode_set, encode_set, leaves, merge, remove, show
 
 _MISSING: Any = object()
 
@@ -114,10 +114,8 @@ def apply(
 ) -> tuple[Json, Entries]:
     """`live` with a manager's declaration put over it, and the new ownership.
 
-    Raises ApiError 409 with one cause per contested field, and 400 or 500 as the real server does for a
-    declaration that carries managedFields or fields the schema does not know.
+    Raises ApiError 409 with one cause per contested field. The declaration fits the schema (`typed.check`).
     """
-    _check_declaration(schema, applied, manager)
     entries = read_entries(live)
     declared = in_scope(leaves(schema, applied), manager.subresource, has_status)
     scoped = _scoped_object(applied, manager.subresource, has_status)
@@ -144,18 +142,6 @@ def apply(
     return merged, entries
 
 
-def _check_declaration(schema: Json, applied: Json, manager: Manager) -> None:
-    metadata = applied.get("metadata") or {}
-    if metadata.get("managedFields"):
-        raise bad_request("metadata.managedFields must be nil")
-    unknown = undeclared(schema, applied)
-    if unknown:
-        name = "/".join(part for part in (metadata.get("namespace"), metadata.get("name")) if part)
-        kind = f"{applied.get('apiVersion', manager.api_version)}, Kind={applied.get('kind', '')}"
-        message = f"failed to create typed patch object ({name}; {kind}): {show(unknown)}: field not declared in schema"
-        raise ApiError(500, "", message)
-
-
 def _scoped_object(applied: Json, subresource: str, has_status: bool) -> Json:
     """The part of a declaration that may be merged."""
     if subresource == "status":
@@ -176,7 +162,7 @@ def _changed(before: dict[Path, Any], declared: dict[Path, Any]) -> set[Path]:
             changed.add(path)
         # A container where a plain value was, or the other way round, changes what was there.
         changed |= {path[:n] for n in range(1, len(path)) if before.get(path[:n], PRESENT) is not PRESENT}
-        if value is not PRESENT and path not in before:
+        if value is not PRESENT and before.get(path, PRESENT) is PRESENT:
             changed |= {other for other in before if other[: len(path)] == path}
     return changed
 
@@ -229,8 +215,8 @@ def track_update(
     schema: Json, before: Json | None, after: Json, entries: Entries, manager: Manager, has_status: bool
 ) -> Entries:
     """Ownership after a create, update or patch: who changes a field owns it, alone."""
-    old = leaves(schema, before) if before else {}
-    new = leaves(schema, after)
+    old = leaves(schema, before, containers=True) if before else {}
+    new = leaves(schema, after, containers=True)
     scope_subresource = "status" if manager.subresource == "status" else ""
     touched = {path for path, value in new.items() if path not in old or _differs(old[path], value)}
     touched = set(in_scope(dict.fromkeys(touched), scope_subresource, has_status))

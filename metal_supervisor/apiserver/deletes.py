@@ -15,7 +15,7 @@ from typing import Any
 
 from . import crds
 from .codec import clone, listed, section, timestamp
-from .errors import Json, conflict, forbidden, not_found
+from .errors import Json, conflict, forbidden, invalid_options, not_found, unsupported_value
 from .resources import Registry, Resource
 from .storage import Name, Store
 from .targets import Target
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 EVENT_LIFETIME_S = 3600.0
 _FOREGROUND, _ORPHAN = "foregroundDeletion", "orphan"
+_POLICIES = ("Foreground", "Background", "Orphan")
 _PERMANENT_NAMESPACES = ("default", "kube-system", "kube-public")
 _LOOK_AT_EVENTS_S = 300.0
 
@@ -40,6 +41,7 @@ class Deleter:
     def delete(self, target: Target, wishes: Json, *, dry_run: bool = False) -> tuple[Json, bool]:
         """Deletes one object. Returns it as it was last, and whether it is gone already."""
         resource = target.resource
+        policy = _policy(wishes)
         with self._store.lock:
             stored = self._store.get(resource.storage_key, (target.namespace, target.name))
             if stored is None:
@@ -49,7 +51,7 @@ class Deleter:
                 raise forbidden("", "namespaces", target.name, "this namespace may not be deleted")
             if dry_run:
                 return view(resource, stored), True
-            last, gone = self.begin(resource.storage_key, (target.namespace, target.name), _policy(wishes))
+            last, gone = self.begin(resource.storage_key, (target.namespace, target.name), policy)
             return view(resource, last), gone
 
     def begin(self, kind: str, name: Name, policy: str) -> tuple[Json, bool]:
@@ -102,15 +104,24 @@ class Deleter:
 def _policy(wishes: Json) -> str:
     if wishes.get("orphanDependents") is True:
         return "Orphan"
-    return str(wishes.get("propagationPolicy") or "Background")
+    wanted = wishes.get("propagationPolicy") or "Background"
+    if wanted not in _POLICIES:
+        raise invalid_options("DeleteOptions", unsupported_value("propagationPolicy", wanted, [*_POLICIES, "nil"]))
+    return str(wanted)
 
 
 def _check_preconditions(resource: Resource, stored: Json, wanted: Json) -> None:
     own = stored["metadata"]
-    for field, label in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
+    for field, label, happened in (
+        ("uid", "UID", "deleted and then recreated"),
+        ("resourceVersion", "ResourceVersion", "modified"),
+    ):
         if wanted.get(field) not in (None, own[field]):
-            why = f"Precondition failed: {label} in precondition: {wanted[field]}, {label} in object meta: {own[field]}"
-            raise conflict(resource.group, resource.plural, own["name"], why)
+            why = (
+                f"the {label} in the precondition ({wanted[field]}) does not match the {label} in record "
+                f"({own[field]}). The object might have been {happened}"
+            )
+            raise conflict(resource.group, resource.kind, own["name"], why)
 
 
 class Collector:

@@ -9,15 +9,16 @@ from typing import Any
 
 from . import discovery, openapi, protobuf
 from .codec import decode_body, decode_object, encode
-from .errors import ApiError, Json, expired, forbidden, no_such_path, not_found
+from .errors import ApiError, Json, expired, forbidden, no_such_path, not_found, unknown_format
 from .faults import Call
 from .kernel import Kernel
-from .reads import Form, flag, form_of, selection
+from .reads import Form, form_of, selection
 from .routes import (
     Request,
     call_of,
     field_validation,
     is_dry_run,
+    is_forced,
     manager_of,
     named_by_selector,
     resource_target,
@@ -163,9 +164,7 @@ class Dispatcher:
 
     def _write(self, request: Request, target: Target) -> Answer:
         writer = self._kernel.writer
-        options = WriteOptions(
-            manager_of(request), is_dry_run(request), field_validation(request), flag(request.query, "force")
-        )
+        options = WriteOptions(manager_of(request), is_dry_run(request), field_validation(request), is_forced(request))
         if request.method == "POST":
             outcome = writer.create(target, _object(request), options)
         elif request.method == "PUT":
@@ -187,7 +186,9 @@ class Dispatcher:
         dry_run = is_dry_run(request) or wishes.get("dryRun") == ["All"]
         if target.name:
             last, gone = self._kernel.deleter.delete(target, wishes, dry_run=dry_run)
-            return Answer(200, encode(_deleted(target, last) if gone else last))
+            # The real server answers with the object itself for some kinds; of those we have Services.
+            shown = last if target.resource.storage_key == "/services" or not gone else _deleted(target, last)
+            return Answer(200, encode(Form().one(target.resource, shown) if shown is last else shown))
         wishes.pop("preconditions", None)
         with self._kernel.store.lock:
             chosen = self._kernel.reader.selected(target, selection(target, request.query))
@@ -265,6 +266,8 @@ class Dispatcher:
 def _object(request: Request) -> Json:
     if request.content_type == protobuf.MEDIA_TYPE:
         return protobuf.decode(request.body)
+    if request.content_type not in ("", _JSON, "application/yaml", "*/*"):
+        raise unknown_format([_JSON, "application/yaml", protobuf.MEDIA_TYPE])
     return decode_object(request.body)
 
 
@@ -279,10 +282,10 @@ def _lines(data: bytes, *, cut: bool = False) -> Stream:
 
 def _failure(code: int, action: Json, call: Call) -> ApiError:
     headers: dict[str, str] = {}
-    details: dict[str, Any] = {}
+    details: dict[str, Any] | None = None
     if "retry_after_s" in action:
         headers["Retry-After"] = str(action["retry_after_s"])
-        details["retryAfterSeconds"] = action["retry_after_s"]
+        details = {"retryAfterSeconds": action["retry_after_s"]}
     if code == 403:
         return forbidden("", call.resource, call.name, str(action.get("message", "a fault says so")))
     if code == 404:

@@ -46,7 +46,8 @@ class ApiError(Exception):
         self.code = code
         self.reason = reason
         self.message = message
-        self.details = details or {}
+        self.details = details
+        """None when there is nothing to say; a generic refusal says so with an empty object."""
         self.headers = dict(headers or {})
 
     def status(self) -> Json:
@@ -55,7 +56,7 @@ class ApiError(Exception):
         body["message"] = self.message
         if self.reason:
             body["reason"] = self.reason
-        if self.details:
+        if self.details is not None:
             body["details"] = self.details
         body["code"] = self.code
         return body
@@ -91,6 +92,12 @@ def wrong_type(field: str, value: Any, expected: str) -> Problem:
     found = json_type(value)
     detail = f'{field or "object"} in body must be of type {expected}: "{found}"'
     return Problem(field, "FieldValueTypeInvalid", f'Invalid value: "{found}": {detail}')
+
+
+def not_of_format(field: str, form: str) -> Problem:
+    """A number too large for its format. The real server names no field here but in the text."""
+    detail = f"Checked value must be of type integer with format {form} in {field}"
+    return Problem("<nil>", "FieldValueInvalid", f'Invalid value: "": {detail}')
 
 
 def forbidden_value(field: str, detail: str) -> Problem:
@@ -164,7 +171,8 @@ def invalid(group: str, kind: str, name: str, problems: Sequence[Problem]) -> Ap
     """An object that breaks rules; all of them at once."""
     listed = ", ".join(str(problem) for problem in problems)
     text = listed if len(problems) == 1 else f"[{listed}]"
-    details: Json = {"name": name, **({"group": group} if group else {}), "kind": kind}
+    known = {"name": name, "group": group, "kind": kind}
+    details: Json = {field: value for field, value in known.items() if value}
     details["causes"] = [{"reason": p.reason, "message": p.body, "field": p.field} for p in problems]
     return ApiError(422, "Invalid", f'{qualified(kind, group)} "{name}" is invalid: {text}', details=details)
 
@@ -199,4 +207,16 @@ def too_large_version(wanted: int, current: int) -> ApiError:
 
 def method_not_allowed() -> ApiError:
     """A verb that this resource does not have."""
-    return ApiError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+    message = "the server does not allow this method on the requested resource"
+    return ApiError(405, "MethodNotAllowed", message, details={})
+
+
+def invalid_options(kind: str, problem: Problem) -> ApiError:
+    """A parameter of the request that makes no sense; `kind` is e.g. `PatchOptions`."""
+    return invalid("meta.k8s.io", kind, "", [problem])
+
+
+def unknown_format(kinds: Sequence[str]) -> ApiError:
+    """A body in a format that is not spoken."""
+    message = "the body of the request was in an unknown format - accepted media types include: " + ", ".join(kinds)
+    return ApiError(415, "UnsupportedMediaType", message)

@@ -6,10 +6,9 @@ series, an Event of the newer group never changes, and it must say who reports a
 
 from __future__ import annotations
 
-import re
-
 from .codec import section
-from .errors import Json, Problem, forbidden_value, invalid_value, required, too_long
+from .errors import Json, Problem, invalid_value, required
+from .metadata import qualified_problems
 from .resources import Resource
 
 _RENAMED = {
@@ -22,15 +21,10 @@ _RENAMED = {
     "reportingComponent": "reportingController",
 }
 _BACK = {new: old for old, new in _RENAMED.items()}
-_MICRO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}(Z|[+-]\d\d:\d\d)")
 _IMMUTABLE = ("involvedObject", "reason", "message", "action", "related", "type", "eventTime",
               "reportingComponent", "reportingInstance")  # fmt: skip
 NOTE_BYTES = 1024
-
-
-def is_micro_time(text: object) -> bool:
-    """Whether a text has exactly the form of `metav1.MicroTime`."""
-    return isinstance(text, str) and _MICRO_TIME.fullmatch(text) is not None
+_WORD_BYTES = 128
 
 
 def is_event(resource: Resource) -> bool:
@@ -48,51 +42,63 @@ def to_core(event: Json) -> Json:
     return {_BACK.get(name, name): value for name, value in event.items()}
 
 
+def with_absent(event: Json, *, newer: bool) -> Json:
+    """An Event as it leaves, with the fields of its form that are there even when nothing is in them."""
+    absent: Json = {"source": {}, "firstTimestamp": None, "lastTimestamp": None, "eventTime": None}
+    if newer:
+        return {**to_newer(absent), **event}
+    return {**absent, "reportingComponent": "", "reportingInstance": "", **event}
+
+
 def validate_event(event: Json, previous: Json | None, *, newer: bool) -> list[Problem]:
-    """What is wrong with an Event in its stored form, named in the words of the version it came in."""
-
-    def called(name: str) -> str:
-        return _RENAMED.get(name, name) if newer else name
-
+    """What is wrong with an Event in its stored form, whose words the real server uses for both forms."""
     problems: list[Problem] = []
     namespace = section(event, "metadata").get("namespace", "")
-    regarding = section(event, "involvedObject").get("namespace") or "default"
-    if regarding != namespace:
-        detail = "does not match event.namespace"
-        problems.append(invalid_value(f"{called('involvedObject')}.namespace", regarding, detail))
-    for path, text in _times(event):
-        if text is not None and not is_micro_time(text):
-            detail = f'parsing time "{text}" as "2006-01-02T15:04:05.000000Z07:00"'
-            problems.append(invalid_value(path, text, detail))
+    about = section(event, "involvedObject").get("namespace", "")
+    # Of an Event with an eventTime only what is in no namespace must be told of in a well-known one.
+    fitting = about or namespace in ("default", "kube-system") if event.get("eventTime") else about == namespace
+    if not fitting and (about or "default") != namespace:
+        problems.append(invalid_value("involvedObject.namespace", about, "does not match event.namespace"))
     if not newer:
         return problems
-    for name in ("reportingComponent", "reportingInstance", "action", "reason"):
-        if not event.get(name):
-            problems.append(required(called(name)))
     if not event.get("eventTime"):
-        problems.append(required("eventTime"))
-    if event.get("type") not in ("Normal", "Warning"):
-        problems.append(invalid_value("type", event.get("type", ""), "has invalid value: "))
+        return [*problems, required("eventTime")]
+    problems += _reporter_problems(event)
+    for name in ("action", "reason"):
+        text = event.get(name) or ""
+        if not text:
+            problems.append(required(name))
+        if len(text.encode()) > _WORD_BYTES:
+            problems.append(invalid_value(name, "", f"can have at most {_WORD_BYTES} characters"))
     if len(str(event.get("message", "")).encode()) > NOTE_BYTES:
-        problems.append(too_long(called("message"), NOTE_BYTES))
+        problems.append(invalid_value("message", "", f"can have at most {NOTE_BYTES} characters"))
+    kind = event.get("type", "")
+    if kind not in ("Normal", "Warning"):
+        problems.append(invalid_value("type", "", f"has invalid value: {kind}"))
     for name in ("source", "firstTimestamp", "lastTimestamp", "count"):
         if event.get(name) and not (previous and previous.get(name) == event.get(name)):
-            problems.append(forbidden_value(called(name), "needs to be unset"))
-    if previous:
-        for name in _IMMUTABLE:
-            if previous.get(name) != event.get(name):
-                problems.append(invalid_value(called(name), event.get(name), "field is immutable"))
-    series = event.get("series")
-    if isinstance(series, dict):
-        if int(series.get("count") or 0) < 2:
-            problems.append(invalid_value("series.count", series.get("count"), "should be at least 2"))
-        if not series.get("lastObservedTime"):
-            problems.append(required("series.lastObservedTime"))
+            problems.append(invalid_value(name, "", "needs to be unset"))
+    for name in _IMMUTABLE if previous else ():
+        if previous and previous.get(name) != event.get(name):
+            problems.append(invalid_value(name, event.get(name), "field is immutable"))
+    return problems + _series_problems(event.get("series"))
+
+
+def _reporter_problems(event: Json) -> list[Problem]:
+    reporter = event.get("reportingComponent") or ""
+    problems = [] if reporter else [required("reportingController")]
+    problems += qualified_problems("reportingController", reporter)
+    if not event.get("reportingInstance"):
+        problems.append(required("reportingInstance"))
     return problems
 
 
-def _times(event: Json) -> list[tuple[str, object]]:
-    return [
-        ("eventTime", event.get("eventTime")),
-        ("series.lastObservedTime", section(event, "series").get("lastObservedTime")),
-    ]
+def _series_problems(series: object) -> list[Problem]:
+    if not isinstance(series, dict):
+        return []
+    problems: list[Problem] = []
+    if int(series.get("count") or 0) < 2:
+        problems.append(invalid_value("series.count", "", "should be at least 2"))
+    if not series.get("lastObservedTime"):
+        problems.append(required("series.lastObservedTime"))
+    return problems

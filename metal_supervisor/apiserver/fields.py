@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from .codec import clone, listed
 from .errors import Json
-from .schema import child_schema
+from .schema import child_schema, keeps_unknown
 
 Path: TypeAlias = tuple[str, ...]
 
@@ -81,10 +81,13 @@ def item_key(schema: Json, item: Any) -> str:
     return "k:" + json.dumps(keys, sort_keys=True, separators=(",", ":"))
 
 
-def leaves(schema: Json, obj: Json) -> dict[Path, Any]:
-    """Every ownable path of an object with its value."""
+def leaves(schema: Json, obj: Json, *, containers: bool = False) -> dict[Path, Any]:
+    """Every ownable path of an object with its value; with `containers` also those of filled objects and lists.
+
+    What is applied owns no container that something is in; what an update brings into being, it owns whole.
+    """
     found: dict[Path, Any] = {}
-    for path, value in _walk(schema, obj, ()):
+    for path, value in _walk(schema, obj, (), containers):
         if path[0] in ("f:apiVersion", "f:kind"):
             continue
         if path[0] == "f:metadata" and (len(path) < 2 or path[1][2:] not in OWNABLE_METADATA):
@@ -93,19 +96,23 @@ def leaves(schema: Json, obj: Json) -> dict[Path, Any]:
     return found
 
 
-def _walk(schema: Json, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+def _walk(schema: Json, value: Any, path: Path, containers: bool) -> Iterator[tuple[Path, Any]]:
     if isinstance(value, dict) and not is_atomic_map(schema):
-        if path and not value:
+        # Where nobody declared what may be there, a container is a value of its own.
+        undeclared = "type" not in schema and keeps_unknown(schema)
+        if path and (not value or containers or undeclared):
             yield path, PRESENT
         for name, item in value.items():
-            yield from _walk(inner_schema(schema, name, path), item, (*path, "f:" + name))
+            yield from _walk(inner_schema(schema, name, path), item, (*path, "f:" + name), containers)
     elif isinstance(value, list) and list_kind(schema) != "atomic":
         items = schema.get("items") or {}
+        if containers:
+            yield path, PRESENT
         for item in value:
             here = (*path, item_key(schema, item))
             yield here, PRESENT
             if list_kind(schema) == "map":
-                yield from _walk(items, item, here)
+                yield from _walk(items, item, here, containers)
     else:
         yield path, value
 
@@ -124,18 +131,28 @@ def merge(schema: Json, live: Any, applied: Any, path: Path = ()) -> Any:
 
 
 def _merge_list(schema: Json, live: list[Any], applied: list[Any], path: Path) -> list[Any]:
+    """Both lists in one, each in its own order; where they contradict each other, the applied one is right."""
     items = schema.get("items") or {}
-    merged = list(live)
-    places = {item_key(schema, item): place for place, item in enumerate(live)}
-    for item in applied:
-        key = item_key(schema, item)
-        place = places.get(key)
-        if place is None:
-            places[key] = len(merged)
-            merged.append(clone(item))
+    old = {item_key(schema, item): item for item in live}
+    new = {item_key(schema, item): item for item in applied}
+    left, right = list(old), list(new)
+    order: list[str] = []
+    while left and right:
+        if left[0] not in new:
+            order.append(left.pop(0))
+        elif left[0] == right[0] or right[0] not in old:
+            order.append(right.pop(0))
+            if order[-1] == left[0]:
+                left.pop(0)
         else:
-            merged[place] = merge(items, merged[place], item, (*path, key))
-    return merged
+            left.pop(0)
+    order += [key for key in left if key not in new] + right
+    return [
+        clone(new[key]) if key not in old
+        else merge(items, old[key], new[key], (*path, key)) if key in new
+        else old[key]
+        for key in order
+    ]  # fmt: skip
 
 
 def remove(schema: Json, obj: Any, path: Path, kept: Collection[Path], walked: Path = ()) -> Any:
@@ -162,27 +179,6 @@ def remove(schema: Json, obj: Any, path: Path, kept: Collection[Path], walked: P
                 kept_items.append(remove(schema.get("items") or {}, item, rest, kept, (*walked, head)))
         return kept_items
     return obj
-
-
-def undeclared(schema: Json, value: Any, path: Path = ()) -> Path | None:
-    """First path that the schema does not know, None when all are known."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            here = (*path, "f:" + name)
-            if not path and name in ("apiVersion", "kind", "metadata"):
-                continue
-            inner = child_schema(schema, name)
-            found = here if inner is None else undeclared(inner, item, here)
-            if found:
-                return found
-    elif isinstance(value, list):
-        items = schema.get("items") or {"x-kubernetes-preserve-unknown-fields": True}
-        for index, item in enumerate(value):
-            element = item_key(schema, item) if list_kind(schema) == "map" else f"i:{index}"
-            found = undeclared(items, item, (*path, element))
-            if found:
-                return found
-    return None
 
 
 def show(path: Path) -> str:

@@ -50,7 +50,8 @@ class Kernel:
             self.writer.install(crd)
         for name in _NAMESPACES:
             if self.store.get("/namespaces", ("", name)) is None:
-                self._apply("", "v1", "namespaces", {"metadata": {"name": name}})
+                namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+                self._apply("", "v1", "namespaces", namespace)
         for path in self.options.crd_paths:
             self.install_crds(path)
         self.collector.start()

@@ -41,49 +41,49 @@ def settled(before: Json | None, sent: Json, *, subresource: str) -> tuple[Json,
     return result, unknown
 
 
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
+SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 _ANNOTATIONS_BYTES = 256 * 1024
-_SUBDOMAIN_DETAIL = (
+SUBDOMAIN_DETAIL = (
     "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and "
     "end with an alphanumeric character (e.g. 'example.com', regex used for validation is "
     "'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
 )
-_LABEL_VALUE_DETAIL = (
+LABEL_VALUE_DETAIL = (
     "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and "
     "end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is "
     "'(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
 )
-_QUALIFIED_DETAIL = (
+QUALIFIED_DETAIL = (
     "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric "
     "character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is "
     "'([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
 )
 
 
-def validate(metadata: Json, *, before: Json) -> list[Problem]:
-    """What is wrong with the name, labels, annotations, finalizers and owners of an object."""
+def validate(metadata: Json, *, before: Json, named_elsewhere: bool = False) -> list[Problem]:
+    """What is wrong with the name, labels, annotations, finalizers and owners of an object.
+
+    Of some kinds the name follows rules of their own, and those are found elsewhere.
+    """
     problems: list[Problem] = []
     name = metadata.get("name") or ""
     if not name:
         problems.append(required("metadata.name", "name or generateName is required"))
-    elif not _SUBDOMAIN.fullmatch(name):
-        problems.append(invalid_value("metadata.name", name, _SUBDOMAIN_DETAIL))
-    if len(name) > 253:
+    elif named_elsewhere:
+        pass
+    elif not SUBDOMAIN.fullmatch(name):
+        problems.append(invalid_value("metadata.name", name, SUBDOMAIN_DETAIL))
+    if len(name) > 253 and not named_elsewhere:
         problems.append(invalid_value("metadata.name", name, "must be no more than 253 characters"))
-    for key, value in section(metadata, "labels").items():
-        problems += _qualified_problems("metadata.labels", key)
-        if len(value) > 63:
-            problems.append(invalid_value("metadata.labels", value, "must be no more than 63 characters"))
-        if value and not _QUALIFIED.fullmatch(value):
-            problems.append(invalid_value("metadata.labels", value, _LABEL_VALUE_DETAIL))
+    problems += label_problems("metadata.labels", section(metadata, "labels"))
     annotations = section(metadata, "annotations")
     for key in annotations:
-        problems += _qualified_problems("metadata.annotations", key.lower())
+        problems += qualified_problems("metadata.annotations", key.lower())
     if sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items()) > _ANNOTATIONS_BYTES:
         problems.append(too_long("metadata.annotations", _ANNOTATIONS_BYTES))
     for finalizer in listed(metadata.get("finalizers")):
-        problems += _qualified_problems("metadata.finalizers", finalizer)
+        problems += qualified_problems("metadata.finalizers", finalizer)
     if before.get("deletionTimestamp"):
         added = [name for name in listed(metadata.get("finalizers")) if name not in listed(before.get("finalizers"))]
         if added:
@@ -93,24 +93,37 @@ def validate(metadata: Json, *, before: Json) -> list[Problem]:
     return problems + _owner_problems(listed(metadata.get("ownerReferences")))
 
 
-def _qualified_problems(path: str, text: str) -> list[Problem]:
+def label_problems(path: str, labels: Json) -> list[Problem]:
+    """What is wrong with labels, or with a selector for them."""
+    problems: list[Problem] = []
+    for key, value in labels.items():
+        problems += qualified_problems(path, key)
+        if len(value) > 63:
+            problems.append(invalid_value(path, value, "must be no more than 63 characters"))
+        if value and not QUALIFIED.fullmatch(value):
+            problems.append(invalid_value(path, value, LABEL_VALUE_DETAIL))
+    return problems
+
+
+def qualified_problems(path: str, text: str) -> list[Problem]:
+    """What is wrong with a name that may have a domain before it."""
     prefix, slash, name = text.rpartition("/")
-    if slash and (not _SUBDOMAIN.fullmatch(prefix) or len(prefix) > 253):
-        return [invalid_value(path, text, "prefix part " + _SUBDOMAIN_DETAIL)]
+    if slash and (not SUBDOMAIN.fullmatch(prefix) or len(prefix) > 253):
+        return [invalid_value(path, text, "prefix part " + SUBDOMAIN_DETAIL)]
     if not name:
         return [invalid_value(path, text, "name part must be non-empty")]
     if len(name) > 63:
         return [invalid_value(path, text, "name part must be no more than 63 characters")]
-    return [] if _QUALIFIED.fullmatch(name) else [invalid_value(path, text, _QUALIFIED_DETAIL)]
+    return [] if QUALIFIED.fullmatch(name) else [invalid_value(path, text, QUALIFIED_DETAIL)]
 
 
 def _owner_problems(owners: list[Json]) -> list[Problem]:
     problems: list[Problem] = []
-    for index, owner in enumerate(owners):
-        path = f"metadata.ownerReferences[{index}]"
+    for owner in owners:
         for name in ("apiVersion", "kind", "name", "uid"):
             if not owner.get(name):
-                problems.append(invalid_value(f"{path}.{name}", owner.get(name, ""), f"{name} must not be empty"))
+                what = "version must not be empty" if name == "apiVersion" else "must not be empty"
+                problems.append(invalid_value(f"metadata.ownerReferences.{name}", owner.get(name, ""), what))
     controllers = [owner for owner in owners if owner.get("controller")]
     if len(controllers) > 1:
         detail = "Only one reference can have Controller set to true"
@@ -156,9 +169,7 @@ def type_problem(metadata: Json) -> str:
 
 
 def _mismatch(value: object, name: str, expected: str) -> str:
-    return (
-        f"json: cannot unmarshal {_go_type(value)} into Go struct field ObjectMeta.metadata.{name} of type {expected}"
-    )
+    return f"json: cannot unmarshal {_go_type(value)} into Go struct field ObjectMeta.{name} of type {expected}"
 
 
 def _go_type(value: object) -> str:

@@ -6,12 +6,15 @@ Strategic merge is merge patch plus knowledge of lists: items with a merge key a
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from .codec import clone, listed
 from .errors import ApiError, Json, bad_request
 from .fields import METADATA_SCHEMA
 from .schema import child_schema
+
+log = logging.getLogger(__name__)
 
 MERGE = "application/merge-patch+json"
 JSON = "application/json-patch+json"
@@ -54,7 +57,9 @@ def json_patch(target: Json, operations: Any) -> Json:
 
 
 def _unfitting(why: str) -> ApiError:
-    return ApiError(422, "Invalid", f"the server rejected our request due to an error in our request: {why}")
+    """The real server does not say why; the log of ours does."""
+    log.info("a JSON patch does not fit: %s", why)
+    return ApiError(422, "Invalid", "the server rejected our request due to an error in our request", details={})
 
 
 def _operate(document: Any, operation: Json) -> Any:
@@ -64,7 +69,6 @@ def _operate(document: Any, operation: Json) -> Any:
     if kind == "add":
         return _put(document, path, clone(operation["value"]), adding=True)
     if kind == "replace":
-        _look(document, path)
         return _put(document, path, clone(operation["value"]), adding=False)
     if kind == "remove":
         return _take(document, path)
@@ -78,7 +82,7 @@ def _operate(document: Any, operation: Json) -> Any:
         if kind == "move":
             document = _take(document, source)
         return _put(document, path, value, adding=True)
-    raise bad_request(f"error decoding patch: unexpected kind: {kind}")
+    raise _unfitting(f"unexpected kind: {kind}")
 
 
 def _pointer(text: str) -> list[str]:
@@ -202,7 +206,7 @@ def _merge_items(items: Json, key: str, current: list[Any], patch: list[Any]) ->
     merged = list(current)
     for item in patch:
         if not isinstance(item, dict) or key not in item:
-            raise bad_request(f"map: {item} does not contain declared merge key: {key}")
+            raise ApiError(500, "", f"map: {_as_go_prints(item)} does not contain declared merge key: {key}")
         place = next((n for n, old in enumerate(merged) if isinstance(old, dict) and old.get(key) == item[key]), None)
         if item.get("$patch") == "delete":
             if place is not None:
@@ -212,6 +216,11 @@ def _merge_items(items: Json, key: str, current: list[Any], patch: list[Any]) ->
         else:
             merged[place] = strategic_patch(items, merged[place], item, root=False)
     return merged
+
+
+def _as_go_prints(item: Any) -> str:
+    pairs = sorted(item.items()) if isinstance(item, dict) else []
+    return "map[" + " ".join(f"{name}:{value}" for name, value in pairs) + "]"
 
 
 def _reorder(merged: Json, field: str, order: list[Any], key: str | None) -> None:

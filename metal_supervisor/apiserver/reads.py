@@ -8,12 +8,21 @@ from typing import Any
 
 from . import tables
 from .codec import pack_token, unpack_token
-from .errors import Json, bad_request, expired, not_found, too_large_version
+from .errors import (
+    Json,
+    bad_request,
+    expired,
+    forbidden_value,
+    invalid_options,
+    not_found,
+    too_large_version,
+    unsupported_value,
+)
 from .resources import Registry, Resource
 from .selectors import Test, selector
 from .storage import Store
 from .targets import Target
-from .views import partial, view
+from .views import outgoing, partial, view
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,7 @@ class Form:
         if self.kind == "table":
             metadata = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
             return tables.table(resource, [obj], metadata, include=self.include, header=header)
-        return partial(obj) if self.kind == "partial" else obj
+        return partial(obj) if self.kind == "partial" else outgoing(resource, obj)
 
     def many(self, resource: Resource, objects: list[Json], metadata: Json) -> Json:
         """A list of objects in this form."""
@@ -44,11 +53,17 @@ class Form:
                 "metadata": metadata,
                 "items": items,
             }
+        if resource.custom:
+            metadata.setdefault("continue", "")
+        items = [outgoing(resource, obj) for obj in objects]
+        if not resource.custom:
+            # The items of a typed list don't repeat what the list is a list of.
+            items = [{name: item[name] for name in item if name not in ("apiVersion", "kind")} for item in items]
         return {
             "kind": resource.list_kind_name,
             "apiVersion": resource.group_version,
             "metadata": metadata,
-            "items": objects,
+            "items": items,
         }
 
 
@@ -123,7 +138,7 @@ class Reader:
             token = query.get("continue", "")
             version, after = self._continued(target, token) if token else (self._store.version, None)
             self._check_version(query, token)
-            objects = self.selected(target, test)
+            objects = _as_of(self._store, target, test, version) if token else self.selected(target, test)
         if after is not None:
             objects = [obj for obj in objects if _place(obj) > after]
         metadata: dict[str, Any] = {"resourceVersion": str(version)}
@@ -135,7 +150,7 @@ class Reader:
         return form.many(target.resource, objects, metadata)
 
     def _continued(self, target: Target, token: str) -> tuple[int, tuple[str, str]]:
-        """Where a chunked list goes on. Later chunks are newer than the first; a watch from its version mends that."""
+        """Where a chunked list goes on: (version of the first chunk, last place in the one before)."""
         value = unpack_token(token)
         version, after = value.get("rv"), value.get("after")
         if not isinstance(version, int) or not isinstance(after, list) or len(after) != 2:
@@ -148,7 +163,13 @@ class Reader:
         return version, (str(after[0]), str(after[1]))
 
     def _check_version(self, query: Mapping[str, str], token: str) -> None:
-        text = query.get("resourceVersion", "")
+        text, match = query.get("resourceVersion", ""), query.get("resourceVersionMatch", "")
+        if match and not text:
+            detail = "resourceVersionMatch is forbidden unless resourceVersion is provided"
+            raise invalid_options("ListOptions", forbidden_value("resourceVersionMatch", detail))
+        if match not in ("", "Exact", "NotOlderThan"):
+            problem = unsupported_value("resourceVersionMatch", match, ["Exact", "NotOlderThan", ""])
+            raise invalid_options("ListOptions", problem)
         if not text:
             return
         if token:
@@ -162,3 +183,17 @@ class Reader:
 
 def _place(obj: Json) -> tuple[str, str]:
     return (obj["metadata"].get("namespace", ""), obj["metadata"]["name"])
+
+
+def _as_of(store: Store, target: Target, test: Test, version: int) -> list[Json]:
+    """The collection as it was at a version that history reaches back to: all chunks of a list are one state."""
+    kind, resource = target.resource.storage_key, target.resource
+    objects = {_place(obj): obj for obj in store.items(kind, target.namespace or None)}
+    for change in reversed(store.changes_since(kind, version)):
+        place = _place(change.obj)
+        if target.namespace in ("", place[0]):
+            objects.pop(place, None)
+            if change.previous is not None:
+                objects[place] = change.previous
+    shown = (view(resource, objects[place]) for place in sorted(objects))
+    return [obj for obj in shown if test(obj)]

@@ -86,6 +86,7 @@ BUILT_IN = (
     Resource(
         "", "v1", "namespaces", "Namespace", schemas.NAMESPACE, namespaced=False, short_names=("ns",),
         status=True, selectable=("status.phase",), generation=False,
+        verbs=tuple(verb for verb in ALL_VERBS if verb != "deletecollection"),
     ),
     Resource(
         "", "v1", "services", "Service", schemas.SERVICE, short_names=("svc",), categories=("all",),

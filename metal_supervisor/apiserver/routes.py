@@ -6,9 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from .errors import ApiError, bad_request, method_not_allowed, no_such_path, unsupported_value
+from .errors import (
+    ApiError,
+    Problem,
+    bad_request,
+    forbidden_value,
+    invalid_options,
+    method_not_allowed,
+    no_such_path,
+    too_long,
+    unsupported_value,
+)
 from .faults import Call
 from .patch import APPLY
+from .reads import flag
 from .resources import Registry
 from .targets import Target
 
@@ -81,6 +92,8 @@ def verb_of(request: Request, target: Target) -> str:
         verb = {"POST": "create", "PUT": "update", "PATCH": "patch"}.get(request.method, "")
     misplaced = (verb == "create") == bool(target.name) and verb in ("create", "update", "patch")
     nowhere = verb == "create" and target.resource.namespaced and not target.namespace
+    if misplaced and target.resource.custom and not target.name:
+        raise bad_request("name must be provided")
     if misplaced or nowhere or (verb not in target.resource.verbs) or (target.subresource and verb == "delete"):
         raise method_not_allowed()
     return verb
@@ -106,24 +119,36 @@ def manager_of(request: Request) -> str:
     """Who writes: the fieldManager parameter, else the first word of the User-Agent."""
     given = request.query.get("fieldManager", "")
     if len(given) > 128:
-        problem = 'fieldManager: Invalid value: "…": must be no more than 128 characters'
-        raise ApiError(422, "Invalid", f'PatchOptions.meta.k8s.io "" is invalid: {problem}')
+        raise _refused(request, too_long("fieldManager", 128))
     if given or request.content_type == APPLY:
         return given
     return request.headers.get("user-agent", "").partition("/")[0][:128] or "unknown"
 
 
 def is_dry_run(request: Request) -> bool:
-    """Whether nothing is to be stored; 400 for a value other than All."""
+    """Whether nothing is to be stored; 422 for a value other than All."""
     value = request.query.get("dryRun", "")
     if value not in ("", "All"):
-        raise bad_request(str(unsupported_value("dryRun", value, ["All"])))
+        raise _refused(request, unsupported_value("dryRun", [value], ["All"]))
     return value == "All"
 
 
 def field_validation(request: Request) -> str:
-    """`Strict`, `Warn` or `Ignore`; 400 for anything else."""
+    """`Strict`, `Warn` or `Ignore`; 422 for anything else."""
     value = request.query.get("fieldValidation") or "Warn"
     if value not in ("Strict", "Warn", "Ignore"):
-        raise bad_request(str(unsupported_value("fieldValidation", value, ["Ignore", "Strict", "Warn"])))
+        raise _refused(request, unsupported_value("fieldValidation", value, ["", "Ignore", "Strict", "Warn"]))
     return value
+
+
+def is_forced(request: Request) -> bool:
+    """Whether an apply may take fields from others; 422 when the request is no apply."""
+    forced = flag(request.query, "force")
+    if forced and request.method == "PATCH" and request.content_type != APPLY:
+        raise _refused(request, forbidden_value("force", "may not be specified for non-apply patch"))
+    return forced
+
+
+def _refused(request: Request, problem: Problem) -> ApiError:
+    kinds = {"POST": "CreateOptions", "PUT": "UpdateOptions", "PATCH": "PatchOptions", "DELETE": "DeleteOptions"}
+    return invalid_options(kinds.get(request.method, "ListOptions"), problem)

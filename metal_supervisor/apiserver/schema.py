@@ -19,6 +19,7 @@ from .errors import (
     Problem,
     duplicate_value,
     invalid_value,
+    not_of_format,
     required,
     too_long,
     too_many,
@@ -79,6 +80,8 @@ def prune(schema: Json, value: Any, path: str = "") -> list[str]:
         if inner is None:
             unknown.append(join(path, name))
             del value[name]
+        elif inner.get("type") == "integer" and isinstance(value[name], float) and value[name].is_integer():
+            value[name] = int(value[name])
         elif value[name] is None and not inner.get("nullable") and inner.get("type"):
             del value[name]
         else:
@@ -121,7 +124,7 @@ def _problems(schema: Json, value: Any, path: str) -> Iterator[Problem]:
             yield wrong_type(path, value, "integer,string")
             return
     elif (kind := schema.get("type")) in _TYPES and not _has_type(value, kind):
-        yield wrong_type(path, value, kind)
+        yield from _type_problems(schema, value, path, kind)
         return
     if "enum" in schema and value not in schema["enum"]:
         yield unsupported_value(path, value, schema["enum"])
@@ -136,6 +139,18 @@ def _problems(schema: Json, value: Any, path: str) -> Iterator[Problem]:
     yield from _combined_problems(schema, value, path)
 
 
+def _type_problems(schema: Json, value: Any, path: str, kind: str) -> Iterator[Problem]:
+    form = schema.get("format")
+    if kind != "integer" or form not in ("int32", "int64") or not isinstance(value, (bool, float)):
+        yield wrong_type(path, value, kind)
+        return
+    found = "" if isinstance(value, bool) else "float64"
+    detail = f'{path} in body must be of type {form}: "{found}"'
+    yield Problem(path, "FieldValueTypeInvalid", f'Invalid value: "{found}": {detail}')
+    if found:
+        yield not_of_format(path, form)
+
+
 def _has_type(value: Any, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
@@ -146,12 +161,13 @@ def _has_type(value: Any, kind: str) -> bool:
 
 def _text_problems(schema: Json, value: str, path: str) -> Iterator[Problem]:
     pattern = schema.get("pattern")
-    if pattern and not _compiled(pattern).search(value):
-        yield invalid_value(path, value, f"{path} in body should match '{pattern}'")
-    if "minLength" in schema and len(value) < schema["minLength"]:
-        yield invalid_value(path, value, f"{path} in body should be at least {schema['minLength']} chars long")
+    # The first of these is all that the real server mentions.
     if "maxLength" in schema and len(value) > schema["maxLength"]:
         yield too_long(path, schema["maxLength"])
+    elif "minLength" in schema and len(value) < schema["minLength"]:
+        yield invalid_value(path, value, f"{path} in body should be at least {schema['minLength']} chars long")
+    elif pattern and not _compiled(pattern).search(value):
+        yield invalid_value(path, value, f"{path} in body should match '{pattern}'")
     wanted = schema.get("format")
     if wanted and not _has_format(value, wanted):
         yield invalid_value(path, value, f'{path} in body must be of type {wanted}: "{value}"')
@@ -178,6 +194,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _number_problems(schema: Json, value: float, path: str) -> Iterator[Problem]:
+    if schema.get("format") == "int32" and not -(2**31) <= value < 2**31:
+        yield not_of_format(path, schema["format"])
     if "minimum" in schema:
         limit, exclusive = schema["minimum"], schema.get("exclusiveMinimum") is True
         if value < limit or (exclusive and value == limit):
@@ -190,8 +208,6 @@ def _number_problems(schema: Json, value: float, path: str) -> Iterator[Problem]
             yield invalid_value(path, value, f"{path} in body should be {detail} {limit}")
     if schema.get("multipleOf") and value % schema["multipleOf"]:
         yield invalid_value(path, value, f"{path} in body should be a multiple of {schema['multipleOf']}")
-    if schema.get("format") == "int32" and not -(2**31) <= value < 2**31:
-        yield invalid_value(path, value, f"{path} in body should be a 32 bit integer")
 
 
 def _list_problems(schema: Json, value: list[Any], path: str) -> Iterator[Problem]:

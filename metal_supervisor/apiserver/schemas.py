@@ -113,7 +113,6 @@ SERVICE = _root(
                         "appProtocol": text("Application protocol, e.g. http."),
                         "nodePort": whole("Port on every node, for NodePort and LoadBalancer."),
                     },
-                    required=["port"],
                 ),
                 "The ports of the Service.",
                 keys=["port", "protocol"],

@@ -79,7 +79,10 @@ def _field_test(resource: Resource, term: str) -> Test:
     if resource.namespaced:
         known.add("metadata.namespace")
     if name not in known:
-        raise bad_request(f"field label not supported: {name}")
+        if resource.custom or resource.selectable:
+            raise bad_request(f"field label not supported: {name}")
+        only = '"metadata.name", "metadata.namespace"'
+        raise bad_request(f'"{name}" is not a known field selector: only {only}')
     path = ["source", "component"] if name == "source" and resource.storage == "/events" else name.split(".")
     return lambda obj: (_field_text(obj, path) == wanted) is not negated
 

@@ -13,19 +13,15 @@ from typing import Any
 
 from .codec import listed, section
 from .errors import Json, Problem, duplicate_value, forbidden_value, invalid_value, required, too_long
+from .metadata import label_problems, qualified_problems
 
 CLUSTER_RANGE = ipaddress.ip_network("10.96.0.0/16")
 _FIRST_HOST = 10
 """The lowest addresses are left to what real clusters keep there."""
 NODE_PORTS = range(30000, 32768)
-_DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+IP_DETAIL = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"
+_EXPOSED = ("NodePort", "LoadBalancer")
 _PORT_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-_IANA_NAME = re.compile(r"(?=.*[a-z])[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-_DNS_1035_DETAIL = (
-    "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, "
-    "and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is "
-    "'[a-z]([-a-z0-9]*[a-z0-9])?')"
-)
 DNS_LABEL_DETAIL = (
     "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with "
     "an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is "
@@ -43,13 +39,13 @@ def default_service(service: Json, previous: Json | None, others: Iterable[Json]
         spec.setdefault("sessionAffinityConfig", {"clientIP": {"timeoutSeconds": 10800}})
     for port in _ports(spec):
         port.setdefault("protocol", "TCP")
-        if "port" in port and port.get("targetPort") in (None, "", 0):
-            port["targetPort"] = port["port"]
+        if port.get("targetPort") in (None, "", 0):
+            port["targetPort"] = port.get("port", 0)
     service.setdefault("status", {}).setdefault("loadBalancer", {})
     if spec["type"] == "ExternalName":
         return
     spec.setdefault("internalTrafficPolicy", "Cluster")
-    exposed = spec["type"] in ("NodePort", "LoadBalancer")
+    exposed = spec["type"] in _EXPOSED
     if exposed:
         spec.setdefault("externalTrafficPolicy", "Cluster")
     else:
@@ -66,13 +62,27 @@ def _ports(spec: Json) -> list[Json]:
     return [port for port in listed(spec.get("ports")) if isinstance(port, dict)]
 
 
+_ALLOCATED = ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy")
+
+
+def without_allocated(spec: Json, sent: Json) -> Json:
+    """A spec without the addresses and node ports that were not asked for."""
+    asked = {port.get("nodePort") for port in _ports(sent)}
+    kept = {name: value for name, value in spec.items() if name not in _ALLOCATED or sent.get(name)}
+    kept["ports"] = [
+        {name: value for name, value in port.items() if name != "nodePort" or value in asked} for port in _ports(spec)
+    ]
+    return kept
+
+
 def _address(spec: Json, old: Json, others: list[Json]) -> None:
     if not spec.get("clusterIP"):
         wanted = listed(spec.get("clusterIPs"))
         spec["clusterIP"] = (wanted[0] if wanted else "") or old.get("clusterIP") or _free_address(others)
     spec["clusterIPs"] = [spec["clusterIP"]]
-    spec.setdefault("ipFamilies", ["IPv4"])
-    spec.setdefault("ipFamilyPolicy", "SingleStack")
+    both = spec["clusterIP"] == "None" and not spec.get("selector")
+    spec.setdefault("ipFamilies", ["IPv4", "IPv6"] if both else ["IPv4"])
+    spec.setdefault("ipFamilyPolicy", "RequireDualStack" if both else "SingleStack")
 
 
 def _free_address(others: list[Json]) -> str:
@@ -86,8 +96,10 @@ def _free_address(others: list[Json]) -> str:
 
 def _node_ports(spec: Json, old: Json, others: list[Json], exposed: bool) -> None:
     if not exposed:
+        before = {port.get("nodePort") for port in _ports(old)} if old.get("type") in _EXPOSED else set()
         for port in _ports(spec):
-            port.pop("nodePort", None)
+            if port.get("nodePort") in before:
+                del port["nodePort"]  # it went with the type, and nobody asked for it
         return
     if spec.get("allocateLoadBalancerNodePorts") is False:
         return
@@ -105,10 +117,14 @@ def validate_service(service: Json, previous: Json | None, others: Iterable[Json
     """What is wrong with a Service that has its defaults."""
     spec, name = section(service, "spec"), section(service, "metadata").get("name", "")
     problems: list[Problem] = []
-    if not _DNS_1035.fullmatch(name):
-        problems.append(invalid_value("metadata.name", name, _DNS_1035_DETAIL))
     if len(name) > 63:
         problems.append(invalid_value("metadata.name", name, "must be no more than 63 characters"))
+    if "." in name:
+        problems.append(invalid_value("metadata.name", name, "must not contain dots"))
+    elif name and not _PORT_NAME.fullmatch(name):
+        problems.append(invalid_value("metadata.name", name, DNS_LABEL_DETAIL))
+    problems += label_problems("spec.selector", section(spec, "selector"))
+    problems += _family_problems(spec)
     ports = _ports(spec)
     headless = spec.get("clusterIP") == "None"
     if not ports and not headless and spec.get("type") != "ExternalName":
@@ -120,6 +136,9 @@ def validate_service(service: Json, previous: Json | None, others: Iterable[Json
         problems.append(invalid_value("spec.clusterIPs[0]", "None", detail))
     for index, port in enumerate(ports):
         problems += _port_problems(port, f"spec.ports[{index}]", several=len(ports) > 1)
+        if port.get("nodePort") and spec.get("type") not in _EXPOSED:
+            detail = f"may not be used when `type` is '{spec.get('type')}'"
+            problems.append(forbidden_value(f"spec.ports[{index}].nodePort", detail))
     problems += _port_duplicates(ports)
     problems += _address_problems(spec, section(previous or {}, "spec"), list(others))
     return problems
@@ -134,8 +153,11 @@ def _port_problems(port: Json, path: str, *, several: bool) -> list[Problem]:
         problems.append(invalid_value(f"{path}.name", name, DNS_LABEL_DETAIL))
     if len(name) > 63:
         problems.append(too_long(f"{path}.name", 63))
-    if "port" in port and not 1 <= port["port"] <= 65535:
-        problems.append(invalid_value(f"{path}.port", port["port"], "must be between 1 and 65535, inclusive"))
+    number = port.get("port", 0)
+    if not 1 <= number <= 65535:
+        problems.append(invalid_value(f"{path}.port", number, "must be between 1 and 65535, inclusive"))
+    if port.get("appProtocol"):
+        problems += qualified_problems(f"{path}.appProtocol", port["appProtocol"])
     return problems + _target_problems(port.get("targetPort"), f"{path}.targetPort")
 
 
@@ -144,10 +166,31 @@ def _target_problems(target: Any, path: str) -> list[Problem]:
         return [invalid_value(path, target, "must be between 1 and 65535, inclusive")]
     if isinstance(target, str) and len(target) > 15:
         return [invalid_value(path, target, "must be no more than 15 characters")]
-    if isinstance(target, str) and (not _IANA_NAME.fullmatch(target) or "--" in target):
-        detail = "must contain at least one letter (a-z), only lower case letters, digits and single hyphens"
-        return [invalid_value(path, target, detail)]
-    return []
+    if not isinstance(target, str):
+        return []
+    rules = (
+        (
+            not re.fullmatch("[-a-z0-9]*", target),
+            "must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)",
+        ),
+        (not re.search("[a-z]", target), "must contain at least one letter (a-z)"),
+        ("--" in target, "must not contain consecutive hyphens"),
+        (target.startswith("-") or target.endswith("-"), "must not begin or end with a hyphen"),
+    )
+    return [invalid_value(path, target, detail) for broken, detail in rules if broken]
+
+
+def _family_problems(spec: Json) -> list[Problem]:
+    """This cluster speaks IPv4 alone. Without a selector, a headless Service may say it is for both."""
+    problems: list[Problem] = []
+    open_ended = spec.get("clusterIP") == "None" and not spec.get("selector")
+    for index, family in enumerate(listed(spec.get("ipFamilies"))):
+        if family != "IPv4" and not open_ended:
+            problems.append(invalid_value(f"spec.ipFamilies[{index}]", family, "not configured on this cluster"))
+    if spec.get("ipFamilyPolicy") == "RequireDualStack" and not open_ended:
+        detail = "this cluster is not configured for dual-stack services"
+        problems.append(invalid_value("spec.ipFamilyPolicy", "RequireDualStack", detail))
+    return problems
 
 
 def _port_duplicates(ports: list[Json]) -> list[Problem]:
@@ -182,9 +225,9 @@ def _address_problems(spec: Json, old: Json, others: list[Json]) -> list[Problem
     try:
         inside = ipaddress.ip_address(address) in CLUSTER_RANGE
     except ValueError:
-        return [*problems, invalid_value("spec.clusterIPs[0]", address, "must be a valid IP address")]
+        return [*problems, invalid_value("spec.clusterIPs[0]", address, IP_DETAIL)]
     if not inside:
-        detail = f"failed to allocate IP {address}: the provided IP is not in the valid range {CLUSTER_RANGE}"
+        detail = f"failed to allocate IP {address}: the provided network does not match the current range"
         problems.append(invalid_value("spec.clusterIPs", [address], detail))
     elif address in {section(other, "spec").get("clusterIP") for other in others}:
         detail = f"failed to allocate IP {address}: provided IP is already allocated"
@@ -194,6 +237,8 @@ def _address_problems(spec: Json, old: Json, others: list[Json]) -> list[Problem
 
 def _node_port_problems(spec: Json, others: list[Json]) -> list[Problem]:
     problems: list[Problem] = []
+    if spec.get("type") not in _EXPOSED:
+        return []
     taken = {port.get("nodePort") for other in others for port in _ports(section(other, "spec"))} - {None}
     for index, port in enumerate(_ports(spec)):
         number = port.get("nodePort")

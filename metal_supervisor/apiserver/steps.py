@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from collections.abc import Iterator
 from typing import Any
 
+from . import times
 from .apply import read_entries
 from .codec import clone, listed, section
-from .errors import ApiError, Json, bad_request, conflict, invalid, invalid_value
+from .errors import ApiError, Json, bad_request, conflict, invalid, invalid_value, unknown_format
 from .patch import APPLY, JSON, MERGE, STRATEGIC, json_patch, merge_patch, strategic_patch
 from .resources import Resource
 from .schema import prune, validate
 from .targets import Target, WriteOptions
+
+_GO_NAMES = {"integer": "number", "boolean": "bool"}
 
 
 def held_by_kind(resource: Resource, obj: Json) -> bool:
@@ -29,8 +35,7 @@ def patched(resource: Resource, content_type: str, current: Json, body: Any) -> 
     if content_type == STRATEGIC and not resource.custom:
         return dict(strategic_patch(resource.schema, current, body))
     kinds = [JSON, MERGE, APPLY] if resource.custom else [JSON, MERGE, STRATEGIC, APPLY]
-    message = "the body of the request was in an unknown format - accepted media types include: " + ", ".join(kinds)
-    raise ApiError(415, "UnsupportedMediaType", message)
+    raise unknown_format(kinds)
 
 
 def preconditions(declaration: Json) -> Json:
@@ -48,6 +53,53 @@ def check_preconditions(target: Target, before: Json, sent: Json) -> None:
     if sent.get("uid") not in (None, "", current["uid"]) and not target.subresource:
         problem = invalid_value("metadata.uid", sent["uid"], "field is immutable")
         raise invalid(resource.group, resource.kind, target.name, [problem])
+
+
+def check_kind(resource: Resource, declaration: Json) -> None:
+    """400 when a declaration says that it is something else, or does not say what it is."""
+    version, kind = str(declaration.get("apiVersion") or ""), str(declaration.get("kind") or "")
+    if (version, kind) != (resource.group_version, resource.kind):
+        shown_version = version if "/" in version else f"/{version}"
+        raise bad_request(f"invalid object type: {shown_version}, Kind={kind}")
+
+
+def check_type(resource: Resource, body: Json) -> None:
+    """400 or 422 when a body says that it is something else; one of a custom kind must say what it is."""
+    version, kind = body.get("apiVersion"), body.get("kind")
+    if resource.custom and not kind:
+        text = json.dumps(body)
+        why = f"Object 'Kind' is missing in '{text}' ({text if len(text) <= 30 else text[:30] + ' ...'})"
+        raise bad_request(f"the object provided is unrecognized (must be of type {resource.kind}): {why}")
+    if resource.custom or not kind:
+        if (version or ("" if resource.custom else resource.group_version)) != resource.group_version:
+            found, wanted = f"({version or ''})", f"({resource.group_version})"
+            raise bad_request(f"the API version in the data {found} does not match the expected API version {wanted}")
+        if resource.custom and kind != resource.kind:
+            name = section(body, "metadata").get("name", "")
+            raise invalid(resource.group, str(kind), name, [invalid_value("kind", kind, f"must be {resource.kind}")])
+    elif (version, kind) not in ((resource.group_version, resource.kind), (None, resource.kind)):
+        unknown = f'no kind "{kind}" is registered for version "{version}"'
+        said = str(version or "").rpartition("/")[2]
+        raise bad_request(f'{kind} in version "{said}" cannot be handled as a {resource.kind}: {unknown}')
+
+
+def check_unconditional(target: Target, candidate: Json) -> None:
+    """422 for a PUT that does not say which version it replaces, where that is needed."""
+    resource = target.resource
+    conditional = resource.custom or resource.group in ("coordination.k8s.io", "apiextensions.k8s.io")
+    if conditional and not candidate["metadata"].get("resourceVersion"):
+        problem = invalid_value("metadata.resourceVersion", 0, "must be specified for an update")
+        raise invalid(resource.group, resource.plural, target.name, [problem])
+
+
+@contextlib.contextmanager
+def refused_as_patch(patched_object: Json) -> Iterator[None]:
+    """A patch whose result cannot be decoded is an invalid patch, rather than a bad request."""
+    try:
+        yield
+    except Undecodable as problem:
+        value = json.dumps(patched_object, separators=(",", ":"))
+        raise invalid("", "", "", [invalid_value("patch", value, problem.why)]) from None
 
 
 def isolated(target: Target, before: Json | None, candidate: Json) -> Json:
@@ -72,10 +124,30 @@ def decoded(resource: Resource, new: Json) -> list[str]:
         for problem in validate(resource.schema, new):
             if problem.reason == "FieldValueTypeInvalid":
                 found, _, expected = problem.body.partition("must be of type ")
-                detail = f"json: cannot unmarshal {found.split(chr(34))[1]} into Go struct field "
+                name = found.split('"')[1]
+                detail = f"json: cannot unmarshal {_GO_NAMES.get(name, name)} into Go struct field "
                 where = f"{resource.kind}.{problem.field} of type {expected.partition(':')[0]}"
-                raise bad_request(unreadable(resource, detail + where))
+                raise Undecodable(resource, detail + where)
+        complaint = times.settle(resource.kind, new)
+        if complaint:
+            raise Undecodable(resource, complaint)
     return unknown
+
+
+def unconvertible(resource: Resource, declaration: Json, why: str) -> ApiError:
+    """500 for a declaration that fits its schema and is yet no object of this kind."""
+    kind = f"{resource.group_version}, Kind={resource.kind}"
+    subject = f"{declaration['metadata'].get('namespace') or ''}/{declaration['metadata']['name']}; {kind}"
+    converting = f"unable to convert unstructured object to {kind}: {why}"
+    return ApiError(500, "", f"failed to convert new object ({subject}) to proper version: {converting}")
+
+
+class Undecodable(ApiError):
+    """400 for what is not an object of this kind."""
+
+    def __init__(self, resource: Resource, why: str) -> None:
+        super().__init__(400, "BadRequest", unreadable(resource, why))
+        self.why = why
 
 
 def unreadable(resource: Resource, why: str) -> str:
@@ -89,7 +161,7 @@ def unknown_fields(resource: Resource, unknown: list[str], options: WriteOptions
         return ()
     texts = [f'unknown field "{path}"' for path in sorted(unknown)]
     if options.field_validation == "Strict":
-        raise bad_request(unreadable(resource, "strict decoding error: " + ", ".join(texts)))
+        raise Undecodable(resource, "strict decoding error: " + ", ".join(texts))
     return tuple(texts)
 
 

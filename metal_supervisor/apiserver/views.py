@@ -24,6 +24,24 @@ def view(resource: Resource, stored: Json) -> Json:
     return {"apiVersion": resource.group_version, "kind": resource.kind, **rest}
 
 
+def outgoing(resource: Resource, obj: Json) -> Json:
+    """A view as it leaves: what typed clients leave empty is null, absent or an empty object, kind by kind."""
+    if resource.custom:
+        return obj
+    shown = dict(obj)
+    if resource.kind == "EndpointSlice":
+        shown |= {name: obj.get(name) or None for name in ("endpoints", "ports")}
+    elif events.is_event(resource):
+        return events.with_absent(shown, newer=bool(resource.group))
+    elif resource.kind == "Lease":
+        shown.setdefault("spec", {})
+    elif resource.kind == "ConfigMap" and not obj.get("data"):
+        shown.pop("data", None)
+    elif resource.kind == "Service" and not section(obj, "spec").get("ports"):
+        shown["spec"] = {name: value for name, value in section(obj, "spec").items() if name != "ports"}
+    return shown
+
+
 def stored_form(resource: Resource, obj: Json) -> Json:
     """The reverse of `view`."""
     if events.is_event(resource) and resource.group:

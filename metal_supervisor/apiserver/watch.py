@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from .codec import encode
-from .errors import ApiError, Json, expired
+from .errors import ApiError, Json, expired, forbidden_value, invalid_options
 from .reads import Form, Reader, flag, number, selection
 from .resources import Registry
 from .selectors import Test
@@ -20,6 +20,7 @@ from .targets import Target
 from .views import view
 
 _DEFAULT_TIMEOUT_S = 1800.0
+_LAST_BOOKMARK_S = 2.0
 
 
 @dataclass(eq=False)
@@ -38,8 +39,10 @@ def check_query(target: Target, query: Mapping[str, str]) -> None:
     selection(target, query)
     for name in ("resourceVersion", "timeoutSeconds"):
         number(query, name)
-    for name in ("allowWatchBookmarks", "sendInitialEvents"):
-        flag(query, name)
+    flag(query, "allowWatchBookmarks")
+    if flag(query, "sendInitialEvents") and query.get("resourceVersionMatch") != "NotOlderThan":
+        detail = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
+        raise invalid_options("ListOptions", forbidden_value("resourceVersionMatch", detail))
 
 
 class Watcher:
@@ -64,7 +67,7 @@ class Watcher:
             send(b"".join(lines))
         if version is None:
             return
-        bookmark_due_s = time.monotonic() + self._bookmark_s
+        bookmark_due_s = self._next_bookmark(ends_s)
         while True:
             due_s = min(ends_s, bookmark_due_s) if bookmarks else ends_s
             try:
@@ -76,15 +79,22 @@ class Watcher:
             version = version_now
             if bookmarks and time.monotonic() >= bookmark_due_s:
                 lines.append(stream.bookmark(version))
-                bookmark_due_s = time.monotonic() + self._bookmark_s
+                bookmark_due_s = self._next_bookmark(ends_s)
             if lines:
                 send(b"".join(lines))
             if subscription.closed or time.monotonic() >= ends_s or not self._served(subscription.target):
                 return
 
+    def _next_bookmark(self, ends_s: float) -> float:
+        """When the next one is due: after a pause, and once more a moment before the end, for whoever resumes."""
+        now_s, last_s = time.monotonic(), ends_s - _LAST_BOOKMARK_S
+        return min(now_s + self._bookmark_s, last_s) if now_s < last_s else now_s + self._bookmark_s
+
     def _begin(self, target: Target, query: Mapping[str, str], stream: _Stream) -> tuple[int | None, list[bytes]]:
         """First lines and the version they bring the client to; None when the watch ends here."""
         wanted, initial = number(query, "resourceVersion"), flag(query, "sendInitialEvents")
+        # Who starts with the present state and takes bookmarks is told where that state ends, asked for or not.
+        told = initial or ("sendInitialEvents" not in query and flag(query, "allowWatchBookmarks"))
         with self._store.lock:
             floor = self._store.floor(target.resource.storage_key)
             if wanted and not initial:
@@ -92,7 +102,7 @@ class Watcher:
             objects = self._reader.selected(target, stream.test) if query.get("sendInitialEvents") != "false" else []
             version = self._store.version
         lines = [stream.line("ADDED", obj) for obj in objects]
-        if initial:
+        if told:
             lines.append(stream.bookmark(version, initial_end=True))
         return version, lines
 
@@ -155,7 +165,7 @@ class _Stream:
 
     def bookmark(self, version: int, *, initial_end: bool = False) -> bytes:
         """An event that carries nothing but a version."""
-        metadata: Json = {"resourceVersion": str(version), "creationTimestamp": None}
+        metadata: Json = {"resourceVersion": str(version)}
         if initial_end:
             metadata["annotations"] = {"k8s.io/initial-events-end": "true"}
         resource = self._target.resource

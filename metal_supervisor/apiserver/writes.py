@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from . import builtins, crds, metadata
+from . import builtins, crds, metadata, typed
 from .apply import (
     Entries,
     Manager,
@@ -24,19 +24,37 @@ from .apply import (
     write_entries,
 )
 from .codec import clone, section
-from .errors import Json, already_exists, bad_request, forbidden, invalid, not_found, required
+from .errors import (
+    ApiError,
+    Json,
+    Problem,
+    already_exists,
+    bad_request,
+    conflict,
+    forbidden,
+    invalid,
+    invalid_options,
+    not_found,
+    required,
+)
 from .patch import APPLY
 from .resources import Registry, Resource, from_crd
-from .schema import apply_defaults, validate
+from .schema import apply_defaults, child_schema, validate
 from .steps import (
+    Undecodable,
+    check_kind,
     check_preconditions,
+    check_type,
+    check_unconditional,
     count_generation,
     decoded,
     held_by_kind,
     isolated,
     patched,
     preconditions,
+    refused_as_patch,
     same_owners,
+    unconvertible,
     unknown_fields,
     unreadable,
 )
@@ -44,6 +62,7 @@ from .storage import Store
 from .targets import Outcome, Target, WriteOptions
 from .views import scale_of, stored_form, view, with_scale
 
+_MADE_BY_PUT = ("coordination.k8s.io/leases", "/services")
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
 
@@ -65,18 +84,30 @@ class Writer:
         with self._store.lock:
             name = candidate["metadata"]["name"]
             self._check_namespace(resource, target.namespace, name)
-            if name and self._store.get(resource.storage_key, (target.namespace, name)):
+            taken = name and self._store.get(resource.storage_key, (target.namespace, name))
+            if candidate["metadata"].get("resourceVersion"):
+                raise ApiError(500, "", "resourceVersion should not be set on objects to be created")
+            # What is wrong with an object is said before the name is found to be taken.
+            trial = replace(options, dry_run=True) if taken else options
+            outcome = self._write(replace(target, name=name), None, candidate, None, trial)
+            if taken:
                 raise already_exists(resource.group, resource.plural, name)
-            return self._write(replace(target, name=name), None, candidate, None, options)
+            return outcome
 
     def update(self, target: Target, body: Json, options: WriteOptions) -> Outcome:
-        """PUT of an object, its status or its scale."""
+        """PUT of an object, its status or its scale; of some kinds it creates what isn't there."""
         with self._store.lock:
+            key = (target.namespace, target.name)
+            missing = self._store.get(target.resource.storage_key, key) is None
+            if missing and target.resource.storage_key in _MADE_BY_PUT and not target.subresource:
+                return self.create(replace(target, name=""), self._addressed(target, body), options)
             previous = self._existing(target)
             if target.subresource == "scale":
                 current = view(target.resource, previous)
                 return self._write_scale(target, previous, with_scale(target.resource, current, body), options)
-            return self._write(target, previous, self._addressed(target, body), None, options)
+            candidate = self._addressed(target, body)
+            check_unconditional(target, candidate)
+            return self._write(target, previous, candidate, None, options)
 
     def patch(self, target: Target, content_type: str, body: Any, options: WriteOptions) -> Outcome:
         """PATCH in any of the four formats."""
@@ -90,16 +121,21 @@ class Writer:
                 section(scale, "metadata").pop("resourceVersion", None)
                 return self._write_scale(target, previous, with_scale(target.resource, current, scale), options)
             candidate = self._addressed(target, patched(target.resource, content_type, current, body))
-            return self._write(target, previous, candidate, None, options)
+            with refused_as_patch(candidate):
+                return self._write(target, previous, candidate, None, options)
 
     def _apply(self, target: Target, body: Any, options: WriteOptions) -> Outcome:
         resource = target.resource
         if not options.manager:
             problem = required("fieldManager", "is required for apply patch")
-            raise invalid("meta.k8s.io", "PatchOptions", "", [problem])
+            raise invalid_options("PatchOptions", problem)
         if not isinstance(body, dict) or target.subresource == "scale":
             raise bad_request("an apply patch is an object, and not meant for scale")
+        check_kind(resource, body)
         declaration = self._addressed(target, body)
+        if declaration["metadata"].get("managedFields"):
+            raise bad_request("metadata.managedFields must be nil")
+        typed.check(resource.schema, body, resource.group_version)
         with self._store.lock:
             key = (target.namespace, target.name)
             previous = self._store.get(resource.storage_key, key)
@@ -107,6 +143,9 @@ class Writer:
                 raise not_found(resource.group, resource.plural, target.name)
             if previous is None:
                 self._check_namespace(resource, target.namespace, target.name)
+                if uid := declaration["metadata"].get("uid"):
+                    why = f"uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+                    raise conflict(resource.group, resource.plural, target.name, why)
             kind = {"apiVersion": resource.group_version, "kind": resource.kind}
             live = view(resource, previous) if previous else {**kind, "metadata": {"name": target.name}}
             manager = Manager(options.manager, "Apply", target.subresource, resource.group_version)
@@ -114,7 +153,10 @@ class Writer:
                 resource.schema, live, declaration, manager, force=options.force, has_status=resource.status
             )
             merged["metadata"] = {**merged.get("metadata", {}), **preconditions(declaration)}
-            return self._write(target, previous, clone(merged), entries, options)
+            try:
+                return self._write(target, previous, clone(merged), entries, options)
+            except Undecodable as problem:
+                raise unconvertible(resource, declaration, problem.why) from None
 
     # ---- the steps -----------------------------------------------------------------------------
 
@@ -138,12 +180,7 @@ class Writer:
     def _addressed(self, target: Target, body: Json) -> Json:
         """A body checked against the address it was sent to, with a complete address of its own."""
         resource = target.resource
-        for field, expected in (("apiVersion", resource.group_version), ("kind", resource.kind)):
-            found = body.get(field, expected)
-            if found != expected:
-                shown = "API version" if field == "apiVersion" else "kind"
-                why = f"the {shown} in the data ({found}) does not match the expected {shown} ({expected})"
-                raise bad_request(why)
+        check_type(resource, body)
         raw = body.get("metadata")
         if raw is not None and not isinstance(raw, dict):
             raise bad_request(unreadable(resource, "json: cannot unmarshal metadata into an object"))
@@ -174,6 +211,8 @@ class Writer:
         self, target: Target, previous: Json | None, candidate: Json, entries: Entries | None, options: WriteOptions
     ) -> Outcome:
         resource = target.resource
+        # Defaults are put in place, and who asked for what is looked at afterwards.
+        asked = clone(candidate) if resource.kind == "Service" else candidate
         before = view(resource, previous) if previous else None
         sent = candidate["metadata"]
         if before:
@@ -187,14 +226,14 @@ class Writer:
             given = managed_copy(candidate)
             base = read_entries(candidate if given else before)
             manager = Manager(options.manager, "Update", target.subresource, resource.group_version)
-            entries = track_update(resource.schema, before, new, base, manager, resource.status)
+            seen, made = builtins.as_written(resource, before, asked, new)
+            entries = track_update(resource.schema, seen, made, base, manager, resource.status)
         write_entries(new, entries)
         if resource.generation:
             count_generation(resource, before, new)
         if before and same_apart_from_bookkeeping(before, new) and same_owners(before, new):
             return Outcome(before, warnings=warnings)
         if options.dry_run:
-            new["metadata"].setdefault("resourceVersion", "")
             return Outcome(new, before is None, warnings)
         return Outcome(self._commit(target, before, new), before is None, warnings)
 
@@ -204,8 +243,12 @@ class Writer:
         stored = stored_form(resource, new)
         others = self._others(resource, new) if resource.kind == "Service" else []
         is_crd = resource.storage_key == crds.KIND
-        problems = metadata.validate(new["metadata"], before=section(previous or {}, "metadata"))
-        problems += validate(resource.schema, new)
+        before = section(previous or {}, "metadata")
+        problems = metadata.validate(new["metadata"], before=before, named_elsewhere=resource.kind == "Service")
+        if resource.custom and target.subresource == "status":
+            problems += _status_problems(resource, new)
+        else:
+            problems += validate(resource.schema, new)
         if not problems and is_crd:
             crds.default_crd(stored, previous)
             problems += crds.validate_crd(stored, previous)
@@ -215,7 +258,9 @@ class Writer:
                 resource, stored, previous, others, allow_loopback=self._allow_loopback
             )
         if problems:
-            raise invalid(resource.group, resource.kind, new["metadata"]["name"], problems)
+            # Events are judged in their old form, whichever they came in.
+            group = "" if resource.kind == "Event" else resource.group
+            raise invalid(group, resource.kind, new["metadata"]["name"], problems)
 
     def _others(self, resource: Resource, obj: Json) -> list[Json]:
         """The other objects of the same kind."""
@@ -228,7 +273,7 @@ class Writer:
         if own.get("deletionTimestamp") and not own.get("finalizers") and not held_by_kind(resource, new):
             removed = self._store.remove(resource.storage_key, key)
             self._on_owners_changed()
-            return view(resource, removed)
+            return {**new, "metadata": {**own, "resourceVersion": removed["metadata"]["resourceVersion"]}}
         stored = self._store.put(resource.storage_key, key, stored_form(resource, new))
         if resource.storage_key == crds.KIND:
             self.install(stored)
@@ -242,3 +287,10 @@ class Writer:
         spec = crd["spec"]
         self._registry.install(spec["group"], spec["names"]["plural"], from_crd(crd))
         self._store.wake_all()
+
+
+def _status_problems(resource: Resource, new: Json) -> list[Problem]:
+    """A write of the status is judged by it alone, and the texts name fields from there."""
+    schema = child_schema(resource.schema, "status") or {}
+    found = validate(schema, new["status"]) if "status" in new else []
+    return [replace(problem, field=f"status.{problem.field}" if problem.field else "status") for problem in found]

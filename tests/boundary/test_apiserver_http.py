@@ -167,6 +167,15 @@ def spoiled(value: Any, chance: random.Random) -> Any:
     return value
 
 
+AS_THE_REAL_ONE_FAILS = (
+    "failed to create typed patch object",
+    "failed to convert new object",
+    "does not contain declared merge key",
+    "resourceVersion should not be set",
+)
+"""What the real server too answers with 500."""
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_no_body_is_too_strange_for_an_answer(widgets: Client, caplog: pytest.LogCaptureFixture, seed: int) -> None:
     chance = random.Random(seed)
@@ -179,7 +188,7 @@ def test_no_body_is_too_strange_for_an_answer(widgets: Client, caplog: pytest.Lo
         )
         where = path if method == "POST" else f"{path}/{body['metadata']['name']}{chance.choice(['', '', '/status'])}"
         reply = widgets.request(method, where, spoiled(body, chance), kind=kind, fieldManager=chance.choice("ab"))
-        assert reply.code < 500 or "field not declared in schema" in reply.body["message"]
+        assert reply.code < 500 or any(text in reply.body["message"] for text in AS_THE_REAL_ONE_FAILS)
     assert caplog.records == []
     assert {widgets.get(path).code for path in ("/openapi/v3", "/apis", CONFIG_MAPS)} == {200}
 

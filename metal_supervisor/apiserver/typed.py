@@ -1,0 +1,113 @@
+"""What of a declaration cannot be owned: unknown fields, values of another kind, items that cannot be told apart.
+
+The real server turns a declaration into a typed value before anything else, and what does not fit ends there, with
+status 500 and the words used here. What fits may still be refused by validation, as in any other write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .codec import listed
+from .errors import ApiError, Json
+from .fields import Path, is_atomic_map, item_key, list_kind, show
+from .schema import child_schema
+
+_SCALARS: dict[str, tuple[type, ...]] = {
+    "string": (str,), "boolean": (bool,), "integer": (int, float), "number": (int, float)
+}  # fmt: skip
+
+
+def check(schema: Json, declaration: Json, group_version: str) -> None:
+    """Raises ApiError 500 for a declaration that has no place in a schema."""
+    problems = list(_problems(schema, declaration, ()))
+    if not problems:
+        return
+    metadata = declaration.get("metadata") or {}
+    kind = f"{group_version if '/' in group_version else '/' + group_version}, Kind={declaration.get('kind', '')}"
+    listing = problems[0] if len(problems) == 1 else "errors:\n" + "\n".join(f"  {problem}" for problem in problems)
+    subject = f"{metadata.get('namespace') or ''}/{metadata.get('name') or ''}; {kind}"
+    raise ApiError(500, "", f"failed to create typed patch object ({subject}): {listing}")
+
+
+def _problems(schema: Json, value: Any, path: Path) -> Iterator[str]:
+    if value is None:
+        return
+    kind = schema.get("type")
+    if isinstance(value, dict):
+        if kind in ("array", *_SCALARS):
+            yield _unexpected(kind, value, path)
+            return
+        for name in sorted(value):
+            if not path and name in ("apiVersion", "kind", "metadata"):
+                continue
+            inner, here = child_schema(schema, name), (*path, "f:" + name)
+            if inner is None:
+                yield f"{show(here)}: field not declared in schema"
+            else:
+                yield from _problems(inner, value[name], here)
+    elif isinstance(value, list):
+        if kind == "object" or kind in _SCALARS:
+            yield _unexpected(kind, value, path)
+            return
+        yield from _list_problems(schema, value, path)
+    elif kind == "array" or (kind == "object" and not is_atomic_map(schema)) or not _fits(value, kind):
+        yield _unexpected(str(kind), value, path)
+
+
+def _list_problems(schema: Json, items: list[Any], path: Path) -> Iterator[str]:
+    kind, seen = list_kind(schema), set()
+    keys = listed(schema.get("x-kubernetes-list-map-keys"))
+    for index, item in enumerate(items):
+        element = f"i:{index}"
+        if kind == "map":
+            if not isinstance(item, dict) or not any(name in item for name in keys):
+                quoted = " ".join(f'"{name}"' for name in keys)
+                yield (
+                    f"{show(path)}: element {index}: associative list with keys has an element that omits all key "
+                    f"fields [{quoted}] (and doesn't have default values for any key fields)"
+                )
+                continue
+            element = item_key(schema, item)
+        elif kind == "set":
+            element = item_key(schema, item)
+        if kind != "atomic":
+            if element in seen:
+                yield f"{show(path)}: duplicate entries for key {show((element,))}"
+            seen.add(element)
+        yield from _problems(schema.get("items") or {}, item, (*path, element))
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind not in _SCALARS:
+        return True
+    return isinstance(value, _SCALARS[kind]) and (kind == "boolean" or not isinstance(value, bool))
+
+
+def _unexpected(kind: str, value: Any, path: Path) -> str:
+    where, shown = show(path), _as_go_prints(value)
+    if kind in ("integer", "number"):
+        return f"{where}: expected numeric (int or float), got {_type_name(value)}"
+    if kind == "string":
+        return f"{where}: expected string, got &value.valueUnstructured{{Value:{shown}}}"
+    wanted = {"object": "map", "array": "list", "boolean": "boolean"}[kind]
+    return f"{where}: expected {wanted}, got &{{{shown}}}"
+
+
+def _type_name(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, str):
+        return "string"
+    return "map" if isinstance(value, dict) else "list"
+
+
+def _as_go_prints(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "map[" + " ".join(f"{name}:{_as_go_prints(value[name])}" for name in sorted(value)) + "]"
+    if isinstance(value, list):
+        return "[" + " ".join(_as_go_prints(item) for item in value) + "]"
+    return str(value)
