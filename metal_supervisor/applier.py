@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import BrokenFile, Supervisord, refusal
@@ -35,8 +36,9 @@ def put_aside_refused(directory: StateDir) -> list[tuple[str, str]]:
 class Applier:
     """The controller's hands on supervisord."""
 
-    def __init__(self, directory: StateDir, supervisord: Supervisord) -> None:
-        self.state, self.supervisord = directory, supervisord
+    def __init__(self, directory: StateDir, supervisord: Supervisord, drain_s: float = 0.0) -> None:
+        """`drain_s`: how long an engine that is to stop may finish what it answers."""
+        self.state, self.supervisord, self._drain_s = directory, supervisord, drain_s
         self._diff = Diff()
         self._dirty = True
         self._reloaded_at = 0.0
@@ -116,8 +118,14 @@ class Applier:
             if record.spec_file and record.verdict.standing is Standing.RUN:
                 wanted[record.program] = Wanted(record.spec_file, record.stopped_by_hand)
             seen, known = observed.get(record.program), stopping.get(record.program)
-            if known and record.withdraw and seen and seen.withdrawn == record.withdraw:
-                stopping[record.program] = Stopping(known.asked_at, True, known.term_lost_at)
+            if known and record.withdraw and seen:
+                stopping[record.program] = replace(
+                    known,
+                    withdrawn=known.withdrawn or seen.withdrawn == record.withdraw,
+                    busy=seen.busy,
+                    drained=seen.drained == record.withdraw,
+                    drain_s=self._drain_s,
+                )
         steps = plan.steps(wanted, frozenset(self._ours), table, diff, notes, stopping, now)
         self._dirty |= any(step.why == plan.RELOAD for step in steps)
         return steps
@@ -133,10 +141,10 @@ class Applier:
         if step.do is Do.STOP:
             young = state is not None and state.now - state.start < YOUNG_S
             known = self._stopping.get(name, Stopping())
-            self._stopping[name] = Stopping(known.asked_at, known.withdrawn, time.time() if young else 0.0)
+            self._stopping[name] = replace(known, term_lost_at=time.time() if young else 0.0)
             self.supervisord.stop(name)
         elif step.do is Do.TERM:
-            self._stopping[name] = Stopping(self._stopping[name].asked_at, True)
+            self._stopping[name] = replace(self._stopping[name], withdrawn=True, term_lost_at=0.0)
             self.supervisord.signal(name, "TERM")
         elif step.do is Do.ADD:
             self.supervisord.add(name)

@@ -1,4 +1,4 @@
-"""The command line: `metal-supervisor run | boot | controller | sidecar | apiserver | status | version`."""
+"""The command line: `metal-supervisor run | boot | status | cordon | …`; see `--help`."""
 
 from __future__ import annotations
 
@@ -162,6 +162,22 @@ def _status(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _cordon(arguments: argparse.Namespace) -> int:
+    from metal_supervisor import cordon
+    from metal_supervisor.boundary.state import StateDir
+
+    state = Path(arguments.state_dir).expanduser().resolve()
+    settings = config.load_saved(state)
+    if not settings.uses_claims:
+        _say("this Mac is the only one: without a cluster, or with claims = off, nothing can move to another")
+        return 1
+    directory = StateDir(state)
+    if arguments.command == "drain":
+        return cordon.drain(directory, arguments.timeout, print)
+    cordon.say(directory, arguments.command == "cordon", print)
+    return 0
+
+
 def _status_lines(body: Any) -> list[str]:
     cluster = body["cluster"]
     lines = [
@@ -233,6 +249,16 @@ def parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=f"the {name}; supervisord starts it")
         command.add_argument("--state-dir", required=True)
         command.set_defaults(action=action)
+    for name, help_text in (
+        ("cordon", "take nothing new on this Mac; what it runs goes on"),
+        ("uncordon", "take part again"),
+        ("drain", "hand what this Mac runs over to other Macs, and wait until they serve it"),
+    ):
+        command = commands.add_parser(name, help=help_text, description=help_text)
+        command.add_argument("--state-dir", default=config.Settings().state_dir)
+        command.set_defaults(action=_cordon)
+        if name == "drain":
+            command.add_argument("--timeout", type=float, default=600.0, help="seconds to wait [600]")
     _add_kubeconfig(commands)
     command = commands.add_parser("version", help="print the version")
     command.add_argument("--json", action="store_true", help="print JSON, with the versions that matter")

@@ -98,6 +98,9 @@ class Settings:
     llama_server_startup_timeout: float = _setting(
         600.0, "Seconds a llama-server may take to load before it is reported as stuck.", _between(1, 86400)
     )
+    drain_timeout: float = _setting(
+        300.0, "Seconds an engine that is to stop may finish what it answers.", _between(0, 86400)
+    )
     memory_fraction: float = _setting(
         0.0, "Share of the memory that models may use; 0: by the size of the machine.", _between(0, 1)
     )

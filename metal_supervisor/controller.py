@@ -113,7 +113,7 @@ class Controller:
             runtimes={name: runtime.formats for name, runtime in RUNTIMES.items()},
             allowlist=settings.allowlist,
         )
-        self.applier = Applier(directory, supervisord)
+        self.applier = Applier(directory, supervisord, settings.drain_timeout)
         self.lookout = Lookout(settings, directory, self.store)
         self._seen: tuple[object, object] = (None, None)
 

@@ -141,6 +141,11 @@ class Stream:
         assert self._flowing.wait(30), f"no token: {self.error}"
         return self
 
+    def last(self) -> Stream:
+        """Lets the answer under way be the last."""
+        self._last.set()
+        return self
+
     def completed(self, within_s: float = 90.0) -> bool:
         """Lets the current answer be the last; whether every answer ended by itself, whole."""
         self._last.set()

@@ -71,6 +71,20 @@ def probe(port: int, asked: Probe, identify: bool, host: str = "127.0.0.1") -> A
         return Answer(False, f"{asked.path}: {type(error).__name__}")
 
 
+def busy(port: int, asked: Probe, host: str = "127.0.0.1") -> bool:
+    """Whether the engine answers somebody right now; one too busy to say so is busy."""
+    if not asked.busy_path:
+        return False
+    try:
+        status, body = _get(host, port, asked.busy_path)
+        slots = json.loads(body) if status == 200 else []
+        return any(isinstance(slot, dict) and slot.get("is_processing") is True for slot in slots)
+    except TimeoutError:
+        return True
+    except (OSError, http.client.HTTPException, ValueError, TypeError, RecursionError):
+        return False
+
+
 def _identity(host: str, port: int, asked: Probe) -> Answer:
     status, body = _get(host, port, asked.identity_path)
     try:

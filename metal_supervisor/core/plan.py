@@ -66,6 +66,12 @@ class Stopping:
     """Unix time at which the withdrawal was asked for, 0 if it was not."""
     withdrawn: bool = False
     """The sidecar has taken the endpoint out."""
+    busy: bool = False
+    """The engine still answers somebody."""
+    drained: bool = False
+    """The engine was idle after the endpoint had been taken out."""
+    drain_s: float = 0.0
+    """How long it may go on answering."""
     term_lost_at: float = 0.0
     """Unix time of a stop so soon after the start that its TERM may have been lost, 0 if there is no doubt."""
 
@@ -89,19 +95,25 @@ def runs_wanted_spec(wanted: Wanted, note: RunNote | None, state: ProgramState) 
     return state.state not in LIVE or note.launcher_pid == state.pid
 
 
-def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step) -> Step:
-    """The next move of a process that has to go: withdraw, stop, wait, then `then`."""
+def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step, wall: float) -> Step:
+    """The next move of a process that has to go: withdraw, drain, stop, wait, then `then`.
+
+    Times are ours (`wall`): supervisord's clock tells whole seconds, which is too coarse for what is asked here.
+    """
     if state.state in (State.STARTING, State.RUNNING):
         if not stopping.asked_at:
             return Step(Do.WITHDRAW, name, then.why)
-        waited = state.now - stopping.asked_at
-        if not stopping.withdrawn and 0 <= waited < WITHDRAW_WAIT_S:
+        waited = wall - stopping.asked_at
+        told = stopping.withdrawn and (stopping.drained or stopping.busy)
+        if not told and 0 <= waited < WITHDRAW_WAIT_S:
             return Step(Do.WAIT, name, "endpoint is being withdrawn", WITHDRAW_WAIT_S - waited)
+        if stopping.busy and not stopping.drained and 0 <= waited < stopping.drain_s:
+            return Step(Do.WAIT, name, "it finishes what it answers", min(1.0, stopping.drain_s - waited))
         return Step(Do.STOP, name, then.why)
     if state.state is State.BACKOFF:
         return Step(Do.STOP, name, then.why)
     if state.state is State.STOPPING:
-        if stopping.term_lost_at and state.now - stopping.term_lost_at > RESEND_AFTER_S:
+        if stopping.term_lost_at and wall - stopping.term_lost_at > RESEND_AFTER_S:
             return Step(Do.TERM, name, "the first TERM may have come too early")
         return Step(Do.WAIT, name, "process is ending", 0.25)
     if state.state is State.UNKNOWN and state.pid:
@@ -144,7 +156,7 @@ def steps(
         if want is None:
             assert state is not None
             remove = Step(Do.REMOVE, name, "no longer wanted")
-            result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), remove))
+            result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), remove, now))
         elif state is None:
             result.append(Step(Do.ADD, name, "new") if name in diff.added else Step(Do.WAIT, name, RELOAD, 1.0))
         elif name not in diff.changed or (state.state is not State.FATAL and runs_wanted_spec(want, note, state)):
@@ -153,7 +165,7 @@ def steps(
             result.append(Step(Do.WAIT, name, "launcher has not said yet what it runs", 0.05))
         else:
             replace = Step(Do.REPLACE, name, "its spec changed")
-            result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), replace))
+            result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), replace, now))
     return [step for step in result if step is not None]
 
 

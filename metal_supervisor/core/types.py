@@ -138,6 +138,8 @@ class Probe:
     """Lists the served models; one id must equal `identity`."""
     identity: str = ""
     """The model name that proves that our process answers, not a stranger on the port."""
+    busy_path: str = "/slots"
+    """Lists what the engine is working on, each with `is_processing`; "" if it cannot be asked."""
 
 
 @dataclass(frozen=True)
@@ -292,6 +294,10 @@ class Observed:
     """E.g. `exit status 1`, `terminated by SIGKILL`."""
     published: str = ""
     """Last failure to publish in the cluster, "" when in order."""
+    busy: bool = False
+    """Whether it still answers somebody, asked once it is to be withdrawn."""
+    drained: str = ""
+    """The withdraw token after which it was seen idle."""
 
 
 @dataclass(frozen=True)

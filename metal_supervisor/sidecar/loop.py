@@ -223,6 +223,9 @@ class Sidecar:
             message = self._last_words(record.program)
         now = time.time()
         died = before is not None and before.pid not in (0, pid)
+        # Only what is asked after the endpoint went out tells that nobody else will come.
+        carried_out = record.withdraw if record.withdraw and published.withdrawn == record.withdraw else ""
+        busy = self.prober.busy(record.program, carried_out, self._target(record, pid) if pid else None)
         observed = Observed(
             program=record.program,
             pid=pid,
@@ -231,6 +234,8 @@ class Sidecar:
             state=word,
             message="" if ready else message,
             withdrawn=published.withdrawn,
+            busy=bool(busy),
+            drained=carried_out if busy is False or not pid else "",
             restarts=(before.restarts if before else 0) + (1 if died and not self._planned(record, word) else 0),
             last_exit=self._exit(record, before, died),
             published=published.problem,

@@ -16,6 +16,7 @@ from metal_supervisor.core.types import Probe
 
 READY_EVERY_S = 15.0
 DOUBT_EVERY_S = 1.0
+DRAIN_EVERY_S = 0.2
 FAILURES = 3
 # (until this many seconds after the start, ask this often): quick models are noticed at once, slow ones cheaply.
 LOADING_PACE = ((3.0, 0.02), (15.0, 0.1), (120.0, 0.5), (float("inf"), 2.0))
@@ -74,12 +75,32 @@ class _Asker(threading.Thread):
         return next(pause_s for until_s, pause_s in LOADING_PACE if age_s < until_s)
 
 
+class _Drain(threading.Thread):
+    """Asks one engine that is to stop whether it still answers somebody, until it does not."""
+
+    def __init__(self, target: Target, on_change: Callable[[], None]) -> None:
+        super().__init__(name=f"drain {target.port}", daemon=True)
+        self.target, self._on_change = target, on_change
+        self.busy: bool | None = None
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        while not self.over.is_set():
+            was, self.busy = self.busy, engines.busy(self.target.port, self.target.probe, self.target.host)
+            if self.busy != was:
+                self._on_change()
+            if not self.busy:
+                return
+            self.over.wait(DRAIN_EVERY_S)
+
+
 class Prober:
     """All the askers, one per program."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
         self._askers: dict[str, _Asker] = {}
+        self._drains: dict[str, tuple[str, _Drain]] = {}
 
     def ask_only(self, targets: Mapping[str, Target]) -> None:
         """Asks exactly these from now on."""
@@ -90,6 +111,23 @@ class Prober:
         for program in targets.keys() - self._askers.keys():
             asker = self._askers[program] = _Asker(targets[program], self._on_change)
             asker.start()
+
+    def busy(self, program: str, token: str, target: Target | None) -> bool | None:
+        """Whether an engine that is to stop still answers somebody; None before the first answer.
+
+        `token` names the withdrawal that has been carried out, "" if none has: then nothing is asked.
+        """
+        known = self._drains.get(program)
+        if known and (known[0] != token or known[1].target != target):
+            known[1].over.set()
+            del self._drains[program]
+            known = None
+        if not token or target is None:
+            return None
+        if known is None:
+            known = self._drains[program] = token, _Drain(target, self._on_change)
+            known[1].start()
+        return known[1].busy
 
     def finding(self, program: str) -> Finding | None:
         """What is known of a program's engine, None before its first answer."""

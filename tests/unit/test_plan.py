@@ -77,7 +77,7 @@ def changed() -> Diff:
 
 
 WANTS_OLD, WANTS_NEW = Wanted(OLD, False), Wanted(NEW, False)
-WITHDRAWN = Stopping(asked_at=NOW - 0.5, withdrawn=True)
+WITHDRAWN = Stopping(asked_at=NOW - 0.5, withdrawn=True, drained=True)
 
 
 # ── the table ────────────────────────────────────────────────────────────────────────────────────
@@ -219,7 +219,7 @@ def test_moves_come_in_the_order_of_names_one_each() -> None:
 @pytest.mark.parametrize("state", [State.RUNNING, State.STARTING])
 def test_a_stop_waits_for_the_withdrawal_but_no_longer_than_its_limit(state: State) -> None:
     def after(seconds: float, done: bool = False) -> Step:
-        return moves(row(state), stopping=Stopping(NOW - seconds, done))[0]
+        return moves(row(state), stopping=Stopping(NOW - seconds, done, drained=done))[0]
 
     assert after(0.0).do is Do.WAIT
     assert after(0.5).again_in_s == pytest.approx(WITHDRAW_WAIT_S - 0.5)
@@ -229,13 +229,27 @@ def test_a_stop_waits_for_the_withdrawal_but_no_longer_than_its_limit(state: Sta
     assert after(-3600.0).do is Do.STOP, "a clock that jumped back must not hold a stop"
 
 
+@pytest.mark.parametrize("state", [State.RUNNING, State.STARTING])
+def test_an_engine_finishes_what_it_answers_within_its_bound(state: State) -> None:
+    def after(seconds: float, **seen: bool) -> Do:
+        return moves(row(state), stopping=Stopping(NOW - seconds, drain_s=60.0, **seen))[0].do
+
+    assert after(0.1, withdrawn=True) is Do.WAIT, "nobody has said yet whether it is busy"
+    assert after(59.0, withdrawn=True, busy=True) is Do.WAIT
+    assert after(59.0, withdrawn=False, busy=True) is Do.WAIT, "an endpoint that stays is no reason to cut"
+    assert after(61.0, withdrawn=True, busy=True) is Do.STOP
+    assert after(0.1, withdrawn=True, busy=True, drained=True) is Do.STOP
+    assert after(0.1, withdrawn=True, drained=True) is Do.STOP
+    assert after(-3600.0, withdrawn=True, busy=True) is Do.STOP, "a clock that jumped back must not hold a stop"
+
+
 def test_a_term_that_may_have_been_lost_is_sent_again_after_a_second() -> None:
     def after(seconds: float) -> Do | None:
-        return do(row(State.STOPPING), stopping=Stopping(NOW - 9, True, NOW - seconds))
+        return do(row(State.STOPPING), stopping=Stopping(NOW - 9, True, drained=True, term_lost_at=NOW - seconds))
 
     assert after(RESEND_AFTER_S / 2) is Do.WAIT
     assert after(RESEND_AFTER_S + 0.01) is Do.TERM
-    assert do(row(State.STOPPING), stopping=Stopping(NOW - 9, True, 0.0)) is Do.WAIT
+    assert do(row(State.STOPPING), stopping=Stopping(NOW - 9, True, drained=True)) is Do.WAIT
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -244,9 +258,9 @@ def test_from_running_to_gone_takes_withdraw_stop_and_the_end_in_this_order(repl
     story = [
         (row(State.RUNNING), None),
         (row(State.RUNNING), Stopping(NOW)),
-        (row(State.RUNNING), Stopping(NOW, True)),
-        (row(State.STOPPING), Stopping(NOW, True)),
-        (row(State.STOPPED), Stopping(NOW, True)),
+        (row(State.RUNNING), Stopping(NOW, True, drained=True)),
+        (row(State.STOPPING), Stopping(NOW, True, drained=True)),
+        (row(State.STOPPED), Stopping(NOW, True, drained=True)),
     ]
     assert [do(state, stopping=stopping, **shared) for state, stopping in story] == [
         Do.WITHDRAW, Do.WAIT, Do.STOP, Do.WAIT, Do.REPLACE if replaced else Do.REMOVE

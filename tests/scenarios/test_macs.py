@@ -1,0 +1,151 @@
+"""Several Macs and one cluster: every replica is run once, by a Mac that lives."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.macs import LEASES, Fleet, embedded_cluster, fleet
+from tests.system import ISVC, eventually, service
+
+TTL_S = 4.0
+
+
+@pytest.fixture
+def macs(tmp_path: Path) -> Iterator[Fleet]:
+    """Three Macs that notice a silent one within seconds."""
+    with embedded_cluster(tmp_path) as kubeconfig, fleet(tmp_path, kubeconfig, "--lease-duration", str(TTL_S)) as found:
+        for name in ("mac-a", "mac-b", "mac-c"):
+            found.add(name)
+        yield found
+
+
+def lose(fleet: Fleet, name: str) -> None:
+    """A power cut: nothing of this Mac runs on, and nobody was told."""
+    mac = fleet.mac(name)
+    assert mac.process is not None
+    found = mac.processes()
+    for signum in (signal.SIGSTOP, signal.SIGKILL):  # all at once: no part may see another one end
+        for process in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signum)
+    mac.process.wait(10)
+    psutil.wait_procs(found, 10)
+    mac.process = None
+
+
+def test_three_replicas_on_three_macs_are_three_ready_endpoints_of_one_service(macs: Fleet) -> None:
+    first = macs.macs[0]
+    first.apply(first.tiny_model(), service("tiny", replicas=3))
+    eventually(lambda: len(macs.ready()) == 3, 40, "three endpoints")
+    eventually(lambda: macs.status().get("phase") == "Ready", what="Ready")
+    assert macs.status()["readyReplicas"] == 3
+    assert {macs.holder("tiny", slot) for slot in range(3)} == {"mac-a", "mac-b", "mac-c"}
+    assert first.maybe("/api/v1/namespaces/default/services/tiny") is not None
+    assert [bool(mac.pid()) for mac in macs.macs] == [True] * 3
+
+    # Fewer: the Macs above give their slots back, and their endpoints with them.
+    first.apply(service("tiny", replicas=1))
+    eventually(lambda: len(macs.slices()) == 1, what="two Macs to let go")
+    eventually(lambda: macs.status().get("readyReplicas") == 1, what="the count")
+    eventually(lambda: sum(bool(mac.pid()) for mac in macs.macs) == 1, what="two engines to end")
+    assert macs.ready() == [macs.holder()]
+
+
+def test_a_mac_that_loses_power_is_taken_out_and_its_slot_moves(macs: Fleet) -> None:
+    first = macs.macs[0]
+    first.apply(first.tiny_model(), *(service(name) for name in ("tiny", "other", "third")))
+    eventually(lambda: all(macs.ready(name) for name in ("tiny", "other", "third")), 40, "all to serve")
+    victim = macs.holder()
+    theirs = [name for name in ("tiny", "other", "third") if macs.holder(name) == victim]
+    others = {name: macs.holder(name) for name in ("tiny", "other", "third") if name not in theirs}
+    lose(macs, victim)
+    gone_at = time.monotonic()
+    for name in theirs:
+        eventually(lambda name=name: macs.holder(name) not in ("", victim), TTL_S + 20, f"{name} to move")
+    moved_s = time.monotonic() - gone_at
+    for name in theirs:
+        eventually(lambda name=name: macs.ready(name) == [macs.holder(name)], 30, f"{name} to serve elsewhere only")
+    assert {name: macs.holder(name) for name in others} == others
+    print(f"slots moved {moved_s:.1f} s after the loss (term {TTL_S} s)")
+    # It comes back: what moved stays where it is, and is served once.
+    macs.mac(victim).start()
+    eventually(lambda: macs.mac(victim).health()[0] == 200, what="it to be back")
+    for name in theirs:
+        assert macs.holder(name) != victim
+        eventually(lambda name=name: macs.ready(name) == [macs.holder(name)], what="one endpoint")
+        eventually(lambda name=name: macs.mac(victim).pid(name) == 0, 30, "no second engine")
+
+
+def test_a_mac_that_stops_in_order_hands_over_at_once(macs: Fleet) -> None:
+    first = macs.macs[0]
+    first.apply(first.tiny_model(), service("tiny"))
+    eventually(macs.ready, 40, "it to serve")
+    holder = macs.holder()
+    macs.mac(holder).stop()
+    eventually(lambda: macs.holder() not in ("", holder), what="the slot to move")
+    eventually(lambda: macs.ready() == [macs.holder()], 30, "it to serve there")
+
+
+def test_draining_a_mac_moves_its_slots_without_cutting_an_answer(macs: Fleet) -> None:
+    first = macs.macs[0]
+    first.apply(first.tiny_model(), service("tiny", contextSize=16384))
+    eventually(macs.ready, 40, "it to serve")
+    holder = macs.mac(macs.holder())
+    stream = holder.stream(tokens=3000).last()
+    said = holder.command("drain")
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert "default.tiny has moved" in said.stdout
+    assert stream.completed(), f"an answer under way was cut: {stream.error}"
+    assert macs.holder() not in ("", holder.name)
+    assert macs.ready() == [macs.holder()]
+    assert holder.pid() == 0
+    # A cordoned Mac takes nothing, an uncordoned one does.
+    assert "uncordoned" in holder.command("uncordon").stdout
+    for mac in macs.macs:
+        if mac is not holder:
+            assert "takes nothing new" in mac.command("cordon").stdout
+    lease = f"{LEASES}/metal-{holder.name}"
+    eventually(
+        lambda: "metal-supervisor.io/unschedulable" not in holder.get(lease)["metadata"]["annotations"],
+        what="the Lease to say so",
+    )
+    first.apply(service("later"))
+    eventually(lambda: macs.holder("later") == holder.name, 30, "the only open Mac to take it")
+
+
+def test_a_node_selector_pins_a_service_to_the_mac_it_names(macs: Fleet) -> None:
+    first = macs.macs[0]
+    first.apply(first.tiny_model(), service("tiny", nodeSelector={"kubernetes.io/hostname": "mac-c"}))
+    eventually(lambda: macs.ready() == ["mac-c"], 40, "it to serve there")
+    first.apply(service("tiny", nodeSelector={"kubernetes.io/hostname": "mac-b"}))
+    eventually(lambda: macs.ready() == ["mac-b"], 40, "it to move")
+    eventually(lambda: macs.mac("mac-c").pid() == 0, what="the old engine to end")
+
+
+def test_a_frozen_mac_is_replaced_and_gives_way_when_it_wakes(macs: Fleet) -> None:
+    """Sleep: everything of it stops, and goes on later as if nothing had happened."""
+    first = macs.macs[0]
+    first.apply(first.tiny_model(), service("tiny"))
+    eventually(macs.ready, 40, "it to serve")
+    sleeper = macs.mac(macs.holder())
+    frozen: list[psutil.Process] = sleeper.processes()
+    for process in frozen:
+        os.kill(process.pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: macs.holder() != sleeper.name, TTL_S + 20, "the slot to move")
+        eventually(lambda: macs.ready() == [macs.holder()], 30, "it to serve elsewhere only")
+    finally:
+        for process in frozen:
+            os.kill(process.pid, signal.SIGCONT)
+    eventually(lambda: sleeper.pid() == 0, 40, "the sleeper to let go")
+    assert macs.holder() != sleeper.name
+    eventually(lambda: macs.ready() == [macs.holder()], 30, "one endpoint")
+    assert first.get(f"{ISVC}/tiny")["status"]["readyReplicas"] == 1

@@ -1,0 +1,298 @@
+"""Claims: which slot is whose, decided from Leases alone."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+
+from metal_supervisor.core import claims
+from metal_supervisor.core.claims import Ask, Claim, Do, Life, Move, NodeLease, Sighting
+
+NS = "llm"
+KEY = (NS, "tiny")
+ME, PEER = "mac-a", "mac-b"
+ALIVE = {(NS, ME): Life.LIVE, (NS, PEER): Life.LIVE}
+NOW = 1000.0
+
+
+def ask(**changes: Any) -> Ask:
+    return Ask(**{"uid": "u1", "slots": 1, "delay_s": 0.0, **changes})
+
+
+def claim(holder: str, index: int = 0, **changes: Any) -> Claim:
+    slot = (*KEY, index)
+    return Claim(**{"slot": slot, "holder": holder, "version": "7", "owner_uid": "u1", "acquired": "t", "ready": False,
+                    **changes})
+
+
+def decide(
+    *held: Claim, asked: Ask | None = None, lives: dict[tuple[str, str], Life] | None = None, accepting: bool = True,
+    waiting: dict[claims.SlotId, float] | None = None, not_ours: tuple[tuple[str, str], ...] = (), now: float = NOW,
+) -> claims.Decision:
+    asks = {} if not_ours else {KEY: asked or ask()}
+    found = {each.slot: each for each in held}
+    lives = ALIVE if lives is None else lives
+    return claims.decide(asks, found, lives, ME, accepting, waiting or {}, now, not_ours)
+
+
+def kinds(decision: claims.Decision) -> list[tuple[Do, int]]:
+    return [(move.do, move.slot[2]) for move in decision.moves]
+
+
+# ── one pass ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_mac_that_is_alone_claims_at_once() -> None:
+    found = decide(lives={(NS, ME): Life.LIVE}, asked=ask(delay_s=8.0))
+    assert kinds(found) == [(Do.CLAIM, 0)]
+    assert found.mine == {}, "a claim is ours only once it is on the server"
+
+
+def test_among_several_one_that_has_to_fetch_the_model_holds_back() -> None:
+    first = decide(asked=ask(delay_s=2.0))
+    assert first.moves == ()
+    assert first.again_in_s is not None and 2.0 <= first.again_in_s <= 2.2
+    assert first.waiting == {(*KEY, 0): NOW}
+    later = decide(asked=ask(delay_s=2.0), waiting=dict(first.waiting), now=NOW + 2.3)
+    assert kinds(later) == [(Do.CLAIM, 0)]
+
+
+def test_what_is_held_is_kept_and_not_asked_for_again() -> None:
+    found = decide(claim(ME))
+    assert (found.mine, found.moves, found.again_in_s) == ({KEY: 0}, (), None)
+
+
+def test_a_slot_of_a_live_mac_is_left_alone() -> None:
+    found = decide(claim(PEER))
+    assert (found.mine, found.moves, found.again_in_s) == ({}, (), None)
+
+
+@pytest.mark.parametrize("life", [Life.SILENT, Life.GONE, Life.DRAINING])
+def test_a_slot_of_one_that_is_not_to_be_relied_on_is_taken_over_by_version(life: Life) -> None:
+    lives = {(NS, ME): Life.LIVE, (NS, PEER): life}
+    found = decide(claim(PEER), lives=lives, waiting={(*KEY, 0): NOW - 1})
+    assert [(move.do, move.version) for move in found.moves] == [(Do.TAKE, "7")]
+
+
+def test_a_claim_made_for_an_earlier_object_of_the_name_is_void() -> None:
+    found = decide(claim(PEER, owner_uid="u0"), waiting={(*KEY, 0): NOW - 1})
+    assert kinds(found) == [(Do.TAKE, 0)]
+    ours = decide(claim(ME, owner_uid="u0"))
+    assert ours.mine == {KEY: 0} and kinds(ours) == [(Do.TAKE, 0)]
+
+
+def test_a_cordoned_mac_keeps_what_it_has_and_takes_nothing() -> None:
+    assert decide(claim(ME), accepting=False).mine == {KEY: 0}
+    assert decide(accepting=False).moves == ()
+    assert decide(claim(PEER), accepting=False, lives={(NS, PEER): Life.SILENT}).moves == ()
+
+
+def test_a_mac_holds_one_slot_of_a_service_and_takes_the_next_free_one() -> None:
+    found = decide(claim(PEER), asked=ask(slots=3), waiting={(*KEY, 1): NOW - 1})
+    assert kinds(found) == [(Do.CLAIM, 1)]
+    assert decide(claim(PEER), claim(ME, 1), asked=ask(slots=3)).moves == ()
+
+
+def test_fewer_replicas_give_the_slots_above_back() -> None:
+    found = decide(claim(PEER), claim(ME, 2), asked=ask(slots=1))
+    assert found.mine == {} and kinds(found) == [(Do.RELEASE, 2)]
+    assert found.moves[0].version == "7"
+
+
+def test_a_second_slot_of_the_same_service_is_given_back() -> None:
+    found = decide(claim(ME, 0), claim(ME, 1), asked=ask(slots=2))
+    assert found.mine == {KEY: 0} and kinds(found) == [(Do.RELEASE, 1)]
+
+
+def test_what_is_no_longer_for_this_mac_is_given_back() -> None:
+    assert kinds(decide(claim(ME), not_ours=(KEY,))) == [(Do.RELEASE, 0)]
+    assert decide(claim(PEER), not_ours=(KEY,)).moves == ()
+
+
+def test_readiness_is_told_only_where_somebody_may_read_it() -> None:
+    alone = {(NS, ME): Life.LIVE}
+    assert decide(claim(ME), asked=ask(ready=True), lives=alone).moves == ()
+    assert kinds(decide(claim(ME), asked=ask(ready=True))) == [(Do.UPDATE, 0)]
+    assert kinds(decide(claim(ME), asked=ask(ready=True, slots=2), lives=alone)) == [(Do.UPDATE, 0)]
+    assert decide(claim(ME, ready=True), asked=ask(ready=True), lives=alone).moves == (), "what is told stays told"
+    assert kinds(decide(claim(ME, ready=True), lives=alone)) == [(Do.UPDATE, 0)]
+
+
+def test_peers_that_live_and_serve_are_counted() -> None:
+    holders = (ME, PEER, "dead")
+    held = {(*KEY, index): claim(holder, index, ready=True) for index, holder in enumerate(holders)}
+    lives = {**ALIVE, (NS, "dead"): Life.SILENT}
+    assert claims.peers_ready(KEY, held, lives, ME, 3) == 1
+    assert claims.peers_ready(KEY, held, {**lives, (NS, PEER): Life.DRAINING}, ME, 3) == 1
+    assert claims.peers_ready(KEY, held, lives, ME, 1) == 0, "slots above the replicas do not count"
+
+
+# ── who lives ────────────────────────────────────────────────────────────────────────────────────
+
+
+def lease(node: str, **changes: Any) -> NodeLease:
+    return NodeLease(**{"namespace": NS, "node": node, "version": "1", "released": False, "duration_s": 40.0,
+                        "unschedulable": "", "session": "s", **changes})
+
+
+def judge(peer_at: float, own_at: float | None, connected_at: float = 0.0, **changes: Any) -> Life:
+    nodes = {(NS, PEER): lease(PEER, **changes)}
+    seen = {(NS, claims.node_lease_name(PEER)): Sighting("1", peer_at)}
+    if own_at is not None:
+        nodes[NS, ME] = lease(ME)
+        seen[NS, claims.node_lease_name(ME)] = Sighting("9", own_at)
+    return claims.judge({}, nodes, seen, ME, connected_at, 40.0)[NS, PEER]
+
+
+def test_silence_counts_only_as_far_as_our_own_renewals_are_seen() -> None:
+    assert judge(peer_at=100, own_at=139) is Life.LIVE
+    assert judge(peer_at=100, own_at=140) is Life.SILENT
+    assert judge(peer_at=100, own_at=101) is Life.LIVE, "a watch that hangs, a Mac that sleeps: no evidence"
+    assert judge(peer_at=100, own_at=None) is Life.LIVE
+
+
+def test_a_new_connection_gives_everybody_a_whole_term() -> None:
+    assert judge(peer_at=100, own_at=500, connected_at=499) is Life.LIVE
+    assert judge(peer_at=100, own_at=540, connected_at=499) is Life.SILENT
+
+
+def test_who_says_so_is_gone_at_once_or_draining() -> None:
+    assert judge(peer_at=100, own_at=None, released=True) is Life.GONE
+    assert judge(peer_at=100, own_at=101, unschedulable="drain") is Life.DRAINING
+    assert judge(peer_at=100, own_at=101, unschedulable="cordon") is Life.LIVE
+    assert judge(peer_at=100, own_at=141, unschedulable="drain") is Life.SILENT
+
+
+def test_a_holder_without_a_node_lease_is_believed_for_a_term() -> None:
+    held = {(*KEY, 0): claim("ghost")}
+
+    def life(own_at: float) -> Life:
+        seen = {
+            (NS, claims.claim_name("tiny", 0)): Sighting("7", 100.0),
+            (NS, claims.node_lease_name(ME)): Sighting("9", own_at),
+        }
+        return claims.judge(held, {(NS, ME): lease(ME)}, seen, ME, 0.0, 40.0)[NS, "ghost"]
+
+    assert (life(139.0), life(140.0)) == (Life.LIVE, Life.SILENT)
+
+
+# ── to and from Leases ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["tiny", "qwen2.5-7b", "a" * 253, "x-1"])
+def test_a_claim_is_read_back_as_it_was_written(name: str) -> None:
+    move = Move(Do.CLAIM, (NS, name, 12), "u1", ready=True)
+    body = claims.claim_object(move, ME, "2026-11-21T01:40:00.000000Z")
+    body["metadata"]["resourceVersion"] = "5"
+    assert len(body["metadata"]["name"]) <= 253
+    assert all(len(value) <= 63 for value in body["metadata"]["labels"].values())
+    found, nodes = claims.read([body])
+    assert nodes == {}
+    assert found == {
+        (NS, name, 12): Claim((NS, name, 12), ME, "5", "u1", "2026-11-21T01:40:00.000000Z", True)
+    }
+    assert "resourceVersion" not in claims.claim_object(move, ME, "t")["metadata"], "nobody's slot has no version"
+    take = Move(Do.TAKE, (NS, name, 12), "u1", "5")
+    assert claims.claim_object(take, ME, "t")["metadata"]["resourceVersion"] == "5"
+
+
+def test_a_node_lease_is_read_back_and_a_release_says_so() -> None:
+    body = claims.node_lease_object(NS, ME, 40.0, {claims.SESSION: "s1", claims.UNSCHEDULABLE: "drain"}, "t")
+    assert body["spec"] == {"holderIdentity": ME, "leaseDurationSeconds": 40, "renewTime": "t"}
+    assert claims.read([body])[1][NS, ME] == NodeLease(NS, ME, "", False, 40.0, "drain", "s1")
+    gone = claims.node_lease_object(NS, ME, 0.0, {}, "t")
+    assert gone["spec"]["holderIdentity"] == ""
+    assert claims.read([gone])[1][NS, ME].released
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"labels": None}, {"ownerReferences": []}, {"name": "isvc-other-0"}, {"name": "isvc-tiny-x"},
+        {"annotations": None},
+    ],
+)
+def test_a_damaged_lease_harms_nobody(damage: dict[str, Any]) -> None:
+    body = claims.claim_object(Move(Do.CLAIM, (NS, "tiny", 0), "u1"), ME, "t")
+    body["metadata"].update(damage)
+    body["spec"] = None
+    found, nodes = claims.read([body])
+    assert nodes == {} and all(each.holder == "" for each in found.values())
+
+
+def test_a_sighting_lasts_as_long_as_the_version() -> None:
+    one = {(NS, "l"): {"metadata": {"resourceVersion": "1"}}}
+    two = {(NS, "l"): {"metadata": {"resourceVersion": "2"}}}
+    first = claims.sight({}, one, 1.0)
+    assert claims.sight(first, one, 2.0) == first
+    assert claims.sight(first, two, 2.0)[NS, "l"] == Sighting("2", 2.0)
+    assert claims.sight(first, {}, 2.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("selector", "missing"),
+    [
+        (None, ""), ({}, ""), ({"kubernetes.io/os": "darwin"}, ""),
+        ({"zone": "attic", "kubernetes.io/os": "darwin"}, "zone=attic"), ({"kubernetes.io/os": "linux"}, "os=linux"),
+        (["x"], "must be an object"), ("x", "must be an object"),
+    ],
+)
+def test_a_node_selector_is_held_against_the_labels(selector: object, missing: str) -> None:
+    found = claims.misfit(selector, {"kubernetes.io/os": "darwin"})
+    assert (missing in found) if missing else found == ""
+
+
+# ── many Macs, many passes ───────────────────────────────────────────────────────────────────────
+
+
+class Server:
+    """What matters of an API server's Leases: who applied last, with which version, forced or not."""
+
+    def __init__(self) -> None:
+        self.slots: dict[claims.SlotId, Claim] = {}
+        self._versions = itertools.count(1)
+
+    def perform(self, node: str, move: Move) -> None:
+        found = self.slots.get(move.slot)
+        if move.do is Do.RELEASE:
+            if found and found.version == move.version:
+                del self.slots[move.slot]
+            return
+        if move.do is Do.TAKE and (found is None or found.version != move.version):
+            return  # 409
+        if move.do is not Do.TAKE and found and found.holder != node:
+            return  # 409: another manager's field
+        version = str(next(self._versions))
+        self.slots[move.slot] = Claim(move.slot, node, version, move.uid, "t", move.ready)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_order_of_passes_settles_with_every_slot_held_once_by_a_live_mac(seed: int) -> None:
+    chance = random.Random(seed)
+    nodes = [f"mac-{index}" for index in range(4)]
+    keys = [(NS, f"svc-{index}") for index in range(6)]
+    wanted = {key: chance.randint(1, 3) for key in keys}
+    server, dead = Server(), set()
+    waiting: dict[str, Any] = {node: {} for node in nodes}
+    now = 0.0
+    for step in range(400):
+        now += 0.2
+        if step == 200:
+            dead.add(chance.choice(nodes))
+        node = chance.choice([each for each in nodes if each not in dead])
+        lives = {(NS, each): Life.SILENT if each in dead else Life.LIVE for each in nodes}
+        asks = {key: Ask("u", count, chance.choice([0.0, 2.0])) for key, count in wanted.items()}
+        snapshot = dict(server.slots)
+        decision = claims.decide(asks, snapshot, lives, node, True, waiting[node], now)
+        waiting[node] = decision.waiting
+        for move in decision.moves:
+            if chance.random() < 0.8:  # an answer may get lost, a request may never arrive
+                server.perform(node, move)
+    assert set(server.slots) == {(*key, index) for key, count in wanted.items() for index in range(count)}
+    for key in keys:
+        holders = [each.holder for slot, each in server.slots.items() if slot[:2] == key]
+        assert len(set(holders)) == len(holders), "two slots of one service on one Mac"
+        assert not set(holders) & dead
