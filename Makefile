@@ -48,7 +48,7 @@ test-fast: $(READY)
 	@$(BIN)/python -m pytest tests/unit
 
 test-cluster: $(READY)
-	@METAL_CLUSTER=1 $(BIN)/python -m pytest tests/contract tests/cluster
+	@METAL_CLUSTER=1 $(BIN)/python -m pytest -rs tests/contract tests/cluster
 
 lint: $(READY)
 	@$(BIN)/python -m ruff check .

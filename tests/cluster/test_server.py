@@ -17,7 +17,6 @@ from tests.cluster.server import FIELD, OURS, ROOT, KubeCluster, crd_directory
 from tests.system import eventually
 
 EXAMPLES = sorted((ROOT / "conf" / "examples").glob("*.yaml"))
-KINDS = "/apis/inference.llmkube.dev/v1alpha1/namespaces"
 REFUSED_IN_THE_FIELD = {"mixed-runtimes": 'Unsupported value: "mlx-server"'}
 """Examples that use what only our definitions know; LLMKube's have no such runtimes yet."""
 SETS = [OURS, FIELD] if FIELD.is_dir() else [OURS]
@@ -67,21 +66,6 @@ def test_kubectl_shows_and_explains_our_kinds(definitions: list[str], kubectl: K
     changed = text.replace("contextSize: 512", "contextSize: 1024")
     assert "+  contextSize: 1024" in kubectl("diff", "-f", "-", given=changed, code=1).stdout
     assert "scaled" in kubectl("scale", "isvc", "tiny", "--replicas=0").stdout
-
-
-def test_what_belongs_to_a_service_goes_with_it(cluster: KubeCluster, namespace: str) -> None:
-    if not cluster.has_controllers:
-        pytest.skip("there is no kube-controller-manager in KUBEBUILDER_ASSETS")
-    isvcs = f"{KINDS}/{namespace}/inferenceservices"
-    body = {"apiVersion": "inference.llmkube.dev/v1alpha1", "kind": "InferenceService", "metadata": {"name": "phi"}}
-    code, owner = cluster.request("POST", isvcs, {**body, "spec": {"modelRef": "phi"}})
-    assert code == 201, owner
-    reference = {"apiVersion": body["apiVersion"], "kind": body["kind"], "name": "phi", "uid": owner["metadata"]["uid"]}
-    leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-    code, owned = cluster.request("POST", leases, {"metadata": {"name": "isvc-phi-0", "ownerReferences": [reference]}})
-    assert code == 201, owned
-    assert cluster.request("DELETE", f"{isvcs}/phi")[0] == 200
-    eventually(lambda: cluster.request("GET", f"{leases}/isvc-phi-0")[0] == 404, 60, "the Lease is collected")
 
 
 def test_a_service_account_may_do_what_a_role_says(cluster: KubeCluster, namespace: str, tmp_path: Path) -> None:

@@ -90,12 +90,14 @@ class Api:
 
     def __init__(
         self, name: str, port: int, *, prefix: str = "", token: str = "", ca_file: str = "",
-        expire: Callable[[], None] = lambda: None,
+        expire: Callable[[], None] = lambda: None, collects: bool = True,
     ) -> None:  # fmt: skip
         self.name = name
         """`real` or `embedded`."""
         self.expire = expire
         """Makes every resourceVersion before now too old."""
+        self.collects = collects
+        """Whether anybody collects garbage."""
         self._port, self._prefix, self._token, self._ca_file = port, prefix, token, ca_file
         self._context = ssl.create_default_context(cafile=ca_file) if ca_file else None
         self._connection = self._connect()
@@ -103,8 +105,9 @@ class Api:
     def another(self) -> Api:
         """A client with a connection of its own."""
         return Api(
-            self.name, self._port, prefix=self._prefix, token=self._token, ca_file=self._ca_file, expire=self.expire
-        )
+            self.name, self._port, prefix=self._prefix, token=self._token, ca_file=self._ca_file, expire=self.expire,
+            collects=self.collects,
+        )  # fmt: skip
 
     def close(self) -> None:
         self._connection.close()

@@ -44,7 +44,10 @@ def real() -> Iterator[Api]:
     """kube-apiserver."""
     server = cluster_server.cluster()
     assert server.request("POST", CRD_PATH, WIDGET_CRD)[0] == 201
-    client = Api("real", server.port, token=server.token, ca_file=str(server.ca_file), expire=partial(_expire, server))
+    client = Api(
+        "real", server.port, token=server.token, ca_file=str(server.ca_file), expire=partial(_expire, server),
+        collects=server.has_controllers,
+    )  # fmt: skip
     eventually_served(client)
     yield client
     client.close()

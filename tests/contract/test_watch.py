@@ -152,7 +152,7 @@ def test_whoever_takes_bookmarks_is_told_where_the_present_ends(space: Space) ->
 def test_a_bookmark_moves_a_quiet_watch_on_before_it_ends(space: Space) -> None:
     start = space.post("leases", lease()).version
     elsewhere = space.api.space()
-    with space.watch("leases", allowWatchBookmarks="true", resourceVersion=start, timeoutSeconds=4) as watch:
+    with space.watch("leases", allowWatchBookmarks="true", resourceVersion=start, timeoutSeconds=3) as watch:
         moved = elsewhere.post("leases", lease()).version
         events = watch.rest()
     assert events and {kind for kind, _ in events} == {"BOOKMARK"}
