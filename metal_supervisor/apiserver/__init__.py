@@ -3,6 +3,26 @@
 Custom resources, Services, EndpointSlices, Leases and Events with the semantics unmodified clients
 expect (kubectl, the Python client), in one process without dependencies, on loopback only, with all data
 in one SQLite file. It is what `make run` uses instead of a cluster, and the double our tests run against.
+`tests/contract` holds it to what a real server (1.36) answers; what is left is known:
+
+==============================  ==================================  ============================================
+what                            the real server                     this one
+==============================  ==================================  ============================================
+rules in CEL                    all                                 those in `cel.py`; others are not applied
+unreadable bodies, wrong types  Go's words, type and struct names   the same status and reason, words of its own
+paths that mean nothing         404 as plain text                   404 as a Status
+YAML or HTML as answer          YAML; 406                           JSON
+`metadata.uid` and finalizers   some causes are listed twice        once
+warnings                        also for FQDN slices, finalizers    for unknown fields
+                                without a domain, externalIPs
+`limit=-1`, get with a version  no limit; waits, then 504           400; ignored
+Exact lists of the past         any that etcd still has             410
+POST to `…/<plural>/<name>`     creates, for custom kinds           405
+Lease `strategy`                dropped (a feature gate)            kept
+Service ClusterIPs, nodePorts   chosen at random                    the first that is free
+status of a Service             only load balancers have ingress    not checked
+Pods and all other kinds        yes                                 404: they don't exist here
+==============================  ==================================  ============================================
 """
 
 from .options import Options

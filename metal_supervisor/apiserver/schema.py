@@ -2,7 +2,7 @@
 
 CRDs bring their own schema; the built-in resources have one in `schemas.py`. One walker for each of
 the three steps serves both, and the messages are those of a real server, because people search for
-them. Rules written in CEL (`x-kubernetes-validations`) are not evaluated.
+them. Rules written in CEL (`x-kubernetes-validations`) are judged in `cel.py`.
 """
 
 from __future__ import annotations
@@ -241,12 +241,12 @@ def _object_problems(schema: Json, value: Json, path: str) -> Iterator[Problem]:
     if "minProperties" in schema and len(value) < schema["minProperties"]:
         least = schema["minProperties"]
         yield invalid_value(path, len(value), f"{path} in body should have at least {least} properties")
-    for name, item in value.items():
+    for name in sorted(value):
         if path == "" and name == "metadata":
             continue
         inner = child_schema(schema, name)
         if inner:
-            yield from _problems(inner, item, join(path, name))
+            yield from _problems(inner, value[name], join(path, name))
 
 
 def _combined_problems(schema: Json, value: Any, path: str) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from . import builtins, crds, metadata, typed
+from . import builtins, cel, crds, metadata, typed
 from .apply import (
     Entries,
     Manager,
@@ -249,6 +249,7 @@ class Writer:
             problems += _status_problems(resource, new)
         else:
             problems += validate(resource.schema, new)
+            problems += cel.problems(resource.schema, new, problems) if resource.custom else []
         if not problems and is_crd:
             crds.default_crd(stored, previous)
             problems += crds.validate_crd(stored, previous)
@@ -293,4 +294,5 @@ def _status_problems(resource: Resource, new: Json) -> list[Problem]:
     """A write of the status is judged by it alone, and the texts name fields from there."""
     schema = child_schema(resource.schema, "status") or {}
     found = validate(schema, new["status"]) if "status" in new else []
+    found += cel.problems(schema, new.get("status"), found)
     return [replace(problem, field=f"status.{problem.field}" if problem.field else "status") for problem in found]

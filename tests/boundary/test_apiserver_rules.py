@@ -1,0 +1,83 @@
+"""CEL, as far as it is spoken: what rules say of values, and which rules are left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from metal_supervisor.apiserver.cel import Failed, Unsupported, evaluate, problems
+from metal_supervisor.apiserver.errors import required
+
+VALUE: dict[str, Any] = {"a": 1, "b": "text", "list": [1, 2, 3], "of": [{"x": 1}, {"y": 2}], "none": None, "f": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("rule", "verdict"),
+    [
+        ("self.a == 1 && self.b == 'text'", True),
+        ('self.b != "text" || self.a < 2', True),
+        ("!(self.a >= 2) ? self.f > 1.0 : false", True),
+        ("has(self.a) != has(self.missing)", True),
+        ("has(self.none)", False),
+        ("has(self.missing.deeper)", False),
+        ("self.a in [1, 2] && !(self.b in ['x', 'y'])", True),
+        ("size(self.list) == 3 && self.list.size() == 3 && self.b.size() == 4", True),
+        ("double('1.5') == self.f && int('7') > 6 && string(self.a) == '1'", True),
+        ("self.b.startsWith('te') && self.b.endsWith('xt') && self.b.contains('ex') && self.b.matches('^t.*t$')", True),
+        ("self.list.all(n, n > 0) && self.list.exists(n, n == 2) && self.list.exists_one(n, n == 3)", True),
+        ("self.of.all(item, has(item.x) != has(item.y))", True),
+        ("self.list[0] == 1 && self.a > -1", True),
+        ("self.missing == 1 || self.a == 1", True),
+        ("self.a == 1 || self.missing == 1", True),
+        ("self.missing == 1 && self.a == 2", False),
+        ("self.a == 1 || self.a == 2 && false", True),
+    ],
+)
+def test_rules_have_an_answer(rule: str, verdict: bool) -> None:
+    assert evaluate(rule, VALUE) is verdict
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "self.a + 1 == 2",
+        "self == oldSelf",
+        "self.b.lowerAscii() == 'b'",
+        "other.a",
+        "self.",
+        "(self.a",
+        "'open",
+        "",
+        "a(1)",
+    ],
+)
+def test_rules_in_more_than_is_spoken_are_left_alone(rule: str) -> None:
+    with pytest.raises(Unsupported):
+        evaluate(rule, VALUE)
+    assert problems({"x-kubernetes-validations": [{"rule": rule}]}, VALUE, []) == []
+
+
+@pytest.mark.parametrize(
+    "rule", ["self.missing == 1", "double(self.b) > 1.0", "self.b > 1", "self.a.size() == 1", "self.list[9] == 1"]
+)
+def test_rules_without_an_answer_are_broken(rule: str) -> None:
+    with pytest.raises(Failed):
+        evaluate(rule, VALUE)
+    (problem,) = problems({"x-kubernetes-validations": [{"rule": rule, "message": "m"}]}, VALUE, [])
+    assert problem.body.endswith(" evaluating rule: m")
+
+
+def test_deep_rules_do_no_harm() -> None:
+    with pytest.raises(Unsupported):
+        evaluate("(" * 5000 + "true" + ")" * 5000, VALUE)
+
+
+def test_rules_are_found_at_every_depth_and_wait_for_the_rest() -> None:
+    positive = {"type": "integer", "x-kubernetes-validations": [{"rule": "self > 0", "message": "be positive"}]}
+    schema = {"properties": {"a": positive, "list": {"items": positive}, "map": {"additionalProperties": positive}}}
+    value = {"a": 0, "list": [1, 0], "map": {"k": 0, "n": None}}
+    found = problems(schema, value, [])
+    assert [problem.field for problem in found] == ["a", "list[1]", "map.k"]
+    assert found[0].body == "Invalid value: 0: be positive"
+    assert [problem.field for problem in problems(schema, value, [required("b")])] == ["<nil>"]
