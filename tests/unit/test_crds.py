@@ -20,6 +20,8 @@ CRDS = REPOSITORY / "conf" / "crds"
 EXAMPLES = REPOSITORY / "conf" / "examples"
 FIELD = REPOSITORY.parent / "shared" / "crds"
 PLURALS = ("models", "inferenceservices")
+OPERATORS_OWN = frozenset({"ModelRouter"})
+"""Kinds in examples that only LLMKube's operator knows; test_field_documents.py holds them against its schemas."""
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 
 Schema = dict[str, Any]
@@ -218,7 +220,7 @@ def documents(path: Path) -> list[Schema]:
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_examples_are_valid_and_complete(path: Path) -> None:
     schemas = {crd["spec"]["names"]["kind"]: root(crd) for crd in map(load, PLURALS)}
-    found = documents(path)
+    found = [document for document in documents(path) if document["kind"] not in OPERATORS_OWN]
     assert [problem for document in found for problem in problems(schemas[document["kind"]], document)] == []
     models = {document["metadata"]["name"] for document in found if document["kind"] == "Model"}
     services = [document for document in found if document["kind"] == "InferenceService"]
@@ -227,6 +229,7 @@ def test_examples_are_valid_and_complete(path: Path) -> None:
         assert document["apiVersion"] == "inference.llmkube.dev/v1alpha1"
         assert document["metadata"]["namespace"] == "default"
         unknown = set(document["spec"]) - set(schemas[document["kind"]]["properties"]["spec"]["properties"])
+        unknown -= {"resources"} if path.stem == "llmkube-deploy" else set()  # as LLMKube's command writes it
         assert not unknown, "an example may only use fields that mean something on a Mac"
         if document["kind"] == "Model":
             assert document["spec"]["hardware"]["accelerator"] == "metal"
