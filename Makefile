@@ -48,6 +48,7 @@ test-fast: $(READY)
 	@$(BIN)/python -m pytest tests/unit
 
 test-cluster: $(READY)
+	@$(BIN)/python tools/kube_cluster.py build >/dev/null
 	@METAL_CLUSTER=1 $(BIN)/python -m pytest -rs tests/contract tests/cluster
 
 lint: $(READY)

@@ -124,6 +124,9 @@ def _endpoint_slice(obj: Json, previous: Json | None, allow_loopback: bool) -> l
             problems.append(required(path, "must contain at least 1 address"))
         if len(addresses) > _MAX_ADDRESSES:
             problems.append(too_many(path, len(addresses), _MAX_ADDRESSES))
+        hostname = endpoint.get("hostname")
+        if hostname and (len(hostname) > 63 or not _LABEL.fullmatch(hostname)):
+            problems.append(invalid_value(f"endpoints[{index}].hostname", hostname, services.DNS_LABEL_DETAIL))
         for place, address in enumerate(addresses):
             problems += _address_problems(f"{path}[{place}]", str(address), str(kind), allow_loopback)
     return problems + _slice_ports(listed(obj.get("ports")))
@@ -131,7 +134,7 @@ def _endpoint_slice(obj: Json, previous: Json | None, allow_loopback: bool) -> l
 
 def _address_problems(path: str, address: str, kind: str, allow_loopback: bool) -> list[Problem]:
     if kind == "FQDN" and not _SUBDOMAIN.fullmatch(address):
-        return [invalid_value(path.rpartition("[")[0], address, SUBDOMAIN_DETAIL)]
+        return [invalid_value(path, address, SUBDOMAIN_DETAIL)]
     if kind not in ("IPv4", "IPv6"):
         return []
     try:

@@ -215,7 +215,21 @@ def _merge_items(items: Json, key: str, current: list[Any], patch: list[Any]) ->
             merged.append({name: clone(value) for name, value in item.items() if not name.startswith("$")})
         else:
             merged[place] = strategic_patch(items, merged[place], item, root=False)
-    return merged
+    return _in_order(merged, key, current, [item[key] for item in patch])
+
+
+def _in_order(merged: list[Any], key: str, current: list[Any], named: list[Any]) -> list[Any]:
+    """Items as the real server puts them: new ones before what was there, the others where they were."""
+    before = [item.get(key) for item in current if isinstance(item, dict)]
+    theirs = [item for item in merged if not isinstance(item, dict) or item.get(key) not in named]
+    ours = [item for item in merged if isinstance(item, dict) and item.get(key) in named]
+    ours.sort(key=lambda item: named.index(item.get(key)))
+    ordered: list[Any] = []
+    while ours and theirs:
+        name, other = ours[0].get(key), theirs[0].get(key) if isinstance(theirs[0], dict) else None
+        later = name in before and other in before and before.index(name) > before.index(other)
+        ordered.append((theirs if later else ours).pop(0))
+    return ordered + ours + theirs
 
 
 def _as_go_prints(item: Any) -> str:

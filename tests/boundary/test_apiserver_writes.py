@@ -144,7 +144,7 @@ def test_json_and_strategic_patches(client: Client) -> None:
     assert client.request("PATCH", f"{SERVICES}/s", remove, kind=JSON_PATCH).code == 422
     added = {"spec": {"ports": [{"port": 3, "name": "c"}, {"port": 2, "targetPort": 9}]}}
     ports = client.request("PATCH", f"{SERVICES}/s", added, kind=STRATEGIC).body["spec"]["ports"]
-    assert [(port["name"], port["targetPort"]) for port in ports] == [("b", 9), ("c", 3)]
+    assert [(port["name"], port["targetPort"]) for port in ports] == [("c", 3), ("b", 9)]
     gone = {"spec": {"ports": [{"port": 2, "$patch": "delete"}]}}
     assert len(client.request("PATCH", f"{SERVICES}/s", gone, kind=STRATEGIC).body["spec"]["ports"]) == 1
     assert client.request("PATCH", f"{SERVICES}/s", {}, kind="text/plain").code == 415

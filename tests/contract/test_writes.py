@@ -230,7 +230,14 @@ def test_strategic_patches_are_for_built_in_kinds(space: Space) -> None:
         "spec": {"ports": [{"port": 3, "name": "c"}, {"port": 2, "targetPort": 9}, {"port": 1, "$patch": "delete"}]}
     }
     ports = space.patch("services", "s", patch, STRATEGIC).body["spec"]["ports"]
-    assert sorted((port["name"], port["targetPort"]) for port in ports) == [("b", 9), ("c", 3)]
+    assert [(port["name"], port["targetPort"]) for port in ports] == [("c", 3), ("b", 9)]
+    ports = [{"name": name, "port": number} for number, name in enumerate("vwxyz", 1)]
+    space.post("services", service("t", ports=ports))
+    patch = {
+        "spec": {"ports": [{"port": 4, "targetPort": 40}, {"port": 9, "name": "n"}, {"port": 2, "targetPort": 20}]}
+    }
+    mixed = space.patch("services", "t", patch, STRATEGIC).body["spec"]["ports"]
+    assert [port["name"] for port in mixed] == ["v", "x", "y", "n", "w", "z"]
     keyless = space.patch("services", "s", {"spec": {"ports": [{"name": "x"}]}}, STRATEGIC)
     assert (keyless.code, keyless.message) == (500, "map: map[name:x] does not contain declared merge key: port")
     space.post("widgets", widget())
