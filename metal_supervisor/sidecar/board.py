@@ -98,7 +98,7 @@ def status(board: Board, version: str) -> Json:
             "reachable": not cluster_trouble(board),
             "error": cluster_trouble(board),
         },
-        "controller": {key: board.controller.get(key) for key in ("at", "did", "notices")},
+        "controller": {key: board.controller.get(key) for key in ("at", "did", "notices", "elsewhere", "silent")},
         "services": [_service(row) for row in board.rows],
     }
 

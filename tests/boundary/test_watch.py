@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -84,25 +85,32 @@ class Seen:
 Reflect = Callable[..., Seen]
 
 
-@pytest.fixture
-def reflect(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reflect]:
+@contextlib.contextmanager
+def reflecting(directory: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reflect]:
+    """Makes reflectors that don't wait long; ends them."""
     for name in ("MISSING_PAUSE_S", "FORBIDDEN_PAUSE_S", "FIRST_PAUSE_S"):
         monkeypatch.setattr(watch_module, name, 0.1)
     made: list[Seen] = []
 
-    def make(path: str = CONFIG_MAPS, url: str = "", **more: Any) -> Seen:
-        made.append(Seen(CountingKube(config(tmp_path / f"kubeconfig{len(made)}", url or api.url)), path, **more))
+    def make(path: str = CONFIG_MAPS, url: str = url, **more: Any) -> Seen:
+        made.append(Seen(CountingKube(config(directory / f"kubeconfig{len(made)}", url)), path, **more))
         return made[-1]
 
     yield make
     for seen in made:
         seen.reflector._kube = Ended()  # type: ignore[assignment]
-        seen.reflector.kick()
-    api.stop_watches()
-    for seen in made:
-        seen.reflector.kick()
-        seen.reflector.join(5)
-        seen.kube.close()
+        until = time.monotonic() + 10
+        while seen.reflector.is_alive() and time.monotonic() < until:
+            seen.kube.close()
+            seen.reflector.kick()
+            seen.reflector.join(0.1)
+        assert not seen.reflector.is_alive()
+
+
+@pytest.fixture
+def reflect(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reflect]:
+    with reflecting(tmp_path, api.url, monkeypatch) as make:
+        yield make
 
 
 def put(client: Client, *names: str, **data: str) -> None:

@@ -1,0 +1,140 @@
+"""A stand-in for LLMKube's operator, as far as metal services meet it.
+
+It does what its controller does with a metal InferenceService: looks at the EndpointSlices of the Service's
+name, judges heartbeats, counts ready addresses, and replaces the whole status by an update, preserving
+conditions that it does not know. It writes whenever anything of the object changed, ours included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from datetime import datetime, timezone
+from typing import Any
+
+from metal_supervisor.boundary.kube import Kube, KubeError
+
+ISVC = "/apis/inference.llmkube.dev/v1alpha1/namespaces/default/inferenceservices"
+MODELS = "/apis/inference.llmkube.dev/v1alpha1/namespaces/default/models"
+SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+WAITING = "Waiting for the host metal-agent to fetch the model and register Endpoints"
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def _stamp() -> str:
+    return _now().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def snapshot(slices: list[dict[str, Any]]) -> tuple[int, tuple[str, str] | None]:
+    """(ready addresses, (schedulingStatus, message) if the heartbeat is stale) by the operator's rules."""
+    ready, beats = 0, []
+    for each in slices:
+        beats.append((each["metadata"].get("annotations") or {}).get("llmkube.ai/agent-heartbeat"))
+        for endpoint in each.get("endpoints") or []:
+            if (endpoint.get("conditions") or {}).get("ready") in (True, None):
+                ready += len(endpoint.get("addresses") or [])
+    known = [beat for beat in beats if beat is not None]
+    if not known:
+        return ready, None  # nothing, or an agent of old
+    parsed = []
+    for beat in known:
+        with contextlib.suppress(ValueError):
+            parsed.append(datetime.fromisoformat(beat.replace("Z", "+00:00")))
+    if not parsed:
+        text = f'metal-agent heartbeat unparseable (value "{known[0]}"); host may be offline'
+        return 0, ("AgentHeartbeatStale", text)
+    if (_now() - max(parsed)).total_seconds() > 180:
+        return 0, ("AgentHeartbeatStale", f"metal-agent heartbeat stale (last seen {known[0]}); host may be offline")
+    return ready, None
+
+
+def phase_of(
+    spec: dict[str, Any], ready: int, stale: tuple[str, str] | None
+) -> tuple[str, tuple[str, str] | None]:
+    """(phase, scheduling info or None for "leave what is there")."""
+    desired = 0 if spec.get("suspend") else spec.get("replicas", 1)
+    if spec.get("suspend"):
+        return "Suspended", None
+    if ready == desired > 0:
+        return "Ready", None
+    if ready > 0:
+        return "Progressing", None
+    if desired == 0:
+        return "Stopped", None
+    return "Creating", stale or ("WaitingForMetalAgent", WAITING)
+
+
+class Operator(threading.Thread):
+    """Reconciles until told to end."""
+
+    def __init__(self, kube: Kube) -> None:
+        super().__init__(name="operator", daemon=True)
+        self._kube = kube
+        self._over = threading.Event()
+        self._seen: dict[str, tuple[str, str]] = {}
+        self.writes = 0
+        self.others: list[dict[str, Any]] = []
+        """Statuses as somebody else had made them."""
+
+    def end(self) -> None:
+        self._over.set()
+        self.join(10)
+
+    def run(self) -> None:
+        while not self._over.wait(0.05):
+            with contextlib.suppress(KubeError):
+                slices = self._kube.request("GET", SLICES)["items"]
+                for item in self._kube.request("GET", ISVC)["items"]:
+                    self._reconcile(item, slices)
+
+    def _reconcile(self, item: dict[str, Any], slices: list[dict[str, Any]]) -> None:
+        name = item["metadata"]["name"]
+        service = name.replace(".", "-")
+        mine = [
+            each for each in slices if each["metadata"].get("labels", {}).get("kubernetes.io/service-name") == service
+        ]
+        seen = item["metadata"]["resourceVersion"], str(sorted(each["metadata"]["resourceVersion"] for each in mine))
+        if self._seen.get(name) == seen:
+            return
+        self.others.append({"at": time.monotonic(), "name": name, **(item.get("status") or {})})
+        ready, stale = snapshot(mine)
+        phase, info = phase_of(item["spec"], ready, stale)
+        status = dict(item.get("status") or {})
+        conditions = {each["type"]: each for each in status.get("conditions") or []}
+
+        def condition(kind: str, value: str, reason: str, message: str) -> None:
+            old = conditions.get(kind, {})
+            since = old["lastTransitionTime"] if old.get("status") == value else _stamp()
+            conditions[kind] = {"type": kind, "status": value, "reason": reason, "message": message,
+                                "observedGeneration": item["metadata"]["generation"], "lastTransitionTime": since}
+
+        desired = 0 if item["spec"].get("suspend") else item["spec"].get("replicas", 1)
+        if phase == "Ready":
+            condition("Available", "True", "InferenceReady", "Inference service is ready and serving requests")
+            conditions.pop("Progressing", None)
+            conditions.pop("Degraded", None)
+        elif phase == "Creating":
+            text = f"{ready}/{desired} replicas ready"
+            condition("Progressing", "True", "Creating", f"Creating inference service ({text})")
+            condition("Available", "False", "NoReadyReplicas", f"{text}; service is not serving (phase {phase})")
+        port = (item["spec"].get("endpoint") or {}).get("port", 8080)
+        status.update(
+            phase=phase, readyReplicas=ready, replicas=desired, desiredReplicas=desired, modelReady=True,
+            endpoint=f"http://{service}.default.svc.cluster.local:{port}/v1/chat/completions",
+            lastUpdated=_stamp(), conditions=sorted(conditions.values(), key=lambda each: each["type"]),
+        )
+        if info is not None:
+            status["schedulingStatus"], status["schedulingMessage"] = info
+        body = {**item, "status": status}
+        try:
+            done = self._kube.request("PUT", f"{ISVC}/{name}/status", {"fieldManager": "manager"}, body)
+        except KubeError as error:
+            if not error.conflict:
+                raise
+            return  # computed anew at the next look
+        self.writes += 1
+        self._seen[name] = done["metadata"]["resourceVersion"], seen[1]
