@@ -217,6 +217,8 @@ class Reflector(threading.Thread):
             **self._selected,
         }
         with contextlib.closing(self._kube.stream(self._path, query)) as answer:
+            if self._kicks != self._kube.kicks:
+                return  # one that was just being made may be as dead as the others
             if self._broken:
                 self._broken, self.connected_at = False, time.monotonic()
             if self.seen.error:
