@@ -105,7 +105,7 @@ class Controller:
         self.node = host.node_name(directory.path, settings.node_name)
         self.placement = Placement(settings, directory, kube, self.node, self.wake)
         self._placed = Placed({})
-        self._signs = mode.Signs()
+        self._signs = mode.Signs(believed=self._believed_before())
         self._operator: bool | None = None
         self._labels = placement.node_labels(settings, self.node, platform.system(), platform.machine())
         self.policy = resources.Policy(
@@ -290,6 +290,14 @@ class Controller:
     def _quarantined(self, name: str, reason: str) -> None:
         log.warning("file quarantined", extra={"file": name, "reason": reason})
         self.notices = [*self.notices[-19:], {"name": name, "reason": reason}]
+
+    def _believed_before(self) -> bool | None:
+        """What the controller before this one knew of the operator: a restart must not change who writes what."""
+        try:
+            told = json.loads((self.state.path / "controller.json").read_text("utf-8"))["cluster"]["operator"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+        return told if isinstance(told, bool) else None
 
     def _look_for_operator(self, snapshot: Snapshot) -> None:
         """Notes whether LLMKube's operator writes status here; the sidecar then leaves it the rest."""

@@ -7,7 +7,7 @@ would undo each other for ever, so its presence is believed at once, and its abs
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from metal_supervisor.core.types import Json
@@ -27,6 +27,8 @@ class Signs:
     """Monotonic time at which that was new."""
     first_at: float | None = None
     """Monotonic time of the first look."""
+    believed: bool | None = None
+    """What was known when the program before this one ended."""
 
 
 def look(before: Signs, items: Iterable[Json], now: float, server_now: float) -> Signs:
@@ -34,10 +36,10 @@ def look(before: Signs, items: Iterable[Json], now: float, server_now: float) ->
     latest = max((item["metadata"].get("statusWriters", {}).get(MANAGER, "") for item in items), default="")
     first_at = now if before.first_at is None else before.first_at
     if latest <= before.latest:
-        return Signs(before.latest, before.seen_at, first_at)
+        return replace(before, first_at=first_at)
     # What was left behind before we came may be old; afterwards anything new is fresh, whatever the clocks say.
     fresh = before.first_at is not None or _age_s(latest, server_now) < SILENCE_S
-    return Signs(latest, now if fresh else before.seen_at, first_at)
+    return replace(before, latest=latest, seen_at=now if fresh else before.seen_at, first_at=first_at)
 
 
 def _age_s(time: str, server_now: float) -> float:
@@ -52,7 +54,10 @@ def operator_present(setting: str, signs: Signs, now: float) -> bool | None:
     if setting != "auto":
         return setting == "operator"
     if signs.first_at is None:
-        return None
+        return signs.believed
     if signs.seen_at is not None and now - signs.seen_at < SILENCE_S:
         return True
-    return False if now - signs.first_at >= UNDECIDED_S else None
+    looked_s = now - signs.first_at
+    if signs.believed and signs.seen_at is None and looked_s < SILENCE_S:
+        return True
+    return False if signs.believed is False or looked_s >= UNDECIDED_S else None

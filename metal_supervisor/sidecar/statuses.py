@@ -54,6 +54,8 @@ class _Written:
     clear_at: list[float] = field(default_factory=list)
     """Monotonic times at which to look for a leftover."""
     ready: bool = False
+    beside: bool = False
+    """Written as beside the operator; until then we may own more of it than our condition."""
     leaving: bool = False
     """The service is no longer for any Mac: what we said of it is taken back."""
 
@@ -83,7 +85,7 @@ class Statuses:
 
     @property
     def operator(self) -> bool | None:
-        """Whether LLMKube's operator writes here; None while unknown, when only our own condition is written."""
+        """Whether LLMKube's operator writes here; None while unknown, when nothing is written."""
         return self._operator
 
     @operator.setter
@@ -111,24 +113,24 @@ class Statuses:
         if record.verdict.standing is Standing.REMOVING:
             written.leaving = record.verdict.reason == "NotHere" and record.slot == 0
             return
-        if record.slot != 0 or not record.claimed:
+        if record.slot != 0 or not record.claimed or self._operator is None:
             written.body = None
             return
         if written.body is None:
             written.body = self._kube.request("GET", _path("inferenceservices", record.key)).get("status") or {}
         now = now_seconds(self._kube)
-        if self._operator is False:
+        if not self._operator:
+            written.beside = False
             body = manifests.status(record, want.report, written.body, now)
             if body != written.body:
                 self._apply("InferenceService", record.key, body, force=True)
                 written.body = body
             return
         body = manifests.own_status(record, want.report, written.body, now)
-        if body != manifests.own_part(written.body):
+        if not written.beside or body != manifests.own_part(written.body):
             self._apply("InferenceService", record.key, body)
-            written.body = body
-        if self._operator:
-            self._scheduling(want, written)
+            written.body, written.beside = body, True
+        self._scheduling(want, written)
 
     def _scheduling(self, want: Wanted, written: _Written) -> None:
         """The two fields that the operator writes as well."""

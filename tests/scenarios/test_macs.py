@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.macs import LEASES, Fleet, embedded_cluster, fleet
-from tests.system import ISVC, eventually, service
+from tests.system import eventually, service
 
 TTL_S = 4.0
 
@@ -148,4 +148,4 @@ def test_a_frozen_mac_is_replaced_and_gives_way_when_it_wakes(macs: Fleet) -> No
     eventually(lambda: sleeper.pid() == 0, 40, "the sleeper to let go")
     assert macs.holder() != sleeper.name
     eventually(lambda: macs.ready() == [macs.holder()], 30, "one endpoint")
-    assert first.get(f"{ISVC}/tiny")["status"]["readyReplicas"] == 1
+    eventually(lambda: macs.status().get("readyReplicas") == 1, what="the count")

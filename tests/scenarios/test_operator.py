@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,14 @@ def test_an_operator_that_comes_later_is_given_its_part(tmp_path: Path) -> None:
         mac.ready()
         eventually(lambda: mac.get(f"{MODELS}/tiny")["status"]["phase"] == "Ready", what="all of it to be ours")
         assert "f:phase" in writers(mac)["metal-supervisor"]
+        # A restart of the controller changes nothing of that: a watcher never sees the phase go.
+        version = mac.get(f"{ISVC}/tiny")["metadata"]["resourceVersion"]
+        mac.supervisorctl("restart", "controller")
+        before = json.loads((mac.state / "controller.json").read_text())["at"]
+        eventually(lambda: json.loads((mac.state / "controller.json").read_text())["at"] > before + 1, what="a pass")
+        assert mac.get(f"{ISVC}/tiny")["metadata"]["resourceVersion"] == version
+        written = mac.status()["lastUpdated"]  # an update within the same second would be none
+        eventually(lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()) > written, what="a second to pass")
         operator = Operator(macs.kube)
         operator.start()
         try:

@@ -1,0 +1,68 @@
+"""Whether the operator is there: believed at once, disbelieved slowly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from metal_supervisor.core.mode import SILENCE_S, UNDECIDED_S, Signs, look, operator_present
+
+NOON = 1795262400.0  # 2026-11-21T12:00:00Z
+
+
+def item(time: str = "", manager: str = "manager") -> dict[str, Any]:
+    return {"metadata": {"statusWriters": {manager: time} if time else {}}}
+
+
+def test_nothing_is_said_before_the_first_look_and_for_a_moment_after_it() -> None:
+    assert operator_present("auto", Signs(), 10.0) is None
+    signs = look(Signs(), [item()], 10.0, NOON)
+    assert operator_present("auto", signs, 10.0) is None
+    assert operator_present("auto", signs, 10.0 + UNDECIDED_S) is False
+
+
+def test_a_recent_trace_is_believed_at_once_and_for_five_minutes() -> None:
+    signs = look(Signs(), [item(), item("2026-11-21T11:58:00Z")], 10.0, NOON)
+    assert operator_present("auto", signs, 10.0) is True
+    assert operator_present("auto", signs, 10.0 + SILENCE_S - 1) is True
+    assert operator_present("auto", signs, 10.0 + SILENCE_S) is False
+
+
+def test_an_old_trace_found_at_the_start_means_that_it_left() -> None:
+    signs = look(Signs(), [item("2026-11-21T11:00:00Z")], 10.0, NOON)
+    assert operator_present("auto", signs, 10.0 + UNDECIDED_S) is False
+
+
+@pytest.mark.parametrize("stamp", ["2026-11-21T11:00:05Z", "2026-11-21T19:00:00Z"])
+def test_a_new_trace_is_fresh_whatever_the_clocks_say(stamp: str) -> None:
+    first = look(Signs(), [item("2026-11-21T11:00:00Z")], 10.0, NOON)
+    again = look(first, [item(stamp)], 100.0, NOON)
+    assert operator_present("auto", again, 101.0) is True
+    same = look(again, [item(stamp)], 300.0, NOON)
+    assert operator_present("auto", same, 100.0 + SILENCE_S) is False, "the same trace again is no news"
+
+
+def test_our_own_writes_are_no_trace() -> None:
+    signs = look(Signs(), [item("2026-11-21T11:59:59Z", "metal-supervisor")], 10.0, NOON)
+    assert operator_present("auto", signs, 20.0) is False
+
+
+def test_what_the_program_before_knew_holds_until_something_is_seen() -> None:
+    assert operator_present("auto", Signs(believed=False), 1.0) is False
+    assert operator_present("auto", Signs(believed=True), 1.0) is True
+    signs = look(Signs(believed=False), [item()], 10.0, NOON)
+    assert operator_present("auto", signs, 10.0) is False
+    assert operator_present("auto", look(signs, [item("2026-11-21T11:59:59Z")], 11.0, NOON), 11.0) is True
+    signs = look(Signs(believed=True), [item()], 10.0, NOON)
+    assert operator_present("auto", signs, 10.0 + SILENCE_S - 1) is True
+    assert operator_present("auto", signs, 10.0 + SILENCE_S) is False
+
+
+def test_a_setting_is_not_guessed_at() -> None:
+    assert operator_present("operator", Signs(), 0.0) is True
+    assert operator_present("standalone", Signs(seen_at=0.0, first_at=0.0), 1.0) is False
+
+
+def test_a_damaged_time_is_no_trace() -> None:
+    assert operator_present("auto", look(Signs(), [item("yesterday")], 10.0, NOON), 20.0) is False
