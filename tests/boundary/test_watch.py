@@ -123,6 +123,16 @@ def drop(client: Client, *names: str) -> None:
         assert client.delete(f"{CONFIG_MAPS}/{name}").code == 200
 
 
+def established(seen: Seen, client: Client) -> Seen:
+    """Waits until a watch is open: one that is only being opened is not closed by a fault."""
+    names = seen.names()
+    put(client, "up")
+    seen.become(*sorted((*names, "up")))
+    drop(client, "up")
+    seen.become(*names)
+    return seen
+
+
 def fault(client: Client, close: bool = True, **rule: Any) -> None:
     assert client.post("/faults", [{"resource": "configmaps", "close_watches": close, **rule}]).code == 200
 
@@ -159,6 +169,7 @@ def test_it_resumes_after_a_dropped_connection_without_a_list(reflect: Reflect, 
     put(client, "a")
     seen = reflect()
     seen.become("a")
+    established(seen, client)
     fault(client, verb="watch", action={"drop": True}, times=2)
     put(client, "b")
     drop(client, "a")
@@ -172,6 +183,7 @@ def test_a_version_that_is_too_old_leads_to_a_list(reflect: Reflect, client: Cli
     put(client, "a", "z")
     seen = reflect()
     seen.become("a", "z")
+    established(seen, client)
     fault(client, verb="watch", action=action, times=1)
     drop(client, "a")
     put(client, "b")
@@ -185,6 +197,7 @@ def test_a_server_that_always_says_gone_is_not_asked_in_a_tight_loop(
 ) -> None:
     seen = reflect()
     seen.become()
+    established(seen, client)
     fault(client, verb="watch", action=action)
     eventually(lambda: seen.kube.watches >= 3, WITHIN_S, "the fault to be met")
     before = seen.kube.watches
@@ -198,6 +211,7 @@ def test_watches_that_keep_failing_are_tried_less_and_less(
     monkeypatch.setattr(watch_module, "FIRST_PAUSE_S", 0.01)
     seen = reflect()
     seen.become()
+    established(seen, client)
     fault(client, verb="watch", action={"status": 500})
     seen.error("500")
     threading.Event().wait(1.5)
@@ -211,6 +225,7 @@ def test_nothing_is_ever_deleted_because_of_an_error(reflect: Reflect, client: C
     put(client, "a")
     seen = reflect()
     seen.become("a")
+    established(seen, client)
     fault(client, action=action)
     eventually(lambda: seen.reflector.seen.error, WITHIN_S, "an error")
     threading.Event().wait(0.3)

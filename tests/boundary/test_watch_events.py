@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from apiserver_support import CRD_PATH, WIDGET_CRD, WIDGETS, Client, widget
 from test_kube import TOKEN, config
-from test_watch import Reflect, Seen, drop, fault, put, reflecting
+from test_watch import Reflect, Seen, drop, established, fault, put, reflecting
 
 from metal_supervisor.apiserver import ApiServer
 from metal_supervisor.boundary import watch as watch_module
@@ -403,6 +403,7 @@ def test_a_verb_that_is_forbidden_is_named_for_as_long_as_it_is_and_what_was_kno
     put(client, "a")
     seen = real()
     seen.become("a")
+    established(seen, client)
     fault(client, verb=verb, action={"status": 403})
     if verb == "list":
         seen.reflector._version = ""
@@ -459,6 +460,7 @@ def test_what_was_deleted_while_nobody_looked_is_gone_after_the_next_list(real: 
     put(client, "a", "b")
     seen = real()
     seen.become("a", "b")
+    established(seen, client)
     fault(client, verb="watch", action={"expire": True}, times=1)
     drop(client, "a")
     seen.become("b")
