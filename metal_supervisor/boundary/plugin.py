@@ -229,7 +229,7 @@ class Plugin:
         info: Json = {"apiVersion": self._spec["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
         if self._cluster is not None:
             info["spec"]["cluster"] = self._cluster
-        environment = {**os.environ, "PATH": path, **self._extra, "KUBERNETES_EXEC_INFO": json.dumps(info)}
+        environment = {**os.environ, "PATH": path, **self._extra, "KUBERNETES_EXEC_INFO": json.dumps(info, default=str)}
         command, problem = self._command(environment["PATH"]), ""
         try:
             process = subprocess.Popen(
@@ -242,6 +242,8 @@ class Plugin:
             raise self._failed(f"cannot be started: {problem}")
         try:
             return self._read(process)
+        except OSError as error:  # too many open files, for one
+            problem = error.strerror or type(error).__name__
         finally:
             if process.poll() is None:
                 with contextlib.suppress(OSError):  # macOS refuses it for a group that is only a zombie
@@ -251,6 +253,7 @@ class Plugin:
             for pipe in (process.stdout, process.stderr):
                 if pipe:
                     pipe.close()
+        raise self._failed(f"cannot be read: {problem}")
 
     def _read(self, process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
         assert process.stdout and process.stderr

@@ -221,7 +221,7 @@ def test_a_plugin_is_run_as_kubectl_would(tmp_path: Path, server: tuple[Server, 
     content["clusters"][0]["cluster"]["extensions"] = [
         {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "me"}}, {"name": "other"}
     ]  # fmt: skip
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content).replace('"me"', "2026-01-02"))  # to YAML, a date
     kube = Kube(path)
     kube.request("GET", "/x")
     kube.request("GET", "/x")
@@ -230,7 +230,7 @@ def test_a_plugin_is_run_as_kubectl_would(tmp_path: Path, server: tuple[Server, 
     assert (tmp_path / "given").read_text().split() == ["one", "two", os.environ["HOME"]]
     info = json.loads((tmp_path / "info").read_text())
     assert (info["apiVersion"], info["kind"], info["spec"]["interactive"]) == (V1, "ExecCredential", False)
-    assert info["spec"]["cluster"] == {"server": url, "config": {"audience": "me"}}
+    assert info["spec"]["cluster"] == {"server": url, "config": {"audience": "2026-01-02"}}
 
 
 def test_a_plugin_that_does_not_ask_for_the_cluster_is_not_told(tmp_path: Path) -> None:
@@ -492,6 +492,20 @@ def test_what_runs_too_long_is_ended_with_its_children(tmp_path: Path, monkeypat
         plugin.start()
     for name in ("pid", "child"):
         eventually(lambda name=name: not alive(int((tmp_path / name).read_text())), what=f"the end of {name}")
+
+
+def test_a_plugin_that_cannot_be_read_for_want_of_files_has_failed_and_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left() -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(plugin_module.selectors, "DefaultSelector", none_left)
+    plugin = Plugin(script(tmp_path, "echo $$ > pid; exec sleep 60"), tmp_path, None)
+    with pytest.raises(PluginFailed, match=r"\./plug cannot be read: Too many open files"):
+        plugin.start()
+    plugin.renew()  # nor does it end the thread that asks
+    assert plugin.current().token == ""
 
 
 def test_the_environment_of_a_plugin_is_not_quoted(tmp_path: Path) -> None:
