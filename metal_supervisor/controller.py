@@ -22,6 +22,7 @@ from metal_supervisor.boundary import host
 from metal_supervisor.boundary.doorbell import Doorbell, ring
 from metal_supervisor.boundary.exits import ExitWatch
 from metal_supervisor.boundary.kube import Kube
+from metal_supervisor.boundary.roam import Roamer
 from metal_supervisor.boundary.state import StateDir, StateError, write_atomic
 from metal_supervisor.boundary.store import Store
 from metal_supervisor.boundary.supervisord import BrokenFile, Refused, Supervisord, Unavailable
@@ -131,6 +132,7 @@ class Controller:
         self.services.start()
         self.models.start()
         self.placement.start()
+        Roamer(self.kube).start()
         pause_s = 0.0
         while not stopped():
             self.bell.wait(pause_s)

@@ -16,12 +16,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from metal_supervisor import __version__
+from metal_supervisor.accounts import Renewal
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.doorbell import Doorbell, ring
 from metal_supervisor.boundary.exits import ExitWatch
 from metal_supervisor.boundary.kube import Kube
+from metal_supervisor.boundary.roam import AddressBook
 from metal_supervisor.boundary.state import SESSION_FILE, StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable, last_exit
 from metal_supervisor.config import Settings
@@ -48,7 +51,6 @@ from metal_supervisor.sidecar.statuses import Wanted, WantedModel
 TICK_S = 15.0
 RETRY_S = 1.0
 LOG_LINES = 20
-ROUTE_EVERY_S = 30.0
 WITHDRAW_ALL_S = 2.0
 log = logging.getLogger("sidecar")
 
@@ -72,8 +74,14 @@ class Sidecar:
         self._table: Mapping[str, ProgramState] = {}
         self._supervisord_since = 0.0
         self._leaving = threading.Event()
-        self._route = ""
-        self._routed = threading.Event()
+        self.addresses = AddressBook(kube, settings.host_ip, settings.embedded, self.wake)
+
+    def _renew_token(self) -> None:
+        """Keeps this Mac's own token young, if it has one."""
+        path = Path(self.settings.kubeconfig).expanduser()
+        renewal = Renewal(path, self.settings.context, self.kube)
+        while True:
+            time.sleep(renewal.step())
 
     def _session(self) -> str:
         """A name for this run, kept with the latest before it: the controller tells ours from another Mac's."""
@@ -98,10 +106,11 @@ class Sidecar:
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Passes until told to stop; takes the endpoints out if the whole system stops."""
-        if not (self.settings.host_ip or self.settings.embedded):
-            threading.Thread(target=self._follow_route, name="route", daemon=True).start()
-            self._routed.wait(RETRY_S)
+        self.addresses.start()
+        self.addresses.wait(RETRY_S)
         self.registrar.start()
+        if not self.settings.embedded:
+            threading.Thread(target=self._renew_token, name="token", daemon=True).start()
         pause_s = 0.0
         while not stopped():
             self.bell.wait(pause_s)
@@ -245,7 +254,7 @@ class Sidecar:
             ring(self.state.path, "controller")
         told = report(record, observed)
         self._announce(record, told, observed, died and not self._planned(record, word))
-        address = self._address()[0]
+        address = self.addresses.address
         used = host.usage(pid) if pid else None
         where = f"{address}:{record.port}" if told.wants_slice and address else ""
         return Row(record, observed, told, where, used.rss_bytes if used else 0)
@@ -281,28 +290,9 @@ class Sidecar:
         if what and not (before is None and what.type == "Normal"):
             self.registrar.tell(record, what)
 
-    def _address(self) -> tuple[str, str]:
-        """(address to advertise, why it cannot be advertised)."""
-        address = self.settings.host_ip or ("127.0.0.1" if self.settings.embedded else self._route)
-        if not address:
-            return "", "NoRoutableAddress: no address of this Mac routes to the cluster; set --host-ip"
-        problem = host.address_problem(address, allow_loopback=self.settings.embedded)
-        return address, f"NoRoutableAddress: {problem}" if problem else ""
-
-    def _follow_route(self) -> None:
-        """Keeps the address that routes to the cluster. A thread of its own: a name may take long to look up."""
-        server = self.kube.server_name.partition("://")[2]
-        name, _, port = server.rpartition(":") if server.rpartition(":")[2].isdigit() else (server, ":", "443")
-        while True:
-            found = host.route_to(name.strip("[]"), int(port)) or self._route
-            if found != self._route:
-                self._route = found
-                self.wake()
-            self._routed.set()
-            time.sleep(ROUTE_EVERY_S)
-
     def _register(self, rows: list[Row], told: Json) -> None:
-        wanted = {row.record.key: Wanted(row.record, row.report, *self._address()) for row in rows}
+        where = self.addresses.address, self.addresses.problem
+        wanted = {row.record.key: Wanted(row.record, row.report, *where) for row in rows}
         models = {}
         for name, item in (told.get("models") or {}).items():
             namespace, _, short = name.partition("/")
@@ -332,7 +322,7 @@ class Sidecar:
 
     def _notes(self) -> dict[str, str]:
         """What the node Lease says of this Mac."""
-        notes = {**host.capabilities(), PREFIX + "version": __version__, PREFIX + "address": self._address()[0]}
+        notes = {**host.capabilities(), PREFIX + "version": __version__, PREFIX + "address": self.addresses.address}
         if self.state.cordoned():
             notes[UNSCHEDULABLE] = self.state.cordoned()
         return notes

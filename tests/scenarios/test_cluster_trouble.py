@@ -129,7 +129,8 @@ def test_loopback_is_refused_as_an_address_outside_the_embedded_api(tmp_path: Pa
     with ApiServer(options) as api:
         ClusterSystem.outside = tmp_path / "cluster-kubeconfig"
         ClusterSystem.outside.write_text(boot.kubeconfig(api.url))
-        system = ClusterSystem(tmp_path, "--kubeconfig", str(ClusterSystem.outside), "--bind", "127.0.0.1")
+        flags = ("--kubeconfig", str(ClusterSystem.outside), "--bind", "127.0.0.1", "--host-ip", "127.0.0.1")
+        system = ClusterSystem(tmp_path, *flags)
         try:
             system.start().apply(system.tiny_model(), service("tiny"))
             eventually(lambda: system.condition("MetalReady").get("reason") == "NoRoutableAddress", what="a condition")
