@@ -120,9 +120,10 @@ class Claimer(threading.Thread):
             else:
                 now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
                 body = claims.claim_object(move, self._node, now)
-                answer = self._kube.apply(
-                    _path(namespace, name), body, f"metal/{self._node}", force=move.do is Do.TAKE
-                )
+                # A field that the holder before us left as we found it is his as well, and would conflict for ever:
+                # what guards all but the first claim is the version it was decided from.
+                first = move.do is Do.CLAIM
+                answer = self._kube.apply(_path(namespace, name), body, f"metal/{self._node}", force=not first)
         except KubeError as error:
             self._remember(move)
             if error.code in (404, 409, 422):

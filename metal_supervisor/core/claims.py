@@ -147,7 +147,7 @@ def claim_object(move: Move, node: str, now_micro: str) -> Json:
         "annotations": {READY: "true" if move.ready else "false"},
         "ownerReferences": [owner],
     }
-    if move.do is Do.TAKE:
+    if move.do is not Do.CLAIM:
         metadata["resourceVersion"] = move.version
     return {
         "apiVersion": "coordination.k8s.io/v1",

@@ -1,0 +1,151 @@
+"""Claims carried out against an API server: one winner, and no claim that gets stuck."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metal_supervisor.boundary.claimer import Claimer
+from metal_supervisor.boundary.kube import Kube, KubeError
+from metal_supervisor.core.claims import Claim, Do, Move, SlotId, read
+from tests.macs import LEASES, embedded_cluster
+from tests.system import ISVC, SLICES, eventually, service
+
+SLOT: SlotId = ("default", "tiny", 0)
+
+
+@pytest.fixture(scope="module")
+def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with embedded_cluster(tmp_path_factory.mktemp("claims")) as path:
+        yield path
+
+
+@pytest.fixture
+def kube(kubeconfig: Path) -> Iterator[Kube]:
+    kube = Kube(kubeconfig)
+    yield kube
+    for lease in kube.request("GET", LEASES)["items"]:
+        kube.request("DELETE", f"{LEASES}/{lease['metadata']['name']}")
+    kube.close()
+
+
+@pytest.fixture
+def uid(kube: Kube) -> str:
+    """The owner of the claims: without one they are garbage."""
+    return str(kube.apply(f"{ISVC}/tiny", service("tiny"), "test", force=True)["metadata"]["uid"])
+
+
+class Asked:
+    """A Claimer, and the moment it has done what it was given."""
+
+    def __init__(self, kube: Kube, node: str) -> None:
+        self._done = threading.Event()
+        self.claimer = Claimer(kube, node, self._done.set)
+        self.claimer.start()
+
+    def do(self, *moves: Move) -> None:
+        self._done.clear()
+        self.claimer.want(moves)
+        assert self._done.wait(10)
+
+
+def claims(kube: Kube) -> dict[SlotId, Claim]:
+    return read(kube.request("GET", LEASES)["items"])[0]
+
+
+def test_a_claim_is_made_once_and_the_second_comer_leaves_it(kube: Kube, uid: str) -> None:
+    first, second = Asked(kube, "mac-a"), Asked(kube, "mac-b")
+    first.do(Move(Do.CLAIM, SLOT, uid))
+    second.do(Move(Do.CLAIM, SLOT, uid))
+    assert claims(kube)[SLOT].holder == "mac-a"
+    assert second.claimer.error == "", "to be second is no error"
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_whoever_takes_over_can_say_that_it_serves(kube: Kube, uid: str, told: bool) -> None:
+    """What the holder before left as it is stays his field too: saying otherwise must not conflict for ever."""
+    Asked(kube, "mac-a").do(Move(Do.CLAIM, SLOT, uid, ready=told))
+    second = Asked(kube, "mac-b")
+    second.do(Move(Do.TAKE, SLOT, uid, claims(kube)[SLOT].version))
+    assert (claims(kube)[SLOT].holder, claims(kube)[SLOT].ready) == ("mac-b", False)
+    second.do(Move(Do.UPDATE, SLOT, uid, claims(kube)[SLOT].version, ready=True))
+    assert (claims(kube)[SLOT].holder, claims(kube)[SLOT].ready) == ("mac-b", True)
+
+
+@pytest.mark.parametrize("do", [Do.TAKE, Do.UPDATE, Do.RELEASE])
+def test_what_was_decided_from_an_older_version_is_refused(kube: Kube, uid: str, do: Do) -> None:
+    first, second = Asked(kube, "mac-a"), Asked(kube, "mac-b")
+    first.do(Move(Do.CLAIM, SLOT, uid))
+    old = claims(kube)[SLOT].version
+    second.do(Move(Do.TAKE, SLOT, uid, old))
+    first.do(Move(do, SLOT, uid, old, ready=True))
+    assert (claims(kube)[SLOT].holder, claims(kube)[SLOT].ready) == ("mac-b", False)
+
+
+def test_an_answer_counts_until_the_watch_has_caught_up(kube: Kube, uid: str) -> None:
+    mac = Asked(kube, "mac-a")
+    mac.do(Move(Do.CLAIM, SLOT, uid))
+    key = "default", "isvc-tiny-0"
+    assert mac.claimer.seen({})[key]["spec"]["holderIdentity"] == "mac-a"
+    lease = kube.request("GET", f"{LEASES}/{key[1]}")
+    assert mac.claimer.seen({key: lease}) == {key: lease}
+    assert mac.claimer.seen({}) == {}, "once seen, what is gone is gone"
+    mac.do(Move(Do.RELEASE, SLOT, uid, lease["metadata"]["resourceVersion"]))
+    assert mac.claimer.seen({key: lease}) == {}, "released, though the watch still shows it"
+    assert mac.claimer.seen({}) == {}
+
+
+def test_a_move_is_not_repeated_at_once(kube: Kube, uid: str) -> None:
+    mac = Asked(kube, "mac-a")
+    mac.do(Move(Do.CLAIM, SLOT, uid))
+    before = kube.requests
+    mac.claimer.want([Move(Do.CLAIM, SLOT, uid)])
+    assert not mac.claimer.busy
+    mac.do(Move(Do.CLAIM, ("default", "other", 0), uid))
+    assert kube.requests - before == 2, "the look for another agent, and the claim"
+
+
+def test_another_agent_that_lives_keeps_its_service(kube: Kube, uid: str) -> None:
+    def slice_of_agent(beat: str, address: str) -> None:
+        kube.apply(f"{SLICES}/tiny", {
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {"name": "tiny", "namespace": "default", "annotations": {"llmkube.ai/agent-heartbeat": beat},
+                         "labels": {"llmkube.ai/managed-by": "metal-agent"}},
+            "addressType": "IPv4", "endpoints": [{"addresses": [address]}],
+            "ports": [{"name": "http", "port": 1}],
+        }, "agent", force=True)  # fmt: skip
+
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    for beat, address, theirs in (
+        (now, "192.0.2.7", True), ("2026-01-01T00:00:00Z", "192.0.2.7", False), ("rubbish", "192.0.2.7", False),
+    ):
+        slice_of_agent(beat, address)
+        mac = Asked(kube, "mac-a")
+        mac.do(Move(Do.CLAIM, SLOT, uid))
+        assert (SLOT in claims(kube)) is not theirs, beat
+        assert bool(mac.claimer.foreign) is theirs
+        if not theirs:
+            kube.request("DELETE", f"{LEASES}/isvc-tiny-0")
+    kube.request("DELETE", f"{SLICES}/tiny")
+
+
+def test_a_right_that_is_missing_is_named_with_what_to_do(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kube = Kube(kubeconfig)
+    mac = Asked(kube, "mac-a")
+    uid = "u1"
+
+    def refuse(*_: object, **__: object) -> None:
+        raise KubeError(403, "Forbidden", 'cannot patch leases in namespace "default"; grant the verb')
+
+    monkeypatch.setattr(kube, "apply", refuse)
+    mac.do(Move(Do.CLAIM, SLOT, uid))
+    assert "cannot patch leases" in mac.claimer.error
+    assert "claims = off" in mac.claimer.error
+    monkeypatch.undo()
+    mac.do(Move(Do.CLAIM, SLOT, "u2"))
+    eventually(lambda: not mac.claimer.error, what="the trouble to pass")
+    kube.close()
