@@ -1,0 +1,100 @@
+"""What this Mac asks of the cluster: as much as changes, and next to nothing while nothing does."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import yaml
+
+from metal_supervisor.boundary.kube import Kube
+from tests.macs import LEASES, Mac, embedded_cluster, fleet
+from tests.system import ISVC, MODELS, SERVICES, SLICES, eventually, service
+
+EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
+HEARTBEAT = "llmkube.ai/agent-heartbeat"
+QUIET_S = 12.0
+
+
+def versions(kube: Kube) -> dict[str, tuple[str, str]]:
+    """Every object that we may write -> (its version, its heartbeat)."""
+    return {
+        f"{path}/{item['metadata']['name']}": (
+            item["metadata"]["resourceVersion"], (item["metadata"].get("annotations") or {}).get(HEARTBEAT, "")
+        )
+        for path in (ISVC, MODELS, SERVICES, SLICES, LEASES, EVENTS)
+        for item in kube.request("GET", path)["items"]
+    }
+
+
+def requests(mac: Mac) -> int:
+    """How many requests controller and sidecar have sent so far."""
+    told = json.loads((mac.state / "controller.json").read_text())
+    found = re.search(r"(?m)^metal_supervisor_api_requests_total (\S+)$", mac.fetch("/metrics")[1])
+    assert found
+    return int(told["cluster"]["requests"]) + int(float(found[1]))
+
+
+def test_while_nothing_happens_only_heartbeats_are_written(tmp_path: Path) -> None:
+    names = [f"svc-{index}" for index in range(4)]
+    with embedded_cluster(tmp_path) as kubeconfig, fleet(tmp_path, kubeconfig) as macs:
+        mac = macs.add("mac-a")
+        mac.apply(mac.tiny_model(), *(service(name) for name in names))
+        for name in names:
+            mac.ready(name)
+
+        def settled() -> bool:
+            before = versions(macs.kube)
+            time.sleep(1)
+            return {key for key, seen in versions(macs.kube).items() if seen != before.get(key)} <= {node_lease}
+
+        node_lease = f"{LEASES}/metal-mac-a"
+        eventually(settled, 30, "the last word of the start")
+        before, asked = versions(macs.kube), requests(mac)
+        # Controllers and sidecars look around meanwhile, and find what they know.
+        mac.supervisorctl("restart", "controller")
+        time.sleep(QUIET_S)
+        after = versions(macs.kube)
+        assert after.keys() == before.keys()
+        changed = {key for key in after if after[key] != before[key]}
+        beats = {key for key in changed if key.startswith(SLICES) and after[key][1] != before[key][1]}
+        assert changed - beats == {node_lease}, "the Mac's own Lease, and endpoints whose heartbeat was due"
+        # A list and a watch of three kinds for the new controller; two renewals; four heartbeats with their Service.
+        print(f"{requests(mac) - asked} requests in {QUIET_S:.0f} s with a restart of the controller")
+        assert requests(mac) - asked <= 6 + 2 + 8 + 2
+
+
+def test_a_hundred_services_at_once_are_placed_in_a_few_passes(tmp_path: Path) -> None:
+    """The engines are stand-ins that only stay alive: what is tried is deciding, claiming and placing."""
+    engine = tmp_path / "engine"
+    engine.write_text("#!/bin/sh\ncase $1 in --help) echo --model --alias --port ;; *) exec sleep 600 ;; esac\n")
+    engine.chmod(0o755)
+    names = [f"svc-{index:02}" for index in range(100)]
+    with embedded_cluster(tmp_path) as kubeconfig, fleet(tmp_path, kubeconfig) as macs:
+        mac = macs.add("mac-a", engine=engine)
+        log = mac.state / "log" / "controller.log"
+        mac.apply(mac.tiny_model())
+        asked = requests(mac)
+        mac.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(map(service, names)))
+
+        def placed() -> bool:
+            return sum(bool(row.pid) for name, row in mac.rpc.table().items() if "svc-" in name) == 100
+
+        def published() -> bool:
+            return sum(key.startswith(f"{SLICES}/svc-") for key in versions(macs.kube)) == 100
+
+        eventually(placed, 60, "all to be placed")
+        eventually(published, 60, "all to be published")
+        passes = [line for line in log.read_text().splitlines() if " pass " in line]
+        adds = [line.count("add default.svc-") for line in passes if "add default.svc-" in line]
+        assert sum(adds) == 100, "each is added once"
+        # kubectl applies one after another; what is there together is placed together.
+        assert len(adds) <= 30, adds
+        after = requests(mac)
+        # Claim and look for another agent; Service, look for a foreign one, slice, two looks for leftovers; status.
+        print(f"{len(adds)} passes, {(after - asked) / 100:.1f} requests a service")
+        assert after - asked <= 100 * 14, (after - asked) / 100
+        time.sleep(QUIET_S / 2)
+        assert requests(mac) - after <= 100 * 4, "requests grow with changes, not with time"
