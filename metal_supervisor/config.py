@@ -58,6 +58,8 @@ def _address(value: str) -> str | None:
 
 def _node_name(value: str) -> str | None:
     good = not value or re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?", value)
+    if value == "reaper":
+        return "must not be the name of the cluster's reaper"
     return None if good else "must be a name of lower-case letters, digits and dashes, at most 50"
 
 
@@ -117,6 +119,10 @@ class Settings:
     claims: str = _setting(
         "auto", "auto: Leases decide which Mac runs what, in a real cluster; off: this Mac runs everything.",
         _one_of("auto", "off"),
+    )
+    fleet_node: str = _setting(
+        "off", "on: also list this Mac among LLMKube Foreman's FleetNodes, as one that takes no tasks.",
+        _one_of("off", "on"),
     )
     lease_duration: float = _setting(
         40.0, "Seconds of silence after which peers take this Mac's services over.", _between(2, 3600)

@@ -102,12 +102,14 @@ def performance_cores() -> int | None:
 
 @lru_cache(maxsize=1)
 def capabilities() -> dict[str, str]:
-    """What a node Lease tells of this machine: chip and memory, as annotations."""
+    """What a node Lease tells of this machine: `chip`, and `memory` in bytes."""
     chip = _output("sysctl", "-n", "machdep.cpu.brand_string").strip() if sys.platform == "darwin" else ""
-    return {
-        "metal-supervisor.io/chip": chip or platform.machine(),
-        "metal-supervisor.io/memory": str(psutil.virtual_memory().total),
-    }
+    return {"chip": chip or platform.machine(), "memory": str(memory_bytes())}
+
+
+def memory_bytes() -> int:
+    """All of this machine's memory."""
+    return int(psutil.virtual_memory().total)
 
 
 def address_problem(address: str, allow_loopback: bool) -> str | None:
@@ -177,6 +179,26 @@ def flags_of(path: Path) -> frozenset[str]:
         if found:
             _known_flags[build] = found
     return found
+
+
+_known_versions: dict[tuple[Path, float], str] = {}
+
+
+def version_of(path: Path) -> str:
+    """The version a binary tells of itself, "" if it does not; asked once per build of it."""
+    try:
+        build = path, path.stat().st_mtime
+    except OSError:
+        return ""
+    if build not in _known_versions:
+        try:
+            done = subprocess.run([str(path), "--version"], capture_output=True, timeout=TIMEOUT_S)
+            text = (done.stdout + done.stderr).decode("utf-8", "replace")
+        except (OSError, subprocess.SubprocessError):
+            text = ""
+        found = re.search(r"version:?\s+v?([A-Za-z0-9][\w.+-]{0,60})", text)
+        _known_versions[build] = found[1] if found else ""
+    return _known_versions[build]
 
 
 def command_line(pid: int) -> list[str] | None:

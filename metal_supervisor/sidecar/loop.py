@@ -43,6 +43,7 @@ from metal_supervisor.core.types import (
     State,
 )
 from metal_supervisor.sidecar.board import Board, Row
+from metal_supervisor.sidecar.fleetnode import FleetNode
 from metal_supervisor.sidecar.membership import Membership, new_session
 from metal_supervisor.sidecar.probes import Finding, Prober, Target
 from metal_supervisor.sidecar.registrar import Around, Registrar
@@ -52,6 +53,7 @@ TICK_S = 15.0
 RETRY_S = 1.0
 LOG_LINES = 20
 WITHDRAW_ALL_S = 2.0
+ENGINES_EVERY_S = 60.0
 log = logging.getLogger("sidecar")
 
 
@@ -65,7 +67,9 @@ class Sidecar:
         self.node = host.node_name(directory.path, settings.node_name)
         self.board = Board(node=self.node)
         self.membership = Membership(kube, self.node, settings.lease_duration, self._session())
-        self.registrar = Registrar(kube, self.node, self.membership, self.wake, settings.embedded)
+        listed = settings.fleet_node == "on" and not settings.embedded
+        fleet_node = FleetNode(kube, self.node, host.memory_bytes()) if listed else None
+        self.registrar = Registrar(kube, self.node, self.membership, self.wake, settings.embedded, fleet_node)
         self.prober = Prober(self.wake)
         self.exits = ExitWatch(self._exited)
         self._dead: set[int] = set()
@@ -73,8 +77,21 @@ class Sidecar:
         self._reports: dict[Key, Report] = {}
         self._table: Mapping[str, ProgramState] = {}
         self._supervisord_since = 0.0
+        self._engines = ""
         self._leaving = threading.Event()
         self.addresses = AddressBook(kube, settings.host_ip, settings.embedded, self.wake)
+
+    def _know_engines(self) -> None:
+        """Keeps the engines of this Mac with their versions, `llama-server 7200`. A binary may take long to say so."""
+        while True:
+            found = ""
+            with contextlib.suppress(host.NoBinary):
+                path = host.find_binary(self.settings.llama_server, "llama-server", "")
+                found = f"llama-server {host.version_of(path)}".strip()
+            if found != self._engines:
+                self._engines = found
+                self.wake()
+            time.sleep(ENGINES_EVERY_S)
 
     def _renew_token(self) -> None:
         """Keeps this Mac's own token young, if it has one."""
@@ -110,7 +127,8 @@ class Sidecar:
         self.addresses.wait(RETRY_S)
         self.registrar.start()
         if not self.settings.embedded:
-            threading.Thread(target=self._renew_token, name="token", daemon=True).start()
+            for name, work in (("token", self._renew_token), ("engines", self._know_engines)):
+                threading.Thread(target=work, name=name, daemon=True).start()
         pause_s = 0.0
         while not stopped():
             self.bell.wait(pause_s)
@@ -322,7 +340,12 @@ class Sidecar:
 
     def _notes(self) -> dict[str, str]:
         """What the node Lease says of this Mac."""
-        notes = {**host.capabilities(), PREFIX + "version": __version__, PREFIX + "address": self.addresses.address}
+        notes = {
+            **{PREFIX + name: text for name, text in host.capabilities().items()},
+            PREFIX + "engines": self._engines,
+            PREFIX + "version": __version__,
+            PREFIX + "address": self.addresses.address,
+        }
         if self.state.cordoned():
             notes[UNSCHEDULABLE] = self.state.cordoned()
         return notes

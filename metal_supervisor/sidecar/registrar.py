@@ -18,6 +18,7 @@ from functools import partial
 from metal_supervisor.boundary.kube import Kube, KubeError
 from metal_supervisor.core.report import Happening
 from metal_supervisor.core.types import Key, Record
+from metal_supervisor.sidecar.fleetnode import FleetNode
 from metal_supervisor.sidecar.membership import Membership
 from metal_supervisor.sidecar.publisher import Published, Publisher
 from metal_supervisor.sidecar.statuses import Wanted, WantedModel
@@ -53,10 +54,17 @@ class Registrar(threading.Thread):
     """Keeps the cluster's objects in line with what it is given."""
 
     def __init__(
-        self, kube: Kube, node: str, membership: Membership, on_change: Callable[[], None], embedded: bool = False
+        self,
+        kube: Kube,
+        node: str,
+        membership: Membership,
+        on_change: Callable[[], None],
+        embedded: bool = False,
+        fleet_node: FleetNode | None = None,
     ) -> None:
         super().__init__(name="registrar", daemon=True)
         self._publisher = Publisher(kube, node, on_change, beside_others=not embedded)
+        self._fleet_node = fleet_node
         self._membership = membership
         self._around = Around()
         self._on_change = on_change
@@ -119,7 +127,8 @@ class Registrar(threading.Thread):
 
     def _due_at(self) -> float:
         """Monotonic time at which there will be something to write even if nothing changes."""
-        due_at = min(self._publisher.due_at(), self._membership.due_at(self._around.namespaces))
+        listed_at = self._fleet_node.due_at if self._fleet_node else float("inf")
+        due_at = min(listed_at, self._publisher.due_at(), self._membership.due_at(self._around.namespaces))
         if self._refused or self._around.cloned:  # due for long, and not to be had
             due_at = max(due_at, time.monotonic() + FORBIDDEN_PAUSE_S)
         return due_at
@@ -158,6 +167,9 @@ class Registrar(threading.Thread):
             self._attempt(None, partial(publish.statuses.service, want))
         for key, model in models.items() if around.operator is False else ():
             self._attempt(None, partial(publish.statuses.model, key, model))
+        if self._fleet_node is not None:
+            served = [want.record.model for want in wanted.values() if want.report.ready]
+            self._attempt(None, partial(self._fleet_node.write, served))
         for record, what in events:
             if not self._attempt(None, partial(publish.event, record, what)) and self._pass_failed:
                 self.tell(record, what)

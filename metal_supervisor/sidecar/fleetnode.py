@@ -1,0 +1,67 @@
+"""This Mac in LLMKube Foreman's list of nodes, if somebody wants to see it there.
+
+Foreman hands tasks to nodes that say they are Ready, and we run none. So this one says `Draining`: it is
+shown with its memory and its models, and nothing is ever sent to it. Off unless configured.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Sequence
+
+from metal_supervisor import __version__
+from metal_supervisor.boundary.kube import Kube
+from metal_supervisor.core.manifests import MANAGED_BY
+from metal_supervisor.core.types import Json
+from metal_supervisor.sidecar.statuses import now_seconds
+
+EVERY_S = 60.0
+API = "foreman.llmkube.dev/v1alpha1"
+GIB = 1 << 30
+
+
+def fleet_node(node: str, memory_bytes: int, models: Sequence[str], now: str) -> Json:
+    """The FleetNode of this Mac, status and all."""
+    return {
+        "apiVersion": API,
+        "kind": "FleetNode",
+        "metadata": {"name": node, "labels": {"app.kubernetes.io/managed-by": MANAGED_BY}},
+        "spec": {"nodeName": node},
+        "status": {
+            "phase": "Draining",
+            "agentKind": "metal-agent",
+            "agentVersion": __version__,
+            "os": platform.system().lower(),
+            "arch": platform.machine(),
+            "lastHeartbeatTime": now,
+            "capability": {
+                "accelerator": "metal",
+                "totalRAMGB": memory_bytes // GIB,
+                "installedModels": sorted(set(models)),
+            },
+        },
+    }
+
+
+class FleetNode:
+    """Keeps the FleetNode current. `write` may raise KubeError."""
+
+    def __init__(self, kube: Kube, node: str, memory_bytes: int) -> None:
+        self._kube, self._node, self._memory_bytes = kube, node, memory_bytes
+        self._written_at = float("-inf")
+
+    @property
+    def due_at(self) -> float:
+        """Monotonic time of the next heartbeat."""
+        return self._written_at + EVERY_S
+
+    def write(self, models: Sequence[str]) -> None:
+        """Writes it if it is due."""
+        if time.monotonic() < self.due_at:
+            return
+        whole = fleet_node(self._node, self._memory_bytes, models, now_seconds(self._kube))
+        path, manager = f"/apis/{API}/fleetnodes/{self._node}", f"metal/{self._node}"
+        self._kube.apply(path, {key: part for key, part in whole.items() if key != "status"}, manager)
+        self._kube.apply(f"{path}/status", {key: part for key, part in whole.items() if key != "spec"}, manager)
+        self._written_at = time.monotonic()
