@@ -185,6 +185,9 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
     if not is_metal(found):
         text = f'Model "{reference}" is not for a Mac: its spec.hardware.accelerator is not "{ACCELERATOR}"'
         raise Bad("NotMetal", text, keeps_running=False)
+    if resource["metadata"].get("deletionTimestamp"):
+        held = ", ".join(map(str, resource["metadata"].get("finalizers") or ["nothing any more"]))
+        raise Bad("Deleting", f"it is being deleted; its finalizers are waited for: {held}", keeps_running=False)
     try:
         model = read_model(found)
     except Bad as bad:
