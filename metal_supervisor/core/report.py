@@ -96,7 +96,9 @@ def _standing(record: Record, observed: Observed | None) -> tuple[str, str, str]
         named = colon and re.fullmatch(r"[A-Z][A-Za-z]+", reason)
         return ("Creating", reason, text) if named else ("Creating", "PublishFailed", observed.published)
     if observed and observed.ready and not record.withdraw:
-        return _whole(record, 1), "Serving", f"{record.runtime} serves {record.name} on port {record.port}"
+        text, phase = f"{record.runtime} serves {record.name} on port {record.port}", _whole(record, 1)
+        count = f"{1 + record.peers_ready} of {record.replicas} replicas are ready"
+        return phase, "Serving", text if phase == "Ready" else f"{text}; {count}: each takes a Mac of its own"
     return _creating(record, observed)
 
 
