@@ -18,6 +18,7 @@ WITHDRAW_WAIT_S = 2.0
 RESEND_AFTER_S = 1.0
 NOTE_GRACE_S = 2.0
 EXITED_GRACE_S = 2.0
+SETTLE_S = 1.0
 FIRST_RETRY_S, LONGEST_RETRY_S = 10.0, 300.0
 LOST = "supervisord lost track of the process; nothing is done to it"
 RELOAD = "supervisord has not seen its section yet"
@@ -163,6 +164,8 @@ def steps(
             result.append(_keep(name, want, state, note, now))
         elif state.state in (State.STARTING, State.RUNNING) and _in_flight(note, state):
             result.append(Step(Do.WAIT, name, "launcher has not said yet what it runs", 0.05))
+        elif state.state in (State.STARTING, State.RUNNING) and (left_s := _settles_s(note, now)):
+            result.append(Step(Do.WAIT, name, "it has only just been started; more changes may come", left_s))
         else:
             replace = Step(Do.REPLACE, name, "its spec changed")
             result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), replace, now))
@@ -173,6 +176,14 @@ def _in_flight(note: RunNote | None, state: ProgramState) -> bool:
     """True for the moments between a spawn and the launcher's note."""
     known = note is not None and note.launcher_pid == state.pid
     return not known and state.now - state.start < NOTE_GRACE_S
+
+
+def _settles_s(note: RunNote | None, now: float) -> float:
+    """How long an engine that was started a moment ago is left alone, so that many edits are few restarts; or 0."""
+    if note is None or len(note.starts) != 1:  # one that crashes is helped at once
+        return 0.0
+    left_s = note.starts[0] + SETTLE_S - now
+    return left_s if 0 < left_s <= SETTLE_S else 0.0
 
 
 def stopped_by_hand(
