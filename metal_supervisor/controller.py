@@ -8,12 +8,11 @@ controller finds everything in the state directory.
 
 from __future__ import annotations
 
-import json
 import logging
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from metal_supervisor import placement
@@ -23,10 +22,11 @@ from metal_supervisor.boundary.doorbell import Doorbell, ring
 from metal_supervisor.boundary.exits import ExitWatch
 from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.boundary.roam import Roamer
-from metal_supervisor.boundary.state import StateDir, StateError, write_atomic
+from metal_supervisor.boundary.state import StateDir, StateError
 from metal_supervisor.boundary.store import Store
 from metal_supervisor.boundary.supervisord import BrokenFile, Refused, Supervisord, Unavailable
 from metal_supervisor.boundary.watch import Reflector
+from metal_supervisor.bulletin import Bulletin, source_of
 from metal_supervisor.config import Settings
 from metal_supervisor.core import decide, mode, plan, resources
 from metal_supervisor.core.plan import Do, Step
@@ -50,7 +50,6 @@ from metal_supervisor.runtimes import RUNTIMES
 TICK_S = 15.0
 RETRY_S = 1.0
 SOONEST_S = 0.02
-REPORT_FORMAT = 1
 log = logging.getLogger("controller")
 
 
@@ -93,10 +92,10 @@ class Controller:
         self.wake = self.bell.ring
         found, bad = directory.records()
         self.records: dict[Key, Record] = {record.key: record for record in found.values()}
-        self.notices: list[dict[str, str]] = []
+        self.bulletin = Bulletin(settings, directory, kube)
         for program, reason in bad.items():
             directory.quarantine(directory.record_path(program), reason)
-            self._quarantined(f"{program}.json", reason)
+            self.bulletin.quarantined(f"{program}.json", reason)
         known = frozenset(record.uid for record in self.records.values())
         self.services = Reflector(kube, collection(settings, "inferenceservices"), self.wake, known)
         known = frozenset(record.model_uid for record in self.records.values() if record.model_uid)
@@ -106,8 +105,6 @@ class Controller:
         self.node = host.node_name(directory.path, settings.node_name)
         self.placement = Placement(settings, directory, kube, self.node, self.wake)
         self._placed = Placed({})
-        self._signs = mode.Signs(believed=self._believed_before())
-        self._operator: bool | None = None
         self._labels = placement.node_labels(settings, self.node, platform.system(), platform.machine())
         self.policy = resources.Policy(
             default_runtime=settings.runtime,
@@ -154,14 +151,14 @@ class Controller:
         """One pass; returns the seconds after which the next is worthwhile without a wake."""
         self.state.refresh_link()
         snapshot = self._snapshot()
-        self._look_for_operator(snapshot)
+        self.bulletin.look_for_operator(snapshot.services, snapshot.models)
         self._decide(snapshot)
         self._notice_hands(snapshot)
         # A spec before the record that names it, and both before the section: whatever is cut short can run.
         self.applier.write_specs(self.records.values(), self.lookout.specs)
         self._keep_records()
         self.applier.write_sections(self.records.values(), snapshot.complete)
-        diff = self.applier.reload(self._quarantined)
+        diff = self.applier.reload(self.bulletin.quarantined)
         steps = self.applier.plan(self.records.values(), snapshot.table, diff, snapshot.notes, snapshot.now)
         done = [step for step in steps if self._tried(step, snapshot)]
         self._settle(snapshot, steps)
@@ -173,7 +170,7 @@ class Controller:
         later = [step.again_in_s for step in steps if step.do is Do.WAIT]
         if self._placed.again_in_s is not None:
             later.append(self._placed.again_in_s)
-        if self._operator is None and snapshot.services is not None:
+        if self.bulletin.operator is None and snapshot.services is not None:
             later.append(mode.UNDECIDED_S)
         return min([TICK_S, *(max(SOONEST_S, pause_s) for pause_s in later)])
 
@@ -253,7 +250,7 @@ class Controller:
         for key, item in found.items():
             misfit = placement.unplaced(written[key], self._labels)
             if not self.settings.embedded:
-                if not misfit and not (isinstance(item, Rejected) and item.reason == "NotMetal"):
+                if not misfit and not self._nobodys(item):
                     result[key] = item
             elif misfit:
                 text = f"{misfit}, which this Mac does not have; change it, or set --node-labels"
@@ -261,6 +258,13 @@ class Controller:
             else:
                 result[key] = item
         return result
+
+    def _nobodys(self, item: Service | Rejected) -> bool:
+        """Whether a service is not known to be for any Mac: what is not metal, or has no Model and never ran here."""
+        if not isinstance(item, Rejected):
+            return False
+        strange = item.key not in self.records and self.bulletin.operator is not False
+        return item.reason == "NotMetal" or (item.reason == "ModelNotFound" and strange)
 
     def _refused_by_runtime(
         self, found: Mapping[Key, Service | Rejected], written: Mapping[Key, Json]
@@ -288,31 +292,6 @@ class Controller:
         changed = [self.state.write_record(record) for record in self.records.values()]
         if any(changed):
             ring(self.state.path, "sidecar")
-
-    def _quarantined(self, name: str, reason: str) -> None:
-        log.warning("file quarantined", extra={"file": name, "reason": reason})
-        self.notices = [*self.notices[-19:], {"name": name, "reason": reason}]
-
-    def _believed_before(self) -> bool | None:
-        """What the controller before this one knew of the operator: a restart must not change who writes what."""
-        try:
-            told = json.loads((self.state.path / "controller.json").read_text("utf-8"))["cluster"]["operator"]
-        except (OSError, ValueError, LookupError, TypeError):
-            return None
-        return told if isinstance(told, bool) else None
-
-    def _look_for_operator(self, snapshot: Snapshot) -> None:
-        """Notes whether LLMKube's operator writes status here; the sidecar then leaves it the rest."""
-        if self.settings.embedded and self.settings.status_mode == "auto":
-            self._operator = False
-            return
-        if snapshot.services is not None:
-            now, items = time.monotonic(), [*snapshot.services.values(), *snapshot.models.values()]
-            self._signs = mode.look(self._signs, items, now, time.time() + self.kube.clock_offset_s)
-        present = mode.operator_present(self.settings.status_mode, self._signs, time.monotonic())
-        if present is not None and present != self._operator:
-            log.info("status", extra={"mode": "operator" if present else "standalone"})
-        self._operator = present
 
     def _tried(self, step: Step, snapshot: Snapshot) -> bool:
         """Carries one step out; one that supervisord refuses must not keep the others from being done."""
@@ -378,39 +357,10 @@ class Controller:
         sentence = "; ".join(f"{step.do.value} {step.program}: {step.why}" for step in done)
         if sentence:
             log.info("pass", extra={"did": sentence})
-        trouble = self.services.seen.error or self.models.seen.error or self.placement.error
-        body = {
-            "format": REPORT_FORMAT,
-            "at": snapshot.now,
-            "did": sentence or "nothing to do",
-            "cluster": {
-                "server": self.kube.server_name,
-                "synced": snapshot.services is not None,
-                "error": trouble,
-                "doubtful": bool(self.services.seen.doubtful_until),
-                "reconnects": self.services.reconnects + self.models.reconnects,
-                "requests": self.kube.requests,
-                "operator": self._operator,
-                "cloned": placement.CLONED if self.placement.cloned else "",
-            },
-            "silent": [list(where) for where in self._placed.silent],
-            "elsewhere": {".".join(key): why for key, why in self.placement.foreign().items()},
-            "models": {"/".join(key): self._model_row(item) for key, item in snapshot.models.items()},
-            "notices": self.notices,
-        }
-        if write_atomic(self.state.path / "controller.json", json.dumps(body, indent=1), durable=False):
-            ring(self.state.path, "sidecar")
+        watches, placing = (self.services, self.models), (self.placement, self._placed)
+        self.bulletin.publish(snapshot.now, sentence, watches, snapshot.models, self._file_of, placing)
 
-    def _model_row(self, item: Json) -> Json:
-        """What the sidecar needs to write a Model's status."""
-        metadata, spec = item["metadata"], item.get("spec")
-        source = spec.get("source") if isinstance(spec, dict) else ""
-        source = source.strip() if isinstance(source, str) else ""
-        used = any(record.model == metadata["name"] for record in self.records.values())
-        return {
-            "uid": metadata.get("uid", ""),
-            "generation": metadata.get("generation", 0),
-            "metal": resources.is_metal(item),
-            "source": source,
-            "file": asdict(self.store.state(source) if used else ModelFile("Pending")),
-        }
+    def _file_of(self, model: Json) -> ModelFile:
+        """Where a Model's file stands on this Mac; one that nothing here uses is not looked for."""
+        used = any(record.model == model["metadata"]["name"] for record in self.records.values())
+        return self.store.state(source_of(model)) if used else ModelFile("Pending")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import discovery, openapi, protobuf
+from . import discovery, openapi, protobuf, swagger
 from .codec import decode_body, decode_object, encode
 from .errors import ApiError, Json, expired, forbidden, no_such_path, not_found, unknown_format
 from .faults import Call
@@ -91,6 +91,9 @@ class Dispatcher:
         if path in ("/api", "/apis") and form.kind == "discovery":
             body = discovery.aggregated(registry, core=path == "/api")
             return Answer(200, encode(body), discovery.AGGREGATED)
+        if path == "/openapi/v2":
+            content, content_type = swagger.answer(registry, request.headers.get("accept", ""))
+            return Answer(200, content, content_type, {"Vary": "Accept"})
         return Answer(200, encode(self._document_body(path, request)))
 
     def _document_body(self, path: str, request: Request) -> Json:
@@ -98,7 +101,9 @@ class Dispatcher:
         if path == "/version":
             return discovery.VERSION
         if path == "/":
-            return {"paths": ["/api", "/apis", "/healthz", "/livez", "/openapi/v3", "/readyz", "/version"]}
+            return {
+                "paths": ["/api", "/apis", "/healthz", "/livez", "/openapi/v2", "/openapi/v3", "/readyz", "/version"]
+            }
         if path == "/api":
             return discovery.core_versions(request.headers.get("host", ""))
         if path == "/apis":

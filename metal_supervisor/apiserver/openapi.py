@@ -17,6 +17,8 @@ _OBJECT_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 _LIST_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta"
 _REF = "#/components/schemas/"
 
+INFO: Json = {"title": "metal-supervisor", "version": "v1.36.0"}
+
 _META_SCHEMAS: Json = {
     _OBJECT_META: {
         "type": "object",
@@ -101,12 +103,12 @@ _META_SCHEMAS: Json = {
 
 def index(registry: Registry) -> Json:
     """`/openapi/v3`: where the document of each group and version is."""
-    paths: Json = {}
+    places: Json = {}
     for group, version in _group_versions(registry):
         place = f"apis/{group}/{version}" if group else f"api/{version}"
         digest = hashlib.sha256(encode(document(registry, group, version))).hexdigest()[:32]
-        paths[place] = {"serverRelativeURL": f"/openapi/v3/{place}?hash={digest}"}
-    return {"paths": paths}
+        places[place] = {"serverRelativeURL": f"/openapi/v3/{place}?hash={digest}"}
+    return {"paths": places}
 
 
 def _group_versions(registry: Registry) -> list[tuple[str, str]]:
@@ -119,14 +121,13 @@ def document(registry: Registry, group: str, version: str) -> Json:
     if not members:
         raise no_such_path()
     schemas: Json = clone(_META_SCHEMAS)
-    paths: Json = {}
+    found: Json = {}
     for resource in members:
         name = _schema_name(resource)
         schemas[name] = _object_schema(resource)
         schemas[name + "List"] = _list_schema(resource, name)
-        paths |= _paths(resource, name)
-    info = {"title": "metal-supervisor", "version": "v1.36.0"}
-    return {"openapi": "3.0.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
+        found |= paths(resource)
+    return {"openapi": "3.0.0", "info": INFO, "paths": found, "components": {"schemas": schemas}}
 
 
 def _schema_name(resource: Resource) -> str:
@@ -171,24 +172,23 @@ def _list_schema(resource: Resource, name: str) -> Json:
     }
 
 
-def _paths(resource: Resource, name: str) -> Json:
+def paths(resource: Resource) -> Json:
+    """The paths of a resource, and what may be done there."""
+    name = _schema_name(resource)
     root = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
     base = root + ("/namespaces/{namespace}" if resource.namespaced else "") + f"/{resource.plural}"
     write = [_query(parameter) for parameter in ("dryRun", "fieldManager", "fieldValidation")]
-    paths: Json = {
-        base: {
-            "get": _operation(resource, name + "List", "list", []),
-            "post": _operation(resource, name, "post", write),
-        }
-    }
+    found: Json = {base: {"post": _operation(resource, name, "post", write)}}
+    if "list" in resource.verbs:
+        found[base]["get"] = _operation(resource, name + "List", "list", [])
     if "get" in resource.verbs:
-        paths[base + "/{name}"] = {
+        found[base + "/{name}"] = {
             "get": _operation(resource, name, "get", []),
             "put": _operation(resource, name, "put", write),
             "patch": _operation(resource, name, "patch", [*write, _query("force", "boolean")]),
             "delete": _operation(resource, name, "delete", []),
         }
-    return paths
+    return found
 
 
 def _query(name: str, kind: str = "string") -> Json:

@@ -1,0 +1,118 @@
+"""The controller's own report, `controller.json`: what it did, and what it knows that the sidecar does not.
+
+The sidecar writes to the cluster and answers over HTTP, but does not watch: whether LLMKube's operator is
+there, which Macs fell silent, what Models exist and where their files stand, it learns from here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+
+from metal_supervisor import placement
+from metal_supervisor.boundary.doorbell import ring
+from metal_supervisor.boundary.kube import Kube
+from metal_supervisor.boundary.state import StateDir, write_atomic
+from metal_supervisor.boundary.watch import Reflector
+from metal_supervisor.config import Settings
+from metal_supervisor.core import mode, resources
+from metal_supervisor.core.types import Json, Key, ModelFile
+from metal_supervisor.placement import Placed, Placement
+
+FILE = "controller.json"
+FORMAT = 1
+MOST_NOTICES = 20
+log = logging.getLogger("controller")
+
+
+class Bulletin:
+    """Writes the report, and remembers what only it needs."""
+
+    def __init__(self, settings: Settings, directory: StateDir, kube: Kube) -> None:
+        self._settings, self._state, self._kube = settings, directory, kube
+        self._notices: list[dict[str, str]] = []
+        self._signs = mode.Signs(believed=self._believed_before())
+        self.operator: bool | None = None
+        """Whether LLMKube's operator writes status here; None while that is not known."""
+
+    def quarantined(self, name: str, reason: str) -> None:
+        """Notes a file that was put aside."""
+        log.warning("file quarantined", extra={"file": name, "reason": reason})
+        self._notices = [*self._notices[1 - MOST_NOTICES :], {"name": name, "reason": reason}]
+
+    def _believed_before(self) -> bool | None:
+        """What the controller before this one knew of the operator: a restart must not change who writes what."""
+        try:
+            told = json.loads((self._state.path / FILE).read_text("utf-8"))["cluster"]["operator"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+        return told if isinstance(told, bool) else None
+
+    def look_for_operator(self, services: Mapping[Key, Json] | None, models: Mapping[Key, Json]) -> None:
+        """Notes whether LLMKube's operator writes status here; the sidecar then leaves it the rest."""
+        if self._settings.embedded and self._settings.status_mode == "auto":
+            self.operator = False
+            return
+        if services is not None:
+            items = [*services.values(), *models.values()]
+            server_now = time.time() + self._kube.clock_offset_s
+            self._signs = mode.look(self._signs, items, time.monotonic(), server_now)
+        present = mode.operator_present(self._settings.status_mode, self._signs, time.monotonic())
+        if present is not None and present != self.operator:
+            log.info("status", extra={"mode": "operator" if present else "standalone"})
+        self.operator = present
+
+    def publish(
+        self,
+        now: float,
+        did: str,
+        watches: Sequence[Reflector],
+        models: Mapping[Key, Json],
+        file_of: Callable[[Json], ModelFile],
+        placing: tuple[Placement, Placed],
+    ) -> None:
+        """Writes the report; `file_of` tells where a Model's file stands on this Mac."""
+        placer, placed = placing
+        body = {
+            "format": FORMAT,
+            "at": now,
+            "did": did or "nothing to do",
+            "cluster": {
+                "server": self._kube.server_name,
+                "synced": all(each.seen.synced for each in watches),
+                "error": next((each.seen.error for each in watches if each.seen.error), placer.error),
+                "doubtful": any(each.seen.doubtful_until for each in watches),
+                "reconnects": sum(each.reconnects for each in watches),
+                "requests": self._kube.requests,
+                "operator": self.operator,
+                "cloned": placement.CLONED if placer.cloned else "",
+            },
+            "silent": [list(where) for where in placed.silent],
+            "elsewhere": {".".join(key): why for key, why in placer.foreign().items()},
+            "models": {"/".join(key): _model_row(item, file_of(item)) for key, item in models.items()},
+            "notices": self._notices,
+        }
+        if write_atomic(self._state.path / FILE, json.dumps(body, indent=1), durable=False):
+            ring(self._state.path, "sidecar")
+
+
+def _model_row(item: Json, file: ModelFile) -> Json:
+    """What the sidecar needs to write a Model's status."""
+    metadata = item["metadata"]
+    return {
+        "uid": metadata.get("uid", ""),
+        "generation": metadata.get("generation", 0),
+        "metal": resources.is_metal(item),
+        "source": source_of(item),
+        "file": asdict(file),
+    }
+
+
+def source_of(item: Json) -> str:
+    """`spec.source` of a Model, "" if it has none that can be read."""
+    spec = item.get("spec")
+    source = spec.get("source") if isinstance(spec, dict) else ""
+    return source.strip() if isinstance(source, str) else ""
