@@ -90,6 +90,7 @@ class Bulletin:
                 "operator": self.operator,
                 "cloned": placement.CLONED if placer.cloned else "",
             },
+            "namespaces": sorted(placed.namespaces),
             "silent": [list(where) for where in placed.silent],
             "elsewhere": {".".join(key): why for key, why in placer.foreign().items()},
             "models": {"/".join(key): _model_row(item, file_of(item)) for key, item in models.items()},

@@ -37,6 +37,8 @@ class Placed:
     claims: Mapping[SlotId, claims.Claim] = field(default_factory=dict)
     lives: Mapping[tuple[str, str], Life] = field(default_factory=dict)
     again_in_s: float | None = None
+    namespaces: frozenset[str] = frozenset()
+    """Where there is something that could be this Mac's: there it shows that it lives."""
     silent: Collection[tuple[str, str]] = ()
     """(namespace, node) of Macs whose endpoints have to be taken out for them."""
 
@@ -83,7 +85,7 @@ class Placement:
     ) -> Placed:
         """What of `found` is this Mac's. `ready` says what serves here; `delay_s` how soon to offer for one."""
         if not self.on:
-            return Placed(dict.fromkeys(found, 0))
+            return Placed(dict.fromkeys(found, 0), namespaces=frozenset(key[0] for key in found))
         if not self._leases.seen.synced:
             return Placed({}, known=False)
         now = time.monotonic()
@@ -103,7 +105,8 @@ class Placement:
         self._waiting = decision.waiting
         self._claimer.want(() if self.cloned else decision.moves)
         silent = claims.silent(lives, self._node)
-        return Placed(decision.mine, True, held, lives, decision.again_in_s, silent)
+        where = frozenset(key[0] for key in found)
+        return Placed(decision.mine, True, held, lives, decision.again_in_s, where, silent)
 
     def peers_ready(self, placed: Placed, item: Service | Rejected) -> int:
         """How many of a service's replicas other Macs serve."""

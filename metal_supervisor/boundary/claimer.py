@@ -19,7 +19,7 @@ from metal_supervisor.core.claims import Do, Move, SlotId
 from metal_supervisor.core.resources import service_name
 from metal_supervisor.core.types import Json, Key
 
-SAME_AGAIN_S, FOREIGN_AGAIN_S, PAUSE_S = 5.0, 60.0, 1.0
+SAME_AGAIN_S, FOREIGN_AGAIN_S, PAUSE_S, ANSWER_HOLDS_S = 5.0, 60.0, 1.0, 30.0
 log = logging.getLogger("controller")
 
 
@@ -45,8 +45,8 @@ class Claimer(threading.Thread):
         self._lock = threading.Lock()
         self._moves: Sequence[Move] = ()
         self._tried: dict[SlotId, tuple[Move, float]] = {}
-        self._answers: dict[Key, tuple[str, Json | None]] = {}
-        """Lease -> (its version, itself) as answered to us; None once deleted."""
+        self._answers: dict[Key, tuple[str, Json | None, float]] = {}
+        """Lease -> (its version, itself, monotonic time) as answered to us; None once deleted."""
         self.error = ""
         self.busy = False
         self.foreign: dict[Key, str] = {}
@@ -70,23 +70,20 @@ class Claimer(threading.Thread):
     def seen(self, leases: Mapping[Key, Json]) -> Mapping[Key, Json]:
         """The watched Leases, with what was answered to us and is newer."""
         with self._lock:
-            for key, (version, answer) in list(self._answers.items()):
+            now = time.monotonic()
+            for key, (version, answer, at) in list(self._answers.items()):
                 found = leases.get(key)
                 caught_up = found is None if answer is None else found is not None
-                if caught_up and (found is None or _is_newer(found["metadata"]["resourceVersion"], version)):
+                confirmed = caught_up and (found is None or _is_newer(found["metadata"]["resourceVersion"], version))
+                if confirmed or now - at > ANSWER_HOLDS_S:  # a rebuilt cluster never gets as far as the old one was
                     del self._answers[key]
             if not self._answers:
                 return leases
-            merged = {**leases, **{key: lease for key, (_, lease) in self._answers.items() if lease is not None}}
-            for key, (_, lease) in self._answers.items():
+            merged = {**leases, **{key: lease for key, (_, lease, _) in self._answers.items() if lease is not None}}
+            for key, (_, lease, _) in self._answers.items():
                 if lease is None:
                     merged.pop(key, None)
             return merged
-
-    def forget(self) -> None:
-        """Drops answers that no watch will ever confirm, e.g. after the cluster was rebuilt."""
-        with self._lock:
-            self._answers.clear()
 
     def run(self) -> None:
         while True:
@@ -125,8 +122,8 @@ class Claimer(threading.Thread):
                 first = move.do is Do.CLAIM
                 answer = self._kube.apply(_path(namespace, name), body, f"metal/{self._node}", force=not first)
         except KubeError as error:
-            self._remember(move)
             if error.code in (404, 409, 422):
+                self._remember(move)
                 log.info("claim refused", extra={"service": service, "slot": index, "why": str(error)})
                 return True
             self._failed(error)
@@ -135,7 +132,7 @@ class Claimer(threading.Thread):
         self.error = ""
         version = answer["metadata"]["resourceVersion"] if answer else move.version
         with self._lock:
-            self._answers[namespace, name] = version, answer
+            self._answers[namespace, name] = version, answer, time.monotonic()
         if move.do is not Do.UPDATE:
             log.info("claim", extra={"did": move.do.value, "service": service, "slot": index})
         return True

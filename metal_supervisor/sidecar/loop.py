@@ -327,7 +327,7 @@ class Sidecar:
             return Around()
         cluster: Json = told["cluster"] if isinstance(told.get("cluster"), dict) else {}
         watched = self.settings.namespace
-        where = {watched} if watched else {row.record.namespace for row in rows}
+        where = {watched} if watched else {row.record.namespace for row in rows} | set(told.get("namespaces") or [])
         silent = [tuple(each) for each in told.get("silent") or [] if isinstance(each, list) and len(each) == 2]
         operator = cluster.get("operator")
         return Around(

@@ -20,6 +20,9 @@ from metal_supervisor.core.types import Json, Key, ModelFile, Record, Standing
 
 CLEAR_AFTER_S = (2.0, 60.0)
 """How long after a service got ready a leftover is looked for: the operator may be late once."""
+NUDGE_AFTER_S = 1.0
+"""Long enough for the operator's own copy of the slices to be current."""
+NUDGE = "metal-supervisor.io/changed"
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class _Written:
     scheduling: tuple[str, str] | None = None
     clear_at: list[float] = field(default_factory=list)
     """Monotonic times at which to look for a leftover."""
+    nudge_at: list[float] = field(default_factory=list)
+    """Monotonic times at which to make the operator look at a service whose slices it cannot map back."""
     ready: bool = False
     beside: bool = False
     """Written as beside the operator; until then we may own more of it than our condition."""
@@ -102,7 +107,8 @@ class Statuses:
 
     def due_at(self) -> float:
         """Monotonic time at which there is something to write even if nothing changes."""
-        return min((at for written in self._services.values() for at in written.clear_at), default=float("inf"))
+        times = (at for each in self._services.values() for at in (*each.clear_at, *each.nudge_at))
+        return min(times, default=float("inf"))
 
     def service(self, want: Wanted) -> None:
         """The status of one InferenceService, by the Mac that speaks for it."""
@@ -139,6 +145,8 @@ class Statuses:
             written.clear_at = [now + after_s for after_s in CLEAR_AFTER_S]
         elif not want.report.ready:
             written.clear_at = []
+        if want.report.ready != written.ready and "." in want.record.name:
+            written.nudge_at = [now + NUDGE_AFTER_S]
         written.ready = want.report.ready
         verdict = want.report.scheduling if want.report.reason != "Loading" else None
         if verdict is not None and verdict != written.scheduling:
@@ -148,6 +156,15 @@ class Statuses:
             if (self._kube.request("GET", path).get("status") or {}).get("schedulingStatus"):
                 self._merge(path, {"schedulingStatus": None, "schedulingMessage": None})
             written.clear_at.pop(0)
+        if written.nudge_at and now >= written.nudge_at[0] and want.record.endpoint:
+            self._nudge(want.record.namespace, want.record.endpoint.service)
+            written.nudge_at.pop(0)
+
+    def _nudge(self, namespace: str, service: str) -> None:
+        """Changes the Service a little: the operator knows its owner, but looks for slices under a name with dashes."""
+        body = {"metadata": {"annotations": {NUDGE: now_micro()}}}
+        path = f"/api/v1/namespaces/{namespace}/services/{service}"
+        self._kube.request("PATCH", path, {"fieldManager": manifests.MANAGED_BY}, body, MERGE)
 
     def _merge(self, path: str, status: Json) -> None:
         self._kube.request("PATCH", path + "/status", {"fieldManager": manifests.MANAGED_BY}, {"status": status}, MERGE)

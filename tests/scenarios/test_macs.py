@@ -84,6 +84,19 @@ def test_a_mac_that_loses_power_is_taken_out_and_its_slot_moves(macs: Fleet) -> 
         eventually(lambda name=name: macs.mac(victim).pid(name) == 0, 30, "no second engine")
 
 
+def test_a_mac_that_serves_nothing_in_a_namespace_can_take_over_there(tmp_path: Path) -> None:
+    """With all namespaces watched each Mac shows that it lives wherever there is something it could serve."""
+    flags = ("--lease-duration", str(TTL_S), "--namespace", "")
+    with embedded_cluster(tmp_path) as kubeconfig, fleet(tmp_path, kubeconfig, *flags) as found:
+        first = found.add("mac-a")
+        first.apply(first.tiny_model(), service("tiny"))
+        eventually(lambda: found.ready() == ["mac-a"], 40, "it to serve")
+        second = found.add("mac-b")
+        eventually(lambda: second.maybe(f"{LEASES}/metal-mac-b"), what="the other Mac to show itself")
+        lose(found, "mac-a")
+        eventually(lambda: found.ready() == ["mac-b"], TTL_S + 30, "it to serve there")
+
+
 def test_a_mac_that_stops_in_order_hands_over_at_once(macs: Fleet) -> None:
     first = macs.macs[0]
     first.apply(first.tiny_model(), service("tiny"))

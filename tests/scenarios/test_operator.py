@@ -92,6 +92,15 @@ def test_a_dotted_name_reaches_the_operator_and_the_cluster(beside: tuple[Mac, O
     assert made is not None
     assert made["metadata"]["labels"]["kubernetes.io/service-name"] == "qwen2-5-7b"
 
+    def nudged() -> str:
+        notes = mac.get("/api/v1/namespaces/default/services/qwen2-5-7b")["metadata"]["annotations"]
+        return str(notes.get("metal-supervisor.io/changed", ""))
+
+    # The operator finds the owner of a changed Service, but not that of a slice of such a name.
+    first = eventually(nudged, what="the Service to be touched once it is ready")
+    mac.supervisorctl("stop", "default.qwen2.5-7b")
+    eventually(lambda: nudged() != first, what="the Service to be touched once it is not")
+
 
 def test_an_operator_that_comes_later_is_given_its_part(tmp_path: Path) -> None:
     with embedded_cluster(tmp_path) as kubeconfig, fleet(tmp_path, kubeconfig) as macs:
