@@ -55,6 +55,8 @@ class Claimer(threading.Thread):
     def want(self, moves: Sequence[Move]) -> None:
         """What to ask for now; replaces what was not yet asked for."""
         with self._lock:
+            if not moves:
+                self.error = ""  # what is not asked for is not refused
             now = time.monotonic()
             fresh = [move for move in moves if not self._tried_lately(move, now)]
             self._moves = fresh

@@ -197,7 +197,9 @@ class Publisher:
                     self._kube.request("DELETE", path, None, {"preconditions": {"uid": uid}})
                     log.info("removed what another agent left", extra={"object": path})
             except KubeError as error:
-                if error.code not in (403, 404, 409):
+                if error.code == 403:  # what serves must not wait for what only tidies up
+                    log.warning("what another agent may have left stays", extra={"error": str(error)})
+                elif error.code not in (404, 409):
                     raise
 
     def forget_slices(self) -> None:
@@ -210,7 +212,7 @@ class Publisher:
         """Takes this Mac's slice out; the Service stays, and with it its address."""
         if record.endpoint is None:
             return
-        name = manifests.slice_name(record.endpoint.service, self._node)
+        name = manifests.slice_name(record.endpoint.service, self._node, record.ordinal)
         self._delete(_slice_path(record.namespace, name))
         done.slice, done.slice_name, done.heartbeat_at = None, name, 0.0
 
@@ -245,9 +247,9 @@ class Publisher:
     def resync(self, wanted: Mapping[Key, Wanted]) -> None:
         """Finds slices of ours that nobody wants any more, and looks at everything anew."""
         names = {
-            (want.record.namespace, manifests.slice_name(want.record.endpoint.service, self._node))
+            (each.namespace, manifests.slice_name(each.endpoint.service, self._node, each.ordinal))
             for want in wanted.values()
-            if want.report.wants_slice and want.record.endpoint
+            if want.report.wants_slice and (each := want.record).endpoint
         }
         for namespace in _namespaces(wanted):
             path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
