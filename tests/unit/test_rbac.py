@@ -42,7 +42,7 @@ def test_the_role_lets_the_agent_do_its_work_and_nothing_else() -> None:
         ("inference.llmkube.dev", "models/status"): "patch",
         ("", "services"): "get create patch",
         ("discovery.k8s.io", "endpointslices"): "get list create patch delete",
-        ("coordination.k8s.io", "leases"): "get list watch create patch delete",
+        ("coordination.k8s.io", "leases"): "list watch create patch delete",
         ("events.k8s.io", "events"): "get create patch",
         ("", "endpoints"): "get delete",
     }
