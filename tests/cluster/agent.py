@@ -6,6 +6,7 @@ The helpers of tests/system.py and tests/macs.py speak of the namespace `default
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ import psutil
 from metal_supervisor.boundary.kube import Kube, KubeError
 from tests.cluster.server import KubeCluster
 from tests.macs import Fleet, Mac
-from tests.system import ISVC, MODELS, SERVICES, SLICES
+from tests.system import SLICES
 
 Object = dict[str, Any]
 Right = tuple[str, str, str]
@@ -100,10 +101,12 @@ class AgentMac(Mac):
             text += (self.state / "log" / f"{name}.log").read_bytes()[(since or {}).get(name, 0) :]
         return text.decode(errors="replace")
 
-    def remove_all(self) -> None:
-        """Leaves nothing of ours in the namespace, but what is left to the garbage collector."""
-        for path in (ISVC, MODELS):
-            self.kube.request("DELETE", path)
+    def get_engine(self, port: int) -> int:
+        """What the engine on a port of this machine answers when it is asked for its health."""
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        with contextlib.closing(connection):
+            connection.request("GET", "/health")
+            return connection.getresponse().status
 
 
 class AgentFleet(Fleet):
@@ -147,10 +150,10 @@ def show(fleet: AgentFleet) -> None:
                 sys.stderr.write(f"── {mac.name} {name} ──\n{path.read_text(errors='replace')[-3000:]}\n")
 
 
-def lose(mac: Mac) -> None:
-    """A power cut: nothing of this Mac runs on, and nobody was told."""
+def lose(mac: Mac) -> float:
+    """A power cut: nothing of this Mac runs on, and nobody was told. Returns its moment (monotonic)."""
     assert mac.process is not None
-    found = mac.processes()
+    found, at = mac.processes(), time.monotonic()
     for signum in (signal.SIGSTOP, signal.SIGKILL):  # all at once: no part may see another one end
         for process in found:
             with contextlib.suppress(ProcessLookupError):
@@ -158,6 +161,7 @@ def lose(mac: Mac) -> None:
     mac.process.wait(10)
     psutil.wait_procs(found, 10)
     mac.process = None
+    return at
 
 
 class Sampler:
@@ -254,9 +258,3 @@ def refused(events: list[Object]) -> list[str]:
         if each.get("responseStatus", {}).get("code") in (401, 403)
         or each.get("annotations", {}).get("authorization.k8s.io/decision") == "forbid"
     ]
-
-
-__all__ = [
-    "ISVC", "MODELS", "SERVICES", "SLICES", "AgentFleet", "AgentMac", "AuditedCluster", "OwnKube", "Sampler", "agents",
-    "lose", "refused", "rights_used", "show",
-]

@@ -24,22 +24,10 @@ import yaml
 
 from metal_supervisor.accounts import Renewal
 from metal_supervisor.boundary.kube import MERGE, Kube
-from tests.cluster.agent import (
-    ISVC,
-    MODELS,
-    SERVICES,
-    SLICES,
-    AgentFleet,
-    AgentMac,
-    AuditedCluster,
-    OwnKube,
-    refused,
-    rights_used,
-    show,
-)
+from tests.cluster.agent import AgentFleet, AgentMac, AuditedCluster, OwnKube, refused, rights_used, show
 from tests.cluster.server import ROOT, crd_directory
 from tests.macs import LEASES
-from tests.system import eventually, kill, model, service
+from tests.system import ISVC, MODELS, SERVICES, SLICES, eventually, kill, model, service
 
 RBAC = ROOT / "conf" / "rbac"
 SPACE, NODE = "llm", "mac-a"
