@@ -110,11 +110,13 @@ def in_scope(paths: dict[Path, Any], subresource: str, has_status: bool) -> dict
 
 
 def apply(
-    schema: Json, live: Json, applied: Json, manager: Manager, *, force: bool, has_status: bool
-) -> tuple[Json, Entries]:
+    schema: Json, live: Json, applied: Json, manager: Manager, *, force: bool, has_status: bool,
+    yielding: frozenset[Path] = frozenset(),
+) -> tuple[Json, Entries]:  # fmt: skip
     """`live` with a manager's declaration put over it, and the new ownership.
 
-    Raises ApiError 409 with one cause per contested field. The declaration fits the schema (`typed.check`).
+    Raises ApiError 409 with one cause per contested field, unless all those are `yielding`: there to be taken, whoever
+    owns them. The declaration fits the schema (`typed.check`).
     """
     entries = read_entries(live)
     declared = in_scope(leaves(schema, applied), manager.subresource, has_status)
@@ -127,8 +129,9 @@ def apply(
         if entry.manager.identity != manager.identity
         for path in sorted(changed & entry.paths)
     ]
-    if contested and not force:
-        raise _conflict(contested)
+    defended = [(entry, path) for entry, path in contested if path not in yielding]
+    if defended and not force:
+        raise _conflict(defended)
     for entry, path in contested:
         owner = entries[entry.manager.identity]
         entries[entry.manager.identity] = replace(owner, paths=owner.paths - {path})

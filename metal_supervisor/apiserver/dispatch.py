@@ -30,6 +30,15 @@ from .watch import Subscription, check_query
 
 _JSON = "application/json"
 _HEALTH = ("/healthz", "/livez", "/readyz")
+_REVIEWS: dict[str, Json] = {
+    "SelfSubjectAccessReview": {"allowed": True},
+    "SelfSubjectRulesReview": {
+        "resourceRules": [{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}],
+        "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["*"]}],
+        "incomplete": False,
+    },
+}
+"""Status of these kinds. There is no authorisation here: who knows the prefix may do everything."""
 
 
 class Hangup(Exception):
@@ -130,8 +139,9 @@ class Dispatcher:
             return faulty
         if verb == "watch":
             return self._watch(request, target)
-        if target.resource.kind == "SelfSubjectAccessReview":
-            return self._access_review(request)
+        if target.resource.kind in _REVIEWS:
+            body = _object(request)
+            return Answer(201, encode({**body, "status": _REVIEWS[target.resource.kind]}))
         if verb in ("get", "list"):
             return self._read(request, target)
         if verb in ("delete", "deletecollection"):
@@ -203,11 +213,6 @@ class Dispatcher:
                 self._kernel.deleter.delete(one, wishes, dry_run=dry_run)
             metadata = {"resourceVersion": str(self._kernel.store.version)}
         return Answer(200, encode(Form().many(target.resource, chosen, metadata)))
-
-    def _access_review(self, request: Request) -> Answer:
-        """There is no authorisation here: who knows the prefix may do everything."""
-        body = _object(request)
-        return Answer(201, encode({**body, "status": {"allowed": True}}))
 
     # ---- faults --------------------------------------------------------------------------------
 

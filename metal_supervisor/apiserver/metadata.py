@@ -43,7 +43,8 @@ def settled(before: Json | None, sent: Json, *, subresource: str) -> tuple[Json,
 
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
-_ANNOTATIONS_BYTES = 256 * 1024
+MAX_ANNOTATIONS_BYTES = 256 * 1024
+"""Of all keys and values together."""
 SUBDOMAIN_DETAIL = (
     "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and "
     "end with an alphanumeric character (e.g. 'example.com', regex used for validation is "
@@ -80,8 +81,8 @@ def validate(metadata: Json, *, before: Json, named_elsewhere: bool = False) -> 
     annotations = section(metadata, "annotations")
     for key in annotations:
         problems += qualified_problems("metadata.annotations", key.lower())
-    if sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items()) > _ANNOTATIONS_BYTES:
-        problems.append(too_long("metadata.annotations", _ANNOTATIONS_BYTES))
+    if sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items()) > MAX_ANNOTATIONS_BYTES:
+        problems.append(too_long("metadata.annotations", MAX_ANNOTATIONS_BYTES))
     for finalizer in listed(metadata.get("finalizers")):
         problems += qualified_problems("metadata.finalizers", finalizer)
     if before.get("deletionTimestamp"):

@@ -67,6 +67,9 @@ _KINDS: dict[tuple[str, str], Shape] = {
     ("authorization.k8s.io/v1", "SelfSubjectAccessReview"): {
         1: ("metadata", _METADATA), 2: ("spec", {1: ("resourceAttributes", _RESOURCE_ATTRIBUTES)}),
     },
+    ("authorization.k8s.io/v1", "SelfSubjectRulesReview"): {
+        1: ("metadata", _METADATA), 2: ("spec", {1: ("namespace", "text")}),
+    },
 }  # fmt: skip
 
 

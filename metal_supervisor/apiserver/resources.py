@@ -116,6 +116,10 @@ BUILT_IN = (
         "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", schemas.ACCESS_REVIEW,
         namespaced=False, verbs=("create",), generation=False,
     ),
+    Resource(
+        "authorization.k8s.io", "v1", "selfsubjectrulesreviews", "SelfSubjectRulesReview", schemas.RULES_REVIEW,
+        namespaced=False, verbs=("create",), generation=False,
+    ),
 )  # fmt: skip
 
 

@@ -261,3 +261,4 @@ CRD = _root(
 ) | {"required": ["spec"]}
 
 ACCESS_REVIEW = _root("Asks whether I may do something.", spec=anything(), status=anything())
+RULES_REVIEW = _root("Asks what I may do.", spec=anything(), status=anything())

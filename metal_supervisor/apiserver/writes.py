@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from . import builtins, cel, crds, metadata, typed
+from . import builtins, cel, crds, lastapplied, metadata, typed
 from .apply import (
     Entries,
     Manager,
@@ -149,9 +149,13 @@ class Writer:
             kind = {"apiVersion": resource.group_version, "kind": resource.kind}
             live = view(resource, previous) if previous else {**kind, "metadata": {"name": target.name}}
             manager = Manager(options.manager, "Apply", target.subresource, resource.group_version)
+            migrates = options.manager == lastapplied.MANAGER
             merged, entries = apply(
-                resource.schema, live, declaration, manager, force=options.force, has_status=resource.status
-            )
+                resource.schema, live, declaration, manager, force=options.force, has_status=resource.status,
+                yielding=lastapplied.still_as_applied(resource, live) if migrates else frozenset(),
+            )  # fmt: skip
+            if migrates:
+                lastapplied.follow(merged, body)
             merged["metadata"] = {**merged.get("metadata", {}), **preconditions(declaration)}
             try:
                 return self._write(target, previous, clone(merged), entries, options)

@@ -49,7 +49,8 @@ def test_who_does_not_know_the_prefix_sees_nothing(api: ApiServer) -> None:
     [
         ("GET", "/apis/nope/v1/things", None, 404),
         ("GET", "/api/v1/nope", None, 404),
-        ("GET", "/openapi/v2", None, 404),
+        ("GET", "/openapi/v1", None, 404),
+        ("POST", "/openapi/v2", b"{}", 404),
         ("GET", f"{ISVCS}/x/log", None, 404),
         ("POST", "/api/v1/services", b"{}", 405),
         ("PUT", SERVICES, b"{}", 405),

@@ -6,9 +6,10 @@ import json
 import os
 import re
 import subprocess
+import threading
 from pathlib import Path
 
-from apiserver_support import ISVCS, TIMEOUT_S, WIDGETS, Client, Kubectl, condition, isvc, widget
+from apiserver_support import ISVCS, TIMEOUT_S, WIDGETS, Client, Kubectl, condition, isvc, lease, widget
 
 from metal_supervisor.apiserver import ApiServer
 
@@ -182,6 +183,46 @@ def test_typed_kubectl_commands_that_speak_protobuf(kubectl: Kubectl) -> None:
     assert kubectl("auth", "can-i", "patch", "services").stdout.strip() == "yes"
     kubectl("delete", "namespace", "llm", f"--timeout={TIMEOUT_S:.0f}s")
     assert "llm" not in kubectl("get", "ns").stdout
+
+
+def test_a_directory_of_kustomize_is_applied_and_deleted(kubectl: Kubectl, tmp_path: Path) -> None:
+    (tmp_path / "isvc.json").write_text(MANIFEST)
+    generator = "configMapGenerator: [{name: c, literals: [a=b]}]\n"
+    (tmp_path / "kustomization.yaml").write_text("resources: [isvc.json]\nnamePrefix: our-\n" + generator)
+    assert kubectl("apply", "-k", str(tmp_path)).stdout.count("created") == 2
+    assert kubectl("diff", "-k", str(tmp_path)).stdout == ""
+    assert re.search(r"^our-phi\s", kubectl("get", "isvc").stdout, re.MULTILINE)
+    assert kubectl("delete", "-k", str(tmp_path)).stdout.count("deleted") == 2
+
+
+def test_events_and_leases_of_the_older_kind_are_listed(kubectl: Kubectl) -> None:
+    event = {
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": "e", "namespace": "default"},
+        "involvedObject": {"kind": "InferenceService", "name": "phi", "namespace": "default"},
+        "reason": "Started", "message": "It runs.", "type": "Normal", "count": 1, "source": {"component": "x"},
+        "firstTimestamp": "2026-01-01T00:00:00Z", "lastTimestamp": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    kubectl("create", "-f", "-", given=json.dumps(event))
+    for command in ("get events", "events", "get events -A --sort-by=.lastTimestamp", "get events.events.k8s.io"):
+        assert re.search(r"Normal\s+Started\s+(?i:inferenceservice)/phi\s+It runs", kubectl(*command.split()).stdout)
+    kubectl("create", "-f", "-", given=json.dumps(lease("l", holderIdentity="me")))
+    assert re.search(r"^l\s+me\s", kubectl("get", "leases").stdout, re.MULTILINE)
+
+
+def test_wait_for_delete_sees_it_go(kubectl: Kubectl, client: Client) -> None:
+    kubectl("apply", "-f", "-", given=MANIFEST)
+    timer = threading.Timer(0.5, lambda: Client(client.port).delete(f"{ISVCS}/phi"))
+    timer.start()
+    assert "condition met" in kubectl("wait", "--for=delete", "isvc/phi", "--timeout=5s").stdout
+    timer.join()
+    assert "timed out" in kubectl("wait", "--for=create", "isvc/phi", "--timeout=1s", code=1).stderr
+
+
+def test_what_is_not_there_is_said_not_to_be(kubectl: Kubectl) -> None:
+    kubectl("apply", "-f", "-", given=MANIFEST)
+    assert 'doesn\'t have a resource type "pods"' in kubectl("get", "pods", code=1).stderr
+    assert "Metrics API not available" in kubectl("top", "pods", code=1).stderr
+    assert "no kind" in kubectl("rollout", "status", "isvc/phi", code=1).stderr
 
 
 def test_delete_waits_until_the_object_is_gone(kubectl: Kubectl) -> None:

@@ -12,7 +12,8 @@ import json
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -40,6 +41,8 @@ class Reply:
     """Parsed JSON, or the text when it is none."""
     headers: dict[str, str]
     """Names in lower case; several of one name are joined by commas."""
+    raw: bytes = field(default=b"", repr=False)
+    """The body as it came."""
 
     @property
     def message(self) -> str:
@@ -147,7 +150,7 @@ class Api:
         found: dict[str, str] = {}
         for name, value in response.getheaders():
             found[name.lower()] = f"{found[name.lower()]}, {value}" if name.lower() in found else value
-        return Reply(response.status, parsed, found)
+        return Reply(response.status, parsed, found, text)
 
     @contextlib.contextmanager
     def watch(self, path: str, **query: Any) -> Iterator[Watch]:
@@ -165,6 +168,21 @@ class Api:
                     connection.sock.shutdown(socket.SHUT_RDWR)
             connection.close()
             response.close()
+
+    def kubeconfig(self, path: Path, namespace: str) -> Path:
+        """Writes the file by which kubectl finds this server, as the administrator."""
+        scheme = "https" if self._ca_file else "http"
+        cluster = {"server": f"{scheme}://127.0.0.1:{self._port}{self._prefix}"}
+        cluster |= {"certificate-authority": self._ca_file} if self._ca_file else {}
+        context = {"cluster": "test", "user": "test", "namespace": namespace}
+        config = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "clusters": [{"name": "test", "cluster": cluster}],
+            "contexts": [{"name": "test", "context": context}],
+            "users": [{"name": "test", "user": {"token": self._token} if self._token else {}}],
+        }  # fmt: skip
+        path.write_text(json.dumps(config))
+        return path
 
     def space(self) -> Space:
         """A fresh namespace."""
