@@ -84,10 +84,10 @@ class Publisher:
         due = [self.resync_at, self.statuses.due_at(), *beats]
         return min(due + [done.blocked_until for done in self._done.values() if done.blocked_until > now])
 
-    def refused(self, key: Key, text: str) -> None:
+    def refused(self, key: Key, text: str, pause_s: float) -> None:
         """Remembers that the cluster does not accept a service's objects; it is tried again after a while."""
         done = self._done.setdefault(key, _Done())
-        done.blocked_until = time.monotonic() + CONFLICT_RETRY_S
+        done.blocked_until = time.monotonic() + pause_s
         if done.problem != text:
             done.problem = text
             self._on_change()

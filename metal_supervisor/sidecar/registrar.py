@@ -20,10 +20,11 @@ from metal_supervisor.core.report import Happening
 from metal_supervisor.core.types import Key, Record
 from metal_supervisor.sidecar.fleetnode import FleetNode
 from metal_supervisor.sidecar.membership import Membership
-from metal_supervisor.sidecar.publisher import Published, Publisher
+from metal_supervisor.sidecar.publisher import CONFLICT_RETRY_S, Published, Publisher
 from metal_supervisor.sidecar.statuses import Wanted, WantedModel
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, FORBIDDEN_PAUSE_S = 0.25, 1.5, 5.0
+CONFLICT_PAUSE_S = 1.0
 MOST_EVENTS = 50
 log = logging.getLogger("sidecar")
 
@@ -135,6 +136,8 @@ class Registrar(threading.Thread):
 
     def release(self) -> None:
         """Tells peers that this Mac stops, if they can be told."""
+        if self._around.cloned:
+            return  # it is the other one's Lease
         try:
             self._membership.release()
         except KubeError as error:
@@ -193,7 +196,7 @@ class Registrar(threading.Thread):
             action()
         except KubeError as error:
             if error.code in (400, 409, 422):
-                self._problem(key, str(error))
+                self._problem(key, error)
                 return True
             if error.code == 404:
                 return True  # the object is gone, or its namespace is; the next list says what else is
@@ -212,10 +215,11 @@ class Registrar(threading.Thread):
             self._trouble = _Trouble(error, self._trouble.since or time.time())
             self._on_change()
 
-    def _problem(self, key: Key | None, text: str) -> None:
-        log.warning("the cluster does not accept an object", extra={"service": ".".join(key or ()), "error": text})
-        if key is not None:
-            self._publisher.refused(key, text)
+    def _problem(self, key: Key | None, error: KubeError) -> None:
+        what = {"service": ".".join(key or ()), "error": str(error)}
+        log.warning("the cluster does not accept an object", extra=what)
+        if key is not None:  # a conflict is over in a moment: what we apply is ours
+            self._publisher.refused(key, str(error), CONFLICT_PAUSE_S if error.conflict else CONFLICT_RETRY_S)
 
     def _clear_trouble(self) -> None:
         if self._trouble.error:
