@@ -1,0 +1,91 @@
+"""What the cluster does not accept: for how long it is left alone with it, and what a copied Mac must not write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from metal_supervisor.boundary.kube import KubeError
+from metal_supervisor.core.decide import Outlook, accept
+from metal_supervisor.core.report import report
+from metal_supervisor.core.types import Endpoint, Engine, Json, Model, ModelFile, Observed, Probe, Program, Service
+from metal_supervisor.sidecar.membership import Membership
+from metal_supervisor.sidecar.registrar import Around, Registrar
+from metal_supervisor.sidecar.statuses import Wanted
+
+ENDPOINT = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
+SERVICE = Service(
+    "default", "tiny", "u", 2, Model("default", "phi", "m", 1, "/m.gguf", "gguf", "metal", None, None),
+    "llama-server", 1, False, ENDPOINT, "chat", "normal", None, {},
+)  # fmt: skip
+OUTLOOK = Outlook(
+    ModelFile("Ready", "/m.gguf", 10), 18100, Engine(("/bin/x",), (), "/", Probe(identity="tiny")),
+    Program("default.tiny", "default.tiny.a.json", "{}"),
+)  # fmt: skip
+
+
+class Cluster:
+    """Takes everything, but what it is told to refuse."""
+
+    clock_offset_s = 0.0
+
+    def __init__(self) -> None:
+        self.refuses: dict[str, int] = {}
+        """Part of a path -> the code it is answered with, once."""
+        self.written: list[str] = []
+
+    def request(
+        self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Json | None = None, *_: Any
+    ) -> Json:
+        if method == "GET" and path.endswith(("services/tiny", "endpoints/tiny", "endpointslices/tiny")):
+            raise KubeError(404, "NotFound", "none")
+        return {"metadata": {"name": "tiny"}, "items": []}
+
+    def apply(self, path: str, body: Json, manager: str, force: bool = False) -> Json:
+        for part in list(self.refuses):
+            if part in path:
+                raise KubeError(self.refuses.pop(part), "Conflict", "try again")
+        self.written.append(path)
+        return body
+
+
+def setup() -> tuple[Cluster, Membership, Registrar]:
+    cluster = Cluster()
+    membership = Membership(cluster, "mac-a", 45.0, "session")  # type: ignore[arg-type]
+    return cluster, membership, Registrar(cluster, "mac-a", membership, lambda: None)  # type: ignore[arg-type]
+
+
+def wanted() -> dict[tuple[str, str], Wanted]:
+    record = accept(SERVICE, None, OUTLOOK, 100.0)
+    up = Observed("default.tiny", 5, True, 100.0, "RUNNING")
+    return {record.key: Wanted(record, report(record, up), "192.0.2.1", "")}
+
+
+@pytest.mark.parametrize("part", ["/services/tiny", "/endpointslices/tiny-mac-a"])
+@pytest.mark.parametrize(("code", "soon"), [(409, True), (422, False), (400, False)])
+def test_a_conflict_is_over_in_a_moment_and_an_object_that_is_invalid_is_not(part: str, code: int, soon: bool) -> None:
+    cluster, _, registrar = setup()
+    registrar.want(wanted(), {})
+    cluster.refuses = {part: code}
+    registrar._one_pass()
+    assert "try again" in registrar.published(("default", "tiny")).problem
+    left_s = registrar._due_at() - time.monotonic()
+    assert left_s <= 1.0 if soon else left_s > 20
+    assert registrar.trouble == ("", 0.0), "that is no trouble of the cluster's"
+    assert not any(part in path for path in cluster.written)
+
+
+def test_a_copy_of_a_mac_does_not_say_that_the_other_one_stops() -> None:
+    cluster, _, registrar = setup()
+    registrar.want({}, {}, Around(namespaces=frozenset({"default"})))
+    registrar._one_pass()
+    assert [path for path in cluster.written if "/leases/metal-mac-a" in path], "it did not know yet"
+    cluster.written.clear()
+    registrar.want(wanted(), {}, Around(namespaces=frozenset({"default"}), cloned="another Mac is called so"))
+    registrar._one_pass()
+    registrar.release()
+    assert cluster.written == []
+    assert registrar.trouble[0] == "another Mac is called so"
