@@ -36,12 +36,16 @@ class Cluster:
         self.refuses: dict[str, int] = {}
         """Part of a path -> the code it is answered with, once."""
         self.written: list[str] = []
+        self.bodies: dict[str, Json] = {}
+        self.deleted: list[str] = []
 
     def request(
         self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Json | None = None, *_: Any
     ) -> Json:
         if method == "GET" and path.endswith(("services/tiny", "endpoints/tiny", "endpointslices/tiny")):
             raise KubeError(404, "NotFound", "none")
+        if method == "DELETE":
+            self.deleted.append(path)
         return {"metadata": {"name": "tiny"}, "items": []}
 
     def apply(self, path: str, body: Json, manager: str, force: bool = False) -> Json:
@@ -49,6 +53,7 @@ class Cluster:
             if part in path:
                 raise KubeError(self.refuses.pop(part), "Conflict", "try again")
         self.written.append(path)
+        self.bodies[path.rpartition("/")[2]] = body
         return body
 
 
@@ -58,10 +63,10 @@ def setup() -> tuple[Cluster, Membership, Registrar]:
     return cluster, membership, Registrar(cluster, "mac-a", membership, lambda: None)  # type: ignore[arg-type]
 
 
-def wanted() -> dict[tuple[str, str], Wanted]:
+def wanted(address: str = "192.0.2.1", problem: str = "") -> dict[tuple[str, str], Wanted]:
     record = accept(SERVICE, None, OUTLOOK, 100.0)
     up = Observed("default.tiny", 5, True, 100.0, "RUNNING")
-    return {record.key: Wanted(record, report(record, up), "192.0.2.1", "")}
+    return {record.key: Wanted(record, report(record, up), address, problem)}
 
 
 @pytest.mark.parametrize("part", ["/services/tiny", "/endpointslices/tiny-mac-a"])
@@ -89,3 +94,28 @@ def test_a_copy_of_a_mac_does_not_say_that_the_other_one_stops() -> None:
     registrar.release()
     assert cluster.written == []
     assert registrar.trouble[0] == "another Mac is called so"
+
+
+def test_another_address_of_this_mac_is_announced_in_the_same_pass() -> None:
+    cluster, _, registrar = setup()
+    for address, kind in (("192.0.2.1", "IPv4"), ("192.0.2.9", "IPv4"), ("2001:db8::1", "IPv6")):
+        cluster.deleted.clear()
+        registrar.want(wanted(address), {})
+        registrar._one_pass()
+        made = cluster.bodies["tiny-mac-a"]
+        assert (made["addressType"], made["endpoints"][0]["addresses"]) == (kind, [address])
+        assert bool(cluster.deleted) == (kind == "IPv6"), "the type of a slice cannot change, so it is made anew"
+
+
+def test_without_an_address_the_endpoint_goes_and_the_reason_is_kept() -> None:
+    cluster, _, registrar = setup()
+    registrar.want(wanted(), {})
+    registrar._one_pass()
+    registrar.want(wanted("", "NoRoutableAddress: 169.254.3.4 is link-local"), {})
+    registrar._one_pass()
+    assert [path.rpartition("/")[2] for path in cluster.deleted] == ["tiny-mac-a"]
+    assert registrar.published(("default", "tiny")).problem == "NoRoutableAddress: 169.254.3.4 is link-local"
+    registrar.want(wanted("192.0.2.5"), {})
+    registrar._one_pass()
+    assert cluster.bodies["tiny-mac-a"]["endpoints"][0]["addresses"] == ["192.0.2.5"]
+    assert registrar.published(("default", "tiny")).problem == ""
