@@ -70,12 +70,12 @@ class Bulletin:
         now: float,
         did: str,
         watches: Sequence[Reflector],
-        models: Mapping[Key, Json],
+        found: tuple[Mapping[Key, Json], Mapping[Key, Json]],
         file_of: Callable[[Json], ModelFile],
         placing: tuple[Placement, Placed],
     ) -> None:
-        """Writes the report; `file_of` tells where a Model's file stands on this Mac."""
-        placer, placed = placing
+        """Writes the report. `found`: services and models; `file_of`: where a Model's file stands on this Mac."""
+        (services, models), (placer, placed) = found, placing
         body = {
             "format": FORMAT,
             "at": now,
@@ -93,7 +93,11 @@ class Bulletin:
             "namespaces": sorted(placed.namespaces),
             "silent": [list(where) for where in placed.silent],
             "elsewhere": {".".join(key): why for key, why in placer.foreign().items()},
-            "models": {"/".join(key): _model_row(item, file_of(item)) for key, item in models.items()},
+            "models": {
+                "/".join(key): _model_row(item, file_of(item))
+                for key, item in models.items()
+                if resources.is_metal(item) and placer.speaks_for(placed, key, services)
+            },
             "notices": self._notices,
         }
         if write_atomic(self._state.path / FILE, json.dumps(body, indent=1), durable=False):
@@ -101,12 +105,11 @@ class Bulletin:
 
 
 def _model_row(item: Json, file: ModelFile) -> Json:
-    """What the sidecar needs to write a Model's status."""
+    """What the sidecar needs to write a Model's status, where it is for this Mac to do."""
     metadata = item["metadata"]
     return {
         "uid": metadata.get("uid", ""),
         "generation": metadata.get("generation", 0),
-        "metal": resources.is_metal(item),
         "source": source_of(item),
         "file": asdict(file),
     }

@@ -120,6 +120,9 @@ class Settings:
         "auto", "auto: Leases decide which Mac runs what, in a real cluster; off: this Mac runs everything.",
         _one_of("auto", "off"),
     )
+    replicas_per_mac: int = _setting(
+        1, "How many replicas of one service this Mac may run; the others are left to other Macs.", _between(1, 64)
+    )
     fleet_node: str = _setting(
         "off", "on: also list this Mac among LLMKube Foreman's FleetNodes, as one that takes no tasks.",
         _one_of("off", "on"),

@@ -13,6 +13,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from metal_supervisor import placement
@@ -105,6 +106,7 @@ class Controller:
         self.node = host.node_name(directory.path, settings.node_name)
         self.placement = Placement(settings, directory, kube, self.node, self.wake)
         self._placed = Placed({})
+        self._serving: Mapping[Key, frozenset[int]] = {}
         self._labels = placement.node_labels(settings, self.node, platform.system(), platform.machine())
         self.policy = resources.Policy(
             default_runtime=settings.runtime,
@@ -197,26 +199,38 @@ class Controller:
         running = {key for key, record in self.records.items() if record.verdict.standing is Standing.RUN}
         read = resources.interpret(snapshot.services, snapshot.models, self.policy, running)
         found = self._for_this_mac(self._refused_by_runtime(read, snapshot.services), snapshot.services)
+        self._serving = self._ready()
         self._placed = placed = self.placement.place(
-            found, snapshot.services.keys() - found.keys(), self._ready(), self.lookout.delay_s
+            found, snapshot.services.keys() - found.keys(), self._serving, self.lookout.delay_s
         )
-        self.store.want(placement.model_sources(found, placed, self.records))
-        for key, item in found.items():
-            record = self.records.get(key)
-            if record is not None and not snapshot.complete and _doubtful(item, record):
-                continue
-            if key in placed.mine or (not placed.known and record is not None):
-                self._take(key, item, snapshot)
-            elif placed.known and record is not None:
-                self._let_go(record, max(1, item.replicas), snapshot.now)
-        for key in self.records.keys() - found.keys():
-            if snapshot.complete or key in snapshot.services:
-                why = decide.NOT_HERE if key in snapshot.services else decide.DELETED
-                self.records[key] = decide.dismiss(self.records[key], snapshot.now, why)
+        self.store.want(placement.model_sources(found, placed, self.records.values()))
+        for item in found.values():
+            self._share_out(item, snapshot)
+        for record in list(self.records.values()):
+            if record.owner not in found and (snapshot.complete or record.owner in snapshot.services):
+                why = decide.NOT_HERE if record.owner in snapshot.services else decide.DELETED
+                self.records[record.key] = decide.dismiss(record, snapshot.now, why)
 
-    def _take(self, key: Key, item: Service | Rejected, snapshot: Snapshot) -> None:
-        """The record of a service that is this Mac's."""
-        record = self.records.get(key)
+    def _share_out(self, item: Service | Rejected, snapshot: Snapshot) -> None:
+        """An engine for each slot of a service that is this Mac's; one that has a slot keeps it."""
+        placed = self._placed
+        ours = sorted((each for each in self.records.values() if each.owner == item.key), key=lambda each: each.ordinal)
+        if any(not snapshot.complete and _doubtful(item, record) for record in ours):
+            return
+        slots = placed.mine.get(item.key, ()) if placed.known else tuple(record.slot for record in ours)
+        ordinals = {record.slot: record.ordinal for record in reversed(ours) if record.slot in slots}
+        for slot in slots:
+            if slot not in ordinals:
+                ordinals[slot] = next(each for each in count() if each not in ordinals.values())
+        for slot, ordinal in sorted(ordinals.items()):
+            self._take(replace(item, ordinal=ordinal), slot, snapshot)
+        for record in ours:
+            if record.ordinal not in ordinals.values():
+                self._let_go(record, max(1, item.replicas), snapshot.now)
+
+    def _take(self, item: Service | Rejected, slot: int, snapshot: Snapshot) -> None:
+        """The record of an engine of this Mac's."""
+        record = self.records.get(item.key)
         if record is not None and record.verdict.standing is Standing.REMOVING:
             record = replace(record, withdraw="")
         if isinstance(item, Rejected):
@@ -225,9 +239,9 @@ class Controller:
             outlook = self.lookout.outlook(item, record, list(self.records.values()), snapshot.notes)
             accepted = decide.accept(item, record, outlook, snapshot.now)
             decided = self.lookout.with_port_trouble(accepted, item, snapshot.notes)
-        slot = self._placed.mine.get(key, record.slot if record else 0)
-        peers = self.placement.peers_ready(self._placed, item)
-        self.records[key] = replace(decided, slot=slot, claimed=True, peers_ready=peers)
+        here = self._serving.get((item.namespace, item.name), frozenset()) - {slot}
+        peers = self.placement.peers_ready(self._placed, item) + len(here)
+        self.records[item.key] = replace(decided, slot=slot, claimed=True, peers_ready=peers)
 
     def _let_go(self, record: Record, slots: int, now: float) -> None:
         """A claim was lost, or given away: what runs here goes on until it runs there."""
@@ -235,12 +249,17 @@ class Controller:
             record = decide.dismiss(record, now, decide.MOVED)
         self.records[record.key] = replace(record, claimed=False)
 
-    def _ready(self) -> dict[Key, bool]:
-        """What the sidecar saw serving."""
-        observed = self.state.observations() if self.placement.on else {}
-        return {
-            key: bool((seen := observed.get(record.program)) and seen.ready) for key, record in self.records.items()
-        }
+    def _ready(self) -> dict[Key, frozenset[int]]:
+        """The slots of each service that the sidecar saw serving here."""
+        if not self.placement.on and self.settings.replicas_per_mac == 1:
+            return {}  # nobody asks
+        observed = self.state.observations()
+        found: dict[Key, frozenset[int]] = {}
+        for record in self.records.values():
+            seen = observed.get(record.program)
+            if seen is not None and seen.ready and record.claimed and record.verdict.standing is Standing.RUN:
+                found[record.owner] = found.get(record.owner, frozenset()) | {record.slot}
+        return found
 
     def _for_this_mac(
         self, found: Mapping[Key, Service | Rejected], written: Mapping[Key, Json]
@@ -358,7 +377,8 @@ class Controller:
         if sentence:
             log.info("pass", extra={"did": sentence})
         watches, placing = (self.services, self.models), (self.placement, self._placed)
-        self.bulletin.publish(snapshot.now, sentence, watches, snapshot.models, self._file_of, placing)
+        found = snapshot.services or {}, snapshot.models
+        self.bulletin.publish(snapshot.now, sentence, watches, found, self._file_of, placing)
 
     def _file_of(self, model: Json) -> ModelFile:
         """Where a Model's file stands on this Mac; one that nothing here uses is not looked for."""

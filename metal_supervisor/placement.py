@@ -30,8 +30,8 @@ log = logging.getLogger("controller")
 class Placed:
     """What is this Mac's, and what is to be known of the others."""
 
-    mine: Mapping[Key, int]
-    """InferenceService -> the slot this Mac holds."""
+    mine: Mapping[Key, tuple[int, ...]]
+    """InferenceService -> the slots this Mac holds."""
     known: bool = True
     """False while it cannot be told yet: what runs goes on, nothing new begins."""
     claims: Mapping[SlotId, claims.Claim] = field(default_factory=dict)
@@ -80,12 +80,14 @@ class Placement:
         self,
         found: Mapping[Key, Service | Rejected],
         not_ours: Collection[Key],
-        ready: Mapping[Key, bool],
+        ready: Mapping[Key, frozenset[int]],
         delay_s: Callable[[Service | Rejected], float],
     ) -> Placed:
-        """What of `found` is this Mac's. `ready` says what serves here; `delay_s` how soon to offer for one."""
+        """What of `found` is this Mac's. `ready`: the slots that serve here; `delay_s`: how soon to offer for one."""
+        most = self._settings.replicas_per_mac
         if not self.on:
-            return Placed(dict.fromkeys(found, 0), namespaces=frozenset(key[0] for key in found))
+            mine = {key: tuple(range(min(most, max(1, item.replicas)))) for key, item in found.items()}
+            return Placed(mine, namespaces=frozenset(key[0] for key in found))
         if not self._leases.seen.synced:
             return Placed({}, known=False)
         now = time.monotonic()
@@ -97,11 +99,11 @@ class Placement:
             held, nodes, self._sightings, self._node, self._leases.connected_at, self._settings.lease_duration
         )
         asks = {
-            key: Ask(item.uid, max(1, item.replicas), delay_s(item), ready.get(key, False))
+            key: Ask(item.uid, max(1, item.replicas), delay_s(item), ready.get(key, frozenset()))
             for key, item in found.items()
         }
         accepting = not (self._state.cordoned() or self.cloned)
-        decision = claims.decide(asks, held, lives, self._node, accepting, self._waiting, now, not_ours)
+        decision = claims.decide(asks, held, lives, self._node, accepting, self._waiting, now, not_ours, most)
         self._waiting = decision.waiting
         self._claimer.want(() if self.cloned else decision.moves)
         silent = claims.silent(lives, self._node)
@@ -112,13 +114,24 @@ class Placement:
         """How many of a service's replicas other Macs serve."""
         if not self.on:
             return 0
-        return claims.peers_ready(item.key, placed.claims, placed.lives, self._node, item.replicas)
+        return claims.peers_ready((item.namespace, item.name), placed.claims, placed.lives, self._node, item.replicas)
+
+    def speaks_for(self, placed: Placed, model: Key, services: Mapping[Key, Json]) -> bool:
+        """Whether it is this Mac that writes a Model's status: one that has it in use, and always the same one."""
+        if not self.on:
+            return True
+        for key in sorted(key for key, item in services.items() if key[0] == model[0] and _uses(item, model[1])):
+            if claim := placed.claims.get((*key, 0)):
+                return claim.holder == self._node
+        others = (node != self._node and life in (Life.LIVE, Life.DRAINING) and space == model[0]
+                  for (space, node), life in placed.lives.items())
+        return not any(others)
 
     def handed_over(self, placed: Placed, record: Record, slots: int) -> bool:
         """Whether what runs here under a lost claim may end: it never ran, is one too many, or serves elsewhere."""
         if record.verdict.standing is not Standing.RUN or record.slot >= slots:
             return True
-        holders = [claim for slot, claim in placed.claims.items() if slot[:2] == record.key]
+        holders = [claim for slot, claim in placed.claims.items() if slot[:2] == record.owner]
         return any(
             claim.ready and claim.holder != self._node
             and placed.lives.get((record.namespace, claim.holder)) in (Life.LIVE, Life.DRAINING)
@@ -147,13 +160,18 @@ class Placement:
                 self.cloned = True
 
 
-def model_sources(found: Mapping[Key, Service | Rejected], placed: Placed, records: Mapping[Key, Record]) -> set[str]:
+def _uses(service: Json, model: str) -> bool:
+    spec = service.get("spec")
+    return isinstance(spec, dict) and spec.get("modelRef") == model
+
+
+def model_sources(found: Mapping[Key, Service | Rejected], placed: Placed, records: Collection[Record]) -> set[str]:
     """The sources of the models that this Mac is to have."""
     return {
         item.model.source
         for key, item in found.items()
         if isinstance(item, Service) and item.replicas and not item.suspended
-        and (key in placed.mine or (not placed.known and key in records))
+        and (key in placed.mine or (not placed.known and any(each.owner == key for each in records)))
     }
 
 

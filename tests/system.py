@@ -325,10 +325,13 @@ class System:
 
     def engines(self) -> list[int]:
         """Pids of all engine processes of this system."""
-        return sorted(
-            process.pid for process in self.processes()
-            if "--alias" in process.cmdline() and not any("launch.py" in part for part in process.cmdline())
-        )
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):  # it may end while it is looked at
+                command = process.cmdline()
+                if "--alias" in command and not any("launch.py" in part for part in command):
+                    found.append(process.pid)
+        return sorted(found)
 
     def stream(self, name: str = "tiny", tokens: int = 1500) -> Stream:
         return Stream(self.port(name), tokens).flowing()

@@ -20,7 +20,7 @@ PREFIX = "metal-supervisor.io/"
 KIND, NODE, SERVICE = PREFIX + "kind", PREFIX + "node", PREFIX + "inferenceservice"
 READY, SESSION, UNSCHEDULABLE = PREFIX + "ready", PREFIX + "session", PREFIX + "unschedulable"
 LONGEST_NAME, LONGEST_LABEL = 200, 63
-LOAD_S, JITTER_S = 0.05, 0.05
+LOAD_S, JITTER_S, ANOTHER_S = 0.05, 0.05, 3.0
 SlotId = tuple[str, str, int]
 """(namespace, InferenceService, index of the replica)."""
 
@@ -82,8 +82,8 @@ class Ask:
     slots: int
     delay_s: float
     """0 for a Mac that has the model at hand; more for one that would have to fetch it, or cannot run it."""
-    ready: bool = False
-    """Whether it serves here."""
+    ready: frozenset[int] = frozenset()
+    """The slots that are served here."""
 
 
 class Do(str, Enum):
@@ -111,8 +111,8 @@ class Move:
 class Decision:
     """What one look at the Leases comes to."""
 
-    mine: Mapping[Key, int]
-    """InferenceService -> the slot of it that this Mac holds."""
+    mine: Mapping[Key, tuple[int, ...]]
+    """InferenceService -> the slots of it that this Mac holds."""
     moves: tuple[Move, ...]
     waiting: Mapping[SlotId, float]
     """Since when each slot could be claimed (monotonic)."""
@@ -284,14 +284,15 @@ def decide(
     waiting: Mapping[SlotId, float],
     now: float,
     not_ours: Collection[Key] = (),
+    most: int = 1,
 ) -> Decision:
-    """Which slots are ours, and what to ask for. At most one slot of a service is held by one Mac.
+    """Which slots are ours, and what to ask for. One Mac holds at most `most` slots of a service.
 
     `accepting` is False on a cordoned Mac: it keeps what it has and takes nothing new. `not_ours`: services
     that exist and are not for this Mac; what it holds of them is given back.
     """
     held: dict[Key, list[Claim]] = {}
-    mine: dict[Key, int] = {}
+    mine: dict[Key, tuple[int, ...]] = {}
     moves: list[Move] = []
     for claim in claims.values():
         if claim.holder == me and claim.slot[:2] in asks:
@@ -306,29 +307,32 @@ def decide(
                         for (space, node), life in lives.items())
         usable: list[Claim] = []
         for claim in sorted(held.get(key, []), key=lambda each: each.slot[2]):
-            if claim.slot[2] < ask.slots and not usable:
+            if claim.slot[2] < ask.slots and len(usable) < most:
                 usable.append(claim)
             else:
                 moves.append(Move(Do.RELEASE, claim.slot, ask.uid, claim.version))
         if usable:
-            claim = usable[0]
-            mine[key] = claim.slot[2]
+            mine[key] = tuple(claim.slot[2] for claim in usable)
+        for claim in usable:
             # Worth a write only if somebody else may read it.
-            told = ask.ready and (claim.ready or not alone or ask.slots > 1)
+            told = claim.slot[2] in ask.ready and (claim.ready or not alone or ask.slots > 1)
             if claim.owner_uid != ask.uid:
                 moves.append(Move(Do.TAKE, claim.slot, ask.uid, claim.version, ready=told))
             elif told != claim.ready:
                 moves.append(Move(Do.UPDATE, claim.slot, ask.uid, claim.version, claim.acquired, told))
+        if not accepting or len(usable) >= most:
             continue
-        if not accepting:
-            continue
+        wanted = 0
         for index in range(ask.slots):
+            if len(usable) + wanted >= most:
+                break
             slot = (*key, index)
             found = claims.get(slot)
-            if found is not None and not _takeable(found, ask, lives, me):
+            if found is not None and (found.holder == me or not _takeable(found, ask, lives, me)):
                 continue
             since[slot] = waiting.get(slot, now)
-            delay_s = 0.0 if alone else ask.delay_s + LOAD_S * load + _jitter(me, slot)
+            more_s = ANOTHER_S * (len(usable) + wanted)  # rather one on each Mac than several on one
+            delay_s = 0.0 if alone else ask.delay_s + more_s + LOAD_S * load + _jitter(me, slot)
             left_s = since[slot] + delay_s - now
             if left_s > 0:
                 again.append(left_s)
@@ -338,7 +342,7 @@ def decide(
                 moves.append(Move(Do.CLAIM, slot, ask.uid))
             else:
                 moves.append(Move(Do.TAKE, slot, ask.uid, found.version))
-            break
+            wanted += 1
     return Decision(mine, tuple(moves), since, min(again, default=None))
 
 

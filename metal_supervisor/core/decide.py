@@ -63,6 +63,7 @@ def refuse(rejected: Rejected, record: Record | None, now: float) -> Record:
         stop_sent=bool(record and record.stop_sent),
         warning=(rejected.reason, rejected.message) if off else None,
         slot=record.slot if record else 0,
+        ordinal=rejected.ordinal,
     )
 
 
@@ -110,6 +111,7 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
         withdraw=record.withdraw if record else "",
         retry_at=record.retry_at if record else None,
         stop_sent=bool(record and record.stop_sent),
+        ordinal=service.ordinal,
     )
     if service.suspended or service.replicas == 0:
         return replace(fresh, verdict=_off(service.suspended, before, now))

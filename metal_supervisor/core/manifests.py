@@ -142,9 +142,9 @@ def service_object(record: Record, endpoint: Endpoint) -> Json:
     }
 
 
-def slice_name(service: str, node: str) -> str:
-    """One EndpointSlice per Mac and Service: its endpoints are one atomic list."""
-    return f"{service}-{node}"
+def slice_name(service: str, node: str, ordinal: int = 0) -> str:
+    """One EndpointSlice per Mac and Service: its endpoints are one atomic list, and have one port."""
+    return f"{service}-{node}-{ordinal}" if ordinal else f"{service}-{node}"
 
 
 def slice_object(
@@ -155,7 +155,7 @@ def slice_object(
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
         "metadata": {
-            "name": slice_name(endpoint.service, node),
+            "name": slice_name(endpoint.service, node, record.ordinal),
             "namespace": record.namespace,
             "labels": {
                 **_labels(record),

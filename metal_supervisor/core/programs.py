@@ -28,7 +28,7 @@ STOP_WAIT_S = 30
 START_SECONDS = 2
 # A file name may have 255 bytes; the longest of ours adds ".<digest>.json", a leading dot and ".<pid>.tmp".
 LONGEST_NAME = 200
-PROGRAM_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?\.[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+PROGRAM_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?\.[a-z0-9]([-a-z0-9.]*[a-z0-9])?(@[1-9][0-9]*)?")
 SAFE_HOME = re.compile(r"/[A-Za-z0-9._/+-]*")
 SECTION_MARK = "; metal-supervisor: written from an InferenceService; edit that, not this file\n"
 
@@ -40,7 +40,8 @@ class Unreadable(Exception):
 def program_name(key: Key) -> str:
     """supervisord's name of a service: `<namespace>.<name>`, shortened with a digest if it must be.
 
-    A namespace has no dot, so the first dot splits the two.
+    A namespace has no dot, so the first dot splits the two. A further engine for the same service on this
+    Mac ends in `@1` and so on, which no name does.
     """
     name = ".".join(key)
     if not PROGRAM_NAME.fullmatch(name):

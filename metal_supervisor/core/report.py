@@ -98,7 +98,8 @@ def _standing(record: Record, observed: Observed | None) -> tuple[str, str, str]
     if observed and observed.ready and not record.withdraw:
         text, phase = f"{record.runtime} serves {record.name} on port {record.port}", _whole(record, 1)
         count = f"{1 + record.peers_ready} of {record.replicas} replicas are ready"
-        return phase, "Serving", text if phase == "Ready" else f"{text}; {count}: each takes a Mac of its own"
+        missing = f"{count}: each takes a Mac of its own, or see --replicas-per-mac"
+        return phase, "Serving", text if phase == "Ready" else f"{text}; {missing}"
     return _creating(record, observed)
 
 

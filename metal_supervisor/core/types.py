@@ -17,6 +17,11 @@ Key: TypeAlias = tuple[str, str]
 """(namespace, name) of a custom resource."""
 
 
+def engine_key(namespace: str, name: str, ordinal: int) -> Key:
+    """Key of one of this Mac's engines for a service: the first bears the service's name, others a number with it."""
+    return namespace, f"{name}@{ordinal}" if ordinal else name
+
+
 class Standing(str, Enum):
     """What the controller decided about one InferenceService."""
 
@@ -87,10 +92,12 @@ class Service:
     """The engine options of the spec by their CRD names, validated; absent means unset."""
     extra_args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    ordinal: int = 0
+    """Which of this Mac's engines for it is meant."""
 
     @property
     def key(self) -> Key:
-        return self.namespace, self.name
+        return engine_key(self.namespace, self.name, self.ordinal)
 
 
 @dataclass(frozen=True)
@@ -111,10 +118,11 @@ class Rejected:
     """An engine that already runs keeps its last valid spec: a bad edit must not cut anybody off."""
     endpoint: Endpoint | None = None
     suspended: bool = False
+    ordinal: int = 0
 
     @property
     def key(self) -> Key:
-        return self.namespace, self.name
+        return engine_key(self.namespace, self.name, self.ordinal)
 
 
 @dataclass(frozen=True)
@@ -203,10 +211,18 @@ class Record:
     claimed: bool = True
     """False while another Mac takes the slot over: this one serves until that one does."""
     peers_ready: int = 0
-    """Replicas that other Macs serve."""
+    """Replicas that other engines serve, of other Macs and of this one."""
+    ordinal: int = 0
+    """Which of this Mac's engines for the service it is."""
 
     @property
     def key(self) -> Key:
+        """Key of the engine; of the service for the first one."""
+        return engine_key(self.namespace, self.name, self.ordinal)
+
+    @property
+    def owner(self) -> Key:
+        """Key of the InferenceService."""
         return self.namespace, self.name
 
 

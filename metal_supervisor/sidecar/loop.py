@@ -315,9 +315,8 @@ class Sidecar:
         for name, item in (told.get("models") or {}).items():
             namespace, _, short = name.partition("/")
             with contextlib.suppress(KeyError, TypeError):  # written by another version
-                if item["metal"]:
-                    file = ModelFile(**item["file"])
-                    models[namespace, short] = WantedModel(item["uid"], item["generation"], item["source"], file)
+                file = ModelFile(**item["file"])
+                models[namespace, short] = WantedModel(item["uid"], item["generation"], item["source"], file)
         self._reports = {key: value for key, value in self._reports.items() if key in wanted}
         self.registrar.want(wanted, models, self._around(rows, told))
 

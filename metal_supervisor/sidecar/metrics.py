@@ -40,7 +40,7 @@ def _incumbent(board: Board) -> Iterator[Metric]:
     restarts = CounterMetricFamily(f"{INCUMBENT}_process_restarts", "Unplanned restarts of the engine.", labels=LABELS)
     rss = GaugeMetricFamily(f"{INCUMBENT}_process_rss_bytes", "Resident memory of the engine.", labels=LABELS)
     for row in board.rows:
-        names = (row.record.name, row.record.namespace)
+        names = (row.record.key[1], row.record.namespace)
         restarts.add_metric(names, row.observed.restarts)
         if row.observed.pid:
             healthy.add_metric(names, int(row.report.ready))
@@ -55,7 +55,7 @@ def _ours(board: Board) -> Iterator[Metric]:
     phase = GaugeMetricFamily(f"{OURS}_service_phase", "1 for the phase the service is in.", labels=(*LABELS, "phase"))
     for row in board.rows:
         for name in PHASES:
-            phase.add_metric((row.record.name, row.record.namespace, name), int(row.report.phase == name))
+            phase.add_metric((row.record.key[1], row.record.namespace, name), int(row.report.phase == name))
     yield phase
     yield GaugeMetricFamily(
         f"{OURS}_cluster_reachable", "1 if the Kubernetes API can be read and written.",

@@ -212,7 +212,7 @@ class Publisher:
         """Takes this Mac's slice out; the Service stays, and with it its address."""
         if record.endpoint is None:
             return
-        name = manifests.slice_name(record.endpoint.service, self._node)
+        name = manifests.slice_name(record.endpoint.service, self._node, record.ordinal)
         self._delete(_slice_path(record.namespace, name))
         done.slice, done.slice_name, done.heartbeat_at = None, name, 0.0
 
@@ -247,9 +247,9 @@ class Publisher:
     def resync(self, wanted: Mapping[Key, Wanted]) -> None:
         """Finds slices of ours that nobody wants any more, and looks at everything anew."""
         names = {
-            (want.record.namespace, manifests.slice_name(want.record.endpoint.service, self._node))
+            (each.namespace, manifests.slice_name(each.endpoint.service, self._node, each.ordinal))
             for want in wanted.values()
-            if want.report.wants_slice and want.record.endpoint
+            if want.report.wants_slice and (each := want.record).endpoint
         }
         for namespace in _namespaces(wanted):
             path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"

@@ -51,6 +51,7 @@ class WantedModel:
 class _Written:
     """What one status was last made to be. None: unknown."""
 
+    owner: Key
     uid: str = ""
     body: Json | None = None
     scheduling: tuple[str, str] | None = None
@@ -115,7 +116,7 @@ class Statuses:
         record = want.record
         written = self._services.get(record.key)
         if written is None or written.uid != record.uid:
-            written = self._services[record.key] = _Written(uid=record.uid)
+            written = self._services[record.key] = _Written(record.owner, record.uid)
         if record.verdict.standing is Standing.REMOVING:
             written.leaving = record.verdict.reason == "NotHere" and record.slot == 0
             return
@@ -123,24 +124,24 @@ class Statuses:
             written.body = None
             return
         if written.body is None:
-            written.body = self._kube.request("GET", _path("inferenceservices", record.key)).get("status") or {}
+            written.body = self._kube.request("GET", _path("inferenceservices", record.owner)).get("status") or {}
         now = now_seconds(self._kube)
         if not self._operator:
             written.beside = False
             body = manifests.status(record, want.report, written.body, now)
             if body != written.body:
-                self._apply("InferenceService", record.key, body, force=True)
+                self._apply("InferenceService", record.owner, body, force=True)
                 written.body = body
             return
         body = manifests.own_status(record, want.report, written.body, now)
         if not written.beside or body != manifests.own_part(written.body):
-            self._apply("InferenceService", record.key, body)
+            self._apply("InferenceService", record.owner, body)
             written.body, written.beside = body, True
         self._scheduling(want, written)
 
     def _scheduling(self, want: Wanted, written: _Written) -> None:
         """The two fields that the operator writes as well."""
-        path, now = _path("inferenceservices", want.record.key), time.monotonic()
+        path, now = _path("inferenceservices", want.record.owner), time.monotonic()
         if want.report.ready and not written.ready:
             written.clear_at = [now + after_s for after_s in CLEAR_AFTER_S]
         elif not want.report.ready:
@@ -194,7 +195,7 @@ class Statuses:
         """Drops a service; if it was ours to speak for and is nobody's now, what was said is taken back."""
         written = self._services.pop(key, None)
         if written is not None and written.leaving:
-            self._apply("InferenceService", key, {})
+            self._apply("InferenceService", written.owner, {})
 
     def forget_models_but(self, models: Mapping[Key, WantedModel]) -> None:
         """Drops all other Models."""

@@ -204,7 +204,7 @@ def test_29_three_replicas_on_one_mac_are_one_that_serves_and_say_why(mac: Mac) 
     assert (status["phase"], status["readyReplicas"], status["replicas"]) == ("Progressing", 1, 3)
     assert "1/3 replicas ready" in mac.condition("Progressing", "three")["message"]
     assert mac.condition("MetalReady", "three")["status"] == "True"
-    why = "; 1 of 3 replicas are ready: each takes a Mac of its own"
+    why = "; 1 of 3 replicas are ready: each takes a Mac of its own, or see --replicas-per-mac"
     assert why in mac.condition("MetalReady", "three")["message"]
     assert mac.condition("Available", "three")["status"] == "True"
     before = mac.pid("three")

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.macs import LEASES, Fleet, embedded_cluster, fleet
-from tests.system import eventually, service
+from tests.system import MODELS, SLICES, eventually, kill, running, service
 
 TTL_S = 4.0
 
@@ -50,6 +50,20 @@ def test_three_replicas_on_three_macs_are_three_ready_endpoints_of_one_service(m
     assert {macs.holder("tiny", slot) for slot in range(3)} == {"mac-a", "mac-b", "mac-c"}
     assert first.maybe("/api/v1/namespaces/default/services/tiny") is not None
     assert [bool(mac.pid()) for mac in macs.macs] == [True] * 3
+
+    # One Mac speaks for the Model, whoever looks at it anew: one that does not use it says nothing.
+    pinned = service("pinned", "other", nodeSelector={"kubernetes.io/hostname": "mac-b"})
+    first.apply(first.tiny_model("other"), pinned)
+    eventually(lambda: macs.ready("pinned") == ["mac-b"], 40, "it to serve")
+    eventually(lambda: first.get(f"{MODELS}/other")["status"]["phase"] == "Ready", what="the Model's status")
+    version = first.get(f"{MODELS}/other")["metadata"]["resourceVersion"]
+    for mac in macs.macs:
+        old = mac.own_pid("sidecar")
+        mac.supervisorctl("restart", "sidecar")
+        eventually(lambda mac=mac, old=old: mac.own_pid("sidecar") not in (0, old), what="another sidecar")
+    for mac in macs.macs:
+        eventually(lambda mac=mac: mac.health()[0] == 200 and mac.observe("tiny").get("ready"), what="it to look")
+    assert first.get(f"{MODELS}/other")["metadata"]["resourceVersion"] == version
 
     # Fewer: the Macs above give their slots back, and their endpoints with them.
     first.apply(service("tiny", replicas=1))
@@ -162,3 +176,41 @@ def test_a_frozen_mac_is_replaced_and_gives_way_when_it_wakes(macs: Fleet) -> No
     assert macs.holder() != sleeper.name
     eventually(lambda: macs.ready() == [macs.holder()], 30, "one endpoint")
     eventually(lambda: macs.status().get("readyReplicas") == 1, what="the count")
+
+
+def test_one_mac_may_run_several_replicas_if_it_is_allowed_to(tmp_path: Path) -> None:
+    flags = ("--lease-duration", str(TTL_S), "--replicas-per-mac", "2")
+    with embedded_cluster(tmp_path) as kubeconfig, fleet(tmp_path, kubeconfig, *flags) as found:
+        mac = found.add("mac-a")
+        mac.apply(mac.tiny_model(), service("tiny", replicas=2))
+        eventually(lambda: found.status().get("phase") == "Ready", 40, "both to serve")
+        assert found.status()["readyReplicas"] == 2
+        assert "default.tiny@1" in mac.supervisorctl("status")
+        names = f"{SLICES}/tiny-mac-a", f"{SLICES}/tiny-mac-a-1"
+        ports = {mac.get(name)["ports"][0]["port"] for name in names}
+        assert len(ports) == 2 and all(mac.get(name)["endpoints"][0]["conditions"]["ready"] for name in names)
+        first = mac.pid()
+
+        # Fewer replicas end the further engine only.
+        mac.apply(service("tiny", replicas=1))
+        eventually(lambda: mac.maybe(names[1]) is None and len(mac.engines()) == 1, 30, "the second to end")
+        assert (mac.pid(), found.holder("tiny", 0), found.holder("tiny", 1)) == (first, "mac-a", "")
+        eventually(lambda: found.status().get("readyReplicas") == 1, what="the count")
+        mac.apply(service("tiny", replicas=2))
+        eventually(lambda: len(mac.engines()) == 2, 30, "it to be back")
+        kill(max(set(mac.engines()) - {first}))
+        eventually(lambda: mac.get(names[1])["endpoints"][0]["conditions"]["ready"] and len(mac.engines()) == 2, 30, "")
+        assert mac.pid() == first
+        mac.delete("tiny")
+        eventually(lambda: not mac.engines() and found.slices() == {}, 30, "all of it to go")
+
+
+def test_the_embedded_api_runs_several_replicas_on_the_one_mac_there_is(tmp_path: Path) -> None:
+    with running(tmp_path, "--replicas-per-mac", "3") as system:
+        system.apply(system.tiny_model(), service("tiny", replicas=3))
+        system.ready()
+        assert system.status()["readyReplicas"] == 3
+        assert len(system.engines()) == 3
+        system.supervisorctl("stop", "default.tiny@2")
+        eventually(lambda: system.status().get("readyReplicas") == 2, what="the count")
+        assert system.status()["phase"] == "Progressing"

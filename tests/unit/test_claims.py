@@ -62,7 +62,7 @@ def test_among_several_one_that_has_to_fetch_the_model_holds_back() -> None:
 
 def test_what_is_held_is_kept_and_not_asked_for_again() -> None:
     found = decide(claim(ME))
-    assert (found.mine, found.moves, found.again_in_s) == ({KEY: 0}, (), None)
+    assert (found.mine, found.moves, found.again_in_s) == ({KEY: (0,)}, (), None)
 
 
 def test_a_slot_of_a_live_mac_is_left_alone() -> None:
@@ -81,11 +81,11 @@ def test_a_claim_made_for_an_earlier_object_of_the_name_is_void() -> None:
     found = decide(claim(PEER, owner_uid="u0"), waiting={(*KEY, 0): NOW - 1})
     assert kinds(found) == [(Do.TAKE, 0)]
     ours = decide(claim(ME, owner_uid="u0"))
-    assert ours.mine == {KEY: 0} and kinds(ours) == [(Do.TAKE, 0)]
+    assert ours.mine == {KEY: (0,)} and kinds(ours) == [(Do.TAKE, 0)]
 
 
 def test_a_cordoned_mac_keeps_what_it_has_and_takes_nothing() -> None:
-    assert decide(claim(ME), accepting=False).mine == {KEY: 0}
+    assert decide(claim(ME), accepting=False).mine == {KEY: (0,)}
     assert decide(accepting=False).moves == ()
     assert decide(claim(PEER), accepting=False, lives={(NS, PEER): Life.SILENT}).moves == ()
 
@@ -104,7 +104,21 @@ def test_fewer_replicas_give_the_slots_above_back() -> None:
 
 def test_a_second_slot_of_the_same_service_is_given_back() -> None:
     found = decide(claim(ME, 0), claim(ME, 1), asked=ask(slots=2))
-    assert found.mine == {KEY: 0} and kinds(found) == [(Do.RELEASE, 1)]
+    assert found.mine == {KEY: (0,)} and kinds(found) == [(Do.RELEASE, 1)]
+
+
+def test_a_mac_may_be_allowed_several_slots_and_leaves_them_to_others_first() -> None:
+    def of(*held: Claim, lives: dict[tuple[str, str], Life] = ALIVE, waited: float = 0.0) -> claims.Decision:
+        found, waiting = {each.slot: each for each in held}, {(*KEY, index): NOW - waited for index in range(3)}
+        return claims.decide({KEY: ask(slots=3)}, found, lives, ME, True, waiting, NOW, most=2)
+
+    assert kinds(of(lives={(NS, ME): Life.LIVE})) == [(Do.CLAIM, 0), (Do.CLAIM, 1)], "alone: both at once"
+    assert kinds(of(waited=0.2)) == [(Do.CLAIM, 0)]
+    assert kinds(of(claim(ME), waited=2.0)) == []
+    assert kinds(of(claim(ME), waited=3.2)) == [(Do.CLAIM, 1)]
+    both = of(claim(ME), claim(ME, 1), waited=9.0)
+    assert both.mine == {KEY: (0, 1)} and both.moves == ()
+    assert kinds(of(claim(ME), claim(ME, 1), claim(ME, 2), waited=9.0)) == [(Do.RELEASE, 2)]
 
 
 def test_what_is_no_longer_for_this_mac_is_given_back() -> None:
@@ -114,10 +128,11 @@ def test_what_is_no_longer_for_this_mac_is_given_back() -> None:
 
 def test_readiness_is_told_only_where_somebody_may_read_it() -> None:
     alone = {(NS, ME): Life.LIVE}
-    assert decide(claim(ME), asked=ask(ready=True), lives=alone).moves == ()
-    assert kinds(decide(claim(ME), asked=ask(ready=True))) == [(Do.UPDATE, 0)]
-    assert kinds(decide(claim(ME), asked=ask(ready=True, slots=2), lives=alone)) == [(Do.UPDATE, 0)]
-    assert decide(claim(ME, ready=True), asked=ask(ready=True), lives=alone).moves == (), "what is told stays told"
+    assert decide(claim(ME), asked=ask(ready=frozenset({0})), lives=alone).moves == ()
+    assert kinds(decide(claim(ME), asked=ask(ready=frozenset({0})))) == [(Do.UPDATE, 0)]
+    assert kinds(decide(claim(ME), asked=ask(ready=frozenset({0}), slots=2), lives=alone)) == [(Do.UPDATE, 0)]
+    told = decide(claim(ME, ready=True), asked=ask(ready=frozenset({0})), lives=alone)
+    assert told.moves == (), "what is told stays told"
     assert kinds(decide(claim(ME, ready=True), lives=alone)) == [(Do.UPDATE, 0)]
 
 

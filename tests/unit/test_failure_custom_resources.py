@@ -86,7 +86,7 @@ def test_replicas_that_are_missing_are_counted_with_the_reason(peers: int, count
     up = Observed("default.tiny", 5, True, 100.0, "RUNNING")
     told = report(record, up)
     assert told.reason == "Serving"
-    text = f"; {count} replicas are ready: each takes a Mac of its own"
+    text = f"; {count} replicas are ready: each takes a Mac of its own, or see --replicas-per-mac"
     assert told.message == "llama-server serves tiny on port 18100" + (text if count else "")
 
 
