@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from metal_supervisor.accounts import Renewal
-from metal_supervisor.boundary.kube import MERGE, Kube
+from metal_supervisor.boundary.kube import APPLY, MERGE, Kube, KubeError
 from tests.cluster.agent import AgentFleet, AgentMac, AuditedCluster, OwnKube, refused, rights_used, show
 from tests.cluster.server import ROOT, crd_directory
 from tests.macs import LEASES
@@ -412,6 +412,67 @@ def test_without_the_right_to_it_the_token_is_not_renewed_and_the_log_says_so(li
         life.grant(TOKEN_RULES, role)
     eventually(lambda: life.may(right, f"metal-{NODE}"), what="the right to be back")
     assert renew(life, 0.7) == ""
+
+
+def test_behind_the_fence_the_agent_lives_on_and_writes_nothing_for_others(life: Life) -> None:
+    """conf/rbac/fence.yaml; its placeholder is right as it is."""
+    kube, mac = life.kube, life.mac
+    life.kubectl("apply", "-f", str(RBAC / "fence.yaml"))
+    login = Kube(life.login)
+
+    def denied(path: str, body: Object) -> str:
+        """What the fence says to a write of this Mac's account; "" if it is let through."""
+        query = {"fieldManager": "x", "force": "true", "dryRun": "All"}
+        try:
+            login.request("PATCH", kube.own(path), query, body, APPLY)
+        except KubeError as error:
+            return str(error)
+        return ""
+
+    def piece(node: str, ready: bool) -> Object:
+        labels = {"metal-supervisor.io/node": node, "endpointslice.kubernetes.io/managed-by": "metal-supervisor"}
+        return {
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+            "metadata": {"name": f"fenced-{node}", "labels": {**labels, "kubernetes.io/service-name": "fenced"}},
+            "endpoints": [{"addresses": ["192.0.2.9"], "conditions": {"ready": ready, "serving": ready}}],
+        }
+
+    def lease(name: str, holder: str) -> Object:
+        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name},
+                "spec": {"holderIdentity": holder}}
+
+    eventually(lambda: denied(f"{SLICES}/fenced-mac-b", piece("mac-b", True)), 60, "the fence to be in force")
+    assert "ready endpoints only in slices labelled" in denied(f"{SLICES}/fenced-mac-b", piece("mac-b", True))
+    assert denied(f"{SLICES}/fenced-mac-b", piece("mac-b", False)) == ""
+    assert denied(f"{SLICES}/fenced-{NODE}", piece(NODE, True)) == ""
+    eventually(lambda: denied(f"{LEASES}/metal-mac-b", lease("metal-mac-b", "mac-b")), 60, "the one for Leases")
+    assert denied(f"{LEASES}/isvc-x-0", lease("isvc-x-0", "mac-b")) and not denied(
+        f"{LEASES}/isvc-x-0", lease("isvc-x-0", NODE)
+    )
+    theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "theirs"}, "spec": {"ports": [{"port": 80}]}}
+    eventually(lambda: denied(f"{SERVICES}/theirs", theirs), 60, "the one for Services")
+
+    if mac.maybe(f"{ISVC}/tiny") is None:
+        mac.apply(mac.tiny_model(), service("tiny"))
+    life.serves()
+    before = life.cluster.audited()
+    kube.request("DELETE", f"{SERVICES}/tiny")
+    life.restart("sidecar")
+    life.restart("controller")
+    eventually(lambda: mac.maybe(f"{SERVICES}/tiny"), 30, "the Service to be made")
+    life.scale(0)
+    eventually(lambda: mac.slice() is None, 30, "the slice to go")
+    life.scale(1)
+    kube.request("PATCH", f"{SLICES}/elsewhere-mac-z", None, {"endpoints": piece("mac-z", True)["endpoints"]}, MERGE)
+    life.restart("sidecar")
+    eventually(
+        lambda: not kube.request("GET", f"{SLICES}/elsewhere-mac-z")["endpoints"][0]["conditions"]["ready"], 60,
+        "the silent Mac's endpoint to be taken out",
+    )
+    life.serves()
+    login.close()
+    codes = {each.get("responseStatus", {}).get("code", 0) for each in life.audit(before)}
+    assert not codes & {403, 422}
 
 
 def test_an_account_that_is_deleted_is_shut_out_and_its_models_serve_on(life: Life) -> None:
