@@ -88,6 +88,7 @@ class Bulletin:
                 "reconnects": sum(each.reconnects for each in watches),
                 "requests": self._kube.requests,
                 "operator": self.operator,
+                "advice": placer.unwatched,
                 "cloned": placement.CLONED if placer.cloned else "",
             },
             "namespaces": sorted(placed.namespaces),

@@ -23,6 +23,8 @@ from metal_supervisor.core.claims import Ask, Life, Sighting, SlotId
 from metal_supervisor.core.types import Json, Key, Record, Rejected, Service, Standing
 
 CLONED = "another Mac uses this one's identity (a copied state directory?); set --node-name on one of them"
+UNWATCHED = "if this Mac dies its traffic goes on: there is no other Mac and no reaper; apply conf/reaper/reaper.yaml"
+REAPER_STALE_S = 60.0
 log = logging.getLogger("controller")
 
 
@@ -54,11 +56,13 @@ class Placement:
         # The passes between the first and the last answer to a batch of claims would each place a few.
         self._leases = Reflector(
             kube, f"/apis/coordination.k8s.io/v1{scope}/leases",
-            lambda: None if self._claimer.busy else wake(), selector=f"{claims.KIND} in (node,claim)",
+            lambda: None if self._claimer.busy else wake(), selector=f"{claims.KIND} in (node,claim,reaper)",
         )
         self._sightings: dict[Key, Sighting] = {}
         self._waiting: Mapping[SlotId, float] = {}
         self._own_session = ""
+        self.unwatched = ""
+        """Why nobody would withdraw this Mac's endpoints in its stead, "" if somebody would."""
         self.cloned = False
 
     def start(self) -> None:
@@ -95,6 +99,7 @@ class Placement:
         self._sightings = claims.sight(self._sightings, leases, now)
         held, nodes = claims.read(leases.values())
         self._look_for_a_clone(nodes)
+        self._look_for_a_watcher(nodes, now)
         lives = claims.judge(
             held, nodes, self._sightings, self._node, self._leases.connected_at, self._settings.lease_duration
         )
@@ -138,6 +143,18 @@ class Placement:
             and claim.slot[2] == record.slot
             for claim in holders
         )
+
+    def _look_for_a_watcher(self, nodes: Mapping[tuple[str, str], claims.NodeLease], now: float) -> None:
+        """Warns, once it is certain, that traffic would go on to a dead Mac: nothing in Kubernetes stops it."""
+        peers = any(node != self._node and not lease.released for (_, node), lease in nodes.items())
+        reaper = any(
+            name == claims.REAPER_LEASE and now - seen.at < REAPER_STALE_S
+            for (_, name), seen in self._sightings.items()
+        )
+        settled = self._leases.connected_at and now - self._leases.connected_at > REAPER_STALE_S
+        before, self.unwatched = self.unwatched, UNWATCHED if settled and not (peers or reaper) else ""
+        if self.unwatched and not before:
+            log.warning("nobody watches over this Mac", extra={"advice": self.unwatched})
 
     def _look_for_a_clone(self, nodes: Mapping[tuple[str, str], claims.NodeLease]) -> None:
         """A session that is not ours, after ours had been there: two Macs are one to the cluster.

@@ -18,6 +18,7 @@ from metal_supervisor.core.types import Json, Key
 
 PREFIX = "metal-supervisor.io/"
 KIND, NODE, SERVICE = PREFIX + "kind", PREFIX + "node", PREFIX + "inferenceservice"
+REAPER_LEASE = "metal-reaper"
 READY, SESSION, UNSCHEDULABLE = PREFIX + "ready", PREFIX + "session", PREFIX + "unschedulable"
 LONGEST_NAME, LONGEST_LABEL = 200, 63
 LOAD_S, JITTER_S, ANOTHER_S = 0.05, 0.05, 3.0

@@ -14,7 +14,7 @@ from metal_supervisor.core.types import Observed, Record, Standing
 WAITING = "Waiting for the host metal-agent to fetch the model and register Endpoints"
 LONGEST_NOTE_BYTES = 1000
 HELD = ("FATAL", "BACKOFF")
-PORT_IN_USE = "PortInUse"
+PORT_IN_USE, CLAIM_LOST = "PortInUse", "ClaimLost"
 TROUBLE = ("CrashLoopBackOff", PORT_IN_USE, "PublishFailed", "EndpointNameConflict", "NoRoutableAddress")
 """Reasons that deserve a warning although they may pass."""
 
@@ -97,6 +97,8 @@ def _standing(record: Record, observed: Observed | None) -> tuple[str, str, str]
         return ("Creating", reason, text) if named else ("Creating", "PublishFailed", observed.published)
     if observed and observed.ready and not record.withdraw:
         text, phase = f"{record.runtime} serves {record.name} on port {record.port}", _whole(record, 1)
+        if not record.claimed:
+            return phase, CLAIM_LOST, f"slot {record.slot} is another Mac's now; this one serves until that one does"
         count = f"{1 + record.peers_ready} of {record.replicas} replicas are ready"
         missing = f"{count}: each takes a Mac of its own, or see --replicas-per-mac"
         return phase, "Serving", text if phase == "Ready" else f"{text}; {missing}"
@@ -186,6 +188,8 @@ def happening(before: Report | None, after: Report, exit_text: str) -> Happening
     """The Event a change is worth, if any. `exit_text` says how the process ended, "" if it did not."""
     if before is not None and (before.phase, before.reason) == (after.phase, after.reason):
         return None
+    if after.reason == CLAIM_LOST:
+        return Happening("Warning", after.reason, after.message)
     if after.phase == "Ready":
         return Happening("Normal", "Serving", after.message)
     if before is not None and before.ready and exit_text:

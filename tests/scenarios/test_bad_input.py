@@ -286,8 +286,10 @@ def test_a_corrupt_record_and_one_of_a_newer_format_are_made_again(system: Syste
     for name in before:
         eventually(lambda name=name: (records / f"default.{name}.json").exists(), what="the record to be back")
         eventually(lambda name=name: system.status(name).get("phase") == "Ready", what=f"{name} Ready")
+    aside = system.state / "quarantine"
+    eventually(lambda: len(list(aside.glob("*rec-*.json"))) == 2, what="both to be put aside")
+    eventually(lambda: all((records / f"default.{name}.json").exists() for name in before), what="both to be back")
     assert {name: system.pid(name) for name in before} == before
-    assert len(list((system.state / "quarantine").glob("*rec-*.json"))) == 2
     gone(system, *before)
 
 

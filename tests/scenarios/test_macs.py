@@ -134,6 +134,8 @@ def test_draining_a_mac_moves_its_slots_without_cutting_an_answer(macs: Fleet) -
     assert macs.holder() not in ("", holder.name)
     assert macs.ready() == [macs.holder()]
     assert holder.pid() == 0
+    events = "/apis/events.k8s.io/v1/namespaces/default/events"
+    eventually(lambda: "ClaimLost" in {each["reason"] for each in first.get(events)["items"]}, what="an Event of it")
     # A cordoned Mac takes nothing, an uncordoned one does.
     assert "uncordoned" in holder.command("uncordon").stdout
     for mac in macs.macs:

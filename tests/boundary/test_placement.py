@@ -1,0 +1,88 @@
+"""What a Mac makes of the Leases it sees: who watches over it, and whether another one goes by its name."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metal_supervisor.boundary.state import SESSION_FILE, StateDir
+from metal_supervisor.boundary.watch import Watched
+from metal_supervisor.config import Settings
+from metal_supervisor.core import claims
+from metal_supervisor.placement import REAPER_STALE_S, Placement
+
+
+class NoKube:
+    """A cluster that nobody asks: what is watched is put in by the test."""
+
+    kicks, clock_offset_s = 0, 0.0
+
+    def when_kicked(self, action: Any) -> None:
+        pass
+
+
+class Seen:
+    """A Placement, and what its watch shows it."""
+
+    def __init__(self, state: Path, *leases: dict[str, Any]) -> None:
+        directory = StateDir(state)
+        self.placement = Placement(Settings(kubeconfig="x"), directory, NoKube(), "mac-a", lambda: None)  # type: ignore[arg-type]
+        self.placement._leases.connected_at = time.monotonic() - REAPER_STALE_S - 1
+        self.show(*leases)
+
+    def show(self, *leases: dict[str, Any]) -> None:
+        items = {(each["metadata"]["namespace"], each["metadata"]["name"]): each for each in leases}
+        self.placement._leases.seen = Watched(items, True)
+        self.placement.place({}, (), {}, lambda _: 0.0)
+
+
+def node(name: str, session: str = "", duration_s: float = 40.0, version: str = "1") -> dict[str, Any]:
+    body = claims.node_lease_object("default", name, duration_s, {claims.SESSION: session}, "t")
+    body["metadata"]["resourceVersion"] = version
+    return body
+
+
+def reaper() -> dict[str, Any]:
+    metadata = {"namespace": "default", "name": claims.REAPER_LEASE, "resourceVersion": "7"}
+    return {"metadata": {**metadata, "labels": {claims.KIND: "reaper"}}}
+
+
+def test_a_mac_that_nobody_watches_over_says_so(tmp_path: Path) -> None:
+    seen = Seen(tmp_path, node("mac-a"))
+    assert "conf/reaper/reaper.yaml" in seen.placement.unwatched
+    for other in (node("mac-b"), reaper()):
+        seen.show(node("mac-a"), other)
+        assert seen.placement.unwatched == ""
+        seen.show(node("mac-a"))
+        assert seen.placement.unwatched
+    seen.show(node("mac-a"), node("mac-b", duration_s=0.0))
+    assert seen.placement.unwatched, "a Mac that stopped watches over nobody"
+
+
+def test_nothing_is_said_before_everybody_could_have_been_seen(tmp_path: Path) -> None:
+    seen = Seen(tmp_path)
+    seen.placement._leases.connected_at = time.monotonic()
+    seen.show(node("mac-a"))
+    assert seen.placement.unwatched == ""
+
+
+@pytest.mark.parametrize(("foreign", "gives_way"), [("100-x", True), ("300-x", False)])
+def test_of_two_macs_with_one_name_the_later_gives_way(tmp_path: Path, foreign: str, gives_way: bool) -> None:
+    (tmp_path / SESSION_FILE).write_text(json.dumps(["150-before", "200-us"]))
+    seen = Seen(tmp_path, node("mac-a", "200-us"))
+    assert not seen.placement.cloned
+    seen.show(node("mac-a", foreign, version="2"))
+    assert seen.placement.cloned is gives_way
+
+
+def test_a_session_of_our_own_past_is_no_stranger(tmp_path: Path) -> None:
+    (tmp_path / SESSION_FILE).write_text(json.dumps(["150-before", "200-us"]))
+    seen = Seen(tmp_path, node("mac-a", "100-long-ago"))
+    assert not seen.placement.cloned, "what was there before us was left behind, not written by another"
+    seen.show(node("mac-a", "200-us", version="2"))
+    seen.show(node("mac-a", "150-before", version="3"))
+    assert not seen.placement.cloned
