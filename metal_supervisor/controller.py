@@ -131,7 +131,8 @@ class Controller:
         self.services.start()
         self.models.start()
         self.placement.start()
-        Roamer(self.kube).start()
+        if not self.settings.embedded:  # loopback outlasts every sleep and every network
+            Roamer(self.kube).start()
         pause_s = 0.0
         while not stopped():
             self.bell.wait(pause_s)

@@ -123,8 +123,11 @@ class Sidecar:
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Passes until told to stop; takes the endpoints out if the whole system stops."""
-        self.addresses.start()
-        self.addresses.wait(RETRY_S)
+        if self.settings.embedded:
+            self.addresses.look()  # loopback does not change
+        else:
+            self.addresses.start()
+            self.addresses.wait(RETRY_S)
         self.registrar.start()
         if not self.settings.embedded:
             for name, work in (("token", self._renew_token), ("engines", self._know_engines)):
