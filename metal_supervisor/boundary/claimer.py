@@ -95,7 +95,9 @@ class Claimer(threading.Thread):
                 moves, self._moves = self._moves, ()
             failed = False
             for move in moves:
-                failed = not self._perform(move)
+                with self._lock:  # what was asked for while the last batch was under way may be in it
+                    done = self._tried_lately(move, time.monotonic())
+                failed = not done and not self._perform(move)
                 if failed:
                     break
             with self._lock:
@@ -109,9 +111,9 @@ class Claimer(threading.Thread):
         namespace, service, index = move.slot
         name = claims.claim_name(service, index)
         answer: Json | None = None
+        self._remember(move)
         try:
             if move.do is Do.CLAIM and self._other_agent(move.slot[:2]):
-                self._remember(move)
                 return True
             if move.do is Do.RELEASE:
                 precondition = {"preconditions": {"resourceVersion": move.version}}
@@ -125,12 +127,12 @@ class Claimer(threading.Thread):
                 answer = self._kube.apply(_path(namespace, name), body, f"metal/{self._node}", force=not first)
         except KubeError as error:
             if error.code in (404, 409, 422):
-                self._remember(move)
                 log.info("claim refused", extra={"service": service, "slot": index, "why": str(error)})
                 return True
             self._failed(error)
+            with self._lock:
+                self._tried.pop(move.slot, None)  # it never got there
             return False
-        self._remember(move)
         self.error = ""
         version = answer["metadata"]["resourceVersion"] if answer else move.version
         with self._lock:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,6 +108,27 @@ def test_a_move_is_not_repeated_at_once(kube: Kube, uid: str) -> None:
     assert not mac.claimer.busy
     mac.do(Move(Do.CLAIM, ("default", "other", 0), uid))
     assert kube.requests - before == 2, "the look for another agent, and the claim"
+
+
+def test_what_is_asked_for_while_it_is_under_way_is_asked_once(kube: Kube, uid: str) -> None:
+    mac = Asked(kube, "mac-a")
+    begun, go_on = threading.Event(), threading.Event()
+    apply, sent = kube.apply, []
+
+    def slow(path: str, *rest: Any, **more: Any) -> Any:
+        sent.append(path)
+        begun.set()
+        assert go_on.wait(10)
+        return apply(path, *rest, **more)
+
+    kube.apply = slow  # type: ignore[method-assign]
+    moves = [Move(Do.CLAIM, ("default", "tiny", index), uid) for index in range(3)]
+    mac.claimer.want(moves)
+    assert begun.wait(10)
+    mac.claimer.want(moves)  # as every pass does until the watch shows them
+    go_on.set()
+    eventually(lambda: not mac.claimer.busy, what="all of it to be done")
+    assert len(sent) == 3
 
 
 def test_another_agent_that_lives_keeps_its_service(kube: Kube, uid: str) -> None:
