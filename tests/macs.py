@@ -7,11 +7,16 @@ loopback, on ports of their own.
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from metal_supervisor import boot
 from metal_supervisor.apiserver import ApiServer, Options
@@ -97,6 +102,30 @@ class Fleet:
             stack.callback(self.kube.close)
 
 
+def show(fleet: Fleet) -> None:
+    """What the Macs said last, for whoever looks into a failure."""
+    for mac in fleet.macs:
+        sys.stderr.write(f"── {mac.name} ──\n{mac.said()}\n")
+        for name in ("controller", "sidecar"):
+            path = mac.state / "log" / f"{name}.log"
+            if path.exists():
+                sys.stderr.write(f"── {mac.name} {name} ──\n{path.read_text(errors='replace')[-3000:]}\n")
+
+
+def lose(mac: Mac) -> float:
+    """A power cut: nothing of this Mac runs on, and nobody was told. Returns its moment (monotonic)."""
+    assert mac.process is not None
+    found, at = mac.processes(), time.monotonic()
+    for signum in (signal.SIGSTOP, signal.SIGKILL):  # all at once: no part may see another one end
+        for process in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signum)
+    mac.process.wait(10)
+    psutil.wait_procs(found, 10)
+    mac.process = None
+    return at
+
+
 @contextlib.contextmanager
 def embedded_cluster(base: Path, faults: bool = False) -> Iterator[Path]:
     """A cluster of ours for Macs that see it as somebody else's; gives its kubeconfig."""
@@ -117,12 +146,7 @@ def fleet(base: Path, kubeconfig: Path, *flags: str) -> Iterator[Fleet]:
     try:
         yield found
     except BaseException:
-        for mac in found.macs:
-            sys.stderr.write(f"── {mac.name} ──\n{mac.said()}\n")
-            for name in ("controller", "sidecar"):
-                path = mac.state / "log" / f"{name}.log"
-                if path.exists():
-                    sys.stderr.write(f"── {mac.name} {name} ──\n{path.read_text(errors='replace')[-3000:]}\n")
+        show(found)
         raise
     finally:
         found.close()

@@ -11,7 +11,7 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping
-from datetime import timezone
+from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 
 import urllib3
@@ -97,3 +97,8 @@ def forbidden(method: str, path: str, watch: bool, told: str) -> str:
         return f"{text}: {told}"
     to = f" to {right[1]}" if right else ""
     return f'{text}; grant the verb "{verb}" on "{resource}"{f" of {group}" if group else ""}{to}'
+
+
+def now_micro() -> str:
+    """Now, as MicroTime fields want it."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

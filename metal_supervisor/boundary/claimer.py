@@ -10,9 +10,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
 
 from metal_supervisor.boundary import host
+from metal_supervisor.boundary.answers import now_micro
 from metal_supervisor.boundary.kube import Kube, KubeError
 from metal_supervisor.core import claims, manifests
 from metal_supervisor.core.claims import Do, Move, SlotId
@@ -119,8 +119,7 @@ class Claimer(threading.Thread):
                 precondition = {"preconditions": {"resourceVersion": move.version}}
                 self._kube.request("DELETE", _path(namespace, name), None, precondition)
             else:
-                now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-                body = claims.claim_object(move, self._node, now)
+                body = claims.claim_object(move, self._node, now_micro())
                 # A field that the holder before us left as we found it is his as well, and would conflict for ever:
                 # what guards all but the first claim is the version it was decided from.
                 first = move.do is Do.CLAIM

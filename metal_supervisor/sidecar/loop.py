@@ -348,7 +348,7 @@ class Sidecar:
             PREFIX + "version": __version__,
             PREFIX + "address": self.addresses.address,
         }
-        if self.state.cordoned():
-            notes[UNSCHEDULABLE] = self.state.cordoned()
+        if word := self.state.cordoned():
+            notes[UNSCHEDULABLE] = word
         return notes
 

@@ -12,8 +12,8 @@ import os
 import random
 import time
 from collections.abc import Collection, Mapping
-from datetime import datetime, timezone
 
+from metal_supervisor.boundary.answers import now_micro
 from metal_supervisor.boundary.kube import MERGE, Kube, KubeError
 from metal_supervisor.core import claims, manifests
 from metal_supervisor.core.types import Json
@@ -84,9 +84,8 @@ class Membership:
             self._write(namespace, 0.0)
 
     def _write(self, namespace: str, duration_s: float) -> None:
-        now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         notes = {**self._notes, claims.SESSION: self._session}
-        body = claims.node_lease_object(namespace, self._node, duration_s, notes, now)
+        body = claims.node_lease_object(namespace, self._node, duration_s, notes, now_micro())
         path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{body['metadata']['name']}"
         self._kube.apply(path, body, f"metal/{self._node}", force=True)
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 from metal_supervisor import __version__
 from metal_supervisor.boundary import host
+from metal_supervisor.boundary.answers import now_micro
 from metal_supervisor.boundary.kube import MERGE, Kube, KubeError
 from metal_supervisor.core import manifests
 from metal_supervisor.core.report import Happening
 from metal_supervisor.core.types import Json, Key, Record
-from metal_supervisor.sidecar.statuses import Statuses, Wanted, WantedModel, now_micro, now_seconds
+from metal_supervisor.sidecar.statuses import Statuses, Wanted, WantedModel, now_seconds
 
 HEARTBEAT_S = 60.0
 RESYNC_S = 600.0

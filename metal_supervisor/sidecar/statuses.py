@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
+from metal_supervisor.boundary.answers import now_micro
 from metal_supervisor.boundary.kube import MERGE, Kube
 from metal_supervisor.core import manifests
 from metal_supervisor.core.report import Report
@@ -69,11 +70,6 @@ class _Written:
 def now_seconds(kube: Kube) -> str:
     """Now by the API server's clock, which the operator's is held against."""
     return datetime.fromtimestamp(time.time() + kube.clock_offset_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def now_micro() -> str:
-    """Now, as MicroTime fields want it."""
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _path(kind: str, key: Key) -> str:

@@ -8,20 +8,15 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
-import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from metal_supervisor.boundary.kube import Kube, KubeError
 from tests.cluster.server import KubeCluster
-from tests.macs import Fleet, Mac
+from tests.macs import Fleet, Mac, show
 from tests.system import SLICES
 
 Object = dict[str, Any]
@@ -138,30 +133,6 @@ def agents(base: Path, cluster: KubeCluster, namespace: str, *flags: str) -> Ite
         raise
     finally:
         found.close()
-
-
-def show(fleet: AgentFleet) -> None:
-    """What the Macs said last, for whoever looks into a failure."""
-    for mac in fleet.macs:
-        sys.stderr.write(f"── {mac.name} ──\n{mac.said()[-3000:]}\n")
-        for name in ("controller", "sidecar"):
-            path = mac.state / "log" / f"{name}.log"
-            if path.exists():
-                sys.stderr.write(f"── {mac.name} {name} ──\n{path.read_text(errors='replace')[-3000:]}\n")
-
-
-def lose(mac: Mac) -> float:
-    """A power cut: nothing of this Mac runs on, and nobody was told. Returns its moment (monotonic)."""
-    assert mac.process is not None
-    found, at = mac.processes(), time.monotonic()
-    for signum in (signal.SIGSTOP, signal.SIGKILL):  # all at once: no part may see another one end
-        for process in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signum)
-    mac.process.wait(10)
-    psutil.wait_procs(found, 10)
-    mac.process = None
-    return at
 
 
 class Sampler:

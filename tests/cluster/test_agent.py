@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from metal_supervisor.boundary.kube import KubeError
-from tests.cluster.agent import AgentFleet, AgentMac, Sampler, agents, lose
+from tests.cluster.agent import AgentFleet, AgentMac, Sampler, agents
 from tests.cluster.server import FIELD, OURS, KubeCluster, crd_directory
-from tests.macs import LEASES
+from tests.macs import LEASES, lose
 from tests.system import ISVC, MODELS, SERVICES, SLICES, eventually, kill, service
 
 TTL_S = 4.0

@@ -24,9 +24,9 @@ import yaml
 
 from metal_supervisor.accounts import Renewal
 from metal_supervisor.boundary.kube import APPLY, MERGE, Kube, KubeError
-from tests.cluster.agent import AgentFleet, AgentMac, AuditedCluster, OwnKube, refused, rights_used, show
+from tests.cluster.agent import AgentFleet, AgentMac, AuditedCluster, OwnKube, refused, rights_used
 from tests.cluster.server import ROOT, crd_directory
-from tests.macs import LEASES
+from tests.macs import LEASES, show
 from tests.system import ISVC, MODELS, SERVICES, SLICES, eventually, kill, model, service
 
 RBAC = ROOT / "conf" / "rbac"

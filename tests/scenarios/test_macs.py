@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.macs import LEASES, Fleet, embedded_cluster, fleet
+from tests.macs import LEASES, Fleet, embedded_cluster, fleet, lose
 from tests.system import MODELS, SLICES, eventually, kill, running, service
 
 TTL_S = 4.0
@@ -25,20 +24,6 @@ def macs(tmp_path: Path) -> Iterator[Fleet]:
         for name in ("mac-a", "mac-b", "mac-c"):
             found.add(name)
         yield found
-
-
-def lose(fleet: Fleet, name: str) -> None:
-    """A power cut: nothing of this Mac runs on, and nobody was told."""
-    mac = fleet.mac(name)
-    assert mac.process is not None
-    found = mac.processes()
-    for signum in (signal.SIGSTOP, signal.SIGKILL):  # all at once: no part may see another one end
-        for process in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signum)
-    mac.process.wait(10)
-    psutil.wait_procs(found, 10)
-    mac.process = None
 
 
 def test_three_replicas_on_three_macs_are_three_ready_endpoints_of_one_service(macs: Fleet) -> None:
@@ -80,7 +65,7 @@ def test_a_mac_that_loses_power_is_taken_out_and_its_slot_moves(macs: Fleet) -> 
     victim = macs.holder()
     theirs = [name for name in ("tiny", "other", "third") if macs.holder(name) == victim]
     others = {name: macs.holder(name) for name in ("tiny", "other", "third") if name not in theirs}
-    lose(macs, victim)
+    lose(macs.mac(victim))
     gone_at = time.monotonic()
     for name in theirs:
         eventually(lambda name=name: macs.holder(name) not in ("", victim), TTL_S + 20, f"{name} to move")
@@ -107,7 +92,7 @@ def test_a_mac_that_serves_nothing_in_a_namespace_can_take_over_there(tmp_path: 
         eventually(lambda: found.ready() == ["mac-a"], 40, "it to serve")
         second = found.add("mac-b")
         eventually(lambda: second.maybe(f"{LEASES}/metal-mac-b"), what="the other Mac to show itself")
-        lose(found, "mac-a")
+        lose(first)
         eventually(lambda: found.ready() == ["mac-b"], TTL_S + 30, "it to serve there")
 
 
