@@ -14,11 +14,13 @@ CONTEXT ?=
 NAMESPACE ?=
 PORT ?=
 ARGS ?=
+# make soak SECONDS=3600
+SECONDS ?= 3600
 # Only what is said on the command line counts: PORT and the like may be exported for something else.
 $(foreach name,CLUSTER CONTEXT NAMESPACE PORT ARGS,$(if $(filter environment,$(origin $(name))),$(eval $(name) :=)))
 export CLUSTER CONTEXT NAMESPACE PORT ARGS
 
-.PHONY: help run test test-fast test-cluster lint format bench clean
+.PHONY: help run test test-fast test-cluster lint format bench faults soak clean
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +31,8 @@ help:
 	@echo "             the same API contract, and more, against a real kube-apiserver; Go builds one, once"
 	@echo "make lint    ruff, mypy, import rules"
 	@echo "make bench   latencies and idle cost, as a table and as JSON in build/bench.json"
+	@echo "make faults  the fault scenarios, and docs/faults.md with the figures they reach"
+	@echo "make soak    random faults for SECONDS=3600, with an invariant checker"
 	@echo "make clean   removes the virtual environment and .run/"
 
 # pip rewrites nothing when all is there; the stamp keeps that off the way of the second run.
@@ -58,6 +62,13 @@ lint: $(READY)
 
 bench: $(READY)
 	@$(BIN)/python tools/bench.py
+
+faults: $(READY)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m fault tests/scenarios
+	@$(BIN)/python tools/faults.py
+
+soak: $(READY)
+	@$(BIN)/python tools/soak.py --seconds $(SECONDS)
 
 clean:
 	rm -rf $(VENV) .run build

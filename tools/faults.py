@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Writes docs/faults.md: every case of fault as the scenarios declare it, with the figures they last reached.
+
+`tools/faults.py` collects the cases and takes the figures of build/figures.json, which every test run keeps;
+`make faults` runs the scenarios first. With `--check` it only compares, leaving the figures aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests import faults  # noqa: E402
+
+PAGE = ROOT / "docs" / "faults.md"
+KINDS = {
+    "K": "Kubernetes API",
+    "C": "Custom resources",
+    "S": "supervisord",
+    "P": "Engines",
+    "M": "Host",
+    "U": "Upgrade, restart, time",
+}
+HEAD = """# What happens when something breaks
+
+<!-- written by tools/faults.py from the scenarios in tests/; change them, then run `make faults` -->
+
+Each row is a test that does it to a running system (real supervisord, real API, a real llama-server where one can
+show the fault, `tools/fake_runtime.py` where none can) and checks the bound. Bounds are generous, for slow machines;
+the figures are what was last reached on two shared cores without a GPU. Numbers are those of the project's list of
+150 faults; a case in several parts has a row for each.
+"""
+
+
+class _Collector:
+    def __init__(self) -> None:
+        self.cases: dict[str, faults.Case] = {}
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        for item in session.items:
+            case = faults.case_of(item)
+            if case is None:
+                continue
+            known = self.cases.setdefault(case.id, case)
+            assert known == case, f"{case.id} is declared twice, differently: {item.nodeid}"
+
+
+def collected() -> list[faults.Case]:
+    """Every declared case, in the order of the list."""
+    collector = _Collector()
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        code = pytest.main(
+            ["--collect-only", "-q", "-p", "no:cacheprovider", str(ROOT / "tests" / "scenarios")], plugins=[collector]
+        )
+    assert code == 0, said.getvalue()[-2000:]
+    return sorted(collector.cases.values(), key=lambda case: (list(KINDS).index(case.id[0]), _number(case.id), case.id))
+
+
+def _number(case: str) -> int:
+    found = re.search(r"\d+", case)
+    assert found, case
+    return int(found[0])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def page(cases: list[faults.Case], figures: dict[str, dict[str, object]]) -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for letter, title in KINDS.items():
+        chosen = [case for case in cases if case.id.startswith(letter)]
+        if not chosen:
+            continue
+        parts.append(f"\n## {title}\n\n| case | fault | what happens | what the user sees | bound | measured |\n")
+        parts.append("| --- | --- | --- | --- | --- | --- |\n")
+        for case in chosen:
+            measured = faults.line(figures[case.id]) if case.id in figures else ""  # type: ignore[arg-type]
+            cells = (case.id, case.fault, case.happens, case.sees, case.bound, measured)
+            parts.append("| " + " | ".join(map(_cell, cells)) + " |\n")
+    return "".join(parts)
+
+
+def without_figures(text: str) -> str:
+    """The page without its last column, which differs from run to run."""
+    return re.sub(r"(?m)^(\| [A-Z]\d+.* \| )[^|]*\|$", r"\1|", text)
+
+
+def main() -> int:
+    """Exit code 1 if `--check` found the page out of date."""
+    figures = json.loads(faults.FIGURES.read_text()) if faults.FIGURES.exists() else {}
+    text = page(collected(), figures)
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(text)
+        return 0
+    current = without_figures(PAGE.read_text()) == without_figures(text) if PAGE.exists() else False
+    if not current:
+        sys.stderr.write("docs/faults.md is not what the scenarios say; run tools/faults.py\n")
+    return 0 if current else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
