@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
+from metal_supervisor import launch
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import BrokenFile, Supervisord, refusal
 from metal_supervisor.core import plan, programs
-from metal_supervisor.core.plan import Do, Step, Stopping, Wanted
-from metal_supervisor.core.types import Diff, ProgramState, Record, RunNote, Standing
+from metal_supervisor.core.plan import Do, Hung, Step, Stopping, Wanted
+from metal_supervisor.core.types import LIVE, Diff, Observed, ProgramState, Record, RunNote, Standing
 
 YOUNG_S = 1.0
 RELOAD_EVERY_S = 60.0
@@ -43,6 +44,10 @@ class Applier:
         self._dirty = True
         self._reloaded_at = 0.0
         self._stopping: dict[str, Stopping] = {}
+        self._told: dict[str, tuple[int, float]] = {}
+        """Hung engines that were told to end: (pid, Unix time)."""
+        self._swept: dict[str, int] = {}
+        """The engine after which was last cleaned up, by program."""
         self._ours: set[str] = set()
 
     def write_specs(self, records: Collection[Record], specs: Mapping[str, str]) -> None:
@@ -115,9 +120,10 @@ class Applier:
         observed = self.state.observations()
         wanted, stopping = {}, dict(self._stopping)
         for record in records:
-            if record.spec_file and record.verdict.standing is Standing.RUN:
-                wanted[record.program] = Wanted(record.spec_file, record.stopped_by_hand)
             seen, known = observed.get(record.program), stopping.get(record.program)
+            if record.spec_file and record.verdict.standing is Standing.RUN:
+                hung = self._hung_engine(record.program, notes.get(record.program), seen)
+                wanted[record.program] = Wanted(record.spec_file, record.stopped_by_hand, hung)
             if known and record.withdraw and seen:
                 stopping[record.program] = replace(
                     known,
@@ -130,15 +136,28 @@ class Applier:
         self._dirty |= any(step.why == plan.RELOAD for step in steps)
         return steps
 
+    def _hung_engine(self, program: str, note: RunNote | None, seen: Observed | None) -> Hung | None:
+        """What there is to know of an engine that the sidecar calls hung; it means one process, and so do we."""
+        if note is None or seen is None or not seen.hung or seen.pid != note.pid:
+            self._told.pop(program, None)
+            return None
+        pid, at = self._told.get(program, (0, 0.0))
+        return Hung(seen.hung, at if pid == note.pid else 0.0)
+
     def ask_withdrawal(self, step: Step, now: float) -> str:
         """Remembers that a withdrawal was asked for; returns its token."""
         self._stopping[step.program] = Stopping(asked_at=now)
         return f"{now:.6f}"
 
-    def perform(self, step: Step, state: ProgramState | None) -> None:
+    def perform(self, step: Step, state: ProgramState | None, note: RunNote | None) -> None:
         """Carries one step out. Raises Unavailable or Refused."""
         name = step.program
-        if step.do is Do.STOP:
+        if step.do is Do.RESTART:
+            self._told[name] = note.pid if note else 0, time.time()
+            self.supervisord.signal(name, "TERM")
+        elif step.do is Do.KILL and note is not None:
+            launch.kill_engine(note.pid, note.started)  # not through supervisord, which may only know a stand-in
+        elif step.do is Do.STOP:
             young = state is not None and state.now - state.start < YOUNG_S
             known = self._stopping.get(name, Stopping())
             self._stopping[name] = replace(known, term_lost_at=time.time() if young else 0.0)
@@ -157,6 +176,15 @@ class Applier:
             self._dirty = True
         elif step.do is Do.START:
             self.supervisord.start(name)
+
+    def sweep(self, table: Mapping[str, ProgramState], notes: Mapping[str, RunNote]) -> None:
+        """Ends what an engine that is gone has left behind, once for each: its launcher may never run again."""
+        for program, note in notes.items():
+            gone = program not in table or table[program].state not in LIVE
+            if gone and note.pid and self._swept.get(program) != note.pid:
+                self._swept[program] = note.pid
+                if left := launch.sweep_group(note.pid, program):
+                    log.warning("leftovers ended", extra={"program": program, "engine": note.pid, "pids": left})
 
     def forget_all_but(self, busy: Collection[str]) -> None:
         """Drops what was remembered of programs that are no longer on their way out."""

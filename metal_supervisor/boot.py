@@ -201,6 +201,9 @@ def _sweep(directory: StateDir, say: Say) -> None:
     for path in sorted((directory.path / "runs").glob("*.json")):
         program, found = path.name.removesuffix(".json"), launch.read_note(str(path))
         if not _alive(found):
+            pid = found.get("pid")
+            if isinstance(pid, int) and (left := launch.sweep_group(pid, program)):
+                say(f"{program}: ended what pid {pid} had left behind: {', '.join(map(str, left))}")
             # An orderly stop looks like a crash to the launcher, and a loop that outlasts a boot is found anew.
             launch.write_note(str(path), {**found, "pid": 0, "starts": [], "not_before": 0.0, "held_after": 0})
             continue

@@ -98,11 +98,21 @@ class Settings:
     )
     llama_server: str = _setting("", "Path of llama-server; empty: PATH, then Homebrew's prefixes.")
     llama_server_startup_timeout: float = _setting(
-        600.0, "Seconds a llama-server may take to load before it is reported as stuck.", _between(1, 86400)
+        600.0, "Seconds a llama-server may take to load; one that still does no work then is restarted.",
+        _between(1, 86400),
+    )
+    hang_timeout: float = _setting(
+        60.0, "Seconds an engine may be silent without any sign of work before it is restarted; 0: for ever.",
+        _between(0, 86400),
     )
     drain_timeout: float = _setting(
         300.0, "Seconds an engine that is to stop may finish what it answers.", _between(0, 86400)
     )
+    stop_timeout: float = _setting(
+        20.0, "Seconds for the same when the whole system is stopped; below launchd's ExitTimeOut.", _between(0, 600)
+    )
+    log_size: int = _setting(20, "MiB after which the log of an engine is rotated.", _between(1, 4096))
+    log_files: int = _setting(3, "How many rotated logs of an engine are kept.", _between(0, 100))
     memory_fraction: float = _setting(
         0.0, "Share of the memory that models may use; 0: by the size of the machine.", _between(0, 1)
     )

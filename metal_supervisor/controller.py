@@ -165,6 +165,7 @@ class Controller:
         steps = self.applier.plan(self.records.values(), snapshot.table, diff, snapshot.notes, snapshot.now)
         done = [step for step in steps if self._tried(step, snapshot)]
         self._settle(snapshot, steps)
+        self.applier.sweep(snapshot.table, snapshot.notes)
         self._publish(snapshot, done)
         self.exits.watch_only(self._pids(snapshot))
         if done:
@@ -333,7 +334,7 @@ class Controller:
             return True
         if step.do is Do.STOP:
             self._change_record(step.program, stop_sent=True)
-        self.applier.perform(step, snapshot.table.get(step.program))
+        self.applier.perform(step, snapshot.table.get(step.program), snapshot.notes.get(step.program))
         return True
 
     def _change_record(self, program: str, **changes: Any) -> None:

@@ -29,6 +29,8 @@ LOG_TAIL_BYTES = 65536
 ANSWER_WAIT_S = 0.2
 # Below the 30 s after which supervisord would kill the stand-in, and leave the engine.
 STAND_IN_KILL_AFTER_S = 25
+MARK = "METAL_SUPERVISOR_ENGINE"
+"""Variable by which an engine's children are known as its."""
 # What an engine may inherit. Everything else of supervisord's environment stays behind: LLAMA_ARG_* would
 # reconfigure every server, and SUPERVISOR_SERVER_URL would let a server stop its siblings.
 INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ")
@@ -118,10 +120,10 @@ def write_note(path: str, note: dict[str, object]) -> None:
         say(f"cannot keep {path}: {error}")
 
 
-def environment(spec_env: dict[str, str], inherited: dict[str, str]) -> dict[str, str]:
-    """A clean environment: the few inherited names (and locale), then what the spec says."""
+def environment(spec_env: dict[str, str], inherited: dict[str, str], program: str) -> dict[str, str]:
+    """A clean environment: the few inherited names (and locale), then what the spec says, and whose engine it is."""
     kept = {name: value for name, value in inherited.items() if name in INHERITED or name.startswith("LC_")}
-    return {**kept, **spec_env}
+    return {**kept, **spec_env, MARK: program}
 
 
 def holder_of(port: int, host: str) -> str | None:
@@ -182,6 +184,78 @@ def survivor(note: dict[str, object], spec_file: str) -> int:
     pid, started = note.get("pid"), note.get("started")
     same = note.get("spec") == spec_file and isinstance(pid, int) and pid not in (0, os.getpid())
     return pid if same and started and start_time(pid) == started else 0  # type: ignore[arg-type, return-value]
+
+
+def kill_engine(pid: int, started: str) -> None:
+    """KILL to exactly this process, if it is still there."""
+    if started and start_time(pid) == started:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it ended by itself at this very moment
+
+
+def _group_members(group: int) -> list[int]:
+    """Pids of the processes of a process group."""
+    if sys.platform == "darwin":
+        return _group_members_darwin(group)
+    found = []
+    for name in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{int(name)}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except (ValueError, OSError):
+            continue
+        if fields[0] not in (b"Z", b"X") and int(fields[2]) == group:
+            found.append(int(name))
+    return found
+
+
+def _group_members_darwin(group: int) -> list[int]:
+    """libproc's `proc_listpids` with PROC_PGRP_ONLY (2) fills an array of 32-bit pids."""
+    import ctypes
+
+    libproc = ctypes.CDLL("/usr/lib/libproc.dylib")
+    pids = (ctypes.c_int * 1024)()
+    size = libproc.proc_listpids(2, group, pids, ctypes.sizeof(pids))
+    return [pid for pid in pids[: max(0, size) // 4] if pid]
+
+
+def _environment_of(pid: int) -> bytes:
+    """The environment a process was started with, and perhaps more; b"" if it cannot be read."""
+    if sys.platform == "darwin":
+        import ctypes
+
+        query, size = (ctypes.c_int * 3)(1, 49, pid), ctypes.c_size_t(1 << 20)  # CTL_KERN, KERN_PROCARGS2
+        area = ctypes.create_string_buffer(size.value)
+        done = ctypes.CDLL(None).sysctl(query, 3, area, ctypes.byref(size), None, ctypes.c_size_t(0))
+        return area.raw[: size.value] if done == 0 else b""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def sweep_group(pid: int, program: str) -> list[int]:
+    """KILL to what an engine that is gone has left behind in its process group; the pids of that.
+
+    An engine leads a group of its own. Its number may have been given to strangers since, so only what carries
+    the mark of the program is ended.
+    """
+    if pid <= 1 or start_time(pid):
+        return []
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return []
+    except PermissionError:
+        pass  # a Mac says so of zombies
+    mark = f"{MARK}={program}\0".encode()
+    left = [each for each in _group_members(pid) if mark in _environment_of(each) + b"\0"]
+    for each in left:
+        kill_engine(each, start_time(each))
+    return left
 
 
 def represent(pid: int, started: str) -> None:
@@ -254,6 +328,9 @@ def main(path: str) -> int:
         say(f"engine pid {pid} outlived supervisord; standing in for it")
         wait_for_exit(pid, started)
         return 0
+    left = note.get("pid")
+    if isinstance(left, int) and (swept := sweep_group(left, str(spec["program"]))):
+        say(f"ended what pid {left} had left behind: {', '.join(map(str, swept))}")
     starts, not_before = hold(note, spec_file, last_words(str(spec["supervisor_log"]), str(spec["program"])), now)
     idle = {**kept, "pid": 0, "started": "", "starts": starts, "held_after": 0, "not_before": 0.0}
     if now < not_before:
@@ -275,7 +352,8 @@ def main(path: str) -> int:
     try:
         os.chdir(str(spec["cwd"]))
         # SIGPIPE stays ignored, as inherited: an engine whose supervisord is killed must survive its next log line.
-        os.execve(argv[0], argv, environment(spec["env"], dict(os.environ)))  # type: ignore[arg-type]
+        whole = environment(spec["env"], dict(os.environ), str(spec["program"]))  # type: ignore[arg-type]
+        os.execve(argv[0], argv, whole)
     except (OSError, ValueError) as error:
         say(f"cannot start {argv[0]!r}: {error}")
         return EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else EXIT_CANNOT_EXEC

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+TICK_S = 0.02
 WORDS = ("this", "answer", "comes", "from", "a", "stand-in")
 
 LLAMA_FLAGS = (
@@ -54,6 +56,15 @@ class Faults:
     ignore_term: bool = option(False, "ignore SIGTERM")
     term_delay_s: float = option(0.0, "take so long to exit after SIGTERM")
     hang: bool = option(False, "accept connections and never answer")
+    stall: bool = option(False, "answer /health, but neither /slots nor a chat, as a stuck work loop does")
+    spin: bool = option(False, "use all of a processor")
+    health_delay_s: float = option(0.0, "take so long to answer /health")
+    signal: int = option(0, "end by this signal instead of --fake-exit-code")
+    grow_mib_per_s: float = option(0.0, "hold more memory all the time, until --fake-limit-mib ends the process")
+    limit_mib: int = option(0, "the system's limit for the process' memory; beyond it, the process is killed")
+    bind_host: str = option("", "listen on this address, whatever --host says")
+    junk: bool = option(False, "write bytes to the log that are neither text nor harmless")
+    close_stdout: bool = option(False, "close standard output and error")
     hang_after_s: float = option(0.0, "begin to hang after so long")
     html: bool = option(False, "answer everything with a page of HTML, status 200, as some other server would")
     identity: str = option("", "name another model in /v1/models and in answers")
@@ -205,8 +216,9 @@ class Handler(BaseHTTPRequestHandler):
             return self.change(body)
         if path == "/argv":
             return self.send_json(self.origin())
-        while engine.hanging():
-            time.sleep(0.05)
+        stalls = engine.faults.stall and path not in ("/health", "/v1/health", "/v1/models")
+        while engine.hanging() or (stalls and engine.faults.stall):
+            time.sleep(0.25)
         if engine.faults.html:
             return self.send(200, "<!doctype html><title>It works</title><h1>It works!</h1>", "text/html")
         if engine.loading():
@@ -246,6 +258,7 @@ class Handler(BaseHTTPRequestHandler):
         }
 
     def health(self) -> None:
+        time.sleep(self.engine.faults.health_delay_s)
         self.send_json({"status": "ok"})
 
     def models(self) -> None:
@@ -350,19 +363,50 @@ def on_term(faults: Faults) -> None:
     threading.Thread(target=leave, daemon=True).start()
 
 
+def leave(faults: Faults) -> None:
+    """Ends as asked."""
+    if faults.signal:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.kill(os.getpid(), faults.signal)
+    print(f"exiting with {faults.exit_code} as asked", file=sys.stderr, flush=True)
+    os._exit(faults.exit_code)
+
+
+def spin(faults: Faults) -> None:
+    """Uses a processor while asked to; in a process of its own it would be another's time."""
+    while True:
+        until = time.monotonic() + 0.2
+        while faults.spin and time.monotonic() < until:
+            pass
+        time.sleep(0.001 if faults.spin else 0.1)
+
+
+def grow(faults: Faults, held: list[bytearray]) -> None:
+    """Takes a tick's worth of memory; a process that may have no more is killed, as the system would."""
+    try:
+        held.append(bytearray(b"x") * int(faults.grow_mib_per_s * TICK_S * (1 << 20)))
+    except MemoryError:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def background(faults: Faults, started: float) -> None:
     """Everything that happens by the clock."""
     line = "x" * 119
+    held: list[bytearray] = []
     while True:
         age = time.monotonic() - started
         if 0 < faults.exit_after_s <= age:
-            print(f"exiting with {faults.exit_code} as asked", file=sys.stderr, flush=True)
-            os._exit(faults.exit_code)
+            leave(faults)
         if faults.flood_lines_per_s > 0:
-            count = max(1, int(faults.flood_lines_per_s * 0.02))
+            count = max(1, int(faults.flood_lines_per_s * TICK_S))
             sys.stderr.write((line + "\n") * count)
             sys.stderr.flush()
-        time.sleep(0.02)
+        if faults.junk:
+            sys.stderr.buffer.write(b"\x1b[31m\x1b]0;title\x07\xff\xfe\x00\x9b31mred\r\n" * 3)
+            sys.stderr.flush()
+        if faults.grow_mib_per_s > 0:
+            grow(faults, held)
+        time.sleep(TICK_S)
 
 
 def leave_child() -> None:
@@ -387,16 +431,24 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: on_term(faults))
     signal.signal(signal.SIGINT, lambda *_: on_term(faults))
     ballast = bytearray(os.urandom(1 << 20)) * faults.ballast_mib  # written, so that it is really resident
+    if faults.limit_mib:
+        resource.setrlimit(resource.RLIMIT_AS, (faults.limit_mib << 20, faults.limit_mib << 20))
     if faults.fork:
         leave_child()
+    if faults.close_stdout:
+        os.close(1)
+        os.close(2)
+    threading.Thread(target=spin, args=(faults,), daemon=True).start()
     threading.Thread(target=background, args=(faults, engine.started), daemon=True).start()
     time.sleep(faults.bind_delay_s)
-    host, port = flags.get("--host") or "127.0.0.1", int(flags.get("--port") or 8080)
+    host, port = faults.bind_host or flags.get("--host") or "127.0.0.1", int(flags.get("--port") or 8080)
     try:
         server = Server((host, port), type("BoundHandler", (Handler,), {"engine": engine}))
     except OSError as error:
         print(f"couldn't bind HTTP server socket, hostname: {host}, port: {port}: {error}", file=sys.stderr)
         return 1
+    if faults.close_stdout:
+        sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - as long as the process lives
     print(f"stand-in: listening on http://{host}:{port}, ballast {len(ballast)} bytes", file=sys.stderr, flush=True)
     server.serve_forever()
     return 0

@@ -1,6 +1,6 @@
 """Asks an engine, over loopback HTTP, what a runtime described as data: does it serve, and is it ours?
 
-Every question has a short timeout and asks for no tokens, so a probe can neither hang nor disturb.
+Every question has a timeout and asks for no tokens, so a probe can neither hang nor disturb.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class _Received:
         return io.BytesIO(self._data)
 
 
-def _get(host: str, port: int, path: str) -> tuple[int, bytes]:
+def _get(host: str, port: int, path: str, timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
     """(status, body). One deadline for the whole of it: an engine that drips bytes is no better than one that hangs."""
-    until = time.monotonic() + TIMEOUT_S
+    until = time.monotonic() + timeout_s
     data = bytearray()
-    with socket.create_connection((host, port), timeout=TIMEOUT_S) as connection:
+    with socket.create_connection((host, port), timeout=timeout_s) as connection:
         if connection.getsockname() == connection.getpeername():
             raise ConnectionRefusedError  # nobody listens, and the system gave this connection that very port
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
@@ -56,19 +56,43 @@ def _get(host: str, port: int, path: str) -> tuple[int, bytes]:
     return answer.status, answer.read()
 
 
-def probe(port: int, asked: Probe, identify: bool, host: str = "127.0.0.1") -> Answer:
+def probe(
+    port: int, asked: Probe, identify: bool, host: str = "127.0.0.1", timeout_s: float = TIMEOUT_S
+) -> Answer:
     """Whether the engine on the port serves; with `identify`, whether it is the one we mean."""
     try:
-        status, _ = _get(host, port, asked.path)
+        status, body = _get(host, port, asked.path, timeout_s)
         if status == 503:
             return Answer(False, "the engine is loading its model")
         if status != 200:
             return Answer(False, f"{asked.path} answered {status}")
-        return _identity(host, port, asked) if identify and asked.identity else Answer(True, "")
+        if asked.expects.encode() not in body:
+            return Answer(False, f"{asked.path} answered something else: {_shown(body)}")
+        return _identity(host, port, asked, timeout_s) if identify and asked.identity else Answer(True, "")
     except ConnectionRefusedError:
         return Answer(False, "the engine does not listen yet")
+    except TimeoutError:
+        return Answer(False, f"{asked.path} has not answered within {timeout_s:g} s")
     except (OSError, http.client.HTTPException) as error:
         return Answer(False, f"{asked.path}: {type(error).__name__}")
+
+
+def _shown(body: bytes) -> str:
+    text = "".join(char for char in body[:80].decode("utf-8", "replace") if char.isprintable())
+    return text or "nothing"
+
+
+def turns(port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = TIMEOUT_S) -> bool:
+    """Whether the engine's work loop takes requests: what its slots do is answered from there, not by its server."""
+    if not asked.busy_path:
+        return True
+    try:
+        _get(host, port, asked.busy_path, timeout_s)
+    except TimeoutError:
+        return False
+    except (OSError, http.client.HTTPException):
+        return True  # refused or cut: no word about the work loop
+    return True
 
 
 def busy(port: int, asked: Probe, host: str = "127.0.0.1") -> bool:
@@ -85,8 +109,8 @@ def busy(port: int, asked: Probe, host: str = "127.0.0.1") -> bool:
         return False
 
 
-def _identity(host: str, port: int, asked: Probe) -> Answer:
-    status, body = _get(host, port, asked.identity_path)
+def _identity(host: str, port: int, asked: Probe, timeout_s: float) -> Answer:
+    status, body = _get(host, port, asked.identity_path, timeout_s)
     try:
         listed = json.loads(body)["data"]
         names = {name for item in listed for name in (item.get("id"), *(item.get("aliases") or ()))}

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from metal_supervisor import launch
+from metal_supervisor.core.liveness import Signs
 
 HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")
 TIMEOUT_S = 5.0
@@ -217,6 +218,65 @@ def usage(pid: int) -> Usage | None:
         return Usage(process.memory_info().rss, times.user + times.system)
     except psutil.Error:
         return None
+
+
+def signs(pid: int, port: int) -> Signs | None:
+    """What an engine that does not answer is seen to do, with its children; None if it is gone."""
+    try:
+        process = psutil.Process(pid)
+        halted = process.status() == psutil.STATUS_STOPPED
+        family = [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return None
+    cpu_s, io_bytes, clients = 0.0, 0, False
+    for each in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            cpu_s += _cpu_s(each)
+            io_bytes += _io_bytes(each)
+            clients = clients or _has_clients(each, port)
+    return Signs(cpu_s, io_bytes, clients, halted)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.AccessDenied:
+        return 0.0
+    return times.user + times.system
+
+
+def _io_bytes(process: psutil.Process) -> int:
+    """Bytes read and written by any means; macOS does not tell."""
+    try:
+        found = process.io_counters()  # type: ignore[attr-defined, unused-ignore]
+    except (AttributeError, psutil.AccessDenied):
+        return 0
+    return int(getattr(found, "read_chars", found.read_bytes) + getattr(found, "write_chars", found.write_bytes))
+
+
+def _has_clients(process: psutil.Process, port: int) -> bool:
+    """Whether a connection to the port is established; True where that cannot be seen."""
+    try:
+        found = process.net_connections("tcp")
+    except (psutil.AccessDenied, OSError):
+        return True
+    return any(each.status == psutil.CONN_ESTABLISHED and each.laddr.port == port for each in found)
+
+
+def listens(pid: int, port: int) -> frozenset[str] | None:
+    """Addresses on which a process, or else its children, listen at a port; None where that cannot be seen."""
+    try:
+        process = psutil.Process(pid)
+        found = _listening(process, port)
+        return found or frozenset().union(*(_listening(each, port) for each in process.children(recursive=True)))
+    except (psutil.Error, OSError):
+        return None
+
+
+def _listening(process: psutil.Process, port: int) -> frozenset[str]:
+    found = process.net_connections("tcp")
+    ours = [each for each in found if each.status == psutil.CONN_LISTEN and each.laddr.port == port]
+    return frozenset(str(each.laddr.ip) for each in ours)
 
 
 def port_holder(port: int) -> str:

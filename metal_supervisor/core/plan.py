@@ -19,6 +19,7 @@ RESEND_AFTER_S = 1.0
 NOTE_GRACE_S = 2.0
 EXITED_GRACE_S = 2.0
 SETTLE_S = 1.0
+KILL_AFTER_S = 10.0
 FIRST_RETRY_S, LONGEST_RETRY_S = 10.0, 300.0
 LOST = "supervisord lost track of the process; nothing is done to it"
 RELOAD = "supervisord has not seen its section yet"
@@ -34,6 +35,10 @@ class Do(str, Enum):
     STOP = "stop"
     TERM = "term"
     """Signal TERM again: one within milliseconds of a start is lost."""
+    RESTART = "restart"
+    """Make a hung engine end; supervisord starts it again."""
+    KILL = "kill"
+    """The same, of one that did not heed it."""
     WITHDRAW = "withdraw"
     """Ask the sidecar to take the endpoint out before the process is stopped."""
     WAIT = "wait"
@@ -52,11 +57,21 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Hung:
+    """An engine that should be restarted."""
+
+    why: str
+    told_at: float = 0.0
+    """Unix time at which it was told to end, 0 if it was not."""
+
+
+@dataclass(frozen=True)
 class Wanted:
     """A program that should exist, and how it should run."""
 
     spec_file: str
     stopped_by_hand: bool
+    hung: Hung | None = None
 
 
 @dataclass(frozen=True)
@@ -130,12 +145,24 @@ def _keep(name: str, wanted: Wanted, state: ProgramState, note: RunNote | None, 
         return Step(Do.START, name, "exited and was not restarted")
     if state.state is State.UNKNOWN:
         return Step(Do.ALARM, name, LOST)
+    if state.state in (State.STARTING, State.RUNNING) and wanted.hung:
+        return _revive(name, wanted.hung, wall)
     if state.state is State.FATAL:
         due = retry_at(note, state)
         if wall >= due or due - wall > LONGEST_RETRY_S:  # further away than any pause: the clock was set back
             return Step(Do.START, name, "its pause after a crash is over")
         return Step(Do.WAIT, name, "held after crashes", due - wall)
     return None
+
+
+def _revive(name: str, hung: Hung, wall: float) -> Step:
+    """The next move of an engine that hangs. Nothing is drained: it answers nobody."""
+    if not hung.told_at:
+        return Step(Do.RESTART, name, hung.why)
+    waited = wall - hung.told_at
+    if 0 <= waited < KILL_AFTER_S:
+        return Step(Do.WAIT, name, "a hung engine was told to end", KILL_AFTER_S - waited)
+    return Step(Do.KILL, name, "it hangs, and does not heed TERM")
 
 
 def steps(

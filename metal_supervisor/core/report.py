@@ -14,8 +14,10 @@ from metal_supervisor.core.types import Observed, Record, Standing
 WAITING = "Waiting for the host metal-agent to fetch the model and register Endpoints"
 LONGEST_NOTE_BYTES = 1000
 HELD = ("FATAL", "BACKOFF")
-PORT_IN_USE, CLAIM_LOST = "PortInUse", "ClaimLost"
-TROUBLE = ("CrashLoopBackOff", PORT_IN_USE, "PublishFailed", "EndpointNameConflict", "NoRoutableAddress")
+PORT_IN_USE, CLAIM_LOST, HUNG = "PortInUse", "ClaimLost", "Hung"
+TROUBLE = frozenset({
+    HUNG, "Unresponsive", "CrashLoopBackOff", PORT_IN_USE, "PublishFailed", "EndpointNameConflict", "NoRoutableAddress",
+})
 """Reasons that deserve a warning although they may pass."""
 
 
@@ -70,6 +72,10 @@ def _creating(record: Record, observed: Observed | None) -> tuple[str, str, str]
         return phase, "CrashLoopBackOff", observed.message or "the engine does not stay up"
     if record.withdraw:
         return "Progressing", "Restarting", "the endpoint is withdrawn while the engine is replaced"
+    if observed and observed.hung:
+        return "Creating", HUNG, f"{observed.hung}; it is being restarted"
+    if observed and observed.served:
+        return "Creating", "Unresponsive", f"{observed.message}; it takes no new requests until it answers again"
     return "Creating", "Loading", observed.message if observed and observed.message else "the engine is loading"
 
 
@@ -192,7 +198,7 @@ def happening(before: Report | None, after: Report, exit_text: str) -> Happening
         return Happening("Warning", after.reason, after.message)
     if after.phase == "Ready":
         return Happening("Normal", "Serving", after.message)
-    if before is not None and before.ready and exit_text:
+    if before is not None and (before.ready or before.reason == HUNG) and exit_text:
         return Happening("Warning", "Crashed", _fitting(exit_text))
     if after.phase == "Failed" or after.reason in TROUBLE:
         return Happening("Warning", after.reason, _fitting(after.message))

@@ -142,6 +142,8 @@ class Probe:
 
     path: str = "/health"
     """Answers 200 when the engine can serve, 503 while it loads."""
+    expects: str = ""
+    """What that answer has in it; a page of some other server has not."""
     identity_path: str = "/v1/models"
     """Lists the served models; one id must equal `identity`."""
     identity: str = ""
@@ -314,6 +316,10 @@ class Observed:
     """Whether it still answers somebody, asked once it is to be withdrawn."""
     drained: str = ""
     """The withdraw token after which it was seen idle."""
+    served: bool = False
+    """This very process has been ready before."""
+    hung: str = ""
+    """Why this very process should be restarted, "" if it should not."""
 
 
 @dataclass(frozen=True)

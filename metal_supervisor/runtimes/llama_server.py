@@ -157,4 +157,5 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
     argv += ["--host", place.host, "--port", str(place.port)]
     argv += _capacity(service, place) + _behaviour(service.options) + _mode(service)
     argv += _housekeeping(service, binary) + list(service.extra_args)
-    return Engine(argv=tuple(argv), env=service.env, cwd=place.cwd, probe=Probe(identity=service.name))
+    probe = Probe(expects='"status"', identity=service.name)
+    return Engine(argv=tuple(argv), env=service.env, cwd=place.cwd, probe=probe)

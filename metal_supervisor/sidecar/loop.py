@@ -29,6 +29,7 @@ from metal_supervisor.boundary.state import SESSION_FILE, StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable, last_exit
 from metal_supervisor.config import Settings
 from metal_supervisor.core.claims import PREFIX, UNSCHEDULABLE
+from metal_supervisor.core.liveness import Limits
 from metal_supervisor.core.report import Report, happening, report
 from metal_supervisor.core.types import (
     LIVE,
@@ -70,7 +71,7 @@ class Sidecar:
         listed = settings.fleet_node == "on" and not settings.embedded
         fleet_node = FleetNode(kube, self.node, host.memory_bytes()) if listed else None
         self.registrar = Registrar(kube, self.node, self.membership, self.wake, settings.embedded, fleet_node)
-        self.prober = Prober(self.wake)
+        self.prober = Prober(self.wake, Limits(settings.llama_server_startup_timeout, settings.hang_timeout))
         self.exits = ExitWatch(self._exited)
         self._dead: set[int] = set()
         self._observed = directory.observations()
@@ -175,7 +176,10 @@ class Sidecar:
         notes = self.state.run_notes()
         told = self._controller()
         pids = {name: self._engine_pid(self._table.get(name), notes.get(name)) for name in records}
-        self.prober.ask_only({name: self._target(record, pids[name]) for name, record in records.items() if pids[name]})
+        alive = {name: record for name, record in records.items() if pids[name]}
+        self.prober.ask_only(
+            {name: (self._target(each, pids[name]), self._known(each, pids[name])) for name, each in alive.items()}
+        )
         rows = [self._row(each, self._table.get(name), notes.get(name), pids[name]) for name, each in records.items()]
         for program in self._observed.keys() - records.keys():
             del self._observed[program]
@@ -232,19 +236,20 @@ class Sidecar:
         return 0 if pid in self._dead else pid
 
     def _target(self, record: Record, pid: int) -> Target:
-        bind = self.settings.bind_address
-        address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
-        return Target(pid, address, record.port or 0, record.probe)
+        return Target(pid, self.settings.bind_address, record.port or 0, record.probe)
+
+    def _known(self, record: Record, pid: int) -> Finding:
+        """What an earlier look, or an earlier sidecar, found of this very process: it must not take out what serves."""
+        before = self._observed.get(record.program)
+        same = before is not None and before.pid == pid
+        return Finding(before.ready, "", before.served) if same and before else Finding(False, "")
 
     def _row(self, record: Record, row: ProgramState | None, note: RunNote | None, pid: int) -> Row:
         """Observes one service, keeps the observation, and reports on it."""
         before = self._observed.get(record.program)
-        finding = self.prober.finding(record.program)
+        finding = self.prober.finding(record.program) or self._known(record, pid)
         published = self.registrar.published(record.key)
         word = row.state.value if row else ""
-        if finding is None:  # a sidecar that starts anew must not take out what serves
-            same = before is not None and before.pid == pid
-            finding = Finding(bool(same and before and before.ready), "")
         ready = bool(pid) and finding.ready and word != "STOPPING" and not self._leaving.is_set()
         message = finding.message
         if note and note.refused and not pid:
@@ -267,6 +272,8 @@ class Sidecar:
             busy=bool(busy),
             drained=carried_out if busy is False or not pid else "",
             restarts=(before.restarts if before else 0) + (1 if died and not self._planned(record, word) else 0),
+            served=bool(pid) and finding.served,
+            hung=finding.hung if pid else "",
             last_exit=self._exit(record, before, died),
             published=published.problem,
         )

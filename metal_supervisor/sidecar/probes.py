@@ -2,6 +2,7 @@
 
 One small thread per engine, because a hung engine must not delay the news of another. Readiness is the
 answer of this very process: a probe belongs to a pid, and the answer of an earlier one counts for nothing.
+What an engine that does not answer is seen to do is looked at too, so that a hung one can be told from a busy one.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from metal_supervisor.boundary import engines
+from metal_supervisor.boundary import engines, host
+from metal_supervisor.boundary.engines import Answer
+from metal_supervisor.core import liveness
+from metal_supervisor.core.liveness import Limits, Look, Pulse
 from metal_supervisor.core.types import Probe
 
 READY_EVERY_S = 15.0
 DOUBT_EVERY_S = 1.0
 DRAIN_EVERY_S = 0.2
-FAILURES = 3
+PATIENT_S = 5.0
 # (until this many seconds after the start, ask this often): quick models are noticed at once, slow ones cheaply.
 LOADING_PACE = ((3.0, 0.02), (15.0, 0.1), (120.0, 0.5), (float("inf"), 2.0))
+ANY_V4, ANY_V6 = "0.0.0.0", "::"
 
 
 @dataclass(frozen=True)
@@ -27,9 +32,15 @@ class Target:
     """One engine process to be asked."""
 
     pid: int
-    host: str
+    bind: str
+    """The address it was told to listen on."""
     port: int
     probe: Probe
+
+    @property
+    def host(self) -> str:
+        """Where to ask."""
+        return {ANY_V4: "127.0.0.1", ANY_V6: "::1"}.get(self.bind, self.bind)
 
 
 @dataclass(frozen=True)
@@ -38,40 +49,67 @@ class Finding:
 
     ready: bool
     message: str
+    served: bool = False
+    """It has been ready before."""
+    hung: str = ""
+    """Why it should be restarted, "" if it should not."""
 
 
 class _Asker(threading.Thread):
     """Asks one target until told to end."""
 
-    def __init__(self, target: Target, on_change: Callable[[], None]) -> None:
+    def __init__(self, target: Target, known: Finding, limits: Limits, on_change: Callable[[], None]) -> None:
         super().__init__(name=f"probe {target.port}", daemon=True)
-        self.target, self._on_change = target, on_change
+        self.target, self._limits, self._on_change = target, limits, on_change
+        self._pulse = Pulse(born=time.monotonic(), ready=known.ready, served=known.served)
         self.finding = Finding(False, "")
         self.answered = False
         self._over = threading.Event()
-        self._since = time.monotonic()
 
     def end(self) -> None:
         """Makes the thread end at its next breath."""
         self._over.set()
 
     def run(self) -> None:
-        failures = 0
         while not self._over.is_set():
             was = self.finding
-            answer = engines.probe(self.target.port, self.target.probe, identify=not was.ready, host=self.target.host)
-            failures = 0 if answer.ready else failures + 1
-            if answer.ready or not was.ready or failures >= FAILURES:
-                self.finding = Finding(answer.ready, answer.message)
+            self._pulse = pulse = liveness.heard(self._pulse, self._look(), self._limits)
+            self.finding = Finding(pulse.ready, pulse.message, pulse.served, pulse.hung)
             first, self.answered = not self.answered, True
             if (first or self.finding != was) and not self._over.is_set():
                 self._on_change()
-            self._over.wait(self._pause_s(failures))
+            self._over.wait(self._pause_s())
 
-    def _pause_s(self, failures: int) -> float:
-        if self.finding.ready:
-            return DOUBT_EVERY_S if failures else READY_EVERY_S
-        age_s = time.monotonic() - self._since
+    def _look(self) -> Look:
+        target = self.target
+        # The first silence is doubted at once; an engine that is in doubt is given longer.
+        patience_s = PATIENT_S if self._pulse.failures else engines.TIMEOUT_S
+        answer = engines.probe(target.port, target.probe, not self._pulse.ready, target.host, patience_s)
+        if answer.ready and not self._pulse.ready:
+            answer = self._ours()
+        turns = not answer.ready or engines.turns(target.port, target.probe, target.host, patience_s)
+        message = answer.message if turns else "its work loop takes no requests"
+        now, fine = time.monotonic(), answer.ready and turns
+        closely = not fine and liveness.wants_signs(self._pulse, now, self._limits)
+        return Look(now, answer.ready, turns, message, host.signs(target.pid, target.port) if closely else None)
+
+    def _ours(self) -> Answer:
+        """Whether it is this very process that answers, and where it was told to."""
+        target = self.target
+        found = host.listens(target.pid, target.port)
+        if found is None or target.bind in found or (target.bind == ANY_V4 and ANY_V6 in found):
+            return Answer(True, "")
+        if not found:
+            stranger = host.port_holder(target.port)
+            return Answer(False, f"port {target.port} is answered by {stranger}, not by the engine")
+        return Answer(False, f"the engine listens on {', '.join(sorted(found))}, not on {target.bind}")
+
+    def _pause_s(self) -> float:
+        if self._pulse.ready:
+            return DOUBT_EVERY_S if self._pulse.failures else READY_EVERY_S
+        if self._pulse.served:
+            return DOUBT_EVERY_S
+        age_s = time.monotonic() - self._pulse.born
         return next(pause_s for until_s, pause_s in LOADING_PACE if age_s < until_s)
 
 
@@ -97,19 +135,19 @@ class _Drain(threading.Thread):
 class Prober:
     """All the askers, one per program."""
 
-    def __init__(self, on_change: Callable[[], None]) -> None:
-        self._on_change = on_change
+    def __init__(self, on_change: Callable[[], None], limits: Limits) -> None:
+        self._on_change, self._limits = on_change, limits
         self._askers: dict[str, _Asker] = {}
         self._drains: dict[str, tuple[str, _Drain]] = {}
 
-    def ask_only(self, targets: Mapping[str, Target]) -> None:
-        """Asks exactly these from now on."""
+    def ask_only(self, targets: Mapping[str, tuple[Target, Finding]]) -> None:
+        """Asks exactly these from now on. What is known already of a process counts until it has been asked."""
         for program, asker in list(self._askers.items()):
-            if targets.get(program) != asker.target:
+            if program not in targets or targets[program][0] != asker.target:
                 asker.end()
                 del self._askers[program]
         for program in targets.keys() - self._askers.keys():
-            asker = self._askers[program] = _Asker(targets[program], self._on_change)
+            asker = self._askers[program] = _Asker(*targets[program], self._limits, self._on_change)
             asker.start()
 
     def busy(self, program: str, token: str, target: Target | None) -> bool | None:

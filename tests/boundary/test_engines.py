@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from metal_supervisor.boundary import engines
-from metal_supervisor.boundary.engines import Answer, probe
+from metal_supervisor.boundary.engines import Answer, probe, turns
 from metal_supervisor.core.types import Probe
 from tests.system import free_ports
 
@@ -124,10 +123,27 @@ def within(limit_s: float, look: Callable[[], Answer]) -> Answer:
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models"])
 @pytest.mark.parametrize("kind", [None, "drip"])
-def test_an_engine_that_hangs_or_drips_is_given_up(
-    engine: Engine, path: str, kind: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engines, "TIMEOUT_S", 0.2)
+def test_an_engine_that_hangs_or_drips_is_given_up(engine: Engine, path: str, kind: str | None) -> None:
     threading.Timer(1.5, engine.end.set).start()
     engine.answers[path] = kind
-    assert not within(1.0, lambda: probe(engine.port, ASKED, identify=True)).ready
+    assert not within(1.0, lambda: probe(engine.port, ASKED, identify=True, timeout_s=0.2)).ready
+
+
+def test_a_page_of_another_server_is_no_health(engine: Engine) -> None:
+    asked = Probe(expects='"status"', identity="tiny")
+    engine.answers["/health"] = (200, b"<html>It works!\x1b[31m</html>")
+    assert probe(engine.port, asked, identify=False) == Answer(
+        False, "/health answered something else: <html>It works![31m</html>"
+    )
+    engine.answers["/health"] = (200, b'{"status":"ok"}')
+    assert probe(engine.port, asked, identify=False).ready
+
+
+def test_a_work_loop_is_stuck_only_if_its_slots_do_not_answer_at_all(engine: Engine) -> None:
+    assert turns(engine.port, ASKED)  # 404: a build without them
+    engine.answers["/slots"] = (501, b"")
+    assert turns(engine.port, ASKED)
+    engine.answers["/slots"] = None
+    assert not turns(engine.port, ASKED, timeout_s=0.2)
+    assert turns(engine.port, Probe(busy_path=""))
+    assert turns(free_ports(1)[0], ASKED)  # nobody listens: that is for the health check to say

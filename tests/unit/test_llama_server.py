@@ -110,7 +110,7 @@ def test_mode_flags_that_the_user_spelled_are_not_given_twice() -> None:
 def test_the_name_of_the_service_is_served_and_proves_who_answers() -> None:
     made = engine(service(model_name="tiny"), BARE, PLACE)
     assert made.argv[made.argv.index("--alias") + 1] == "tiny"
-    assert made.probe == Probe("/health", "/v1/models", "tiny")
+    assert made.probe == Probe("/health", '"status"', "/v1/models", "tiny")
     assert made.cwd == "/state"
 
 

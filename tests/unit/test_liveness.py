@@ -1,0 +1,97 @@
+"""An engine is restarted only when nobody can lose a token by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from metal_supervisor.core.liveness import GAP_S, Limits, Look, Pulse, Signs, heard, wants_signs
+
+LIMITS = Limits(loading_s=600.0, silent_s=60.0)
+IDLE = Signs(cpu_s=10.0, io_bytes=1000, clients=True, halted=False)
+SERVING = Pulse(born=0.0, ready=True, served=True, last_at=100.0)
+
+
+def silence(pulse: Pulse, seconds: int, *, cpu_share: float = 0.0, io: int = 0, clients: bool = True,
+            halted: bool = False, answers: bool = False, limits: Limits = LIMITS) -> Pulse:
+    """One look a second, each finding something wrong."""
+    start = pulse.last_at
+    for passed in range(1, seconds + 1):
+        signs = Signs(10.0 + cpu_share * passed, 1000 + io * passed, clients, halted)
+        at = start + passed
+        found = Look(at, answers, False, "/health has not answered within 5 s",
+                     signs if wants_signs(pulse, at, limits) else None)
+        pulse = heard(pulse, found, limits)
+    return pulse
+
+
+def test_an_answer_is_readiness_and_forgets_every_doubt() -> None:
+    doubted = silence(SERVING, 30)
+    assert not doubted.ready
+    assert heard(doubted, Look(200.0, True, True, ""), LIMITS) == Pulse(0.0, ready=True, served=True, last_at=200.0)
+
+
+def test_one_silence_is_doubted_and_the_third_takes_the_endpoint_out() -> None:
+    assert silence(SERVING, 2).ready
+    assert not silence(SERVING, 3).ready
+
+
+def test_a_halted_engine_is_out_at_once_and_restarted_only_after_the_timeout() -> None:
+    halted = silence(SERVING, 1, halted=True)
+    assert not halted.ready and not halted.hung
+    assert silence(SERVING, 62, halted=True).hung
+
+
+def test_one_that_does_nothing_for_the_timeout_is_hung_whoever_waits_for_it() -> None:
+    assert not silence(SERVING, 59).hung
+    hung = silence(SERVING, 63)
+    assert hung.hung == "/health has not answered within 5 s for 62 s, and it does no work"
+
+
+@pytest.mark.parametrize(("cpu_share", "io"), [(0.05, 0), (0.0, 1 << 20)])
+def test_one_that_works_for_somebody_is_never_restarted(cpu_share: float, io: int) -> None:
+    assert not silence(SERVING, 3600, cpu_share=cpu_share, io=io).hung
+
+
+def test_one_that_spins_for_nobody_is_restarted_after_the_timeout() -> None:
+    assert silence(SERVING, 63, cpu_share=1.0, clients=False).hung.endswith("nobody is connected to it")
+
+
+def test_a_client_that_comes_back_in_time_starts_the_timeout_again() -> None:
+    pulse = silence(SERVING, 50, cpu_share=1.0, clients=False)
+    pulse = silence(pulse, 2, cpu_share=1.0, clients=True)
+    assert not silence(pulse, 50, cpu_share=1.0, clients=False).hung
+
+
+def test_a_work_loop_that_takes_nothing_is_doubted_later_than_a_silent_server() -> None:
+    assert silence(SERVING, 15, answers=True).ready
+    assert not silence(SERVING, 25, answers=True).ready
+    assert silence(SERVING, 63, answers=True).hung
+
+
+def test_loading_has_its_own_time_and_then_may_take_longer_as_long_as_it_works() -> None:
+    loading = Pulse(born=0.0)
+    assert not silence(loading, 590).hung
+    assert "not ready 601 s after its start" in silence(loading, 601).hung
+    assert not silence(loading, 3600, io=1 << 20, clients=False).hung
+
+
+def test_time_in_which_we_did_not_look_counts_for_nothing() -> None:
+    pulse = silence(SERVING, 30)
+    away = heard(pulse, Look(pulse.last_at + 3600, False, False, "x", IDLE), LIMITS)
+    assert not away.hung
+    assert not silence(replace(away, last_at=away.last_at), 20).hung
+    assert silence(away, 60 + int(GAP_S)).hung
+
+
+def test_a_timeout_of_0_restarts_nothing() -> None:
+    assert not silence(SERVING, 3600, limits=Limits(600.0, 0.0)).hung
+
+
+def test_signs_are_not_looked_for_while_they_do_not_matter() -> None:
+    assert not wants_signs(Pulse(born=0.0), 100.0, LIMITS)
+    assert wants_signs(Pulse(born=0.0), 500.0, LIMITS)
+    seen = heard(SERVING, Look(101.0, False, True, "x", IDLE), LIMITS)
+    assert not wants_signs(seen, 101.5, LIMITS)
+    assert wants_signs(seen, 102.0, LIMITS)
