@@ -14,9 +14,10 @@ from dataclasses import replace
 from metal_supervisor import launch
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import BrokenFile, Supervisord, refusal
+from metal_supervisor.config import Settings
 from metal_supervisor.core import plan, programs
 from metal_supervisor.core.plan import Do, Hung, Step, Stopping, Wanted
-from metal_supervisor.core.types import LIVE, Diff, Observed, ProgramState, Record, RunNote, Standing
+from metal_supervisor.core.types import LIVE, Diff, Observed, ProgramState, Record, RunNote, Standing, State
 
 YOUNG_S = 1.0
 RELOAD_EVERY_S = 60.0
@@ -37,9 +38,8 @@ def put_aside_refused(directory: StateDir) -> list[tuple[str, str]]:
 class Applier:
     """The controller's hands on supervisord."""
 
-    def __init__(self, directory: StateDir, supervisord: Supervisord, drain_s: float = 0.0) -> None:
-        """`drain_s`: how long an engine that is to stop may finish what it answers."""
-        self.state, self.supervisord, self._drain_s = directory, supervisord, drain_s
+    def __init__(self, directory: StateDir, supervisord: Supervisord, settings: Settings) -> None:
+        self.state, self.supervisord, self._settings = directory, supervisord, settings
         self._diff = Diff()
         self._dirty = True
         self._reloaded_at = 0.0
@@ -53,10 +53,17 @@ class Applier:
     def write_specs(self, records: Collection[Record], specs: Mapping[str, str]) -> None:
         """Makes `specs/` hold what the records name, as far as it has been composed."""
         for record in records:
-            if record.spec_file is not None and record.spec_file in specs:
-                write_atomic(self.state.spec_path(record.spec_file), specs[record.spec_file])
+            for spec_file in (record.spec_file, record.next_spec):
+                if spec_file and spec_file in specs:
+                    write_atomic(self.state.spec_path(spec_file), specs[spec_file])
 
-    def write_sections(self, records: Collection[Record], complete: bool) -> None:
+    def write_sections(
+        self,
+        records: Collection[Record],
+        complete: bool,
+        table: Mapping[str, ProgramState],
+        notes: Mapping[str, RunNote],
+    ) -> None:
         """Makes `models.d/` hold what the records say, and nothing else of ours.
 
         Unless the records are `complete`, a section without one is left alone: its record may have been lost.
@@ -69,10 +76,10 @@ class Applier:
                 wanted[record.program] = record
         for name, record in wanted.items():
             assert record.spec_file is not None
-            if not self.state.spec_path(record.spec_file).exists():
+            spec_file = record.next_spec or record.spec_file
+            if not self.state.spec_path(spec_file).exists():
                 continue  # lost, and not composed yet: what runs goes on, what does not could not start
-            text = programs.section(name, record.spec_file, self.state.home, not record.stopped_by_hand)
-            self._dirty |= write_atomic(self.state.section_path(name), text)
+            self._write_section(record, spec_file, self._runs(record, table.get(name), notes.get(name)))
         for path in (self.state.path / "models.d").glob("*.conf"):
             name = path.name.removesuffix(".conf")
             if name not in wanted and (complete or name in known) and self.state.section_spec(name):
@@ -80,9 +87,31 @@ class Applier:
                 path.unlink(missing_ok=True)
                 self._dirty = True
 
+    def _write_section(self, record: Record, spec_file: str, runs: bool) -> None:
+        """Keeps a section: at once, or for the next boot if that would only change what a running engine has now.
+
+        A section that differs from the active one is a trap: `supervisorctl update` would restart the engine.
+        """
+        name, settings = record.program, self._settings
+        autostart = not record.stopped_by_hand
+        text = programs.section(name, spec_file, self.state.home, autostart, settings.log_size, settings.log_files)
+        current, pending = self.state.section_text(name), self.state.pending_path(name)
+        ours = programs.is_unedited(current) and programs.section_spec(current) == record.spec_file
+        if runs and ours and current != text:
+            write_atomic(pending, text)
+            return
+        pending.unlink(missing_ok=True)
+        self._dirty |= write_atomic(self.state.section_path(name), text)
+
+    def _runs(self, record: Record, state: ProgramState | None, note: RunNote | None) -> bool:
+        """Whether the engine is up and has the spec it should have."""
+        up = state is not None and state.state in (State.STARTING, State.RUNNING)
+        return up and note is not None and note.spec_file == record.spec_file
+
     def collect(self, records: Iterable[Record], notes: Iterable[RunNote]) -> None:
         """Removes specs that nothing names any more: they hold environments, and so perhaps secrets."""
-        used = {record.spec_file for record in records} | {note.spec_file for note in notes}
+        used: set[str | None] = {name for each in records for name in (each.spec_file, each.next_spec)}
+        used |= {note.spec_file for note in notes}
         unused = [path for path in (self.state.path / "specs").glob("*.json") if path.name not in used]
         if unused:
             sections = (self.state.path / "models.d").glob("*.conf")
@@ -130,7 +159,7 @@ class Applier:
                     withdrawn=known.withdrawn or seen.withdrawn == record.withdraw,
                     busy=seen.busy,
                     drained=seen.drained == record.withdraw,
-                    drain_s=self._drain_s,
+                    drain_s=self._settings.drain_timeout if record.drain_s is None else record.drain_s,
                 )
         steps = plan.steps(wanted, frozenset(self._ours), table, diff, notes, stopping, now)
         self._dirty |= any(step.why == plan.RELOAD for step in steps)

@@ -32,6 +32,7 @@ from metal_supervisor.config import Overrides, Settings, conf_dir, save_override
 
 OWN_PROGRAMS = ("apiserver", "controller", "sidecar")
 TERM_WAIT_S, KILL_WAIT_S = 5.0, 2.0
+SIDECAR_STOP_S = 10
 Say = Callable[[str], None]
 
 
@@ -47,12 +48,13 @@ def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
         raise CannotBoot(f"a supervisord runs on {directory.path} already; see: metal-supervisor status")
     save_overrides(directory.path, overrides)
     _link_current(directory)
+    _sweep(directory, say)
+    _take_up_pending(directory)
     for name, reason in put_aside_refused(directory):
         say(f"put {name} aside: {reason}")
-    _sweep(directory, say)
     if settings.embedded:
         embedded_access(directory)  # after the sweep, which frees the port that its predecessor held
-    _write_conf(directory, settings.embedded)
+    _write_conf(directory, settings)
     return directory
 
 
@@ -112,10 +114,11 @@ def _link_current(directory: StateDir) -> None:
     (current / "metal-supervisor").chmod(0o700)
 
 
-def _write_conf(directory: StateDir, embedded: bool) -> None:
-    parts = ["supervisord.conf", *(["apiserver.conf"] if embedded else [])]
+def _write_conf(directory: StateDir, settings: Settings) -> None:
+    parts = ["supervisord.conf", *(["apiserver.conf"] if settings.embedded else [])]
     text = "".join((conf_dir() / part).read_text("utf-8") for part in parts)
     text = text.replace("@HOME@", directory.home).replace("@SOCKET@", directory.socket)
+    text = text.replace("@STOP_WAIT@", str(int(settings.stop_timeout) + SIDECAR_STOP_S))
     write_atomic(directory.path / "supervisord.conf", text)
 
 
@@ -216,6 +219,16 @@ def _sweep(directory: StateDir, say: Say) -> None:
             say(f"{program}: ending pid {pid}, left over from the last supervisord and no longer wanted")
             doomed.append((program, pid, str(found["started"])))
     end_all(doomed)
+
+
+def _take_up_pending(directory: StateDir) -> None:
+    """Puts sections in place that waited for their engines to end; a survivor goes on with the one it has."""
+    for path in (directory.path / "pending").glob("*.conf"):
+        program = path.name.removesuffix(".conf")
+        if not directory.section_path(program).exists():
+            path.unlink()
+        elif not _alive(launch.read_note(str(directory.note_path(program)))):
+            path.replace(directory.section_path(program))
 
 
 def _alive(note: dict[str, object]) -> bool:

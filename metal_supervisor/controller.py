@@ -113,7 +113,7 @@ class Controller:
             runtimes={name: runtime.formats for name, runtime in RUNTIMES.items()},
             allowlist=settings.allowlist,
         )
-        self.applier = Applier(directory, supervisord, settings.drain_timeout)
+        self.applier = Applier(directory, supervisord, settings)
         self.lookout = Lookout(settings, directory, self.store)
         self._seen: tuple[object, object] = (None, None)
 
@@ -160,7 +160,7 @@ class Controller:
         # A spec before the record that names it, and both before the section: whatever is cut short can run.
         self.applier.write_specs(self.records.values(), self.lookout.specs)
         self._keep_records()
-        self.applier.write_sections(self.records.values(), snapshot.complete)
+        self.applier.write_sections(self.records.values(), snapshot.complete, snapshot.table, snapshot.notes)
         diff = self.applier.reload(self.bulletin.quarantined)
         steps = self.applier.plan(self.records.values(), snapshot.table, diff, snapshot.notes, snapshot.now)
         done = [step for step in steps if self._tried(step, snapshot)]
@@ -238,7 +238,8 @@ class Controller:
         if isinstance(item, Rejected):
             decided = decide.refuse(item, record, snapshot.now)
         else:
-            outlook = self.lookout.outlook(item, record, list(self.records.values()), snapshot.notes)
+            around = list(self.records.values()), snapshot.table, snapshot.notes
+            outlook = self.lookout.outlook(item, record, *around)
             accepted = decide.accept(item, record, outlook, snapshot.now)
             decided = self.lookout.with_port_trouble(accepted, item, snapshot.notes)
         here = self._serving.get((item.namespace, item.name), frozenset()) - {slot}
@@ -366,7 +367,7 @@ class Controller:
                 ring(self.state.path, "sidecar")
         self.applier.forget_all_but(busy)
         self._keep_records()
-        self.lookout.keep_specs({record.spec_file for record in self.records.values()})
+        self.lookout.keep_specs({name for each in self.records.values() for name in (each.spec_file, each.next_spec)})
 
     def _pids(self, snapshot: Snapshot) -> set[int]:
         """Every process whose end is worth waking up for."""

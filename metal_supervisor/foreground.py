@@ -282,14 +282,15 @@ class Foreground:
         if self._child is None and not supervisord.answers():
             directory.remove_link()
             return
-        self.tell("supervisord", "Stopping", "endpoints are withdrawn, then the engines end")
+        bound = f"at most {self.settings.stop_timeout:g} s; Ctrl-C again cuts them"
+        self.tell("supervisord", "Stopping", f"endpoints are withdrawn, answers end ({bound}), then the engines")
         survivors = self._processes(directory, supervisord)
         try:
             supervisord.shutdown()
         except (Unavailable, Refused):
             if self._child is not None:
                 self._child.terminate()  # its socket is gone, or it is busy; a signal does the same
-        until = time.monotonic() + STOP_WAIT_S
+        until = time.monotonic() + STOP_WAIT_S + self.settings.stop_timeout
         while time.monotonic() < until and self._running(supervisord) and not self._impatient:
             time.sleep(0.05)
         if self._child is not None and self._child.poll() is None:

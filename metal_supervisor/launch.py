@@ -23,6 +23,7 @@ import sys
 import time
 
 FORMAT = 1
+SAYS = "metal-supervisor: "
 EXIT_NOT_NOW, EXIT_BAD_SPEC, EXIT_CANNOT_EXEC, EXIT_NOT_FOUND = 75, 78, 126, 127
 FIRST_HOLD_S, LONGEST_HOLD_S, FORGET_AFTER_S = 10.0, 300.0, 600.0
 LOG_TAIL_BYTES = 65536
@@ -98,9 +99,9 @@ def read_note(path: str) -> dict[str, object]:
             note = json.load(file)
     except (OSError, ValueError):
         return {}
-    if not isinstance(note, dict) or note.get("format") != FORMAT:
+    if not isinstance(note, dict) or not isinstance(note.get("format"), int):
         return {}
-    return note
+    return note  # of a newer format too: it is about a process that runs, and each field is checked where it is used
 
 
 def _number(value: object) -> float:
@@ -294,7 +295,7 @@ def wait_for_exit(pid: int, started: str) -> None:
 
 def say(text: str) -> None:
     """One line into the program's own log."""
-    sys.stderr.write(f"metal-supervisor: {text}\n")
+    sys.stderr.write(f"{SAYS}{text}\n")
     sys.stderr.flush()
 
 

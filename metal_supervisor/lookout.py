@@ -14,9 +14,9 @@ from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.boundary.store import Store
 from metal_supervisor.config import Settings
 from metal_supervisor.core import decide, programs
-from metal_supervisor.core.decide import Outlook
+from metal_supervisor.core.decide import Outlook, Running
 from metal_supervisor.core.report import PORT_IN_USE
-from metal_supervisor.core.types import Record, Rejected, RunNote, Service
+from metal_supervisor.core.types import Engine, Json, ProgramState, Record, Rejected, RunNote, Service, State
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 
 READY_S, FETCH_S, CANNOT_S = 0.0, 2.0, 8.0
@@ -39,6 +39,7 @@ class Lookout:
         service: Service,
         record: Record | None,
         records: Collection[Record],
+        table: Mapping[str, ProgramState],
         notes: Mapping[str, RunNote],
     ) -> Outlook:
         """What this Mac can do for a service right now."""
@@ -58,9 +59,27 @@ class Lookout:
         bind = self._settings.bind_address
         place = Place(file.path, bind, port, host.performance_cores(), cwd=self._state.home)
         engine = RUNTIMES[service.runtime].engine(service, Binary(str(path), flags), place)
-        program = programs.compose(programs.program_name(service.key), engine, port, bind, self._state.home)
+        name = programs.program_name(service.key)
+        program = programs.compose(name, engine, port, bind, self._state.home, service.asked)
         self.specs[program.spec_file] = program.spec
-        return Outlook(file, port, engine, program)
+        running = self._running(name, record, engine, table.get(name), notes.get(name))
+        return Outlook(file, port, engine, program, running=running)
+
+    def _running(
+        self, name: str, record: Record | None, engine: Engine, state: ProgramState | None, note: RunNote | None
+    ) -> Running | None:
+        """The engine that is up, if it runs from the spec that it is meant to run from."""
+        up = state is not None and state.state in (State.STARTING, State.RUNNING)
+        if not up or state is None or note is None or note.launcher_pid != state.pid:
+            return None
+        if record is None:  # its record was lost; the spec remembers
+            spec = self._spec_on_file(name)
+            if note.spec_file != self._state.section_spec(name) or not isinstance(spec.get("port"), int):
+                return None
+            return Running(note.spec_file, str(spec.get("asked")), engine.probe, spec["port"])
+        if note.spec_file != record.spec_file or record.port is None:
+            return None
+        return Running(note.spec_file, record.asked, record.probe, record.port)
 
     def delay_s(self, item: Service | Rejected) -> float:
         """How long to leave a free slot to Macs that could serve it sooner."""
@@ -73,13 +92,18 @@ class Lookout:
             near = None
         return CANNOT_S if near is None else READY_S if near else FETCH_S
 
-    def _port_on_file(self, program: str) -> int | None:
-        """The port that the section of a program without a record uses: its record was lost, its engine may run."""
+    def _spec_on_file(self, program: str) -> Json:
+        """The spec that the section of a program without a record names: its record was lost, its engine may run."""
         try:
             spec_file = self._state.section_spec(program)
-            return int(json.loads(self._state.spec_path(spec_file).read_text("utf-8"))["port"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+            found = json.loads(self._state.spec_path(spec_file).read_text("utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _port_on_file(self, program: str) -> int | None:
+        port = self._spec_on_file(program).get("port")
+        return port if isinstance(port, int) else None
 
     def with_port_trouble(self, record: Record, service: Service, notes: Mapping[str, RunNote]) -> Record:
         """Names who has the port that the user insists on, while somebody has."""

@@ -20,11 +20,12 @@ from metal_supervisor.core import programs
 from metal_supervisor.core.types import Observed, Record, RunNote
 
 T = TypeVar("T")
-DIRECTORIES = ("records", "specs", "models.d", "observed", "runs", "log", "quarantine", "current")
+DIRECTORIES = ("records", "specs", "models.d", "pending", "observed", "runs", "log", "quarantine", "current")
 # sun_path has 104 bytes on macOS, and supervisord first binds `<path>.<pid>`.
 LONGEST_HOME = 60
 LONGEST_ASIDE = 200
 MOST_KNOWN = 4096
+CRASH_LOG_BYTES = 1 << 18
 CORDON_FILE, SESSION_FILE = "cordon", "session"
 
 
@@ -125,15 +126,26 @@ class StateDir:
     def section_path(self, program: str) -> Path:
         return self.path / "models.d" / f"{program}.conf"
 
-    def section_spec(self, program: str) -> str:
-        """The spec that a program's section on file names; "" without one, or if it is not ours."""
+    def pending_path(self, program: str) -> Path:
+        """The section that takes the place of the one in `models.d` when its engine does not run."""
+        return self.path / "pending" / f"{program}.conf"
+
+    def section_text(self, program: str) -> str:
+        """A program's section on file, "" without one that can be read."""
         try:
-            return programs.section_spec(self.section_path(program).read_text("utf-8"))
+            return self.section_path(program).read_text("utf-8")
         except (OSError, UnicodeDecodeError):
             return ""
 
+    def section_spec(self, program: str) -> str:
+        """The spec that a program's section on file names; "" without one, or if it is not ours."""
+        return programs.section_spec(self.section_text(program))
+
     def spec_path(self, spec_file: str) -> Path:
         return self.path / "specs" / spec_file
+
+    def note_path(self, program: str) -> Path:
+        return self.path / "runs" / f"{program}.json"
 
     def log_path(self, program: str) -> Path:
         return self.path / "log" / f"{program}.log"
@@ -178,7 +190,7 @@ class StateDir:
     def run_note(self, program: str) -> RunNote | None:
         """The launcher's note of a program, None if there is none that can be read."""
         try:
-            return self._parsed(self.path / "runs" / f"{program}.json", programs.read_run)
+            return self._parsed(self.note_path(program), programs.read_run)
         except (OSError, UnicodeDecodeError, programs.Unreadable):
             return None
 
@@ -198,8 +210,9 @@ class StateDir:
 
     def forget(self, program: str) -> None:
         """Removes everything that is remembered of a program but its logs."""
-        for path in (self.record_path(program), self.section_path(program), self.path / "runs" / f"{program}.json"):
-            path.unlink(missing_ok=True)
+        kept = self.record_path, self.section_path, self.pending_path, self.note_path
+        for path_of in kept:
+            path_of(program).unlink(missing_ok=True)
         for path in (self.path / "specs").glob(f"{program}.*.json"):
             if path.name.count(".") == program.count(".") + 2:
                 path.unlink(missing_ok=True)
@@ -222,13 +235,32 @@ class StateDir:
         path.rename(target)
         target.with_name(target.name + ".why").write_text(reason + "\n", "utf-8", errors="replace")
 
+    def crash_log_path(self, program: str) -> Path:
+        """The end of the log of the engine's last crash, which its next run does not push out."""
+        return self.path / "log" / "crashed" / f"{program}.log"
+
+    def keep_crash_log(self, program: str) -> None:
+        """Keeps the end of a program's log as that of its last crash."""
+        kept = self.crash_log_path(program)
+        with contextlib.suppress(OSError):  # a full disk: the log itself is still there
+            kept.parent.mkdir(mode=0o700, exist_ok=True)
+            temporary = kept.with_name(f".{kept.name}.{os.getpid()}.tmp")
+            temporary.write_bytes(self._log_end(program, CRASH_LOG_BYTES))
+            temporary.replace(kept)
+
+    def _log_end(self, program: str, most_bytes: int) -> bytes:
+        """The end of a program's log, beyond a rotation that has just been."""
+        end, path = b"", self.log_path(program)
+        for each in (path, path.with_name(f"{path.name}.1")):
+            with contextlib.suppress(OSError), each.open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - (most_bytes - len(end))))
+                end = file.read() + end
+            if len(end) >= most_bytes:
+                break
+        return end[-most_bytes:]
+
     def log_tail(self, program: str, lines: int, most_bytes: int = 16384) -> list[str]:
         """The last lines of a program's log, control characters stripped."""
-        try:
-            with self.log_path(program).open("rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
-                text = file.read().decode("utf-8", "replace")
-        except OSError:
-            return []
+        text = self._log_end(program, most_bytes).decode("utf-8", "replace")
         clean = ("".join(char for char in line if char.isprintable()) for line in text.splitlines()[-lines:])
         return [line for line in clean if line.strip()]

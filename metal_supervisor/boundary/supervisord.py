@@ -196,8 +196,14 @@ def _row(row: Mapping[str, Any]) -> ProgramState:
     )
 
 
+NOT_NOW = "exit status 75"
+
+
 def last_exit(log: Path, program: str, most_bytes: int = 65536) -> str:
-    """How a program last ended, in the words of supervisord's log: `exit status 1`, `terminated by SIGKILL`, or ""."""
+    """How a program last ended, in the words of supervisord's log: `exit status 1`, `terminated by SIGKILL`, or "".
+
+    The launcher's own way to say "not now" is no end of an engine.
+    """
     try:
         with log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
@@ -205,7 +211,7 @@ def last_exit(log: Path, program: str, most_bytes: int = 65536) -> str:
     except OSError:
         return ""
     found = re.findall(rf"(?:exited|stopped): {re.escape(program)} \(([^;)]*)", tail)
-    return found[-1] if found else ""
+    return next((each for each in reversed(found) if each != NOT_NOW), "")
 
 
 ALLOWED_SECTIONS = frozenset({"program", "group", "eventlistener", "fcgi-program"})

@@ -11,7 +11,29 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from metal_supervisor.core.programs import program_name
-from metal_supervisor.core.types import Engine, Key, ModelFile, Program, Record, Rejected, Service, Standing, Verdict
+from metal_supervisor.core.types import (
+    Engine,
+    Key,
+    ModelFile,
+    Probe,
+    Program,
+    Record,
+    Rejected,
+    Service,
+    Standing,
+    Verdict,
+)
+
+
+@dataclass(frozen=True)
+class Running:
+    """An engine that is up."""
+
+    spec_file: str
+    asked: str
+    """`Service.asked` of the request that its spec answers."""
+    probe: Probe
+    port: int
 
 
 @dataclass(frozen=True)
@@ -24,6 +46,8 @@ class Outlook:
     program: Program | None = None
     problem: tuple[str, str] | None = None
     """(reason, message) of what is in the way on this Mac, e.g. a missing binary."""
+    running: Running | None = None
+    """Set while an engine runs from the very spec that this Mac means it to run from."""
 
 
 def verdict(before: Verdict | None, standing: Standing, reason: str, message: str, now: float) -> Verdict:
@@ -111,6 +135,7 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
         withdraw=record.withdraw if record else "",
         retry_at=record.retry_at if record else None,
         stop_sent=bool(record and record.stop_sent),
+        drain_s=service.drain_s,
         ordinal=service.ordinal,
     )
     if service.suspended or service.replicas == 0:
@@ -122,14 +147,15 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
             return _warned(kept, service.uid, service.generation, reason, message)
         return replace(fresh, verdict=verdict(before, standing, reason, message, now))
     assert outlook.program is not None and outlook.engine is not None
-    same_spec = record is not None and record.spec_file == outlook.program.spec_file
-    return replace(
-        fresh,
-        spec_file=outlook.program.spec_file,
-        probe=outlook.engine.probe,
-        files=(outlook.file.path,),
-        stopped_by_hand=bool(record and record.stopped_by_hand and same_spec),
-    )
+    now_spec, running = outlook.program.spec_file, outlook.running
+    fresh = replace(fresh, files=(outlook.file.path,), asked=service.asked)
+    if running is not None and running.asked == service.asked and running.spec_file != now_spec:
+        # Nobody edited anything: the change is ours (a release, a setting, another build of the engine), and can wait.
+        kept = replace(fresh, spec_file=running.spec_file, probe=running.probe, port=running.port)
+        return replace(kept, next_spec=now_spec)
+    same_spec = record is not None and record.spec_file == now_spec
+    by_hand = bool(record and record.stopped_by_hand and same_spec)
+    return replace(fresh, spec_file=now_spec, probe=outlook.engine.probe, stopped_by_hand=by_hand)
 
 
 DELETED = "Deleted", "the InferenceService is gone"

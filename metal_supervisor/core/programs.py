@@ -24,13 +24,14 @@ RECORD_FORMAT = 1
 SPEC_FORMAT = 1
 OBSERVED_FORMAT = 1
 RUN_FORMAT = 1
+ANY_FORMAT = 1 << 30
 STOP_WAIT_S = 30
 START_SECONDS = 2
 # A file name may have 255 bytes; the longest of ours adds ".<digest>.json", a leading dot and ".<pid>.tmp".
 LONGEST_NAME = 200
 PROGRAM_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?\.[a-z0-9]([-a-z0-9.]*[a-z0-9])?(@[1-9][0-9]*)?")
 SAFE_HOME = re.compile(r"/[A-Za-z0-9._/+-]*")
-SECTION_MARK = "; metal-supervisor: written from an InferenceService; edit that, not this file\n"
+SECTION_MARK = "; metal-supervisor: written from an InferenceService; edit that, not this file"
 
 
 class Unreadable(Exception):
@@ -51,22 +52,31 @@ def program_name(key: Key) -> str:
     return f"{name[: LONGEST_NAME - 13].rstrip('-.')}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
-def compose(program: str, engine: Engine, port: int, host: str, home: str) -> Program:
-    """The Program of an engine. `home` is the state directory as the ini may name it (see SAFE_HOME)."""
-    body = {
-        "format": SPEC_FORMAT,
+def compose(program: str, engine: Engine, port: int, host: str, home: str, asked: str = "") -> Program:
+    """The Program of an engine. `home` is the state directory as the ini may name it (see SAFE_HOME).
+
+    The digest in the name is that of what the engine gets: what a release adds around it renames no spec.
+    """
+    meaning = {
         "program": program,
         "argv": list(engine.argv),
         "env": dict(engine.env),
         "cwd": engine.cwd,
         "host": host,
         "port": port,
+    }
+    around = {
+        "format": SPEC_FORMAT,
+        "asked": asked,
         "run": f"{home}/runs/{program}.json",
         "supervisor_log": f"{home}/log/supervisord.log",
     }
-    text = json.dumps(body, indent=1, sort_keys=True) + "\n"
-    spec_file = f"{program}.{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
-    return Program(program, spec_file, text)
+    spec_file = f"{program}.{_digest(json.dumps(meaning, sort_keys=True))}.json"
+    return Program(program, spec_file, json.dumps({**around, **meaning}, indent=1, sort_keys=True) + "\n")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def is_spec_of(program: str, spec_file: str) -> bool:
@@ -74,11 +84,13 @@ def is_spec_of(program: str, spec_file: str) -> bool:
     return bool(re.fullmatch(rf"{re.escape(program)}\.[0-9a-f]{{12}}\.json", spec_file))
 
 
-def section(program: str, spec_file: str, home: str, autostart: bool) -> str:
+def section(
+    program: str, spec_file: str, home: str, autostart: bool, log_mib: int = 20, log_files: int = 3
+) -> str:
     """The whole content of `models.d/<program>.conf`."""
     if not (SAFE_HOME.fullmatch(home) and PROGRAM_NAME.fullmatch(program) and is_spec_of(program, spec_file)):
         raise ValueError(f"not safe in an ini: {home!r} {program!r} {spec_file!r}")
-    return f"""{SECTION_MARK}[program:{program}]
+    body = f"""[program:{program}]
 command={home}/current/python -I -S {home}/current/launch.py {home}/specs/{spec_file}
 directory=/
 autostart={"true" if autostart else "false"}
@@ -92,14 +104,21 @@ killasgroup=false
 umask=077
 redirect_stderr=true
 stdout_logfile={home}/log/{program}.log
-stdout_logfile_maxbytes=20MB
-stdout_logfile_backups=3
+stdout_logfile_maxbytes={int(log_mib)}MB
+stdout_logfile_backups={int(log_files)}
 """
+    return f"{SECTION_MARK} [{_digest(body)}]\n{body}"
+
+
+def is_unedited(text: str) -> bool:
+    """Whether a section is as we wrote it, in this release or another."""
+    head, _, body = text.partition("\n")
+    return head == f"{SECTION_MARK} [{_digest(body)}]"
 
 
 def section_spec(text: str) -> str:
     """The spec file that a section of ours names, "" if it is not one of ours."""
-    found = re.search(r"(?m)^command=\S+ -I -S \S+ \S+/specs/(\S+)$", text)
+    found = re.search(r"(?m)^command=.*/specs/(\S+\.json)\b", text)
     return found[1] if text.startswith(SECTION_MARK) and found else ""
 
 
@@ -200,6 +219,9 @@ def read_observed(text: str) -> Observed:
 
 
 def read_run(text: str) -> RunNote:
-    """The launcher's note, from its file. Raises Unreadable."""
-    data = _checked(text, RUN_FORMAT, "run note")
+    """The launcher's note, from its file. Raises Unreadable.
+
+    A newer one is read as far as it can be understood: it is about a process that runs.
+    """
+    data = _checked(text, ANY_FORMAT, "run note")
     return _built(RunNote, {**data, "spec_file": data.get("spec")}, "run note")

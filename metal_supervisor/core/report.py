@@ -14,9 +14,9 @@ from metal_supervisor.core.types import Observed, Record, Standing
 WAITING = "Waiting for the host metal-agent to fetch the model and register Endpoints"
 LONGEST_NOTE_BYTES = 1000
 HELD = ("FATAL", "BACKOFF")
-PORT_IN_USE, CLAIM_LOST, HUNG = "PortInUse", "ClaimLost", "Hung"
+PORT_IN_USE, CLAIM_LOST, HUNG, CRASH_LOOP = "PortInUse", "ClaimLost", "Hung", "CrashLoopBackOff"
 TROUBLE = frozenset({
-    HUNG, "Unresponsive", "CrashLoopBackOff", PORT_IN_USE, "PublishFailed", "EndpointNameConflict", "NoRoutableAddress",
+    HUNG, "Unresponsive", CRASH_LOOP, PORT_IN_USE, "PublishFailed", "EndpointNameConflict", "NoRoutableAddress",
 })
 """Reasons that deserve a warning although they may pass."""
 
@@ -69,7 +69,7 @@ def _creating(record: Record, observed: Observed | None) -> tuple[str, str, str]
         phase = "Failed" if state == "FATAL" else "Creating"
         if record.warning and record.warning[0] == PORT_IN_USE:
             return phase, *record.warning
-        return phase, "CrashLoopBackOff", observed.message or "the engine does not stay up"
+        return phase, CRASH_LOOP, observed.message or "the engine does not stay up"
     if record.withdraw:
         return "Progressing", "Restarting", "the endpoint is withdrawn while the engine is replaced"
     if observed and observed.hung:
@@ -190,8 +190,11 @@ def _fitting(text: str) -> str:
     return f"{head.decode('utf-8', 'ignore')}\n…\n{tail.decode('utf-8', 'ignore')}"
 
 
-def happening(before: Report | None, after: Report, exit_text: str) -> Happening | None:
-    """The Event a change is worth, if any. `exit_text` says how the process ended, "" if it did not."""
+def happening(before: Report | None, after: Report, exit_text: str, lines: str = "") -> Happening | None:
+    """The Event a change is worth, if any. `exit_text` says how the process ended, "" if it did not.
+
+    `lines` are the last ones that a crashing engine wrote.
+    """
     if before is not None and (before.phase, before.reason) == (after.phase, after.reason):
         return None
     if after.reason == CLAIM_LOST:
@@ -200,6 +203,8 @@ def happening(before: Report | None, after: Report, exit_text: str) -> Happening
         return Happening("Normal", "Serving", after.message)
     if before is not None and (before.ready or before.reason == HUNG) and exit_text:
         return Happening("Warning", "Crashed", _fitting(exit_text))
+    if after.reason == CRASH_LOOP:
+        return Happening("Warning", after.reason, _fitting(f"{after.message}\n{lines}"))
     if after.phase == "Failed" or after.reason in TROUBLE:
         return Happening("Warning", after.reason, _fitting(after.message))
     if after.phase in ("Stopped", "Suspended"):

@@ -171,6 +171,18 @@ def _runtime(resource: Json, model: Model, policy: Policy) -> str:
     return str(runtime)
 
 
+def _drain_s(resource: Json) -> float | None:
+    """How long running requests are waited for before the engine is replaced; None if the spec does not say."""
+    path = "spec.rolloutPolicy"
+    if fields.get(resource, path, dict, None) is None:
+        return None
+    longest = fields.ranged(0, 86_400)(resource, f"{path}.idleTimeoutSeconds")
+    waits = fields.boolean(resource, f"{path}.waitForIdle")
+    if fields.boolean(resource, f"{path}.force") or waits is False:
+        return 0.0
+    return None if longest is None else float(longest)
+
+
 def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Service:
     """The Service of one InferenceService; raises Bad."""
     namespace, name = resource["metadata"]["namespace"], resource["metadata"]["name"]
@@ -226,6 +238,7 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
         options={option: value for option, value in options.items() if value is not None},
         extra_args=extra_args,
         env=_environment(resource),
+        drain_s=_drain_s(resource),
     )
 
 

@@ -92,8 +92,15 @@ class Service:
     """The engine options of the spec by their CRD names, validated; absent means unset."""
     extra_args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    drain_s: float | None = None
+    """How long its engine may finish what it answers (`spec.rolloutPolicy`), None for this Mac's own setting."""
     ordinal: int = 0
     """Which of this Mac's engines for it is meant."""
+
+    @property
+    def asked(self) -> str:
+        """Changes whenever somebody edits what decides how the engine runs, and at no other time."""
+        return f"{self.uid}/{self.generation}/{self.model.uid}/{self.model.generation}"
 
     @property
     def key(self) -> Key:
@@ -195,6 +202,12 @@ class Record:
     model_uid: str = ""
     spec_file: str | None = None
     """The spec that supervisord should run; None when nothing should."""
+    asked: str = ""
+    """`Service.asked` of the request that `spec_file` answers."""
+    next_spec: str = ""
+    """What this Mac would start it from today, "" if that is `spec_file`: an upgrade or a setting interrupts nobody."""
+    drain_s: float | None = None
+    """How long the engine may finish what it answers, None for this Mac's own setting."""
     probe: Probe = field(default_factory=Probe)
     files: tuple[str, ...] = ()
     """Model files in use, absolute paths."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,11 +24,11 @@ from metal_supervisor.boundary.exits import ExitWatch
 from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.boundary.roam import AddressBook
 from metal_supervisor.boundary.state import SESSION_FILE, StateDir, write_atomic
-from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable, last_exit
+from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
 from metal_supervisor.config import Settings
 from metal_supervisor.core.claims import PREFIX, UNSCHEDULABLE
 from metal_supervisor.core.liveness import Limits
-from metal_supervisor.core.report import Report, happening, report
+from metal_supervisor.core.report import CRASH_LOOP, HELD, Report, happening, report
 from metal_supervisor.core.types import (
     LIVE,
     Json,
@@ -43,6 +41,7 @@ from metal_supervisor.core.types import (
     Standing,
     State,
 )
+from metal_supervisor.sidecar import farewell, words
 from metal_supervisor.sidecar.board import Board, Row
 from metal_supervisor.sidecar.fleetnode import FleetNode
 from metal_supervisor.sidecar.membership import Membership, new_session
@@ -52,7 +51,6 @@ from metal_supervisor.sidecar.statuses import Wanted, WantedModel
 
 TICK_S = 15.0
 RETRY_S = 1.0
-LOG_LINES = 20
 WITHDRAW_ALL_S = 2.0
 ENGINES_EVERY_S = 60.0
 log = logging.getLogger("sidecar")
@@ -156,16 +154,22 @@ class Sidecar:
         return False
 
     def _leave(self) -> None:
-        """Takes the endpoints out, then tells all engines at once to end: supervisord stops one after another."""
+        """Takes the endpoints out, lets running answers end, then tells all engines at once to end.
+
+        supervisord would stop one after another, and launchd's patience with all of it has a limit.
+        """
         self._leaving.set()
         self.one_pass()
         if not self.registrar.flush(WITHDRAW_ALL_S):
             log.warning("endpoints could not be withdrawn in time")
+        live = [row for row in self.board.rows if row.observed.pid]
+        answering = {
+            row.record.program: self._target(row.record, row.observed.pid) for row in live if not row.observed.hung
+        }
+        if not farewell.answers_ended(self.prober, answering, self.settings.stop_timeout):
+            log.warning("some answers are cut: they did not end in time", extra={"seconds": self.settings.stop_timeout})
         self.registrar.release()
-        for row in self.board.rows:
-            if row.observed.pid:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(row.observed.pid, signal.SIGTERM)
+        farewell.end(row.observed.pid for row in live)
 
     # ── one pass ─────────────────────────────────────────────────────────────────────────────────
 
@@ -251,13 +255,15 @@ class Sidecar:
         published = self.registrar.published(record.key)
         word = row.state.value if row else ""
         ready = bool(pid) and finding.ready and word != "STOPPING" and not self._leaving.is_set()
-        message = finding.message
-        if note and note.refused and not pid:
-            message = note.refused_message
-        elif word in ("FATAL", "BACKOFF"):
-            message = self._last_words(record.program)
         now = time.time()
         died = before is not None and before.pid not in (0, pid)
+        message = finding.message
+        if note and note.refused not in ("", CRASH_LOOP) and not pid:
+            message = note.refused_message
+        elif word in HELD:
+            message = words.why_down(self.state, record, note)
+        if died and not self._planned(record, word):
+            self.state.keep_crash_log(record.program)
         # Only what is asked after the endpoint went out tells that nobody else will come.
         carried_out = record.withdraw if record.withdraw and published.withdrawn == record.withdraw else ""
         busy = self.prober.busy(record.program, carried_out, self._target(record, pid) if pid else None)
@@ -274,7 +280,7 @@ class Sidecar:
             restarts=(before.restarts if before else 0) + (1 if died and not self._planned(record, word) else 0),
             served=bool(pid) and finding.served,
             hung=finding.hung if pid else "",
-            last_exit=self._exit(record, before, died),
+            last_exit=self._exit(record, before, died, word),
             published=published.problem,
         )
         self._observed[record.program] = observed
@@ -292,16 +298,10 @@ class Sidecar:
         ours = bool(record.withdraw) or record.verdict.standing is not Standing.RUN or self._leaving.is_set()
         return ours or record.stopped_by_hand or word in ("STOPPING", "STOPPED")
 
-    def _exit(self, record: Record, before: Observed | None, died: bool) -> str:
-        if before is None or died or not before.last_exit:
-            return last_exit(self.state.path / "log" / "supervisord.log", record.program)
+    def _exit(self, record: Record, before: Observed | None, died: bool, word: str) -> str:
+        if before is None or died or not before.last_exit or word in HELD:
+            return words.ended(self.state, record.program)
         return before.last_exit
-
-    def _last_words(self, program: str) -> str:
-        """Why an engine does not stay up: how it ended, and the last line it wrote."""
-        ended = last_exit(self.state.path / "log" / "supervisord.log", program)
-        lines = self.state.log_tail(program, LOG_LINES)
-        return "; ".join(part for part in (ended, lines[-1][:300] if lines else "") if part)
 
     def _announce(self, record: Record, told: Report, observed: Observed, died: bool) -> None:
         """Makes an Event of a change that deserves one, and a log line of any change."""
@@ -310,11 +310,9 @@ class Sidecar:
         if before is None or (before.phase, before.reason) != (told.phase, told.reason):
             detail = {"service": record.program, "phase": told.phase, "reason": told.reason, "why": told.message}
             log.info("service", extra=detail)
-        ended = ""
-        if died:
-            lines = "\n".join(self.state.log_tail(record.program, LOG_LINES))
-            ended = f"the engine ended: {observed.last_exit or 'unknown'}\n{lines}"
-        what = happening(before, told, ended)
+        lines = "\n".join(words.last_lines(self.state, record.program)) if died or told.reason == CRASH_LOOP else ""
+        ended = f"the engine ended: {observed.last_exit or 'unknown'}\n{lines}" if died else ""
+        what = happening(before, told, ended, lines)
         if what and not (before is None and what.type == "Normal"):
             self.registrar.tell(record, what)
 

@@ -80,7 +80,7 @@ def test_a_killed_run_leaves_the_models_serving_and_the_next_one_joins_them(tmp_
 
 
 def test_a_stop_with_a_stream_under_way_ends_within_its_bound(tmp_path: Path) -> None:
-    with running(tmp_path) as system:
+    with running(tmp_path, "--stop-timeout", "2") as system:
         system.apply(system.tiny_model(), service("tiny", contextSize=32768))
         system.ready()
         stream = system.stream(tokens=20000)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.core.decide import Outlook, accept, choose_port, dismiss, refuse, taken_ports, verdict
+from metal_supervisor.core.decide import Outlook, Running, accept, choose_port, dismiss, refuse, taken_ports, verdict
 from metal_supervisor.core.types import (
     Endpoint,
     Engine,
@@ -68,6 +68,39 @@ def test_a_changed_spec_is_taken_over_and_forgets_the_stop_by_hand() -> None:
     assert accept(SERVICE, before, outlook("a"), 200.0).stopped_by_hand
     after = accept(SERVICE, before, outlook("b"), 200.0)
     assert (after.spec_file, after.stopped_by_hand) == ("default.tiny.b.json", False)
+
+
+def test_what_only_this_mac_would_change_waits_while_the_engine_runs() -> None:
+    before = running()
+    assert before.asked == SERVICE.asked
+    up = Running("default.tiny.a.json", before.asked, before.probe, 18100)
+    other = replace(ENGINE, probe=Probe("/other"))
+    kept = accept(SERVICE, before, outlook("b", 18101, running=up, engine=other), 200.0)
+    assert (kept.spec_file, kept.next_spec) == ("default.tiny.a.json", "default.tiny.b.json")
+    assert (kept.port, kept.probe) == (18100, ENGINE.probe)
+    assert accept(SERVICE, kept, outlook("b", running=up), 300.0).next_spec == "default.tiny.b.json"
+    back = accept(SERVICE, kept, outlook("a", running=up), 300.0)
+    assert (back.spec_file, back.next_spec) == ("default.tiny.a.json", "")
+    down = accept(SERVICE, kept, outlook("b"), 300.0)
+    assert (down.spec_file, down.next_spec) == ("default.tiny.b.json", "")
+
+
+@pytest.mark.parametrize("edit", [{"generation": 3}, {"uid": "other"}])
+def test_an_edit_of_the_resource_is_taken_over_at_once(edit: dict[str, Any]) -> None:
+    before = running()
+    up = Running("default.tiny.a.json", before.asked, before.probe, 18100)
+    assert accept(replace(SERVICE, **edit), before, outlook("b", running=up), 200.0).spec_file == "default.tiny.b.json"
+    model = replace(SERVICE.model, generation=9)
+    after = accept(replace(SERVICE, model=model), before, outlook("b", running=up), 200.0)
+    assert after.spec_file == "default.tiny.b.json"
+
+
+def test_an_edit_that_could_not_be_followed_at_once_is_followed_later() -> None:
+    before, edited = running(), replace(SERVICE, generation=3)
+    up = Running("default.tiny.a.json", before.asked, before.probe, 18100)
+    waiting = accept(edited, before, outlook("b", file=ModelFile("Downloading"), running=up), 200.0)
+    assert (waiting.spec_file, waiting.generation, waiting.asked) == ("default.tiny.a.json", 3, SERVICE.asked)
+    assert accept(edited, waiting, outlook("b", running=up), 300.0).spec_file == "default.tiny.b.json"
 
 
 def test_a_good_edit_clears_the_warning_of_a_bad_one() -> None:

@@ -200,7 +200,7 @@ def test_a_missing_spec_is_refused_with_its_path(tmp_path: Path) -> None:
         launch.read_spec(str(tmp_path / "gone.json"))
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"format": 2, "pid": 1}', "{}", "\0\0"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"format": "x", "pid": 1}', "{}", "\0\0"])
 def test_a_note_that_cannot_be_read_counts_as_none(tmp_path: Path, content: str) -> None:
     path = tmp_path / "run.json"
     path.write_text(content)

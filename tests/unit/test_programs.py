@@ -23,6 +23,7 @@ from metal_supervisor.core import programs
 from metal_supervisor.core.programs import (
     Unreadable,
     compose,
+    is_unedited,
     observed_text,
     program_name,
     read_observed,
@@ -129,7 +130,12 @@ def test_a_record_with_a_field_of_the_future_but_the_same_format_is_read() -> No
 
 
 @EACH_READER
-def test_a_newer_format_is_unreadable_and_says_so(read: Callable[[str], Any], good: str) -> None:
+def test_a_newer_format_is_unreadable_and_says_so_but_for_the_note_of_what_runs(
+    read: Callable[[str], Any], good: str
+) -> None:
+    if read is read_run:
+        assert read(json.dumps({**json.loads(good), "format": 2, "more": []})) == read(good)
+        return
     with pytest.raises(Unreadable, match="format 2, newer than the 1"):
         read(json.dumps({**json.loads(good), "format": 2}))
 
@@ -260,8 +266,7 @@ def test_what_is_no_kubernetes_name_is_refused(key: tuple[str, str]) -> None:
 # ── sections ─────────────────────────────────────────────────────────────────────────────────────
 
 
-SECTION = """\
-; metal-supervisor: written from an InferenceService; edit that, not this file
+SECTION_BODY = """\
 [program:default.tiny]
 command=/state/current/python -I -S /state/current/launch.py /state/specs/default.tiny.0123456789ab.json
 directory=/
@@ -281,10 +286,28 @@ stdout_logfile_backups=3
 """
 
 
-def test_a_section_has_the_fixed_form_because_any_change_of_it_restarts_every_model() -> None:
+def whole(body: str) -> str:
+    """A section as it is on file: its first line has the digest of the rest."""
+    digest = hashlib.sha256(body.encode()).hexdigest()[:12]
+    return f"; metal-supervisor: written from an InferenceService; edit that, not this file [{digest}]\n{body}"
+
+
+SECTION = whole(SECTION_BODY)
+
+
+def test_a_section_has_a_fixed_form() -> None:
     assert section("default.tiny", "default.tiny.0123456789ab.json", HOME, True) == SECTION
     stopped = section("default.tiny", "default.tiny.0123456789ab.json", HOME, False)
-    assert stopped == SECTION.replace("autostart=true", "autostart=false")
+    assert stopped == whole(SECTION_BODY.replace("autostart=true", "autostart=false"))
+    logs = section("default.tiny", "default.tiny.0123456789ab.json", HOME, True, 5, 9)
+    assert logs == whole(SECTION_BODY.replace("20MB", "5MB").replace("backups=3", "backups=9"))
+
+
+def test_a_section_tells_whether_somebody_edited_it_even_one_of_another_release() -> None:
+    assert is_unedited(SECTION)
+    assert is_unedited(whole("[program:default.tiny]\ncommand=/new/form/of/it\n"))
+    assert not is_unedited(SECTION.replace("20MB", "21MB"))
+    assert not is_unedited(SECTION_BODY) and not is_unedited("")
 
 
 def test_the_spec_of_a_section_is_found_and_only_in_sections_of_ours() -> None:
@@ -383,7 +406,15 @@ def test_the_section_depends_on_nothing_of_the_users_but_the_digest(argv: list[s
     made = compose("default.tiny", Engine(tuple(argv), tuple(env.items()), "/", Probe()), 1, "::", HOME)
     digest = made.spec_file.removeprefix("default.tiny.").removesuffix(".json")
     assert re.fullmatch(r"[0-9a-f]{12}", digest)
-    assert section("default.tiny", made.spec_file, HOME, True) == SECTION.replace("0123456789ab", digest)
+    assert section("default.tiny", made.spec_file, HOME, True) == whole(SECTION_BODY.replace("0123456789ab", digest))
+
+
+def test_what_a_release_adds_around_an_engine_renames_no_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(("/bin/x",), (), "/", Probe())
+    before = compose("default.tiny", engine, 1, "::", HOME, "u/1/m/1")
+    monkeypatch.setattr(programs, "SPEC_FORMAT", 2)
+    after = compose("default.tiny", engine, 1, "::", HOME, "u/2/m/1")
+    assert after.spec_file == before.spec_file and after.spec != before.spec
 
 
 def test_the_same_engine_gives_the_same_spec_file_and_any_difference_another() -> None:

@@ -1,0 +1,35 @@
+"""The end of the whole system: running answers end by themselves, within a bound, and then all engines at once.
+
+supervisord stops its programs one after another, and each may take its time; launchd kills what is still there
+after its own limit, and then the models would be left without anybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping
+
+from metal_supervisor.sidecar.probes import DRAIN_EVERY_S, Prober, Target
+
+TOKEN = "leaving"
+
+
+def answers_ended(prober: Prober, targets: Mapping[str, Target], within_s: float) -> bool:
+    """Waits until no engine answers anybody any more; False if that took too long."""
+    until, waiting = time.monotonic() + within_s, dict(targets)
+    while time.monotonic() < until:
+        waiting = {name: each for name, each in waiting.items() if prober.busy(name, TOKEN, each) is not False}
+        if not waiting:
+            return True
+        time.sleep(DRAIN_EVERY_S)
+    return not waiting
+
+
+def end(pids: Iterable[int]) -> None:
+    """Tells these processes to end."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
