@@ -47,7 +47,7 @@ def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
     if Supervisord(directory.socket).answers():
         raise CannotBoot(f"a supervisord runs on {directory.path} already; see: metal-supervisor status")
     save_overrides(directory.path, overrides)
-    _link_current(directory)
+    link_current(directory)
     _sweep(directory, say)
     _take_up_pending(directory)
     for name, reason in put_aside_refused(directory):
@@ -103,7 +103,7 @@ def _replace_link(link: Path, target: str) -> None:
     temporary.replace(link)
 
 
-def _link_current(directory: StateDir) -> None:
+def link_current(directory: StateDir) -> None:
     """Points `current/` at this installation: sections name it, so an upgrade changes no section."""
     current = directory.path / "current"
     # Unresolved: Homebrew's own link survives an upgrade of Python, what it points at does not.
@@ -243,11 +243,7 @@ def _adoptable(directory: StateDir, program: str, note: dict[str, object]) -> bo
     so equal notes mean the same argv; comparing it again would only fail engines that are scripts.
     """
     spec_file = directory.section_spec(program)
-    try:
-        launch.read_spec(str(directory.spec_path(spec_file)))
-    except launch.BadSpec:
-        return False
-    return note.get("spec") == spec_file
+    return bool(spec_file) and note.get("spec") == spec_file
 
 
 def _end_stand_in(note: dict[str, object], engine_pid: int) -> None:

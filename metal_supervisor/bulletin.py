@@ -41,6 +41,10 @@ class Bulletin:
     def quarantined(self, name: str, reason: str) -> None:
         """Notes a file that was put aside."""
         log.warning("file quarantined", extra={"file": name, "reason": reason})
+        self.tell(name, reason)
+
+    def tell(self, name: str, reason: str) -> None:
+        """Notes something that people should see in /status."""
         self._notices = [*self._notices[1 - MOST_NOTICES :], {"name": name, "reason": reason}]
 
     def _believed_before(self) -> bool | None:

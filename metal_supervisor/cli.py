@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import platform
 import signal
@@ -58,26 +59,44 @@ def _run(arguments: argparse.Namespace) -> int:
 def _boot(arguments: argparse.Namespace) -> int:
     from metal_supervisor import boot
 
-    boot.boot(*_settings(arguments), _say)
+    try:
+        settings, overrides = _settings(arguments)
+    except config.ConfigError as error:
+        # Nobody sits before it: a Mac that starts with a broken file had better serve what it served before.
+        overrides = config.overrides_from(arguments, os.environ)
+        state = Path(str(overrides.values.get("state_dir", config.Settings().state_dir))).expanduser()
+        settings, _ = config.load_good(state.absolute())
+        _say(f"{error}; going on with the last settings that were in order")
+    boot.boot(settings, overrides, _say)
     return 1
 
 
-def _program(arguments: argparse.Namespace) -> tuple[config.Settings, Any]:
-    """Settings and state directory of a program that supervisord started."""
+def _upgrade(arguments: argparse.Namespace) -> int:
+    """Lets a running system go on with this installation of ours."""
+    from metal_supervisor import upgrade
+
+    return upgrade.upgrade(Path(arguments.state_dir).expanduser().resolve(), _say)
+
+
+def _program(arguments: argparse.Namespace) -> tuple[config.Settings, Any, str]:
+    """(settings, state directory, what is wrong with the settings on file) of a program that supervisord started."""
     from metal_supervisor import boot, logs
     from metal_supervisor.boundary.state import StateDir
 
     state = Path(arguments.state_dir)
-    settings = config.load_saved(state.resolve())
+    settings, problem = config.load_good(state.resolve())
     directory = StateDir(settings.state_path)
     logs.configure(settings.log_level)
+    if problem:
+        log = logging.getLogger(arguments.command)
+        log.error("settings are wrong; the last good ones stay", extra={"why": problem})
     logs.die_with_threads()
     parent = os.getppid()
     if parent == 1:
         raise boot.CannotBoot("supervisord is gone already")
     _held.append(boot.own(directory, arguments.command))
     threading.Thread(target=_follow_parent, args=(parent,), name="parent", daemon=True).start()
-    return settings, directory
+    return settings, directory, problem
 
 
 _held: list[TextIO] = []
@@ -100,9 +119,11 @@ def _controller(arguments: argparse.Namespace) -> int:
     from metal_supervisor.controller import Controller
 
     stop = _Stop()
-    settings, directory = _program(arguments)
+    settings, directory, problem = _program(arguments)
     kube = Kube(_kubeconfig(settings), settings.context)
     controller = Controller(settings, directory, kube, Supervisord(directory.socket))
+    if problem:
+        controller.bulletin.tell("settings", problem)
     stop.wake = controller.wake
     controller.run(stop)
     return 0
@@ -115,7 +136,7 @@ def _sidecar(arguments: argparse.Namespace) -> int:
     from metal_supervisor.sidecar.loop import Sidecar
 
     stop = _Stop()
-    settings, directory = _program(arguments)
+    settings, directory, _ = _program(arguments)
     sidecar = Sidecar(
         settings, directory, Kube(_kubeconfig(settings), settings.context), Supervisord(directory.socket)
     )
@@ -128,7 +149,7 @@ def _sidecar(arguments: argparse.Namespace) -> int:
 def _apiserver(arguments: argparse.Namespace) -> int:
     from metal_supervisor import apiserver, boot
 
-    settings, directory = _program(arguments)
+    settings, directory, _ = _program(arguments)
     port, prefix = boot.saved_access(directory)
     apiserver.serve(
         apiserver.Options(
@@ -259,6 +280,10 @@ def parser() -> argparse.ArgumentParser:
         command.set_defaults(action=_cordon)
         if name == "drain":
             command.add_argument("--timeout", type=float, default=600.0, help="seconds to wait [600]")
+    text = "let a running system go on with this installation; no engine is touched"
+    command = commands.add_parser("upgrade", help=text, description=text)
+    command.add_argument("--state-dir", default=config.Settings().state_dir)
+    command.set_defaults(action=_upgrade)
     _add_kubeconfig(commands)
     command = commands.add_parser("version", help="print the version")
     command.add_argument("--json", action="store_true", help="print JSON, with the versions that matter")

@@ -8,6 +8,7 @@ the flags, `conf/metal-supervisor.toml` and the error messages all follow from t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import ipaddress
@@ -29,7 +30,7 @@ else:
     import tomli as tomllib
 
 ENV_PREFIX = "METAL_SUPERVISOR_"
-OVERRIDES_FILE = "overrides.json"
+OVERRIDES_FILE, GOOD_FILE = "overrides.json", "settings.json"
 
 
 class ConfigError(Exception):
@@ -289,10 +290,14 @@ def overrides_from(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
 def save_overrides(state: Path, overrides: Overrides) -> None:
     """Keeps the overrides beside the state, for the programs that supervisord starts."""
     text = json.dumps({"config": overrides.config, "values": dict(overrides.values)}, indent=1, sort_keys=True)
-    temporary = state / f".{OVERRIDES_FILE}.{os.getpid()}.tmp"
-    temporary.write_text(text + "\n", "utf-8")
+    _replace(state / OVERRIDES_FILE, text + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, "utf-8")
     temporary.chmod(0o600)
-    temporary.replace(state / OVERRIDES_FILE)
+    temporary.replace(path)
 
 
 def load_saved(state: Path) -> Settings:
@@ -306,6 +311,34 @@ def load_saved(state: Path) -> Settings:
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(f"{state / OVERRIDES_FILE}: {error}; start the system with `metal-supervisor run`") from None
     return dataclasses.replace(load(overrides), state_dir=str(state))
+
+
+def load_good(state: Path) -> tuple[Settings, str]:
+    """(the saved settings, ""), or the last that were in order and what is wrong with those on file now.
+
+    Raises ConfigError if there never were any.
+    """
+    kept = state / GOOD_FILE
+    try:
+        settings = load_saved(state)
+    except ConfigError as error:
+        return _last_good(kept, state, error), str(error)
+    text = json.dumps(dataclasses.asdict(settings), indent=1, sort_keys=True) + "\n"
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if kept.read_text("utf-8") == text:
+            return settings, ""
+    with contextlib.suppress(OSError):
+        _replace(kept, text)
+    return settings, ""
+
+
+def _last_good(kept: Path, state: Path, problem: ConfigError) -> Settings:
+    try:
+        found = json.loads(kept.read_text("utf-8"))
+        values = {name: _convert(name, value, GOOD_FILE) for name, value in found.items() if name in FIELDS}
+    except (OSError, ValueError, AttributeError):
+        raise problem from None
+    return dataclasses.replace(Settings(**values), state_dir=str(state))
 
 
 def sample() -> str:

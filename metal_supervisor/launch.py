@@ -71,7 +71,8 @@ def read_spec(path: str) -> dict[str, object]:
             spec = json.load(file)
     except (OSError, ValueError) as error:
         raise BadSpec(f"cannot read {path}: {error}") from None
-    if not isinstance(spec, dict) or spec.get("format") != FORMAT:
+    written = spec.get("format") if isinstance(spec, dict) else None
+    if not isinstance(spec, dict) or not isinstance(written, int) or not 0 < written <= FORMAT:
         raise BadSpec(f"{path} is not of format {FORMAT}; a newer version may have written it")
     argv, env, port = spec.get("argv"), spec.get("env"), spec.get("port")
     if not (isinstance(argv, list) and argv and all(isinstance(item, str) and "\0" not in item for item in argv)):
@@ -80,7 +81,7 @@ def read_spec(path: str) -> dict[str, object]:
         raise BadSpec(f"{path}: env must map names without = to strings without NUL")
     if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
         raise BadSpec(f"{path}: port must be between 1 and 65535, not {port!r:.40}")
-    for name in ("program", "run", "host", "cwd", "supervisor_log"):
+    for name in ("program", "host", "cwd", "supervisor_log"):
         if not isinstance(spec.get(name), str) or "\0" in spec[name]:
             raise BadSpec(f"{path}: {name} must be a string")
     return spec
@@ -299,36 +300,33 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _note_bad_spec(path: str, text: str) -> None:
-    """Leaves word that this spec was tried; where the notes are follows from where the specs are."""
-    specs, name = os.path.split(path)
+def note_path(spec_path: str) -> str:
+    """Where the note of a program is: beside the specs, under the program's name."""
+    specs, name = os.path.split(spec_path)
     program = name.rpartition(".")[0].rpartition(".")[0]
-    runs = os.path.join(os.path.dirname(specs), "runs")
-    if program and os.path.isdir(runs):
-        idle = {"pid": 0, "launcher_pid": os.getpid(), "started": "", "starts": [], "not_before": 0.0, "held_after": 0}
-        note = {"format": FORMAT, "spec": name, **idle, "refused": "BadSpec", "refused_message": text}
-        write_note(os.path.join(runs, f"{program}.json"), note)
+    return os.path.join(os.path.dirname(specs), "runs", f"{program}.json")
 
 
 def main(path: str) -> int:
     """Execs the engine of the spec at `path`; returns only when it does not."""
-    try:
-        spec = read_spec(path)
-    except BadSpec as error:
-        say(str(error))
-        _note_bad_spec(path, str(error))
-        return EXIT_BAD_SPEC
-    argv: list[str] = spec["argv"]  # type: ignore[assignment]
-    spec_file, run = os.path.basename(path), str(spec["run"])
+    spec_file, run = os.path.basename(path), note_path(path)
     note, now = read_note(run), time.time()
     kept = {"format": FORMAT, "spec": spec_file, "launcher_pid": os.getpid()}
-    if pid := survivor(note, spec_file):
+    if pid := survivor(note, spec_file):  # before its spec is read: another release may have written that
         started = str(note["started"])
         represent(pid, started)  # first of all: a TERM from now on is for the engine
         write_note(run, {**note, **kept, "refused": "", "refused_message": ""})
         say(f"engine pid {pid} outlived supervisord; standing in for it")
         wait_for_exit(pid, started)
         return 0
+    try:
+        spec = read_spec(path)
+    except BadSpec as error:
+        say(str(error))
+        idle = {"pid": 0, "started": "", "starts": [], "not_before": 0.0, "held_after": 0}
+        write_note(run, {**kept, **idle, "refused": "BadSpec", "refused_message": str(error)})
+        return EXIT_BAD_SPEC
+    argv: list[str] = spec["argv"]  # type: ignore[assignment]
     left = note.get("pid")
     if isinstance(left, int) and (swept := sweep_group(left, str(spec["program"]))):
         say(f"ended what pid {left} had left behind: {', '.join(map(str, swept))}")

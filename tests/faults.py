@@ -39,22 +39,22 @@ def fault(id: str, fault: str, *, happens: str, sees: str, bound: str) -> pytest
     return pytest.mark.fault(id=id, fault=fault, happens=happens, sees=sees, bound=bound)
 
 
-def case_of(item: pytest.Item) -> Case | None:
-    """The case that a test proves, if any."""
-    mark = item.get_closest_marker("fault")
-    return Case(**mark.kwargs) if mark else None
+def cases_of(item: pytest.Item) -> list[Case]:
+    """The cases that a test proves, the uppermost first."""
+    return [Case(**mark.kwargs) for mark in reversed(list(item.iter_markers("fault")))]
 
 
 class Figure:
     """Takes what one test measured."""
 
     def __init__(self, item: pytest.Item) -> None:
-        self._item, self._case = item, case_of(item)
+        self._item, self._cases = item, [case.id for case in cases_of(item)]
 
-    def add(self, name: str, value: float, unit: str = "s") -> None:
-        """One sample; several of one name become a median and a worst."""
-        assert self._case is not None, "a figure belongs to a test with @fault"
-        self._item.user_properties.append((PROPERTY, [self._case.id, name, float(value), unit]))
+    def add(self, name: str, value: float, unit: str = "s", case: str = "") -> None:
+        """One sample; several of one name become a median and a worst. `case`: of a test with several."""
+        assert self._cases, "a figure belongs to a test with @fault"
+        assert not case or case in self._cases, case
+        self._item.user_properties.append((PROPERTY, [case or self._cases[0], name, float(value), unit]))
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:

@@ -390,5 +390,16 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+@contextlib.contextmanager
+def halted(pid: int) -> Iterator[None]:
+    """Stops a process (SIGSTOP) for as long as the block lasts."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
 def lines_with(text: str, pattern: str) -> list[str]:
     return [line for line in text.splitlines() if re.search(pattern, line)]

@@ -46,10 +46,7 @@ class _Collector:
         self.cases: dict[str, faults.Case] = {}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        for item in session.items:
-            case = faults.case_of(item)
-            if case is None:
-                continue
+        for item, case in ((each, case) for each in session.items for case in faults.cases_of(each)):
             known = self.cases.setdefault(case.id, case)
             assert known == case, f"{case.id} is declared twice, differently: {item.nodeid}"
 

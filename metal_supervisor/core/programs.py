@@ -68,7 +68,6 @@ def compose(program: str, engine: Engine, port: int, host: str, home: str, asked
     around = {
         "format": SPEC_FORMAT,
         "asked": asked,
-        "run": f"{home}/runs/{program}.json",
         "supervisor_log": f"{home}/log/supervisord.log",
     }
     spec_file = f"{program}.{_digest(json.dumps(meaning, sort_keys=True))}.json"

@@ -272,7 +272,7 @@ class Place:
     def spec(self, *argv: str, env: dict[str, str] | None = None, **other: Any) -> str:
         body = {
             "format": 1, "program": "default.tiny", "argv": list(argv), "env": env or {}, "cwd": str(self.path),
-            "host": "127.0.0.1", "port": free_port(), "run": str(self.note), "supervisor_log": str(self.log), **other,
+            "host": "127.0.0.1", "port": free_port(), "supervisor_log": str(self.log), **other,
         }
         path = self.path / "specs" / SPEC
         path.write_text(json.dumps({key: value for key, value in body.items() if value is not None}))
@@ -364,7 +364,7 @@ def test_a_bad_spec_is_78_and_leaves_word_of_which_it_was(place: Place, content:
 
 
 @pytest.mark.parametrize(
-    "change", [{"port": None}, {"run": None}, {"cwd": None}, {"host": None}, {"port": "x"}, {"supervisor_log": None}]
+    "change", [{"port": None}, {"cwd": None}, {"host": None}, {"port": "x"}, {"supervisor_log": None}]
 )
 def test_a_spec_that_lacks_a_part_is_78_too_and_no_traceback(place: Place, change: dict[str, Any]) -> None:
     code, output, errors, _ = place.run(place.spec(*ENGINE, **change))

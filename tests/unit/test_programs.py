@@ -395,7 +395,7 @@ def test_supervisords_own_parser_finds_exactly_our_command_whatever_the_user_wro
     spec = launch.read_spec(str(path))
     assert (spec["argv"], spec["env"], spec["cwd"]) == (argv, env, cwd)
     assert (spec["port"], spec["host"], spec["program"]) == (18100, "127.0.0.1", program)
-    assert spec["run"] == f"{home}/runs/{program}.json"
+    assert launch.note_path(str(path)) == f"{home}/runs/{program}.json"
     assert spec["supervisor_log"] == f"{home}/log/supervisord.log"
     path.unlink()
 

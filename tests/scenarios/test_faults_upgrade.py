@@ -1,0 +1,207 @@
+"""Another release takes over a running system, and gives it back: no engine notices."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import metal_supervisor
+from tests.faults import Figure, fault
+from tests.system import System, eventually, kill, running, service
+
+NEXT = "9.9.9"
+CHANGES = {
+    "__init__.py": [(f'"{metal_supervisor.__version__}"', f'"{NEXT}"')],
+    "core/programs.py": [
+        ("RECORD_FORMAT = 1", "RECORD_FORMAT = 2"),
+        ("SPEC_FORMAT = 1", "SPEC_FORMAT = 2"),
+        ("OBSERVED_FORMAT = 1", "OBSERVED_FORMAT = 2"),
+        ("startretries=3", "startretries=4"),
+        ("-I -S {home}/current/launch.py ", "-I -S -B {home}/current/launch.py "),
+    ],
+    "core/types.py": [
+        (
+            "    uid: str\n    generation: int\n    program: str",
+            '    uid: str\n    generation: int\n    shape: str\n    """It has no default."""\n    program: str',
+        )
+    ],
+    "core/decide.py": [("program=program_name(", "shape='round', program=program_name(")],
+    "launch.py": [
+        ("FORMAT = 1", "FORMAT = 2"),
+        ('{"format": FORMAT, "spec": ', '{"news": [], "format": FORMAT, "spec": '),
+    ],
+    "runtimes/llama_server.py": [('argv.append("--jinja"', 'argv.append("--no-perf")\n    argv.append("--jinja"')],
+}
+"""What the next release does differently: formats, a record's fields, section, launcher, an engine's arguments."""
+
+
+@pytest.fixture(scope="module")
+def next_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The python of an installation of the next release, at another path."""
+    base = tmp_path_factory.mktemp("next")
+    package = base / "lib" / "metal_supervisor"
+    shutil.copytree(Path(metal_supervisor.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(metal_supervisor.__file__).parents[1] / "conf", base / "lib" / "conf")
+    for name, changes in CHANGES.items():
+        text = (package / name).read_text()
+        for before, after in changes:
+            assert before in text, f"{name} has no {before!r} any more; the next release must be made anew"
+            text = text.replace(before, after)
+        (package / name).write_text(text)
+    venv.create(base / "venv", with_pip=False, symlinks=True)
+    tag = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    paths = f"{base / 'lib'}\n{sysconfig.get_paths()['purelib']}\n"
+    (base / "venv" / "lib" / tag / "site-packages" / "next.pth").write_text(paths)
+    return base / "venv" / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    with running(tmp_path_factory.mktemp("upgrade")) as up:
+        up.apply(up.tiny_model(), service("tiny", contextSize=32768))
+        up.ready()
+        yield up
+
+
+def take_over(system: System, python: str | Path) -> None:
+    """What a user types after an upgrade."""
+    done = subprocess.run(
+        [str(python), "-I", "-m", "metal_supervisor", "upgrade", "--state-dir", str(system.state)],
+        capture_output=True, text=True, timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def version(system: System) -> str:
+    return str(json.loads(system.fetch("/status")[1])["version"])
+
+
+@fault(
+    "U145", "a release with another path, section, launcher, record format and engine arguments takes over",
+    happens="its controller and sidecar start; the engines go on as they were started",
+    sees="the new version in /status", bound="same pids, 0 bytes lost",
+)
+@fault(
+    "U146", "the release before is put back, and supervisord is then killed with -9",
+    happens="newer records are put aside and made again; the survivors are stood in for", sees="the old version",
+    bound="same pids, 0 bytes lost",
+)
+def test_an_upgrade_and_the_downgrade_after_it_restart_no_engine(
+    system: System, next_release: Path, figure: Figure
+) -> None:
+    engine = system.ready()
+    stream = system.stream(tokens=800)
+    with figure.timed("upgraded"):
+        take_over(system, next_release)
+    eventually(lambda: version(system) == NEXT, 30, "the next release to speak")
+    eventually(lambda: system.health()[0] == 200, 30, "health")
+    eventually((system.state / "pending" / "default.tiny.conf").exists, 30, "the new section to wait")
+    assert "startretries=3" in system.files.section_text("default.tiny")
+    assert '"format": 2' in system.files.record_path("default.tiny").read_text()
+    assert system.pid() == engine
+    system.apply(service("born-next"))
+    younger = system.ready("born-next")
+    assert "--no-perf" in command_of(younger) and "--no-perf" not in command_of(engine)
+    assert "startretries=4" in system.files.section_text("default.born-next")
+
+    started_here = figure.timed("downgraded")
+    with started_here:
+        take_over(system, sys.executable)
+    eventually(lambda: version(system) == metal_supervisor.__version__, 30, "this release to speak")
+    eventually(lambda: '"format": 1' in system.files.record_path("default.born-next").read_text(), 30, "its records")
+    eventually(lambda: system.health()[0] == 200, 30, "health")
+    system.ready()
+    system.ready("born-next")
+    assert (system.pid(), system.pid("born-next")) == (engine, younger)
+
+    old = system.supervisord_pid()
+    kill(old)
+    eventually(lambda: system.supervisord_pid() not in (0, old) and system.rpc.answers(), 30, "supervisord to be back")
+    eventually(lambda: (system.pid(), system.pid("born-next")) == (engine, younger), 30, "both to be stood in for")
+    assert stream.completed(), stream.error
+    for case in ("U145", "U146"):
+        figure.add("engine restarts", 0, "", case=case)
+        figure.add("answers cut", 0, "", case=case)
+    system.ready("born-next")
+
+    # What waited is taken up when the engine ends for a reason of its own that makes it start anew.
+    system.apply(service("tiny", contextSize=16384))
+    eventually(lambda: system.pid() not in (0, engine), 30, "the edited service to be replaced")
+    assert not (system.state / "pending" / "default.tiny.conf").exists()
+    system.delete("born-next")
+    eventually(lambda: "born-next" not in system.supervisorctl("status"), 30, "it to be gone")
+
+
+def command_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+
+
+@fault(
+    "U145b", "a setting that changes an engine's arguments is changed, and the controller restarted",
+    happens="the engine goes on; what it would be started with waits for its next start", sees="nothing",
+    bound="same pid; supervisorctl update changes nothing either",
+)
+def test_a_setting_waits_for_the_next_start_and_update_by_hand_is_harmless(tmp_path: Path, figure: Figure) -> None:
+    toml = tmp_path / "settings.toml"
+    toml.write_text("log_files = 3\n")
+    with running(tmp_path, "--config", str(toml)) as system:
+        system.apply(system.tiny_model(), service())
+        engine = system.ready()
+        toml.write_text("log_files = 9\n")
+        with figure.timed("controller back"):
+            restart(system, "controller")
+        eventually((system.state / "pending" / "default.tiny.conf").exists, 30, "the new section to wait")
+        system.supervisorctl("update")
+        assert system.pid() == engine
+        assert "stdout_logfile_backups=3" in system.files.section_text("default.tiny")
+        figure.add("engine restarts", 0 if system.pid() == engine else 1, "")
+        assert system.stop() == 0
+        system.start()
+        system.ready()
+        assert "stdout_logfile_backups=9" in system.files.section_text("default.tiny")
+
+
+@fault(
+    "U149", "the settings file is broken, and the controller is restarted",
+    happens="the last settings that were in order stay", sees="the line of the mistake in the log and /status",
+    bound="0 engine restarts",
+)
+def test_a_broken_settings_file_keeps_the_settings_that_were_in_order(tmp_path: Path, figure: Figure) -> None:
+    toml = tmp_path / "settings.toml"
+    toml.write_text('log_level = "info"\n')
+    with running(tmp_path, "--config", str(toml)) as system:
+        system.apply(system.tiny_model(), service())
+        engine = system.ready()
+        toml.write_text("log_level = \n")
+        with figure.timed("controller back"):
+            restart(system, "controller")
+            notices = eventually(lambda: told(system), 30, "the mistake in /status")
+        assert re.search(r"settings\.toml.*line 1", notices[0]["reason"])
+        system.apply(service("later"))
+        system.ready("later")
+        assert system.pid() == engine
+        figure.add("engine restarts", 0 if system.pid() == engine else 1, "")
+        toml.write_text('log_level = "info"\n')
+        restart(system, "controller")
+        eventually(lambda: not told(system), 30, "the notice to be gone")
+
+
+def told(system: System) -> list[dict[str, str]]:
+    return list(json.loads(system.fetch("/status")[1])["controller"].get("notices") or [])
+
+
+def restart(system: System, program: str) -> None:
+    """supervisorctl restart, waited for."""
+    before = eventually(lambda: system.own_pid(program), 30, program)
+    os.kill(before, 15)
+    eventually(lambda: system.own_pid(program) not in (0, before), 30, f"{program} to be back")
