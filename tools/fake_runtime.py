@@ -13,6 +13,7 @@ how it was started. `--help` lists everything. Standard library only, and execut
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -117,6 +118,12 @@ def usage() -> str:
     return "\n".join(lines)
 
 
+def say(text: str) -> None:
+    """A line for the log, if somebody still reads it: like llama-server it outlives a killed supervisord."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode())
+
+
 class Engine:
     """State shared by the handlers."""
 
@@ -181,7 +188,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer("POST")
 
     def log_message(self, format: str, *args: Any) -> None:
-        print(f"srv  log_server_r: {format % args}", file=sys.stderr, flush=True)
+        say(f"srv  log_server_r: {format % args}")
 
     def send(self, status: int, body: str, kind: str = "application/json; charset=utf-8") -> None:
         data = body.encode()
@@ -340,7 +347,7 @@ class Server(ThreadingHTTPServer):
 
 def on_term(faults: Faults) -> None:
     if faults.ignore_term:
-        print("SIGTERM ignored", file=sys.stderr, flush=True)
+        say("SIGTERM ignored")
         return
 
     def leave() -> None:
@@ -356,19 +363,18 @@ def background(faults: Faults, started: float) -> None:
     while True:
         age = time.monotonic() - started
         if 0 < faults.exit_after_s <= age:
-            print(f"exiting with {faults.exit_code} as asked", file=sys.stderr, flush=True)
+            say(f"exiting with {faults.exit_code} as asked")
             os._exit(faults.exit_code)
         if faults.flood_lines_per_s > 0:
             count = max(1, int(faults.flood_lines_per_s * 0.02))
-            sys.stderr.write((line + "\n") * count)
-            sys.stderr.flush()
+            say("\n".join([line] * count))
         time.sleep(0.02)
 
 
 def leave_child() -> None:
     program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
     child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.DEVNULL)
-    print(f"child {child.pid}", file=sys.stderr, flush=True)
+    say(f"child {child.pid}")
 
 
 def main(argv: list[str]) -> int:
@@ -397,7 +403,7 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         print(f"couldn't bind HTTP server socket, hostname: {host}, port: {port}: {error}", file=sys.stderr)
         return 1
-    print(f"stand-in: listening on http://{host}:{port}, ballast {len(ballast)} bytes", file=sys.stderr, flush=True)
+    say(f"stand-in: listening on http://{host}:{port}, ballast {len(ballast)} bytes")
     server.serve_forever()
     return 0
 
