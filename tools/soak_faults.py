@@ -94,6 +94,8 @@ class Hand:
     foreign: list[str] = field(default_factory=list)
     nudged: set[str] = field(default_factory=set)
     """Services that somebody stopped by hand, and means to start again."""
+    noteless: set[str] = field(default_factory=set)
+    """Services whose launcher's note was damaged: the next start or boot mends it, and nothing before."""
     typed: list[subprocess.Popen[bytes]] = field(default_factory=list)
     loose: Path = Path()
     """The model file that comes and goes."""
@@ -357,6 +359,8 @@ class Hand:
         found = sorted(directory.glob(pattern))
         if not found:
             raise Nothing(f"there is no {fault.variant}/{pattern}")
+        if fault.variant == "runs":
+            self.noteless.add(fault.target)
         return found[0]
 
     def _lose(self, fault: Fault) -> None:

@@ -18,11 +18,6 @@ EXTRAS = ("fake-new-0", "fake-new-1", "fake-new-2")
 ROLES = ("controller", "sidecar", "apiserver", "supervisord")
 API_FAULTS = ("500", "409", "hang", "drop-watches", "garbage", "expire", "latency", "503-writes")
 ENGINE_FAULTS = ("hang", "html", "never_ready", "ignore_term", "flood_lines_per_s")
-# A launcher's note (runs/) that is lost while its engine runs is not made again, and without it the next boot knows
-# nothing of the engine: it is neither stood in for nor ended, and a second one comes up beside it. Until the product
-# mends notes, soaks lose and corrupt everything else.
-LOST_NOTES_ARE_NOT_MENDED = True
-MENDED = ("models.d", "specs") if LOST_NOTES_ARE_NOT_MENDED else ("models.d", "runs", "specs")
 # A third crash within ten minutes is held for 20 s, a fourth for 40: right, and too slow to wait for.
 MOST_CRASHES = 2
 
@@ -64,8 +59,8 @@ KINDS = (
     Kind("ctl-update", 2, ("all",)),
     Kind("lose", 5, ANY, variants=("records", "observed")),
     Kind("corrupt", 5, ANY, variants=("records", "observed")),
-    Kind("lose", 4, PREY, hurts=True, variants=MENDED),
-    Kind("corrupt", 4, PREY, hurts=True, variants=MENDED),
+    Kind("lose", 4, PREY, hurts=True, variants=("models.d", "runs", "specs")),
+    Kind("corrupt", 4, PREY, hurts=True, variants=("models.d", "runs", "specs")),
     Kind("foreign-file", 2, ("models.d",), variants=("no-header", "binary", "sneaky")),
 )
 
