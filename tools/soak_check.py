@@ -48,7 +48,7 @@ class Sample:
     sidecar: bool = True
     """Whether the sidecar answered."""
     held: frozenset[str] = frozenset()
-    """What our own faults hold down: `sidecar`, `apiserver`."""
+    """What our own faults hold down: `sidecar`, `apiserver`, and what tools/soak_faults.py has excluded besides."""
 
     @property
     def steady(self) -> bool:

@@ -29,6 +29,10 @@ from soak_watch import Api, ApiError, Scan, Watcher, engines, role_of
 from tests.system import ISVC, MODELS, System, model, service
 
 CALM_RATE = 20
+# A sidecar that is told of a death asks supervisord before it withdraws the endpoint, and a supervisord that hangs lets
+# it wait for up to 15 s. Until it withdraws first, the clock of a dead endpoint stands while we freeze supervisord.
+WITHDRAWAL_WAITS_FOR_SUPERVISORD = True
+HOLDING = {"sidecar", "apiserver", *(["supervisord"] if WITHDRAWAL_WAITS_FOR_SUPERVISORD else [])}
 API_RULES: dict[str, list[dict[str, Any]]] = {
     "500": [{"action": {"status": 500}}],
     "409": [{"verb": "apply", "action": {"status": 409}}],
@@ -180,7 +184,7 @@ class Hand:
         self._signal(self._role(fault.target), signal.SIGKILL)
 
     def _freeze(self, fault: Fault) -> Callable[[], None]:
-        holds = fault.target if fault.target in ("sidecar", "apiserver") else ""
+        holds = fault.target if fault.target in HOLDING else ""
         return self._freeze_pid(self._role(fault.target), holds)
 
     def _kill_engine(self, fault: Fault) -> None:
