@@ -158,6 +158,8 @@ class Checker:
     def _restarts(self, sample: Sample) -> list[Violation]:
         found = []
         for engine in sample.engines:
+            if engine.service in self._doubled:
+                continue  # which of them is the service's is anybody's guess
             before = self._last.get(engine.service)
             self._last[engine.service] = engine, sample.at
             if before is None or before[0].pid == engine.pid:

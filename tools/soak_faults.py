@@ -26,6 +26,7 @@ from soak_check import Checker, Excuses
 from soak_plan import ANY, Fault
 from soak_watch import Api, ApiError, Scan, Watcher, engines, role_of
 
+from metal_supervisor.core.types import State
 from tests.system import ISVC, MODELS, System, model, service
 
 CALM_RATE = 20
@@ -318,7 +319,7 @@ class Hand:
 
     def type(self, *commands: str) -> None:
         """Types supervisorctl commands, one after another, in another terminal."""
-        self.typed = [each for each in self.typed if each.poll() is None]
+        self.typing()
         tool = [str(Path(sys.executable).parent / "supervisorctl"), "-c", f"{self.system.state}/supervisord.conf"]
         line = "; ".join(" ".join([*tool, command]) for command in commands)
         self.typed.append(subprocess.Popen(
@@ -344,11 +345,18 @@ class Hand:
         self.type("update")
 
     def nudge(self) -> None:
-        """Starts what was stopped by hand, where it still is."""
+        """Starts what was stopped by hand, where it still is. Raises Unavailable, Refused."""
+        table = self.system.rpc.table()
         for name in self.nudged:
-            if name in self.wanted and self.wanted[name].runs:
+            row = table.get(f"default.{name}")
+            if name in self.wanted and self.wanted[name].runs and row is not None and row.state is State.STOPPED:
                 self.excuses.touch(time.monotonic(), name)
-                self.type(f"start default.{name}")
+                self.system.rpc.start(f"default.{name}")
+
+    def typing(self) -> bool:
+        """Whether a command typed in another terminal is still under way."""
+        self.typed = [each for each in self.typed if each.poll() is None]
+        return bool(self.typed)
 
     def _hide_model(self, _fault: Fault) -> Callable[[], None]:
         aside = self.loose.with_suffix(".aside")

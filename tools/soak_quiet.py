@@ -20,7 +20,7 @@ from tests.system import ISVC, SLICES
 
 OWN = ("run", "supervisord", "controller", "sidecar", "apiserver")
 LOOK_EVERY_S = 0.3
-NUDGE_EVERY_S = 5.0
+NUDGE_EVERY_S = 2.0
 Problem = tuple[int, str]
 """(rule, what is not as it must be)."""
 
@@ -28,8 +28,7 @@ Problem = tuple[int, str]
 def converge(hand: Hand, bound_s: float, meanwhile: Callable[[], None]) -> list[Problem]:
     """Waits until two looks in a row find nothing; what the last look found if that takes longer than `bound_s`."""
     until = time.monotonic() + bound_s
-    asked, nudged_at, good = False, time.monotonic(), 0
-    hand.nudge()
+    asked, nudged_at, good = False, 0.0, 0
     problems: list[Problem] = [(7, "nothing was looked at")]
     while time.monotonic() < until:
         meanwhile()
@@ -38,15 +37,15 @@ def converge(hand: Hand, bound_s: float, meanwhile: Callable[[], None]) -> list[
                 hand.api.ask("DELETE", "/faults")
                 hand.ask_again()
                 asked = True
-            problems = look(hand)
+            if time.monotonic() - nudged_at > NUDGE_EVERY_S:
+                nudged_at = time.monotonic()
+                hand.nudge()
+            problems = [(7, "supervisorctl is still under way")] if hand.typing() else look(hand)
         except (ApiError, Unavailable, Refused, psutil.Error, OSError, http.client.HTTPException) as error:
             problems = [(7, repr(error)[:300])]
         good = good + 1 if not problems else 0
         if good == 2:
             return []
-        if time.monotonic() - nudged_at > NUDGE_EVERY_S:
-            nudged_at = time.monotonic()
-            hand.nudge()
         time.sleep(LOOK_EVERY_S)
     return problems
 

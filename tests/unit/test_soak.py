@@ -40,6 +40,11 @@ def test_two_live_engines_of_a_service_are_reported_once_whatever_their_ports(se
     assert "pid 11" in found[0].text and "pid 12" in found[0].text
 
 
+def test_two_engines_are_not_told_again_as_restarts() -> None:
+    both = history(*((at / 5, (ONE, OTHER), READY) for at in range(10)))
+    assert rules([*history((-1.0, (ONE,), READY)), *both]) == [1]
+
+
 def test_engines_of_two_services_are_no_double() -> None:
     assert rules(history((0.0, (ONE, Engine(12, "two", 9002)), READY))) == []
 
