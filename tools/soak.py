@@ -282,7 +282,8 @@ def main() -> int:
     if given.seed is None:
         given.seed = random.SystemRandom().randrange(1_000_000)
     print(f"seed {given.seed}, {given.seconds:.0f} s of faults", flush=True)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for signum in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs inherit an ignored SIGINT
+        signal.signal(signum, signal.default_int_handler)
     base = Path(tempfile.mkdtemp(prefix="ms-soak-"))
     soak, interrupted = Soak(base, given), False
     try:
@@ -294,7 +295,8 @@ def main() -> int:
             interrupted = True
             soak.say("interrupted; ending")
         finally:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(signum, signal.SIG_IGN)
             soak.close()
         told = soak.summary()
         soak.report(told)
