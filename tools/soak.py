@@ -170,7 +170,7 @@ class Soak:
     def checkpoint(self, kinds: list[str]) -> None:
         """Waits until all is as it was asked for, and counts. Raises Stop."""
         started = time.monotonic()
-        problems = soak_quiet.converge(self.hand, self.given.bound, self.judge)
+        problems, last = soak_quiet.converge(self.hand, self.given.bound, self.judge)
         took_s = time.monotonic() - started
         self.converged_s.append(took_s)
         for kind in kinds:
@@ -183,6 +183,8 @@ class Soak:
         held = " ".join(f"{role} {each.fds}" for role, each in self.checkpoints[-1].items())
         word = "NOT all" if problems else "all"
         self.say(f"── checkpoint: {word} as asked for after {took_s:.1f} s; descriptors: {held}")
+        if last:
+            self.say(f"   last to come: {last[:200]}")
         if digests(self.models) != self.store:
             self.found([Violation(4, now, f"the model files changed: {sorted(digests(self.models))}")])
         self.found([Violation(5, now, text) for text in soak_check.leaks(self.checkpoints)])

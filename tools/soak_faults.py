@@ -31,7 +31,7 @@ from tests.system import ISVC, MODELS, System, model, service
 
 CALM_RATE = 20
 # A sidecar that is told of a death asks supervisord before it withdraws the endpoint, and a supervisord that hangs lets
-# it wait for up to 15 s. Until it withdraws first, the clock of a dead endpoint stands while we freeze supervisord.
+# it wait for up to 10 s. Until it withdraws first, the clock of a dead endpoint stands while we freeze supervisord.
 WITHDRAWAL_WAITS_FOR_SUPERVISORD = True
 HOLDING = {"sidecar", "apiserver", *(["supervisord"] if WITHDRAWAL_WAITS_FOR_SUPERVISORD else [])}
 API_RULES: dict[str, list[dict[str, Any]]] = {

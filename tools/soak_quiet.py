@@ -25,10 +25,13 @@ Problem = tuple[int, str]
 """(rule, what is not as it must be)."""
 
 
-def converge(hand: Hand, bound_s: float, meanwhile: Callable[[], None]) -> list[Problem]:
-    """Waits until two looks in a row find nothing; what the last look found if that takes longer than `bound_s`."""
+def converge(hand: Hand, bound_s: float, meanwhile: Callable[[], None]) -> tuple[list[Problem], str]:
+    """Waits until two looks in a row find nothing.
+
+    Returns (what the last look found, if that takes longer than `bound_s`; what was waited for last).
+    """
     until = time.monotonic() + bound_s
-    asked, nudged_at, good = False, 0.0, 0
+    asked, nudged_at, good, last = False, 0.0, 0, ""
     problems: list[Problem] = [(7, "nothing was looked at")]
     while time.monotonic() < until:
         meanwhile()
@@ -43,11 +46,11 @@ def converge(hand: Hand, bound_s: float, meanwhile: Callable[[], None]) -> list[
             problems = [(7, "supervisorctl is still under way")] if hand.typing() else look(hand)
         except (ApiError, Unavailable, Refused, psutil.Error, OSError, http.client.HTTPException) as error:
             problems = [(7, repr(error)[:300])]
-        good = good + 1 if not problems else 0
+        good, last = (0, problems[0][1]) if problems else (good + 1, last)
         if good == 2:
-            return []
+            return [], last
         time.sleep(LOOK_EVERY_S)
-    return problems
+    return problems, last
 
 
 def look(hand: Hand) -> list[Problem]:
