@@ -18,10 +18,11 @@ EXTRAS = ("fake-new-0", "fake-new-1", "fake-new-2")
 ROLES = ("controller", "sidecar", "apiserver", "supervisord")
 API_FAULTS = ("500", "409", "hang", "drop-watches", "garbage", "expire", "latency", "503-writes")
 ENGINE_FAULTS = ("hang", "html", "never_ready", "ignore_term", "flood_lines_per_s")
-# A launcher's note that is lost between the boot after a killed supervisord, which mends notes, and the launcher, which
-# reads them: the launcher finds its port taken by nobody it knows, the service moves to another port, and a second
-# engine starts. Until launchers ask who holds their port, notes are left alone for as long as a boot may take.
-NOTES_REST_AFTER_A_BOOT_S = 5.0
+# Between the boot after a killed supervisord, which knows the survivors, and the launchers that stand in for them, two
+# files must not go. Without its note a launcher finds its port taken by nobody it knows. Without its spec it notes that
+# instead, over the note of the engine that lives. Either way the service moves to another port, and a second engine
+# starts. Until launchers keep the note of a living engine, and ask who holds their port, both are left alone that long.
+REST_AFTER_A_BOOT_S, RESTING = 10.0, ("runs", "specs")
 # A third crash within ten minutes is held for 20 s, a fourth for 40: right, and too slow to wait for.
 MOST_CRASHES = 2
 
@@ -114,7 +115,7 @@ def _round(draw: random.Random, number: int, length_s: float, crashes: dict[str,
             lasts_s = float("inf")
         if (kind.name, target) == ("kill", "supervisord"):
             booted_s = at_s
-        elif variant == "runs" and at_s - booted_s < NOTES_REST_AFTER_A_BOOT_S:
+        elif variant in RESTING and at_s - booted_s < REST_AFTER_A_BOOT_S:
             continue
         if kind.crashes:
             if crashes[target] >= MOST_CRASHES:
