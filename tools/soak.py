@@ -232,6 +232,7 @@ class Soak:
             "engine_restarts_not_asked_for": self.checker.unasked_restarts,
             "longest_dead_endpoint_s": self.checker.longest_dead_s,
             "samples": self.watcher.samples,
+            "samples_with_sidecar_and_api_up": self.checker.steady,
             "budget": "not checked: there is no ledger yet",
             "resources": [{role: asdict(each) for role, each in point.items()} for point in self.checkpoints],
             "violations": [asdict(each) for each in self.violations],
@@ -249,7 +250,8 @@ class Soak:
         print(f"without one: {told['streams_cut_without_one']} cut, {told['tokens_lost_without_one']} tokens lost, "
               f"{told['engine_restarts_not_asked_for']} engine restarts "
               f"({told['engine_restarts_asked_for']} asked for)")  # fmt: skip
-        print(f"an endpoint without an engine: at most {told['longest_dead_endpoint_s']:.2f} s, sidecar and API up")
+        print(f"an endpoint without an engine: at most {told['longest_dead_endpoint_s']:.2f} s, sidecar and API up "
+              f"(as in {self.checker.steady} of {self.watcher.samples} samples)")  # fmt: skip
         for role, each in (self.checkpoints[-1] if self.checkpoints else {}).items():
             first = self.checkpoints[0].get(role, each)
             rss = f"{first.rss_bytes / 2**20:.0f} -> {each.rss_bytes / 2**20:.0f} MiB"

@@ -119,6 +119,8 @@ class Checker:
         self.excused_restarts = 0
         self.unasked_restarts = 0
         self.longest_dead_s = 0.0
+        self.steady = 0
+        """Samples in which rule 2 could have been found broken."""
 
     def see(self, sample: Sample) -> list[Violation]:
         """What this sample breaks."""
@@ -143,6 +145,7 @@ class Checker:
             self._dead_since = {}
             return []
         assert sample.ready is not None
+        self.steady += 1
         dead = sample.ready - {engine.service for engine in sample.engines}
         self._dead_since = {name: self._dead_since.get(name, sample.at) for name in dead}
         found = []
