@@ -21,6 +21,8 @@ from metal_supervisor import __version__, config
 
 NOT_RUNNING, BAD_CONFIG = 3, 78
 PARENT_EVERY_S = 2.0
+# While this file is in the state directory, the embedded API can be told to fail; only tests put it there.
+FAULTS_FILE = "apiserver.faults"
 
 
 def _say(text: str) -> None:
@@ -158,6 +160,7 @@ def _apiserver(arguments: argparse.Namespace) -> int:
             prefix=prefix,
             crd_paths=tuple(sorted((config.conf_dir() / "crds").glob("*.yaml"))),
             allow_loopback_endpoints=True,
+            faults=(settings.state_path / FAULTS_FILE).exists(),
         )
     )
     return 0

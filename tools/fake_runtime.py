@@ -13,6 +13,7 @@ how it was started. `--help` lists everything. Standard library only, and execut
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -128,6 +129,12 @@ def usage() -> str:
     return "\n".join(lines)
 
 
+def say(text: str) -> None:
+    """A line for the log, if somebody still reads it: like llama-server it outlives a killed supervisord."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode())
+
+
 class Engine:
     """State shared by the handlers."""
 
@@ -192,7 +199,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer("POST")
 
     def log_message(self, format: str, *args: Any) -> None:
-        print(f"srv  log_server_r: {format % args}", file=sys.stderr, flush=True)
+        say(f"srv  log_server_r: {format % args}")
 
     def send(self, status: int, body: str, kind: str = "application/json; charset=utf-8") -> None:
         data = body.encode()
@@ -353,7 +360,7 @@ class Server(ThreadingHTTPServer):
 
 def on_term(faults: Faults) -> None:
     if faults.ignore_term:
-        print("SIGTERM ignored", file=sys.stderr, flush=True)
+        say("SIGTERM ignored")
         return
 
     def leave() -> None:
@@ -368,7 +375,7 @@ def leave(faults: Faults) -> None:
     if faults.signal:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.kill(os.getpid(), faults.signal)
-    print(f"exiting with {faults.exit_code} as asked", file=sys.stderr, flush=True)
+    say(f"exiting with {faults.exit_code} as asked")
     os._exit(faults.exit_code)
 
 
@@ -399,11 +406,11 @@ def background(faults: Faults, started: float) -> None:
             leave(faults)
         if faults.flood_lines_per_s > 0:
             count = max(1, int(faults.flood_lines_per_s * TICK_S))
-            sys.stderr.write((line + "\n") * count)
-            sys.stderr.flush()
+            say("\n".join([line] * count))
         if faults.junk:
-            sys.stderr.buffer.write(b"\x1b[31m\x1b]0;title\x07\xff\xfe\x00\x9b31mred\r\n" * 3)
-            sys.stderr.flush()
+            with contextlib.suppress(OSError):
+                sys.stderr.buffer.write(b"\x1b[31m\x1b]0;title\x07\xff\xfe\x00\x9b31mred\r\n" * 3)
+                sys.stderr.flush()
         if faults.grow_mib_per_s > 0:
             grow(faults, held)
         time.sleep(TICK_S)
@@ -412,7 +419,7 @@ def background(faults: Faults, started: float) -> None:
 def leave_child() -> None:
     program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
     child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.DEVNULL)
-    print(f"child {child.pid}", file=sys.stderr, flush=True)
+    say(f"child {child.pid}")
 
 
 def main(argv: list[str]) -> int:
@@ -449,7 +456,7 @@ def main(argv: list[str]) -> int:
         return 1
     if faults.close_stdout:
         sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - as long as the process lives
-    print(f"stand-in: listening on http://{host}:{port}, ballast {len(ballast)} bytes", file=sys.stderr, flush=True)
+    say(f"stand-in: listening on http://{host}:{port}, ballast {len(ballast)} bytes")
     server.serve_forever()
     return 0
 

@@ -210,6 +210,15 @@ def command_line(pid: int) -> list[str] | None:
         return None
 
 
+def command_lines() -> dict[int, list[str]]:
+    """pid -> command line of every process that lets us see it."""
+    found = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            found[process.pid] = process.cmdline()
+    return found
+
+
 def usage(pid: int) -> Usage | None:
     """What a process uses, None if it is gone."""
     try:

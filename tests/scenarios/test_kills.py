@@ -182,3 +182,19 @@ def test_a_killed_supervisord_whose_service_is_gone_leaves_nothing_of_it(system:
     eventually(lambda: len(system.engines()) == 2, what="two engines")
     eventually(lambda: "hello world" in system.chat("leaver"), what="an answer")
     system.delete("leaver")
+
+
+@pytest.mark.parametrize("damage", ["lost", "corrupt"])
+def test_an_engine_whose_note_is_gone_is_stood_in_for_all_the_same(system: System, damage: str) -> None:
+    engine = system.ready()
+    stream = system.stream()
+    note = system.state / "runs" / "default.tiny.json"
+    note.unlink()
+    if damage == "corrupt":
+        note.write_bytes(b"{ half a n\xff")
+    old = system.supervisord_pid()
+    kill(old)
+    eventually(lambda: system.supervisord_pid() not in (0, old) and system.rpc.answers(), 30, "supervisord to be back")
+    eventually(lambda: system.pid() == engine, 30, "the survivor to be stood in for")
+    assert stream.completed(), f"{stream.chunks} chunks, {stream.error}"
+    assert system.engines() == [engine]
