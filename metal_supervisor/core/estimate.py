@@ -47,6 +47,8 @@ class Settings:
     flash_attention: bool = True
     swa_full: bool = False
     """`--swa-full`: windowed blocks keep the whole context."""
+    all_logits: bool = False
+    """The engine reserves logits for every token of a batch, not one of each slot; builds of 2025 did."""
     prompt_cache_bytes: int = 0
     """`--cache-ram`: old prompts kept beside the model, in ordinary memory."""
     mmap: bool = True
@@ -100,9 +102,9 @@ class Estimate:
 
     def explain(self) -> str:
         """One line, such as `9.2 GiB = weights 7.9 GiB + KV cache (1 x 8192 tokens) 1.0 GiB + …`."""
-        parts = " + ".join(f"{name} {amount(size, up=True)}" for name, size in self.parts.items() if size)
+        parts = " + ".join(f"{name} {amount(size)}" for name, size in self.parts.items() if size)
         notes = ([] if self.basis == "header" else [f"by {self.basis}"]) + list(self.assumptions)
-        return f"{amount(self.total_bytes, up=True)} = {parts}" + (f" ({'; '.join(notes)})" if notes else "")
+        return f"{amount(self.total_bytes)} = {parts}" + (f" ({'; '.join(notes)})" if notes else "")
 
 
 def _padded(tokens: int) -> int:
@@ -147,18 +149,26 @@ def _kv_bytes(shape: Shape, settings: Settings, cells: _Cells) -> int:
 
 
 def _compute_bytes(shape: Shape, settings: Settings, cells: _Cells) -> int:
-    """Scratch of the graph that reads a prompt: the widest part of a block, the masks, the logits of each slot."""
+    """Scratch of the graph that reads a prompt: the hungrier part of a block, the masks, the logits of each slot."""
     batch = min(settings.ubatch, settings.batch, cells.full * cells.streams)
     kinds = {layer.windowed for layer in shape.cached}
-    masks = sum(cells.windowed if windowed else cells.full for windowed in kinds)
-    activations, logits = 4 * batch * shape.widest, 4 * shape.vocabulary * max(settings.slots, 1)
-    if settings.flash_attention or not kinds:
-        prompt = activations + 2 * batch * masks
+    masked = sum(cells.windowed if windowed else cells.full for windowed in kinds)
+    longest = cells.full if False in kinds else cells.windowed
+    if shape.heads and not shape.cached and not any(layer.state for layer in shape.layers):
+        masked = longest = batch  # an encoder attends to the batch itself
+    attention, forward = 4 * batch * shape.attention, 4 * batch * shape.forward
+    if settings.flash_attention:
+        # Its kernels read no f32, so such a cache is converted first, a block at a time.
+        numbers = max(((layer.key, layer.value) for layer in shape.cached), default=(0, 0))
+        for kind, count in zip((settings.cache_k, settings.cache_v), numbers, strict=True):
+            attention += 2 * longest * cells.streams * count if kind == "f32" else 0
+        prompt = max(attention, forward) + 2 * batch * masked
     else:
-        longest = cells.full if False in kinds else cells.windowed
         scores = 4 * batch * longest * shape.heads
-        prompt = max(activations, scores + activations // 2) + 4 * batch * masks
-    return max(prompt, logits) + logits
+        prompt = max(forward, attention, scores + max(attention, forward) // 2) + 4 * batch * masked
+    logits = 4 * shape.vocabulary * max(settings.slots, 1)
+    reserved = 4 * shape.vocabulary * batch if settings.all_logits else logits
+    return max(prompt, reserved) + logits
 
 
 def _projector_bytes(header: Header, settings: Settings) -> int:

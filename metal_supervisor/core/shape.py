@@ -71,8 +71,10 @@ class Shape:
     vocabulary: int
     embedding: int
     heads: int
-    widest: int
-    """Numbers per token of the widest intermediate result."""
+    attention: int
+    """Numbers per token that are alive at once while a block attends."""
+    forward: int
+    """The same for the rest of a block: feed-forward, experts, recurrent part."""
     assumptions: tuple[str, ...] = ()
 
     @property
@@ -185,16 +187,13 @@ def _state(keys: _Keys, embedding: int, heads: int) -> int:
     return kernel * (inner + 2 * keys.number("ssm.group_count", 0) * state) + state * inner
 
 
-def _widest(keys: _Keys, embedding: int, heads: int, key: int, value: int, recurrent: bool) -> int:
-    """Numbers per token that are alive at once in the hungriest part of a block, fitted to the engine's own logs."""
+def _widest(keys: _Keys, embedding: int) -> int:
+    """Numbers per token alive at once in the hungrier feed-forward part; fitted to the engine's own logs."""
     forward = keys.number("feed_forward_length", 0)
-    parts = [embedding + 4 * forward, 3 * embedding + heads * (2 * key + value)]
-    if used := keys.number("expert_used_count", 0):
-        experts = used + keys.number("expert_shared_count", 0)
-        parts.append(embedding + 4 * keys.number("expert_feed_forward_length", forward) * experts)
-    if recurrent:
-        parts.append(embedding + 6 * keys.number("ssm.inner_size", 0))
-    return max(parts)
+    dense = embedding + 4 * forward
+    if not (used := keys.number("expert_used_count", 0)):
+        return dense
+    return max(dense, 2 * embedding + 2 * used * (embedding + keys.number("expert_feed_forward_length", forward)))
 
 
 def shape_of(header: Header) -> Shape:
@@ -249,6 +248,7 @@ def shape_of(header: Header) -> Shape:
         vocabulary=header.tokens,
         embedding=embedding,
         heads=heads,
-        widest=_widest(keys, embedding, heads, key, value, any(recurrent)),
+        attention=3 * embedding + heads * (2 * key + value),
+        forward=max(_widest(keys, embedding), embedding + 6 * keys.number("ssm.inner_size", 0)),
         assumptions=tuple(assumptions),
     )

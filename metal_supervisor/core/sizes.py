@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import ROUND_CEILING, Decimal
-from typing import Any
+from typing import Any, Literal
 
 from metal_supervisor.core.fields import Bad
 
@@ -19,14 +19,16 @@ UNITS = {
 }  # fmt: skip
 
 
-def amount(size_bytes: int, up: bool = False) -> str:
-    """`61.2 GiB`, or `512 MiB` below one. Rounded so that what is left never looks like enough: `up` for needs."""
-    unit, name, steps = (GIB, "GiB", 10) if abs(size_bytes) >= GIB else (MIB, "MiB", 1)
-    scaled = -(-size_bytes * steps // unit) if up else size_bytes * steps // unit
-    if name == "MiB":
-        return "1.0 GiB" if scaled == 1024 else f"{scaled} MiB"
-    sign, scaled = ("-" if scaled < 0 else ""), abs(scaled)
-    return f"{sign}{scaled // 10}.{scaled % 10} GiB"
+def amount(size_bytes: int, toward: Literal["nearest", "up", "down"] = "nearest") -> str:
+    """`61.2 GiB`, or `512 MiB` below one. A need is rounded up and what is left down, so that it never looks enough."""
+    gib = abs(size_bytes) >= GIB
+    # A tenth of a GiB is no whole number of bytes, hence the multiplication.
+    scaled, unit = (size_bytes * 10, GIB) if gib else (size_bytes, MIB)
+    steps = {"up": -(-scaled // unit), "down": scaled // unit, "nearest": (2 * scaled + unit) // (2 * unit)}[toward]
+    if not gib:
+        return "1.0 GiB" if steps == 1024 else f"{steps} MiB"
+    sign, steps = ("-" if steps < 0 else ""), abs(steps)
+    return f"{sign}{steps // 10}.{steps % 10} GiB"
 
 
 def quantity(value: Any, path: str) -> int:
