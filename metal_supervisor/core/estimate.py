@@ -179,10 +179,12 @@ def _projector_bytes(header: Header, settings: Settings) -> int:
         return value if isinstance(value, int) and 0 < value < 1 << 20 else 0
 
     kind = header.metadata.get("clip.projector_type", header.metadata.get("clip.vision.projector_type", ""))
-    qwen = isinstance(kind, str) and kind.startswith("qwen")
+    kind = kind if isinstance(kind, str) else ""
     side = number("image_size") // max(number("patch_size"), 1)
-    patches = PATCHES_AT_WARMUP if qwen else side * side
-    scratch = 36 * patches * number("embedding_length") + (4 * patches * patches if qwen else 0)
+    patches = PATCHES_AT_WARMUP if kind.startswith("qwen") else side * side
+    scratch = 36 * patches * number("embedding_length")
+    if kind.startswith("qwen2.5"):
+        scratch += 4 * patches * patches  # the mask of its windows
     if not settings.flash_attention:
         scratch += 4 * patches * patches * number("attention.head_count")
     return header.weights_bytes + scratch

@@ -21,6 +21,8 @@ MARGIN_PERCENT = 5
 PROCESS_BYTES = 256 * MIB
 STEP = 256
 """mlx_lm's caches grow by so many tokens."""
+PREFILL = 2048
+"""A sliding cache holds what is read at once besides its window; mlx_lm's default."""
 GROUP, GROUP_BYTES = 64, 4
 """A quantized cache has a scale and a bias of 2 bytes each for so many numbers."""
 MAX_NUMBER = 1 << 31
@@ -61,7 +63,7 @@ class _Config:
             raise CannotEstimate(f"config.json: {name} must be a whole number, not {value!r:.80}")
         return value
 
-    def windowed(self, layers: int) -> list[str]:
+    def layers(self, layers: int) -> list[str]:
         """What each layer does: `full`, `sliding` or `linear`."""
         kinds = self._values.get("layer_types")
         if isinstance(kinds, list) and len(kinds) >= layers:
@@ -118,9 +120,9 @@ def estimate_mlx(
     tokens = context or read.number("max_position_embeddings", 0)
     if not tokens:
         raise CannotEstimate("config.json: max_position_embeddings is missing; set spec.contextSize")
-    kinds, per_token = read.windowed(layers), _token_bytes(read, kv_bits)
+    kinds, per_token = read.layers(layers), _token_bytes(read, kv_bits)
     kept = {"full": -(-tokens // STEP) * STEP, "linear": 0}
-    kept["sliding"] = min(kept["full"], read.number("sliding_window", 0) or tokens)
+    kept["sliding"] = min(kept["full"], (read.number("sliding_window", 0) or tokens) + PREFILL)
     if "linear" in kinds and not _state_bytes(read):
         assumptions.append("the size of its linear layers' state is not told")
     return Estimate(

@@ -24,8 +24,9 @@ MAX_HEADER_BYTES = 64 * MIB
 """The largest known are some 20 MiB: 260,000 tokens with their merges."""
 MAX_DATA_BYTES = 1 << 50
 """No machine has a pebibyte; sums below it cannot overflow anybody's 64 bits."""
-MAX_ENTRIES, MAX_TENSORS = 16_384, 131_072
-MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_DIMENSIONS, MAX_LAYERS = 65_535, 1024, 4, 1024
+MAX_ENTRIES, MAX_TENSORS, MAX_STRINGS = 16_384, 65_536, 2_000_000
+"""Of strings in lists: the largest known has some 800,000, tokens and merges."""
+MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_DIMENSIONS, MAX_LAYERS = 65_535, 128, 4, 1024
 KEPT_TEXT_BYTES, KEPT_ITEMS, KEPT_TOTAL = 512, 1024, 65_536
 """The longest string and list worth keeping, and how much of both together; the rest only matters to the engine."""
 
@@ -145,6 +146,7 @@ class _Cursor:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._window, self._start, self._at = b"", 0, 0
+        self._strings = 0
 
     @property
     def position(self) -> int:
@@ -187,8 +189,9 @@ class _Cursor:
 
     def skip_texts(self, count: int) -> None:
         """Steps over strings; a vocabulary has hundreds of thousands, so this loop does nothing else."""
-        if count > MAX_HEADER_BYTES // 8:
-            raise BadGguf(f"a list claims {count} strings")
+        self._strings += count
+        if self._strings > MAX_STRINGS:
+            raise BadGguf(f"a list claims {count} strings; at most {MAX_STRINGS} are allowed")
         while count:
             if self._at + 8 > len(self._window):
                 self._fill(8)
