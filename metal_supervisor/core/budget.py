@@ -127,4 +127,3 @@ def read_limit(model: Any) -> ModelLimit:
         bytes=None if said in (None, "") else quantity(said, "spec.hardware.memoryBudget"),
         fraction=None if share is None else fraction(share, "spec.hardware.memoryFraction"),
     )
-

@@ -5,9 +5,9 @@ is more: an idle engine gives memory back to the system, but not its claim to it
 if the sum stays within the budget, to the byte.
 
 The queue: higher priority first, then who has waited longer. A later one may start past one that does not fit, but
-only if both fit into the budget together, along with everything else of no higher priority that was admitted since
-the big one began to wait. So nothing that came after it ever keeps a big one out: it waits for what was there
-before it, and for higher priorities. One that is larger than the whole budget holds up nobody.
+only if both fit into the budget together, along with all others from behind it that have passed it already. So
+nothing behind it ever keeps a big one out: it waits for what was there before it, and for what is ahead of it in
+the queue. One that is larger than the whole budget holds up nobody.
 
 With preemption, lower priorities make room; what they leave is kept for whom they left it.
 It is a function of its arguments alone: the order of the entries does not matter, and asking again changes nothing.
@@ -45,8 +45,10 @@ class Entry:
     estimate_bytes: int | None
     """None: nobody can tell."""
     phase: Phase
-    since: float
-    """Unix time at which it began to wait or, once admitted, was admitted."""
+    asked: float
+    """Unix time at which it began to wait; kept when it is admitted."""
+    admitted: float = 0.0
+    """Unix time at which it was admitted."""
     measured_bytes: int | None = None
     protected: bool = False
     """It is never displaced."""
@@ -97,7 +99,7 @@ class Ledger:
 
 
 def _rank(entry: Entry) -> tuple[int, float, Key]:
-    return -entry.priority, entry.since, entry.key
+    return -entry.priority, entry.asked, entry.key
 
 
 def _arithmetic(need: int, left: int, budget: int) -> str:
@@ -133,8 +135,8 @@ class _Book:
         return next((ahead for ahead, passed in self.blocked if ahead.charge_bytes + passed + need > self.budget), None)
 
     def block(self, entry: Entry) -> None:
-        later = (each for each in self.admitted if each.priority <= entry.priority and each.since >= entry.since)
-        self.blocked.append((entry, sum(each.charge_bytes for each in later)))
+        passed = [each for each in self.admitted if _rank(each) > _rank(entry) and each.admitted >= entry.asked]
+        self.blocked.append((entry, sum(each.charge_bytes for each in passed)))
 
     def victims(self, entry: Entry) -> list[Entry]:
         """Whom to stop so that the entry fits: lowest priority, idle before busy, largest, oldest; [] if it can't."""
@@ -148,7 +150,7 @@ class _Book:
                 and each.phase is not Phase.WAITING
                 and each.charge_bytes
             ),
-            key=lambda each: (each.priority, each.busy, -each.charge_bytes, each.since, each.key),
+            key=lambda each: (each.priority, each.busy, -each.charge_bytes, each.admitted, each.key),
         )
         missing, chosen = entry.charge_bytes - self.left, []
         for each in candidates:
