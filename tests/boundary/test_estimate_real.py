@@ -16,6 +16,7 @@ import pytest
 
 from metal_supervisor.core.estimate import Settings, estimate
 from metal_supervisor.core.gguf import Prefix, read_header
+from metal_supervisor.runtimes.llama_memory import demands
 from tests.system import engine_path, eventually, find_llama_server, free_ports
 
 MIB = 1 << 20
@@ -86,6 +87,7 @@ def test_the_estimate_is_what_a_real_engine_allocates(architecture: str, models:
     data = model.read_bytes()
     header = read_header(Prefix(data, len(data)), len(data))
     for number, settings in enumerate(CACHES[architecture]):
+        assert demands(arguments(settings)).settings == settings, "the flags mean what the estimate rests on"
         theirs = allocated(model, settings, tmp_path / f"log{number}")
         ours = estimate(header, settings)
         rows = {

@@ -169,6 +169,21 @@ def test_an_own_alignment_moves_the_data() -> None:
     assert header.data_offset == 1024
 
 
+def test_blocks_are_told_by_their_tensors() -> None:
+    names = (
+        "blk.0.attn_qkv.weight", "blk.0.ssm_a",  # linear attention: no keys are kept
+        "blk.1.attn_qkv.weight",
+        "blk.2.attn_k.weight", "blk.2.ssm_out.weight",
+        "blk.3.attn_kv_a_mqa.weight",
+        "blk.4.shortconv.conv.weight",
+        "blk.5.time_mix_key.weight",
+        "blk.6.attn_k_norm.weight", "blk.9999.attn_k.weight", "blk.attn_k.weight", "v.blk.7.attn_k.weight",
+    )  # fmt: skip
+    header = read(file(tensors=tuple(tensor(name, (8,), F32, 32 * at) for at, name in enumerate(names))))
+    assert header.attention_layers == {1, 2, 3}
+    assert header.recurrent_layers == {0, 2, 4, 5}
+
+
 # ── the first bytes of a remote file ─────────────────────────────────────────────────────────────
 
 
