@@ -5,6 +5,7 @@ What a real llama-server says of tiny models is in `tests/boundary/test_estimate
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from metal_supervisor.core.estimate import CACHE_TYPES, Estimate, Settings, by_size, estimate
 from metal_supervisor.core.estimate_mlx import CannotEstimate, OllamaParts, estimate_mlx, ollama_parts
 from metal_supervisor.core.gguf import BadGguf, Header, Omitted
-from metal_supervisor.core.shape import CACHELESS, shape_of
+from metal_supervisor.core.shape import CACHELESS, INTERVALS, NEMOTRON, PERIODS, RECURRENT, shape_of
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -389,6 +390,45 @@ def test_hostile_numbers_stay_numbers() -> None:
     found = estimate(header("llama", tokens=1 << 20, **keys), Settings(slots=64))
     assert found.total_bytes > 1 << 60, "no overflow makes it small"
     assert "GiB" in found.explain()
+
+
+NAMES = (
+    "block_count", "embedding_length", "context_length", "feed_forward_length", "expert_used_count", "vocab_size",
+    "expert_feed_forward_length", "nextn_predict_layers", "full_attention_interval", "attention.head_count",
+    "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.sliding_window",
+    "attention.sliding_window_pattern", "attention.shared_kv_layers", "attention.recurrent_layers",
+    "attention.key_length_mla", "attention.value_length_mla", "attention.key_length_swa",
+    "attention.indexer.key_length", "ssm.inner_size", "ssm.state_size", "ssm.conv_kernel", "ssm.group_count",
+    "shortconv.l_cache", "kda.head_dim", "wkv.head_size", "token_shift_count",
+)  # fmt: skip
+
+
+def test_whatever_a_header_claims_it_is_estimated_or_refused() -> None:
+    chance = random.Random(3)
+    architectures = ["llama", *PERIODS, *INTERVALS, *sorted(RECURRENT | NEMOTRON)]
+    architectures += ["falcon-h1", "jamba", "lfm2", "bert", "phi3", "x"]
+    odd: list[Any] = [-1, 7, 1 << 31, 1 << 63, 0.5, float("nan"), float("inf"), True, "8", "", (), (0, 4), (1,) * 40]
+    estimated = 0
+    for _ in range(5000):
+        architecture = chance.choice(architectures)
+        metadata: dict[str, Any] = {"general.architecture": architecture}
+        for name in NAMES:
+            if chance.random() < 0.7:
+                plain = chance.random() > 0.04
+                metadata[f"{architecture}.{name}"] = chance.choice([0, 1, 2, 4, 16, 512] if plain else odd)
+        settings = Settings(
+            chance.choice([0, 1, 512, 1 << 21]), chance.choice([1, 64]), chance.random() < 0.5,
+            ubatch=chance.choice([1, 512, 1 << 31]), flash_attention=chance.random() < 0.5,
+        )  # fmt: skip
+        try:
+            found = estimate(Header(metadata, 1, {"F16": 9}, 0, 0, frozenset({1}), frozenset({0})), settings)
+        except BadGguf as error:
+            assert len(str(error)) < 300
+            continue
+        assert all(size >= 0 for size in found.parts.values())
+        assert found.explain()
+        estimated += 1
+    assert 500 < estimated < 4500
 
 
 def test_every_type_of_cache_is_at_most_f32() -> None:

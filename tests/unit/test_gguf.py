@@ -18,6 +18,7 @@ import numpy
 import pytest
 from gguf.constants import GGML_QUANT_SIZES
 
+from metal_supervisor.core.estimate import Settings, estimate
 from metal_supervisor.core.gguf import (
     MAX_ENTRIES,
     MAX_STRINGS,
@@ -396,6 +397,7 @@ def test_a_thousand_broken_headers_do_no_harm(base: str, tiny: Path) -> None:
                 header = read_header(Prefix(data, size), size)
                 assert 0 <= header.weights_bytes <= 1 << 50
                 outcomes["read"] += 1
+                estimate(header, Settings(512))
             except BadGguf as error:
                 assert 0 < len(str(error)) < 400
                 outcomes["bad"] += 1
