@@ -1,0 +1,377 @@
+"""What a GGUF file says of itself before its weights begin: hyperparameters, and how large the tensors are.
+
+A model must be judged before it is loaded, and often before it is downloaded, so the same reader serves a file,
+a set of shards, and the first bytes of a remote one (`Prefix`, which says by `NeedMore` how many it wants).
+The file comes from anywhere: counts, lengths and sums are bounded before anything is allocated or added, what
+nobody asks for (token lists, templates) is stepped over, and whatever is wrong is one `BadGguf` that says so.
+
+The format is ggml's, versions 2 and 3, little-endian.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+MIB = 1 << 20
+WINDOW_BYTES = 256 * 1024
+"""How much is read at a time; most of a header is tokens, a few bytes each."""
+MAX_HEADER_BYTES = 64 * MIB
+"""The largest known are some 20 MiB: 260,000 tokens with their merges."""
+MAX_DATA_BYTES = 1 << 50
+"""No machine has a pebibyte; sums below it cannot overflow anybody's 64 bits."""
+MAX_ENTRIES, MAX_TENSORS, MAX_STRINGS = 16_384, 65_536, 2_000_000
+"""Of strings in lists: the largest known has some 800,000, tokens and merges."""
+MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_DIMENSIONS, MAX_LAYERS = 65_535, 128, 4, 1024
+KEPT_TEXT_BYTES, KEPT_ITEMS, KEPT_TOTAL = 512, 1024, 65_536
+"""The longest string and list worth keeping, and how much of both together; the rest only matters to the engine."""
+
+TYPES: Mapping[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 36), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18), 42: ("Q2_0", 64, 18),
+}  # fmt: skip
+"""ggml's number of a tensor type -> its name, the elements of a block, and the bytes of one."""
+
+SCALARS: Mapping[int, struct.Struct] = {
+    number: struct.Struct("<" + code) for number, code in zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True)
+}
+TEXT, LIST = 8, 9
+LENGTH = struct.Struct("<Q")
+
+NAME = re.compile(rb"blk\.(\d{1,4})\.([a-z0-9]+(?:_[a-z0-9]+)*)")
+KEYS_OF_ATTENTION = frozenset({b"attn_k", b"attn_kv_a_mqa", b"attn_kv_a"})
+RECURRENT = re.compile(rb"(ssm|shortconv|time_mix)_?")
+
+
+class BadGguf(Exception):
+    """The header cannot be used; the text says what is wrong with it."""
+
+
+class NeedMore(Exception):
+    """The header goes on after the bytes at hand."""
+
+    def __init__(self, total_bytes_wanted: int) -> None:
+        super().__init__(f"the header is longer; the first {total_bytes_wanted} bytes are wanted")
+        self.total_bytes_wanted = total_bytes_wanted
+
+
+class Source(Protocol):
+    """Where the bytes come from."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes from `offset`, at least one unless the file ends there."""
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The first bytes of a file of which there may be more."""
+
+    data: bytes
+    size_bytes: int | None = None
+    """Size of the whole file, None if it is not known."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """What there is. Past the end it raises NeedMore for at least twice as much, so that few requests do."""
+        if offset < len(self.data):
+            return self.data[offset : offset + size]
+        if self.size_bytes is not None and offset >= self.size_bytes:
+            return b""
+        wanted = max(offset + size, 2 * len(self.data))
+        raise NeedMore(wanted if self.size_bytes is None else min(wanted, self.size_bytes))
+
+
+@dataclass(frozen=True)
+class Omitted:
+    """A list or string that is not kept."""
+
+    length: int
+    """Items of a list, bytes of a string."""
+
+
+Value: TypeAlias = int | float | bool | str | tuple[int | float | bool, ...] | Omitted
+
+
+@dataclass(frozen=True)
+class Header:
+    """What was read."""
+
+    metadata: Mapping[str, Value]
+    tensors: int
+    """How many there are; of all shards, if merged."""
+    bytes_by_type: Mapping[str, int]
+    """Type name -> bytes of all tensors of that type."""
+    data_offset: int
+    """Where the tensors begin, in bytes."""
+    data_bytes: int
+    """From there to the end of the last one."""
+    attention_layers: frozenset[int] = frozenset()
+    """Blocks that have tensors of attention with keys, which is what a KV cache is of."""
+    recurrent_layers: frozenset[int] = frozenset()
+    """Blocks that have tensors of a recurrent layer; some models have both in one."""
+    assumptions: tuple[str, ...] = field(default=())
+    """What had to be taken on trust."""
+
+    @property
+    def weights_bytes(self) -> int:
+        return sum(self.bytes_by_type.values())
+
+    @property
+    def architecture(self) -> str:
+        found = self.metadata.get("general.architecture")
+        return found if isinstance(found, str) else ""
+
+    @property
+    def tokens(self) -> int:
+        """Size of the vocabulary, 0 if it is not told."""
+        found = self.metadata.get("tokenizer.ggml.tokens")
+        if isinstance(found, Omitted):
+            return found.length
+        told = self.metadata.get(f"{self.architecture}.vocab_size")
+        return told if isinstance(told, int) else 0
+
+
+class _Cursor:
+    """Reads forward, a window at a time."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._window, self._start, self._at = b"", 0, 0
+        self._strings = 0
+
+    @property
+    def position(self) -> int:
+        return self._start + self._at
+
+    def _fill(self, size: int) -> None:
+        """Makes the next `size` bytes available in the window."""
+        if size > MAX_HEADER_BYTES - self.position:
+            raise BadGguf(f"the header goes on for more than {MAX_HEADER_BYTES // MIB} MiB")
+        parts, start = [self._window[self._at :]], self.position
+        have = len(parts[0])
+        while have < size:
+            part = self._source.read(start + have, max(size - have, WINDOW_BYTES))
+            if not part:
+                raise BadGguf(f"the file ends at byte {start + have}, in the middle of its header")
+            parts.append(part)
+            have += len(part)
+        self._window, self._start, self._at = b"".join(parts), start, 0
+
+    def take(self, size: int) -> bytes:
+        if self._at + size > len(self._window):
+            self._fill(size)
+        self._at += size
+        return self._window[self._at - size : self._at]
+
+    def skip(self, size: int) -> None:
+        """Steps over bytes without reading them; a file that ends before is noticed by whoever reads next."""
+        self._at += size
+        if self.position > MAX_HEADER_BYTES:
+            raise BadGguf(f"the header goes on for more than {MAX_HEADER_BYTES // MIB} MiB")
+
+    def number(self, size: int) -> int:
+        return int.from_bytes(self.take(size), "little")
+
+    def text(self, what: str, longest: int) -> bytes:
+        size = self.number(8)
+        if size > longest:
+            raise BadGguf(f"{what} has {size} bytes; at most {longest} are allowed")
+        return self.take(size)
+
+    def skip_texts(self, count: int) -> None:
+        """Steps over strings; a vocabulary has hundreds of thousands, so this loop does nothing else."""
+        self._strings += count
+        if self._strings > MAX_STRINGS:
+            raise BadGguf(f"a list claims {count} strings; at most {MAX_STRINGS} are allowed")
+        while count:
+            if self._at + 8 > len(self._window):
+                self._fill(8)
+            window, at, done = self._window, self._at, 0
+            try:
+                for done in range(count):  # noqa: B007
+                    at += 8 + LENGTH.unpack_from(window, at)[0]
+                done = count
+            except (struct.error, OverflowError):  # the window ends before this string's length
+                pass
+            self._at, count = at, count - done
+            self.skip(0)
+
+
+class _Reader:
+    """One header in the making."""
+
+    def __init__(self, source: Source, size_bytes: int | None) -> None:
+        self._cursor = _Cursor(source)
+        self._size_bytes = size_bytes
+        self._spare = KEPT_TOTAL
+        self._bytes: dict[str, int] = {}
+        self._total = 0
+        self._unknown: list[tuple[str, int, int]] = []
+        self._end = 0
+        self._offsets: list[int] = []
+        self._attention: set[int] = set()
+        self._fused: set[int] = set()
+        self._recurrent: set[int] = set()
+
+    def header(self) -> Header:
+        tensors, entries = self._counts()
+        metadata: dict[str, Value] = {}
+        for _ in range(entries):
+            key = self._cursor.text("a key", MAX_KEY_BYTES).decode("utf-8", "replace")
+            if key in metadata:
+                raise BadGguf(f"key {key!r:.100} is there twice")
+            value = self._value(self._cursor.number(4), key)
+            if len(key) <= KEPT_TEXT_BYTES:
+                metadata[key] = value
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or not 1 <= alignment <= MIB or alignment & (alignment - 1):
+            raise BadGguf(f"general.alignment must be a power of two, not {alignment!r:.80}")
+        for _ in range(tensors):
+            self._tensor()
+        start = -(-self._cursor.position // alignment) * alignment
+        assumptions = self._size_unknown(start)
+        return Header(
+            metadata=metadata,
+            tensors=tensors,
+            bytes_by_type=dict(sorted(self._bytes.items())),
+            data_offset=start,
+            data_bytes=self._fits(start),
+            attention_layers=frozenset(self._attention | (self._fused - self._recurrent)),
+            recurrent_layers=frozenset(self._recurrent),
+            assumptions=assumptions,
+        )
+
+    def _counts(self) -> tuple[int, int]:
+        magic = self._cursor.take(4)
+        if magic == b"FUGG":
+            raise BadGguf("it is a big-endian GGUF file, which engines on a Mac cannot read; convert it")
+        if magic != b"GGUF":
+            raise BadGguf(f"it is not a GGUF file: it begins with {magic!r}")
+        raw = self._cursor.take(4)
+        version = int.from_bytes(raw, "little")
+        if version & 0xFFFF == 0 and 1 <= int.from_bytes(raw, "big") <= 0xFFFF:
+            raise BadGguf("it is a big-endian GGUF file, which engines on a Mac cannot read; convert it")
+        if version not in (2, 3):
+            raise BadGguf(f"GGUF version {version} is not supported; 2 and 3 are")
+        tensors, entries = self._cursor.number(8), self._cursor.number(8)
+        if tensors > MAX_TENSORS:
+            raise BadGguf(f"it claims {tensors} tensors; at most {MAX_TENSORS} are allowed")
+        if entries > MAX_ENTRIES:
+            raise BadGguf(f"it claims {entries} metadata entries; at most {MAX_ENTRIES} are allowed")
+        return tensors, entries
+
+    def _value(self, kind: int, key: str) -> Value:
+        cursor = self._cursor
+        if kind in SCALARS:
+            scalar: int | float | bool = SCALARS[kind].unpack(cursor.take(SCALARS[kind].size))[0]
+            return scalar
+        if kind == TEXT:
+            size = cursor.number(8)
+            if size > KEPT_TEXT_BYTES or size > self._spare:
+                cursor.skip(size)
+                return Omitted(size)
+            self._spare -= size
+            return cursor.take(size).decode("utf-8", "replace")
+        if kind != LIST:
+            raise BadGguf(f"key {key!r:.100} has the unknown value type {kind}")
+        item, count = cursor.number(4), cursor.number(8)
+        if item == TEXT:
+            cursor.skip_texts(count)
+            return Omitted(count)
+        if item not in SCALARS:
+            raise BadGguf(f"key {key!r:.100} is a list of the unknown value type {item}")
+        size = count * SCALARS[item].size
+        if count > KEPT_ITEMS or count > self._spare or key.startswith("tokenizer."):
+            cursor.skip(size)
+            return Omitted(count)
+        self._spare -= count
+        return tuple(each for (each,) in SCALARS[item].iter_unpack(cursor.take(size)))
+
+    def _tensor(self) -> None:
+        cursor = self._cursor
+        raw = cursor.text("a tensor's name", MAX_NAME_BYTES)
+        dimensions = cursor.number(4)
+        if dimensions > MAX_DIMENSIONS:
+            raise BadGguf(f"tensor {raw!r:.100} has {dimensions} dimensions; at most {MAX_DIMENSIONS} are allowed")
+        elements, row = 1, 1
+        for index in range(dimensions):
+            extent = cursor.number(8)
+            row = extent if index == 0 else row
+            elements *= extent
+            if extent > MAX_DATA_BYTES or elements > MAX_DATA_BYTES:
+                raise BadGguf(f"tensor {raw!r:.100} is larger than any machine")
+        number, offset = cursor.number(4), cursor.number(8)
+        if offset > MAX_DATA_BYTES:
+            raise BadGguf(f"tensor {raw!r:.100} lies at {offset}, beyond the end of any file")
+        self._offsets.append(offset)
+        self._note_layer(raw)
+        if number not in TYPES:
+            self._unknown.append((raw.decode("utf-8", "replace"), number, offset))
+            return
+        name, block, block_bytes = TYPES[number]
+        if row % block:
+            raise BadGguf(f"tensor {raw!r:.100} has rows of {row}, but {name} comes in blocks of {block}")
+        self._add(name, elements // block * block_bytes, offset)
+
+    def _add(self, name: str, size: int, offset: int) -> None:
+        self._bytes[name] = self._bytes.get(name, 0) + size
+        self._total += size
+        self._end = max(self._end, offset + size)
+        if self._total > MAX_DATA_BYTES:
+            raise BadGguf("its tensors are together larger than any machine")
+
+    def _note_layer(self, raw: bytes) -> None:
+        found = NAME.match(raw)
+        if found is None or int(found[1]) >= MAX_LAYERS:
+            return
+        layer, part = int(found[1]), found[2]
+        if part in KEYS_OF_ATTENTION:
+            self._attention.add(layer)
+        elif part == b"attn_qkv":  # linear attention has such a one as well, and no keys to cache
+            self._fused.add(layer)
+        elif RECURRENT.match(part):
+            self._recurrent.add(layer)
+
+    def _size_unknown(self, start: int) -> tuple[str, ...]:
+        """Tensors of a type that is newer than we are reach to the next one, or to the end of the file."""
+        if not self._unknown:
+            return ()
+        ordered = sorted(set(self._offsets))
+        after = dict(itertools.pairwise(ordered))
+        names = set()
+        for tensor, number, offset in self._unknown:
+            end = after.get(offset)
+            if end is None:
+                end = None if self._size_bytes is None else self._size_bytes - start
+            if end is None or end < offset:
+                raise BadGguf(f"tensor {tensor!r:.100} has the unknown type {number}, and nothing tells its size")
+            names.add(f"type {number}")
+            self._add(f"type {number}", end - offset, offset)
+        return (f"{', '.join(sorted(names))} unknown: sizes taken from the tensors' places in the file",)
+
+    def _fits(self, start: int) -> int:
+        """Bytes up to the end of the last tensor, if the file has them."""
+        if self._size_bytes is not None:
+            whole = start + self._end
+            if whole > self._size_bytes:
+                raise BadGguf(f"the file is cut short: it has {self._size_bytes} bytes, and {whole} belong to it")
+        if self._total > self._end:
+            raise BadGguf("its tensors lie on top of each other")
+        return self._end
+
+
+def read_header(source: Source, size_bytes: int | None = None) -> Header:
+    """The header of a file; with its size, also whether all of it is there.
+
+    Raises BadGguf, and whatever the source raises: NeedMore, if it is a Prefix that is too short.
+    """
+    return _Reader(source, size_bytes).header()

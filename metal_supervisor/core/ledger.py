@@ -1,0 +1,240 @@
+"""Who may start, when the memory is not enough for everybody.
+
+Every engine that runs or starts is charged what it was estimated to take, or what it was measured to take if that
+is more: an idle engine gives memory back to the system, but not its claim to it. Whatever waits is admitted only
+if the sum stays within the budget, to the byte.
+
+The queue: higher priority first, then who has waited longer. A later one may start past one that does not fit, but
+only if both fit into the budget together, along with all others from behind it that have passed it already. So
+nothing behind it ever keeps a big one out: it waits for what was there before it, and for what is ahead of it in
+the queue. One that is larger than the whole budget holds up nobody.
+
+With preemption, lower priorities make room; what they leave is kept for whom they left it.
+It is a function of its arguments alone: the order of the entries does not matter, and asking again changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from metal_supervisor.core.sizes import amount
+from metal_supervisor.core.types import Key
+
+ADVICE = "try a smaller quantization, a shorter context, or --memory-fraction"
+
+
+class Phase(str, Enum):
+    """Where an engine stands."""
+
+    WAITING = "waiting"
+    STARTING = "starting"
+    """Admitted; it takes its memory now."""
+    RUNNING = "running"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One engine in the ledger."""
+
+    key: Key
+    priority: int
+    """The larger the more important."""
+    estimate_bytes: int | None
+    """None: nobody can tell."""
+    phase: Phase
+    asked: float
+    """Unix time at which it began to wait; kept when it is admitted."""
+    admitted: float = 0.0
+    """Unix time at which it was admitted."""
+    measured_bytes: int | None = None
+    protected: bool = False
+    """It is never displaced."""
+    busy: bool = False
+    """It answers somebody."""
+    limit_bytes: int | None = None
+    """What its Model allows it at most."""
+
+    @property
+    def charge_bytes(self) -> int:
+        """What it counts for."""
+        return max(self.estimate_bytes or 0, self.measured_bytes or 0)
+
+    @property
+    def unknown(self) -> bool:
+        return self.estimate_bytes is None and not self.measured_bytes
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of an engine that waits."""
+
+    admitted: bool
+    reason: str = ""
+    """`InsufficientMemory`, `UnknownSize` or `OverModelLimit`; "" if it is admitted without more ado."""
+    message: str = ""
+    """The arithmetic, and what would help; of an admitted one, a warning."""
+    position: int = 0
+    """In the queue, from 1; 0 if it is admitted, or would not start however much room there was."""
+    displaces: tuple[Key, ...] = ()
+    """Who has to stop for it first; it starts once they have."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The whole of it."""
+
+    budget_bytes: int
+    charged_bytes: int
+    """Of everything that runs, starts, or was admitted now."""
+    decisions: Mapping[Key, Decision]
+    """For every entry that waited."""
+
+    @property
+    def left_bytes(self) -> int:
+        """Negative if engines grew beyond the budget, or it shrank."""
+        return self.budget_bytes - self.charged_bytes
+
+
+def _rank(entry: Entry) -> tuple[int, float, Key]:
+    return -entry.priority, entry.asked, entry.key
+
+
+def _arithmetic(need: int, left: int, budget: int) -> str:
+    room = f"{amount(max(left, 0), 'down')} of {amount(budget)} left"
+    return f"needs {amount(need, 'up')}, {room}; {ADVICE}"
+
+
+class _Book:
+    """The state of one pass over the queue."""
+
+    def __init__(self, budget_bytes: int, admitted: Sequence[Entry]) -> None:
+        self.budget = budget_bytes
+        self.admitted = list(admitted)
+        self.charged = sum(entry.charge_bytes for entry in admitted)
+        self.blocked: list[tuple[Entry, int]] = []
+        """Who waits ahead in the queue, and what has passed each of them, in bytes."""
+        self.kept = 0
+        """Room that is free but kept for those who displace others."""
+        self.leaving: set[Key] = set()
+
+    @property
+    def left(self) -> int:
+        return self.budget - self.charged - self.kept
+
+    def admit(self, entry: Entry) -> None:
+        self.charged += entry.charge_bytes
+        self.admitted.append(entry)
+        self.blocked = [(ahead, passed + entry.charge_bytes) for ahead, passed in self.blocked]
+
+    def held_up_by(self, entry: Entry) -> Entry | None:
+        """The one ahead in the queue that this one would keep out."""
+        need = entry.charge_bytes
+        return next((ahead for ahead, passed in self.blocked if ahead.charge_bytes + passed + need > self.budget), None)
+
+    def block(self, entry: Entry) -> None:
+        passed = [each for each in self.admitted if _rank(each) > _rank(entry) and each.admitted >= entry.asked]
+        self.blocked.append((entry, sum(each.charge_bytes for each in passed)))
+
+    def victims(self, entry: Entry) -> list[Entry]:
+        """Whom to stop so that the entry fits: lowest priority, idle before busy, largest, oldest; [] if it can't."""
+        candidates = sorted(
+            (
+                each
+                for each in self.admitted
+                if each.priority < entry.priority
+                and not each.protected
+                and each.key not in self.leaving
+                and each.phase is not Phase.WAITING
+                and each.charge_bytes
+            ),
+            key=lambda each: (each.priority, each.busy, -each.charge_bytes, each.admitted, each.key),
+        )
+        missing, chosen = entry.charge_bytes - self.left, []
+        for each in candidates:
+            if missing <= 0:
+                break
+            chosen.append(each)
+            missing -= each.charge_bytes
+        if missing > 0:
+            return []
+        for each in reversed(chosen[:]):  # whoever turns out not to be needed stays, the most important first
+            if missing + each.charge_bytes <= 0:
+                chosen.remove(each)
+                missing += each.charge_bytes
+        return chosen
+
+    def displace(self, entry: Entry, victims: Sequence[Entry]) -> None:
+        self.leaving.update(each.key for each in victims)
+        self.kept += max(entry.charge_bytes - sum(each.charge_bytes for each in victims), 0)
+
+
+def _hopeless(entry: Entry, budget: int, left: int, mode: str) -> Decision | None:
+    """The refusal of one that would not start however long it waited."""
+    if entry.unknown and mode == "enforce":
+        message = (
+            f"its size is not known, so nobody can tell whether it fits into the {amount(max(left, 0), 'down')} left; "
+            "make its file or header readable, or set memory enforcement to warn"
+        )
+        return Decision(False, "UnknownSize", message)
+    if entry.limit_bytes is not None and entry.charge_bytes > entry.limit_bytes:
+        message = (
+            f"needs {amount(entry.charge_bytes, 'up')}, its Model allows {amount(entry.limit_bytes, 'down')} "
+            "(spec.hardware.memoryBudget or memoryFraction); raise that, or try a smaller quantization or a "
+            "shorter context"
+        )
+        return Decision(False, "OverModelLimit", message)
+    if entry.charge_bytes > budget:
+        return Decision(False, "InsufficientMemory", _arithmetic(entry.charge_bytes, left, budget))
+    return None
+
+
+def admit(
+    budget_bytes: int,
+    entries: Collection[Entry],
+    mode: Literal["enforce", "warn"] = "enforce",
+    preemption: bool = False,
+) -> Ledger:
+    """Decides for everything that waits.
+
+    `mode` is about engines of unknown size: refused, or admitted with a warning and charged what they are measured.
+    """
+    book = _Book(budget_bytes, [entry for entry in entries if entry.phase is not Phase.WAITING])
+    decisions: dict[Key, Decision] = {}
+    position = 0
+    for entry in sorted((entry for entry in entries if entry.phase is Phase.WAITING), key=_rank):
+        need, left = entry.charge_bytes, book.left
+        if hopeless := _hopeless(entry, budget_bytes, left, mode):
+            decisions[entry.key] = hopeless
+            continue
+        if entry.unknown:
+            book.admit(entry)
+            warning = "its size is not known, so it is started without knowing whether it fits"
+            decisions[entry.key] = Decision(True, "UnknownSize", warning)
+            continue
+        held_up = book.held_up_by(entry)
+        if need <= left and held_up is None:
+            book.admit(entry)
+            decisions[entry.key] = Decision(True)
+            continue
+        position += 1
+        message = _arithmetic(need, left, budget_bytes)
+        if need <= left and held_up is not None:
+            name = "/".join(held_up.key)
+            message = (
+                f"needs {amount(need, 'up')}, {amount(left, 'down')} of {amount(budget_bytes)} left, "
+                f"but {name} needs {amount(held_up.charge_bytes, 'up')} and waits ahead of it"
+            )
+        victims = book.victims(entry) if preemption and held_up is None else []
+        if victims:
+            book.displace(entry, victims)
+            message += f"; {', '.join('/'.join(each.key) for each in victims)} will be stopped for it"
+        else:
+            book.block(entry)
+        names = tuple(each.key for each in victims)
+        decisions[entry.key] = Decision(
+            False, "InsufficientMemory", f"{message} (queue position {position})", position, names
+        )
+    return Ledger(budget_bytes, book.charged, decisions)

@@ -1,0 +1,525 @@
+"""Estimates: the published sizes of real architectures, with the arithmetic beside them, and the rules one by one.
+
+What a real llama-server says of tiny models is in `tests/boundary/test_estimate_real.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from metal_supervisor.core.estimate import CACHE_TYPES, Estimate, Settings, by_size, estimate
+from metal_supervisor.core.estimate_mlx import CannotEstimate, OllamaParts, estimate_mlx, ollama_parts
+from metal_supervisor.core.gguf import BadGguf, Header, Omitted
+from metal_supervisor.core.shape import CACHELESS, INTERVALS, NEMOTRON, PERIODS, RECURRENT, shape_of
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def header(architecture: str, tokens: int = 0, weights: int = 0, **keys: Any) -> Header:
+    """A header with these hyperparameters; `__` stands for a dot."""
+    metadata: dict[str, Any] = {f"{architecture}.{key.replace('__', '.')}": value for key, value in keys.items()}
+    metadata["general.architecture"] = architecture
+    if tokens:
+        metadata["tokenizer.ggml.tokens"] = Omitted(tokens)
+    return Header(metadata, 1, {"F16": weights}, 4096, weights)
+
+
+def attention(heads: int, kv: int | tuple[int, ...], size: int, **more: Any) -> dict[str, Any]:
+    return {
+        "attention__head_count": heads,
+        "attention__head_count_kv": kv,
+        "attention__key_length": size,
+        "attention__value_length": size,
+        **more,
+    }
+
+
+LLAMA_8B = header(
+    "llama", 128_256, block_count=32, embedding_length=4096, feed_forward_length=14_336, context_length=131_072,
+    **attention(32, 8, 128),
+)  # fmt: skip
+GEMMA_270M = header(
+    "gemma3", 262_144, block_count=18, embedding_length=640, feed_forward_length=2048, context_length=32_768,
+    **attention(4, 1, 256, attention__sliding_window=512),
+)  # fmt: skip
+GEMMA_27B = header(
+    "gemma3", 262_208, block_count=62, embedding_length=5376, feed_forward_length=21_504, context_length=131_072,
+    **attention(32, 16, 128, attention__sliding_window=1024),
+)  # fmt: skip
+QWEN3_30B = header(
+    "qwen3moe", 151_936, block_count=48, embedding_length=2048, feed_forward_length=6144, context_length=40_960,
+    expert_count=128, expert_used_count=8, expert_feed_forward_length=768, **attention(32, 4, 128),
+)  # fmt: skip
+DEEPSEEK_V3 = header(
+    "deepseek2", 129_280, block_count=61, embedding_length=7168, feed_forward_length=18_432, context_length=163_840,
+    attention__head_count=128, attention__head_count_kv=1, attention__kv_lora_rank=512,
+    attention__key_length=576, attention__value_length=512,
+    attention__key_length_mla=192, attention__value_length_mla=128,
+)  # fmt: skip
+MISTRAL_SMALL = header(
+    "llama", 131_072, block_count=40, embedding_length=5120, feed_forward_length=32_768, context_length=131_072,
+    **attention(32, 8, 128),
+)  # fmt: skip
+GPT_OSS_20B = header(
+    "gpt-oss", 201_088, block_count=24, embedding_length=2880, feed_forward_length=2880, context_length=131_072,
+    expert_count=32, expert_used_count=4, expert_feed_forward_length=2880,
+    **attention(64, 8, 64, attention__sliding_window=128),
+)  # fmt: skip
+QWEN3_NEXT = header(
+    "qwen3next", 151_936, block_count=48, embedding_length=2048, feed_forward_length=5120, context_length=262_144,
+    ssm__conv_kernel=4, ssm__inner_size=4096, ssm__state_size=128, ssm__group_count=16, **attention(16, 2, 256),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Known:
+    """A model, how it is started, and what its caches take."""
+
+    header: Header
+    settings: Settings
+    kv_bytes: int
+    state_bytes: int = 0
+    tolerance: int = 0
+    """Bytes; what was read from a log is rounded."""
+
+
+# The KV sizes of Gemma 3 270M are from runs of a real llama-server, in whole MiB (reference/runtimes.md section 7);
+# that of gpt-oss is from a log in llama.cpp's pull request 17609: 12 windowed blocks of 768 cells are 18.00 MiB, of
+# a Mac with Metal. The others are the models' published hyperparameters, and the arithmetic.
+PUBLISHED = {
+    "gemma 3 270m, 2048": Known(GEMMA_270M, Settings(2048), 21 * MIB, tolerance=MIB // 2),
+    "gemma 3 270m, 8192": Known(GEMMA_270M, Settings(8192), 39 * MIB, tolerance=MIB // 2),
+    "gemma 3 270m, 32768": Known(GEMMA_270M, Settings(32768), 111 * MIB, tolerance=MIB // 2),
+    "gemma 3 270m, 4 slots": Known(GEMMA_270M, Settings(32768, slots=4), 156 * MIB, tolerance=MIB // 2),
+    "gemma 3 270m, q8_0": Known(
+        GEMMA_270M, Settings(32768, cache_k="q8_0", cache_v="q8_0"), 59 * MIB, tolerance=MIB // 2
+    ),
+    "gemma 3 270m, q4_0": Known(
+        GEMMA_270M, Settings(32768, cache_k="q4_0", cache_v="q4_0"), 31 * MIB, tolerance=MIB // 2
+    ),
+    # blocks x (keys + values) x heads x size x 2 bytes x tokens
+    "llama 3.1 8b": Known(LLAMA_8B, Settings(8192), 32 * 2 * 8 * 128 * 2 * 8192),  # 1 GiB
+    "mistral small": Known(MISTRAL_SMALL, Settings(32768), 40 * 2 * 8 * 128 * 2 * 32768),  # 5 GiB
+    "qwen3 30b-a3b": Known(QWEN3_30B, Settings(32768), 48 * 2 * 4 * 128 * 2 * 32768),  # 3 GiB
+    # 10 blocks of 62 keep everything, 52 a window of 1024 and the 512 that are read at once
+    "gemma 3 27b": Known(GEMMA_27B, Settings(32768), 2 * 16 * 128 * 2 * (10 * 32768 + 52 * (1024 + 512))),
+    # one row of 512 + 64 for all heads, and no values
+    "deepseek-v3": Known(DEEPSEEK_V3, Settings(32768), 61 * (512 + 64) * 2 * 32768),
+    # every other block keeps a window of 128 and the 512 read at once, rounded up to 768
+    "gpt-oss 20b": Known(GPT_OSS_20B, Settings(4096), 12 * 2 * 8 * 64 * 2 * 4096 + 18 * MIB),
+    # every fourth block attends; the others keep 3 steps of convolution and a state of 128 x 4096
+    "qwen3-next": Known(
+        QWEN3_NEXT,
+        Settings(32768),
+        12 * 2 * 2 * 256 * 2 * 32768,
+        state_bytes=36 * 4 * (3 * (4096 + 2 * 16 * 128) + 128 * 4096),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_caches_of_published_models(name: str) -> None:
+    known = PUBLISHED[name]
+    found = estimate(known.header, known.settings)
+    assert abs(found.kv_bytes - known.kv_bytes) <= known.tolerance
+    assert found.state_bytes == known.state_bytes
+
+
+# ── cells: contexts, slots, windows ──────────────────────────────────────────────────────────────
+
+
+def test_slots_share_the_context_and_each_part_is_rounded_up() -> None:
+    one = estimate(LLAMA_8B, Settings(8192))
+    three = estimate(LLAMA_8B, Settings(8192, slots=3))
+    assert (three.context, three.slots) == (2816, 3)
+    assert three.kv_bytes == one.kv_bytes * 3 * 2816 // 8192
+
+
+def test_a_unified_cache_is_one_for_all_slots() -> None:
+    assert estimate(LLAMA_8B, Settings(8192, slots=4, unified=True)).kv_bytes == 1 * GIB
+    windowed = estimate(GEMMA_270M, Settings(32768, slots=4, unified=True))
+    assert windowed.kv_bytes == 1024 * (3 * 32768 + 15 * (4 * 512 + 512))
+
+
+def test_without_a_context_the_model_s_own_counts() -> None:
+    found = estimate(LLAMA_8B, Settings())
+    assert (found.context, found.kv_bytes) == (131_072, 16 * GIB)
+
+
+def test_a_window_is_no_longer_than_the_context_and_swa_full_keeps_all() -> None:
+    assert estimate(GEMMA_270M, Settings(512)).kv_bytes == 18 * 512 * 1024
+    assert estimate(GEMMA_270M, Settings(32768, swa_full=True)).kv_bytes == 18 * 32768 * 1024
+
+
+def test_keys_and_values_may_be_of_different_types() -> None:
+    found = estimate(LLAMA_8B, Settings(8192, cache_k="q8_0", cache_v="f32"))
+    assert found.kv_bytes == 32 * 8192 * (1024 // 32 * 34 + 1024 * 4)
+
+
+def test_an_unknown_type_of_cache_is_charged_as_f16_and_said() -> None:
+    found = estimate(LLAMA_8B, Settings(8192, cache_k="turbo9", cache_v="turbo9"))
+    assert found.kv_bytes == 1 * GIB
+    assert found.assumptions == ("KV cache type turbo9 unknown: charged as f16",)
+    assert "turbo9" in found.explain()
+
+
+def test_custom_types_of_forks_have_their_own_size() -> None:
+    turbo = estimate(LLAMA_8B, Settings(8192, cache_k="turbo3", cache_v="turbo4"))
+    assert turbo.kv_bytes == 32 * 8192 * 1024 * (13 + 17) // 32
+    assert turbo.assumptions == ()
+
+
+# ── which blocks keep what ───────────────────────────────────────────────────────────────────────
+
+SMALL: dict[str, Any] = {"block_count": 4, "embedding_length": 64, "context_length": 1024, "feed_forward_length": 128}
+
+
+def windows(architecture: str, **keys: Any) -> str:
+    shape = shape_of(header(architecture, **{**SMALL, **attention(4, 2, 16), **keys}))
+    return "".join("w" if layer.windowed else "." for layer in shape.layers)
+
+
+def test_which_blocks_look_back_a_window_only() -> None:
+    assert windows("llama", attention__sliding_window=512) == "....", "an architecture that ignores it"
+    assert windows("gemma2") == "w.w.", "4096, if it does not say"
+    assert windows("gemma3", block_count=7) == "." * 7, "none, if it does not say"
+    assert windows("gemma3", block_count=7, attention__sliding_window=512) == "wwwww.w"
+    assert windows("gemma3", attention__sliding_window=512, attention__sliding_window_pattern=2) == "w.w."
+    assert windows("cohere2moe", block_count=5, attention__sliding_window=512) == ".www."
+    assert windows("phi3", attention__sliding_window=512) == "....", "llama.cpp switches it off"
+    pattern = (False, True, True, False)
+    listed = windows("gemma4", attention__sliding_window=512, attention__sliding_window_pattern=pattern)
+    assert listed == ".ww."
+    assert windows("llama4") == "www."
+    assert windows("llama4", attention__sliding_window=0) == "...."
+    assert windows("exaone4") == "...."
+    assert windows("exaone4", block_count=64) == "www." * 16
+
+
+def kept(architecture: str, evidence: dict[str, frozenset[int]] | None = None, **keys: Any) -> str:
+    made = header(architecture, **{**SMALL, **attention(4, 2, 16), **keys})
+    found = Header(made.metadata, 1, {}, 0, 0, **(evidence or {}))
+    words = {(True, False): "k", (False, True): "s", (True, True): "b", (False, False): "."}
+    return "".join(words[bool(layer.key), bool(layer.state)] for layer in shape_of(found).layers)
+
+
+SSM: dict[str, Any] = {"ssm__inner_size": 128, "ssm__state_size": 16, "ssm__conv_kernel": 4}
+
+
+def test_which_blocks_keep_keys_and_which_a_state() -> None:
+    assert kept("llama") == "kkkk"
+    assert kept("mamba", attention__head_count=0, attention__head_count_kv=0, **SSM) == "ssss"
+    assert kept("jamba", attention__head_count_kv=(0, 2, 0, 2), **SSM) == "sksk"
+    assert kept("qwen3next", **SSM) == "sssk"
+    assert kept("qwen3next", full_attention_interval=2, **SSM) == "sksk"
+    assert kept("qwen35", attention__recurrent_layers=(True, False, False, True), **SSM) == "skks"
+    assert kept("falcon-h1", **SSM) == "bbbb"
+    forward = (0, 128, 0, 0)
+    assert kept("nemotron_h", attention__head_count_kv=(0, 0, 2, 0), feed_forward_length=forward, **SSM) == "s.ks"
+    assert kept("lfm2", attention__head_count_kv=(0, 2, 0, 0), shortconv__l_cache=3) == "skss"
+    assert kept("deci", attention__head_count_kv=(2, 0, 2, 2)) == "k.kk", "blocks without attention"
+    assert kept("gemma4", attention__shared_kv_layers=3) == "k..."
+    assert kept("glm4moe", nextn_predict_layers=1) == "kkk"
+    assert kept("gemma3n", block_count=30) == "k" * 20 + "." * 10
+
+
+def test_a_hybrid_that_does_not_say_is_judged_by_its_tensors_or_charged_for_both() -> None:
+    evidence = {"attention_layers": frozenset({3}), "recurrent_layers": frozenset({0, 1, 2})}
+    assert kept("newmodel", evidence, **SSM) == "sssk"
+    assert kept("newmodel", **SSM) == "bbbb"
+    found = estimate(header("newmodel", **{**SMALL, **attention(4, 2, 16), **SSM}), Settings(512))
+    assert found.assumptions == ("newmodel does not say which blocks attend: every one is charged for both",)
+
+
+def test_the_state_grows_with_slots_and_not_with_the_context() -> None:
+    model = header("mamba", **{**SMALL, **SSM, "attention__head_count": 0})
+    per_slot = 4 * 4 * (3 * 128 + 16 * 128)
+    for context in (512, 65_536):
+        for slots in (1, 4):
+            found = estimate(model, Settings(context, slots=slots))
+            assert (found.kv_bytes, found.state_bytes) == (0, per_slot * slots)
+
+
+def test_the_states_of_other_recurrent_models() -> None:
+    rwkv = header("rwkv7", **SMALL, wkv__head_size=64)
+    assert estimate(rwkv, Settings(512)).state_bytes == 4 * 4 * 64 * (2 + 64)
+    kimi = header("kimi-linear", **{**SMALL, **attention(4, (0, 0, 0, 1), 16)}, kda__head_dim=16, ssm__conv_kernel=4)
+    assert estimate(kimi, Settings(512)).state_bytes == 3 * 4 * (3 * 3 * 4 * 16 + 16 * 16 * 4)
+
+
+@pytest.mark.parametrize("architecture", sorted(CACHELESS))
+def test_encoders_keep_nothing(architecture: str) -> None:
+    found = estimate(header(architecture, **{**SMALL, **attention(4, 4, 16)}), Settings(512))
+    assert (found.kv_bytes, found.state_bytes) == (0, 0)
+
+
+def test_a_sparse_attention_s_indexer_has_a_cache_of_keys_too() -> None:
+    model = {**SMALL, **attention(4, 1, 96), "attention__key_length_mla": 64, "attention__value_length_mla": 32}
+    plain = estimate(header("deepseek32", **model), Settings(1024)).kv_bytes
+    indexed = estimate(header("deepseek32", **model, attention__indexer__key_length=128), Settings(1024)).kv_bytes
+    assert (plain, indexed - plain) == (4 * 1024 * 96 * 2, 4 * 1024 * 128 * 2)
+
+
+def test_windowed_blocks_may_have_heads_of_another_size() -> None:
+    keys = {**SMALL, **attention(4, 2, 32, attention__sliding_window=128, attention__sliding_window_pattern=2)}
+    model = header("gemma3", **keys, attention__key_length_swa=16, attention__value_length_swa=8)
+    cells = 1024  # 128 + 512 rounded up is 768
+    assert estimate(model, Settings(cells)).kv_bytes == 2 * 2 * 2 * (32 + 32) * cells + 2 * 2 * 2 * (16 + 8) * 768
+
+
+def test_without_flash_attention_all_values_take_the_widest_rows() -> None:
+    model = header("deci", **{**SMALL, **attention(4, (4, 1, 1, 1), 16)})
+    on, off = (estimate(model, Settings(1024, flash_attention=each)) for each in (True, False))
+    assert on.kv_bytes == 1024 * 2 * 16 * (4 + 1 + 1 + 1) * 2
+    assert off.kv_bytes == 1024 * 2 * 16 * ((4 + 1 + 1 + 1) + 4 * 4)
+
+
+# ── the other parts ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_larger_batches_and_no_flash_attention_take_more_scratch() -> None:
+    def scratch(**settings: Any) -> int:
+        return estimate(LLAMA_8B, Settings(8192, **settings)).compute_bytes
+
+    assert scratch(ubatch=128) < scratch() < scratch(ubatch=2048) < scratch(ubatch=4096, batch=4096)
+    assert scratch(ubatch=4096) == scratch(ubatch=2048), "never more than a batch"
+    # scores of 512 tokens x 8192 cells x 32 heads x 4 bytes
+    assert scratch(flash_attention=False) > 512 * MIB > scratch()
+    assert scratch(all_logits=True) > 512 * 128_256 * 4
+
+
+def test_everything_that_comes_with_a_model_is_added() -> None:
+    alone = estimate(LLAMA_8B, Settings(8192))
+    draft = header("llama", weights=GIB, **{**SMALL, **attention(4, 2, 16)})
+    adapter = header("llama", weights=30 * MIB)
+    settings = Settings(8192, prompt_cache_bytes=2 * GIB, cache_k="q8_0", cache_v="q8_0")
+    both = estimate(LLAMA_8B, settings, draft=draft, adapters=[adapter, adapter])
+    own = estimate(draft, Settings(8192))
+    assert both.draft_bytes == own.total_bytes - own.overhead_bytes, "with its own cache, of its own type"
+    assert both.adapter_bytes == 60 * MIB
+    assert both.prompt_cache_bytes == 2 * GIB
+    assert both.total_bytes == sum(both.parts.values())
+    assert both.total_bytes - both.kv_bytes == (
+        alone.total_bytes - alone.kv_bytes + both.draft_bytes + both.adapter_bytes + both.prompt_cache_bytes
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "patch", "embedding", "heads", "off_mib", "on_mib"),
+    [
+        # Published measurements of a ROCm machine, gpustack/gguf-parser-go issue 44.
+        ("gemma3", 896, 14, 1152, 16, 1132, 121),
+        ("qwen2vl_merger", 560, 14, 1280, 16, 4598, 267),
+        ("qwen2.5vl_merger", 560, 14, 1280, 16, 4872, 705),
+        ("qwen3vl_merger", 768, 16, 1152, 16, 4728, 323),
+    ],
+)
+def test_the_scratch_of_vision_encoders(
+    kind: str, size: int, patch: int, embedding: int, heads: int, off_mib: int, on_mib: int
+) -> None:
+    metadata = {
+        "general.architecture": "clip", "clip.projector_type": kind, "clip.vision.image_size": size,
+        "clip.vision.patch_size": patch, "clip.vision.embedding_length": embedding,
+        "clip.vision.attention.head_count": heads,
+    }  # fmt: skip
+    projector = Header(metadata, 1, {"F16": 800 * MIB}, 0, 0)
+    for flash, known_mib in ((False, off_mib), (True, on_mib)):
+        found = estimate(LLAMA_8B, Settings(4096, flash_attention=flash), projector=projector).projector_bytes
+        assert known_mib * 0.9 <= found / MIB - 800 <= known_mib * 1.1 + 100
+
+
+def test_what_is_mapped_from_files_is_told_apart() -> None:
+    model = header("llama", weights=5 * GIB, **{**SMALL, **attention(4, 2, 16)})
+    mapped, loaded = (estimate(model, Settings(512, mmap=each)) for each in (True, False))
+    assert (mapped.mapped_bytes, loaded.mapped_bytes) == (5 * GIB, 0)
+    assert mapped.total_bytes == loaded.total_bytes
+
+
+def test_an_estimate_explains_itself_in_one_line() -> None:
+    found = estimate(header("llama", weights=5 * GIB, **{**SMALL, **attention(4, 2, 16)}), Settings(512, slots=2))
+    line = found.explain()
+    assert line.startswith("5.0 GiB = weights 5.0 GiB + KV cache (2 x 256 tokens) ")
+    assert "\n" not in line
+    assert "draft" not in line, "what is not there is not mentioned"
+
+
+def test_a_file_whose_header_cannot_be_read_is_charged_by_its_size_and_says_so() -> None:
+    found = by_size(10 * GIB, Settings(4096, prompt_cache_bytes=GIB), "GGUF version 9 is not supported")
+    assert found.total_bytes == 12 * GIB + 512 * MIB + GIB
+    assert found.basis == "file size"
+    assert "by file size; GGUF version 9 is not supported" in found.explain()
+
+
+# ── headers that make no sense ───────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_count": None}, "llama.block_count is missing"),
+        ({"embedding_length": None}, "llama.embedding_length is missing"),
+        ({"block_count": 0}, "block_count is 0; between 1 and 1024"),
+        ({"block_count": 1 << 30}, "between 1 and 1024"),
+        ({"embedding_length": -1}, "must be a number from 0"),
+        ({"embedding_length": "big"}, "not 'big'"),
+        ({"embedding_length": float("nan")}, "not nan"),
+        ({"attention__head_count_kv": (8, 8)}, "has 2 numbers for 4 blocks"),
+        ({"attention__head_count_kv": Omitted(5000)}, "not Omitted"),
+        ({"attention__key_length": 1 << 40}, "must be a number from 0"),
+        ({"context_length": None}, "context_length is missing; set spec.contextSize"),
+    ],
+)
+def test_hyperparameters_that_make_no_sense_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    keys = {**SMALL, **attention(4, 2, 16), **changes}
+    with pytest.raises(BadGguf, match=message):
+        estimate(header("llama", **{key: value for key, value in keys.items() if value is not None}), Settings())
+
+
+def test_a_header_without_an_architecture_is_refused() -> None:
+    with pytest.raises(BadGguf, match=r"general\.architecture is missing"):
+        shape_of(Header({}, 0, {}, 0, 0))
+
+
+def test_hostile_numbers_stay_numbers() -> None:
+    most = (1 << 31) - 1
+    keys = {**SMALL, **attention(most, most, most), "context_length": most, "feed_forward_length": most}
+    found = estimate(header("llama", tokens=1 << 20, **keys), Settings(slots=64))
+    assert found.total_bytes > 1 << 60, "no overflow makes it small"
+    assert "GiB" in found.explain()
+
+
+NAMES = (
+    "block_count", "embedding_length", "context_length", "feed_forward_length", "expert_used_count", "vocab_size",
+    "expert_feed_forward_length", "nextn_predict_layers", "full_attention_interval", "attention.head_count",
+    "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.sliding_window",
+    "attention.sliding_window_pattern", "attention.shared_kv_layers", "attention.recurrent_layers",
+    "attention.key_length_mla", "attention.value_length_mla", "attention.key_length_swa",
+    "attention.indexer.key_length", "ssm.inner_size", "ssm.state_size", "ssm.conv_kernel", "ssm.group_count",
+    "shortconv.l_cache", "kda.head_dim", "wkv.head_size", "token_shift_count",
+)  # fmt: skip
+
+
+def test_whatever_a_header_claims_it_is_estimated_or_refused() -> None:
+    chance = random.Random(3)
+    architectures = ["llama", *PERIODS, *INTERVALS, *sorted(RECURRENT | NEMOTRON)]
+    architectures += ["falcon-h1", "jamba", "lfm2", "bert", "phi3", "x"]
+    odd: list[Any] = [-1, 7, 1 << 31, 1 << 63, 0.5, float("nan"), float("inf"), True, "8", "", (), (0, 4), (1,) * 40]
+    estimated = 0
+    for _ in range(5000):
+        architecture = chance.choice(architectures)
+        metadata: dict[str, Any] = {"general.architecture": architecture}
+        for name in NAMES:
+            if chance.random() < 0.7:
+                plain = chance.random() > 0.04
+                metadata[f"{architecture}.{name}"] = chance.choice([0, 1, 2, 4, 16, 512] if plain else odd)
+        settings = Settings(
+            chance.choice([0, 1, 512, 1 << 21]), chance.choice([1, 64]), chance.random() < 0.5,
+            ubatch=chance.choice([1, 512, 1 << 31]), flash_attention=chance.random() < 0.5,
+        )  # fmt: skip
+        try:
+            found = estimate(Header(metadata, 1, {"F16": 9}, 0, 0, frozenset({1}), frozenset({0})), settings)
+        except BadGguf as error:
+            assert len(str(error)) < 300
+            continue
+        assert all(size >= 0 for size in found.parts.values())
+        assert found.explain()
+        estimated += 1
+    assert 500 < estimated < 4500
+
+
+def test_every_type_of_cache_is_at_most_f32() -> None:
+    for kind in CACHE_TYPES:
+        found = estimate(LLAMA_8B, Settings(8192, cache_k=kind, cache_v=kind))
+        assert 0 < found.kv_bytes <= 2 * GIB
+
+
+# ── MLX ──────────────────────────────────────────────────────────────────────────────────────────
+
+MLX: dict[str, Any] = {
+    "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+    "max_position_embeddings": 4096,
+}  # fmt: skip
+FILES = {"model-00001-of-00002.safetensors": GIB, "model-00002-of-00002.safetensors": GIB, "tokenizer.json": 10 * MIB}
+
+
+def mlx(config: dict[str, Any] | None = None, **settings: Any) -> Estimate:
+    return estimate_mlx(FILES, {**MLX, **(config or {})}, **settings)
+
+
+def test_an_mlx_directory_is_its_weights_and_full_conversations() -> None:
+    found = mlx(context=1000, slots=3)
+    assert found.weights_bytes == 2 * GIB
+    assert found.kv_bytes == 3 * 4 * 1024 * 2 * 2 * 32 * 2, "caches grow by 256 tokens"
+    assert found.compute_bytes == 2 * GIB // 20 + 1
+    assert "by config" in found.explain()
+    assert mlx().context == 4096
+
+
+def test_mlx_caches_of_other_kinds() -> None:
+    full = mlx(context=65_536).kv_bytes
+    assert mlx({"sliding_window": 512}, context=65_536).kv_bytes == full, "ignored without a pattern"
+    per_layer = full // 4
+    sliding = mlx({"sliding_window": 512, "sliding_window_pattern": 4}, context=65_536).kv_bytes
+    assert sliding == per_layer + 3 * per_layer * (512 + 2048) // 65_536
+    kinds = ["linear_attention", "full_attention", "sliding_attention", "full_attention"]
+    mixed = mlx({"layer_types": kinds, "sliding_window": 512}, context=65_536)
+    assert mixed.kv_bytes == 2 * per_layer + per_layer * (512 + 2048) // 65_536
+    assert mixed.assumptions == ("the size of its linear layers' state is not told",)
+    latent = mlx({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, context=1024).kv_bytes
+    assert latent == 4 * 1024 * 576 * 2
+    quantized = mlx(context=1024, kv_bits=4).kv_bytes
+    assert quantized == 4 * 1024 * (128 // 2 + 2 * 4)
+    nested = estimate_mlx(FILES, {"text_config": MLX, "vision_config": {"hidden_size": 9}}, context=1024)
+    assert nested.kv_bytes == 4 * 1024 * 128 * 2
+
+
+def test_the_state_of_linear_layers_is_counted_for_each_conversation() -> None:
+    config = {
+        "full_attention_interval": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+        "linear_num_value_heads": 4, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
+    }  # fmt: skip
+    found = mlx(config, slots=2, context=1024)
+    assert found.kv_bytes == 2 * 1024 * 128 * 2
+    assert found.state_bytes == 2 * 3 * 4 * (3 * (2 * 16 + 32) + 4 * 8 * 8)
+
+
+@pytest.mark.parametrize(
+    ("files", "changes", "message"),
+    [
+        ({"config.json": 5}, {}, "has no weights"),
+        (FILES, {"num_hidden_layers": None}, "num_hidden_layers must be a whole number"),
+        (FILES, {"num_hidden_layers": 1 << 20}, "between 1 and 1024"),
+        (FILES, {"num_key_value_heads": "two"}, "num_key_value_heads must be a whole number, not 'two'"),
+        (FILES, {"max_position_embeddings": None}, "set spec.contextSize"),
+    ],
+)
+def test_mlx_directories_that_say_too_little_are_refused(
+    files: dict[str, int], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CannotEstimate, match=message):
+        estimate_mlx(files, {**MLX, **changes})
+
+
+# ── Ollama ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def layer(kind: str, size: Any, digest: str = "sha256:a") -> dict[str, Any]:
+    return {"mediaType": f"application/vnd.ollama.image.{kind}", "size": size, "digest": digest}
+
+
+def test_an_ollama_manifest_tells_the_sizes_of_its_parts() -> None:
+    layers = [layer("template", 9), layer("model", 5, "sha256:m"), layer("projector", 3), layer("adapter", 2), None]
+    assert ollama_parts({"layers": layers}) == OllamaParts(5, 3, 2, "sha256:m")
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [{}, {"layers": "x"}, {"layers": []}, {"layers": [layer("model", -1)]}, {"layers": [layer("model", "5")]}],
+)
+def test_a_manifest_that_makes_no_sense_is_refused(manifest: dict[str, Any]) -> None:
+    with pytest.raises(CannotEstimate):
+        ollama_parts(manifest)
