@@ -14,8 +14,9 @@ CONTEXT ?=
 NAMESPACE ?=
 PORT ?=
 ARGS ?=
-# make soak SECONDS=3600
+# make soak [SECONDS=3600] [SEED=1]
 SECONDS ?= 3600
+SEED ?=
 # Only what is said on the command line counts: PORT and the like may be exported for something else.
 $(foreach name,CLUSTER CONTEXT NAMESPACE PORT ARGS,$(if $(filter environment,$(origin $(name))),$(eval $(name) :=)))
 export CLUSTER CONTEXT NAMESPACE PORT ARGS
@@ -68,7 +69,7 @@ faults: $(READY)
 	@$(BIN)/python tools/faults.py
 
 soak: $(READY)
-	@$(BIN)/python tools/soak.py --seconds $(SECONDS)
+	@$(BIN)/python tools/soak.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf $(VENV) .run build

@@ -206,11 +206,12 @@ class System:
         self.rpc.close()
         if self._kube is not None:
             self._kube.close()
-        left = self.processes()
-        for process in left:
+        left = []
+        for process in self.processes():
             with contextlib.suppress(psutil.Error):
+                left.append(process.cmdline())
                 process.kill()
-        assert not left, f"left running: {[process.cmdline() for process in left if process.is_running()]}"
+        assert not left, f"left running: {left}"
 
     def processes(self) -> list[psutil.Process]:
         """Every process of this system, wherever it hangs in the tree."""

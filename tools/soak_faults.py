@@ -30,10 +30,8 @@ from metal_supervisor.core.types import State
 from tests.system import ISVC, MODELS, System, model, service
 
 CALM_RATE = 20
-# A sidecar that is told of a death asks supervisord before it withdraws the endpoint, and a supervisord that hangs lets
-# it wait for up to 10 s. Until it withdraws first, the clock of a dead endpoint stands while we freeze supervisord.
-WITHDRAWAL_WAITS_FOR_SUPERVISORD = True
-HOLDING = {"sidecar", "apiserver", *(["supervisord"] if WITHDRAWAL_WAITS_FOR_SUPERVISORD else [])}
+HOLDING = {"sidecar", "apiserver"}
+"""While one of these is frozen by us, the clock of a dead endpoint stands."""
 API_RULES: dict[str, list[dict[str, Any]]] = {
     "500": [{"action": {"status": 500}}],
     "409": [{"verb": "apply", "action": {"status": 409}}],

@@ -18,11 +18,10 @@ EXTRAS = ("fake-new-0", "fake-new-1", "fake-new-2")
 ROLES = ("controller", "sidecar", "apiserver", "supervisord")
 API_FAULTS = ("500", "409", "hang", "drop-watches", "garbage", "expire", "latency", "503-writes")
 ENGINE_FAULTS = ("hang", "html", "never_ready", "ignore_term", "flood_lines_per_s")
-# Between the boot after a killed supervisord, which knows the survivors, and the launchers that stand in for them, two
-# files must not go. Without its note a launcher finds its port taken by nobody it knows. Without its spec it notes that
-# instead, over the note of the engine that lives. Either way the service moves to another port, and a second engine
-# starts. Until launchers keep the note of a living engine, and ask who holds their port, both are left alone that long.
-REST_AFTER_A_BOOT_S, RESTING = 10.0, ("runs", "specs")
+# Between the boot after a killed supervisord, which knows the survivors, and the launchers that stand in for them, the
+# notes must not go: without its note a launcher finds its port taken by nobody it knows, the service moves to another
+# port, and a second engine starts. Until launchers ask who holds their port, they are left alone that long.
+REST_AFTER_A_BOOT_S, RESTING = 10.0, ("runs",)
 # A third crash within ten minutes is held for 20 s, a fourth for 40: right, and too slow to wait for.
 MOST_CRASHES = 2
 

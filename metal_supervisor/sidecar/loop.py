@@ -72,6 +72,8 @@ class Sidecar:
         self.prober = Prober(self.wake, Limits(settings.llama_server_startup_timeout, settings.hang_timeout))
         self.exits = ExitWatch(self._exited)
         self._dead: set[int] = set()
+        self._news = threading.Event()
+        """A process has ended, and no pass has told of it."""
         self._observed = directory.observations()
         self._reports: dict[Key, Report] = {}
         self._table: Mapping[str, ProgramState] = {}
@@ -115,6 +117,7 @@ class Sidecar:
 
     def _exited(self, pid: int) -> None:
         self._dead.add(pid)
+        self._news.set()
         self.wake()
         with contextlib.suppress(Unavailable, Refused):
             self.supervisord.poke()
@@ -212,6 +215,10 @@ class Sidecar:
 
     def _read_table(self) -> str:
         """Reads supervisord's table; returns why that failed, and keeps the last one then."""
+        if self._news.is_set():  # an endpoint goes out before supervisord is asked: that one may hang
+            self._news.clear()
+            self.wake()
+            return self.board.supervisord_error
         try:
             self._table = self.supervisord.table()
         except (Unavailable, Refused) as error:
