@@ -39,7 +39,7 @@ def create_app(board: Callable[[], Board]) -> flask.Flask:
 
     @route("/healthz")
     def healthz() -> flask.typing.ResponseReturnValue:
-        status, body = boards.health(board(), time.time())
+        status, body = boards.health(board(), time.monotonic())
         return flask.jsonify(body), status
 
     @route("/livez")
@@ -48,7 +48,7 @@ def create_app(board: Callable[[], Board]) -> flask.Flask:
 
     @route("/readyz")
     def readyz() -> flask.typing.ResponseReturnValue:
-        status, checks = boards.readiness(board(), time.time())
+        status, checks = boards.readiness(board(), time.monotonic())
         if "verbose" not in flask.request.args and status == 200:
             return flask.jsonify({"status": "ready"})
         lines = [f"[{'+' if passed else '-'}]{name} {'ok' if passed else why}" for name, passed, why in checks]

@@ -29,10 +29,14 @@ class Board:
 
     at: float = 0.0
     """Unix time of the snapshot."""
+    passed_at: float = 0.0
+    """The same by a clock that cannot be set, 0 before the first pass: an hour put back must not hide a stall."""
+    controller_at: float = 0.0
+    """When the controller last told of a pass, by that clock; 0 if it never did."""
     rows: tuple[Row, ...] = ()
     supervisord_error: str = ""
     supervisord_since: float = 0.0
-    """Unix time since when supervisord does not answer; 0 while it does."""
+    """Since when supervisord does not answer, by the clock that cannot be set; 0 while it does."""
     controller: Json = field(default_factory=dict)
     """The controller's own report (`controller.json`)."""
     cluster_error: str = ""
@@ -53,14 +57,18 @@ def cluster_trouble(board: Board) -> str:
 
 
 def health(board: Board, now: float) -> tuple[int, Json]:
-    """(HTTP status, body) of /healthz. An unreachable cluster is not unhealthy: the models serve."""
+    """(HTTP status, body) of /healthz at `now` of the clock that cannot be set.
+
+    An unreachable cluster is not unhealthy: the models serve.
+    """
     if board.supervisord_error and now - board.supervisord_since > 5:
         return 503, {"status": "unhealthy", "reason": f"supervisord: {board.supervisord_error}"}
-    if board.at and now - board.at > STALLED_AFTER_S:
-        return 503, {"status": "stalled", "reason": f"the sidecar's loop has not run for {now - board.at:.0f} s"}
-    seen = board.controller.get("at")
-    if isinstance(seen, (int, float)) and now - seen > STALLED_AFTER_S:
-        return 503, {"status": "stalled", "reason": f"the controller has not finished a pass for {now - seen:.0f} s"}
+    for what, seen in (
+        ("the sidecar's loop has not run", board.passed_at),
+        ("the controller has not finished a pass", board.controller_at),
+    ):
+        if seen and now - seen > STALLED_AFTER_S:
+            return 503, {"status": "stalled", "reason": f"{what} for {now - seen:.0f} s"}
     body: Json = {"status": "ok"}
     if trouble := cluster_trouble(board):
         body |= {"cluster": "unreachable", "reason": trouble}
@@ -70,7 +78,7 @@ def health(board: Board, now: float) -> tuple[int, Json]:
 
 
 def readiness(board: Board, now: float) -> tuple[int, list[tuple[str, bool, str]]]:
-    """(HTTP status, [(check, passed, why not)]) of /readyz."""
+    """(HTTP status, [(check, passed, why not)]) of /readyz, at the time that `health` takes."""
     wanted = [row for row in board.rows if row.report.replicas and row.report.phase not in ("Stopped", "Suspended")]
     serving = [row for row in wanted if row.report.ready]
     status, body = health(board, now)

@@ -195,6 +195,8 @@ class Sidecar:
         trouble, since = self.registrar.trouble
         self.board = Board(
             at=time.time(),
+            passed_at=time.monotonic(),
+            controller_at=self._heard_of(told),
             rows=tuple(rows),
             supervisord_error=error,
             supervisord_since=self._supervisord_since,
@@ -222,7 +224,7 @@ class Sidecar:
         try:
             self._table = self.supervisord.table()
         except (Unavailable, Refused) as error:
-            self._supervisord_since = self._supervisord_since or time.time()
+            self._supervisord_since = self._supervisord_since or time.monotonic()
             return str(error)
         self._supervisord_since = 0.0
         self._dead &= {row.pid for row in self._table.values()} | {seen.pid for seen in self._observed.values()}
@@ -238,6 +240,12 @@ class Sidecar:
         except (OSError, ValueError):
             return self.board.controller
         return told if isinstance(told, dict) else {}
+
+    def _heard_of(self, told: Json) -> float:
+        """When the controller last told of a pass, by the clock that cannot be set."""
+        if told.get("at") == self.board.controller.get("at") and self.board.controller_at:
+            return self.board.controller_at
+        return time.monotonic() if told.get("at") else 0.0
 
     def _engine_pid(self, row: ProgramState | None, note: RunNote | None) -> int:
         """Pid of the engine of a program, 0 if there is none: the survivor's, where a launcher stands in."""
