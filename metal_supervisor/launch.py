@@ -23,7 +23,7 @@ import sys
 import time
 
 FORMAT = 1
-SAYS = "metal-supervisor: "
+SAYS, CRASHED = "metal-supervisor: ", "crashed "
 EXIT_NOT_NOW, EXIT_BAD_SPEC, EXIT_CANNOT_EXEC, EXIT_NOT_FOUND = 75, 78, 126, 127
 FIRST_HOLD_S, LONGEST_HOLD_S, FORGET_AFTER_S = 10.0, 300.0, 600.0
 LOG_TAIL_BYTES = 65536
@@ -333,7 +333,7 @@ def main(path: str) -> int:
     starts, not_before = hold(note, spec_file, last_words(str(spec["supervisor_log"]), str(spec["program"])), now)
     idle = {**kept, "pid": 0, "started": "", "starts": starts, "held_after": 0, "not_before": 0.0}
     if now < not_before:
-        text = f"crashed {len(starts)} times; next start in {not_before - now:.0f} s"
+        text = f"{CRASHED}{len(starts)} times; next start in {not_before - now:.0f} s"
         held = {"not_before": not_before, "held_after": len(starts)}
         write_note(run, {**idle, **held, "refused": "CrashLoopBackOff", "refused_message": text})
         say(text)

@@ -10,6 +10,7 @@ from metal_supervisor.boundary.supervisord import last_exit
 from metal_supervisor.core.types import Record, RunNote
 
 LINES = 20
+HELD = f"{launch.SAYS}{launch.CRASHED}"
 
 
 def ended(state: StateDir, program: str) -> str:
@@ -18,9 +19,9 @@ def ended(state: StateDir, program: str) -> str:
 
 
 def last_lines(state: StateDir, program: str) -> list[str]:
-    """The last lines that the engine itself wrote."""
+    """The last lines of an engine's log, without its launcher's word that it is held."""
     lines = state.log_tail(program, 2 * LINES)
-    return [line for line in lines if not line.startswith(launch.SAYS)][-LINES:]
+    return [line for line in lines if not line.startswith(HELD)][-LINES:]
 
 
 def why_down(state: StateDir, record: Record, note: RunNote | None) -> str:

@@ -186,7 +186,8 @@ def test_extra_args_of_any_text_reach_the_engine_byte_for_byte_and_do_nothing_el
         seen = json.loads(eventually((tmp_path / "seen.json").read_text, what="the engine to run"))
         assert seen["argv"][-len(NASTY) :] == NASTY
         assert [seen["env"][f"NASTY_{index}"] for index in range(len(NASTY))] == NASTY
-        assert not any(name.startswith(("SUPERVISOR_", "LLAMA_", "METAL_")) for name in seen["env"])
+        steering = {name for name in seen["env"] if name.startswith(("SUPERVISOR_", "LLAMA_", "METAL_"))}
+        assert steering == {"METAL_SUPERVISOR_ENGINE"}
         rows = {line.split()[0] for line in fake.supervisorctl("status").splitlines()}
         assert rows == {"apiserver", "controller", "sidecar", "default.nasty"}
         assert not Path("/tmp/evil").exists()
