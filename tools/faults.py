@@ -27,6 +27,7 @@ KINDS = {
     "C": "Custom resources",
     "S": "supervisord",
     "P": "Engines",
+    "L": "Engines that have to go",
     "M": "Host",
     "U": "Upgrade, restart, time",
 }

@@ -53,7 +53,17 @@ TICK_S = 15.0
 RETRY_S = 1.0
 WITHDRAW_ALL_S = 2.0
 ENGINES_EVERY_S = 60.0
+# Below the 2 s that the controller waits for an answer.
+UNCONFIRMED_S = 1.0
 log = logging.getLogger("sidecar")
+
+
+def _asked_at(token: str) -> float:
+    """Unix time at which a withdrawal was asked for."""
+    try:
+        return float(token)
+    except ValueError:
+        return 0.0
 
 
 class Sidecar:
@@ -141,7 +151,8 @@ class Sidecar:
                 self.one_pass()
                 # supervisord tells nobody when it gives up on a program; look often while it may.
                 held = any(row.state in (State.BACKOFF, State.STOPPING) for row in self._table.values())
-                pause_s = RETRY_S if held else TICK_S
+                asked = any(row.record.withdraw and not row.observed.drained for row in self.board.rows)
+                pause_s = UNCONFIRMED_S / 4 if asked else RETRY_S if held else TICK_S
             except Exception:
                 log.exception("pass failed; it is tried again")
                 pause_s = RETRY_S
@@ -279,8 +290,10 @@ class Sidecar:
             message = words.why_down(self.state, record, note)
         if died and not self._planned(record, word):
             self.state.keep_crash_log(record.program)
-        # Only what is asked after the endpoint went out tells that nobody else will come.
-        carried_out = record.withdraw if record.withdraw and published.withdrawn == record.withdraw else ""
+        # What is asked after the endpoint went out tells that nobody else will come. Where the cluster cannot be told,
+        # nobody may be cut for that either.
+        overdue = bool(record.withdraw) and now - _asked_at(record.withdraw) > UNCONFIRMED_S
+        carried_out = record.withdraw if published.withdrawn == record.withdraw or overdue else ""
         busy = self.prober.busy(record.program, carried_out, self._target(record, pid) if pid else None)
         observed = Observed(
             program=record.program,

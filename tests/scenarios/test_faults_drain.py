@@ -1,0 +1,204 @@
+"""An engine that has to go finishes what it answers, whatever else breaks meanwhile, and never takes for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import signal
+import time
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults import Figure, fault
+from tests.system import System, eventually, halted, kill, running, service
+
+LONG = 2500
+"""Tokens of an answer that takes some seconds on a slow processor."""
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    base = tmp_path_factory.mktemp("drain")
+    (base / "run").mkdir()
+    (base / "run" / "apiserver.faults").touch()  # lets the embedded API take orders to misbehave
+    with running(base, "--drain-timeout", "120") as up:
+        up.apply(up.tiny_model())
+        yield up
+
+
+def roomy(name: str, **spec: Any) -> dict[str, Any]:
+    return service(name, **{"contextSize": 32768, **spec})
+
+
+def streaming(system: System, name: str, **spec: Any) -> tuple[int, Any]:
+    """(pid, an answer under way) of a service of its own."""
+    system.apply(roomy(name, **spec))
+    return system.ready(name), system.stream(name, tokens=LONG).last()
+
+
+def replaced(system: System, name: str, engine: int) -> None:
+    eventually(lambda: system.pid(name) not in (0, engine), 60, "the new engine")
+    system.ready(name, within_s=60)
+
+
+def gone(system: System, name: str) -> None:
+    system.delete(name)
+    eventually(lambda: f"default.{name}" not in system.rpc.table(), 60, f"{name} to be gone")
+
+
+@fault(
+    "L1", "a spec is edited under a streaming chat", happens="withdrawn, drained, replaced",
+    sees="Progressing, Restarting, then Ready", bound="0 bytes lost",
+)
+def test_an_edit_waits_for_the_answer_under_way(system: System, figure: Figure) -> None:
+    engine, stream = streaming(system, "edited")
+    with figure.timed("edit to new engine"):
+        system.apply(roomy("edited", parallelSlots=2))
+        eventually(lambda: system.slice_ready("edited") is False, 20, "the endpoint to be withdrawn")
+        assert system.pid("edited") == engine
+        assert stream.completed(), stream.error
+        replaced(system, "edited", engine)
+    figure.add("answers cut", 0, "")
+    gone(system, "edited")
+
+
+@fault(
+    "L2", "a service is deleted under a streaming chat", happens="withdrawn, drained, ended",
+    sees="it is listed until the answer has ended", bound="0 bytes lost",
+)
+def test_a_deletion_waits_for_the_answer_under_way(system: System, figure: Figure) -> None:
+    _, stream = streaming(system, "deleted")
+    with figure.timed("delete to gone"):
+        gone(system, "deleted")
+    assert stream.completed(), stream.error
+    figure.add("answers cut", 0, "")
+
+
+@fault(
+    "L3", "the sidecar is killed with -9 in the middle of a drain", happens="the next one goes on asking",
+    sees="nothing", bound="0 bytes lost",
+)
+def test_a_sidecar_that_dies_in_a_drain_cuts_nothing(system: System, figure: Figure) -> None:
+    engine, stream = streaming(system, "orphaned")
+    system.apply(roomy("orphaned", parallelSlots=2))
+    eventually(lambda: system.slice_ready("orphaned") is False, 20, "the endpoint to be withdrawn")
+    kill(system.own_pid("sidecar"))
+    assert stream.completed(), stream.error
+    with figure.timed("end of the answer to new engine"):
+        replaced(system, "orphaned", engine)
+    figure.add("answers cut", 0, "")
+    gone(system, "orphaned")
+
+
+@fault(
+    "L3b", "the sidecar hangs while a service is edited under a chat",
+    happens="the controller waits 2 s for it, and then as long as a drain may take at most",
+    sees="nothing", bound="2 s, then --drain-timeout",
+)
+def test_a_sidecar_that_hangs_does_not_hold_an_idle_engine(system: System, figure: Figure) -> None:
+    system.apply(roomy("held"))
+    engine = system.ready("held")
+    with halted(system.own_pid("sidecar")):
+        started = time.monotonic()
+        system.apply(roomy("held", parallelSlots=2))
+        eventually(lambda: system.pid("held") not in (0, engine), 60, "the new engine")
+        figure.add("edit to new engine", time.monotonic() - started)
+    system.ready("held", within_s=60)
+    gone(system, "held")
+
+
+@fault(
+    "L4", "the API takes no writes while a service is edited under a chat",
+    happens="the endpoint cannot be withdrawn; the answer is waited for all the same",
+    sees="PublishFailed until it can be written", bound="0 bytes lost",
+)
+def test_an_api_that_takes_no_writes_cuts_nothing(system: System, figure: Figure) -> None:
+    engine, stream = streaming(system, "unwritable")
+    rule = {"verb": "apply", "resource": "endpointslices", "action": {"status": 503}}
+    order(system, rule)
+    system.apply(roomy("unwritable", parallelSlots=2))
+    assert stream.completed(), stream.error
+    assert system.slice_ready("unwritable") is True
+    with figure.timed("end of the answer to new engine"):
+        eventually(lambda: system.pid("unwritable") not in (0, engine), 60, "the new engine")
+    order(system)
+    system.ready("unwritable", within_s=90)
+    figure.add("answers cut", 0, "")
+    gone(system, "unwritable")
+
+
+@fault(
+    "L5", "spec.rolloutPolicy says force, or a short idleTimeoutSeconds, and a chat streams",
+    happens="the engine is replaced at once, or after that time", sees="the answer ends early, as was asked for",
+    bound="0 s, or the time given",
+)
+def test_a_rollout_policy_bounds_the_wait(system: System, figure: Figure) -> None:
+    for name, policy in (
+        ("forced", {"force": True}), ("unwaited", {"waitForIdle": False}), ("short", {"idleTimeoutSeconds": 2}),
+    ):
+        engine, stream = streaming(system, name, rolloutPolicy=policy)
+        started = time.monotonic()
+        system.apply(roomy(name, rolloutPolicy=policy, parallelSlots=2))
+        eventually(lambda name=name, engine=engine: system.pid(name) != engine, 60, "the old engine to end")
+        figure.add(f"{name} after", time.monotonic() - started)
+        assert not stream.completed()
+        gone(system, name)
+
+
+def order(system: System, *rules: dict[str, Any]) -> None:
+    """Tells the embedded API how to misbehave; without rules, not to."""
+    server = urllib.parse.urlsplit(system.kube.server)
+    with contextlib.closing(http.client.HTTPConnection(server.netloc, timeout=10)) as connection:
+        for method, body in (("DELETE", None), *([("POST", json.dumps(rules))] if rules else [])):
+            connection.request(method, server.path + "/faults", body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            assert answer.status == 200, answer.read()
+            answer.read()
+
+
+# ── the end of it all ────────────────────────────────────────────────────────────────────────────
+
+
+@fault(
+    "L6", "the whole system gets SIGTERM under a streaming chat",
+    happens="withdrawn, drained, ended", sees="the answer ends by itself, and new ones are refused",
+    bound="0 bytes lost; at most --stop-timeout and 40 s",
+)
+def test_the_whole_system_lets_answers_end(tmp_path: Path, figure: Figure) -> None:
+    with running(tmp_path, "--stop-timeout", "60") as system:
+        system.apply(system.tiny_model())
+        _, stream = streaming(system, "tiny")
+        with figure.timed("signal to gone"):
+            assert system.stop() == 0
+        assert stream.completed(), stream.error
+        figure.add("answers cut", 0, "")
+        assert system.processes() == []
+
+
+@fault(
+    "L7", "the same, with an answer that would take minutes; or a second Ctrl-C",
+    happens="it is cut when the time is over, or at once", sees="what was cut is said in the log",
+    bound="--stop-timeout and 40 s; at once",
+)
+@pytest.mark.parametrize("impatient", [False, True])
+def test_the_end_of_it_all_is_bounded(tmp_path: Path, impatient: bool, figure: Figure) -> None:
+    with running(tmp_path, "--stop-timeout", "600" if impatient else "2") as system:
+        system.apply(system.tiny_model(), roomy("tiny"))
+        system.ready()
+        stream = system.stream(tokens=30000).last()
+        assert system.process is not None
+        started = time.monotonic()
+        if impatient:
+            system.process.send_signal(signal.SIGINT)
+            eventually(lambda: "Ctrl-C again" in system.said(), 20, "the hint")
+        assert system.stop(signal.SIGINT) == 0
+        figure.add("second signal to gone" if impatient else "signal to gone", time.monotonic() - started)
+        assert not stream.completed()
+        assert system.processes() == []
+        if not impatient:
+            assert "some answers are cut" in system.files.log_path("sidecar").read_text()
