@@ -235,3 +235,25 @@ def refusal(path: Path) -> str | None:
     except Exception as error:  # noqa: BLE001 - whatever its parser raises, supervisord would die of it
         return f"{type(error).__name__}: {error}".splitlines()[0][:300]
     return None
+
+
+def daemon() -> None:
+    """Becomes supervisord itself, as `python -m metal_supervisor.boundary.supervisord` and its arguments.
+
+    Its logger tells of a line it could not write on stderr, which is a file on the same full disk: unguarded, that
+    second failure ends supervisord.
+    """
+    from supervisor import loggers, supervisord
+
+    tell = loggers.Handler.handleError
+
+    def tell_if_possible(handler: Any) -> None:
+        with contextlib.suppress(OSError):
+            tell(handler)
+
+    loggers.Handler.handleError = tell_if_possible
+    supervisord.main()
+
+
+if __name__ == "__main__":
+    daemon()
