@@ -6,9 +6,10 @@ wanted; XML-RPC then makes a running supervisord take them up. A file that block
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from metal_supervisor.boundary.state import StateDir, write_atomic
@@ -67,13 +68,24 @@ class Applier:
             if not self.state.spec_path(record.spec_file).exists():
                 continue  # lost, and not composed yet: what runs goes on, what does not could not start
             text = programs.section(name, record.spec_file, self.state.home, not record.stopped_by_hand)
-            self._dirty |= write_atomic(self.state.section_path(name), text)
+            with self._forgiving(name):
+                self._dirty |= write_atomic(self.state.section_path(name), text)
         for path in (self.state.path / "models.d").glob("*.conf"):
             name = path.name.removesuffix(".conf")
             if name not in wanted and (complete or name in known) and self.state.section_spec(name):
                 self._ours.add(name)
-                path.unlink(missing_ok=True)
-                self._dirty = True
+                with self._forgiving(name):
+                    path.unlink(missing_ok=True)
+                    self._dirty = True
+
+    @contextlib.contextmanager
+    def _forgiving(self, program: str) -> Iterator[None]:
+        """A section that cannot be written (full disk, read-only) delays its own program only; the next pass tries."""
+        try:
+            yield
+        except OSError as error:
+            self._dirty = True
+            log.error("section cannot be kept", extra={"program": program, "error": str(error)})
 
     def collect(self, records: Iterable[Record], notes: Iterable[RunNote]) -> None:
         """Removes specs that nothing names any more: they hold environments, and so perhaps secrets."""
