@@ -20,6 +20,7 @@ from metal_supervisor.core.types import Diff, ProgramState, Record, RunNote, Sta
 
 YOUNG_S = 1.0
 RELOAD_EVERY_S = 60.0
+ADD_AT_ONCE = 50
 log = logging.getLogger("controller")
 
 
@@ -45,6 +46,7 @@ class Applier:
         self._reloaded_at = 0.0
         self._stopping: dict[str, Stopping] = {}
         self._ours: set[str] = set()
+        self._to_add: list[str] = []
 
     def write_specs(self, records: Collection[Record], specs: Mapping[str, str]) -> None:
         """Makes `specs/` hold what the records name, as far as it has been composed."""
@@ -140,6 +142,7 @@ class Applier:
                 )
         steps = plan.steps(wanted, frozenset(self._ours), table, diff, notes, stopping, now)
         self._dirty |= any(step.why == plan.RELOAD for step in steps)
+        self._to_add = [step.program for step in steps if step.do is Do.ADD]
         return steps
 
     def ask_withdrawal(self, step: Step, now: float) -> str:
@@ -159,7 +162,7 @@ class Applier:
             self._stopping[name] = replace(self._stopping[name], withdrawn=True, term_lost_at=0.0)
             self.supervisord.signal(name, "TERM")
         elif step.do is Do.ADD:
-            self.supervisord.add(name)
+            self._add(name)
             self._dirty = True
         elif step.do is Do.REPLACE:
             self.supervisord.replace(name)
@@ -169,6 +172,12 @@ class Applier:
             self._dirty = True
         elif step.do is Do.START:
             self.supervisord.start(name)
+
+    def _add(self, name: str) -> None:
+        """Adds a program, and with the first of many the next ones: a call takes a turn of its loop."""
+        if name in self._to_add:
+            batch, self._to_add = self._to_add[:ADD_AT_ONCE], self._to_add[ADD_AT_ONCE:]
+            self.supervisord.add(*batch)
 
     def forget_all_but(self, busy: Collection[str]) -> None:
         """Drops what was remembered of programs that are no longer on their way out."""
