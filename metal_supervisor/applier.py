@@ -6,9 +6,10 @@ wanted; XML-RPC then makes a running supervisord take them up. A file that block
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from metal_supervisor import launch
@@ -17,10 +18,11 @@ from metal_supervisor.boundary.supervisord import BrokenFile, Supervisord, refus
 from metal_supervisor.config import Settings
 from metal_supervisor.core import plan, programs
 from metal_supervisor.core.plan import Do, Hung, Step, Stopping, Wanted
-from metal_supervisor.core.types import LIVE, Diff, Observed, ProgramState, Record, RunNote, Standing, State
+from metal_supervisor.core.types import LIVE, Diff, Observed, ProgramState, Record, RunNote, Standing
 
 YOUNG_S = 1.0
 RELOAD_EVERY_S = 60.0
+ADD_AT_ONCE = 50
 log = logging.getLogger("controller")
 
 
@@ -49,6 +51,7 @@ class Applier:
         self._swept: dict[str, int] = {}
         """The engine after which was last cleaned up, by program."""
         self._ours: set[str] = set()
+        self._to_add: list[str] = []
 
     def write_specs(self, records: Collection[Record], specs: Mapping[str, str]) -> None:
         """Makes `specs/` hold what the records name, as far as it has been composed."""
@@ -79,34 +82,44 @@ class Applier:
             spec_file = record.next_spec or record.spec_file
             if not self.state.spec_path(spec_file).exists():
                 continue  # lost, and not composed yet: what runs goes on, what does not could not start
-            self._write_section(record, spec_file, self._runs(record, table.get(name), notes.get(name)))
+            with self._forgiving(name):
+                self._write_section(record, spec_file, table.get(name), notes.get(name))
         for path in (self.state.path / "models.d").glob("*.conf"):
             name = path.name.removesuffix(".conf")
             if name not in wanted and (complete or name in known) and self.state.section_spec(name):
                 self._ours.add(name)
-                path.unlink(missing_ok=True)
-                self._dirty = True
+                if name in table and table[name].state in LIVE:
+                    continue  # it drains: a boot after supervisord was killed must still know it
+                with self._forgiving(name):
+                    path.unlink(missing_ok=True)
+                    self._dirty = True
 
-    def _write_section(self, record: Record, spec_file: str, runs: bool) -> None:
-        """Keeps a section: at once, or for the next boot if that would only change what a running engine has now.
+    @contextlib.contextmanager
+    def _forgiving(self, program: str) -> Iterator[None]:
+        """A section that cannot be written (full disk, read-only) delays its own program only; the next pass tries."""
+        try:
+            yield
+        except OSError as error:
+            self._dirty = True
+            log.error("section cannot be kept", extra={"program": program, "error": str(error)})
 
-        A section that differs from the active one is a trap: `supervisorctl update` would restart the engine.
+    def _write_section(self, record: Record, spec_file: str, state: ProgramState | None, note: RunNote | None) -> None:
+        """Keeps a section: at once, or aside until the engine that runs has ended.
+
+        A section that is not what the engine runs from is a trap: `supervisorctl update` would restart the engine, and
+        a boot after supervisord was killed would not know it.
         """
         name, settings = record.program, self._settings
         autostart = not record.stopped_by_hand
         text = programs.section(name, spec_file, self.state.home, autostart, settings.log_size, settings.log_files)
         current, pending = self.state.section_text(name), self.state.pending_path(name)
-        ours = programs.is_unedited(current) and programs.section_spec(current) == record.spec_file
-        if runs and ours and current != text:
+        up = state is not None and note is not None and state.state in LIVE and note.launcher_pid == state.pid
+        fits = programs.is_unedited(current) and note is not None and programs.section_spec(current) == note.spec_file
+        if up and fits and current != text:
             write_atomic(pending, text)
             return
         pending.unlink(missing_ok=True)
         self._dirty |= write_atomic(self.state.section_path(name), text)
-
-    def _runs(self, record: Record, state: ProgramState | None, note: RunNote | None) -> bool:
-        """Whether the engine is up and has the spec it should have."""
-        up = state is not None and state.state in (State.STARTING, State.RUNNING)
-        return up and note is not None and note.spec_file == record.spec_file
 
     def collect(self, records: Iterable[Record], notes: Iterable[RunNote]) -> None:
         """Removes specs that nothing names any more: they hold environments, and so perhaps secrets."""
@@ -163,6 +176,7 @@ class Applier:
                 )
         steps = plan.steps(wanted, frozenset(self._ours), table, diff, notes, stopping, now)
         self._dirty |= any(step.why == plan.RELOAD for step in steps)
+        self._to_add = [step.program for step in steps if step.do is Do.ADD]
         return steps
 
     def _hung_engine(self, program: str, note: RunNote | None, seen: Observed | None) -> Hung | None:
@@ -195,7 +209,7 @@ class Applier:
             self._stopping[name] = replace(self._stopping[name], withdrawn=True, term_lost_at=0.0)
             self.supervisord.signal(name, "TERM")
         elif step.do is Do.ADD:
-            self.supervisord.add(name)
+            self._add(name)
             self._dirty = True
         elif step.do is Do.REPLACE:
             self.supervisord.replace(name)
@@ -214,6 +228,12 @@ class Applier:
                 self._swept[program] = note.pid
                 if left := launch.sweep_group(note.pid, program):
                     log.warning("leftovers ended", extra={"program": program, "engine": note.pid, "pids": left})
+
+    def _add(self, name: str) -> None:
+        """Adds a program, and with the first of many the next ones: a call takes a turn of its loop."""
+        if name in self._to_add:
+            batch, self._to_add = self._to_add[:ADD_AT_ONCE], self._to_add[ADD_AT_ONCE:]
+            self.supervisord.add(*batch)
 
     def forget_all_but(self, busy: Collection[str]) -> None:
         """Drops what was remembered of programs that are no longer on their way out."""

@@ -60,7 +60,8 @@ def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
 
 def command(directory: StateDir) -> list[str]:
     """The supervisord command line for a prepared state directory."""
-    return [sys.executable, "-I", "-m", "supervisor.supervisord", "-n", "-c", f"{directory.home}/supervisord.conf"]
+    module = "metal_supervisor.boundary.supervisord"
+    return [sys.executable, "-I", "-m", module, "-n", "-c", f"{directory.home}/supervisord.conf"]
 
 
 def environment() -> dict[str, str]:

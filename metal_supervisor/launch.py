@@ -149,15 +149,18 @@ def holder_of(port: int, host: str) -> str | None:
 
 
 def last_words(log: str, program: str) -> str:
-    """supervisord's last word on how the program ended: `stopped` (on request), `exited` (by itself) or ""."""
+    """supervisord's last word on how the program ended: `stopped` (on request), `exited` (by itself) or "".
+
+    A supervisord that was restarted since (SIGHUP) had it stopped, whatever it says: our sidecar is quicker than it.
+    """
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES))
             tail = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    found = re.findall(rf"(?m) (stopped|exited): {re.escape(program)} \(", tail)
-    return found[-1] if found else ""
+    found = re.findall(rf"(?m) (?:(stopped|exited): {re.escape(program)} \(|supervisord started with pid)", tail)
+    return (found[-1] or "stopped") if found else ""
 
 
 def hold(note: dict[str, object], spec_file: str, ended: str, now: float) -> tuple[list[float], float]:

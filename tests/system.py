@@ -32,7 +32,7 @@ import tiny_gguf  # noqa: E402
 
 from metal_supervisor.boundary.kube import BadKubeconfig, Kube, KubeError  # noqa: E402
 from metal_supervisor.boundary.state import StateDir  # noqa: E402
-from metal_supervisor.boundary.supervisord import Supervisord  # noqa: E402
+from metal_supervisor.boundary.supervisord import Supervisord, Unavailable  # noqa: E402
 
 T = TypeVar("T")
 ISVC = "/apis/inference.llmkube.dev/v1alpha1/namespaces/default/inferenceservices"
@@ -52,7 +52,7 @@ def eventually(look: Callable[[], T | None], within_s: float = 20.0, what: str =
             if found:
                 return found
             last = found
-        except (KubeError, BadKubeconfig, OSError, KeyError, IndexError, http.client.HTTPException) as error:
+        except (KubeError, BadKubeconfig, Unavailable, OSError, LookupError, http.client.HTTPException) as error:
             last = error
         time.sleep(0.01)
     raise AssertionError(f"not within {within_s} s: {what or look.__name__} (last: {last!r})")

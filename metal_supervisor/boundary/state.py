@@ -204,14 +204,18 @@ class StateDir:
         return write_atomic(self.record_path(record.program), programs.record_text(record))
 
     def write_observed(self, observed: Observed) -> bool:
-        """Keeps an observation. It can be made again, so it is not worth a sync."""
+        """Keeps an observation. It is made anew in every pass, so it is worth no sync, and on a full disk no pass."""
         path = self.path / "observed" / f"{observed.program}.json"
-        return write_atomic(path, programs.observed_text(observed), durable=False)
+        try:
+            return write_atomic(path, programs.observed_text(observed), durable=False)
+        except OSError:
+            return False
 
     def forget(self, program: str) -> None:
         """Removes everything that is remembered of a program but its logs."""
-        kept = self.record_path, self.section_path, self.pending_path, self.note_path
-        for path_of in kept:
+        with contextlib.suppress(OSError):  # where it cannot be removed, the applier goes on trying
+            self.section_path(program).unlink(missing_ok=True)
+        for path_of in (self.record_path, self.pending_path, self.note_path):
             path_of(program).unlink(missing_ok=True)
         for path in (self.path / "specs").glob(f"{program}.*.json"):
             if path.name.count(".") == program.count(".") + 2:

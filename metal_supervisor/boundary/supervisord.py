@@ -15,7 +15,7 @@ import re
 import socket
 import threading
 import xmlrpc.client
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from xml.parsers.expat import ExpatError
@@ -23,6 +23,9 @@ from xml.parsers.expat import ExpatError
 from metal_supervisor.core.types import Diff, ProgramState, State
 
 TIMEOUT_S = 5.0
+# Half a second of supervisord's time with 500 programs, and given up it is only asked for again: on a busy machine
+# that would be for ever.
+RELOAD_TIMEOUT_S = 30.0
 BAD_NAME, ALREADY_STARTED, NOT_RUNNING, ALREADY_ADDED, STILL_RUNNING, CANT_REREAD = 10, 60, 70, 90, 91, 92
 SHUTDOWN_STATE = 6
 
@@ -54,7 +57,7 @@ class _Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(TIMEOUT_S)
+        connection.settimeout(self.timeout)
         try:
             connection.connect(self._path)
         except BaseException:
@@ -62,17 +65,25 @@ class _Connection(http.client.HTTPConnection):
             raise
         self.sock = connection
 
+    def be_patient(self, timeout_s: float) -> None:
+        """How long the next answer may take."""
+        self.timeout = timeout_s
+        if self.sock is not None:
+            self.sock.settimeout(timeout_s)
+
 
 class _Transport(xmlrpc.client.Transport):
     def __init__(self, path: str) -> None:
         super().__init__()
         self._path = path
+        self.timeout_s = TIMEOUT_S
 
     def make_connection(self, host: Any) -> http.client.HTTPConnection:
         if self._connection is None or self._connection[0] != host or self._connection[1] is None:
             self._connection = host, _Connection(self._path)
         found = self._connection[1]
-        assert found is not None
+        assert isinstance(found, _Connection)
+        found.be_patient(self.timeout_s)
         return found
 
 
@@ -82,14 +93,17 @@ class Supervisord:
     def __init__(self, socket_path: str) -> None:
         self._path = socket_path
         self._lock = threading.Lock()
+        self._transport = _Transport(socket_path)
         self._proxy: xmlrpc.client.ServerProxy | None = None
 
-    def call(self, method: str, *arguments: Any) -> Any:
+    def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """One RPC. Raises Unavailable or Refused."""
         with self._lock:
             try:
                 if self._proxy is None:
-                    self._proxy = xmlrpc.client.ServerProxy("http://localhost", transport=_Transport(self._path))
+                    self._transport = _Transport(self._path)
+                    self._proxy = xmlrpc.client.ServerProxy("http://localhost", transport=self._transport)
+                self._transport.timeout_s = timeout_s or TIMEOUT_S
                 target: Any = self._proxy
                 for part in method.split("."):
                     target = getattr(target, part)
@@ -124,7 +138,7 @@ class Supervisord:
     def reload(self) -> Diff:
         """What the files would change. Raises BrokenFile if one of them blocks it."""
         try:
-            added, changed, removed = self.call("supervisor.reloadConfig")[0]
+            added, changed, removed = self.call("supervisor.reloadConfig", timeout_s=RELOAD_TIMEOUT_S)[0]
         except Refused as error:
             if error.code != CANT_REREAD:
                 raise
@@ -132,9 +146,9 @@ class Supervisord:
             raise BrokenFile(Path(named[1]) if named else None, str(error)) from None
         return Diff(frozenset(added), frozenset(changed), frozenset(removed))
 
-    def add(self, program: str) -> None:
-        """Activates a group whose section is on file; autostart starts it at once."""
-        self._tolerating((ALREADY_ADDED, BAD_NAME), "supervisor.addProcessGroup", program)
+    def add(self, *programs: str) -> None:
+        """Activates groups whose sections are on file; autostart starts them at once."""
+        self._several((ALREADY_ADDED, BAD_NAME), [("addProcessGroup", each) for each in programs])
 
     def remove(self, program: str) -> None:
         """Drops a group that has no process any more."""
@@ -142,13 +156,8 @@ class Supervisord:
 
     def replace(self, program: str) -> None:
         """Drops a stopped group and activates its new section, with no other client in between."""
-        calls = [
-            {"methodName": "supervisor.removeProcessGroup", "params": [program]},
-            {"methodName": "supervisor.addProcessGroup", "params": [program]},
-        ]
-        for answer in self.call("system.multicall", calls):
-            if isinstance(answer, Mapping) and answer["faultCode"] not in (BAD_NAME, ALREADY_ADDED, STILL_RUNNING):
-                raise Refused(answer["faultCode"], answer["faultString"])
+        calls = [("removeProcessGroup", program), ("addProcessGroup", program)]
+        self._several((BAD_NAME, ALREADY_ADDED, STILL_RUNNING), calls)
 
     def start(self, program: str) -> None:
         """Starts a program; says nothing if it runs already."""
@@ -175,6 +184,16 @@ class Supervisord:
         except Unavailable as error:
             return "shutting down" in str(error)
         return True
+
+    def _several(self, codes: Collection[int], calls: Iterable[tuple[str, str]]) -> None:
+        """(method, program) calls in one turn of supervisord's loop, all of them carried out whatever one answers."""
+        asked = [{"methodName": f"supervisor.{method}", "params": [program]} for method, program in calls]
+        for answer in self.call("system.multicall", asked):
+            if not isinstance(answer, Mapping) or answer["faultCode"] in codes:
+                continue
+            if answer["faultCode"] == SHUTDOWN_STATE:
+                raise Unavailable("supervisord is shutting down")
+            raise Refused(answer["faultCode"], answer["faultString"])
 
     def _tolerating(self, codes: Iterable[int], method: str, *arguments: Any) -> None:
         try:
@@ -241,3 +260,25 @@ def refusal(path: Path) -> str | None:
     except Exception as error:  # noqa: BLE001 - whatever its parser raises, supervisord would die of it
         return f"{type(error).__name__}: {error}".splitlines()[0][:300]
     return None
+
+
+def daemon() -> None:
+    """Becomes supervisord itself, as `python -m metal_supervisor.boundary.supervisord` and its arguments.
+
+    Its logger tells of a line it could not write on stderr, which is a file on the same full disk: unguarded, that
+    second failure ends supervisord.
+    """
+    from supervisor import loggers, supervisord
+
+    tell = loggers.Handler.handleError
+
+    def tell_if_possible(handler: Any) -> None:
+        with contextlib.suppress(OSError):
+            tell(handler)
+
+    loggers.Handler.handleError = tell_if_possible
+    supervisord.main()
+
+
+if __name__ == "__main__":
+    daemon()

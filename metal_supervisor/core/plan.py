@@ -111,6 +111,12 @@ def runs_wanted_spec(wanted: Wanted, note: RunNote | None, state: ProgramState) 
     return state.state not in LIVE or note.launcher_pid == state.pid
 
 
+def _runs_another(wanted: Wanted, note: RunNote | None, state: ProgramState) -> bool:
+    """Whether the process is known to run from another spec; its section waits until it has ended."""
+    known = note is not None and note.launcher_pid == state.pid and state.state in LIVE
+    return known and note is not None and note.spec_file != wanted.spec_file
+
+
 def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step, wall: float) -> Step:
     """The next move of a process that has to go: withdraw, drain, stop, wait, then `then`.
 
@@ -187,7 +193,9 @@ def steps(
             result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), remove, now))
         elif state is None:
             result.append(Step(Do.ADD, name, "new") if name in diff.added else Step(Do.WAIT, name, RELOAD, 1.0))
-        elif name not in diff.changed or (state.state is not State.FATAL and runs_wanted_spec(want, note, state)):
+        elif not _runs_another(want, note, state) and (
+            name not in diff.changed or (state.state is not State.FATAL and runs_wanted_spec(want, note, state))
+        ):
             result.append(_keep(name, want, state, note, now))
         elif state.state in (State.STARTING, State.RUNNING) and _in_flight(note, state):
             result.append(Step(Do.WAIT, name, "launcher has not said yet what it runs", 0.05))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from metal_supervisor import __version__
+from metal_supervisor import __version__, launch
 from metal_supervisor.accounts import Renewal
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.doorbell import Doorbell, ring
@@ -87,7 +87,7 @@ class Sidecar:
         self._observed = directory.observations()
         self._reports: dict[Key, Report] = {}
         self._table: Mapping[str, ProgramState] = {}
-        self._supervisord_since = 0.0
+        self._supervisord_since, self._table_read = 0.0, False
         self._engines = ""
         self._leaving = threading.Event()
         self.addresses = AddressBook(kube, settings.host_ip, settings.embedded, self.wake)
@@ -151,6 +151,7 @@ class Sidecar:
                 self.one_pass()
                 # supervisord tells nobody when it gives up on a program; look often while it may.
                 held = any(row.state in (State.BACKOFF, State.STOPPING) for row in self._table.values())
+                held = held or bool(self._supervisord_since)
                 asked = any(row.record.withdraw and not row.observed.drained for row in self.board.rows)
                 pause_s = UNCONFIRMED_S / 4 if asked else RETRY_S if held else TICK_S
             except Exception:
@@ -237,7 +238,7 @@ class Sidecar:
         except (Unavailable, Refused) as error:
             self._supervisord_since = self._supervisord_since or time.monotonic()
             return str(error)
-        self._supervisord_since = 0.0
+        self._supervisord_since, self._table_read = 0.0, True
         self._dead &= {row.pid for row in self._table.values()} | {seen.pid for seen in self._observed.values()}
         self.exits.watch_only(
             {row.pid for row in self._table.values() if row.state in LIVE}
@@ -260,6 +261,8 @@ class Sidecar:
 
     def _engine_pid(self, row: ProgramState | None, note: RunNote | None) -> int:
         """Pid of the engine of a program, 0 if there is none: the survivor's, where a launcher stands in."""
+        if not self._table_read and note and note.pid and launch.start_time(note.pid) == note.started:
+            return 0 if note.pid in self._dead else note.pid  # supervisord has not answered yet, its engines may
         if row is None or row.state not in (*LIVE,) or row.pid in self._dead:
             return 0
         pid = note.pid if note and note.launcher_pid == row.pid else row.pid

@@ -242,21 +242,6 @@ def test_a_chosen_port_that_a_stranger_took_meanwhile_is_left_to_him(system: Sys
     gone(system, "mover")
 
 
-def test_a_broken_foreign_file_in_models_d_is_put_aside_by_name(system: System) -> None:
-    foreign = system.state / "models.d" / "foreign.conf"
-    foreign.write_text("[program:foreign]\ncommand=%(nonsense)s\n")
-    fine = system.state / "models.d" / "mine.conf"
-    fine.write_text("[program:mine]\ncommand=/bin/sleep 1000\nautostart=false\n")
-    system.apply(service("next"))
-    system.ready("next")
-    assert not foreign.exists()
-    assert list((system.state / "quarantine").glob("*foreign.conf"))
-    eventually(lambda: "foreign.conf" in system.fetch("/status")[1], what="the file to be named in /status")
-    assert fine.exists()
-    fine.unlink()
-    gone(system, "next")
-
-
 def test_a_foreign_service_of_the_same_name_is_not_touched(system: System) -> None:
     foreign = {
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": "occupied", "namespace": "default"},

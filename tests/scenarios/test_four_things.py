@@ -10,6 +10,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.faults import Figure, fault
 from tests.system import ISVC, System, eventually, kill, running, service
 
 
@@ -43,16 +44,30 @@ def test_supervisorctl_tail_stop_start_and_restart_work_on_a_model(system: Syste
     assert system.pid() != first
 
 
-def test_a_stop_by_hand_survives_a_restart_of_the_controller_and_ends_with_a_new_spec(system: System) -> None:
+@fault(
+    "S57",
+    "somebody runs `supervisorctl stop` on a model, and the controller is killed afterwards",
+    happens="the stop is honoured until he starts it, or the spec changes",
+    sees="StoppedByHand, and no endpoint",
+    bound="told within 20 s, Ready within 30 s of a new spec",
+)
+def test_a_stop_by_hand_survives_a_restart_of_the_controller_and_ends_with_a_new_spec(
+    system: System, figure: Figure
+) -> None:
     system.apply(system.tiny_model("hand"), service("hand", "hand"))
+    other = system.ready()
     system.ready("hand")
-    system.supervisorctl("stop", "default.hand")
-    eventually(lambda: system.condition("MetalReady", "hand").get("reason") == "StoppedByHand")
+    with figure.timed("told"):
+        system.supervisorctl("stop", "default.hand")
+        eventually(lambda: system.condition("MetalReady", "hand").get("reason") == "StoppedByHand")
+    eventually(lambda: system.slice_ready("hand") is False, what="the endpoint to be out")
     kill(system.own_pid("controller"))
     eventually(lambda: "RUNNING" in system.supervisorctl("status", "controller"))
     assert "STOPPED" in system.supervisorctl("status", "default.hand")
-    system.apply(service("hand", "hand", contextSize=1024))
-    system.ready("hand")
+    with figure.timed("Ready with a new spec"):
+        system.apply(service("hand", "hand", contextSize=1024))
+        system.ready("hand")
+    assert system.pid() == other
     system.delete("hand")
     eventually(lambda: "default.hand" not in system.supervisorctl("status"), what="the program to be gone")
 

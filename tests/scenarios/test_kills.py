@@ -144,15 +144,26 @@ def works_still(system: System, name: str) -> None:
     eventually(lambda: f"default.{name}" not in system.supervisorctl("status"), 30, "the program to be gone")
 
 
-def test_a_killed_supervisord_is_back_with_one_engine_per_service_and_says_what_it_did(system: System) -> None:
+@fault(
+    "S49",
+    "kill -9 of supervisord while its engine streams",
+    happens="the engine lives on; the launcher of the next supervisord stands in for it, so it is never doubled",
+    sees="one line that says so; the answer ends whole",
+    bound="stood in for within 60 s",
+)
+def test_a_killed_supervisord_is_back_with_one_engine_per_service_and_says_what_it_did(
+    system: System, figure: Figure
+) -> None:
     engine = system.ready()
     stream = system.stream()
     old = system.supervisord_pid()
-    kill(old)
-    eventually(lambda: system.supervisord_pid() not in (0, old) and system.rpc.answers(), 30, "supervisord to be back")
-    eventually(lambda: system.pid() == engine, 30, "the survivor to be stood in for")
+    with figure.timed("stood in for"):
+        kill(old)
+        eventually(lambda: system.supervisord_pid() not in (0, old) and system.rpc.answers(), 30, "one to be back")
+        eventually(lambda: system.pid() == engine, 30, "the survivor to be stood in for")
     assert stream.completed(), f"{stream.chunks} chunks, {stream.error}"
     assert system.engines() == [engine]
+    figure.add("engines doubled", len(system.engines()) - 1, "")
     assert f"pid {engine}, outlived the last supervisord and keeps serving" in system.said()
     assert "killed by signal 9; starting it again" in system.said()
     system.ready()

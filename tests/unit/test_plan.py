@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from metal_supervisor.core.plan import (
     EXITED_GRACE_S,
+    KILL_AFTER_S,
     LONGEST_RETRY_S,
     NOTE_GRACE_S,
     RESEND_AFTER_S,
     WITHDRAW_WAIT_S,
     Do,
+    Hung,
     Step,
     Stopping,
     Wanted,
@@ -128,7 +130,7 @@ def test_a_cosmetic_change_never_touches_a_process(state: State) -> None:
 
 @pytest.mark.parametrize("state", list(State))
 def test_a_wanted_program_that_supervisord_calls_removed_is_never_taken_away(state: State) -> None:
-    for said in (None, note(OLD), note(NEW)):
+    for said in (None, note(NEW)):
         found = do(row(state), want=WANTS_NEW, diff=Diff(removed=frozenset({NAME})), said=said)
         assert found not in TAKES_AWAY
 
@@ -410,3 +412,22 @@ def test_a_fatal_program_is_never_held_longer_than_the_longest_pause_whatever_th
     fatal = replace(state, state=State.FATAL, pid=0, now=now)
     (step,) = moves(fatal, want=WANTS_OLD, said=said, now=now)
     assert step.do is Do.START or (step.do is Do.WAIT and 0 < step.again_in_s <= LONGEST_RETRY_S)
+
+
+def test_an_engine_of_another_spec_goes_although_its_section_waits() -> None:
+    for state in (State.STARTING, State.RUNNING):
+        assert do(row(state), want=WANTS_NEW, said=note(OLD)) is Do.WITHDRAW
+        assert do(row(state), want=WANTS_NEW, said=note(OLD, launcher=PID + 1)) is None  # a note of an earlier run
+    assert do(row(State.STOPPED), want=WANTS_NEW, said=note(OLD), diff=Diff(changed=frozenset({NAME}))) is Do.REPLACE
+
+
+def test_a_hung_engine_is_told_to_end_then_killed_and_never_drained() -> None:
+    def after(told_at: float) -> list[Step]:
+        return moves(row(State.RUNNING), want=Wanted(OLD, False, Hung("it hangs", told_at)), said=note(OLD))
+
+    assert [step.do for step in after(0.0)] == [Do.RESTART]
+    (waits,) = after(NOW - 4)
+    assert (waits.do, waits.again_in_s) == (Do.WAIT, KILL_AFTER_S - 4)
+    assert [step.do for step in after(NOW - KILL_AFTER_S)] == [Do.KILL]
+    assert [step.do for step in after(NOW + 3600)] == [Do.KILL]  # the clock was set back
+    assert moves(row(State.STOPPING), want=Wanted(OLD, False, Hung("it hangs")), said=note(OLD)) == []
