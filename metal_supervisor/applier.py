@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from metal_supervisor import launch
+from metal_supervisor.boundary import engines
+from metal_supervisor.boundary.engines import asked_at
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import BrokenFile, Supervisord, refusal
 from metal_supervisor.config import Settings
@@ -23,6 +25,7 @@ from metal_supervisor.core.types import LIVE, Diff, Observed, ProgramState, Reco
 YOUNG_S = 1.0
 RELOAD_EVERY_S = 60.0
 ADD_AT_ONCE = 50
+BUSY_TIMEOUT_S = 0.5
 log = logging.getLogger("controller")
 
 
@@ -166,18 +169,22 @@ class Applier:
             if record.spec_file and record.verdict.standing is Standing.RUN:
                 hung = self._hung_engine(record.program, notes.get(record.program), seen)
                 wanted[record.program] = Wanted(record.spec_file, record.stopped_by_hand, hung)
-            if known and record.withdraw and seen:
-                stopping[record.program] = replace(
-                    known,
-                    withdrawn=known.withdrawn or seen.withdrawn == record.withdraw,
-                    busy=seen.busy,
-                    drained=seen.drained == record.withdraw,
-                    drain_s=self._settings.drain_timeout if record.drain_s is None else record.drain_s,
-                )
+            if known and record.withdraw:
+                stopping[record.program] = self._on_its_way(known, record, seen, now)
         steps = plan.steps(wanted, frozenset(self._ours), table, diff, notes, stopping, now)
         self._dirty |= any(step.why == plan.RELOAD for step in steps)
         self._to_add = [step.program for step in steps if step.do is Do.ADD]
         return steps
+
+    def _on_its_way(self, known: Stopping, record: Record, seen: Observed | None, now: float) -> Stopping:
+        """What there is to know of an engine that is to stop; asked by us if the sidecar does not say in time."""
+        withdrawn = known.withdrawn or (seen is not None and seen.withdrawn == record.withdraw)
+        busy, drained = (seen.busy, seen.drained == record.withdraw) if seen else (False, False)
+        if now - known.asked_at >= plan.WITHDRAW_WAIT_S and not known.told_at and not (seen and seen.hung):
+            busy = engines.busy(record.port or 0, record.probe, asked_at(self._settings.bind_address), BUSY_TIMEOUT_S)
+            drained = not busy
+        drain_s = self._settings.drain_timeout if record.drain_s is None else record.drain_s
+        return replace(known, withdrawn=withdrawn, busy=busy, drained=drained, drain_s=drain_s)
 
     def _hung_engine(self, program: str, note: RunNote | None, seen: Observed | None) -> Hung | None:
         """What there is to know of an engine that the sidecar calls hung; it means one process, and so do we."""
@@ -203,10 +210,10 @@ class Applier:
         elif step.do is Do.STOP:
             young = state is not None and state.now - state.start < YOUNG_S
             known = self._stopping.get(name, Stopping())
-            self._stopping[name] = replace(known, term_lost_at=time.time() if young else 0.0)
+            self._stopping[name] = replace(known, told_at=time.time(), young=young)
             self.supervisord.stop(name)
         elif step.do is Do.TERM:
-            self._stopping[name] = replace(self._stopping[name], withdrawn=True, term_lost_at=0.0)
+            self._stopping[name] = replace(self._stopping[name], withdrawn=True, told_at=0.0)
             self.supervisord.signal(name, "TERM")
         elif step.do is Do.ADD:
             self._add(name)

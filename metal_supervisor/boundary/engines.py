@@ -18,6 +18,14 @@ TIMEOUT_S = 2.0
 MOST_BYTES = 1 << 20
 
 
+ANY_V4, ANY_V6 = "0.0.0.0", "::"
+
+
+def asked_at(bind: str) -> str:
+    """Where an engine is asked that listens there."""
+    return {ANY_V4: "127.0.0.1", ANY_V6: "::1"}.get(bind, bind)
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a probe found."""
@@ -95,12 +103,12 @@ def turns(port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = T
     return True
 
 
-def busy(port: int, asked: Probe, host: str = "127.0.0.1") -> bool:
+def busy(port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = TIMEOUT_S) -> bool:
     """Whether the engine answers somebody right now; one too busy to say so is busy."""
     if not asked.busy_path:
         return False
     try:
-        status, body = _get(host, port, asked.busy_path)
+        status, body = _get(host, port, asked.busy_path, timeout_s)
         slots = json.loads(body) if status == 200 else []
         return any(isinstance(slot, dict) and slot.get("is_processing") is True for slot in slots)
     except TimeoutError:

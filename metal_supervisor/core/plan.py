@@ -15,7 +15,7 @@ from enum import Enum
 from metal_supervisor.core.types import LIVE, Diff, ProgramState, RunNote, State
 
 WITHDRAW_WAIT_S = 2.0
-RESEND_AFTER_S = 1.0
+RESEND_AFTER_S, INSIST_AFTER_S = 1.0, 3.0
 NOTE_GRACE_S = 2.0
 EXITED_GRACE_S = 2.0
 SETTLE_S = 1.0
@@ -34,7 +34,7 @@ class Do(str, Enum):
     START = "start"
     STOP = "stop"
     TERM = "term"
-    """Signal TERM again: one within milliseconds of a start is lost."""
+    """Signal TERM again: one within milliseconds of a start is lost, and some engines insist on a second."""
     RESTART = "restart"
     """Make a hung engine end; supervisord starts it again."""
     KILL = "kill"
@@ -88,8 +88,10 @@ class Stopping:
     """The engine was idle after the endpoint had been taken out."""
     drain_s: float = 0.0
     """How long it may go on answering."""
-    term_lost_at: float = 0.0
-    """Unix time of a stop so soon after the start that its TERM may have been lost, 0 if there is no doubt."""
+    told_at: float = 0.0
+    """Unix time of its first TERM, 0 if it has had none, or two."""
+    young: bool = False
+    """That came so soon after the start that it may have been lost."""
 
 
 NOT_STOPPING = Stopping()
@@ -135,8 +137,11 @@ def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step, w
     if state.state is State.BACKOFF:
         return Step(Do.STOP, name, then.why)
     if state.state is State.STOPPING:
-        if stopping.term_lost_at and wall - stopping.term_lost_at > RESEND_AFTER_S:
+        waited = wall - stopping.told_at
+        if stopping.told_at and stopping.young and waited > RESEND_AFTER_S:
             return Step(Do.TERM, name, "the first TERM may have come too early")
+        if stopping.told_at and waited > INSIST_AFTER_S:  # llama-server waits for its clients until it is told again
+            return Step(Do.TERM, name, "it takes its time")
         return Step(Do.WAIT, name, "process is ending", 0.25)
     if state.state is State.UNKNOWN and state.pid:
         return Step(Do.ALARM, name, LOST)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from metal_supervisor.boundary import engines, host
-from metal_supervisor.boundary.engines import Answer
+from metal_supervisor.boundary.engines import ANY_V4, ANY_V6, Answer
 from metal_supervisor.core import liveness
 from metal_supervisor.core.liveness import Limits, Look, Pulse
 from metal_supervisor.core.types import Probe
@@ -24,7 +24,6 @@ DRAIN_EVERY_S = 0.2
 PATIENT_S = 5.0
 # (until this many seconds after the start, ask this often): quick models are noticed at once, slow ones cheaply.
 LOADING_PACE = ((3.0, 0.02), (15.0, 0.1), (120.0, 0.5), (float("inf"), 2.0))
-ANY_V4, ANY_V6 = "0.0.0.0", "::"
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Target:
     @property
     def host(self) -> str:
         """Where to ask."""
-        return {ANY_V4: "127.0.0.1", ANY_V6: "::1"}.get(self.bind, self.bind)
+        return engines.asked_at(self.bind)
 
 
 @dataclass(frozen=True)

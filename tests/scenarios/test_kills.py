@@ -193,6 +193,7 @@ def test_a_killed_supervisord_whose_service_is_gone_leaves_nothing_of_it(system:
     eventually(lambda: len(system.engines()) == 2, what="two engines")
     eventually(lambda: "hello world" in system.chat("leaver"), what="an answer")
     system.delete("leaver")
+    eventually(lambda: "default.leaver" not in system.rpc.table(), 30, "it to be gone")
 
 
 @pytest.mark.parametrize("damage", ["lost", "corrupt"])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from metal_supervisor.core.plan import (
     EXITED_GRACE_S,
+    INSIST_AFTER_S,
     KILL_AFTER_S,
     LONGEST_RETRY_S,
     NOTE_GRACE_S,
@@ -245,12 +246,15 @@ def test_an_engine_finishes_what_it_answers_within_its_bound(state: State) -> No
     assert after(-3600.0, withdrawn=True, busy=True) is Do.STOP, "a clock that jumped back must not hold a stop"
 
 
-def test_a_term_that_may_have_been_lost_is_sent_again_after_a_second() -> None:
-    def after(seconds: float) -> Do | None:
-        return do(row(State.STOPPING), stopping=Stopping(NOW - 9, True, drained=True, term_lost_at=NOW - seconds))
+def test_a_term_that_may_have_been_lost_is_sent_again_and_so_is_one_that_is_not_heeded() -> None:
+    def after(seconds: float, young: bool) -> Do | None:
+        told = Stopping(NOW - 9, True, drained=True, told_at=NOW - seconds, young=young)
+        return do(row(State.STOPPING), stopping=told)
 
-    assert after(RESEND_AFTER_S / 2) is Do.WAIT
-    assert after(RESEND_AFTER_S + 0.01) is Do.TERM
+    assert after(RESEND_AFTER_S / 2, young=True) is Do.WAIT
+    assert after(RESEND_AFTER_S + 0.01, young=True) is Do.TERM
+    assert after(RESEND_AFTER_S + 0.01, young=False) is Do.WAIT
+    assert after(INSIST_AFTER_S + 0.01, young=False) is Do.TERM
     assert do(row(State.STOPPING), stopping=Stopping(NOW - 9, True, drained=True)) is Do.WAIT
 
 
