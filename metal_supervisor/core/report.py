@@ -72,6 +72,8 @@ def _creating(record: Record, observed: Observed | None) -> tuple[str, str, str]
         return phase, CRASH_LOOP, observed.message or "the engine does not stay up"
     if record.withdraw:
         return "Progressing", "Restarting", "the endpoint is withdrawn while the engine is replaced"
+    if state == "STOPPING":
+        return "Creating", "Stopping", "the engine is ending"
     if observed and observed.hung:
         return "Creating", HUNG, f"{observed.hung}; it is being restarted"
     if observed and observed.served:

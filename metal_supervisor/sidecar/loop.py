@@ -283,7 +283,8 @@ class Sidecar:
         finding = self.prober.finding(record.program) or self._known(record, pid)
         published = self.registrar.published(record.key)
         word = row.state.value if row else ""
-        ready = bool(pid) and finding.ready and word != "STOPPING" and not self._leaving.is_set()
+        word = State.STOPPING.value if self._leaving.is_set() and pid else word
+        ready = bool(pid) and finding.ready and word != State.STOPPING.value
         now = time.time()
         died = before is not None and before.pid not in (0, pid)
         message = finding.message
