@@ -51,7 +51,9 @@ class Applier:
             if record.spec_file is not None and record.spec_file in specs:
                 write_atomic(self.state.spec_path(record.spec_file), specs[record.spec_file])
 
-    def write_sections(self, records: Collection[Record], complete: bool) -> None:
+    def write_sections(
+        self, records: Collection[Record], complete: bool, table: Mapping[str, ProgramState]
+    ) -> None:
         """Makes `models.d/` hold what the records say, and nothing else of ours.
 
         Unless the records are `complete`, a section without one is left alone: its record may have been lost.
@@ -66,7 +68,8 @@ class Applier:
             assert record.spec_file is not None
             if not self.state.spec_path(record.spec_file).exists():
                 continue  # lost, and not composed yet: what runs goes on, what does not could not start
-            text = programs.section(name, record.spec_file, self.state.home, not record.stopped_by_hand)
+            stays = record.stopped_by_hand and plan.stays_stopped(table.get(name))
+            text = programs.section(name, record.spec_file, self.state.home, not stays)
             self._dirty |= write_atomic(self.state.section_path(name), text)
         for path in (self.state.path / "models.d").glob("*.conf"):
             name = path.name.removesuffix(".conf")

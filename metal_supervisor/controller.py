@@ -160,7 +160,7 @@ class Controller:
         # A spec before the record that names it, and both before the section: whatever is cut short can run.
         self.applier.write_specs(self.records.values(), self.lookout.specs)
         self._keep_records()
-        self.applier.write_sections(self.records.values(), snapshot.complete)
+        self.applier.write_sections(self.records.values(), snapshot.complete, snapshot.table)
         diff = self.applier.reload(self.bulletin.quarantined)
         steps = self.applier.plan(self.records.values(), snapshot.table, diff, snapshot.notes, snapshot.now)
         done = [step for step in steps if self._tried(step, snapshot)]
