@@ -215,6 +215,9 @@ def _sweep(directory: StateDir, say: Say) -> None:
         pid = int(str(found["pid"]))
         if _adoptable(directory, program, found):
             say(f"{program}: its engine, pid {pid}, outlived the last supervisord and keeps serving")
+            # It lives, so whoever stopped it by hand has started it again: it needs its stand-in.
+            section = directory.section_path(program)
+            write_atomic(section, section.read_text("utf-8").replace("\nautostart=false\n", "\nautostart=true\n"))
             # Its launcher may be a stand-in that lost its supervisord too; it has nothing left to do.
             _end_stand_in(found, pid)
         else:

@@ -20,6 +20,7 @@ NOTE_GRACE_S = 2.0
 EXITED_GRACE_S = 2.0
 SETTLE_S = 1.0
 KILL_AFTER_S = 10.0
+HAND_GRACE_S = 2.0
 FIRST_RETRY_S, LONGEST_RETRY_S = 10.0, 300.0
 LOST = "supervisord lost track of the process; nothing is done to it"
 RELOAD = "supervisord has not seen its section yet"
@@ -237,4 +238,12 @@ def stopped_by_hand(
         return was
     if state.state is State.STOPPED:
         return was or (state.start > 0 and not stop_sent)
-    return was and state.state not in LIVE
+    return was and state.state is State.UNKNOWN  # any other state takes a start
+
+
+def stays_stopped(state: ProgramState | None) -> bool:
+    """Whether a program that was stopped by hand is to stay so over a restart: the stop has lasted.
+
+    `supervisorctl update` stops a program as well, only to remove and add it in the next moment.
+    """
+    return state is not None and not 0 <= state.now - state.stop < HAND_GRACE_S
