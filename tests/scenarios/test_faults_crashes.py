@@ -108,6 +108,7 @@ def test_an_engine_that_crashes_with_sigsegv_is_withdrawn_and_back(system: Syste
     watch.when("withdrawn", lambda: withdrawn(system, "faulty", 5))
     watch.when("serves", lambda: eventually(lambda: system.slice_ready("faulty"), 20, "the endpoint to be back"))
     assert system.pid("faulty") != before
+    # Fails now and then: the sidecar may tell of a death before supervisord has logged how it came, as "unknown".
     eventually(lambda: "terminated by SIGSEGV" in events(system, "faulty").get("Crashed", ""), 10, "an Event")
     assert system.observe("faulty")["lastExit"] == "terminated by SIGSEGV"
     gone(system, "faulty")
@@ -240,7 +241,6 @@ def test_an_engine_that_exits_at_once_is_held_with_its_exit_status_and_its_last_
     figure.add("pause", eventually(lambda: next_attempt_s(system, "hasty"), 10, "the time of the next attempt"))
     assert 0 < next_attempt_s(system, "hasty") <= 10
     # While it is held, too, the exit status is the engine's own, and not the launcher's "not now".
-    # (In the clone where this was written it is not yet: the controller's half of it is still to come.)
     held = system.condition("MetalReady", "hasty")["message"]
     assert "exit status 1" in held and "invalid argument: --no-such-flag" in held
     assert "--no-such-flag" in events(system, "hasty")["CrashLoopBackOff"]
@@ -318,7 +318,7 @@ def test_a_child_that_outlives_its_engine_and_supervisord_is_ended_at_boot(syste
 @fault(
     "P83", "a dead engine stays a zombie, because supervisord is stopped and reaps nothing",
     happens="its endpoint is withdrawn all the same; it is reaped and started when supervisord goes on",
-    sees="/healthz 503 with the reason while supervisord is silent; Ready again", bound="withdrawn within 15 s",
+    sees="not Ready at once; Ready again when supervisord goes on", bound="withdrawn within 5 s",
 )
 def test_an_engine_that_is_a_zombie_is_dead(system: System, figure: Figure) -> None:
     system.apply(service("undead"))
@@ -330,7 +330,7 @@ def test_an_engine_that_is_a_zombie_is_dead(system: System, figure: Figure) -> N
         kill(before)
         watch = Stopwatch(figure)
         eventually(lambda: psutil.Process(before).status() == psutil.STATUS_ZOMBIE, 10, "a zombie")
-        watch.when("withdrawn", lambda: withdrawn(system, "undead", 20))
+        watch.when("withdrawn", lambda: withdrawn(system, "undead", 5))
         assert psutil.Process(before).status() == psutil.STATUS_ZOMBIE
     finally:
         os.kill(warden, signal.SIGCONT)
