@@ -146,6 +146,10 @@ class Stream:
         self._last.set()
         return self
 
+    def ended(self) -> bool:
+        """Whether nothing streams any more."""
+        return not self._thread.is_alive()
+
     def completed(self, within_s: float = 90.0) -> bool:
         """Lets the current answer be the last; whether every answer ended by itself, whole."""
         self._last.set()

@@ -18,6 +18,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -449,8 +450,10 @@ def main(argv: list[str]) -> int:
     threading.Thread(target=background, args=(faults, engine.started), daemon=True).start()
     time.sleep(faults.bind_delay_s)
     host, port = faults.bind_host or flags.get("--host") or "127.0.0.1", int(flags.get("--port") or 8080)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        server = Server((host, port), type("BoundHandler", (Handler,), {"engine": engine}))
+        bound = type("BoundServer", (Server,), {"address_family": family})
+        server = bound((host, port), type("BoundHandler", (Handler,), {"engine": engine}))
     except OSError as error:
         print(f"couldn't bind HTTP server socket, hostname: {host}, port: {port}: {error}", file=sys.stderr)
         return 1

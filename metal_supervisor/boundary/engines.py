@@ -33,6 +33,8 @@ class Answer:
     ready: bool
     message: str
     """Why not, "" when ready."""
+    refused: bool = False
+    """Nobody listens there."""
 
 
 class _Received:
@@ -78,7 +80,7 @@ def probe(
             return Answer(False, f"{asked.path} answered something else: {_shown(body)}")
         return _identity(host, port, asked, timeout_s) if identify and asked.identity else Answer(True, "")
     except ConnectionRefusedError:
-        return Answer(False, "the engine does not listen yet")
+        return Answer(False, "the engine does not listen yet", refused=True)
     except TimeoutError:
         return Answer(False, f"{asked.path} has not answered within {timeout_s:g} s")
     except (OSError, http.client.HTTPException) as error:

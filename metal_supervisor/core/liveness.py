@@ -100,7 +100,8 @@ def heard(pulse: Pulse, look: Look, limits: Limits) -> Pulse:
     # A work loop may be deep in a long prompt while the server itself answers: that takes longer to doubt.
     lost = look.at - pulse.silent_since >= limits.silent_s / 3 if look.answers else pulse.failures >= FAILURES
     halted = pulse.signs is not None and pulse.signs.halted
-    return replace(pulse, ready=pulse.ready and not halted and not lost, hung=_hung(pulse, limits))
+    hung = _hung(pulse, limits)
+    return replace(pulse, ready=pulse.ready and not (halted or lost or hung), hung=hung)
 
 
 def _later(pulse: Pulse, gap_s: float) -> Pulse:

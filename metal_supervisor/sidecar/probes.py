@@ -63,6 +63,7 @@ class _Asker(threading.Thread):
         self._pulse = Pulse(born=time.monotonic(), ready=known.ready, served=known.served)
         self.finding = Finding(False, "")
         self.answered = False
+        self._elsewhere, self._elsewhere_at = "", self._pulse.born
         self._over = threading.Event()
 
     def end(self) -> None:
@@ -86,6 +87,8 @@ class _Asker(threading.Thread):
         answer = engines.probe(target.port, target.probe, not self._pulse.ready, target.host, patience_s)
         if answer.ready and not self._pulse.ready:
             answer = self._ours()
+        elif answer.refused:
+            answer = Answer(False, self._misplaced() or answer.message)
         turns = not answer.ready or engines.turns(target.port, target.probe, target.host, patience_s)
         message = answer.message if turns else "its work loop takes no requests"
         now, fine = time.monotonic(), answer.ready and turns
@@ -96,12 +99,27 @@ class _Asker(threading.Thread):
         """Whether it is this very process that answers, and where it was told to."""
         target = self.target
         found = host.listens(target.pid, target.port)
-        if found is None or target.bind in found or (target.bind == ANY_V4 and ANY_V6 in found):
+        if found is None or self._reachable(found):
             return Answer(True, "")
         if not found:
             stranger = host.port_holder(target.port)
             return Answer(False, f"port {target.port} is answered by {stranger}, not by the engine")
-        return Answer(False, f"the engine listens on {', '.join(sorted(found))}, not on {target.bind}")
+        return Answer(False, self._on(found))
+
+    def _misplaced(self) -> str:
+        """Where an engine listens that refuses us where it should, "" if nowhere; looked up now and then."""
+        now = time.monotonic()
+        if now - self._elsewhere_at >= liveness.SIGNS_EVERY_S:
+            found = host.listens(self.target.pid, self.target.port) or frozenset()
+            self._elsewhere, self._elsewhere_at = self._on(found) if found and not self._reachable(found) else "", now
+        return self._elsewhere
+
+    def _reachable(self, found: frozenset[str]) -> bool:
+        """Whether what is listened on includes what was told."""
+        return self.target.bind in found or (self.target.bind == ANY_V4 and ANY_V6 in found)
+
+    def _on(self, found: frozenset[str]) -> str:
+        return f"the engine listens on {', '.join(sorted(found))}, not on {self.target.bind}"
 
     def _pause_s(self) -> float:
         if self._pulse.ready:

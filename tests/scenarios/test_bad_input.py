@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor.boundary.kube import KubeError
+from tests.faults import Figure, fault
 from tests.system import FAKE_ENGINE, System, eventually, free_ports, model, running, service
 
 NASTY = [
@@ -216,25 +217,36 @@ def test_a_bad_edit_of_a_running_service_is_reported_and_the_engine_keeps_runnin
     gone(system, "edited")
 
 
-def test_a_taken_port_is_named_with_its_holder_and_heals(system: System) -> None:
+@fault(
+    "P79", "another program listens on the port that spec.containerPort asks for",
+    happens="the engine is not started there; it is as soon as the port is free",
+    sees="PortInUse with the field, the port, and the other program's name and pid", bound="told within 30 s",
+)
+def test_a_taken_port_is_named_with_its_holder_and_heals(system: System, figure: Figure) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
-        system.apply(service("ported", containerPort=port))
-        eventually(lambda: system.condition("MetalReady", "ported").get("reason") == "PortInUse", 30, "PortInUse")
+        with figure.timed("told"):
+            system.apply(service("ported", containerPort=port))
+            eventually(lambda: system.condition("MetalReady", "ported").get("reason") == "PortInUse", 30, "PortInUse")
         message = system.condition("MetalReady", "ported")["message"]
         assert "spec.containerPort" in message and str(port) in message and f"pid {os.getpid()}" in message
-    system.ready("ported", within_s=60)
+    with figure.timed("Ready once it is free"):
+        system.ready("ported", within_s=60)
     assert system.port("ported") == port
     gone(system, "ported")
 
 
-def test_a_chosen_port_that_a_stranger_took_meanwhile_is_left_to_him(system: System) -> None:
+@fault(
+    "P80a", "the port that was chosen for a service is taken while the service is scaled to zero",
+    happens="it starts on another port; the stranger keeps his", sees="Ready", bound="Ready within 40 s",
+)
+def test_a_chosen_port_that_a_stranger_took_meanwhile_is_left_to_him(system: System, figure: Figure) -> None:
     system.apply(service("mover"))
     system.ready("mover")
     port = system.port("mover")
     system.apply(service("mover", replicas=0))
     eventually(lambda: "default.mover" not in system.supervisorctl("status"), what="the program to be gone")
-    with socket.create_server(("127.0.0.1", port)):
+    with socket.create_server(("127.0.0.1", port)), figure.timed("Ready elsewhere"):
         system.apply(service("mover", replicas=1))
         system.ready("mover", within_s=40)
         assert system.port("mover") != port

@@ -49,6 +49,14 @@ def test_one_that_does_nothing_for_the_timeout_is_hung_whoever_waits_for_it() ->
     assert hung.hung == "/health has not answered within 5 s for 62 s, and it does no work"
 
 
+def test_one_that_counts_as_hung_is_out_however_few_looks_that_took() -> None:
+    impatient = Limits(loading_s=4.0, silent_s=3.0)
+    pulse = SERVING
+    for at in (108.0, 114.0):  # a look that waits for an answer takes six seconds
+        pulse = heard(pulse, Look(at, False, False, "/health has not answered within 5 s", IDLE), impatient)
+    assert pulse.hung and not pulse.ready
+
+
 @pytest.mark.parametrize(("cpu_share", "io"), [(0.05, 0), (0.0, 1 << 20)])
 def test_one_that_works_for_somebody_is_never_restarted(cpu_share: float, io: int) -> None:
     assert not silence(SERVING, 3600, cpu_share=cpu_share, io=io).hung
