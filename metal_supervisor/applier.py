@@ -49,8 +49,8 @@ class Applier:
         self._dirty = True
         self._reloaded_at = 0.0
         self._stopping: dict[str, Stopping] = {}
-        self._told: dict[str, tuple[int, float]] = {}
-        """Hung engines that were told to end: (pid, Unix time)."""
+        self._told: dict[str, tuple[int, Hung]] = {}
+        """Hung engines that were told to end, with their pids."""
         self._swept: dict[str, int] = {}
         """The engine after which was last cleaned up, by program."""
         self._ours: set[str] = set()
@@ -187,12 +187,17 @@ class Applier:
         return replace(known, withdrawn=withdrawn, busy=busy, drained=drained, drain_s=drain_s)
 
     def _hung_engine(self, program: str, note: RunNote | None, seen: Observed | None) -> Hung | None:
-        """What there is to know of an engine that the sidecar calls hung; it means one process, and so do we."""
-        if note is None or seen is None or not seen.hung or seen.pid != note.pid:
+        """What there is to know of an engine that the sidecar calls hung; it means one process, and so do we.
+
+        One that was told to end stays told, unless it serves again: what it does at a TERM looks like work.
+        """
+        if note is None or seen is None or seen.pid != note.pid or seen.ready:
             self._told.pop(program, None)
             return None
-        pid, at = self._told.get(program, (0, 0.0))
-        return Hung(seen.hung, at if pid == note.pid else 0.0)
+        pid, told = self._told.get(program, (0, None))
+        if told is not None and pid == note.pid:
+            return told
+        return Hung(seen.hung) if seen.hung else None
 
     def ask_withdrawal(self, step: Step, now: float) -> str:
         """Remembers that a withdrawal was asked for; returns its token."""
@@ -203,7 +208,7 @@ class Applier:
         """Carries one step out. Raises Unavailable or Refused."""
         name = step.program
         if step.do is Do.RESTART:
-            self._told[name] = note.pid if note else 0, time.time()
+            self._told[name] = note.pid if note else 0, Hung(step.why, time.time())
             self.supervisord.signal(name, "TERM")
         elif step.do is Do.KILL and note is not None:
             launch.kill_engine(note.pid, note.started)  # not through supervisord, which may only know a stand-in

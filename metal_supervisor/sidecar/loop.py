@@ -280,6 +280,8 @@ class Sidecar:
     def _row(self, record: Record, row: ProgramState | None, note: RunNote | None, pid: int) -> Row:
         """Observes one service, keeps the observation, and reports on it."""
         before = self._observed.get(record.program)
+        if row is not None and row.state in LIVE and not pid and before is not None and before.pid in self._dead:
+            return self._just_died(record, before)
         finding = self.prober.finding(record.program) or self._known(record, pid)
         published = self.registrar.published(record.key)
         word = row.state.value if row else ""
@@ -324,6 +326,15 @@ class Sidecar:
         used = host.usage(pid) if pid else None
         where = f"{address}:{record.port}" if told.wants_slice and address else ""
         return Row(record, observed, told, where, used.rss_bytes if used else 0)
+
+    def _just_died(self, record: Record, before: Observed) -> Row:
+        """A death that supervisord has not told of yet: the endpoint goes out, and the rest follows once it has.
+
+        How the engine ended, what is counted and the Event wait for supervisord's word.
+        """
+        observed = replace(before, pid=0, ready=False, served=False, hung="", message="the engine has ended")
+        self.state.write_observed(observed)
+        return Row(record, observed, report(record, observed), "", 0)
 
     def _planned(self, record: Record, word: str) -> bool:
         """Whether the controller, or a human, made the process end."""
