@@ -238,7 +238,7 @@ class Applier:
             gone = program not in table or table[program].state not in LIVE
             if gone and note.pid and self._swept.get(program) != note.pid:
                 self._swept[program] = note.pid
-                if left := launch.sweep_group(note.pid, program):
+                if left := launch.sweep_group(note.pid, f"{self.state.home}/specs/{program}"):
                     log.warning("leftovers ended", extra={"program": program, "engine": note.pid, "pids": left})
 
     def _add(self, name: str) -> None:

@@ -201,13 +201,12 @@ def own_processes(directory: StateDir) -> list[tuple[str, int, str]]:
 
 def _sweep(directory: StateDir, say: Say) -> None:
     """Ends or spares what a killed supervisord left behind, and forgets the crashes of what is gone."""
-    doomed = own_processes(directory)
-    _note_unknown(directory)
+    doomed = own_processes(directory) + _note_unknown(directory)
     for path in sorted((directory.path / "runs").glob("*.json")):
         program, found = path.name.removesuffix(".json"), launch.read_note(str(path))
         if not _alive(found):
             pid = found.get("pid")
-            if isinstance(pid, int) and (left := launch.sweep_group(pid, program)):
+            if isinstance(pid, int) and (left := launch.sweep_group(pid, f"{directory.home}/specs/{program}")):
                 say(f"{program}: ended what pid {pid} had left behind: {', '.join(map(str, left))}")
             # An orderly stop looks like a crash to the launcher, and a loop that outlasts a boot is found anew.
             launch.write_note(str(path), {**found, "pid": 0, "starts": [], "not_before": 0.0, "held_after": 0})
@@ -236,25 +235,22 @@ def _take_up_pending(directory: StateDir) -> None:
             path.replace(directory.section_path(program))
 
 
-def _note_unknown(directory: StateDir) -> None:
-    """Notes the engines whose note was lost: nobody would know of them, and a second one would start beside each."""
-    specs = {}
-    for path in sorted((directory.path / "specs").glob("*.json")):
-        with contextlib.suppress(launch.BadSpec):
-            spec = launch.read_spec(str(path))
-            if not _alive(launch.read_note(launch.note_path(str(path)))):
-                specs[path.name] = spec
-    lines = host.command_lines() if specs else {}
-    for name, spec in specs.items():
-        # Without the first, because a script is run by its interpreter; the port among them is this engine's alone.
-        arguments = list(map(str, spec["argv"]))[1:]  # type: ignore[call-overload]
-        pids = [pid for pid, line in lines.items() if arguments and line[-len(arguments) :] == arguments]
-        if pids:
-            pid = min(pids)
-            known = {"pid": pid, "launcher_pid": pid, "started": launch.start_time(pid)}
+def _note_unknown(directory: StateDir) -> list[tuple[str, int, str]]:
+    """Notes the engines whose note was lost: nobody would know of them, and a second one would start beside each.
+
+    Returns those that are second ones already: (program, pid, start identity).
+    """
+    second = []
+    for pid, spec_path in sorted(host.marked(launch.MARK, f"{directory.home}/specs/").items()):
+        note, started = launch.note_path(spec_path), launch.start_time(pid)
+        found = launch.read_note(note)
+        if not _alive(found):
+            known = {"spec": Path(spec_path).name, "pid": pid, "launcher_pid": pid, "started": started}
             rest = {"starts": [], "not_before": 0.0, "held_after": 0, "refused": "", "refused_message": ""}
-            note = str(directory.note_path(str(spec["program"])))
-            launch.write_note(note, {"format": launch.FORMAT, "spec": name, **known, **rest})
+            launch.write_note(note, {"format": launch.FORMAT, **known, **rest})
+        elif found["pid"] != pid:
+            second.append((Path(note).stem, pid, started))
+    return second
 
 
 def _alive(note: dict[str, object]) -> bool:

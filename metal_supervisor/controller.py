@@ -116,6 +116,7 @@ class Controller:
         self.applier = Applier(directory, supervisord, settings)
         self.lookout = Lookout(settings, directory, self.store)
         self._seen: tuple[object, object] = (None, None)
+        self._unkept = ""
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────
 
@@ -311,8 +312,17 @@ class Controller:
                 self.records[key] = replace(record, stopped_by_hand=by_hand)
 
     def _keep_records(self) -> None:
-        changed = [self.state.write_record(record) for record in self.records.values()]
-        if any(changed):
+        changed, problem = False, ""
+        for record in self.records.values():
+            try:
+                changed |= self.state.write_record(record)
+            except OSError as error:  # what has to be stopped is stopped on a full disk too
+                problem = f"records cannot be kept: {error.strerror}"
+        if problem and problem != self._unkept:
+            log.error("records cannot be kept", extra={"error": problem})
+            self.bulletin.tell("records", problem)
+        self._unkept = problem
+        if changed:
             ring(self.state.path, "sidecar")
 
     def _tried(self, step: Step, snapshot: Snapshot) -> bool:

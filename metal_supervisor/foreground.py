@@ -22,7 +22,7 @@ from typing import TextIO
 from metal_supervisor import __version__, boot, launch
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.kube import BadKubeconfig, Kube, KubeError
-from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.boundary.state import StateDir, StateError
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
 from metal_supervisor.config import Overrides, Settings
 from metal_supervisor.core.report import report
@@ -31,7 +31,7 @@ from metal_supervisor.core.types import Key, Standing
 LOOK_EVERY_S = 0.1
 API_WAIT_S = 15.0
 HINT_AFTER_S = 30.0
-STOP_WAIT_S = 75.0
+STOP_WAIT_S, STOP_EACH_S, RETRY_S = 75.0, 0.5, 2.0
 QUICK_END_S = 3.0
 KUBECTL_TIMEOUT_S = 60.0
 
@@ -216,8 +216,17 @@ class Foreground:
             words = (directory.path / "log" / "boot.log").read_text("utf-8", "replace").strip().splitlines()
             raise boot.CannotBoot(f"supervisord does not stay up ({why}): {words[-1] if words else 'see log/'}")
         self.tell("supervisord", "Ended", f"{why}; starting it again")
-        time.sleep(LOOK_EVERY_S)
-        self._start(directory)
+        told = ""
+        while not self._stopping():
+            time.sleep(LOOK_EVERY_S)
+            try:
+                self._start(directory)
+                return
+            except (OSError, StateError) as error:  # a full disk, say: what serves must not end for it
+                if str(error) != told:
+                    told = str(error)
+                    self.tell("supervisord", "Waiting", f"it cannot be started yet: {told}")
+                time.sleep(RETRY_S)
 
     def _supervisord_of(self, directory: StateDir) -> tuple[int, str]:
         """(pid, start identity) of the supervisord that runs here."""
@@ -290,7 +299,8 @@ class Foreground:
         except (Unavailable, Refused):
             if self._child is not None:
                 self._child.terminate()  # its socket is gone, or it is busy; a signal does the same
-        until = time.monotonic() + STOP_WAIT_S + self.settings.stop_timeout
+        # supervisord takes a turn of its loop to end each of its programs.
+        until = time.monotonic() + STOP_WAIT_S + self.settings.stop_timeout + len(survivors) * STOP_EACH_S
         while time.monotonic() < until and self._running(supervisord) and not self._impatient:
             time.sleep(0.05)
         if self._child is not None and self._child.poll() is None:

@@ -31,7 +31,7 @@ ANSWER_WAIT_S = 0.2
 # Below the 30 s after which supervisord would kill the stand-in, and leave the engine.
 STAND_IN_KILL_AFTER_S = 25
 MARK = "METAL_SUPERVISOR_ENGINE"
-"""Variable by which an engine's children are known as its."""
+"""Variable with the path of an engine's spec: by it the engine is found whatever file is lost, and its children."""
 # What an engine may inherit. Everything else of supervisord's environment stays behind: LLAMA_ARG_* would
 # reconfigure every server, and SUPERVISOR_SERVER_URL would let a server stop its siblings.
 INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ")
@@ -122,10 +122,10 @@ def write_note(path: str, note: dict[str, object]) -> None:
         say(f"cannot keep {path}: {error}")
 
 
-def environment(spec_env: dict[str, str], inherited: dict[str, str], program: str) -> dict[str, str]:
-    """A clean environment: the few inherited names (and locale), then what the spec says, and whose engine it is."""
+def environment(spec_env: dict[str, str], inherited: dict[str, str], spec_path: str) -> dict[str, str]:
+    """A clean environment: the few inherited names (and locale), what the spec says, and which spec that is."""
     kept = {name: value for name, value in inherited.items() if name in INHERITED or name.startswith("LC_")}
-    return {**kept, **spec_env, MARK: program}
+    return {**kept, **spec_env, MARK: spec_path}
 
 
 def holder_of(port: int, host: str) -> str | None:
@@ -242,11 +242,11 @@ def _environment_of(pid: int) -> bytes:
         return b""
 
 
-def sweep_group(pid: int, program: str) -> list[int]:
+def sweep_group(pid: int, specs: str) -> list[int]:
     """KILL to what an engine that is gone has left behind in its process group; the pids of that.
 
     An engine leads a group of its own. Its number may have been given to strangers since, so only what carries
-    the mark of the program is ended.
+    the mark of the program is ended; `specs` is how the paths of its specs begin, up to the digest.
     """
     if pid <= 1 or start_time(pid):
         return []
@@ -256,8 +256,8 @@ def sweep_group(pid: int, program: str) -> list[int]:
         return []
     except PermissionError:
         pass  # a Mac says so of zombies
-    mark = f"{MARK}={program}\0".encode()
-    left = [each for each in _group_members(pid) if mark in _environment_of(each) + b"\0"]
+    mark = re.compile(re.escape(f"{MARK}={specs}".encode()) + rb"\.[0-9a-f]+\.json(\0|$)")
+    left = [each for each in _group_members(pid) if mark.search(_environment_of(each))]
     for each in left:
         kill_engine(each, start_time(each))
     return left
@@ -331,7 +331,7 @@ def main(path: str) -> int:
         return EXIT_BAD_SPEC
     argv: list[str] = spec["argv"]  # type: ignore[assignment]
     left = note.get("pid")
-    if isinstance(left, int) and (swept := sweep_group(left, str(spec["program"]))):
+    if isinstance(left, int) and (swept := sweep_group(left, path.rpartition(".")[0].rpartition(".")[0])):
         say(f"ended what pid {left} had left behind: {', '.join(map(str, swept))}")
     starts, not_before = hold(note, spec_file, last_words(str(spec["supervisor_log"]), str(spec["program"])), now)
     idle = {**kept, "pid": 0, "started": "", "starts": starts, "held_after": 0, "not_before": 0.0}
@@ -354,7 +354,7 @@ def main(path: str) -> int:
     try:
         os.chdir(str(spec["cwd"]))
         # SIGPIPE stays ignored, as inherited: an engine whose supervisord is killed must survive its next log line.
-        whole = environment(spec["env"], dict(os.environ), str(spec["program"]))  # type: ignore[arg-type]
+        whole = environment(spec["env"], dict(os.environ), path)  # type: ignore[arg-type]
         os.execve(argv[0], argv, whole)
     except (OSError, ValueError) as error:
         say(f"cannot start {argv[0]!r}: {error}")

@@ -210,12 +210,14 @@ def command_line(pid: int) -> list[str] | None:
         return None
 
 
-def command_lines() -> dict[int, list[str]]:
-    """pid -> command line of every process that lets us see it."""
+def marked(name: str, prefix: str) -> dict[int, str]:
+    """pid -> value of a variable that begins so, of every leader of a process group that was started with it."""
     found = {}
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            found[process.pid] = process.cmdline()
+        with contextlib.suppress(psutil.Error, OSError):
+            value = process.environ().get(name, "")
+            if value.startswith(prefix) and os.getpgid(process.pid) == process.pid:
+                found[process.pid] = value
     return found
 
 

@@ -169,10 +169,10 @@ def test_an_engine_inherits_a_few_names_and_what_its_spec_says() -> None:
         "LCX": "x",
     }
     kept = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ", "LC_ALL", "LC_CTYPE"}
-    mark = {"METAL_SUPERVISOR_ENGINE": "default.tiny"}
-    assert launch.environment({}, inherited, "default.tiny") == {name: inherited[name] for name in kept} | mark
+    mark = {"METAL_SUPERVISOR_ENGINE": "/s/specs/x.json"}
+    assert launch.environment({}, inherited, "/s/specs/x.json") == {name: inherited[name] for name in kept} | mark
     own = {"HOME": "/other", "LLAMA_API_KEY": "k"}
-    assert launch.environment(own, {"HOME": "/h", "HF_TOKEN": "t"}, "default.tiny") == mark | {
+    assert launch.environment(own, {"HOME": "/h", "HF_TOKEN": "t"}, "/s/specs/x.json") == mark | {
         "HOME": "/other", "LLAMA_API_KEY": "k"
     }
 
@@ -322,7 +322,7 @@ def test_the_engine_gets_its_argv_and_environment_byte_for_byte_under_the_same_p
     assert (told["pid"], told["cwd"]) == (pid, str(place.path))
     assert [bytes.fromhex(each).decode() for each in told["argv"]] == NASTY
     got = {bytes.fromhex(name).decode(): bytes.fromhex(value).decode() for name, value in told["env"].items()}
-    mark = {"METAL_SUPERVISOR_ENGINE": "default.tiny"}
+    mark = {"METAL_SUPERVISOR_ENGINE": str(place.path / "specs" / SPEC)}
     assert got == {"PATH": INHERITED["PATH"], "LC_ALL": "C.UTF-8", **mark, **env}
     noted = read_run(place.note.read_text())
     assert (noted.pid, noted.launcher_pid, noted.spec_file, noted.refused) == (pid, pid, SPEC, "")
@@ -531,19 +531,20 @@ os._exit(0)
 
 
 def test_what_a_dead_engine_left_behind_is_ended_and_nothing_of_a_stranger_is() -> None:
-    env = {**os.environ, "METAL_SUPERVISOR_ENGINE": "default.tiny"}
+    env = {**os.environ, "METAL_SUPERVISOR_ENGINE": "/s/specs/default.tiny.0123456789ab.json"}
     leader = subprocess.Popen([sys.executable, "-I", "-S", "-c", LEADER], env=env, stdout=subprocess.PIPE)
     output, _ = leader.communicate(timeout=20)
     ours, strange = map(int, output.split())
     try:
-        assert launch.sweep_group(leader.pid, "default.other") == []
-        assert launch.sweep_group(leader.pid, "default.tin") == []
+        assert launch.sweep_group(leader.pid, "/s/specs/default.other") == []
+        assert launch.sweep_group(leader.pid, "/s/specs/default.tin") == []
+        assert launch.sweep_group(leader.pid, "/other/specs/default.tiny") == []
         assert launch.start_time(ours) and launch.start_time(strange)
-        assert launch.sweep_group(leader.pid, "default.tiny") == [ours]
+        assert launch.sweep_group(leader.pid, "/s/specs/default.tiny") == [ours]
         until = time.monotonic() + 10
         while launch.start_time(ours) and time.monotonic() < until:
             time.sleep(0.01)
         assert not launch.start_time(ours) and launch.start_time(strange)
-        assert launch.sweep_group(os.getpid(), "default.tiny") == []  # alive: that is no leftover
+        assert launch.sweep_group(os.getpid(), "/s/specs/default.tiny") == []  # alive: that is no leftover
     finally:
         os.kill(strange, signal.SIGKILL)
