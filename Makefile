@@ -47,7 +47,7 @@ run: $(READY)
 	@exec $(BIN)/python tools/make_run.py
 
 test: $(READY)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 3 --dist loadfile
 
 test-fast: $(READY)
 	@$(BIN)/python -m pytest tests/unit
@@ -65,7 +65,7 @@ bench: $(READY)
 	@$(BIN)/python tools/bench.py
 
 faults: $(READY)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m fault tests/scenarios
+	@METAL_MANY=500 $(BIN)/python -m pytest -n 2 --dist loadfile -m fault tests/scenarios
 	@$(BIN)/python tools/faults.py
 
 soak: $(READY)

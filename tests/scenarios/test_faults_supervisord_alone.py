@@ -27,7 +27,8 @@ from tests.faults import Figure, fault
 from tests.system import FAKE_ENGINE, System, eventually, free_ports, kill, running, service
 
 CLONE_NEWNS = 0x20000
-MANY = 500
+MANY = int(os.environ.get("METAL_MANY", "150"))
+"""Programs of the largest Mac; 500 with `make faults`, which takes a minute longer."""
 # It reads what nobody writes, in the shell itself: one process, which names the state directory as an engine does.
 SLEEPER = """#!/bin/sh
 case "$*" in *--help*) echo "--metrics --alias STRING" ;; *) read -r nothing ;; esac
@@ -272,12 +273,12 @@ def as_from_launchd() -> Iterator[None]:
 
 @fault(
     "S64",
-    f"{MANY} InferenceServices are applied to one Mac, each with an engine that never gets ready",
+    "500 InferenceServices are applied to one Mac (150 in `make test`), each with an engine that never gets ready",
     happens="all are started; one more edit still gets through, and supervisord keeps answering",
-    sees=f"{MANY} programs in supervisorctl",
+    sees="as many programs in supervisorctl",
     bound="all have a process within 240 s of the last apply",
 )
-def test_five_hundred_programs_all_run(tmp_path: Path, figure: Figure) -> None:
+def test_hundreds_of_programs_all_run(tmp_path: Path, figure: Figure) -> None:
     engine = tmp_path / "engine"
     engine.write_text(SLEEPER)
     engine.chmod(0o755)
@@ -285,6 +286,7 @@ def test_five_hundred_programs_all_run(tmp_path: Path, figure: Figure) -> None:
     try:
         with as_from_launchd():
             system.start()
+        figure.add("programs", MANY, "")
         with figure.timed("all applied"):
             system.apply(system.tiny_model())
             for number in range(MANY):
