@@ -29,6 +29,7 @@ from metal_supervisor.boundary import host
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import Supervisord
 from metal_supervisor.config import Overrides, Settings, conf_dir, save_overrides
+from metal_supervisor.core import programs
 
 OWN_PROGRAMS = ("apiserver", "controller", "sidecar")
 TERM_WAIT_S, KILL_WAIT_S = 5.0, 2.0
@@ -215,8 +216,9 @@ def _sweep(directory: StateDir, say: Say) -> None:
         if _adoptable(directory, program, found):
             say(f"{program}: its engine, pid {pid}, outlived the last supervisord and keeps serving")
             # It lives, so whoever stopped it by hand has started it again: it needs its stand-in.
-            section = directory.section_path(program)
-            write_atomic(section, section.read_text("utf-8").replace("\nautostart=false\n", "\nautostart=true\n"))
+            with contextlib.suppress(OSError):
+                section = programs.with_autostart(directory.section_text(program))
+                write_atomic(directory.section_path(program), section)
             # Its launcher may be a stand-in that lost its supervisord too; it has nothing left to do.
             _end_stand_in(found, pid)
         else:

@@ -109,6 +109,13 @@ stdout_logfile_backups={int(log_files)}
     return f"{SECTION_MARK} [{_digest(body)}]\n{body}"
 
 
+def with_autostart(text: str) -> str:
+    """The section of a program that starts by itself."""
+    head, _, body = text.partition("\n")
+    started = body.replace("\nautostart=false\n", "\nautostart=true\n")
+    return f"{SECTION_MARK} [{_digest(started)}]\n{started}" if is_unedited(text) else f"{head}\n{started}"
+
+
 def is_unedited(text: str) -> bool:
     """Whether a section is as we wrote it, in this release or another."""
     head, _, body = text.partition("\n")
