@@ -114,7 +114,7 @@ def test_every_string_arrives_byte_for_byte_and_none_of_it_stands_in_the_ini(dae
         own = {name: value for name, value in got.items() if name.startswith(MARK.encode())}
         assert own == {name.encode(): value.encode() for name, value in env.items()}
         assert {os.fsdecode(name) for name in got.keys() - own.keys()} <= {
-            *launch.INHERITED, *(name for name in os.environ if name.startswith("LC_"))
+            launch.MARK, *launch.INHERITED, *(name for name in os.environ if name.startswith("LC_"))
         }  # fmt: skip
         assert told["pid"] == daemon.rpc.table()[program].pid
 
