@@ -57,6 +57,16 @@ def _ours(board: Board) -> Iterator[Metric]:
         for name in PHASES:
             phase.add_metric((row.record.key[1], row.record.namespace, name), int(row.report.phase == name))
     yield phase
+    due = GaugeMetricFamily(
+        f"{OURS}_service_next_start_timestamp_seconds", "When an engine that is held is tried again.", labels=LABELS
+    )
+    hung = GaugeMetricFamily(f"{OURS}_service_hung", "1 while the engine hangs and is to be restarted.", labels=LABELS)
+    for row in board.rows:
+        names = (row.record.key[1], row.record.namespace)
+        hung.add_metric(names, int(bool(row.observed.hung)))
+        if row.record.retry_at:
+            due.add_metric(names, row.record.retry_at)
+    yield from (due, hung)
     yield GaugeMetricFamily(
         f"{OURS}_cluster_reachable", "1 if the Kubernetes API can be read and written.",
         value=int(not cluster_trouble(board)),

@@ -179,6 +179,7 @@ def test_a_program_in_fatal_shows_its_next_attempt_and_heals_when_the_cause_is_g
         assert "FATAL" in system.supervisorctl("status", "default.fatal")
         assert system.status("fatal")["phase"] == "Failed"
         due = eventually(lambda: system.observe("fatal").get("nextAttempt"), 10, "the next attempt")
+        assert 'next_start_timestamp_seconds{name="fatal",namespace="default"}' in system.fetch("/metrics")[1]
         assert time.time() - 2 < due < time.time() + 300
         assert system.slice_ready("fatal") is not True
         cause.write_text('root ::= "a"\n')
