@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import signal
 import socket
 import threading
 import time
@@ -31,7 +33,7 @@ from tests.engines import (
     withdrawn,
 )
 from tests.faults import Figure, fault
-from tests.system import System, eventually, kill, model, service, tiny_gguf
+from tests.system import System, eventually, halted, kill, model, service, tiny_gguf
 
 HANG_S, LOADING_S, STOP_WAIT_S = 3, 4, 30
 LOOK_S = 15
@@ -377,3 +379,17 @@ def test_an_engine_that_streams_and_does_not_answer_health_is_never_restarted(
     figure.add("restarts", system.observe("popular")["restarts"], "")
     figure.add("streams cut", 0, "")
     gone(system, "popular")
+
+
+@fault(
+    "P84c", "the same while the Kubernetes API hangs",
+    happens="it is restarted all the same; the cluster is told when it answers",
+    sees="/healthz: 200, cluster unreachable", bound="restarted within 60 s",
+)
+def test_a_hang_is_ended_while_the_api_hangs(system: System, figure: Figure) -> None:
+    before = system.ready("frozen")
+    with halted(system.own_pid("apiserver")):
+        os.kill(before, signal.SIGSTOP)
+        with figure.timed("restarted"):
+            eventually(lambda: system.pid("frozen") not in (0, before), 60, "another engine")
+    system.ready("frozen", within_s=90)
