@@ -113,9 +113,10 @@ class Applier:
         a boot after supervisord was killed would not know it.
         """
         name, settings = record.program, self._settings
-        autostart = not (record.stopped_by_hand and plan.stays_stopped(state))
-        text = programs.section(name, spec_file, self.state.home, autostart, settings.log_size, settings.log_files)
         current, pending = self.state.section_text(name), self.state.pending_path(name)
+        stays = plan.stays_stopped(state) if state is not None else not programs.starts_itself(current)
+        autostart = not (record.stopped_by_hand and stays)
+        text = programs.section(name, spec_file, self.state.home, autostart, settings.log_size, settings.log_files)
         up = state is not None and note is not None and state.state in LIVE and note.launcher_pid == state.pid
         fits = programs.is_unedited(current) and note is not None and programs.section_spec(current) == note.spec_file
         if up and fits and current != text:

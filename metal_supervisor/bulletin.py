@@ -99,9 +99,11 @@ class Bulletin:
             "silent": [list(where) for where in placed.silent],
             "elsewhere": {".".join(key): why for key, why in placer.foreign().items()},
             "models": {
-                "/".join(key): _model_row(item, file_of(item))
+                "/".join(key): _model_row(item, file)
                 for key, item in models.items()
                 if resources.is_metal(item) and placer.speaks_for(placed, key, services)
+                # A controller that has just started does not know yet: that is no news.
+                and (file := file_of(item)).phase != "Checking"
             },
             "notices": self._notices,
         }

@@ -173,6 +173,8 @@ class Controller:
             return SOONEST_S
         self.applier.collect(self.records.values(), snapshot.notes.values())
         later = [step.again_in_s for step in steps if step.do is Do.WAIT]
+        if any(self._stopped_just_now(record, snapshot.table.get(record.program)) for record in self.records.values()):
+            later.append(plan.HAND_GRACE_S)
         if self._placed.again_in_s is not None:
             later.append(self._placed.again_in_s)
         if self.bulletin.operator is None and snapshot.services is not None:
@@ -310,6 +312,10 @@ class Controller:
                     record.stopped_by_hand, record.stop_sent, record.spec_file, state_now, note
                 )
                 self.records[key] = replace(record, stopped_by_hand=by_hand)
+
+    def _stopped_just_now(self, record: Record, state_now: ProgramState | None) -> bool:
+        """Whether a stop by hand has yet to last before it is kept over a restart."""
+        return record.stopped_by_hand and state_now is not None and not plan.stays_stopped(state_now)
 
     def _keep_records(self) -> None:
         changed, problem = False, ""

@@ -265,18 +265,28 @@ def refusal(path: Path) -> str | None:
 def daemon() -> None:
     """Becomes supervisord itself, as `python -m metal_supervisor.boundary.supervisord` and its arguments.
 
-    Its logger tells of a line it could not write on stderr, which is a file on the same full disk: unguarded, that
-    second failure ends supervisord.
+    Two guards come with it. Its logger tells of a line it could not write on stderr, which is a file on the same full
+    disk: that second failure would end supervisord. And its loop takes the list of groups before it hears its callers,
+    and starts what is on the list afterwards: a group removed in between would leave a process that nobody knows.
     """
     from supervisor import loggers, supervisord
 
-    tell = loggers.Handler.handleError
+    tell, remove = loggers.Handler.handleError, supervisord.Supervisor.remove_process_group
 
     def tell_if_possible(handler: Any) -> None:
         with contextlib.suppress(OSError):
             tell(handler)
 
+    def remove_for_good(running: Any, name: str) -> Any:
+        group = running.process_groups[name]
+        done = remove(running, name)
+        if done:
+            for process in group.processes.values():
+                process.spawn = lambda: None
+        return done
+
     loggers.Handler.handleError = tell_if_possible
+    supervisord.Supervisor.remove_process_group = remove_for_good
     supervisord.main()
 
 

@@ -241,9 +241,9 @@ def stopped_by_hand(
     return was and state.state is State.UNKNOWN  # any other state takes a start
 
 
-def stays_stopped(state: ProgramState | None) -> bool:
+def stays_stopped(state: ProgramState) -> bool:
     """Whether a program that was stopped by hand is to stay so over a restart: the stop has lasted.
 
     `supervisorctl update` stops a program as well, only to remove and add it in the next moment.
     """
-    return state is not None and not 0 <= state.now - state.stop < HAND_GRACE_S
+    return not 0 <= state.now - state.stop < HAND_GRACE_S

@@ -109,6 +109,11 @@ stdout_logfile_backups={int(log_files)}
     return f"{SECTION_MARK} [{_digest(body)}]\n{body}"
 
 
+def starts_itself(text: str) -> bool:
+    """Whether supervisord starts the program of a section by itself."""
+    return "\nautostart=false\n" not in text
+
+
 def with_autostart(text: str) -> str:
     """The section of a program that starts by itself."""
     head, _, body = text.partition("\n")

@@ -89,7 +89,9 @@ def test_an_engine_that_does_not_answer_200_is_not_ready(engine: Engine, status:
 
 
 def test_nobody_listening_is_said() -> None:
-    assert probe(free_ports(1)[0], ASKED, identify=True) == Answer(False, "the engine does not listen yet")
+    assert probe(free_ports(1)[0], ASKED, identify=True) == Answer(
+        False, "the engine does not listen yet", refused=True
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from metal_supervisor.boundary import supervisord as supervisord_module
@@ -63,7 +64,8 @@ class Daemon:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-W", "ignore", "-m", "supervisor.supervisord", "-n", "-c", f"{self.path}/c.conf"]
+        module = "metal_supervisor.boundary.supervisord"
+        command = [sys.executable, "-W", "ignore", "-m", module, "-n", "-c", f"{self.path}/c.conf"]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         eventually(self.rpc.answers, what="supervisord to answer")
 
@@ -393,3 +395,19 @@ def test_whatever_answers_in_its_place_is_unavailable(answer: bytes) -> None:
             client.close()
             server.shutdown(socket.SHUT_RDWR)
             thread.join(5)
+
+
+def test_a_group_that_is_replaced_in_the_moment_of_a_crash_is_one_process(daemon: Daemon) -> None:
+    # supervisord takes the list of its groups before it hears its callers, and moves on what is on the list afterwards.
+    assert daemon.process is not None
+    supervisord = psutil.Process(daemon.process.pid)
+    for number in range(5):
+        name = f"turn{number}"
+        daemon.run(name, autorestart="true")
+        daemon.becomes(name, State.RUNNING)
+        pid = daemon.rpc.table()[name].pid
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda pid=pid: not psutil.pid_exists(pid), what="the death to be taken note of")
+        daemon.rpc.replace(name)
+        daemon.becomes(name, State.RUNNING)
+        assert sum(each.cmdline()[:1] == ["/bin/sleep"] for each in supervisord.children()) == number + 1

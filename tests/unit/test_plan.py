@@ -403,10 +403,9 @@ def test_a_stop_of_our_own_is_never_taken_for_somebodys_hand(state: State | None
         (row(State.STOPPED, stop=NOW - HAND_GRACE_S), True),
         (row(State.STOPPED, start=0.0), True),
         (row(State.STOPPED, stop=NOW + 3600), True),
-        (None, False),
     ],
 )
-def test_a_stop_by_hand_is_kept_over_a_restart_once_it_has_lasted(state: ProgramState | None, expected: bool) -> None:
+def test_a_stop_by_hand_is_kept_over_a_restart_once_it_has_lasted(state: ProgramState, expected: bool) -> None:
     # `supervisorctl update` stops, removes and adds in one go: what it adds must start.
     assert stays_stopped(state) is expected
 
