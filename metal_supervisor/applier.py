@@ -114,10 +114,16 @@ class Applier:
         """
         name, settings = record.program, self._settings
         autostart = not (record.stopped_by_hand and plan.stays_stopped(state))
-        text = programs.section(name, spec_file, self.state.home, autostart, settings.log_size, settings.log_files)
+        text, running = (
+            programs.section(name, each, self.state.home, autostart, settings.log_size, settings.log_files)
+            for each in (spec_file, record.spec_file or spec_file)
+        )
         current, pending = self.state.section_text(name), self.state.pending_path(name)
         up = state is not None and note is not None and state.state in LIVE and note.launcher_pid == state.pid
         fits = programs.is_unedited(current) and note is not None and programs.section_spec(current) == note.spec_file
+        if up and not fits and note is not None and note.spec_file == record.spec_file:  # edited, or deleted
+            self._dirty |= write_atomic(self.state.section_path(name), running)
+            current, fits = running, True
         if up and fits and current != text:
             write_atomic(pending, text)
             return
