@@ -153,8 +153,8 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
         # Nobody edited anything: the change is ours (a release, a setting, another build of the engine), and can wait.
         kept = replace(fresh, spec_file=running.spec_file, probe=running.probe, port=running.port)
         return replace(kept, next_spec=now_spec)
-    same_spec = record is not None and record.spec_file == now_spec
-    by_hand = bool(record and record.stopped_by_hand and same_spec)
+    unedited = record is not None and (record.spec_file == now_spec or record.asked == service.asked)
+    by_hand = bool(record and record.stopped_by_hand and unedited)
     return replace(fresh, spec_file=now_spec, probe=outlook.engine.probe, stopped_by_hand=by_hand)
 
 

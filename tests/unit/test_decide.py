@@ -66,7 +66,9 @@ def test_accepting_again_changes_nothing() -> None:
 def test_a_changed_spec_is_taken_over_and_forgets_the_stop_by_hand() -> None:
     before = running(stopped_by_hand=True)
     assert accept(SERVICE, before, outlook("a"), 200.0).stopped_by_hand
-    after = accept(SERVICE, before, outlook("b"), 200.0)
+    ours = accept(SERVICE, before, outlook("b"), 200.0)  # nobody edited anything
+    assert (ours.spec_file, ours.stopped_by_hand) == ("default.tiny.b.json", True)
+    after = accept(replace(SERVICE, generation=3), before, outlook("b"), 200.0)
     assert (after.spec_file, after.stopped_by_hand) == ("default.tiny.b.json", False)
 
 
