@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_crds import EXAMPLES, documents
 
 from metal_supervisor.core.fields import OPTIONS
 from metal_supervisor.core.resources import (
@@ -121,6 +126,101 @@ def test_a_runtime_annotation_that_is_not_a_string_is_refused_by_name(value: Any
     resource = service()
     resource["metadata"]["annotations"] = {RUNTIME_ANNOTATION: value}
     assert RUNTIME_ANNOTATION in refused(resource).message
+
+
+WHOLE = service(
+    "whole", replicas=1, suspend=False, runtime="llamacpp", mode="chat", priority="high", containerPort=9000,
+    extraArgs=["--verbose"], env=[{"name": "A", "value": "b"}], flashAttention=True, jinja=False, contextSize=4096,
+    endpoint={"port": 8080, "path": "/v1", "type": "NodePort", "nodePort": 30000}, tensorOverrides=["a=CPU"],
+    ropeScaling={"type": "yarn", "factor": "2.5", "originalContext": 8192}, cacheTypeK="q8_0",
+    speculativeDecoding={"type": "none"}, reasoningBudgetMessage="stop",
+)  # fmt: skip
+"""An InferenceService with something in every kind of field."""
+WHOLE["metadata"] |= {"annotations": {RUNTIME_ANNOTATION: "llama-server"}, "deletionTimestamp": None, "labels": {}}
+
+
+def manifests() -> list[Json]:
+    """Models and InferenceServices of the examples, and some that use every field, as the API would give them."""
+    found = [each for path in sorted(EXAMPLES.glob("*.yaml")) for each in documents(path)]
+    found += [{"kind": "Model", **model()}, {"kind": "InferenceService", **WHOLE}]
+    given = {"namespace": "default", "uid": "u", "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    for each in found:
+        each["metadata"] = {**given, **each["metadata"]}
+    return [each for each in found if each["kind"] in ("Model", "InferenceService")]
+
+
+def paths(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something stands in a document that may be anything: not its kind, its name or its namespace."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        here = (*above, key)
+        if here[0] in ("metadata", "spec") and here[:2] not in (("metadata", "name"), ("metadata", "namespace")):
+            if here != ("metadata",):
+                yield here
+            if isinstance(inner, (dict, list)):
+                yield from paths(inner, here)
+
+
+def nested(levels: int) -> Any:
+    inner: Any = "x"
+    for level in range(levels):
+        inner = {"a": inner} if level % 2 else [inner]
+    return inner
+
+
+STRANGE = (
+    None, True, False, 0, 1, -1, 2**31, 2**63, 10**400, -(10**400), 0.5, float("nan"), float("inf"), -0.0, 1e308, "",
+    " ", "0", "true", "null", "\0", "\ud800", "\u202e", "🦙", "é" * 70, "x" * 100_000, "a\nb", "../x", "/", "http://",
+    "metal", "gguf", [], {}, [None], [[]], {"": None}, {"name": 5}, [{"name": "A"}], {"a": {"b": []}}, nested(50),
+    nested(900),
+)  # fmt: skip
+MANIFESTS = manifests()
+PLACES = [(at, path) for at, each in enumerate(MANIFESTS) for path in paths(each)]
+DAMAGE = st.lists(st.tuples(st.sampled_from(PLACES), st.integers(-1, len(STRANGE) - 1)), min_size=1, max_size=4)
+NAMES_A_FIELD = re.compile(rf"\b(spec|metadata)(\.[a-zA-Z]| must be)|{RUNTIME_ANNOTATION}|finalizers|--runtime")
+
+
+def damaged(damage: list[tuple[tuple[int, tuple[Any, ...]], int]]) -> list[Json]:
+    """The manifests with strange things in some places; -1 leaves nothing there."""
+    result = list(MANIFESTS)
+    for at in {at for (at, _), _ in damage}:
+        result[at] = copy.deepcopy(result[at])
+    for (at, path), what in damage:
+        inner: Any = result[at]
+        with contextlib.suppress(LookupError, TypeError, AttributeError):  # what was there has been replaced already
+            for key in path[:-1]:
+                inner = inner[key]
+            if what < 0:
+                inner.pop(path[-1])
+            elif isinstance(inner, (dict, list)):
+                inner[path[-1]] = STRANGE[what]
+    return result
+
+
+@settings(PROPERTY, max_examples=3000)
+@given(damage=DAMAGE, running=st.booleans())
+def test_no_damage_to_any_manifest_raises_and_every_refusal_names_a_field(
+    damage: list[tuple[tuple[int, tuple[Any, ...]], int]], running: bool
+) -> None:
+    services, models = ({
+        (each["metadata"]["namespace"], each["metadata"]["name"]): each
+        for each in damaged(damage) if each["kind"] == kind
+    } for kind in ("InferenceService", "Model"))  # fmt: skip
+    found = interpret(services, models, POLICY, set(services) if running else ())
+    assert found.keys() == services.keys()
+    for item in found.values():
+        if isinstance(item, Rejected):
+            assert item.reason.isalnum() and NAMES_A_FIELD.search(item.message), item
+            assert len(item.message) < 32_768
+            item.message.encode("utf-8")
+        else:
+            given = [*item.extra_args, *map(list, item.env), dict(item.options)]
+            json.dumps(given, ensure_ascii=False, allow_nan=False).encode("utf-8")
+
+
+def test_the_manifests_are_fine_before_they_are_damaged() -> None:
+    assert len(PLACES) > 100
+    fine = {each["metadata"]["name"] for each in MANIFESTS if each["kind"] == "InferenceService"}
+    assert "whole" in fine and isinstance(understood(WHOLE), Service)
 
 
 def test_one_bad_service_leaves_the_others_alone() -> None:

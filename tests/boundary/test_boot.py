@@ -1,0 +1,48 @@
+"""What boot does with what a killed supervisord left behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metal_supervisor import boot, launch
+from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.core import programs
+from metal_supervisor.core.types import Engine, Probe
+
+PROGRAM = "default.tiny"
+
+
+@pytest.fixture
+def engine() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("autostart", [True, False])
+def test_a_survivor_gets_a_stand_in_although_it_was_stopped_by_hand_once(
+    tmp_path: Path, engine: subprocess.Popen[bytes], autostart: bool
+) -> None:
+    # Stopped by hand, started by hand, and supervisord killed before the controller wrote the section anew.
+    directory = StateDir(tmp_path)
+    directory.create()
+    made = programs.compose(PROGRAM, Engine(("/bin/sleep", "60"), (), "/", Probe()), 18100, "::1", directory.home)
+    directory.spec_path(made.spec_file).write_text(made.spec)
+    directory.section_path(PROGRAM).write_text(programs.section(PROGRAM, made.spec_file, directory.home, autostart))
+    note = {
+        "format": 1, "pid": engine.pid, "launcher_pid": engine.pid, "started": launch.start_time(engine.pid),
+        "spec": made.spec_file, "starts": [1.0], "not_before": 0.0, "held_after": 0, "refused": "",
+        "refused_message": "",
+    }  # fmt: skip
+    (directory.path / "runs" / f"{PROGRAM}.json").write_text(json.dumps(note))
+    said: list[str] = []
+    boot._sweep(directory, said.append)
+    assert "keeps serving" in said[0] and engine.poll() is None
+    expected = programs.section(PROGRAM, made.spec_file, directory.home, True)
+    # Its first line says that somebody edited it, so the controller writes it anew.
+    assert directory.section_text(PROGRAM).partition("\n")[2] == expected.partition("\n")[2]
