@@ -207,6 +207,8 @@ def steps(
             result.append(Step(Do.WAIT, name, "launcher has not said yet what it runs", 0.05))
         elif state.state in (State.STARTING, State.RUNNING) and (left_s := _settles_s(note, now)):
             result.append(Step(Do.WAIT, name, "it has only just been started; more changes may come", left_s))
+        elif want.stopped_by_hand and state.state is State.STOPPED and not stays_stopped(state):
+            result.append(Step(Do.WAIT, name, "somebody stopped it just now", HAND_GRACE_S))
         else:
             replace = Step(Do.REPLACE, name, "its spec changed")
             result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), replace, now))
@@ -234,8 +236,10 @@ def stopped_by_hand(
 
     One that we stopped ourselves is STOPPED as well: `stop_sent`, or on its way to another spec.
     """
-    if state is None or (note is not None and note.spec_file != spec_file):
+    if state is None:
         return was
+    if note is not None and note.spec_file != spec_file:
+        return was and state.state not in (State.STARTING, State.RUNNING)
     if state.state is State.STOPPED:
         return was or (state.start > 0 and not stop_sent)
     return was and state.state is State.UNKNOWN  # any other state takes a start

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from metal_supervisor.core.plan import (
     EXITED_GRACE_S,
+    HAND_GRACE_S,
     INSIST_AFTER_S,
     KILL_AFTER_S,
     LONGEST_RETRY_S,
@@ -23,6 +24,7 @@ from metal_supervisor.core.plan import (
     Wanted,
     retry_at,
     runs_wanted_spec,
+    stays_stopped,
     steps,
     stopped_by_hand,
 )
@@ -367,11 +369,17 @@ def test_an_unwanted_program_always_has_a_next_move_and_a_wanted_one_is_never_re
         (True, row(State.STOPPED, start=0.0), None, True),
         (True, row(State.RUNNING), note(OLD), False),
         (True, row(State.STARTING), note(OLD), False),
+        # Started by hand, but what it runs does not stay up: nobody may ever have seen it alive.
+        (True, row(State.BACKOFF), note(OLD), False),
+        (True, row(State.FATAL), note(OLD), False),
+        (True, row(State.EXITED), note(OLD), False),
+        (True, row(State.UNKNOWN, pid=PID), note(OLD), True),
         (False, row(State.RUNNING), note(OLD), False),
         (False, row(State.FATAL), note(OLD), False),
         (False, row(State.EXITED), note(OLD), False),
         (False, row(State.STOPPED), note(NEW), False),
-        (True, row(State.RUNNING), note(NEW), True),
+        (True, row(State.STOPPED), note(NEW), True),
+        (True, row(State.RUNNING), note(NEW), False),  # started by hand before it could be replaced
         (True, None, None, True),
         (False, None, None, False),
     ],
@@ -386,6 +394,29 @@ def test_stopped_by_hand_is_a_started_program_that_is_stopped_with_the_wanted_sp
 @pytest.mark.parametrize("said", [None, note(OLD), note(NEW)], ids=["none", "old", "new"])
 def test_a_stop_of_our_own_is_never_taken_for_somebodys_hand(state: State | None, said: RunNote | None) -> None:
     assert stopped_by_hand(False, True, OLD, row(state) if state else None, said) is False
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (row(State.STOPPED, stop=NOW), False),
+        (row(State.STOPPED, stop=NOW - HAND_GRACE_S + 0.1), False),
+        (row(State.STOPPED, stop=NOW - HAND_GRACE_S), True),
+        (row(State.STOPPED, start=0.0), True),
+        (row(State.STOPPED, stop=NOW + 3600), True),
+        (None, False),
+    ],
+)
+def test_a_stop_by_hand_is_kept_over_a_restart_once_it_has_lasted(state: ProgramState | None, expected: bool) -> None:
+    # `supervisorctl update` stops, removes and adds in one go: what it adds must start.
+    assert stays_stopped(state) is expected
+
+
+def test_what_was_stopped_by_hand_a_moment_ago_is_not_replaced_by_what_would_start() -> None:
+    by_hand = Wanted(NEW, True)
+    for ago, expected in ((0.0, Do.WAIT), (HAND_GRACE_S, Do.REPLACE)):
+        stopped = row(State.STOPPED, stop=NOW - ago)
+        assert do(stopped, want=by_hand, said=note(OLD), diff=changed()) is expected
 
 
 # ── retries ──────────────────────────────────────────────────────────────────────────────────────
