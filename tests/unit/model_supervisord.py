@@ -639,6 +639,12 @@ class Mac:
         found = self.processes().get(name) if self.rpc is not None else None
         return None if found is None else STATES[found.state]
 
+    def took_up(self, name: str) -> bool:
+        """Whether supervisord holds a program as its section on file says."""
+        (values,) = [values for group, values in parsed(self.files.section_text(name)) if group == name]
+        config = self.processes()[name].config
+        return all(getattr(config, option) == value for option, value in values.items())
+
     def turn(self) -> None:
         """One turn of supervisord's loop."""
         self.turn_at = math.inf
@@ -655,15 +661,11 @@ class Mac:
         if any(each in moving for each in states.values()):
             self.turn_at = self.clock.now + 1.0
 
-    def hurry(self) -> None:
-        """A stop by hand that has not been carried out, or not been noticed to last yet, need not stay."""
-        for name in list(self.stop_by_hand):
-            if self.state(name) is not State.STOPPED or "autostart=false" not in self.files.section_text(name):
-                self.stop_by_hand[name] = False
-
     def kill_supervisord(self) -> None:
         self.tell("kill -9 supervisord")
-        self.hurry()
+        for name in list(self.stop_by_hand):
+            if self.state(name) is not State.STOPPED or "autostart=false" not in self.files.section_text(name):
+                self.stop_by_hand[name] = False  # it may not have been carried out, or not been noticed to last yet
         self.rpc, self.zombies = None, []
         self.kill_controller()
 
@@ -765,7 +767,7 @@ class Mac:
             clean = (
                 note is not None and record is not None and not record.withdraw
                 and self.state(name) is State.RUNNING and not wanted[1]
-                # KNOWN DEFECT: a stop of an engine for which a next spec waits is taken for its end.
+                # One for which a next spec waits is started again: see the last test of `test_histories`.
                 and note.spec_file == record.spec_file == composed(record.name, wanted[0], self.release)[2].spec_file
             )  # fmt: skip
             if method == "stopProcess":
