@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from metal_supervisor import launch
-from metal_supervisor.boundary import engines
+from metal_supervisor.boundary import engines, host
 from metal_supervisor.boundary.engines import asked_at
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import BrokenFile, Supervisord, refusal
@@ -38,6 +38,12 @@ def put_aside_refused(directory: StateDir) -> list[tuple[str, str]]:
             directory.quarantine(path, reason)
             refused.append((path.name, reason))
     return refused
+
+
+def _shifted(known: Stopping, by_s: float) -> Stopping:
+    """The same with its times told by another clock."""
+    asked_at = known.asked_at + by_s if known.asked_at else 0.0
+    return replace(known, asked_at=asked_at, told_at=known.told_at + by_s if known.told_at else 0.0)
 
 
 class Applier:
@@ -116,9 +122,16 @@ class Applier:
         current, pending = self.state.section_text(name), self.state.pending_path(name)
         stays = plan.stays_stopped(state) if state is not None else not programs.starts_itself(current)
         autostart = not (record.stopped_by_hand and stays)
-        text = programs.section(name, spec_file, self.state.home, autostart, settings.log_size, settings.log_files)
-        up = state is not None and note is not None and state.state in LIVE and note.launcher_pid == state.pid
+        text, running = (
+            programs.section(name, each, self.state.home, autostart, settings.log_size, settings.log_files)
+            for each in (spec_file, record.spec_file or spec_file)
+        )
+        up = state is not None and note is not None and state.state in LIVE
+        known = up and state is not None and note is not None and note.launcher_pid == state.pid
         fits = programs.is_unedited(current) and note is not None and programs.section_spec(current) == note.spec_file
+        if known and not fits and note is not None and note.spec_file == record.spec_file:  # edited, or deleted
+            self._dirty |= write_atomic(self.state.section_path(name), running)
+            current, fits = running, True
         if up and fits and current != text:
             write_atomic(pending, text)
             return
@@ -133,6 +146,7 @@ class Applier:
         if unused:
             sections = (self.state.path / "models.d").glob("*.conf")
             used |= {self.state.section_spec(path.name.removesuffix(".conf")) for path in sections}
+            used |= {self.state.pending_spec(path) for path in (self.state.path / "pending").glob("*.conf")}
         for path in unused:
             if path.name not in used:
                 path.unlink(missing_ok=True)
@@ -169,23 +183,35 @@ class Applier:
             seen, known = observed.get(record.program), stopping.get(record.program)
             if record.spec_file and record.verdict.standing is Standing.RUN:
                 hung = self._hung_engine(record.program, notes.get(record.program), seen)
+                if hung is not None and hung.told_at:
+                    hung = replace(hung, told_at=hung.told_at + now - time.monotonic())
                 wanted[record.program] = Wanted(record.spec_file, record.stopped_by_hand, hung)
             if known and record.withdraw:
-                stopping[record.program] = self._on_its_way(known, record, seen, now)
+                stopping[record.program] = self._on_its_way(known, record, notes.get(record.program), seen)
+        # What is remembered has times of a clock that cannot be set; to the plan they are told by the wall's.
+        shift = now - time.monotonic()
+        stopping = {name: _shifted(each, shift) for name, each in stopping.items()}
         steps = plan.steps(wanted, frozenset(self._ours), table, diff, notes, stopping, now)
         self._dirty |= any(step.why == plan.RELOAD for step in steps)
         self._to_add = [step.program for step in steps if step.do is Do.ADD]
         return steps
 
-    def _on_its_way(self, known: Stopping, record: Record, seen: Observed | None, now: float) -> Stopping:
+    def _on_its_way(self, known: Stopping, record: Record, note: RunNote | None, seen: Observed | None) -> Stopping:
         """What there is to know of an engine that is to stop; asked by us if the sidecar does not say in time."""
         withdrawn = known.withdrawn or (seen is not None and seen.withdrawn == record.withdraw)
         busy, drained = (seen.busy, seen.drained == record.withdraw) if seen else (False, False)
-        if now - known.asked_at >= plan.WITHDRAW_WAIT_S and not known.told_at and not (seen and seen.hung):
-            busy = engines.busy(record.port or 0, record.probe, asked_at(self._settings.bind_address), BUSY_TIMEOUT_S)
+        if seen is not None and seen.hung and note is not None and seen.pid == note.pid:
+            busy, drained = False, True  # it answers nobody
+        elif time.monotonic() - known.asked_at >= plan.WITHDRAW_WAIT_S and not known.told_at:
+            busy = self._answers_somebody(record, note)
             drained = not busy
         drain_s = self._settings.drain_timeout if record.drain_s is None else record.drain_s
         return replace(known, withdrawn=withdrawn, busy=busy, drained=drained, drain_s=drain_s)
+
+    def _answers_somebody(self, record: Record, note: RunNote | None) -> bool:
+        where = asked_at(record.host or self._settings.bind_address)
+        told = engines.busy(record.port or 0, record.probe, where, BUSY_TIMEOUT_S)
+        return host.has_clients(note.pid if note else 0, record.port or 0) if told is None else told
 
     def _hung_engine(self, program: str, note: RunNote | None, seen: Observed | None) -> Hung | None:
         """What there is to know of an engine that the sidecar calls hung; it means one process, and so do we.
@@ -202,21 +228,22 @@ class Applier:
 
     def ask_withdrawal(self, step: Step, now: float) -> str:
         """Remembers that a withdrawal was asked for; returns its token."""
-        self._stopping[step.program] = Stopping(asked_at=now)
+        self._stopping[step.program] = Stopping(asked_at=time.monotonic())
         return f"{now:.6f}"
 
     def perform(self, step: Step, state: ProgramState | None, note: RunNote | None) -> None:
         """Carries one step out. Raises Unavailable or Refused."""
         name = step.program
         if step.do is Do.RESTART:
-            self._told[name] = note.pid if note else 0, Hung(step.why, time.time())
+            self._told[name] = note.pid if note else 0, Hung(step.why, time.monotonic())
             self.supervisord.signal(name, "TERM")
         elif step.do is Do.KILL and note is not None:
+            self._told[name] = note.pid, Hung(step.why, time.monotonic())
             launch.kill_engine(note.pid, note.started)  # not through supervisord, which may only know a stand-in
         elif step.do is Do.STOP:
             young = state is not None and state.now - state.start < YOUNG_S
             known = self._stopping.get(name, Stopping())
-            self._stopping[name] = replace(known, told_at=time.time(), young=young)
+            self._stopping[name] = replace(known, told_at=time.monotonic(), young=young)
             self.supervisord.stop(name)
         elif step.do is Do.TERM:
             self._stopping[name] = replace(self._stopping[name], withdrawn=True, told_at=0.0)
@@ -237,7 +264,8 @@ class Applier:
         """Ends what an engine that is gone has left behind, once for each: its launcher may never run again."""
         for program, note in notes.items():
             gone = program not in table or table[program].state not in LIVE
-            if gone and note.pid and self._swept.get(program) != note.pid:
+            ended = gone and note.pid and not launch.start_time(note.pid)
+            if ended and self._swept.get(program) != note.pid:
                 self._swept[program] = note.pid
                 if left := launch.sweep_group(note.pid, f"{self.state.home}/specs/{program}"):
                     log.warning("leftovers ended", extra={"program": program, "engine": note.pid, "pids": left})

@@ -244,6 +244,8 @@ def _note_unknown(directory: StateDir) -> list[tuple[str, int, str]]:
     """
     second = []
     for pid, spec_path in sorted(host.marked(launch.MARK, f"{directory.home}/specs/").items()):
+        if not _is_engine(pid, spec_path):
+            continue  # a helper of one, in a session of its own
         note, started = launch.note_path(spec_path), launch.start_time(pid)
         found = launch.read_note(note)
         if not _alive(found):
@@ -255,19 +257,29 @@ def _note_unknown(directory: StateDir) -> list[tuple[str, int, str]]:
     return second
 
 
+def _is_engine(pid: int, spec_path: str) -> bool:
+    """Whether a process has the arguments of a spec, as far as that can still be read."""
+    try:
+        argv = launch.read_spec(spec_path)["argv"]
+    except launch.BadSpec:
+        return True
+    assert isinstance(argv, list)
+    # Without the first, because a script is run by its interpreter.
+    return len(argv) < 2 or (host.command_line(pid) or [])[-len(argv) + 1 :] == argv[1:]
+
+
 def _alive(note: dict[str, object]) -> bool:
     pid, started = note.get("pid"), note.get("started")
     return isinstance(pid, int) and pid > 0 and bool(started) and launch.start_time(pid) == started
 
 
 def _adoptable(directory: StateDir, program: str, note: dict[str, object]) -> bool:
-    """Whether the launcher of this program's section would find exactly its own engine alive.
+    """Whether the launcher of this program's section would stand in for its engine.
 
-    The pid and start time in the note are the launcher's own from before its exec, and a spec never changes,
-    so equal notes mean the same argv; comparing it again would only fail engines that are scripts.
+    The pid and start time in the note are the launcher's own from before its exec: it is that engine, though
+    perhaps of a spec that has been edited since, which the controller will see to.
     """
-    spec_file = directory.section_spec(program)
-    return bool(spec_file) and note.get("spec") == spec_file
+    return bool(directory.section_spec(program) and note.get("spec"))
 
 
 def _end_stand_in(note: dict[str, object], engine_pid: int) -> None:

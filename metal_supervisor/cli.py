@@ -169,7 +169,7 @@ def _apiserver(arguments: argparse.Namespace) -> int:
 def _status(arguments: argparse.Namespace) -> int:
     settings, overrides = _settings(arguments)
     if "port" not in overrides.values and (settings.state_path / config.OVERRIDES_FILE).exists():
-        settings = config.load_saved(settings.state_path)
+        settings, _ = config.load_good(settings.state_path)
     url = f"http://127.0.0.1:{settings.port}/status"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -191,7 +191,7 @@ def _cordon(arguments: argparse.Namespace) -> int:
     from metal_supervisor.boundary.state import StateDir
 
     state = Path(arguments.state_dir).expanduser().resolve()
-    settings = config.load_saved(state)
+    settings, _ = config.load_good(state)
     if not settings.uses_claims:
         _say("this Mac is the only one: without a cluster, or with claims = off, nothing can move to another")
         return 1
@@ -306,9 +306,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         from metal_supervisor import accounts, boot
-        from metal_supervisor.boundary import kube, state
+        from metal_supervisor.boundary import kube, state, supervisord
 
-        if isinstance(error, (accounts.AccountError, boot.CannotBoot, state.StateError, kube.BadKubeconfig)):
+        ours = accounts.AccountError, boot.CannotBoot, state.StateError, kube.BadKubeconfig, supervisord.Unavailable
+        if isinstance(error, ours):
             _say(str(error))
             return 1
         raise

@@ -156,8 +156,8 @@ class Controller:
         self.state.refresh_link()
         snapshot = self._snapshot()
         self.bulletin.look_for_operator(snapshot.services, snapshot.models)
-        self._decide(snapshot)
         self._notice_hands(snapshot)
+        self._decide(snapshot)
         # A spec before the record that names it, and both before the section: whatever is cut short can run.
         self.applier.write_specs(self.records.values(), self.lookout.specs)
         self._keep_records()

@@ -184,11 +184,14 @@ def hold(note: dict[str, object], spec_file: str, ended: str, now: float) -> tup
     return starts, now + min(LONGEST_HOLD_S, FIRST_HOLD_S * 2 ** min(len(starts) - 2, 16))
 
 
-def survivor(note: dict[str, object], spec_file: str) -> int:
-    """Pid of the engine of the same spec that outlived its supervisord, or 0."""
+def survivor(note: dict[str, object]) -> int:
+    """Pid of the program's engine that outlived its supervisord, or 0.
+
+    One of another spec too: the controller sees which it is, and lets it finish before it is replaced.
+    """
     pid, started = note.get("pid"), note.get("started")
-    same = note.get("spec") == spec_file and isinstance(pid, int) and pid not in (0, os.getpid())
-    return pid if same and started and start_time(pid) == started else 0  # type: ignore[arg-type, return-value]
+    noted = isinstance(pid, int) and pid not in (0, os.getpid())
+    return pid if noted and started and start_time(pid) == started else 0  # type: ignore[arg-type, return-value]
 
 
 def kill_engine(pid: int, started: str) -> None:
@@ -315,10 +318,10 @@ def main(path: str) -> int:
     spec_file, run = os.path.basename(path), note_path(path)
     note, now = read_note(run), time.time()
     kept = {"format": FORMAT, "spec": spec_file, "launcher_pid": os.getpid()}
-    if pid := survivor(note, spec_file):  # before its spec is read: another release may have written that
+    if pid := survivor(note):  # before any spec is read: another release may have written it
         started = str(note["started"])
         represent(pid, started)  # first of all: a TERM from now on is for the engine
-        write_note(run, {**note, **kept, "refused": "", "refused_message": ""})
+        write_note(run, {**note, "launcher_pid": os.getpid(), "refused": "", "refused_message": ""})
         say(f"engine pid {pid} outlived supervisord; standing in for it")
         wait_for_exit(pid, started)
         return 0

@@ -5,7 +5,6 @@ The controller asks this for every service on every pass; it looks at the machin
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ from metal_supervisor.config import Settings
 from metal_supervisor.core import decide, programs
 from metal_supervisor.core.decide import Outlook, Running
 from metal_supervisor.core.report import PORT_IN_USE
-from metal_supervisor.core.types import Engine, Json, ProgramState, Record, Rejected, RunNote, Service, State
+from metal_supervisor.core.types import LIVE, Engine, Json, ProgramState, Record, Rejected, RunNote, Service
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 
 READY_S, FETCH_S, CANNOT_S = 0.0, 2.0, 8.0
@@ -43,6 +42,20 @@ class Lookout:
         notes: Mapping[str, RunNote],
     ) -> Outlook:
         """What this Mac can do for a service right now."""
+        name = programs.program_name(service.key)
+        found = self._found(service, record, records, table, notes)
+        live = self._live(table.get(name), notes.get(name))
+        return replace(found, host=self._settings.bind_address, live=live)
+
+    def _found(
+        self,
+        service: Service,
+        record: Record | None,
+        records: Collection[Record],
+        table: Mapping[str, ProgramState],
+        notes: Mapping[str, RunNote],
+    ) -> Outlook:
+        """Everything of it but what is up already."""
         file = self._store.state(service.model.source)
         port, problem = self._port(service, record, records, notes)
         if problem or port is None:
@@ -65,11 +78,19 @@ class Lookout:
         running = self._running(name, record, engine, table.get(name), notes.get(name))
         return Outlook(file, port, engine, program, running=running)
 
+    def _live(self, state: ProgramState | None, note: RunNote | None) -> tuple[str, int] | None:
+        """(address, port) of the engine that is up, whatever it is to run next."""
+        if state is None or note is None or state.state not in LIVE or note.launcher_pid != state.pid:
+            return None
+        spec = self._state.read_spec(note.spec_file)
+        host_, port = spec.get("host"), spec.get("port")
+        return (host_, port) if isinstance(host_, str) and isinstance(port, int) else None
+
     def _running(
         self, name: str, record: Record | None, engine: Engine, state: ProgramState | None, note: RunNote | None
     ) -> Running | None:
         """The engine that is up, if it runs from the spec that it is meant to run from."""
-        up = state is not None and state.state in (State.STARTING, State.RUNNING)
+        up = state is not None and state.state in LIVE
         if not up or state is None or note is None or note.launcher_pid != state.pid:
             return None
         if record is None:  # its record was lost; the spec remembers
@@ -94,12 +115,7 @@ class Lookout:
 
     def _spec_on_file(self, program: str) -> Json:
         """The spec that the section of a program without a record names: its record was lost, its engine may run."""
-        try:
-            spec_file = self._state.section_spec(program)
-            found = json.loads(self._state.spec_path(spec_file).read_text("utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return self._state.read_spec(self._state.section_spec(program))
 
     def _port_on_file(self, program: str) -> int | None:
         port = self._spec_on_file(program).get("port")

@@ -6,13 +6,14 @@ and to the downgrade after it. supervisord itself goes on; its own file is writt
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from metal_supervisor import __version__, boot
 from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.boundary.supervisord import Supervisord
+from metal_supervisor.boundary.supervisord import Supervisord, Unavailable
 from metal_supervisor.core.types import LIVE, State
 
 WAIT_S = 60.0
@@ -44,11 +45,13 @@ def _renewed(supervisord: Supervisord, program: str) -> bool:
     if before.state in LIVE:
         supervisord.signal(program, "TERM")  # it is started again, even if we end right here
     else:
+        supervisord.stop(program)  # one that waits after a failure waits no longer
         supervisord.start(program)
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
-        now = supervisord.table().get(program)
-        if now is not None and now.state is State.RUNNING and now.pid != before.pid:
-            return True
+        with contextlib.suppress(Unavailable):  # it may be slow for a moment
+            now = supervisord.table().get(program)
+            if now is not None and now.state is State.RUNNING and now.pid != before.pid:
+                return True
         time.sleep(0.05)
     return False

@@ -105,18 +105,23 @@ def turns(port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = T
     return True
 
 
-def busy(port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = TIMEOUT_S) -> bool:
-    """Whether the engine answers somebody right now; one too busy to say so is busy."""
+def busy(port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = TIMEOUT_S) -> bool | None:
+    """Whether the engine answers somebody right now; one too busy to say so is busy. None if it does not tell."""
     if not asked.busy_path:
-        return False
+        return None
     try:
         status, body = _get(host, port, asked.busy_path, timeout_s)
-        slots = json.loads(body) if status == 200 else []
-        return any(isinstance(slot, dict) and slot.get("is_processing") is True for slot in slots)
     except TimeoutError:
         return True
-    except (OSError, http.client.HTTPException, ValueError, TypeError, RecursionError):
-        return False
+    except (OSError, http.client.HTTPException):
+        return False  # nobody listens, or it cuts everybody off
+    try:
+        slots = json.loads(body) if status == 200 else None
+    except (ValueError, RecursionError):
+        slots = None
+    if not isinstance(slots, list):
+        return None  # it wants a key, or was told to keep its slots to itself
+    return any(isinstance(slot, dict) and slot.get("is_processing") is True for slot in slots)
 
 
 def _identity(host: str, port: int, asked: Probe, timeout_s: float) -> Answer:

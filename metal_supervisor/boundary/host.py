@@ -245,7 +245,7 @@ def signs(pid: int, port: int) -> Signs | None:
             cpu_s += _cpu_s(each)
             io_bytes += _io_bytes(each)
             clients = clients or _has_clients(each, port)
-    return Signs(cpu_s, io_bytes, clients, halted)
+    return Signs(cpu_s, io_bytes, clients, halted, blind=sys.platform == "darwin")
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -272,6 +272,12 @@ def _has_clients(process: psutil.Process, port: int) -> bool:
     except (psutil.AccessDenied, OSError):
         return True
     return any(each.status == psutil.CONN_ESTABLISHED and each.laddr.port == port for each in found)
+
+
+def has_clients(pid: int, port: int) -> bool:
+    """Whether anybody is connected to an engine; True where that cannot be seen, False if it is gone."""
+    found = signs(pid, port)
+    return found is not None and found.clients
 
 
 def listens(pid: int, port: int) -> frozenset[str] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import json
 import os
 import stat
 import time
@@ -130,6 +131,13 @@ class StateDir:
         """The section that takes the place of the one in `models.d` when its engine does not run."""
         return self.path / "pending" / f"{program}.conf"
 
+    def pending_spec(self, path: Path) -> str:
+        """The spec that a waiting section names, "" if it cannot be read."""
+        try:
+            return programs.section_spec(path.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError):
+            return ""
+
     def section_text(self, program: str) -> str:
         """A program's section on file, "" without one that can be read."""
         try:
@@ -143,6 +151,16 @@ class StateDir:
 
     def spec_path(self, spec_file: str) -> Path:
         return self.path / "specs" / spec_file
+
+    def read_spec(self, spec_file: str) -> dict[str, Any]:
+        """A spec as it is on file, {} if it cannot be read."""
+        if not spec_file:
+            return {}
+        try:
+            found = self._parsed(self.spec_path(spec_file), json.loads)
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def note_path(self, program: str) -> Path:
         return self.path / "runs" / f"{program}.json"

@@ -48,6 +48,10 @@ class Outlook:
     """(reason, message) of what is in the way on this Mac, e.g. a missing binary."""
     running: Running | None = None
     """Set while an engine runs from the very spec that this Mac means it to run from."""
+    host: str = ""
+    """Address that a new engine is to listen on."""
+    live: tuple[str, int] | None = None
+    """(address, port) of the engine that is up, also of one that is about to be replaced."""
 
 
 def verdict(before: Verdict | None, standing: Standing, reason: str, message: str, now: float) -> Verdict:
@@ -83,6 +87,7 @@ def refuse(rejected: Rejected, record: Record | None, now: float) -> Record:
         verdict=decided,
         endpoint=rejected.endpoint,
         port=record.port if record else None,
+        host=record.host if record else "",
         withdraw=record.withdraw if record else "",
         stop_sent=bool(record and record.stop_sent),
         warning=(rejected.reason, rejected.message) if off else None,
@@ -102,6 +107,15 @@ def _warned(record: Record, uid: str, generation: int, reason: str, message: str
     return replace(record, uid=uid, generation=generation, warning=(reason, text))
 
 
+def same_request(before: str, now: str) -> bool:
+    """Whether nobody edited what decides how the engine runs, by two values of `Service.asked`.
+
+    Either the resources are the very same editions, or what they say of the engine is the same.
+    """
+    old, new = before.split("|"), now.split("|")
+    return bool(before) and (old[0] == new[0] or old[1:] == new[1:])
+
+
 def _waiting(service: Service, outlook: Outlook) -> tuple[Standing, str, str] | None:
     """(standing, reason, message) of what keeps a service from starting; None if nothing does."""
     if outlook.problem:
@@ -117,6 +131,8 @@ def _waiting(service: Service, outlook: Outlook) -> tuple[Standing, str, str] | 
 def accept(service: Service, record: Record | None, outlook: Outlook, now: float) -> Record:
     """The record of a valid InferenceService."""
     before = record.verdict if record else None
+    # Until it has ended, the engine that is up is asked, drained and published where it listens.
+    host, port = outlook.live or (outlook.host, outlook.port)
     fresh = Record(
         namespace=service.namespace,
         name=service.name,
@@ -130,7 +146,8 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
         priority=service.priority,
         verdict=verdict(before, Standing.RUN, "Admitted", "", now),
         endpoint=service.endpoint,
-        port=outlook.port,
+        port=port,
+        host=host,
         model_uid=service.model.uid,
         withdraw=record.withdraw if record else "",
         retry_at=record.retry_at if record else None,
@@ -149,12 +166,12 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
     assert outlook.program is not None and outlook.engine is not None
     now_spec, running = outlook.program.spec_file, outlook.running
     fresh = replace(fresh, files=(outlook.file.path,), asked=service.asked)
-    if running is not None and running.asked == service.asked and running.spec_file != now_spec:
+    if running is not None and same_request(running.asked, service.asked) and running.spec_file != now_spec:
         # Nobody edited anything: the change is ours (a release, a setting, another build of the engine), and can wait.
         kept = replace(fresh, spec_file=running.spec_file, probe=running.probe, port=running.port)
         return replace(kept, next_spec=now_spec)
-    same_spec = record is not None and record.spec_file == now_spec
-    by_hand = bool(record and record.stopped_by_hand and same_spec)
+    unedited = record is not None and (record.spec_file == now_spec or same_request(record.asked, service.asked))
+    by_hand = bool(record and record.stopped_by_hand and unedited)
     return replace(fresh, spec_file=now_spec, probe=outlook.engine.probe, stopped_by_hand=by_hand)
 
 

@@ -1,8 +1,10 @@
 """Whether an engine that does not answer is hung, or only busy: nobody's tokens may be cut over a doubt.
 
 An engine is hung once it has been silent for the whole of a timeout in which it either did no work at all, or
-had nobody to work for. Work is processor time and bytes read and written: a long prompt, a slow disk, an
-overloaded machine all leave traces of it. One that loads has the time that loading is given; then the same holds.
+had nobody to work for. Work is processor time and bytes read and written: a slow disk or an overloaded machine leave
+traces of it, and so does a long prompt, but not where the GPU does it all (a Mac). There, and where the server itself
+still answers, somebody who is connected is given the benefit of the doubt for as long as loading may take. One that
+loads has the time that loading is given; then the same holds.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ class Signs:
     """Whether anybody but us is connected to it; True when that cannot be seen."""
     halted: bool
     """Stopped by a signal (SIGSTOP, a debugger)."""
+    blind: bool = False
+    """It may work where that cannot be seen, as on a Mac's GPU."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class Pulse:
     """The latest that were seen since it fell silent."""
     signs_at: float = 0.0
     last_at: float = 0.0
+    answers: bool = False
+    """Its server answered at the latest look, though its work loop did not."""
     hung: str = ""
     """Why it should be restarted, "" if it should not."""
 
@@ -94,14 +100,19 @@ def heard(pulse: Pulse, look: Look, limits: Limits) -> Pulse:
         pulse = replace(pulse, silent_since=look.at, moved_at=look.at)
     elif (gap := look.at - pulse.last_at - GAP_S) > 0:  # we were away ourselves: that was nobody's silence
         pulse = _later(pulse, gap)
-    pulse = replace(pulse, message=look.message, failures=pulse.failures + 1, last_at=look.at)
+    pulse = replace(
+        pulse, message=look.message, failures=pulse.failures + 1, last_at=look.at, answers=look.answers
+    )
     pulse = replace(pulse, moved_at=look.at) if look.signs is None and pulse.signs is None else pulse
     pulse = _seen(pulse, look.signs, look.at) if look.signs is not None else pulse
     # A work loop may be deep in a long prompt while the server itself answers: that takes longer to doubt.
     lost = look.at - pulse.silent_since >= limits.silent_s / 3 if look.answers else pulse.failures >= FAILURES
-    halted = pulse.signs is not None and pulse.signs.halted
     hung = _hung(pulse, limits)
-    return replace(pulse, ready=pulse.ready and not (halted or lost or hung), hung=hung)
+    return replace(pulse, ready=pulse.ready and not (_halted(pulse) or lost or hung), hung=hung)
+
+
+def _halted(pulse: Pulse) -> bool:
+    return pulse.signs is not None and pulse.signs.halted
 
 
 def _later(pulse: Pulse, gap_s: float) -> Pulse:
@@ -132,9 +143,12 @@ def _hung(pulse: Pulse, limits: Limits) -> str:
     silent_s = pulse.last_at - pulse.silent_since
     idle_s = pulse.last_at - pulse.moved_at
     alone_s = pulse.last_at - pulse.alone_since if pulse.alone_since is not None else 0.0
-    if silent_s < patient_s or max(idle_s, alone_s if pulse.served else 0.0) < patient_s:
+    unseen = pulse.served and not _halted(pulse) and (pulse.answers or (pulse.signs is not None and pulse.signs.blind))
+    idle = idle_s >= (max(patient_s, limits.loading_s) if unseen else patient_s)
+    alone = pulse.served and alone_s >= patient_s
+    if silent_s < patient_s or not (idle or alone):
         return ""
-    why = "it does no work" if idle_s >= patient_s else "nobody is connected to it"
+    why = "nobody is connected to it" if alone else "it does no work"
     if pulse.served:
         return f"{pulse.message} for {silent_s:.0f} s, and {why}"
     return f"not ready {pulse.last_at - pulse.born:.0f} s after its start ({pulse.message}), and {why}"

@@ -114,6 +114,13 @@ def runs_wanted_spec(wanted: Wanted, note: RunNote | None, state: ProgramState) 
     return state.state not in LIVE or note.launcher_pid == state.pid
 
 
+def _rests(wanted: Wanted, state: ProgramState) -> bool:
+    """Whether nothing runs that a new section could disturb: it is taken up before the next start."""
+    return state.state is State.FATAL or (
+        state.state in (State.STOPPED, State.EXITED) and not wanted.stopped_by_hand
+    )
+
+
 def _runs_another(wanted: Wanted, note: RunNote | None, state: ProgramState) -> bool:
     """Whether the process is known to run from another spec; its section waits until it has ended."""
     known = note is not None and note.launcher_pid == state.pid and state.state in LIVE
@@ -200,13 +207,15 @@ def steps(
         elif state is None:
             result.append(Step(Do.ADD, name, "new") if name in diff.added else Step(Do.WAIT, name, RELOAD, 1.0))
         elif not _runs_another(want, note, state) and (
-            name not in diff.changed or (state.state is not State.FATAL and runs_wanted_spec(want, note, state))
+            name not in diff.changed or (not _rests(want, state) and runs_wanted_spec(want, note, state))
         ):
             result.append(_keep(name, want, state, note, now))
         elif state.state in (State.STARTING, State.RUNNING) and _in_flight(note, state):
             result.append(Step(Do.WAIT, name, "launcher has not said yet what it runs", 0.05))
         elif state.state in (State.STARTING, State.RUNNING) and (left_s := _settles_s(note, now)):
             result.append(Step(Do.WAIT, name, "it has only just been started; more changes may come", left_s))
+        elif want.stopped_by_hand and state.state is State.STOPPED and not stays_stopped(state):
+            result.append(Step(Do.WAIT, name, "somebody stopped it just now", HAND_GRACE_S))
         else:
             replace = Step(Do.REPLACE, name, "its spec changed")
             result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), replace, now))
@@ -234,8 +243,10 @@ def stopped_by_hand(
 
     One that we stopped ourselves is STOPPED as well: `stop_sent`, or on its way to another spec.
     """
-    if state is None or (note is not None and note.spec_file != spec_file):
+    if state is None:
         return was
+    if note is not None and note.spec_file != spec_file:
+        return was and state.state not in (State.STARTING, State.RUNNING)
     if state.state is State.STOPPED:
         return was or (state.start > 0 and not stop_sent)
     return was and state.state is State.UNKNOWN  # any other state takes a start

@@ -7,6 +7,8 @@ All are frozen; a change is a new value.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -99,8 +101,11 @@ class Service:
 
     @property
     def asked(self) -> str:
-        """Changes whenever somebody edits what decides how the engine runs, and at no other time."""
-        return f"{self.uid}/{self.generation}/{self.model.uid}/{self.model.generation}"
+        """What was asked for, to be compared by `decide.same_request`: the editions, and a digest of what they say."""
+        said = [self.uid, self.runtime, self.mode, self.container_port, dict(self.options), self.extra_args, self.env]
+        model = [self.model.uid, self.model.generation]
+        digest = hashlib.sha256(json.dumps([*said, *model], sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return f"{self.uid}/{self.generation}/{self.model.uid}/{self.model.generation}|{digest}"
 
     @property
     def key(self) -> Key:
@@ -199,6 +204,8 @@ class Record:
     endpoint: Endpoint | None
     port: int | None = None
     """The engine's port; chosen once, kept until the InferenceService is deleted."""
+    host: str = ""
+    """Address the engine listens on, "" if that is not known: then the one of the settings."""
     model_uid: str = ""
     spec_file: str | None = None
     """The spec that supervisord should run; None when nothing should."""

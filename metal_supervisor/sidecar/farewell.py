@@ -10,8 +10,9 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
+from metal_supervisor import launch
 from metal_supervisor.sidecar.probes import DRAIN_EVERY_S, Prober, Target
 
 TOKEN = "leaving"
@@ -28,8 +29,9 @@ def answers_ended(prober: Prober, targets: Mapping[str, Target], within_s: float
     return not waiting
 
 
-def end(pids: Iterable[int]) -> None:
-    """Tells these processes to end."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
+def end(processes: Mapping[int, str]) -> None:
+    """Tells these processes to end: pid -> identity of its start, because a number may be given away meanwhile."""
+    for pid, started in processes.items():
+        if started and launch.start_time(pid) == started:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGTERM)

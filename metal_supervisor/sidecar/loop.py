@@ -178,13 +178,14 @@ class Sidecar:
         if not self.registrar.flush(WITHDRAW_ALL_S):
             log.warning("endpoints could not be withdrawn in time")
         live = [row for row in self.board.rows if row.observed.pid]
+        started = {row.observed.pid: launch.start_time(row.observed.pid) for row in live}
         answering = {
             row.record.program: self._target(row.record, row.observed.pid) for row in live if not row.observed.hung
         }
         if not farewell.answers_ended(self.prober, answering, self.settings.stop_timeout):
             log.warning("some answers are cut: they did not end in time", extra={"seconds": self.settings.stop_timeout})
+        farewell.end(started)  # before the cluster is told, which may hang
         self.registrar.release()
-        farewell.end(row.observed.pid for row in live)
 
     # ── one pass ─────────────────────────────────────────────────────────────────────────────────
 
@@ -269,13 +270,13 @@ class Sidecar:
         return 0 if pid in self._dead else pid
 
     def _target(self, record: Record, pid: int) -> Target:
-        return Target(pid, self.settings.bind_address, record.port or 0, record.probe)
+        return Target(pid, record.host or self.settings.bind_address, record.port or 0, record.probe)
 
     def _known(self, record: Record, pid: int) -> Finding:
         """What an earlier look, or an earlier sidecar, found of this very process: it must not take out what serves."""
         before = self._observed.get(record.program)
         same = before is not None and before.pid == pid
-        return Finding(before.ready, "", before.served) if same and before else Finding(False, "")
+        return Finding(before.ready, before.message, before.served) if same and before else Finding(False, "")
 
     def _row(self, record: Record, row: ProgramState | None, note: RunNote | None, pid: int) -> Row:
         """Observes one service, keeps the observation, and reports on it."""

@@ -141,7 +141,8 @@ class _Drain(threading.Thread):
 
     def run(self) -> None:
         while not self.over.is_set():
-            was, self.busy = self.busy, engines.busy(self.target.port, self.target.probe, self.target.host)
+            was, told = self.busy, engines.busy(self.target.port, self.target.probe, self.target.host)
+            self.busy = host.has_clients(self.target.pid, self.target.port) if told is None else told
             if self.busy != was:
                 self._on_change()
             if not self.busy:

@@ -68,6 +68,27 @@ def test_an_edit_waits_for_the_answer_under_way(system: System, figure: Figure) 
 
 
 @fault(
+    "L1b", "the edit gives the engine another port, or the engine does not tell whether it is busy",
+    happens="the old port is asked; without slots, whether anybody is connected", sees="as above", bound="0 bytes lost",
+)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [({}, {"containerPort": 9977}), ({"extraArgs": ["--threads", "1", "--no-slots"]}, {"parallelSlots": 2})],
+    ids=["port", "no-slots"],
+)
+def test_an_edit_of_what_is_asked_waits_too(
+    system: System, before: dict[str, Any], after: dict[str, Any], figure: Figure
+) -> None:
+    engine, stream = streaming(system, "moved", **before)
+    with figure.timed("edit to new engine"):
+        system.apply(roomy("moved", **{**before, **after}))
+        assert stream.completed(), stream.error
+        replaced(system, "moved", engine)
+    figure.add("answers cut", 0, "")
+    gone(system, "moved")
+
+
+@fault(
     "L2", "a service is deleted under a streaming chat", happens="withdrawn, drained, ended",
     sees="it is listed until the answer has ended", bound="0 bytes lost",
 )

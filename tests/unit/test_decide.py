@@ -66,7 +66,9 @@ def test_accepting_again_changes_nothing() -> None:
 def test_a_changed_spec_is_taken_over_and_forgets_the_stop_by_hand() -> None:
     before = running(stopped_by_hand=True)
     assert accept(SERVICE, before, outlook("a"), 200.0).stopped_by_hand
-    after = accept(SERVICE, before, outlook("b"), 200.0)
+    ours = accept(SERVICE, before, outlook("b"), 200.0)  # nobody edited anything
+    assert (ours.spec_file, ours.stopped_by_hand) == ("default.tiny.b.json", True)
+    after = accept(EDITED, before, outlook("b"), 200.0)
     assert (after.spec_file, after.stopped_by_hand) == ("default.tiny.b.json", False)
 
 
@@ -85,18 +87,29 @@ def test_what_only_this_mac_would_change_waits_while_the_engine_runs() -> None:
     assert (down.spec_file, down.next_spec) == ("default.tiny.b.json", "")
 
 
-@pytest.mark.parametrize("edit", [{"generation": 3}, {"uid": "other"}])
+EDITED = replace(SERVICE, generation=3, options={"contextSize": 8192})
+
+
+def test_an_edit_that_says_nothing_of_the_engine_leaves_the_change_of_ours_waiting() -> None:
+    before = running()
+    up = Running("default.tiny.a.json", before.asked, before.probe, 18100)
+    scaled = replace(SERVICE, generation=3, replicas=2, priority="high")
+    assert accept(scaled, before, outlook("b", running=up), 200.0).spec_file == "default.tiny.a.json"
+
+
+@pytest.mark.parametrize("edit", [{"options": {"contextSize": 1}}, {"extra_args": ("-x",)}, {"uid": "other"}])
 def test_an_edit_of_the_resource_is_taken_over_at_once(edit: dict[str, Any]) -> None:
     before = running()
     up = Running("default.tiny.a.json", before.asked, before.probe, 18100)
-    assert accept(replace(SERVICE, **edit), before, outlook("b", running=up), 200.0).spec_file == "default.tiny.b.json"
+    edited = replace(SERVICE, generation=3, **edit)
+    assert accept(edited, before, outlook("b", running=up), 200.0).spec_file == "default.tiny.b.json"
     model = replace(SERVICE.model, generation=9)
     after = accept(replace(SERVICE, model=model), before, outlook("b", running=up), 200.0)
     assert after.spec_file == "default.tiny.b.json"
 
 
 def test_an_edit_that_could_not_be_followed_at_once_is_followed_later() -> None:
-    before, edited = running(), replace(SERVICE, generation=3)
+    before, edited = running(), EDITED
     up = Running("default.tiny.a.json", before.asked, before.probe, 18100)
     waiting = accept(edited, before, outlook("b", file=ModelFile("Downloading"), running=up), 200.0)
     assert (waiting.spec_file, waiting.generation, waiting.asked) == ("default.tiny.a.json", 3, SERVICE.asked)

@@ -120,7 +120,7 @@ def test_a_damaged_note_never_keeps_an_engine_from_starting(damage: dict[str, ob
     damaged = {**note(NOW - 5, NOW - 3), **damage}
     _, not_before = launch.hold(damaged, SPEC, "exited", NOW)
     assert not not_before > NOW + launch.LONGEST_HOLD_S
-    assert launch.survivor(damaged, SPEC) == 0
+    assert launch.survivor(damaged) == 0
 
 
 # ── what supervisord said last ───────────────────────────────────────────────────────────────────
@@ -226,15 +226,16 @@ def test_a_port_is_free_or_the_reason_it_is_not_is_told(listener: int) -> None:
     assert launch.holder_of(free_port(), "192.0.2.1"), "an address that is not of this machine"
 
 
-def test_a_survivor_is_the_same_process_of_the_same_spec() -> None:
+def test_a_survivor_is_the_very_process_that_was_noted_whatever_its_spec() -> None:
     parent = os.getppid()
     alive = {"pid": parent, "started": launch.start_time(parent), "spec": SPEC}
-    assert launch.survivor(alive, SPEC) == parent
-    for difference in ({"started": "ticks 1"}, {"started": ""}, {"spec": "other.json"}, {"pid": 0}, {"pid": None}):
-        assert launch.survivor({**alive, **difference}, SPEC) == 0
+    assert launch.survivor(alive) == parent
+    assert launch.survivor({**alive, "spec": "other.json"}) == parent
+    for difference in ({"started": "ticks 1"}, {"started": ""}, {"pid": 0}, {"pid": None}):
+        assert launch.survivor({**alive, **difference}) == 0
     me = {"pid": os.getpid(), "started": launch.start_time(os.getpid()), "spec": SPEC}
-    assert launch.survivor(me, SPEC) == 0, "a pid that was given anew, to the launcher itself"
-    assert launch.survivor({}, SPEC) == 0
+    assert launch.survivor(me) == 0, "a pid that was given anew, to the launcher itself"
+    assert launch.survivor({}) == 0
 
 
 def test_a_process_that_is_gone_or_only_waits_to_be_reaped_has_no_start() -> None:
@@ -495,6 +496,21 @@ def test_a_term_that_comes_as_soon_as_a_stand_in_says_what_it_is_reaches_the_eng
     second.communicate(timeout=10)
     assert second.returncode == 0
     assert engine.wait(10) == -signal.SIGTERM
+
+
+def test_a_launcher_of_another_spec_stands_in_too_and_says_which_one_runs(
+    place: Place, survivor: tuple[subprocess.Popen[bytes], str]
+) -> None:
+    other = place.path / "specs" / "default.tiny.fedcba987654.json"
+    other.write_text(Path(survivor[1]).read_text())
+    second = place.start(str(other))
+    assert second.stderr is not None
+    assert b"standing in" in second.stderr.readline()
+    noted = read_run(place.note.read_text())
+    assert (noted.pid, noted.launcher_pid, noted.spec_file) == (survivor[0].pid, second.pid, SPEC)
+    second.terminate()
+    second.communicate(timeout=10)
+    assert survivor[0].wait(10) == -signal.SIGTERM
 
 
 def test_a_stand_in_ends_when_its_engine_does(

@@ -14,11 +14,11 @@ SERVING = Pulse(born=0.0, ready=True, served=True, last_at=100.0)
 
 
 def silence(pulse: Pulse, seconds: int, *, cpu_share: float = 0.0, io: int = 0, clients: bool = True,
-            halted: bool = False, answers: bool = False, limits: Limits = LIMITS) -> Pulse:
+            halted: bool = False, answers: bool = False, blind: bool = False, limits: Limits = LIMITS) -> Pulse:
     """One look a second, each finding something wrong."""
     start = pulse.last_at
     for passed in range(1, seconds + 1):
-        signs = Signs(10.0 + cpu_share * passed, 1000 + io * passed, clients, halted)
+        signs = Signs(10.0 + cpu_share * passed, 1000 + io * passed, clients, halted, blind)
         at = start + passed
         found = Look(at, answers, False, "/health has not answered within 5 s",
                      signs if wants_signs(pulse, at, limits) else None)
@@ -75,7 +75,16 @@ def test_a_client_that_comes_back_in_time_starts_the_timeout_again() -> None:
 def test_a_work_loop_that_takes_nothing_is_doubted_later_than_a_silent_server() -> None:
     assert silence(SERVING, 15, answers=True).ready
     assert not silence(SERVING, 25, answers=True).ready
-    assert silence(SERVING, 63, answers=True).hung
+    assert silence(SERVING, 63, answers=True, clients=False).hung
+    assert not silence(SERVING, 590, answers=True).hung  # somebody waits, and a GPU's work may not be seen
+    assert silence(SERVING, 605, answers=True).hung
+
+
+def test_where_a_gpu_works_unseen_somebody_who_is_connected_is_waited_for_as_long_as_loading_may_take() -> None:
+    assert not silence(SERVING, 590, blind=True).hung
+    assert silence(SERVING, 605, blind=True).hung
+    assert silence(SERVING, 63, blind=True, clients=False).hung
+    assert silence(SERVING, 63, blind=True, halted=True).hung
 
 
 def test_loading_has_its_own_time_and_then_may_take_longer_as_long_as_it_works() -> None:

@@ -126,9 +126,17 @@ def test_a_program_that_runs_the_wanted_spec_is_left_alone(state: State, diff: D
     assert moves(row(state), want=WANTS_OLD, diff=diff, said=said) == []
 
 
-@pytest.mark.parametrize("state", [each for each in State if each is not State.FATAL])
+RESTS = frozenset({State.FATAL, State.STOPPED, State.EXITED})
+
+
+@pytest.mark.parametrize("state", [each for each in State if each not in RESTS])
 def test_a_cosmetic_change_never_touches_a_process(state: State) -> None:
     assert do(row(state), want=WANTS_OLD, diff=changed(), said=note(OLD)) not in TAKES_AWAY
+
+
+@pytest.mark.parametrize("state", sorted(RESTS))
+def test_a_new_section_is_taken_up_before_the_next_start(state: State) -> None:
+    assert do(row(state), want=WANTS_OLD, diff=changed(), said=note(OLD)) is Do.REPLACE
 
 
 @pytest.mark.parametrize("state", list(State))
@@ -158,7 +166,7 @@ def test_a_program_stopped_by_hand_stays_stopped() -> None:
 def test_a_program_that_we_stopped_and_that_is_wanted_again_is_started() -> None:
     # An edit and its revert, or suspend and resume, within the seconds a stop takes.
     assert do(row(State.STOPPED, stop=NOW - 1), want=WANTS_OLD, said=note(OLD)) is Do.START
-    assert do(row(State.STOPPED, stop=NOW - 1), want=WANTS_OLD, said=note(OLD), diff=changed()) is Do.START
+    assert do(row(State.STOPPED, stop=NOW - 1), want=WANTS_OLD, said=note(OLD), diff=changed()) is Do.REPLACE
 
 
 @pytest.mark.parametrize(("ago", "expected"), [(0.0, None), (EXITED_GRACE_S, None), (EXITED_GRACE_S + 0.1, Do.START)])
@@ -309,7 +317,7 @@ def test_whatever_happens_a_wanted_program_that_runs_the_wanted_spec_keeps_runni
     found = do(state, want=Wanted(NEW, by_hand), diff=diff, said=mine, stopping=stopping, now=now)
     if state.state in (State.STARTING, State.RUNNING, State.BACKOFF):
         assert found is None
-    if state.state is State.FATAL:  # no process, and what supervisord would start may be another spec
+    if state.state in RESTS:  # no process, and what supervisord would start may be something else
         assert found not in TAKES_AWAY - {Do.REPLACE}
     else:
         assert found not in TAKES_AWAY
@@ -378,7 +386,8 @@ def test_an_unwanted_program_always_has_a_next_move_and_a_wanted_one_is_never_re
         (False, row(State.FATAL), note(OLD), False),
         (False, row(State.EXITED), note(OLD), False),
         (False, row(State.STOPPED), note(NEW), False),
-        (True, row(State.RUNNING), note(NEW), True),
+        (True, row(State.STOPPED), note(NEW), True),
+        (True, row(State.RUNNING), note(NEW), False),  # started by hand before it could be replaced
         (True, None, None, True),
         (False, None, None, False),
     ],
@@ -408,6 +417,13 @@ def test_a_stop_of_our_own_is_never_taken_for_somebodys_hand(state: State | None
 def test_a_stop_by_hand_is_kept_over_a_restart_once_it_has_lasted(state: ProgramState, expected: bool) -> None:
     # `supervisorctl update` stops, removes and adds in one go: what it adds must start.
     assert stays_stopped(state) is expected
+
+
+def test_what_was_stopped_by_hand_a_moment_ago_is_not_replaced_by_what_would_start() -> None:
+    by_hand = Wanted(NEW, True)
+    for ago, expected in ((0.0, Do.WAIT), (HAND_GRACE_S, Do.REPLACE)):
+        stopped = row(State.STOPPED, stop=NOW - ago)
+        assert do(stopped, want=by_hand, said=note(OLD), diff=changed()) is expected
 
 
 # ── retries ──────────────────────────────────────────────────────────────────────────────────────
