@@ -387,9 +387,11 @@ def test_an_engine_that_streams_and_does_not_answer_health_is_never_restarted(
     sees="/healthz: 200, cluster unreachable", bound="restarted within 60 s",
 )
 def test_a_hang_is_ended_while_the_api_hangs(system: System, figure: Figure) -> None:
-    before = system.ready("frozen")
+    system.apply(service("iced"))
+    before = system.ready("iced")
     with halted(system.own_pid("apiserver")):
         os.kill(before, signal.SIGSTOP)
         with figure.timed("restarted"):
-            eventually(lambda: system.pid("frozen") not in (0, before), 60, "another engine")
-    system.ready("frozen", within_s=90)
+            eventually(lambda: system.pid("iced") not in (0, before), 60, "another engine")
+    system.ready("iced", within_s=90)
+    gone(system, "iced")
