@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor.boundary.kube import MERGE, Kube
+from tests.faults import Figure, fault
 from tests.macs import Fleet, Mac, embedded_cluster, fleet
 from tests.operator_sim import WAITING, Operator
 from tests.system import ISVC, MODELS, eventually, model, service
@@ -136,7 +137,12 @@ def test_a_mode_that_was_set_is_not_guessed(tmp_path: Path) -> None:
         assert macs.ready() == ["mac-a"]
 
 
-def test_what_another_agent_serves_is_left_to_it_and_taken_once_it_is_silent(tmp_path: Path) -> None:
+@fault(
+    "U148", "LLMKube's own agent serves a service, falls silent, and later takes it back",
+    happens="left to it; taken once it is silent; given back when we are stopped", sees="who serves it, in /status",
+    bound="never two Macs' endpoints at a time that anybody left ready",
+)
+def test_what_another_agent_serves_is_left_to_it_and_taken_once_it_is_silent(tmp_path: Path, figure: Figure) -> None:
     """LLMKube's own agent on another Mac: known by its slice's name, label and heartbeat."""
     with embedded_cluster(tmp_path) as kubeconfig, fleet(tmp_path, kubeconfig) as macs:
         path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/tiny"
@@ -163,10 +169,15 @@ def test_what_another_agent_serves_is_left_to_it_and_taken_once_it_is_silent(tmp
         assert (macs.holder(), mac.pid()) == ("", 0)
         # It falls silent: its slice would keep a dead address alive, so it goes once ours is there.
         beat("2026-01-01T00:00:00Z")
-        mac.supervisorctl("restart", "controller")  # rather than wait for the minute to pass
-        mac.ready("tiny")
+        with figure.timed("taken"):
+            mac.supervisorctl("restart", "controller")  # rather than wait for the minute to pass
+            mac.ready("tiny")
         eventually(lambda: mac.maybe(path) is None, what="the dead slice to go")
         assert macs.ready() == ["mac-a"]
+        # And back: the other agent writes its slice again, and nothing of ours stands in its way.
+        mac.stop()
+        beat(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+        assert macs.ready() == ["tiny"], "its slice, named as the Service, and none of ours"
 
 
 def test_a_model_that_is_not_metal_is_nobodys_business_of_ours(beside: tuple[Mac, Operator, Fleet]) -> None:

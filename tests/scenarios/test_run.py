@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults import Figure, fault
 from tests.system import ROOT, System, eventually, kill, running, service
 
 
@@ -32,13 +33,22 @@ def test_it_works_in_odd_directories_and_leaves_nothing_outside(tmp_path: Path, 
     assert sorted(path.name for path in base.iterdir()) == ["run", "run.log", "tiny.gguf"]
 
 
+@fault(
+    "U150", "the whole system is stopped, by Ctrl-C or SIGTERM",
+    happens="all of it ends, and the next run resumes with the same ports", sees="`nothing is left running`",
+    bound="0 processes left",
+)
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_everything_and_the_next_run_resumes(tmp_path: Path, signum: signal.Signals) -> None:
+def test_a_signal_stops_everything_and_the_next_run_resumes(
+    tmp_path: Path, signum: signal.Signals, figure: Figure
+) -> None:
     with running(tmp_path) as system:
         system.apply(system.tiny_model(), service())
         system.ready()
         port = system.port()
-        assert system.stop(signum) == 0
+        with figure.timed("stopped"):
+            assert system.stop(signum) == 0
+        figure.add("processes left", len(system.processes()), "")
         assert system.processes() == []
         system.start()
         system.ready()
@@ -46,7 +56,12 @@ def test_a_signal_stops_everything_and_the_next_run_resumes(tmp_path: Path, sign
         assert "hello world" in system.chat()
 
 
-def test_a_service_comes_up_from_this_macs_memory_while_the_cluster_is_away(tmp_path: Path) -> None:
+@fault(
+    "U147", "the Mac boots, and the cluster cannot be reached",
+    happens="the models of the last known spec come up from the state directory",
+    sees="/healthz: 200, cluster unreachable", bound="serving within 30 s",
+)
+def test_a_service_comes_up_from_this_macs_memory_while_the_cluster_is_away(tmp_path: Path, figure: Figure) -> None:
     with running(tmp_path) as system:
         system.apply(system.tiny_model(), service())
         system.ready()
@@ -60,7 +75,8 @@ def test_a_service_comes_up_from_this_macs_memory_while_the_cluster_is_away(tmp_
                 [sys.executable, "-m", "metal_supervisor", "run", *system.flags], stdout=log, stderr=log,
                 stdin=subprocess.DEVNULL, start_new_session=True,
             )
-        eventually(lambda: system.observe().get("ready"), 30, "the engine to serve")
+        with figure.timed("boot to serving"):
+            eventually(lambda: system.observe().get("ready"), 30, "the engine to serve")
         assert system.health()[1]["cluster"] == "unreachable"
 
 
