@@ -53,6 +53,8 @@ class Applier:
         self.state, self.supervisord, self._settings = directory, supervisord, settings
         self._diff = Diff()
         self._dirty = True
+        self.lacks = False
+        """A section was put aside in this pass, and may have to be written anew."""
         self._reloaded_at = 0.0
         self._stopping: dict[str, Stopping] = {}
         self._told: dict[str, tuple[int, Hung]] = {}
@@ -153,6 +155,7 @@ class Applier:
 
     def reload(self, quarantined: Callable[[str, str], None]) -> Diff:
         """What supervisord makes of the files; asked only when something may have changed."""
+        self.lacks = False
         due = time.monotonic() - self._reloaded_at > RELOAD_EVERY_S
         if not (self._dirty or self._diff or due):
             return self._diff
@@ -164,6 +167,7 @@ class Applier:
                 raise error from None
             for name, reason in refused:
                 quarantined(name, reason)
+            self.lacks = True  # one of ours may be among them, and must not be missing until the next tick
             self._diff = self.supervisord.reload()
         self._dirty, self._reloaded_at = False, time.monotonic()
         return self._diff
@@ -185,7 +189,8 @@ class Applier:
                 hung = self._hung_engine(record.program, notes.get(record.program), seen)
                 if hung is not None and hung.told_at:
                     hung = replace(hung, told_at=hung.told_at + now - time.monotonic())
-                wanted[record.program] = Wanted(record.spec_file, record.stopped_by_hand, hung)
+                spec_file = self._possible(record.spec_file, notes.get(record.program))
+                wanted[record.program] = Wanted(spec_file, record.stopped_by_hand, hung)
             if known and record.withdraw:
                 stopping[record.program] = self._on_its_way(known, record, notes.get(record.program), seen)
         # What is remembered has times of a clock that cannot be set; to the plan they are told by the wall's.
@@ -195,6 +200,11 @@ class Applier:
         self._dirty |= any(step.why == plan.RELOAD for step in steps)
         self._to_add = [step.program for step in steps if step.do is Do.ADD]
         return steps
+
+    def _possible(self, spec_file: str, note: RunNote | None) -> str:
+        """The spec to run: while the wanted one is lost, and not composed yet, what runs goes on."""
+        lost = not self.state.spec_path(spec_file).exists()
+        return note.spec_file if lost and note is not None and note.spec_file else spec_file
 
     def _on_its_way(self, known: Stopping, record: Record, note: RunNote | None, seen: Observed | None) -> Stopping:
         """What there is to know of an engine that is to stop; asked by us if the sidecar does not say in time."""

@@ -169,7 +169,7 @@ class Controller:
         self.applier.sweep(snapshot.table, snapshot.notes)
         self._publish(snapshot, done)
         self.exits.watch_only(self._pids(snapshot))
-        if done:
+        if done or self.applier.lacks:
             return SOONEST_S
         self.applier.collect(self.records.values(), snapshot.notes.values())
         later = [step.again_in_s for step in steps if step.do is Do.WAIT]

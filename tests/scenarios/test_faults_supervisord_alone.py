@@ -27,7 +27,7 @@ from tests.faults import Figure, fault
 from tests.system import FAKE_ENGINE, System, eventually, free_ports, kill, running, service
 
 CLONE_NEWNS = 0x20000
-MANY = int(os.environ.get("METAL_MANY", "150"))
+MANY = int(os.environ.get("METAL_MANY", "100"))
 """Programs of the largest Mac; 500 with `make faults`, which takes a minute longer."""
 # It reads what nobody writes, in the shell itself: one process, which names the state directory as an engine does.
 SLEEPER = """#!/bin/sh
@@ -273,7 +273,7 @@ def as_from_launchd() -> Iterator[None]:
 
 @fault(
     "S64",
-    "500 InferenceServices are applied to one Mac (150 in `make test`), each with an engine that never gets ready",
+    "500 InferenceServices are applied to one Mac (100 in `make test`), each with an engine that never gets ready",
     happens="all are started; one more edit still gets through, and supervisord keeps answering",
     sees="as many programs in supervisorctl",
     bound="all have a process within 240 s of the last apply",
