@@ -40,12 +40,6 @@ def put_aside_refused(directory: StateDir) -> list[tuple[str, str]]:
     return refused
 
 
-def _shifted(known: Stopping, by_s: float) -> Stopping:
-    """The same with its times told by another clock."""
-    asked_at = known.asked_at + by_s if known.asked_at else 0.0
-    return replace(known, asked_at=asked_at, told_at=known.told_at + by_s if known.told_at else 0.0)
-
-
 class Applier:
     """The controller's hands on supervisord."""
 
@@ -124,16 +118,19 @@ class Applier:
         current, pending = self.state.section_text(name), self.state.pending_path(name)
         stays = plan.stays_stopped(state) if state is not None else not programs.starts_itself(current)
         autostart = not (record.stopped_by_hand and stays)
-        text, running = (
-            programs.section(name, each, self.state.home, autostart, settings.log_size, settings.log_files)
-            for each in (spec_file, record.spec_file or spec_file)
-        )
-        up = state is not None and note is not None and state.state in LIVE
-        known = up and state is not None and note is not None and note.launcher_pid == state.pid
+
+        def section(spec: str) -> str:
+            return programs.section(name, spec, self.state.home, autostart, settings.log_size, settings.log_files)
+
+        text = section(spec_file)
+        if current == text and not record.next_spec:  # as nearly always: what follows is for changes
+            pending.unlink(missing_ok=True)
+            return
+        up, known = state is not None and state.state in LIVE, plan.live_note(note, state)
         fits = programs.is_unedited(current) and note is not None and programs.section_spec(current) == note.spec_file
-        if known and not fits and note is not None and note.spec_file == record.spec_file:  # edited, or deleted
-            self._dirty |= write_atomic(self.state.section_path(name), running)
-            current, fits = running, True
+        if known is not None and not fits and known.spec_file == record.spec_file:  # edited, or deleted
+            current, fits = section(known.spec_file), True
+            self._dirty |= write_atomic(self.state.section_path(name), current)
         if up and fits and current != text:
             write_atomic(pending, text)
             return
@@ -148,7 +145,8 @@ class Applier:
         if unused:
             sections = (self.state.path / "models.d").glob("*.conf")
             used |= {self.state.section_spec(path.name.removesuffix(".conf")) for path in sections}
-            used |= {self.state.pending_spec(path) for path in (self.state.path / "pending").glob("*.conf")}
+            waiting = (self.state.path / "pending").glob("*.conf")
+            used |= {self.state.pending_spec(path.name.removesuffix(".conf")) for path in waiting}
         for path in unused:
             if path.name not in used:
                 path.unlink(missing_ok=True)
@@ -182,20 +180,25 @@ class Applier:
     ) -> list[Step]:
         """The steps of this pass."""
         observed = self.state.observations()
-        wanted, stopping = {}, dict(self._stopping)
+        wanted, stopping, shift = {}, dict(self._stopping), now - time.monotonic()
+
+        def on_wall(at: float) -> float:
+            """What is remembered has times of a clock that cannot be set; to the plan they are told by the wall's."""
+            return at + shift if at else 0.0
+
         for record in records:
             seen, known = observed.get(record.program), stopping.get(record.program)
             if record.spec_file and record.verdict.standing is Standing.RUN:
                 hung = self._hung_engine(record.program, notes.get(record.program), seen)
-                if hung is not None and hung.told_at:
-                    hung = replace(hung, told_at=hung.told_at + now - time.monotonic())
+                hung = hung and replace(hung, told_at=on_wall(hung.told_at))
                 spec_file = self._possible(record.spec_file, notes.get(record.program))
                 wanted[record.program] = Wanted(spec_file, record.stopped_by_hand, hung)
             if known and record.withdraw:
                 stopping[record.program] = self._on_its_way(known, record, notes.get(record.program), seen)
-        # What is remembered has times of a clock that cannot be set; to the plan they are told by the wall's.
-        shift = now - time.monotonic()
-        stopping = {name: _shifted(each, shift) for name, each in stopping.items()}
+        stopping = {
+            name: replace(each, asked_at=on_wall(each.asked_at), told_at=on_wall(each.told_at))
+            for name, each in stopping.items()
+        }
         steps = plan.steps(wanted, frozenset(self._ours), table, diff, notes, stopping, now)
         self._dirty |= any(step.why == plan.RELOAD for step in steps)
         self._to_add = [step.program for step in steps if step.do is Do.ADD]
@@ -244,19 +247,15 @@ class Applier:
     def perform(self, step: Step, state: ProgramState | None, note: RunNote | None) -> None:
         """Carries one step out. Raises Unavailable or Refused."""
         name = step.program
-        if step.do is Do.RESTART:
-            self._told[name] = note.pid if note else 0, Hung(step.why, time.monotonic())
-            self.supervisord.signal(name, "TERM")
-        elif step.do is Do.KILL and note is not None:
-            self._told[name] = note.pid, Hung(step.why, time.monotonic())
-            launch.kill_engine(note.pid, note.started)  # not through supervisord, which may only know a stand-in
+        if step.do in (Do.RESTART, Do.KILL):
+            self._end_hung(step, note)
         elif step.do is Do.STOP:
             young = state is not None and state.now - state.start < YOUNG_S
             known = self._stopping.get(name, Stopping())
             self._stopping[name] = replace(known, told_at=time.monotonic(), young=young)
             self.supervisord.stop(name)
         elif step.do is Do.TERM:
-            self._stopping[name] = replace(self._stopping[name], withdrawn=True, told_at=0.0)
+            self._stopping[name] = replace(self._stopping[name], told_at=0.0)
             self.supervisord.signal(name, "TERM")
         elif step.do is Do.ADD:
             self._add(name)
@@ -270,6 +269,16 @@ class Applier:
         elif step.do is Do.START:
             self.supervisord.start(name)
 
+    def _end_hung(self, step: Step, note: RunNote | None) -> None:
+        """Makes a hung engine end; only one with a note is known to hang."""
+        if note is None:
+            return
+        self._told[step.program] = note.pid, Hung(step.why, time.monotonic())
+        if step.do is Do.RESTART:
+            self.supervisord.signal(step.program, "TERM")
+        else:
+            launch.kill_engine(note.pid, note.started)  # not through supervisord, which may only know a stand-in
+
     def sweep(self, table: Mapping[str, ProgramState], notes: Mapping[str, RunNote]) -> None:
         """Ends what an engine that is gone has left behind, once for each: its launcher may never run again."""
         for program, note in notes.items():
@@ -277,7 +286,7 @@ class Applier:
             ended = gone and note.pid and not launch.start_time(note.pid)
             if ended and self._swept.get(program) != note.pid:
                 self._swept[program] = note.pid
-                if left := launch.sweep_group(note.pid, f"{self.state.home}/specs/{program}"):
+                if left := launch.sweep_group(note.pid, self.state.specs_of(program)):
                     log.warning("leftovers ended", extra={"program": program, "engine": note.pid, "pids": left})
 
     def _add(self, name: str) -> None:

@@ -207,10 +207,10 @@ def _sweep(directory: StateDir, say: Say) -> None:
         program, found = path.name.removesuffix(".json"), launch.read_note(str(path))
         if not _alive(found):
             pid = found.get("pid")
-            if isinstance(pid, int) and (left := launch.sweep_group(pid, f"{directory.home}/specs/{program}")):
+            if isinstance(pid, int) and (left := launch.sweep_group(pid, directory.specs_of(program))):
                 say(f"{program}: ended what pid {pid} had left behind: {', '.join(map(str, left))}")
             # An orderly stop looks like a crash to the launcher, and a loop that outlasts a boot is found anew.
-            launch.write_note(str(path), {**found, "pid": 0, "starts": [], "not_before": 0.0, "held_after": 0})
+            launch.write_note(str(path), {**found, **launch.UNHELD, "pid": 0})
             continue
         pid = int(str(found["pid"]))
         if _adoptable(directory, program, found):
@@ -243,15 +243,15 @@ def _note_unknown(directory: StateDir) -> list[tuple[str, int, str]]:
     Returns those that are second ones already: (program, pid, start identity).
     """
     second = []
-    for pid, spec_path in sorted(host.marked(launch.MARK, f"{directory.home}/specs/").items()):
+    for pid, spec_path in sorted(host.marked(launch.MARK, directory.specs_of("")).items()):
         if not _is_engine(pid, spec_path):
             continue  # a helper of one, in a session of its own
         note, started = launch.note_path(spec_path), launch.start_time(pid)
         found = launch.read_note(note)
         if not _alive(found):
             known = {"spec": Path(spec_path).name, "pid": pid, "launcher_pid": pid, "started": started}
-            rest = {"starts": [], "not_before": 0.0, "held_after": 0, "refused": "", "refused_message": ""}
-            launch.write_note(note, {"format": launch.FORMAT, **known, **rest})
+            fine = {"refused": "", "refused_message": ""}
+            launch.write_note(note, {"format": launch.FORMAT, **launch.UNHELD, **known, **fine})
         elif found["pid"] != pid:
             second.append((Path(note).stem, pid, started))
     return second

@@ -28,6 +28,8 @@ EXIT_NOT_NOW, EXIT_BAD_SPEC, EXIT_CANNOT_EXEC, EXIT_NOT_FOUND = 75, 78, 126, 127
 FIRST_HOLD_S, LONGEST_HOLD_S, FORGET_AFTER_S = 10.0, 300.0, 600.0
 LOG_TAIL_BYTES = 65536
 ANSWER_WAIT_S = 0.2
+UNHELD: dict[str, object] = {"starts": [], "not_before": 0.0, "held_after": 0}
+"""The part of a note that remembers crashes, with none."""
 # Below the 30 s after which supervisord would kill the stand-in, and leave the engine.
 STAND_IN_KILL_AFTER_S = 25
 MARK = "METAL_SUPERVISOR_ENGINE"
@@ -190,8 +192,9 @@ def survivor(note: dict[str, object]) -> int:
     One of another spec too: the controller sees which it is, and lets it finish before it is replaced.
     """
     pid, started = note.get("pid"), note.get("started")
-    noted = isinstance(pid, int) and pid not in (0, os.getpid())
-    return pid if noted and started and start_time(pid) == started else 0  # type: ignore[arg-type, return-value]
+    if not isinstance(pid, int) or pid in (0, os.getpid()) or not started:
+        return 0
+    return pid if start_time(pid) == started else 0
 
 
 def kill_engine(pid: int, started: str) -> None:
@@ -329,15 +332,15 @@ def main(path: str) -> int:
         spec = read_spec(path)
     except BadSpec as error:
         say(str(error))
-        idle = {"pid": 0, "started": "", "starts": [], "not_before": 0.0, "held_after": 0}
-        write_note(run, {**kept, **idle, "refused": "BadSpec", "refused_message": str(error)})
+        refused = {"refused": "BadSpec", "refused_message": str(error)}
+        write_note(run, {**kept, **UNHELD, "pid": 0, "started": "", **refused})
         return EXIT_BAD_SPEC
     argv: list[str] = spec["argv"]  # type: ignore[assignment]
     left = note.get("pid")
     if isinstance(left, int) and (swept := sweep_group(left, path.rpartition(".")[0].rpartition(".")[0])):
         say(f"ended what pid {left} had left behind: {', '.join(map(str, swept))}")
     starts, not_before = hold(note, spec_file, last_words(str(spec["supervisor_log"]), str(spec["program"])), now)
-    idle = {**kept, "pid": 0, "started": "", "starts": starts, "held_after": 0, "not_before": 0.0}
+    idle = {**kept, **UNHELD, "pid": 0, "started": "", "starts": starts}
     if now < not_before:
         text = f"{CRASHED}{len(starts)} times; next start in {not_before - now:.0f} s"
         held = {"not_before": not_before, "held_after": len(starts)}

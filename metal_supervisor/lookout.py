@@ -14,8 +14,9 @@ from metal_supervisor.boundary.store import Store
 from metal_supervisor.config import Settings
 from metal_supervisor.core import decide, programs
 from metal_supervisor.core.decide import Outlook, Running
+from metal_supervisor.core.plan import live_note
 from metal_supervisor.core.report import PORT_IN_USE
-from metal_supervisor.core.types import LIVE, Engine, Json, ProgramState, Record, Rejected, RunNote, Service
+from metal_supervisor.core.types import Engine, Json, ProgramState, Record, Rejected, RunNote, Service
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 
 READY_S, FETCH_S, CANNOT_S = 0.0, 2.0, 8.0
@@ -43,21 +44,20 @@ class Lookout:
     ) -> Outlook:
         """What this Mac can do for a service right now."""
         name = programs.program_name(service.key)
-        found = self._found(service, record, records, table, notes)
-        live = self._live(table.get(name), notes.get(name))
-        return replace(found, host=self._settings.bind_address, live=live)
+        up = live_note(notes.get(name), table.get(name))
+        found = self._found(service, record, self._port(service, record, records, notes), up)
+        return replace(found, host=self._settings.bind_address, live=self._live(up))
 
     def _found(
         self,
         service: Service,
         record: Record | None,
-        records: Collection[Record],
-        table: Mapping[str, ProgramState],
-        notes: Mapping[str, RunNote],
+        chosen: tuple[int | None, tuple[str, str] | None],
+        up: RunNote | None,
     ) -> Outlook:
-        """Everything of it but what is up already."""
+        """Everything of it but where the engine that is up listens. `chosen`: port, or what is in the way of one."""
         file = self._store.state(service.model.source)
-        port, problem = self._port(service, record, records, notes)
+        port, problem = chosen
         if problem or port is None:
             return Outlook(file, record.port if record else None, problem=problem)
         try:
@@ -75,32 +75,27 @@ class Lookout:
         name = programs.program_name(service.key)
         program = programs.compose(name, engine, port, bind, self._state.home, service.asked)
         self.specs[program.spec_file] = program.spec
-        running = self._running(name, record, engine, table.get(name), notes.get(name))
+        running = self._running(name, record, engine, up)
         return Outlook(file, port, engine, program, running=running)
 
-    def _live(self, state: ProgramState | None, note: RunNote | None) -> tuple[str, int] | None:
+    def _live(self, up: RunNote | None) -> tuple[str, int] | None:
         """(address, port) of the engine that is up, whatever it is to run next."""
-        if state is None or note is None or state.state not in LIVE or note.launcher_pid != state.pid:
-            return None
-        spec = self._state.read_spec(note.spec_file)
+        spec = self._state.read_spec(up.spec_file) if up is not None else {}
         host_, port = spec.get("host"), spec.get("port")
         return (host_, port) if isinstance(host_, str) and isinstance(port, int) else None
 
-    def _running(
-        self, name: str, record: Record | None, engine: Engine, state: ProgramState | None, note: RunNote | None
-    ) -> Running | None:
+    def _running(self, name: str, record: Record | None, engine: Engine, up: RunNote | None) -> Running | None:
         """The engine that is up, if it runs from the spec that it is meant to run from."""
-        up = state is not None and state.state in LIVE
-        if not up or state is None or note is None or note.launcher_pid != state.pid:
+        if up is None:
             return None
         if record is None:  # its record was lost; the spec remembers
             spec = self._spec_on_file(name)
-            if note.spec_file != self._state.section_spec(name) or not isinstance(spec.get("port"), int):
+            if up.spec_file != self._state.section_spec(name) or not isinstance(spec.get("port"), int):
                 return None
-            return Running(note.spec_file, str(spec.get("asked")), engine.probe, spec["port"])
-        if note.spec_file != record.spec_file or record.port is None:
+            return Running(up.spec_file, str(spec.get("asked")), engine.probe, spec["port"])
+        if up.spec_file != record.spec_file or record.port is None:
             return None
-        return Running(note.spec_file, record.asked, record.probe, record.port)
+        return Running(up.spec_file, record.asked, record.probe, record.port)
 
     def delay_s(self, item: Service | Rejected) -> float:
         """How long to leave a free slot to Macs that could serve it sooner."""

@@ -395,6 +395,17 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+def api_faults(url: str, *rules: dict[str, Any]) -> None:
+    """Tells an embedded API that takes such orders how to misbehave; without rules, not to any more."""
+    server = urllib.parse.urlsplit(url)
+    method, body = ("POST", json.dumps(rules)) if rules else ("DELETE", None)
+    with contextlib.closing(http.client.HTTPConnection(server.netloc, timeout=10)) as connection:
+        connection.request(method, server.path + "/faults", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        answer.read()
+
+
 @contextlib.contextmanager
 def halted(pid: int) -> Iterator[None]:
     """Stops a process (SIGSTOP) for as long as the block lasts."""

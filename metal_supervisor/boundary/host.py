@@ -233,10 +233,11 @@ def usage(pid: int) -> Usage | None:
 
 def signs(pid: int, port: int) -> Signs | None:
     """What an engine that does not answer is seen to do, with its children; None if it is gone."""
+    family = _family(pid)
+    if not family:
+        return None
     try:
-        process = psutil.Process(pid)
-        halted = process.status() == psutil.STATUS_STOPPED
-        family = [process, *process.children(recursive=True)]
+        halted = family[0].status() == psutil.STATUS_STOPPED
     except psutil.Error:
         return None
     cpu_s, io_bytes, clients = 0.0, 0, False
@@ -246,6 +247,15 @@ def signs(pid: int, port: int) -> Signs | None:
             io_bytes += _io_bytes(each)
             clients = clients or _has_clients(each, port)
     return Signs(cpu_s, io_bytes, clients, halted, blind=sys.platform == "darwin")
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    """A process and all below it; none if it is gone."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return []
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -276,8 +286,11 @@ def _has_clients(process: psutil.Process, port: int) -> bool:
 
 def has_clients(pid: int, port: int) -> bool:
     """Whether anybody is connected to an engine; True where that cannot be seen, False if it is gone."""
-    found = signs(pid, port)
-    return found is not None and found.clients
+    for each in _family(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if _has_clients(each, port):
+                return True
+    return False
 
 
 def listens(pid: int, port: int) -> frozenset[str] | None:

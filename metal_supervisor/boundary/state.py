@@ -34,9 +34,9 @@ class StateError(Exception):
     """The state directory cannot be used; the message says what to do."""
 
 
-def write_atomic(path: Path, text: str, durable: bool = True) -> bool:
+def write_atomic(path: Path, text: str | bytes, durable: bool = True) -> bool:
     """Makes the file hold exactly `text`; False if it already did. Readers see the old file or the new."""
-    content = text.encode("utf-8")
+    content = text.encode("utf-8") if isinstance(text, str) else text
     with contextlib.suppress(OSError):
         if path.read_bytes() == content:
             return False
@@ -53,6 +53,13 @@ def write_atomic(path: Path, text: str, durable: bool = True) -> bool:
         temporary.unlink(missing_ok=True)
         raise
     return True
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _link_for(path: Path) -> Path:
@@ -131,23 +138,17 @@ class StateDir:
         """The section that takes the place of the one in `models.d` when its engine does not run."""
         return self.path / "pending" / f"{program}.conf"
 
-    def pending_spec(self, path: Path) -> str:
-        """The spec that a waiting section names, "" if it cannot be read."""
-        try:
-            return programs.section_spec(path.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError):
-            return ""
-
     def section_text(self, program: str) -> str:
         """A program's section on file, "" without one that can be read."""
-        try:
-            return self.section_path(program).read_text("utf-8")
-        except (OSError, UnicodeDecodeError):
-            return ""
+        return _text_of(self.section_path(program))
 
     def section_spec(self, program: str) -> str:
         """The spec that a program's section on file names; "" without one, or if it is not ours."""
         return programs.section_spec(self.section_text(program))
+
+    def pending_spec(self, program: str) -> str:
+        """The spec that a program's waiting section names; as above."""
+        return programs.section_spec(_text_of(self.pending_path(program)))
 
     def spec_path(self, spec_file: str) -> Path:
         return self.path / "specs" / spec_file
@@ -164,6 +165,10 @@ class StateDir:
 
     def note_path(self, program: str) -> Path:
         return self.path / "runs" / f"{program}.json"
+
+    def specs_of(self, program: str) -> str:
+        """How the paths of all specs of a program begin, as its launchers are given them."""
+        return f"{self.home}/specs/{program}"
 
     def log_path(self, program: str) -> Path:
         return self.path / "log" / f"{program}.log"
@@ -266,9 +271,7 @@ class StateDir:
         kept = self.crash_log_path(program)
         with contextlib.suppress(OSError):  # a full disk: the log itself is still there
             kept.parent.mkdir(mode=0o700, exist_ok=True)
-            temporary = kept.with_name(f".{kept.name}.{os.getpid()}.tmp")
-            temporary.write_bytes(self._log_end(program, CRASH_LOG_BYTES))
-            temporary.replace(kept)
+            write_atomic(kept, self._log_end(program, CRASH_LOG_BYTES), durable=False)
 
     def _log_end(self, program: str, most_bytes: int) -> bytes:
         """The end of a program's log, beyond a rotation that has just been."""

@@ -164,13 +164,13 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
             return _warned(kept, service.uid, service.generation, reason, message)
         return replace(fresh, verdict=verdict(before, standing, reason, message, now))
     assert outlook.program is not None and outlook.engine is not None
-    now_spec, running = outlook.program.spec_file, outlook.running
-    fresh = replace(fresh, files=(outlook.file.path,), asked=service.asked)
-    if running is not None and same_request(running.asked, service.asked) and running.spec_file != now_spec:
+    now_spec, running, asked = outlook.program.spec_file, outlook.running, service.asked
+    fresh = replace(fresh, files=(outlook.file.path,), asked=asked)
+    if running is not None and same_request(running.asked, asked) and running.spec_file != now_spec:
         # Nobody edited anything: the change is ours (a release, a setting, another build of the engine), and can wait.
         kept = replace(fresh, spec_file=running.spec_file, probe=running.probe, port=running.port)
         return replace(kept, next_spec=now_spec)
-    unedited = record is not None and (record.spec_file == now_spec or same_request(record.asked, service.asked))
+    unedited = record is not None and (record.spec_file == now_spec or same_request(record.asked, asked))
     by_hand = bool(record and record.stopped_by_hand and unedited)
     return replace(fresh, spec_file=now_spec, probe=outlook.engine.probe, stopped_by_hand=by_hand)
 

@@ -197,7 +197,7 @@ class _Cursor:
                 self._fill(8)
             window, at, done = self._window, self._at, 0
             try:
-                for done in range(count):  # noqa: B007
+                for done in range(count):  # noqa: B007 - read after the loop, which the window's end may cut short
                     at += 8 + LENGTH.unpack_from(window, at)[0]
                 done = count
             except (struct.error, OverflowError):  # the window ends before this string's length

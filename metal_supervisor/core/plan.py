@@ -107,6 +107,13 @@ def retry_at(note: RunNote | None, state: ProgramState) -> float:
     return max(state.stop, state.start) + pause_s
 
 
+def live_note(note: RunNote | None, state: ProgramState | None) -> RunNote | None:
+    """The launcher's note, if it is that of the process that is up; None as well until it is written."""
+    if state is None or note is None or state.state not in LIVE or note.launcher_pid != state.pid:
+        return None
+    return note
+
+
 def runs_wanted_spec(wanted: Wanted, note: RunNote | None, state: ProgramState) -> bool:
     """Whether the process (or the one that last ran) was started from the wanted spec."""
     if note is None or note.spec_file != wanted.spec_file:
@@ -123,8 +130,8 @@ def _rests(wanted: Wanted, state: ProgramState) -> bool:
 
 def _runs_another(wanted: Wanted, note: RunNote | None, state: ProgramState) -> bool:
     """Whether the process is known to run from another spec; its section waits until it has ended."""
-    known = note is not None and note.launcher_pid == state.pid and state.state in LIVE
-    return known and note is not None and note.spec_file != wanted.spec_file
+    known = live_note(note, state)
+    return known is not None and known.spec_file != wanted.spec_file
 
 
 def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step, wall: float) -> Step:
@@ -224,8 +231,7 @@ def steps(
 
 def _in_flight(note: RunNote | None, state: ProgramState) -> bool:
     """True for the moments between a spawn and the launcher's note."""
-    known = note is not None and note.launcher_pid == state.pid
-    return not known and state.now - state.start < NOTE_GRACE_S
+    return live_note(note, state) is None and state.now - state.start < NOTE_GRACE_S
 
 
 def _settles_s(note: RunNote | None, now: float) -> float:

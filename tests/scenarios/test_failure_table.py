@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -22,7 +21,7 @@ from metal_supervisor.apiserver import ApiServer, Options, codec, server
 from metal_supervisor.boundary.kube import MERGE
 from metal_supervisor.config import conf_dir
 from tests.macs import LEASES, Mac, fleet
-from tests.system import ISVC, MODELS, SLICES, System, eventually, free_ports, kill, service
+from tests.system import ISVC, MODELS, SLICES, System, api_faults, eventually, free_ports, kill, service
 
 WITHIN_S = 30.0
 FLAGS = ("--status-mode", "standalone", "--lease-duration", "5")
@@ -48,18 +47,10 @@ class Disturbed:
     url: str
 
     def disturb(self, *rules: dict[str, object]) -> None:
-        self._faults("POST", json.dumps(rules))
+        api_faults(self.url, *rules)
 
     def heal(self) -> None:
-        self._faults("DELETE", None)
-
-    def _faults(self, method: str, body: str | None) -> None:
-        parts = urllib.parse.urlsplit(self.url)
-        connection = http.client.HTTPConnection(parts.netloc, timeout=10)
-        connection.request(method, parts.path + "/faults", body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        assert answer.status < 300, answer.read()
-        connection.close()
+        api_faults(self.url)
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import json
 import signal
 import time
-import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.faults import Figure, fault
-from tests.system import System, eventually, halted, kill, running, service
+from tests.system import Stream, System, api_faults, eventually, halted, kill, running, service
 
 LONG = 2500
 """Tokens of an answer that takes some seconds on a slow processor."""
@@ -41,6 +37,13 @@ def streaming(system: System, name: str, **spec: Any) -> tuple[int, Any]:
     return system.ready(name), system.stream(name, tokens=LONG).last()
 
 
+def uncut(stream: Stream, figure: Figure) -> None:
+    """Waits for the end of an answer, and tells whether it came by itself."""
+    whole = stream.completed()
+    figure.add("answers cut", int(not whole), "")
+    assert whole, stream.error
+
+
 def replaced(system: System, name: str, engine: int) -> None:
     eventually(lambda: system.pid(name) not in (0, engine), 60, "the new engine")
     system.ready(name, within_s=60)
@@ -61,9 +64,8 @@ def test_an_edit_waits_for_the_answer_under_way(system: System, figure: Figure) 
         system.apply(roomy("edited", parallelSlots=2))
         eventually(lambda: system.slice_ready("edited") is False, 20, "the endpoint to be withdrawn")
         assert system.pid("edited") == engine
-        assert stream.completed(), stream.error
+        uncut(stream, figure)
         replaced(system, "edited", engine)
-    figure.add("answers cut", 0, "")
     gone(system, "edited")
 
 
@@ -82,9 +84,8 @@ def test_an_edit_of_what_is_asked_waits_too(
     engine, stream = streaming(system, "moved", **before)
     with figure.timed("edit to new engine"):
         system.apply(roomy("moved", **{**before, **after}))
-        assert stream.completed(), stream.error
+        uncut(stream, figure)
         replaced(system, "moved", engine)
-    figure.add("answers cut", 0, "")
     gone(system, "moved")
 
 
@@ -96,8 +97,7 @@ def test_a_deletion_waits_for_the_answer_under_way(system: System, figure: Figur
     _, stream = streaming(system, "deleted")
     with figure.timed("delete to gone"):
         gone(system, "deleted")
-    assert stream.completed(), stream.error
-    figure.add("answers cut", 0, "")
+    uncut(stream, figure)
 
 
 @fault(
@@ -109,10 +109,9 @@ def test_a_sidecar_that_dies_in_a_drain_cuts_nothing(system: System, figure: Fig
     system.apply(roomy("orphaned", parallelSlots=2))
     eventually(lambda: system.slice_ready("orphaned") is False, 20, "the endpoint to be withdrawn")
     kill(system.own_pid("sidecar"))
-    assert stream.completed(), stream.error
+    uncut(stream, figure)
     with figure.timed("end of the answer to new engine"):
         replaced(system, "orphaned", engine)
-    figure.add("answers cut", 0, "")
     gone(system, "orphaned")
 
 
@@ -141,15 +140,14 @@ def test_a_sidecar_that_hangs_does_not_hold_an_idle_engine(system: System, figur
 def test_an_api_that_takes_no_writes_cuts_nothing(system: System, figure: Figure) -> None:
     engine, stream = streaming(system, "unwritable")
     rule = {"verb": "apply", "resource": "endpointslices", "action": {"status": 503}}
-    order(system, rule)
+    api_faults(system.kube.server, rule)
     system.apply(roomy("unwritable", parallelSlots=2))
-    assert stream.completed(), stream.error
+    uncut(stream, figure)
     assert system.slice_ready("unwritable") is True
     with figure.timed("end of the answer to new engine"):
         eventually(lambda: system.pid("unwritable") not in (0, engine), 60, "the new engine")
-    order(system)
+    api_faults(system.kube.server)
     system.ready("unwritable", within_s=90)
-    figure.add("answers cut", 0, "")
     gone(system, "unwritable")
 
 
@@ -171,17 +169,6 @@ def test_a_rollout_policy_bounds_the_wait(system: System, figure: Figure) -> Non
         gone(system, name)
 
 
-def order(system: System, *rules: dict[str, Any]) -> None:
-    """Tells the embedded API how to misbehave; without rules, not to."""
-    server = urllib.parse.urlsplit(system.kube.server)
-    with contextlib.closing(http.client.HTTPConnection(server.netloc, timeout=10)) as connection:
-        for method, body in (("DELETE", None), *([("POST", json.dumps(rules))] if rules else [])):
-            connection.request(method, server.path + "/faults", body, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            assert answer.status == 200, answer.read()
-            answer.read()
-
-
 # ── the end of it all ────────────────────────────────────────────────────────────────────────────
 
 
@@ -196,8 +183,7 @@ def test_the_whole_system_lets_answers_end(tmp_path: Path, figure: Figure) -> No
         _, stream = streaming(system, "tiny")
         with figure.timed("signal to gone"):
             assert system.stop() == 0
-        assert stream.completed(), stream.error
-        figure.add("answers cut", 0, "")
+        uncut(stream, figure)
         assert system.processes() == []
 
 

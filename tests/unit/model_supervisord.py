@@ -38,7 +38,7 @@ from metal_supervisor import applier, boot, controller, launch, lookout
 from metal_supervisor.applier import Applier
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
 from metal_supervisor.controller import Controller, Snapshot
-from metal_supervisor.core import decide, programs
+from metal_supervisor.core import decide, plan, programs
 from metal_supervisor.core.decide import Outlook
 from metal_supervisor.core.types import (
     Endpoint,
@@ -318,8 +318,11 @@ class Files:
     def note_path(self, program: str) -> str:
         return f"{HOME}/runs/{program}.json"
 
-    def pending_spec(self, file: File) -> str:
-        return programs.section_spec(file.read_text("utf-8"))
+    def pending_spec(self, program: str) -> str:
+        return programs.section_spec(self.pending.get(f"{program}.conf", ""))
+
+    def specs_of(self, program: str) -> str:
+        return f"{HOME}/specs/{program}"
 
     def section_text(self, program: str) -> str:
         return self.sections.get(f"{program}.conf", "")
@@ -408,7 +411,8 @@ class Lookout(lookout.Lookout):
     def outlook(self, service: Service, record: Any, records: Any, table: Any, notes: Any) -> Outlook:
         _, engine, made = composed(service.name, service.generation - 1, self._mac.release)
         self.specs[made.spec_file] = made.spec
-        running = self._running(made.name, record, engine, table.get(made.name), notes.get(made.name))
+        up = plan.live_note(notes.get(made.name), table.get(made.name))
+        running = self._running(made.name, record, engine, up)
         return Outlook(ModelFile("Ready", "/m"), PORTS[service.name], engine, made, running=running)
 
 
