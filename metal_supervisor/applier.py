@@ -176,10 +176,10 @@ class Applier:
         table: Mapping[str, ProgramState],
         diff: Diff,
         notes: Mapping[str, RunNote],
+        observed: Mapping[str, Observed],
         now: float,
     ) -> list[Step]:
         """The steps of this pass."""
-        observed = self.state.observations()
         wanted, stopping, shift = {}, dict(self._stopping), now - time.monotonic()
 
         def on_wall(at: float) -> float:

@@ -77,6 +77,7 @@ class Bulletin:
         found: tuple[Mapping[Key, Json], Mapping[Key, Json]],
         file_of: Callable[[Json], ModelFile],
         placing: tuple[Placement, Placed],
+        memory: Json,
     ) -> None:
         """Writes the report. `found`: services and models; `file_of`: where a Model's file stands on this Mac."""
         (services, models), (placer, placed) = found, placing
@@ -106,6 +107,7 @@ class Bulletin:
                 and (file := file_of(item)).phase != "Checking"
             },
             "notices": self._notices,
+            "memory": memory,
         }
         if write_atomic(self._state.path / FILE, json.dumps(body, indent=1), durable=False):
             ring(self._state.path, "sidecar")

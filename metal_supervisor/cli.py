@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import logging
 import os
@@ -202,6 +203,28 @@ def _cordon(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _fit(arguments: argparse.Namespace) -> int:
+    from metal_supervisor import fit
+
+    settings, overrides = _settings(arguments)
+    if (settings.state_path / config.OVERRIDES_FILE).exists():  # what the system that runs was started with
+        settings = dataclasses.replace(config.load_good(settings.state_path)[0], **overrides.values)
+    question = fit.Question(arguments.source, arguments.ctx, arguments.slots, arguments.kv_type)
+    return fit.main(settings, question, arguments.json, _say)
+
+
+def _add_fit(commands: Any) -> None:
+    help_text = "whether a model fits into the memory that is left on this Mac, and what would; reads only its header"
+    command = commands.add_parser("fit", help=help_text, description=help_text)
+    command.add_argument("source", metavar="SOURCE", help="GGUF file, its http(s) URL, or directory of an MLX model")
+    command.add_argument("--ctx", type=int, metavar="N", help="spec.contextSize: tokens of all slots together")
+    command.add_argument("--slots", type=int, default=1, metavar="N", help="spec.parallelSlots [1]")
+    command.add_argument("--kv-type", default="f16", metavar="TYPE", help="spec.cacheTypeK and cacheTypeV [f16]")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    config.add_flags(command)
+    command.set_defaults(action=_fit)
+
+
 def _status_lines(body: Any) -> list[str]:
     cluster = body["cluster"]
     lines = [
@@ -288,6 +311,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--state-dir", default=config.Settings().state_dir)
     command.set_defaults(action=_upgrade)
     _add_kubeconfig(commands)
+    _add_fit(commands)
     command = commands.add_parser("version", help="print the version")
     command.add_argument("--json", action="store_true", help="print JSON, with the versions that matter")
     command.set_defaults(action=_version)

@@ -117,6 +117,31 @@ class Settings:
     memory_fraction: float = _setting(
         0.0, "Share of the memory that models may use; 0: by the size of the machine.", _between(0, 1)
     )
+    memory_check_mode: str = _setting(
+        "enforce", "What becomes of models of unknown size: enforce (refused) or warn (started with a warning).",
+        _one_of("enforce", "warn"),
+    )
+    preemption: bool = _setting(
+        False, "Whether a model may stop ones of lower spec.priority when there is no room for it."
+    )
+    memory_watchdog_interval: float = _setting(
+        5.0, "Seconds between looks at how short the machine is of memory; 0: it is not watched.", _between(0, 3600)
+    )
+    memory_pressure_warning: float = _setting(
+        0.20, "Share of the memory below which little is available: nothing starts. Half of what the budget leaves "
+        "free counts if that is less.", _between(0, 1)
+    )
+    memory_pressure_critical: float = _setting(
+        0.10, "Share below which it is critical, or a quarter of what the budget leaves free.", _between(0, 1)
+    )
+    memory_recovery: float = _setting(
+        300.0, "Seconds for which memory must have been ample before a model that was stopped for it comes back.",
+        _between(1, 86400),
+    )
+    eviction_enabled: bool = _setting(
+        False, "Whether the least important model is stopped while memory is critical and our models are why."
+    )
+    procfs: str = _setting("/proc", "Where Linux tells of memory and pressure; not used on a Mac.")
     inference_service_allowlist: str = _setting(
         "", "Comma-separated InferenceService names; empty: every metal service of the namespace."
     )
@@ -186,10 +211,13 @@ class Settings:
         return Path(self.model_store).expanduser().absolute() if self.model_store else self.state_path / "models"
 
 
-PATHS = frozenset({"state_dir", "model_store", "kubeconfig", "llama_server"})
+PATHS = frozenset({"state_dir", "model_store", "kubeconfig", "llama_server", "procfs"})
 FIELDS = {item.name: item for item in dataclasses.fields(Settings)}
 _TYPES = typing.get_type_hints(Settings)
-_WORDS: Mapping[Any, str] = types.MappingProxyType({str: "text", int: "a whole number", float: "a number"})
+_WORDS: Mapping[Any, str] = types.MappingProxyType(
+    {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+)
+_TRUTHS = {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}
 
 
 def flag_of(name: str) -> str:
@@ -201,15 +229,28 @@ def _nearest(word: str, known: Sequence[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
 
 
+def _seconds(value: Any) -> Any:
+    """`1m30s` as Go programs write it, in seconds; anything else as it is."""
+    if not isinstance(value, str) or not re.fullmatch(r"(\d+(\.\d+)?(ms|s|m|h))+", value, re.ASCII):
+        return value
+    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+    return sum(float(number) * units[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)(ms|s|m|h)", value))
+
+
 def _convert(name: str, value: Any, origin: str) -> Any:
     """The value in the setting's type. Raises ConfigError, naming where the value came from."""
     wanted = _TYPES[name]
     try:
+        if wanted is bool:
+            truth = value if isinstance(value, bool) else _TRUTHS.get(str(value).lower())
+            if truth is None:
+                raise ValueError
+            return truth
         if isinstance(value, bool) or (not isinstance(value, str) and wanted is str):
             raise ValueError
         if wanted is int and isinstance(value, float) and not value.is_integer():
             raise ValueError
-        result = wanted(value)
+        result = wanted(_seconds(value) if wanted is float else value)
     except (TypeError, ValueError):
         raise ConfigError(f"{origin}: {name} must be {_WORDS[wanted]}, not {value!r}") from None
     check = FIELDS[name].metadata["check"]
@@ -270,7 +311,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", default=None, metavar="FILE", help="TOML file with settings")
     for name, item in FIELDS.items():
         shown = f"{item.metadata['help']} [{item.default}]" if item.default != "" else item.metadata["help"]
-        parser.add_argument(flag_of(name), default=None, metavar=name.upper(), help=shown.replace("%", "%%"))
+        alone: dict[str, Any] = {"nargs": "?", "const": "true"} if _TYPES[name] is bool else {}
+        parser.add_argument(
+            flag_of(name), default=None, metavar=name.upper(), help=shown.replace("%", "%%"), **alone
+        )
 
 
 def overrides_from(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Overrides:

@@ -21,6 +21,7 @@ from metal_supervisor.applier import Applier
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.doorbell import Doorbell, ring
 from metal_supervisor.boundary.exits import ExitWatch
+from metal_supervisor.boundary.headers import Headers
 from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.boundary.roam import Roamer
 from metal_supervisor.boundary.state import StateDir, StateError
@@ -30,12 +31,14 @@ from metal_supervisor.boundary.watch import Reflector
 from metal_supervisor.bulletin import Bulletin, source_of
 from metal_supervisor.config import Settings
 from metal_supervisor.core import decide, mode, plan, resources
+from metal_supervisor.core.admission import Held
 from metal_supervisor.core.plan import Do, Step
 from metal_supervisor.core.types import (
     LIVE,
     Json,
     Key,
     ModelFile,
+    Observed,
     ProgramState,
     Record,
     Rejected,
@@ -45,6 +48,7 @@ from metal_supervisor.core.types import (
     State,
 )
 from metal_supervisor.lookout import Lookout
+from metal_supervisor.memory import Memory
 from metal_supervisor.placement import Placed, Placement
 from metal_supervisor.runtimes import RUNTIMES
 
@@ -66,6 +70,7 @@ class Snapshot:
     models: Mapping[Key, Json]
     table: Mapping[str, ProgramState]
     notes: Mapping[str, RunNote]
+    observed: Mapping[str, Observed]
 
 
 def _editions(items: Mapping[Key, Json]) -> dict[Key, tuple[object, object]]:
@@ -114,7 +119,8 @@ class Controller:
             allowlist=settings.allowlist,
         )
         self.applier = Applier(directory, supervisord, settings)
-        self.lookout = Lookout(settings, directory, self.store)
+        self.lookout = Lookout(settings, directory, self.store, Headers(self.wake))
+        self.memory = Memory(settings, directory, self.wake)
         self._seen: tuple[object, object] = (None, None)
         self._unkept = ""
 
@@ -132,6 +138,7 @@ class Controller:
         self.services.start()
         self.models.start()
         self.placement.start()
+        self.memory.start()
         if not self.settings.embedded:  # loopback outlasts every sleep and every network
             Roamer(self.kube).start()
         pause_s = 0.0
@@ -157,13 +164,15 @@ class Controller:
         snapshot = self._snapshot()
         self.bulletin.look_for_operator(snapshot.services, snapshot.models)
         self._notice_hands(snapshot)
+        self._relieve(snapshot)
         self._decide(snapshot)
         # A spec before the record that names it, and both before the section: whatever is cut short can run.
         self.applier.write_specs(self.records.values(), self.lookout.specs)
         self._keep_records()
         self.applier.write_sections(self.records.values(), snapshot.complete, snapshot.table, snapshot.notes)
         diff = self.applier.reload(self.bulletin.quarantined)
-        steps = self.applier.plan(self.records.values(), snapshot.table, diff, snapshot.notes, snapshot.now)
+        world = snapshot.table, diff, snapshot.notes, snapshot.observed
+        steps = self.applier.plan(self.records.values(), *world, snapshot.now)
         done = [step for step in steps if self._tried(step, snapshot)]
         self._settle(snapshot, steps)
         self.applier.sweep(snapshot.table, snapshot.notes)
@@ -175,8 +184,8 @@ class Controller:
         later = [step.again_in_s for step in steps if step.do is Do.WAIT]
         if any(self._stopped_just_now(record, snapshot.table.get(record.program)) for record in self.records.values()):
             later.append(plan.HAND_GRACE_S)
-        if self._placed.again_in_s is not None:
-            later.append(self._placed.again_in_s)
+        again = self._placed.again_in_s, self.memory.again_in_s(self.records)
+        later += [each for each in again if each is not None]
         if self.bulletin.operator is None and snapshot.services is not None:
             later.append(mode.UNDECIDED_S)
         return min([TICK_S, *(max(SOONEST_S, pause_s) for pause_s in later)])
@@ -195,16 +204,27 @@ class Controller:
             models=models.items,
             table=self.supervisord.table(),
             notes=self.state.run_notes(),
+            observed=self.state.observations(),
         )
 
+    def _relieve(self, snapshot: Snapshot) -> None:
+        """Somebody has to go, or may come back, because of how short memory is; whether or not the cluster answers."""
+        held = self._held(snapshot)
+        self.records = self.memory.relieve(self.records, held, snapshot.now)
+        self.lookout.room = self.memory.room
+
+    def _held(self, snapshot: Snapshot) -> Mapping[Key, Held]:
+        return self.memory.held(self.records, snapshot.table, snapshot.notes, snapshot.observed)
+
     def _decide(self, snapshot: Snapshot) -> None:
-        """Brings the records up to date with what the cluster asks for."""
+        """Brings the records up to date with what the cluster asks for, and there is room for."""
         if snapshot.services is None:
             return
+        before = dict(self.records)
         running = {key for key, record in self.records.items() if record.verdict.standing is Standing.RUN}
         read = resources.interpret(snapshot.services, snapshot.models, self.policy, running)
         found = self._for_this_mac(self._refused_by_runtime(read, snapshot.services), snapshot.services)
-        self._serving = self._ready()
+        self._serving = self._ready(snapshot.observed)
         self._placed = placed = self.placement.place(
             found, snapshot.services.keys() - found.keys(), self._serving, self.lookout.delay_s
         )
@@ -215,6 +235,11 @@ class Controller:
             if record.owner not in found and (snapshot.complete or record.owner in snapshot.services):
                 why = decide.NOT_HERE if record.owner in snapshot.services else decide.DELETED
                 self.records[record.key] = decide.dismiss(record, snapshot.now, why)
+        self._admit(before, snapshot)
+
+    def _admit(self, before: Mapping[Key, Record], snapshot: Snapshot) -> None:
+        """Makes of what was decided as if there were room for all what there is room for."""
+        self.records = self.memory.settle(self.records, before, self._held(snapshot), snapshot.now)
 
     def _share_out(self, item: Service | Rejected, snapshot: Snapshot) -> None:
         """An engine for each slot of a service that is this Mac's; one that has a slot keeps it."""
@@ -255,11 +280,10 @@ class Controller:
             record = decide.dismiss(record, now, decide.MOVED)
         self.records[record.key] = replace(record, claimed=False)
 
-    def _ready(self) -> dict[Key, frozenset[int]]:
+    def _ready(self, observed: Mapping[str, Observed]) -> dict[Key, frozenset[int]]:
         """The slots of each service that the sidecar saw serving here."""
         if not self.placement.on and self.settings.replicas_per_mac == 1:
             return {}  # nobody asks
-        observed = self.state.observations()
         found: dict[Key, frozenset[int]] = {}
         for record in self.records.values():
             seen = observed.get(record.program)
@@ -397,7 +421,7 @@ class Controller:
             log.info("pass", extra={"did": sentence})
         watches, placing = (self.services, self.models), (self.placement, self._placed)
         found = snapshot.services or {}, snapshot.models
-        self.bulletin.publish(snapshot.now, sentence, watches, found, self._file_of, placing)
+        self.bulletin.publish(snapshot.now, sentence, watches, found, self._file_of, placing, self.memory.said())
 
     def _file_of(self, model: Json) -> ModelFile:
         """Where a Model's file stands on this Mac; one that nothing here uses is not looked for."""

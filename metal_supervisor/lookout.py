@@ -6,33 +6,62 @@ The controller asks this for every service on every pass; it looks at the machin
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from metal_supervisor.boundary import host
+from metal_supervisor.boundary.headers import Headers
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.boundary.store import Store
 from metal_supervisor.config import Settings
 from metal_supervisor.core import decide, programs
 from metal_supervisor.core.decide import Outlook, Running
+from metal_supervisor.core.demand import Demand, Reading
+from metal_supervisor.core.ledger import too_large
 from metal_supervisor.core.plan import live_note
 from metal_supervisor.core.report import PORT_IN_USE
-from metal_supervisor.core.types import Engine, Json, ProgramState, Record, Rejected, RunNote, Service
+from metal_supervisor.core.types import (
+    Engine,
+    Json,
+    ModelFile,
+    ProgramState,
+    Record,
+    Rejected,
+    RunNote,
+    Service,
+)
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 
 READY_S, FETCH_S, CANNOT_S = 0.0, 2.0, 8.0
+READING = ModelFile("Checking", message="the header of the model file is being read")
+
+
+@dataclass(frozen=True)
+class Room:
+    """How much memory there is, in bytes."""
+
+    total: int
+    """Of the machine."""
+    budget: int
+    left: int
+    """Of the budget."""
 
 
 class Lookout:
     """Looks at the machine on behalf of the controller."""
 
-    def __init__(self, settings: Settings, directory: StateDir, store: Store) -> None:
-        self._settings, self._state, self._store = settings, directory, store
+    def __init__(self, settings: Settings, directory: StateDir, store: Store, headers: Headers) -> None:
+        self._settings, self._state, self._store, self._headers = settings, directory, store, headers
+        self._read: set[str] = set()
+        """Files whose headers were asked for in this pass."""
+        self.room = Room(0, 0, 0)
         self.specs: dict[str, str] = {}
         """Content of the specs composed so far, by file name."""
 
     def keep_specs(self, wanted: Collection[str | None]) -> None:
-        """Drops the specs that no record names any more."""
+        """Drops the specs that no record names any more, and the headers that nobody asked for since the last time."""
         self.specs = {name: text for name, text in self.specs.items() if name in wanted}
+        self._headers.keep(self._read)
+        self._read = set()
 
     def outlook(
         self,
@@ -68,15 +97,52 @@ class Lookout:
         if not flags:
             return Outlook(file, port, problem=("RuntimeBroken", f"{path} --help does not work; reinstall it"))
         if file.phase != "Ready":
-            return Outlook(file, port)
-        bind = self._settings.bind_address
-        place = Place(file.path, bind, port, host.performance_cores(), cwd=self._state.home)
-        engine = RUNTIMES[service.runtime].engine(service, Binary(str(path), flags), place)
-        name = programs.program_name(service.key)
-        program = programs.compose(name, engine, port, bind, self._state.home, service.asked)
+            return self._before_it_is_here(service, Binary(str(path), flags), file, port)
+        composed = self._composed(service, Binary(str(path), flags), file.path, port, self._look(file.path))
+        if composed is None:
+            return Outlook(READING, port)
+        engine, demand = composed
+        bind, home, name = self._settings.bind_address, self._state.home, programs.program_name(service.key)
+        sizes = demand.bytes or 0, demand.mapped_bytes
+        program = programs.compose(name, engine, port, bind, home, service.asked, *sizes)
         self.specs[program.spec_file] = program.spec
         running = self._running(name, record, engine, up)
-        return Outlook(file, port, engine, program, running=running)
+        limit = service.model.limit.resolve(self.room.total)
+        return Outlook(file, port, engine, program, running=running, demand=demand, limit_bytes=limit)
+
+    def _look(self, path: str) -> Reading | None:
+        self._read.add(path)
+        return self._headers.look(path)
+
+    def _composed(
+        self, service: Service, binary: Binary, path: str, port: int, reading: Reading | None
+    ) -> tuple[Engine, Demand] | None:
+        """The engine of a service and what it takes of the memory; None while a header is being read."""
+        if reading is None:
+            return None
+        cores, runtime = host.performance_cores(), RUNTIMES[service.runtime]
+        place = Place(path, self._settings.bind_address, port, cores, self._state.home, reading)
+        engine = runtime.engine(service, binary, place)
+        demand = runtime.demand(engine.argv, reading, self._look)
+        return None if demand is None else (engine, demand)
+
+    def _before_it_is_here(self, service: Service, binary: Binary, file: ModelFile, port: int) -> Outlook:
+        """A model that is not on this Mac is judged by its header first: 80 GB that can never fit are not fetched."""
+        source = service.model.source
+        if not self._store.asks_leave(source):
+            return Outlook(file, port)
+        self._read.add(source)
+        reading = self._headers.preview(source)
+        if reading is None:
+            return Outlook(READING, port)
+        composed = self._composed(service, binary, source, port, reading) if reading.header else None
+        if composed is not None:
+            limit = service.model.limit.resolve(self.room.total)
+            if refusal := too_large(composed[1].bytes, limit, self.room.budget, self.room.left):
+                reason, message = refusal
+                return Outlook(ModelFile("Pending", reason=reason, message=f"{message}; it is not fetched"), port)
+        self._store.give_leave(source)
+        return Outlook(file, port)
 
     def _live(self, up: RunNote | None) -> tuple[str, int] | None:
         """(address, port) of the engine that is up, whatever it is to run next."""
@@ -92,10 +158,13 @@ class Lookout:
             spec = self._spec_on_file(name)
             if up.spec_file != self._state.section_spec(name) or not isinstance(spec.get("port"), int):
                 return None
-            return Running(up.spec_file, str(spec.get("asked")), engine.probe, spec["port"])
+            reserved, mapped = (_whole(spec.get(name)) for name in ("reserved_bytes", "mapped_bytes"))
+            demand = Demand(reserved or None, mapped)
+            return Running(up.spec_file, str(spec.get("asked")), engine.probe, spec["port"], demand)
         if up.spec_file != record.spec_file or record.port is None:
             return None
-        return Running(up.spec_file, record.asked, record.probe, record.port)
+        demand = Demand(record.reserved_bytes or None, record.mapped_bytes, record.memory)
+        return Running(up.spec_file, record.asked, record.probe, record.port, demand)
 
     def delay_s(self, item: Service | Rejected) -> float:
         """How long to leave a free slot to Macs that could serve it sooner."""
@@ -103,10 +172,19 @@ class Lookout:
             return READY_S
         near = self._store.near(item.model.source)
         try:
-            host.find_binary(self._settings.llama_server, "llama-server", "")
+            path = host.find_binary(self._settings.llama_server, "llama-server", "")
         except host.NoBinary:
-            near = None
+            return CANNOT_S
+        if near and not self._has_room(item, Binary(str(path), host.flags_of(path))):
+            return CANNOT_S
         return CANNOT_S if near is None else READY_S if near else FETCH_S
+
+    def _has_room(self, service: Service, binary: Binary) -> bool:
+        """Whether a service would fit beside what runs here; True as well where that is not known."""
+        file = self._store.state(service.model.source)
+        reading = self._look(file.path) if file.phase == "Ready" else None
+        composed = self._composed(service, binary, file.path, 0, reading)
+        return composed is None or (composed[1].bytes or 0) <= self.room.left
 
     def _spec_on_file(self, program: str) -> Json:
         """The spec that the section of a program without a record names: its record was lost, its engine may run."""
@@ -153,3 +231,7 @@ class Lookout:
         if port is None:
             return None, ("NoPort", f"no port of --ports {self._settings.ports} is free; widen the range")
         return port, None
+
+
+def _whole(found: object) -> int:
+    return found if isinstance(found, int) and found > 0 else 0

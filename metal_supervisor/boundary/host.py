@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from metal_supervisor import launch
+from metal_supervisor.boundary import darwin_memory
 from metal_supervisor.core.liveness import Signs
 
 HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")
@@ -38,14 +39,6 @@ class Interface:
     address: str
     """Without the scope that a link-local one carries."""
     up: bool
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What a process uses right now."""
-
-    rss_bytes: int
-    cpu_s: float
 
 
 def _output(*command: str) -> str:
@@ -110,7 +103,8 @@ def capabilities() -> dict[str, str]:
 
 def memory_bytes() -> int:
     """All of this machine's memory."""
-    return int(psutil.virtual_memory().total)
+    mac = darwin_memory.mac()
+    return mac.total_bytes() if mac else int(psutil.virtual_memory().total)  # which raises on macOS 27
 
 
 def address_problem(address: str, allow_loopback: bool) -> str | None:
@@ -221,14 +215,23 @@ def marked(name: str, prefix: str) -> dict[int, str]:
     return found
 
 
-def usage(pid: int) -> Usage | None:
-    """What a process uses, None if it is gone."""
+def resident_bytes(pid: int) -> int | None:
+    """Resident memory of a process, None if it is gone or cannot be asked."""
     try:
-        process = psutil.Process(pid)
-        times = process.cpu_times()
-        return Usage(process.memory_info().rss, times.user + times.system)
-    except psutil.Error:
+        return int(psutil.Process(pid).memory_info().rss)
+    except Exception:  # noqa: BLE001 - on a Mac psutil lets out SystemError and RuntimeError as well
         return None
+
+
+def descendants(pid: int) -> list[tuple[int, str]]:
+    """(pid, launch.start_time) of all that is below a process; none where that cannot be seen."""
+    found = []
+    with contextlib.suppress(Exception):  # as above
+        for each in psutil.Process(pid).children(recursive=True):
+            born = launch.start_time(each.pid)
+            if born and each.is_running():  # still the one that was listed, so the identity is its own
+                found.append((each.pid, born))
+    return found
 
 
 def signs(pid: int, port: int) -> Signs | None:

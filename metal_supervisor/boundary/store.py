@@ -45,6 +45,11 @@ class _Task:
     dropped: threading.Event = field(default_factory=threading.Event)
     first_look: threading.Event = field(default_factory=threading.Event)
     again: threading.Event = field(default_factory=threading.Event)
+    waited_for: bool = True
+    """Whoever wanted it still waits for the first look, so nobody has to be told of it."""
+    asks: bool = False
+    """It is not here, and waits for leave to be fetched."""
+    leave: threading.Event = field(default_factory=threading.Event)
 
 
 def check_file(path: Path) -> int:
@@ -77,7 +82,7 @@ def _kind(head: bytes) -> str:
     return f"something else (it begins with {head[:8]!r})"
 
 
-def _shown(url: str) -> str:
+def shown_url(url: str) -> str:
     """A URL without credentials or query, fit for a log or a status."""
     plain = url.partition("?")[0].partition("#")[0]
     scheme, separator, rest = plain.partition("://")
@@ -101,6 +106,7 @@ class Store:
             task = self._tasks.pop(source)
             task.dropped.set()
             task.again.set()
+            task.leave.set()
         started = []
         for source in wanted - self._tasks.keys():
             task = self._tasks[source] = _Task()
@@ -110,6 +116,7 @@ class Store:
         until = time.monotonic() + LOOK_WAIT_S
         for task in started:
             task.first_look.wait(max(0.0, until - time.monotonic()))
+            task.waited_for = False
 
     def look_again(self) -> None:
         """Checks what failed again now, e.g. because somebody edited a resource."""
@@ -121,6 +128,17 @@ class Store:
         """Where a wanted source stands."""
         task = self._tasks.get(source)
         return task.state if task else ModelFile("Checking")
+
+    def asks_leave(self, source: str) -> bool:
+        """Whether a source is not here, and waits for leave to be fetched."""
+        task = self._tasks.get(source)
+        return task is not None and task.asks
+
+    def give_leave(self, source: str) -> None:
+        """Lets a source be fetched: nothing that is known of it speaks against it."""
+        if task := self._tasks.get(source):
+            task.asks = False
+            task.leave.set()
 
     def near(self, source: str) -> bool | None:
         """Whether a source is on this Mac already; None if it is a local path that is not there."""
@@ -134,9 +152,8 @@ class Store:
 
     def _say(self, task: _Task, state: ModelFile) -> None:
         changed, task.state = task.state != state, state
-        known = task.first_look.is_set()
         task.first_look.set()
-        if changed and known and not task.dropped.is_set():
+        if changed and not task.waited_for and not task.dropped.is_set():
             self._on_change()
 
     def _look_after(self, source: str, task: _Task) -> None:
@@ -149,7 +166,7 @@ class Store:
             except Unusable as error:
                 self._say(task, ModelFile("Failed", reason=error.reason, message=str(error)))
             except Exception as error:  # noqa: BLE001 - whatever a URL or a server makes a library raise
-                text = f"{_shown(source)} cannot be used: {type(error).__name__}; check spec.source"
+                text = f"{shown_url(source)} cannot be used: {type(error).__name__}; check spec.source"
                 self._say(task, ModelFile("Failed", reason="InvalidModel", message=text))
             task.again.wait(pause_s if source.startswith("http") else FIRST_RETRY_S)
             task.again.clear()
@@ -174,6 +191,7 @@ class Store:
     def _fetched(self, url: str, task: _Task) -> Path:
         target = self._target(url)
         if not target.exists():
+            self._wait_for_leave(task)
             try:
                 target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 self._fetch(url, target, task)
@@ -187,10 +205,19 @@ class Store:
                 return self._fetched(url, task)
         return target
 
+    def _wait_for_leave(self, task: _Task) -> None:
+        """A model may be too large for this Mac, which its first bytes tell. Raises Unusable."""
+        if not task.leave.is_set():
+            task.asks = True
+            self._say(task, ModelFile("Pending", message="whether it fits is being looked at"))
+            task.leave.wait()
+        if task.dropped.is_set():
+            raise Unusable("Dropped", "no longer wanted")
+
     def _fetch(self, url: str, target: Path, task: _Task) -> None:
         """Fetches into `<name>.part`, then renames. Raises Unusable, OSError."""
         # A name of its own: the fetch that was dropped a moment ago may still be cleaning up.
-        shown, part = _shown(url), target.with_name(f"{target.name}.{threading.get_ident()}.part")
+        shown, part = shown_url(url), target.with_name(f"{target.name}.{threading.get_ident()}.part")
         try:
             answer = self._http.request(
                 "GET", url, preload_content=False, redirect=True, headers={"Accept-Encoding": "identity"},

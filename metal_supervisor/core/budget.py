@@ -18,6 +18,7 @@ from typing import Any
 
 from metal_supervisor.core.fields import get
 from metal_supervisor.core.sizes import GIB, MIB, amount, fraction, quantity
+from metal_supervisor.core.types import ModelLimit
 
 SHARES = ((36, 0.67), (64, 0.75), (127, 0.80))
 LARGEST_SHARE = 0.90
@@ -84,13 +85,14 @@ def budget(
     total_bytes: int,
     configured: float | None = None,
     metal_bytes: int | None = None,
+    metal_source: str = "",
     container_bytes: int | None = None,
 ) -> Budget:
     """The budget of a machine.
 
     `configured`: a share from the configuration, which replaces the one by size, but neither of the limits.
-    `metal_bytes`: what Metal will wire, None where there is no Metal. `container_bytes`: a cgroup's limit, None
-    without one; a container is a machine of its own size.
+    `metal_bytes`: what Metal will wire, None where there is no Metal; `metal_source`: who says so. `container_bytes`:
+    a cgroup's limit, None without one; a container is a machine of its own size.
     """
     contained = container_bytes is not None and 0 < container_bytes < total_bytes
     whole = container_bytes if contained and container_bytes is not None else total_bytes
@@ -99,24 +101,10 @@ def budget(
     reserve = min(max(RESERVE_BYTES, whole // RESERVE_PART), whole // 4)
     limits = {percent: round(whole * share), f"{amount(reserve)} stay with the system": whole - reserve}
     if metal_bytes is not None:
-        limits["Metal wires no more, less 512 MiB"] = max(metal_bytes - METAL_SPARE_BYTES, 0)
+        source = f" ({metal_source})" if metal_source else ""
+        limits[f"Metal wires no more{source}, less 512 MiB"] = max(metal_bytes - METAL_SPARE_BYTES, 0)
     reason = min(limits, key=lambda name: limits[name])
     return Budget(limits[reason], whole, reason, limits)
-
-
-@dataclass(frozen=True)
-class ModelLimit:
-    """What a Model says that it may take at most (`spec.hardware`); one of the two, or neither."""
-
-    bytes: int | None = None
-    fraction: float | None = None
-    """Of the machine's memory; counts only if `bytes` is not said."""
-
-    def resolve(self, total_bytes: int) -> int | None:
-        """In bytes on this machine, None if nothing was said."""
-        if self.bytes is not None or self.fraction is None:
-            return self.bytes
-        return round(total_bytes * self.fraction)
 
 
 def read_limit(model: Any) -> ModelLimit:

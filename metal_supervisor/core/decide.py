@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from metal_supervisor.core.demand import Demand
 from metal_supervisor.core.programs import program_name
 from metal_supervisor.core.types import (
     Engine,
@@ -24,6 +25,8 @@ from metal_supervisor.core.types import (
     Verdict,
 )
 
+NOTHING_KNOWN = Demand(None)
+
 
 @dataclass(frozen=True)
 class Running:
@@ -34,6 +37,7 @@ class Running:
     """`Service.asked` of the request that its spec answers."""
     probe: Probe
     port: int
+    demand: Demand = NOTHING_KNOWN
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,10 @@ class Outlook:
     """Set while an engine runs from the very spec that this Mac means it to run from."""
     host: str = ""
     """Address that a new engine is to listen on."""
+    demand: Demand = NOTHING_KNOWN
+    """What the engine will take of the memory."""
+    limit_bytes: int | None = None
+    """What its Model allows it."""
     live: tuple[str, int] | None = None
     """(address, port) of the engine that is up, also of one that is about to be replaced."""
 
@@ -124,7 +132,7 @@ def _waiting(service: Service, outlook: Outlook) -> tuple[Standing, str, str] | 
     if file.phase == "Failed":
         return Standing.FAILED, file.reason, f'Model "{service.model.name}": spec.source: {file.message}'
     if file.phase != "Ready":
-        return Standing.WAIT, file.phase, file.message or "the model file is being looked at"
+        return Standing.WAIT, file.reason or file.phase, file.message or "the model file is being looked at"
     return None
 
 
@@ -154,9 +162,16 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
         stop_sent=bool(record and record.stop_sent),
         drain_s=service.drain_s,
         ordinal=service.ordinal,
+        protected=service.protected,
+        queued_at=record.queued_at if record else None,
+        admitted_at=record.admitted_at if record else 0.0,
+        displaced_by=record.displaced_by if record else "",
+        evicted_at=record.evicted_at if record else None,
+        evictions=record.evictions if record else 0,
+        pressure=record.pressure if record else None,
     )
     if service.suspended or service.replicas == 0:
-        return replace(fresh, verdict=_off(service.suspended, before, now))
+        return replace(fresh, verdict=_off(service.suspended, before, now), queued_at=None)
     if hindrance := _waiting(service, outlook):
         standing, reason, message = hindrance
         if record is not None and _runs(record):
@@ -165,14 +180,21 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
         return replace(fresh, verdict=verdict(before, standing, reason, message, now))
     assert outlook.program is not None and outlook.engine is not None
     now_spec, running, asked = outlook.program.spec_file, outlook.running, service.asked
-    fresh = replace(fresh, files=(outlook.file.path,), asked=asked)
+    fresh = replace(fresh, files=(outlook.file.path,), asked=asked, limit_bytes=outlook.limit_bytes)
+    fresh = _charged(fresh, outlook.demand)
     if running is not None and same_request(running.asked, asked) and running.spec_file != now_spec:
         # Nobody edited anything: the change is ours (a release, a setting, another build of the engine), and can wait.
         kept = replace(fresh, spec_file=running.spec_file, probe=running.probe, port=running.port)
-        return replace(kept, next_spec=now_spec)
+        return _charged(replace(kept, next_spec=now_spec), running.demand)
     unedited = record is not None and (record.spec_file == now_spec or same_request(record.asked, asked))
     by_hand = bool(record and record.stopped_by_hand and unedited)
     return replace(fresh, spec_file=now_spec, probe=outlook.engine.probe, stopped_by_hand=by_hand)
+
+
+def _charged(record: Record, demand: Demand) -> Record:
+    return replace(
+        record, reserved_bytes=demand.bytes or 0, mapped_bytes=demand.mapped_bytes, memory=demand.text
+    )
 
 
 DELETED = "Deleted", "the InferenceService is gone"

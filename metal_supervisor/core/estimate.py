@@ -171,8 +171,8 @@ def _compute_bytes(shape: Shape, settings: Settings, cells: _Cells) -> int:
     return max(prompt, reserved) + logits
 
 
-def _projector_bytes(header: Header, settings: Settings) -> int:
-    """An mmproj file and its scratch; by published logs of Gemma 3 and Qwen-VL within a third, on the safe side."""
+def projector_bytes(header: Header, settings: Settings) -> int:
+    """Bytes of an mmproj and its scratch; by published logs of Gemma 3 and Qwen-VL within a third, on the safe side."""
 
     def number(name: str) -> int:
         value = header.metadata.get(f"clip.vision.{name}", 0)
@@ -188,6 +188,11 @@ def _projector_bytes(header: Header, settings: Settings) -> int:
     if not settings.flash_attention:
         scratch += 4 * patches * patches * number("attention.head_count")
     return header.weights_bytes + scratch
+
+
+def draft_settings(settings: Settings) -> Settings:
+    """How a draft model runs beside a model that is started so: what only the model is told is not for it."""
+    return replace(settings, cache_k="f16", cache_v="f16", prompt_cache_bytes=0)
 
 
 def estimate(
@@ -211,15 +216,14 @@ def estimate(
                 assumptions.append(f"KV cache type {kind} unknown: charged as f16")
     drafted = 0
     if draft is not None:
-        own = replace(settings, cache_k="f16", cache_v="f16", prompt_cache_bytes=0)
-        drafted = estimate(draft, own).total_bytes - PROCESS_BYTES
+        drafted = estimate(draft, draft_settings(settings)).total_bytes - PROCESS_BYTES
     adapted = sum(each.weights_bytes for each in adapters)
     return Estimate(
         weights_bytes=model.weights_bytes,
         kv_bytes=_kv_bytes(shape, settings, cells),
         state_bytes=states,
         compute_bytes=_compute_bytes(shape, settings, cells),
-        projector_bytes=_projector_bytes(projector, settings) if projector is not None else 0,
+        projector_bytes=projector_bytes(projector, settings) if projector is not None else 0,
         draft_bytes=drafted,
         adapter_bytes=adapted,
         prompt_cache_bytes=settings.prompt_cache_bytes,

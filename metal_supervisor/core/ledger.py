@@ -23,6 +23,9 @@ from typing import Literal
 from metal_supervisor.core.sizes import amount
 from metal_supervisor.core.types import Key
 
+INSUFFICIENT, CHECK_FAILED, PRESSURE = "InsufficientMemory", "MemoryCheckFailed", "MemoryPressure"
+"""The words for why something waits; the first two are LLMKube's."""
+UNKNOWN_STARTED = "its size is not known, so it was started without knowing whether it fits"
 ADVICE = "try a smaller quantization, a shorter context, or --memory-fraction"
 
 
@@ -56,11 +59,20 @@ class Entry:
     """It answers somebody."""
     limit_bytes: int | None = None
     """What its Model allows it at most."""
+    unknown_why: str = ""
+    """Why its size is not known."""
+    holds_bytes: int = 0
+    """Of one that waits: what an engine of its own still holds, which ends before it starts."""
 
     @property
     def charge_bytes(self) -> int:
         """What it counts for."""
         return max(self.estimate_bytes or 0, self.measured_bytes or 0)
+
+    @property
+    def needs_bytes(self) -> int:
+        """What has to be free for it."""
+        return max(self.charge_bytes - self.holds_bytes, 0)
 
     @property
     def unknown(self) -> bool:
@@ -73,7 +85,7 @@ class Decision:
 
     admitted: bool
     reason: str = ""
-    """`InsufficientMemory`, `UnknownSize` or `OverModelLimit`; "" if it is admitted without more ado."""
+    """`InsufficientMemory`, `MemoryCheckFailed` or `MemoryPressure`; "" if it is admitted without more ado."""
     message: str = ""
     """The arithmetic, and what would help; of an admitted one, a warning."""
     position: int = 0
@@ -110,14 +122,16 @@ def _arithmetic(need: int, left: int, budget: int) -> str:
 class _Book:
     """The state of one pass over the queue."""
 
-    def __init__(self, budget_bytes: int, admitted: Sequence[Entry]) -> None:
+    def __init__(self, budget_bytes: int, admitted: Sequence[Entry], leaving_bytes: int) -> None:
         self.budget = budget_bytes
         self.admitted = list(admitted)
-        self.charged = sum(entry.charge_bytes for entry in admitted)
+        self.charged = sum(entry.charge_bytes for entry in admitted) + leaving_bytes
+        self.leaving_bytes = self.coming = leaving_bytes
+        """Room that engines on their way out will leave, and that nobody waits for yet."""
         self.blocked: list[tuple[Entry, int]] = []
         """Who waits ahead in the queue, and what has passed each of them, in bytes."""
         self.kept = 0
-        """Room that is free but kept for those who displace others."""
+        """Room that is free but kept for those who wait for more."""
         self.leaving: set[Key] = set()
 
     @property
@@ -125,9 +139,13 @@ class _Book:
         return self.budget - self.charged - self.kept
 
     def admit(self, entry: Entry) -> None:
-        self.charged += entry.charge_bytes
+        self.charged += entry.needs_bytes
         self.admitted.append(entry)
         self.blocked = [(ahead, passed + entry.charge_bytes) for ahead, passed in self.blocked]
+
+    def fits(self, entry: Entry) -> bool:
+        """Whether it can start now without keeping out one that is ahead of it."""
+        return entry.needs_bytes <= self.left and self.held_up_by(entry) is None
 
     def held_up_by(self, entry: Entry) -> Entry | None:
         """The one ahead in the queue that this one would keep out."""
@@ -152,7 +170,7 @@ class _Book:
             ),
             key=lambda each: (each.priority, each.busy, -each.charge_bytes, each.admitted, each.key),
         )
-        missing, chosen = entry.charge_bytes - self.left, []
+        missing, chosen = entry.needs_bytes - self.left - self.coming, []
         for each in candidates:
             if missing <= 0:
                 break
@@ -166,28 +184,39 @@ class _Book:
                 missing += each.charge_bytes
         return chosen
 
-    def displace(self, entry: Entry, victims: Sequence[Entry]) -> None:
+    def reserve(self, entry: Entry, victims: Sequence[Entry]) -> None:
+        """Keeps for one that waits what will be left to it, and as much of what is free as it needs besides."""
         self.leaving.update(each.key for each in victims)
-        self.kept += max(entry.charge_bytes - sum(each.charge_bytes for each in victims), 0)
+        missing = max(entry.needs_bytes - sum(each.charge_bytes for each in victims), 0)
+        expected = min(missing, self.coming)
+        self.coming -= expected
+        self.kept += missing - expected
 
 
 def _hopeless(entry: Entry, budget: int, left: int, mode: str) -> Decision | None:
     """The refusal of one that would not start however long it waited."""
     if entry.unknown and mode == "enforce":
+        why = f" ({entry.unknown_why})" if entry.unknown_why else ""
         message = (
-            f"its size is not known, so nobody can tell whether it fits into the {amount(max(left, 0), 'down')} left; "
-            "make its file or header readable, or set memory enforcement to warn"
+            f"its size is not known{why}, so nobody can tell whether it fits into the {amount(max(left, 0), 'down')} "
+            "left; make its file or header readable, or set --memory-check-mode warn"
         )
-        return Decision(False, "UnknownSize", message)
-    if entry.limit_bytes is not None and entry.charge_bytes > entry.limit_bytes:
+        return Decision(False, CHECK_FAILED, message)
+    refusal = too_large(entry.charge_bytes, entry.limit_bytes, budget, left)
+    return Decision(False, *refusal) if refusal else None
+
+
+def too_large(need: int | None, limit: int | None, budget: int, left: int) -> tuple[str, str] | None:
+    """(reason, message) for what its Model, or this machine, does not allow even alone; None if there is a chance."""
+    if need is not None and limit is not None and need > limit:
         message = (
-            f"needs {amount(entry.charge_bytes, 'up')}, its Model allows {amount(entry.limit_bytes, 'down')} "
+            f"needs {amount(need, 'up')}, its Model allows {amount(limit, 'down')} "
             "(spec.hardware.memoryBudget or memoryFraction); raise that, or try a smaller quantization or a "
             "shorter context"
         )
-        return Decision(False, "OverModelLimit", message)
-    if entry.charge_bytes > budget:
-        return Decision(False, "InsufficientMemory", _arithmetic(entry.charge_bytes, left, budget))
+        return INSUFFICIENT, message
+    if need is not None and need > budget:
+        return INSUFFICIENT, _arithmetic(need, left, budget)
     return None
 
 
@@ -196,45 +225,62 @@ def admit(
     entries: Collection[Entry],
     mode: Literal["enforce", "warn"] = "enforce",
     preemption: bool = False,
+    leaving_bytes: int = 0,
+    paused: str = "",
 ) -> Ledger:
     """Decides for everything that waits.
 
     `mode` is about engines of unknown size: refused, or admitted with a warning and charged what they are measured.
+    `leaving_bytes`: what engines on their way out still hold; they are none of the entries. `paused`: why nothing
+    that takes room may start now, "" if it may.
     """
-    book = _Book(budget_bytes, [entry for entry in entries if entry.phase is not Phase.WAITING])
+    running = [entry for entry in entries if entry.phase is not Phase.WAITING]
+    waiting = sorted((entry for entry in entries if entry.phase is Phase.WAITING), key=_rank)
+    book = _Book(budget_bytes, running, leaving_bytes)
     decisions: dict[Key, Decision] = {}
     position = 0
-    for entry in sorted((entry for entry in entries if entry.phase is Phase.WAITING), key=_rank):
-        need, left = entry.charge_bytes, book.left
-        if hopeless := _hopeless(entry, budget_bytes, left, mode):
+    for entry in waiting:
+        if hopeless := _hopeless(entry, budget_bytes, book.left, mode):
             decisions[entry.key] = hopeless
-            continue
-        if entry.unknown:
-            book.admit(entry)
-            warning = "its size is not known, so it is started without knowing whether it fits"
-            decisions[entry.key] = Decision(True, "UnknownSize", warning)
-            continue
-        held_up = book.held_up_by(entry)
-        if need <= left and held_up is None:
+        elif not entry.needs_bytes and not entry.unknown:  # an edit that gives room back
             book.admit(entry)
             decisions[entry.key] = Decision(True)
-            continue
-        position += 1
-        message = _arithmetic(need, left, budget_bytes)
-        if need <= left and held_up is not None:
-            name = "/".join(held_up.key)
-            message = (
-                f"needs {amount(need, 'up')}, {amount(left, 'down')} of {amount(budget_bytes)} left, "
-                f"but {name} needs {amount(held_up.charge_bytes, 'up')} and waits ahead of it"
-            )
-        victims = book.victims(entry) if preemption and held_up is None else []
-        if victims:
-            book.displace(entry, victims)
-            message += f"; {', '.join('/'.join(each.key) for each in victims)} will be stopped for it"
+        elif paused:
+            position += 1
+            decisions[entry.key] = Decision(False, PRESSURE, f"{paused} (queue position {position})", position)
+        elif entry.unknown or book.fits(entry):
+            book.admit(entry)
+            decisions[entry.key] = Decision(True, CHECK_FAILED, UNKNOWN_STARTED) if entry.unknown else Decision(True)
         else:
-            book.block(entry)
-        names = tuple(each.key for each in victims)
-        decisions[entry.key] = Decision(
-            False, "InsufficientMemory", f"{message} (queue position {position})", position, names
-        )
+            position += 1
+            decisions[entry.key] = _queued(book, entry, position, preemption)
     return Ledger(budget_bytes, book.charged, decisions)
+
+
+def _queued(book: _Book, entry: Entry, position: int, preemption: bool) -> Decision:
+    """What becomes of one that has to wait, and of those that make room for it."""
+    held_up, need, left = book.held_up_by(entry), entry.needs_bytes, book.left
+    message = _arithmetic(entry.charge_bytes, left + entry.holds_bytes, book.budget)
+    if need <= left and held_up is not None:
+        message = (
+            f"needs {amount(need, 'up')}, {amount(left, 'down')} of {amount(book.budget)} left, "
+            f"but {_named(held_up.key)} needs {amount(held_up.charge_bytes, 'up')} and waits ahead of it"
+        )
+    victims = book.victims(entry) if preemption and held_up is None else []
+    if victims:
+        book.reserve(entry, victims)
+        message += f"; {', '.join(_named(each.key) for each in victims)} will be stopped for it"
+    elif held_up is None and need <= left + book.coming:
+        book.reserve(entry, ())
+        message = (
+            f"needs {amount(need, 'up')}, {amount(left, 'down')} of {amount(book.budget)} left, "
+            f"and {amount(book.leaving_bytes)} more when what is ending has ended"
+        )
+    else:
+        book.block(entry)
+    text = f"{message} (queue position {position})"
+    return Decision(False, INSUFFICIENT, text, position, tuple(each.key for each in victims))
+
+
+def _named(key: Key) -> str:
+    return "/".join(key)

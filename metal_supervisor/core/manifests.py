@@ -15,7 +15,7 @@ from metal_supervisor.core.types import Endpoint, Json, ModelFile, Record, Stand
 
 KIND = "InferenceService"
 MANAGED_BY = "metal-supervisor"
-OWN_CONDITION = "MetalReady"
+OWN_CONDITIONS = frozenset({"MetalReady", "MemoryPressure"})
 HEARTBEAT = "llmkube.ai/agent-heartbeat"
 HEARTBEAT_LIMIT_S = 180.0
 """How long LLMKube believes a heartbeat."""
@@ -76,12 +76,12 @@ def status(record: Record, told: Report, before: Json, now: str) -> Json:
 
 def own_part(before: Json) -> Json:
     """What of a status is ours where LLMKube's operator writes the rest."""
-    return {"conditions": [each for each in before.get("conditions") or [] if each.get("type") == OWN_CONDITION]}
+    return {"conditions": [each for each in before.get("conditions") or [] if each.get("type") in OWN_CONDITIONS]}
 
 
 def own_status(record: Record, told: Report, before: Json, now: str) -> Json:
     """`status` as we write it beside LLMKube's operator: our own condition."""
-    own = [each for each in told.conditions if each.type == OWN_CONDITION]
+    own = [each for each in told.conditions if each.type in OWN_CONDITIONS]
     return {"conditions": timed(own, before.get("conditions") or [], record.generation, now)}
 
 

@@ -52,7 +52,16 @@ def program_name(key: Key) -> str:
     return f"{name[: LONGEST_NAME - 13].rstrip('-.')}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
-def compose(program: str, engine: Engine, port: int, host: str, home: str, asked: str = "") -> Program:
+def compose(
+    program: str,
+    engine: Engine,
+    port: int,
+    host: str,
+    home: str,
+    asked: str = "",
+    reserved_bytes: int = 0,
+    mapped_bytes: int = 0,
+) -> Program:
     """The Program of an engine. `home` is the state directory as the ini may name it (see SAFE_HOME).
 
     The digest in the name is that of what the engine gets: what a release adds around it renames no spec.
@@ -69,6 +78,8 @@ def compose(program: str, engine: Engine, port: int, host: str, home: str, asked
         "format": SPEC_FORMAT,
         "asked": asked,
         "supervisor_log": f"{home}/log/supervisord.log",
+        "reserved_bytes": reserved_bytes,
+        "mapped_bytes": mapped_bytes,
     }
     spec_file = f"{program}.{_digest(json.dumps(meaning, sort_keys=True))}.json"
     return Program(program, spec_file, json.dumps({**around, **meaning}, indent=1, sort_keys=True) + "\n")

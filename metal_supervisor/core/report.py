@@ -15,8 +15,10 @@ WAITING = "Waiting for the host metal-agent to fetch the model and register Endp
 LONGEST_NOTE_BYTES = 1000
 HELD = ("FATAL", "BACKOFF")
 PORT_IN_USE, CLAIM_LOST, HUNG, CRASH_LOOP = "PortInUse", "ClaimLost", "Hung", "CrashLoopBackOff"
+EVICTED = "Evicted"
 TROUBLE = frozenset({
     HUNG, "Unresponsive", CRASH_LOOP, PORT_IN_USE, "PublishFailed", "EndpointNameConflict", "NoRoutableAddress",
+    "InsufficientMemory", "MemoryCheckFailed", "MemoryPressure", EVICTED,
 })
 """Reasons that deserve a warning although they may pass."""
 
@@ -145,6 +147,11 @@ def _conditions(
         short = "Pending" if phase == "Pending" else "Creating"
         text = message if phase == "Pending" else f"Creating inference service ({serving})"
         found.append(Condition("Progressing", "True", short, text))
+    if record.evicted_at is not None:
+        found.append(Condition("MemoryPressure", "True", EVICTED, record.verdict.message))
+    elif record.pressure:
+        level, why = record.pressure
+        found.append(Condition("MemoryPressure", "False" if level == "Normal" else "True", level, why))
     if record.warning and phase != "Failed":
         found.append(Condition("Degraded", "True", *record.warning))
     return tuple(sorted(found, key=lambda condition: condition.type))

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from metal_supervisor.core import fields
+from metal_supervisor.core.budget import read_limit
 from metal_supervisor.core.fields import Bad
 from metal_supervisor.core.types import Endpoint, Json, Key, Model, Rejected, Service
 
@@ -76,6 +77,7 @@ def read_model(resource: Json) -> Model:
         accelerator=fields.get(spec, "spec.hardware.accelerator", str, "cpu"),
         gpu_layers=fields.get(spec, "spec.hardware.gpu.layers", int, None),
         sha256=fields.get(spec, "spec.sha256", str, None),
+        limit=read_limit(spec),
     )
 
 
@@ -239,6 +241,7 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
         extra_args=extra_args,
         env=_environment(resource),
         drain_s=_drain_s(resource),
+        protected=fields.boolean(resource, "spec.evictionProtection") or False,
     )
 
 

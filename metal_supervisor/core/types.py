@@ -42,6 +42,21 @@ class Standing(str, Enum):
 
 
 @dataclass(frozen=True)
+class ModelLimit:
+    """What a Model says that it may take of the memory at most; one of the two, or neither."""
+
+    bytes: int | None = None
+    fraction: float | None = None
+    """Of the machine's memory; counts only if `bytes` is not said."""
+
+    def resolve(self, total_bytes: int) -> int | None:
+        """In bytes on this machine, None if nothing was said."""
+        if self.bytes is not None or self.fraction is None:
+            return self.bytes
+        return round(total_bytes * self.fraction)
+
+
+@dataclass(frozen=True)
 class Model:
     """What a Model says, as far as this Mac cares."""
 
@@ -57,6 +72,8 @@ class Model:
     """`spec.hardware.accelerator`, `cpu` when unset."""
     gpu_layers: int | None
     sha256: str | None
+    limit: ModelLimit = field(default_factory=ModelLimit)
+    """What it may take of the memory at most (`spec.hardware.memoryBudget`, `memoryFraction`)."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +115,8 @@ class Service:
     """How long its engine may finish what it answers (`spec.rolloutPolicy`), None for this Mac's own setting."""
     ordinal: int = 0
     """Which of this Mac's engines for it is meant."""
+    protected: bool = False
+    """`spec.evictionProtection`: never stopped to make room, nor when memory is short."""
 
     @property
     def asked(self) -> str:
@@ -236,6 +255,28 @@ class Record:
     """Replicas that other engines serve, of other Macs and of this one."""
     ordinal: int = 0
     """Which of this Mac's engines for the service it is."""
+    reserved_bytes: int = 0
+    """What its engine was estimated to take of the memory, 0 if nobody can tell; kept for it while it may run."""
+    mapped_bytes: int = 0
+    """Of these, mapped from files."""
+    memory: str = ""
+    """The arithmetic of that, or why it is not known."""
+    limit_bytes: int | None = None
+    """What its Model allows it at most."""
+    protected: bool = False
+    """It is never stopped to make room, nor when memory is short."""
+    queued_at: float | None = None
+    """Unix time since which it wants memory."""
+    admitted_at: float = 0.0
+    """Unix time at which it got it."""
+    displaced_by: str = ""
+    """For whom it was stopped, "" if it was not."""
+    evicted_at: float | None = None
+    """Unix time at which it was stopped because memory was short; None once it may come back."""
+    evictions: int = 0
+    """How often that was so."""
+    pressure: tuple[str, str] | None = None
+    """(level, why) of the machine's shortage of memory, once there was one."""
 
     @property
     def key(self) -> Key:
@@ -340,6 +381,8 @@ class Observed:
     """This very process has been ready before."""
     hung: str = ""
     """Why this very process should be restarted, "" if it should not."""
+    memory_bytes: int = 0
+    """What it was measured to hold of the memory, with its children; 0 if that is not known."""
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,12 @@ A runtime is pure: it turns a Service into argv and environment, and describes i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from metal_supervisor.core.demand import Demand, Reading
 from metal_supervisor.core.types import Engine, Service
-from metal_supervisor.runtimes import llama_server
+from metal_supervisor.runtimes import llama_memory, llama_server
 from metal_supervisor.runtimes.place import Binary, Place
 
 __all__ = ["RUNTIMES", "Binary", "Place", "Runtime"]
@@ -23,10 +24,15 @@ class Runtime:
     refuse: Callable[[Service], tuple[str, str] | None]
     """(reason, message) if the runtime cannot honour what the service asks for."""
     engine: Callable[[Service, Binary, Place], Engine]
+    demand: Callable[[Sequence[str], Reading, Callable[[str], Reading | None]], Demand | None]
+    """(argv, the model, what is known of another file) -> what it takes; None while a file is still being read."""
 
 
 RUNTIMES: Mapping[str, Runtime] = {
     "llama-server": Runtime(
-        formats=frozenset({"gguf"}), refuse=llama_server.refuse, engine=llama_server.engine
+        formats=frozenset({"gguf"}),
+        refuse=llama_server.refuse,
+        engine=llama_server.engine,
+        demand=llama_memory.demand,
     ),
 }

@@ -1,4 +1,4 @@
-"""What decides llama-server's memory, read back from the command line that it will be started with.
+"""What llama-server will take of the memory, read back from the command line that it will be started with.
 
 Not from the custom resource: `spec.extraArgs` come last and win, and a default that we forgot to set would make
 admission and reality differ. So what is judged is what is executed, read by the engine's own rules: the last of
@@ -7,10 +7,22 @@ several equal flags counts, `_` is `-`, and `--parallel -1` means four slots tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from metal_supervisor.core.estimate import Settings
+from metal_supervisor.core.demand import Demand, Reading
+from metal_supervisor.core.estimate import (
+    FALLBACK_PERCENT,
+    PROCESS_BYTES,
+    Estimate,
+    Settings,
+    by_size,
+    draft_settings,
+    estimate,
+    projector_bytes,
+)
+from metal_supervisor.core.gguf import BadGguf
 from metal_supervisor.core.sizes import MIB
 
 VALUES = {
@@ -25,8 +37,8 @@ VALUES = {
     "load_mode": ("-lm", "--load-mode"),
     "projector": ("-mm", "--mmproj"),
     "draft": ("-md", "--model-draft", "--spec-draft-model"),
-    "adapter": ("--lora",),
-    "scaled": ("--lora-scaled",),
+    "adapter": ("--lora", "--control-vector"),
+    "scaled": ("--lora-scaled", "--control-vector-scaled"),
 }
 SWITCHES = {
     "-kvu": ("unified", True), "--kv-unified": ("unified", True),
@@ -34,12 +46,24 @@ SWITCHES = {
     "--swa-full": ("swa_full", True), "--mmap": ("mmap", True), "--no-mmap": ("mmap", False),
     "--embedding": ("encodes", True), "--embeddings": ("encodes", True),
     "--rerank": ("encodes", True), "--reranking": ("encodes", True), "--no-mmproj": ("no_projector", True),
+    "--no-mmproj-auto": ("no_projector", True), "--mmproj-auto": ("no_projector", False),
 }  # fmt: skip
+UNSIZED = frozenset({
+    "-mmu", "--mmproj-url", "-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf", "-mv", "--model-vocoder",
+    "-hfv", "-hfrv", "--hf-repo-v", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo",
+})  # fmt: skip
+"""What makes the engine load a model that only it knows: it fetches it itself, or we have no formula for it."""
 NAMES = {flag: name for name, flags in VALUES.items() for flag in flags}
 AUTO_SLOTS = 4
 UNLIMITED_PROMPT_CACHE_BYTES = 8192 * MIB
 """What is charged for `--cache-ram -1`: the engine's default, since it has no limit to go by."""
 UNMAPPED = frozenset({"none", "dio"})
+WHOLE = re.compile(r"\s*([+-]?\d{1,20})", re.ASCII)
+LARGEST = (1 << 31) - 1
+PROMPT_CACHE_MIB, PROMPT_CACHE_MIB_LEAST, PROMPT_CACHE_MIB_UNKNOWN = 2048, 64, 512
+"""The most, the least, and the choice for a model that cannot be judged; the engine's own default is 8192."""
+CONVERSATIONS_KEPT = 4
+"""How many times what all slots hold is worth keeping as old prompts."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +76,18 @@ class Demands:
     draft: str = ""
     """Path of the draft model."""
     adapters: tuple[str, ...] = ()
+    """Paths of LoRA adapters and control vectors."""
+    unsized: str = ""
+    """The argument that makes the engine load something of unknown size, "" without one."""
+    encodes: bool = False
+    """It serves embeddings or ranks; it answers nobody twice from the same prompt."""
 
 
 def _whole(text: str | None, default: int) -> int:
-    """A number of the command line; what is none ends the engine at once, so it needs no memory."""
-    try:
-        return int(text) if text is not None else default
-    except ValueError:
-        return default
+    """A number as the engine reads it: digits end it. What is none ends the engine at once, so it needs no memory."""
+    found = WHOLE.match(text or "")
+    number = int(found[1]) if found else default
+    return number if abs(number) <= LARGEST else default
 
 
 def demands(argv: Sequence[str]) -> Demands:
@@ -67,12 +95,16 @@ def demands(argv: Sequence[str]) -> Demands:
     values: dict[str, str] = {}
     switches: dict[str, bool] = {}
     adapters: list[str] = []
+    unsized = ""
     rest = iter(argv)
     for argument in rest:
         flag = argument.replace("_", "-") if argument.startswith("--") else argument
         if flag in SWITCHES:
             name, on = SWITCHES[flag]
             switches[name] = on
+        elif flag in UNSIZED:
+            unsized = unsized or flag
+            next(rest, "")
         elif (found := NAMES.get(flag)) is not None:
             value = next(rest, "")
             if found == "adapter":
@@ -99,4 +131,88 @@ def demands(argv: Sequence[str]) -> Demands:
     if switches.get("encodes"):  # an encoder must see a whole text at once
         settings = replace(settings, batch=min(settings.batch, settings.ubatch))
     projector = "" if switches.get("no_projector") else values.get("projector", "")
-    return Demands(settings, projector, values.get("draft", ""), tuple(each for each in adapters if each))
+    return Demands(
+        settings=settings,
+        projector=projector,
+        draft=values.get("draft", ""),
+        adapters=tuple(each for each in adapters if each),
+        unsized=unsized,
+        encodes=switches.get("encodes", False),
+    )
+
+
+def demand(argv: Sequence[str], model: Reading, reading_of: Callable[[str], Reading | None]) -> Demand | None:
+    """What a llama-server with this command line and model will take; None while a file that it needs is not read.
+
+    `reading_of` is asked for every further file by its path, and answers None for one that is not read yet. Whatever
+    has a size is charged, by its header or else by that; whatever has none makes the whole unknown, and is named.
+    """
+    asked = demands(argv)
+    named = [("--mmproj", asked.projector), ("--model-draft", asked.draft)]
+    named += [("--lora", path) for path in asked.adapters]
+    found = [(flag, path, reading_of(path)) for flag, path in named if path]  # all at once, so that all are read
+    if asked.unsized:
+        return Demand(None, text=f"nobody can tell what {asked.unsized} loads; name a file on this Mac instead")
+    made = estimate_of(model, asked.settings)
+    if made is None:
+        return Demand(None, text=model.problem or "the size of its model is not known")
+    for flag, path, reading in found:
+        if reading is None:
+            return None
+        added = _with(made, flag, reading, asked.settings)
+        if added is None:
+            return Demand(None, text=f"{flag} {path}: {reading.problem or 'its size is not known'}")
+        made = added
+    return Demand(made.total_bytes, made.mapped_bytes, made.explain())
+
+
+def estimate_of(model: Reading, settings: Settings) -> Estimate | None:
+    """What a model takes by its header, or else by its size; None if neither is known. No further files."""
+    why = model.problem
+    if model.header is not None:
+        try:
+            return estimate(model.header, settings)
+        except BadGguf as error:
+            why = str(error)
+    return None if model.size_bytes is None else by_size(model.size_bytes, settings, why)
+
+
+def _with(made: Estimate, flag: str, reading: Reading, settings: Settings) -> Estimate | None:
+    """The estimate with one more file; None if nobody can tell its size."""
+    header, size = reading.header, reading.size_bytes
+    if flag == "--model-draft":
+        draft = estimate_of(reading, draft_settings(settings))
+        if draft is None:
+            return None
+        notes = (f"{flag} by file size", *draft.assumptions) if draft.basis == "file size" else draft.assumptions
+        return replace(
+            made,
+            draft_bytes=draft.total_bytes - PROCESS_BYTES,
+            mapped_bytes=made.mapped_bytes + draft.mapped_bytes,
+            assumptions=tuple(dict.fromkeys((*made.assumptions, *notes))),
+        )
+    if header is None:
+        if size is None:
+            return None
+        made = replace(made, assumptions=(*made.assumptions, f"{flag} by file size", reading.problem))
+    if flag == "--mmproj":
+        guess = -(-(size or 0) * FALLBACK_PERCENT // 100)
+        return replace(made, projector_bytes=guess if header is None else projector_bytes(header, settings))
+    added = (size or 0) if header is None else header.weights_bytes
+    return replace(made, adapter_bytes=made.adapter_bytes + added)
+
+
+def prompt_cache_mib(argv: Sequence[str], model: Reading) -> int:
+    """How much memory old prompts are worth beside this model, in MiB, for `--cache-ram`; argv is without that.
+
+    The engine may fill all of it, so all of it is charged: the engine's own default would be most of what a small
+    model takes. Four times what all slots hold lets several conversations take turns.
+    """
+    asked = demands(argv)
+    if asked.encodes:
+        return 0
+    made = estimate_of(model, asked.settings)
+    if made is None or made.basis != "header":
+        return PROMPT_CACHE_MIB_UNKNOWN
+    worth = -(-CONVERSATIONS_KEPT * (made.kv_bytes + made.state_bytes) // MIB)
+    return min(max(worth, PROMPT_CACHE_MIB_LEAST), PROMPT_CACHE_MIB) if worth else 0

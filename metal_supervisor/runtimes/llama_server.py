@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from metal_supervisor.core.types import Engine, Probe, Service
+from metal_supervisor.runtimes.llama_memory import prompt_cache_mib
 from metal_supervisor.runtimes.place import Binary, Place
 
 DEFAULT_CONTEXT, DEFAULT_BATCH, DEFAULT_GPU_LAYERS = 2048, 2048, 99
-PROMPT_CACHE_MIB = 2048  # the engine's own default is 8192, on top of everything else
 
 OWNED: Mapping[str, str] = {
     "--host": "engines listen where this Mac's setting --bind says",
@@ -133,12 +133,12 @@ def _mode(service: Service) -> list[str]:
     return [part for flag in wanted if not _given(service, *spellings.get(flag[0], (flag[0],))) for part in flag]
 
 
-def _housekeeping(service: Service, binary: Binary) -> list[str]:
-    """Flags that not every build has, given only to one that names them."""
+def _housekeeping(service: Service, binary: Binary, prompt_cache: int) -> list[str]:
+    """Flags that not every build has, given only to one that names them. `prompt_cache`: in MiB."""
     wanted = [
         ("--metrics", []),
         ("--fit", ["off"]),
-        ("--cache-ram", [str(PROMPT_CACHE_MIB if service.mode == "chat" else 0)]),
+        ("--cache-ram", [str(prompt_cache)]),
         ("--no-webui", []),
         ("--offline", []),
     ]
@@ -156,6 +156,8 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
     argv = [binary.path, "--model", place.model_path, "--alias", ",".join(names)]
     argv += ["--host", place.host, "--port", str(place.port)]
     argv += _capacity(service, place) + _behaviour(service.options) + _mode(service)
-    argv += _housekeeping(service, binary) + list(service.extra_args)
+    # The engine's own default of 8 GiB would come on top of everything else.
+    prompt_cache = prompt_cache_mib([*argv, *service.extra_args], place.model) if service.mode == "chat" else 0
+    argv += _housekeeping(service, binary, prompt_cache) + list(service.extra_args)
     probe = Probe(expects='"status"', identity=service.name)
     return Engine(argv=tuple(argv), env=service.env, cwd=place.cwd, probe=probe)

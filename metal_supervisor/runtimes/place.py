@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from metal_supervisor.core.demand import Reading
 
 
 @dataclass(frozen=True)
@@ -24,3 +26,5 @@ class Place:
     threads: int | None
     """Performance cores, None when unknown."""
     cwd: str
+    model: Reading = field(default_factory=lambda: Reading(None))
+    """What is known of the model's file."""

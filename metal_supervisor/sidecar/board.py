@@ -106,6 +106,7 @@ def status(board: Board, version: str) -> Json:
             "reachable": not cluster_trouble(board),
             "error": cluster_trouble(board),
         },
+        "memory": board.controller.get("memory"),
         "controller": {key: board.controller.get(key) for key in ("at", "did", "notices", "elsewhere", "silent")},
         "services": [_service(row) for row in board.rows],
     }
@@ -132,6 +133,13 @@ def _service(row: Row) -> Json:
         "lastExit": observed.last_exit,
         "nextAttempt": record.retry_at,
         "rssBytes": row.rss_bytes,
+        "memory": {
+            "reservedBytes": record.reserved_bytes,
+            "measuredBytes": observed.memory_bytes,
+            "limitBytes": record.limit_bytes,
+            "estimate": record.memory,
+            "evictions": record.evictions,
+        },
         "published": not observed.published,
         "publishError": observed.published,
     }

@@ -22,6 +22,7 @@ from metal_supervisor.boundary import host
 from metal_supervisor.boundary.doorbell import Doorbell, ring
 from metal_supervisor.boundary.exits import ExitWatch
 from metal_supervisor.boundary.kube import Kube
+from metal_supervisor.boundary.memory import Held
 from metal_supervisor.boundary.roam import AddressBook
 from metal_supervisor.boundary.state import SESSION_FILE, StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
@@ -45,6 +46,7 @@ from metal_supervisor.sidecar import farewell, words
 from metal_supervisor.sidecar.board import Board, Row
 from metal_supervisor.sidecar.fleetnode import FleetNode
 from metal_supervisor.sidecar.membership import Membership, new_session
+from metal_supervisor.sidecar.meter import Meter
 from metal_supervisor.sidecar.probes import Finding, Prober, Target
 from metal_supervisor.sidecar.registrar import Around, Registrar
 from metal_supervisor.sidecar.statuses import Wanted, WantedModel
@@ -53,6 +55,7 @@ TICK_S = 15.0
 RETRY_S = 1.0
 WITHDRAW_ALL_S = 2.0
 ENGINES_EVERY_S = 60.0
+MEMORY_STEP_BYTES = 16 << 20
 # Below the 2 s that the controller waits for an answer.
 UNCONFIRMED_S = 1.0
 log = logging.getLogger("sidecar")
@@ -81,6 +84,7 @@ class Sidecar:
         self.registrar = Registrar(kube, self.node, self.membership, self.wake, settings.embedded, fleet_node)
         self.prober = Prober(self.wake, Limits(settings.llama_server_startup_timeout, settings.hang_timeout))
         self.exits = ExitWatch(self._exited)
+        self._meter = Meter()
         self._dead: set[int] = set()
         self._news = threading.Event()
         """A process has ended, and no pass has told of it."""
@@ -201,6 +205,7 @@ class Sidecar:
             {name: (self._target(each, pids[name]), self._known(each, pids[name])) for name, each in alive.items()}
         )
         rows = [self._row(each, self._table.get(name), notes.get(name), pids[name]) for name, each in records.items()]
+        self._meter.keep({pid for pid in pids.values() if pid})
         for program in self._observed.keys() - records.keys():
             del self._observed[program]
             self.state.forget_observed(program)
@@ -303,6 +308,8 @@ class Sidecar:
         overdue = bool(record.withdraw) and now - _asked_at(record.withdraw) > UNCONFIRMED_S
         carried_out = record.withdraw if published.withdrawn == record.withdraw or overdue else ""
         busy = self.prober.busy(record.program, carried_out, self._target(record, pid) if pid else None)
+        born = note.started if note is not None and note.pid == pid else ""
+        held = self._meter.held(pid, born, record.mapped_bytes) if pid else None
         observed = Observed(
             program=record.program,
             pid=pid,
@@ -318,6 +325,7 @@ class Sidecar:
             hung=finding.hung if pid else "",
             last_exit=self._exit(record, before, died, word),
             published=published.problem,
+            memory_bytes=self._charged(pid, held, before),
         )
         self._observed[record.program] = observed
         if self.state.write_observed(observed):
@@ -325,9 +333,16 @@ class Sidecar:
         told = report(record, observed)
         self._announce(record, told, observed, crashed)
         address = self.addresses.address
-        used = host.usage(pid) if pid else None
         where = f"{address}:{record.port}" if told.wants_slice and address else ""
-        return Row(record, observed, told, where, used.rss_bytes if used else 0)
+        return Row(record, observed, told, where, held.rss_bytes if held else 0)
+
+    def _charged(self, pid: int, held: Held | None, before: Observed | None) -> int:
+        """What an engine is charged for what it holds; small changes are no news, and no file is written for them."""
+        if not pid:
+            return 0
+        known = before.memory_bytes if before is not None and before.pid == pid else 0
+        found = held.charged_bytes if held else known
+        return known if known and abs(found - known) < max(known // 50, MEMORY_STEP_BYTES) else found
 
     def _just_died(self, record: Record, before: Observed) -> Row:
         """A death that supervisord has not told of yet: the endpoint goes out, and the rest follows once it has.
@@ -386,17 +401,19 @@ class Sidecar:
             operator if isinstance(operator, bool) else None,
             frozenset(where),
             tuple((str(namespace), str(node)) for namespace, node in silent),
-            tuple(sorted(self._notes().items())),
+            tuple(sorted(self._notes(told).items())),
             str(cluster.get("cloned") or ""),
         )
 
-    def _notes(self) -> dict[str, str]:
+    def _notes(self, told: Json) -> dict[str, str]:
         """What the node Lease says of this Mac."""
+        memory = told["memory"] if isinstance(told.get("memory"), dict) else {}
         notes = {
             **{PREFIX + name: text for name, text in host.capabilities().items()},
             PREFIX + "engines": self._engines,
             PREFIX + "version": __version__,
             PREFIX + "address": self.addresses.address,
+            **{f"{PREFIX}memory-{name}": str(memory[name]) for name in ("budget", "left") if name in memory},
         }
         if word := self.state.cordoned():
             notes[UNSCHEDULABLE] = word

@@ -20,6 +20,7 @@ from metal_supervisor.sidecar.board import Board, cluster_trouble
 INCUMBENT, OURS = "llmkube_metal_agent", "metal_supervisor"
 PHASES = ("Pending", "Creating", "Progressing", "Ready", "Stopped", "Suspended", "Failed")
 LABELS = ("name", "namespace")
+PRESSURES = ("Normal", "Warning", "Critical")
 
 
 class _BoardCollector(Collector):
@@ -46,6 +47,51 @@ def _incumbent(board: Board) -> Iterator[Metric]:
             healthy.add_metric(names, int(row.report.ready))
             rss.add_metric(names, row.rss_bytes)
     yield from (healthy, restarts, rss)
+    yield from _memory(board)
+
+
+def _memory(board: Board) -> Iterator[Metric]:
+    """The budget, what is charged to it, and the machine's pressure."""
+    estimated = GaugeMetricFamily(
+        f"{INCUMBENT}_memory_estimated_bytes", "What the engine was estimated to take.", labels=LABELS
+    )
+    held = GaugeMetricFamily(
+        f"{OURS}_service_memory_bytes", "What the engine holds, with its children and the files it maps.", labels=LABELS
+    )
+    away = GaugeMetricFamily(
+        f"{OURS}_service_evicted", "1 while the service is stopped because memory was short.", labels=LABELS
+    )
+    for row in board.rows:
+        names = (row.record.key[1], row.record.namespace)
+        away.add_metric(names, int(row.record.evicted_at is not None))
+        if row.record.reserved_bytes:
+            estimated.add_metric(names, row.record.reserved_bytes)
+        if row.observed.pid:
+            held.add_metric(names, row.observed.memory_bytes)
+    yield from (estimated, held, away)
+    told = board.controller.get("memory")
+    if not isinstance(told, dict):
+        return
+    for name, key, text in (
+        (f"{INCUMBENT}_memory_budget_bytes", "budget", "What all engines may take together."),
+        (f"{INCUMBENT}_system_memory_available_bytes", "available", "Memory of the machine that is available."),
+        (f"{OURS}_memory_charged_bytes", "charged", "What is charged to the budget."),
+        (f"{OURS}_memory_waiting_services", "waiting", "Services that wait for memory."),
+    ):
+        if isinstance(told.get(key), (int, float)):
+            yield GaugeMetricFamily(name, text, value=told[key])
+    if told.get("pressure") in PRESSURES:
+        yield GaugeMetricFamily(
+            f"{INCUMBENT}_memory_pressure_level", "0 normal, 1 warning, 2 critical; not there while nobody knows.",
+            value=PRESSURES.index(told["pressure"]),
+        )
+    yield CounterMetricFamily(f"{INCUMBENT}_evictions", "Engines stopped for want of memory.", value=told["evictions"])
+    skipped = CounterMetricFamily(
+        f"{INCUMBENT}_evictions_skipped", "Times it was critical and nobody was stopped, by reason.", labels=("reason",)
+    )
+    for reason, count in sorted(told["skipped"].items()):
+        skipped.add_metric((reason,), count)
+    yield skipped
 
 
 def _ours(board: Board) -> Iterator[Metric]:

@@ -126,12 +126,9 @@ def test_who_holds_a_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_process_is_described_while_it_lives() -> None:
     process = subprocess.Popen(["sleep", "60"])
-    found = host.usage(process.pid)
-    assert found and found.rss_bytes > 0 and found.cpu_s >= 0
     eventually(lambda: host.command_line(process.pid) == ["sleep", "60"], 5.0, "its exec")
     process.kill()
     process.wait()
-    assert host.usage(process.pid) is None
     assert host.command_line(process.pid) is None
 
 

@@ -39,7 +39,11 @@ from metal_supervisor.applier import Applier
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
 from metal_supervisor.controller import Controller, Snapshot
 from metal_supervisor.core import decide, plan, programs
+from metal_supervisor.core.budget import Budget
 from metal_supervisor.core.decide import Outlook
+from metal_supervisor.core.demand import Demand
+from metal_supervisor.core.ledger import Ledger
+from metal_supervisor.core.pressure import Pace, Watch
 from metal_supervisor.core.types import (
     Endpoint,
     Engine,
@@ -54,6 +58,7 @@ from metal_supervisor.core.types import (
     Service,
     State,
 )  # fmt: skip
+from metal_supervisor.memory import Memory
 
 HOME, NODE_EPOCH = "/state", 1_700_000_000.0
 DRAIN_S = 8.0
@@ -66,6 +71,8 @@ HANDS_S = 0.1
 to stand in for leaves that one alone, which is known, and not played here."""
 STEADY, FAILS, NEVER_STOPS, STOPS_SLOWLY, CRASHES_LATER = (0, 1, 2), 3, 4, 5, 6
 EDITIONS, RELEASES = 7, 3
+SIZES = (20, 30, 40, 50, 60, 70, 110)
+"""Bytes of memory that an edition takes."""
 FOREIGN = "default.mine"
 FOREIGN_FILE = f"[program:{FOREIGN}]\ncommand=/bin/sleep 60\n"
 NAMES = ("a", "b", "c")
@@ -309,6 +316,9 @@ class Files:
         files = {"models.d": self.sections, "pending": self.pending, "specs": self.specs}[name]
         return SimpleNamespace(glob=lambda _: [File(files, each) for each in list(files)])
 
+    def read_spec(self, spec_file: str) -> dict[str, Any]:
+        return {"reserved_bytes": SIZES[EDITION[spec_file]]} if spec_file in self.specs else {}
+
     def section_path(self, program: str) -> File:
         return File(self.sections, f"{program}.conf")
 
@@ -378,7 +388,8 @@ def composed(name: str, edition: int, release: int = 0) -> tuple[Service, Engine
         {"contextSize": edition},
     )  # fmt: skip
     engine = Engine(("/bin/engine", str(edition), str(release)), (), "/", Probe())
-    return service, engine, programs.compose(program(name), engine, PORTS[name], "::", HOME, service.asked)
+    made = programs.compose(program(name), engine, PORTS[name], "::", HOME, service.asked, SIZES[edition])
+    return service, engine, made
 
 
 @lru_cache(maxsize=256)
@@ -398,14 +409,18 @@ EDITION = {
     composed(name, edition, release)[2].spec_file: edition
     for name in NAMES for edition in range(EDITIONS) for release in range(RELEASES)
 }  # fmt: skip
-SETTINGS: Any = SimpleNamespace(log_size=20, log_files=3, drain_timeout=DRAIN_S, bind_address="::")
+SETTINGS: Any = SimpleNamespace(
+    log_size=20, log_files=3, drain_timeout=DRAIN_S, bind_address="::",
+    memory_check_mode="enforce", preemption=False, eviction_enabled=False,
+)  # fmt: skip
 
 
 class Lookout(lookout.Lookout):
     """What this Mac can do: everything, at once."""
 
     def __init__(self, mac: Mac) -> None:
-        super().__init__(SETTINGS, mac.files, SimpleNamespace())  # type: ignore[arg-type]
+        headers: Any = SimpleNamespace(keep=lambda _: None)
+        super().__init__(SETTINGS, mac.files, SimpleNamespace(), headers)  # type: ignore[arg-type]
         self._mac = mac
 
     def outlook(self, service: Service, record: Any, records: Any, table: Any, notes: Any) -> Outlook:
@@ -413,7 +428,22 @@ class Lookout(lookout.Lookout):
         self.specs[made.spec_file] = made.spec
         up = plan.live_note(notes.get(made.name), table.get(made.name))
         running = self._running(made.name, record, engine, up)
-        return Outlook(ModelFile("Ready", "/m"), PORTS[service.name], engine, made, running=running)
+        ready, port = ModelFile("Ready", "/m"), PORTS[service.name]
+        return Outlook(ready, port, engine, made, running=running, demand=self._mac.demand(service))
+
+
+class Purse(Memory):
+    """The machine's memory: a budget, and nobody who watches for pressure."""
+
+    def __init__(self, mac: Mac) -> None:
+        self._settings, self._state = SETTINGS, mac.files
+        self.ledger = Ledger(mac.budget_bytes, 0, {})
+        self._leaving, self._skipping = frozenset(), ""
+        self._exited_at = self._returned_at = None
+        self.watchdog: Any = SimpleNamespace(
+            level=None, watch=Watch(), sample=None, engines={}, pace=Pace(),
+            budget=Budget(mac.budget_bytes, mac.budget_bytes, "all of it", {}),
+        )  # fmt: skip
 
 
 class Brain(Controller):
@@ -425,6 +455,7 @@ class Brain(Controller):
         self.records = {record.key: record for record in mac.files.kept.values()}
         self.applier = Applier(self.state, self.supervisord, SETTINGS)
         self.lookout: Any = Lookout(mac)
+        self.memory = Purse(mac)
         self.bulletin: Any = SimpleNamespace(
             operator=False, look_for_operator=lambda *_: None, quarantined=lambda *_: None
         )
@@ -434,15 +465,17 @@ class Brain(Controller):
         self.exits: Any = SimpleNamespace(watch_only=lambda _: None)
 
     def _snapshot(self) -> Snapshot:
-        return Snapshot(self.mac.clock.time(), {}, True, {}, self.supervisord.table(), self.state.run_notes())
+        now, table = self.mac.clock.time(), self.supervisord.table()
+        return Snapshot(now, {}, True, {}, table, self.state.run_notes(), self.state.observations())
 
     def _decide(self, snapshot: Snapshot) -> None:
-        found = self.mac.wanted
+        found, before = self.mac.wanted, dict(self.records)
         for name in reversed(found) if self.mac.reverse else found:
             self._take(asked_for(name, *found[name]), 0, snapshot)
         for record in list(self.records.values()):
             if record.name not in found:
                 self.records[record.key] = decide.dismiss(record, snapshot.now)
+        self._admit(before, snapshot)
 
     def _publish(self, snapshot: Snapshot, done: Any) -> None:
         self.mac.done = len(done)
@@ -466,6 +499,7 @@ class Mac:
     clock: Clock = field(default_factory=Clock)
     wanted: dict[str, tuple[int, bool]] = field(default_factory=dict)
     """What the cluster asks for: name -> (edition, suspended)."""
+    budget_bytes: int = 10**9
 
     def __post_init__(self) -> None:
         CURRENT.append(self)
@@ -573,10 +607,16 @@ class Mac:
         assert not others, f"{process.program}: pid {process.pid} beside {others}\n{self.story()}"
         process.engine = True
         edition = EDITION[process.spec]
+        held = sum(SIZES[EDITION[each.spec]] for each in self.all.values() if each.engine and each.alive)
+        assert held <= self.budget_bytes, f"{held} bytes are held\n{self.story()}"
         if edition == FAILS:
             self.later(0.1, partial(self.exit, process, 1 << 8))
         elif edition == CRASHES_LATER:
             self.later(5.0, partial(self.exit, process, signal.SIGSEGV))
+
+    def demand(self, service: Service) -> Demand:
+        """What an engine takes of the memory."""
+        return Demand(SIZES[service.generation - 1])
 
     def stands_in(self, process: Process, pid: int) -> None:
         process.stands_for = pid

@@ -85,7 +85,9 @@ def test_every_setting_can_be_given_in_each_of_the_three_ways(tmp_path: Path) ->
         "llama_server_startup_timeout": "5", "drain_timeout": "5", "hang_timeout": "5",
         "stop_timeout": "5", "log_size": "5", "log_files": "5", "host_ip": "10.0.0.1", "bind": "::",
         "node_name": "mac-a", "node_labels": "zone=attic,gpu=", "claims": "off", "lease_duration": "5",
-        "fleet_node": "on", "replicas_per_mac": "2", "status_mode": "operator",
+        "fleet_node": "on", "replicas_per_mac": "2", "status_mode": "operator", "memory_check_mode": "warn",
+        "preemption": "true", "eviction_enabled": "true", "memory_watchdog_interval": "5",
+        "memory_pressure_warning": "0.5", "memory_pressure_critical": "0.5", "memory_recovery": "5",
     }
     for name in FIELDS:
         value = good.get(name, "/some/text")
@@ -118,8 +120,23 @@ def test_llmkubes_flag_names_are_ours() -> None:
     flags = {flag_of(name) for name in FIELDS}
     assert {
         "--namespace", "--model-store", "--host-ip", "--port", "--memory-fraction", "--runtime", "--log-level",
-        "--llama-server-startup-timeout", "--inference-service-allowlist",
+        "--llama-server-startup-timeout", "--inference-service-allowlist", "--memory-check-mode",
+        "--memory-watchdog-interval", "--memory-pressure-warning", "--memory-pressure-critical", "--eviction-enabled",
     } <= flags
+
+
+def test_a_switch_may_stand_alone_or_with_its_value() -> None:
+    for words in (["--eviction-enabled"], ["--eviction-enabled=true"], ["--eviction-enabled", "on"]):
+        assert overrides_from(parsed(*words), {}).values == {"eviction_enabled": True}
+    assert overrides_from(parsed("--eviction-enabled=false"), {}).values == {"eviction_enabled": False}
+    with pytest.raises(ConfigError, match="eviction_enabled must be true or false, not 'perhaps'"):
+        overrides_from(parsed("--eviction-enabled=perhaps"), {})
+
+
+@pytest.mark.parametrize("said, seconds", [("10s", 10.0), ("1m30s", 90.0), ("500ms", 0.5), ("7", 7.0), ("1h", 3600.0)])
+def test_seconds_may_be_written_as_llmkubes_agent_takes_them(said: str, seconds: float) -> None:
+    found = overrides_from(parsed("--memory-watchdog-interval", said), {}).values
+    assert found == {"memory_watchdog_interval": seconds}
 
 
 # ── what is wrong is named ───────────────────────────────────────────────────────────────────────

@@ -22,6 +22,7 @@ from model_supervisord import (
     NAMES,
     NEVER_STOPS,
     RELEASES,
+    SIZES,
     Mac,
     composed,
     installed,
@@ -29,8 +30,9 @@ from model_supervisord import (
 )  # fmt: skip
 
 from metal_supervisor.core import programs
+from metal_supervisor.core.ledger import INSUFFICIENT
 from metal_supervisor.core.plan import LONGEST_RETRY_S
-from metal_supervisor.core.types import Standing, State
+from metal_supervisor.core.types import Record, Standing, State
 
 Event = tuple[str, str, int, float]
 """(what, to whom, how, seconds until the next)."""
@@ -76,8 +78,8 @@ def machine() -> Iterator[None]:
 class Story:
     """One history on one Mac."""
 
-    def __init__(self, *, reverse: bool = False, deaf: bool = False) -> None:
-        self.mac = Mac(reverse, deaf, wanted={"a": (0, False), "b": (1, False)})
+    def __init__(self, *, reverse: bool = False, deaf: bool = False, budget_bytes: int = 10**9) -> None:
+        self.mac = Mac(reverse, deaf, wanted={"a": (0, False), "b": (1, False)}, budget_bytes=budget_bytes)
         self.mac.run(20.0 if deaf else 5.0)
         self.touched: set[str] = set()
         """Services that somebody edited, stopped, crashed or whose file was changed."""
@@ -192,6 +194,8 @@ class Story:
             left = (state, engines, file) != (None, [], None)
             wrong = record is not None if name not in mac.wanted else record.verdict.standing is not Standing.SUSPENDED
             return "it should be gone" if left or wrong else ""
+        if record is not None and (reason := self.short_of_memory(record)):
+            return self.waits_rightly(record, reason, edition)
         meant, waits = composed(name, edition, mac.release)[2].spec_file, mac.files.pending.get(f"{group}.conf")
         if record is None or (record.next_spec or record.spec_file) != meant or meant not in mac.files.specs:
             return "its record or spec is not the wanted one"
@@ -219,6 +223,29 @@ class Story:
         known = note and engines and note.pid == engines[0].pid
         return "" if running and known else f"it should run: {state} {engines} {note}"
 
+    def short_of_memory(self, record: Record) -> str:
+        """`waits` if it may not start, `edit` if it goes on as it was; "" if it has the memory it wants."""
+        if record.verdict.standing is Standing.WAIT:
+            return "waits"
+        return "edit" if record.warning and record.warning[0] == INSUFFICIENT else ""
+
+    def waits_rightly(self, record: Record, reason: str, edition: int) -> str:
+        """What is not as it should be with one for which there is not enough memory."""
+        mac, group = self.mac, record.program
+        others = sum(
+            each.reserved_bytes for each in mac.files.kept.values()
+            if each.verdict.standing is Standing.RUN and each.program != group
+        )  # fmt: skip
+        ahead = any(each.verdict.standing is Standing.WAIT for each in mac.files.kept.values() if each is not record)
+        if others + SIZES[edition] <= mac.budget_bytes and not ahead:
+            return "there is room for it"
+        engines, file = mac.engines(group), mac.files.sections.get(f"{group}.conf")
+        if reason == "waits":
+            return "it should be gone" if (mac.state(group), engines, file) != (None, [], None) else ""
+        runs = [each.spec for each in engines] == [record.spec_file]
+        unstable = EDITION.get(record.spec_file or "") in UNSTABLE
+        return "" if runs or unstable or record.stopped_by_hand else f"it should go on as it was: {engines}"
+
     def left(self) -> dict[str, str]:
         return {name: why for name in NAMES if (why := self.as_wanted(name))}
 
@@ -242,7 +269,7 @@ class Story:
         mac = self.mac
         mac.run(5.0)
         assert mac.brain is not None
-        unstable = [name for name in mac.wanted if mac.wanted[name][0] in UNSTABLE and self.should_run(name)]
+        unstable = [name for name in mac.wanted if self.unstable(name)]
         if unstable:
             forks = {name: mac.forks[program(name)] for name in unstable}
             mac.run(HELD_S, lambda: all(mac.forks[program(name)] > forks[name] for name in unstable))
@@ -256,6 +283,12 @@ class Story:
             before = self.all_there_is()
             mac.run(35.0)
         assert before == self.all_there_is(), mac.story()
+
+    def unstable(self, name: str) -> bool:
+        """Whether its engine comes and goes: the one that is asked for, or the one that goes on for want of room."""
+        record = self.mac.files.kept[program(name)]
+        runs = EDITION.get(record.spec_file or "") if self.short_of_memory(record) else self.mac.wanted[name][0]
+        return runs in UNSTABLE and self.should_run(name)
 
     def should_run(self, name: str) -> bool:
         record = self.mac.files.kept[program(name)]
@@ -279,9 +312,11 @@ class Story:
         assert mac.state(FOREIGN) is State.RUNNING and mac.state("controller") is State.RUNNING
 
 
-def played(history: Sequence[Event], *, reverse: bool = False, deaf: bool = False) -> Story:
+def played(
+    history: Sequence[Event], *, reverse: bool = False, deaf: bool = False, budget_bytes: int = 10**9
+) -> Story:
     """A history from its beginning to the rest after it."""
-    story = Story(reverse=reverse, deaf=deaf)
+    story = Story(reverse=reverse, deaf=deaf, budget_bytes=budget_bytes)
     story.tell(history)
     story.settles()
     story.rests()
@@ -316,6 +351,13 @@ def played(history: Sequence[Event], *, reverse: bool = False, deaf: bool = Fals
 @example([("edit", "a", FAILS, 40.0), ("clock back", "a", 0, 0.0)])
 def test_after_any_history_the_machine_becomes_what_is_asked_for_and_stays_so(history: list[Event]) -> None:
     played(history)
+
+
+@property_of(1500)
+@given(HISTORIES)
+def test_where_memory_is_short_engines_never_hold_more_than_there_is(history: list[Event]) -> None:
+    """The machine refuses any start beyond it; what waits has a reason, and starts when there is room."""
+    played(history, budget_bytes=100)
 
 
 @property_of(500)

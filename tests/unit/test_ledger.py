@@ -82,7 +82,7 @@ def test_the_limit_of_a_model_holds_whatever_room_there_is() -> None:
     found = admit(48 * GIB, [waits("a", 12, limit_bytes=10 * GIB), waits("b", 10, limit_bytes=10 * GIB)])
     assert decisions(found) == {"a": False, "b": True}
     refusal = found.decisions[key("a")]
-    assert (refusal.reason, refusal.position) == ("OverModelLimit", 0)
+    assert (refusal.reason, refusal.position) == ("InsufficientMemory", 0)
     assert refusal.message.startswith("needs 12.0 GiB, its Model allows 10.0 GiB (spec.hardware.memoryBudget")
 
 
@@ -92,10 +92,10 @@ def test_the_limit_of_a_model_holds_whatever_room_there_is() -> None:
 def test_an_unknown_size_is_refused_or_admitted_with_a_warning() -> None:
     entries = [runs("a", 30), waits("b", None)]
     refused = admit(48 * GIB, entries).decisions[key("b")]
-    assert (refused.admitted, refused.reason) == (False, "UnknownSize")
+    assert (refused.admitted, refused.reason) == (False, "MemoryCheckFailed")
     assert "18.0 GiB left" in refused.message
     warned = admit(48 * GIB, entries, mode="warn").decisions[key("b")]
-    assert (warned.admitted, warned.reason) == (True, "UnknownSize")
+    assert (warned.admitted, warned.reason) == (True, "MemoryCheckFailed")
     assert warned.message
 
 

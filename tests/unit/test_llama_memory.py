@@ -1,17 +1,34 @@
-"""What the memory of a llama-server depends on, read from its command line as the engine reads it."""
+"""What a llama-server will take of the memory, read from its command line as the engine reads it."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from metal_supervisor.core.estimate import Settings
+from metal_supervisor.core.demand import Demand, Reading
+from metal_supervisor.core.estimate import Settings, by_size, estimate
+from metal_supervisor.core.gguf import Header
 from metal_supervisor.core.sizes import GIB, MIB
 from metal_supervisor.core.types import Endpoint, Model, Service
-from metal_supervisor.runtimes.llama_memory import Demands, demands
+from metal_supervisor.runtimes.llama_memory import (
+    NAMES,
+    SWITCHES,
+    UNSIZED,
+    Demands,
+    demand,
+    demands,
+    prompt_cache_mib,
+)
 from metal_supervisor.runtimes.llama_server import engine
 from metal_supervisor.runtimes.place import Binary, Place
+from tests.system import engine_path
 
 CURRENT = Binary("/opt/llama-server", frozenset({"--metrics", "--fit", "--cache-ram", "--no-webui", "--offline"}))
 PLACE = Place("/models/m.gguf", "127.0.0.1", 18100, None, "/state")
@@ -27,14 +44,14 @@ def of_service(*extra: str, mode: str = "chat", **options: Any) -> Demands:
 
 
 def test_the_fields_of_a_service_arrive() -> None:
-    assert of_service() == Demands(Settings(context=2048, prompt_cache_bytes=2 * GIB))
+    assert of_service() == Demands(Settings(context=2048, prompt_cache_bytes=512 * MIB))
     found = of_service(
         contextSize=8192, parallelSlots=4, batchSize=1024, uBatchSize=256, flashAttention=False,
         cacheTypeK="q8_0", cacheTypeV="q4_0", cacheTypeCustomV="turbo3",
     )  # fmt: skip
     assert found.settings == Settings(
         8192, 4, batch=1024, ubatch=256, cache_k="q8_0", cache_v="turbo3", flash_attention=False,
-        prompt_cache_bytes=2 * GIB,
+        prompt_cache_bytes=512 * MIB,
     )  # fmt: skip
 
 
@@ -63,6 +80,8 @@ def test_an_embedding_service_reads_no_more_at_once_than_a_microbatch() -> None:
         ("-np 1 --load-mode none", {"mmap": False}),
         ("-np 1 --load-mode mlock", {}),
         ("-np 1 -c many", {}),
+        ("-np 1 -c 4096k", {"context": 4096}),
+        ("-np 1 -c 99999999999", {}),
         ("-np 1 -c", {}),
     ],
 )
@@ -75,3 +94,169 @@ def test_files_that_come_with_the_model_are_named() -> None:
     found = demands(line.split())
     assert found == Demands(Settings(), "/p.gguf", "/d.gguf", ("/a.gguf", "/b.gguf", "/c.gguf", "/d:e.gguf"))
     assert demands([*line.split(), "--no-mmproj"]).projector == ""
+
+
+# ── demands of real files ────────────────────────────────────────────────────────────────────────
+
+
+def header(weights: int = 4 * GIB, **keys: Any) -> Header:
+    """A llama of 8 blocks, whose cache takes 64 KiB for each token."""
+    metadata = {
+        "general.architecture": "llama", "llama.block_count": 8, "llama.embedding_length": 2048,
+        "llama.attention.head_count": 16, "llama.context_length": 8192, "llama.feed_forward_length": 8192, **keys,
+    }  # fmt: skip
+    return Header(metadata, 100, {"Q4_K": weights}, 4096, weights)
+
+
+def files(**known: Reading | None) -> Callable[[str], Reading | None]:
+    return lambda path: known[path.strip("/")]
+
+
+MODEL = Reading(4 * GIB + 4096, header())
+PROJECTOR = Header(
+    {"clip.vision.image_size": 896, "clip.vision.patch_size": 14, "clip.vision.embedding_length": 1152},
+    1, {"F16": GIB}, 64, GIB,
+)  # fmt: skip
+DRAFT = Reading(GIB // 2, header(GIB // 2, **{"llama.block_count": 2}))
+UNREADABLE = Reading(GIB, problem="GGUF version 9 is not supported; 2 and 3 are")
+GONE = Reading(None, problem="it cannot be read: No such file or directory")
+LINE = ["llama-server", "--parallel", "1", "--ctx-size", "4096"]
+
+
+def test_a_demand_is_the_estimate_of_what_will_be_started() -> None:
+    found = demand([*LINE, "--cache-ram", "100"], MODEL, files())
+    expected = estimate(MODEL.header, Settings(4096, prompt_cache_bytes=100 * MIB))  # type: ignore[arg-type]
+    assert found == Demand(expected.total_bytes, 4 * GIB, expected.explain())
+    assert "KV cache (1 x 4096 tokens) 256 MiB + " in found.text
+    unmapped = demand([*LINE, "--no-mmap"], MODEL, files())
+    assert unmapped is not None and unmapped.mapped_bytes == 0
+
+
+def test_every_further_file_is_charged() -> None:
+    alone = demand(LINE, MODEL, files())
+    line = [*LINE, "--mmproj", "/p", "-md", "/d", "--lora", "/a,/b", "--control-vector-scaled", "/v:0.5"]
+    known = {"p": Reading(GIB, PROJECTOR), "d": DRAFT, "v": Reading(MIB, header(MIB))}
+    known |= dict.fromkeys("ab", Reading(10 * MIB, header(10 * MIB)))
+    found = demand(line, MODEL, files(**known))
+    assert alone is not None and found is not None and alone.bytes is not None and found.bytes is not None
+    whole = estimate(
+        header(), Settings(4096), PROJECTOR, DRAFT.header, [header(10 * MIB), header(10 * MIB), header(MIB)]
+    )
+    assert found == Demand(whole.total_bytes, 4 * GIB + GIB // 2, whole.explain())
+    assert found.bytes > alone.bytes + GIB + GIB // 2 + 21 * MIB
+
+
+def test_a_file_that_is_not_read_yet_is_waited_for_and_all_are_asked_for_at_once() -> None:
+    asked = []
+
+    def reading_of(path: str) -> Reading | None:
+        asked.append(path)
+        return None
+
+    assert demand([*LINE, "--mmproj", "/p", "-md", "/d", "--lora", "/a"], MODEL, reading_of) is None
+    assert asked == ["/p", "/d", "/a"]
+
+
+def test_what_cannot_be_read_is_charged_by_its_size_and_says_so() -> None:
+    settings = Settings(4096, prompt_cache_bytes=100 * MIB)
+    found = demand([*LINE, "-cram", "100"], UNREADABLE, files())
+    expected = by_size(GIB, settings, UNREADABLE.problem)
+    assert found == Demand(expected.total_bytes, GIB, expected.explain())
+    assert found.text.endswith("(by file size; GGUF version 9 is not supported; 2 and 3 are)")
+    nonsense = demand(LINE, Reading(GIB, header(**{"llama.block_count": 5000})), files())
+    assert nonsense is not None and "by file size; llama.block_count is 5000" in nonsense.text
+
+
+@pytest.mark.parametrize(("flag", "percent"), [("--mmproj", 120), ("--lora", 100), ("--model-draft", 170)])
+def test_a_further_file_that_cannot_be_read_is_charged_by_its_size(flag: str, percent: int) -> None:
+    alone, found = demand(LINE, MODEL, files()), demand([*LINE, flag, "/x"], MODEL, files(x=UNREADABLE))
+    assert alone is not None and found is not None and alone.bytes is not None and found.bytes is not None
+    assert found.bytes - alone.bytes == pytest.approx(GIB * percent / 100, rel=0.03)
+    assert f"{flag} by file size; GGUF version 9" in found.text
+
+
+@pytest.mark.parametrize("flag", ["--mmproj", "--lora", "-md", "--spec-draft-model", "--control-vector"])
+def test_a_further_file_without_a_size_makes_the_whole_unknown_and_is_named(flag: str) -> None:
+    found = demand([*LINE, flag, "/x"], MODEL, files(x=GONE))
+    assert found is not None and found.bytes is None
+    assert found.text.endswith("/x: it cannot be read: No such file or directory")
+    assert found.text.split()[0] in ("--mmproj", "--lora", "--model-draft")
+
+
+def test_a_model_without_a_size_is_unknown() -> None:
+    assert demand(LINE, GONE, files()) == Demand(None, text=GONE.problem)
+    assert demand(LINE, Reading(None), files()) == Demand(None, text="the size of its model is not known")
+
+
+@pytest.mark.parametrize("flag", ["-hfd", "--hf_repo_draft", "--mmproj-url", "-mmu", "--spec-draft-hf"])
+def test_what_the_engine_fetches_by_itself_is_unknown_and_said_without_its_url(flag: str) -> None:
+    found = demand([*LINE, flag, "https://user:pass@host/x?token=secret"], MODEL, files())
+    assert found is not None and found.bytes is None
+    assert flag.replace("_", "-") in found.text and "host" not in found.text
+
+
+def test_flags_that_load_further_models_are_those_of_the_real_engine() -> None:
+    """What its help lists with a file or a repository is known here, or known not to be a model."""
+    done = subprocess.run([str(engine_path()), "--help"], capture_output=True, check=False, timeout=20)
+    text = (done.stdout + done.stderr).decode()
+    known = set(NAMES) | UNSIZED | {"-m", "--model"}
+    harmless = ("log", "grammar", "schema", "lookup", "ui-config", "key-file", "cert-file", "template", "hf-file")
+    found = 0
+    for line in re.findall(r"^(-.*?(?:FNAME|FILE|_URL| URL|<model>).*)$", text, re.M):
+        flags = re.findall(r"(?<!\S)--?[a-z][a-z-]*", line)
+        if not any(word in flag for flag in flags for word in harmless):
+            found += 1
+            assert set(flags) <= known, line
+    assert found >= 10
+
+
+ARGUMENTS = st.one_of(
+    st.sampled_from(sorted({*NAMES, *SWITCHES, *UNSIZED})),
+    st.text(max_size=20),
+    st.integers().map(str),
+    st.sampled_from(["9" * 5000, "-1", "0", "f16", "iq9", "off", "/x", "/x,/y", "/x:1,/y:", ",", ":", "\udcff"]),
+)
+READINGS = st.sampled_from([MODEL, DRAFT, UNREADABLE, GONE, Reading(None), Reading(GIB, PROJECTOR), None])
+
+
+@given(st.lists(ARGUMENTS, max_size=12), READINGS, READINGS)
+def test_whatever_the_command_line_there_is_an_answer(
+    argv: list[str], model: Reading | None, further: Reading | None
+) -> None:
+    model = model or MODEL
+    found = demand(argv, model, lambda path: further)
+    assert 0 <= prompt_cache_mib(argv, model) <= 2048
+    if found is None:
+        assert further is None
+    elif found.bytes is None:
+        assert found.text
+    else:
+        assert 0 <= found.mapped_bytes <= found.bytes
+        assert found.text
+
+
+@pytest.mark.parametrize(
+    ("line", "model", "mib"),
+    [
+        ("-np 1 -c 4096", MODEL, 1024),
+        ("-np 4 -c 4096", MODEL, 1024),
+        ("-np 1 -c 4096 -ctk q8_0 -ctv q8_0", MODEL, 544),
+        ("-np 1 -c 256", MODEL, 64),
+        ("-np 1 -c 512", MODEL, 128),
+        ("-np 1 -c 100000", MODEL, 2048),
+        ("-np 1 -c 4096", UNREADABLE, 512),
+        ("-np 1 -c 4096", GONE, 512),
+        ("-np 1 -c 4096", Reading(GIB, PROJECTOR), 512),
+        ("-np 1 -c 4096 --embedding", MODEL, 0),
+        ("-np 1 -c 4096 --reranking", UNREADABLE, 0),
+    ],
+)
+def test_old_prompts_are_kept_in_proportion_to_the_cache(line: str, model: Reading, mib: int) -> None:
+    assert prompt_cache_mib(line.split(), model) == mib
+
+
+def test_a_model_without_a_cache_keeps_no_prompts() -> None:
+    encoder = header()
+    metadata = {key.replace("llama", "bert"): value for key, value in encoder.metadata.items()}
+    bert = replace(encoder, metadata={**metadata, "general.architecture": "bert"})
+    assert prompt_cache_mib(["-np", "1", "-c", "512"], Reading(GIB, bert)) == 0

@@ -40,7 +40,7 @@ def test_a_bare_service_gives_the_documented_command_line() -> None:
 
 
 def test_a_current_build_gets_the_housekeeping_flags_it_names() -> None:
-    housekeeping = ["--metrics", "--fit", "off", "--cache-ram", "2048", "--no-webui", "--offline"]
+    housekeeping = ["--metrics", "--fit", "off", "--cache-ram", "512", "--no-webui", "--offline"]
     assert argv(service(), FULL) == [*HEAD, *CAPACITY, "--flash-attn", "on", "--jinja", *housekeeping]
 
 
@@ -97,7 +97,7 @@ def test_the_mode_gives_its_flags_and_only_chat_keeps_a_prompt_cache(mode: str, 
     line = argv(service(mode=mode), FULL)
     after = line.index("--jinja") + 1
     assert line[after : line.index("--metrics")] == flags
-    assert line[line.index("--cache-ram") + 1] == ("2048" if mode == "chat" else "0")
+    assert line[line.index("--cache-ram") + 1] == ("512" if mode == "chat" else "0")
 
 
 def test_mode_flags_that_the_user_spelled_are_not_given_twice() -> None:

@@ -1,0 +1,140 @@
+"""Memory as macOS tells of it: sysctls and `proc_pid_rusage`, asked through libc.
+
+psutil will not do. Its host memory raises on macOS 27 and counts neither compressed nor Metal's memory, and what it
+has for one process goes through task_for_pid, which needs root and can hang for ever. The calls below exist since
+macOS 10.12, need no privileges for processes of one's own, and take about a microsecond (rusage: forty).
+
+Everything here raises OSError when the system refuses. Nothing is looked up in libc before it is called, so that this
+can be imported, and tested, anywhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from functools import lru_cache
+from typing import Any
+
+SYSCTL = "/usr/sbin/sysctl"
+SYSCTL_TIMEOUT_S = 5.0
+RUSAGE_INFO_V4 = 4
+MIB = 1024**2
+
+
+class SwapUsage(ctypes.Structure):
+    """`struct xsw_usage` of <sys/sysctl.h>, in bytes."""
+
+    _fields_ = (
+        ("total", ctypes.c_uint64),
+        ("avail", ctypes.c_uint64),
+        ("used", ctypes.c_uint64),
+        ("pagesize", ctypes.c_uint32),
+        ("encrypted", ctypes.c_int32),
+    )
+
+
+class RusageInfo(ctypes.Structure):
+    """`struct rusage_info_v4` of <sys/resource.h>; memory in bytes, times in ticks of the machine."""
+
+    _fields_ = (
+        ("uuid", ctypes.c_uint8 * 16),
+        *((name, ctypes.c_uint64) for name in ("user_time", "system_time", "pkg_idle_wkups", "interrupt_wkups")),
+        *((name, ctypes.c_uint64) for name in ("pageins", "wired_size", "resident_size", "phys_footprint")),
+        ("rest_of_v3", ctypes.c_uint64 * 20),
+        ("lifetime_max_phys_footprint", ctypes.c_uint64),
+        ("rest", ctypes.c_uint64 * 6),
+    )
+
+
+def _told(name: str) -> int:
+    """A number, from the system's own tool; 0 if it tells none."""
+    try:
+        text = subprocess.run([SYSCTL, "-n", name], capture_output=True, timeout=SYSCTL_TIMEOUT_S).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return int(text) if text.isdigit() else 0
+
+
+class Mac:
+    """The system calls of one Mac. `libc` is what ctypes.CDLL(None, use_errno=True) gives there."""
+
+    def __init__(self, libc: Any) -> None:
+        self._libc = libc
+
+    def _ask(self, name: str, area: Any) -> int:
+        """Has the system write a value into an area; how many bytes it wrote."""
+        size = ctypes.c_size_t(ctypes.sizeof(area))
+        # Every argument is a pointer or has its own width, so ctypes needs to be told no signature.
+        if self._libc.sysctlbyname(name.encode(), ctypes.byref(area), ctypes.byref(size), None, ctypes.c_size_t(0)):
+            raise OSError(ctypes.get_errno(), f"sysctl {name}: {os.strerror(ctypes.get_errno())}")
+        return size.value
+
+    def number(self, name: str) -> int:
+        """A sysctl that is a number of 4 or 8 bytes."""
+        area = ctypes.create_string_buffer(8)
+        size = self._ask(name, area)
+        if size not in (4, 8):
+            raise OSError(0, f"sysctl {name}: a number of {size} bytes")
+        return int.from_bytes(area.raw[:size], "little", signed=True)
+
+    def text(self, name: str) -> str:
+        """A sysctl that is a short string."""
+        area = ctypes.create_string_buffer(256)
+        self._ask(name, area)
+        return area.value.decode("utf-8", "replace")
+
+    def swap_used_bytes(self) -> int:
+        """What lies in the swap files."""
+        usage = SwapUsage()
+        if self._ask("vm.swapusage", usage) != ctypes.sizeof(usage):
+            raise OSError(0, "sysctl vm.swapusage: not the structure that we know")
+        return int(usage.used)
+
+    def total_bytes(self) -> int:
+        """The memory of the machine; the system's own tool is asked when the call fails, as that must be known."""
+        try:
+            found = self.number("hw.memsize")
+        except OSError:
+            found = _told("hw.memsize")
+        if found <= 0:
+            raise OSError(0, "sysctl hw.memsize: no size")
+        return found
+
+    def process(self, pid: int) -> tuple[int, int]:
+        """(footprint, resident bytes) of a process.
+
+        The footprint is what jetsam and Activity Monitor go by: private memory, compressed too, and Metal's buffers,
+        but no clean pages of files. The resident size has those, but none of the GPU's own.
+        """
+        usage = RusageInfo()
+        if self._libc.proc_pid_rusage(ctypes.c_int(pid), ctypes.c_int(RUSAGE_INFO_V4), ctypes.byref(usage)):
+            raise OSError(ctypes.get_errno(), f"proc_pid_rusage({pid}): {os.strerror(ctypes.get_errno())}")
+        return int(usage.phys_footprint), int(usage.resident_size)
+
+    def wired_limit_mib(self) -> int:
+        """What the administrator lets Metal wire, 0 if that was left to the system."""
+        try:
+            return max(self.number("iogpu.wired_limit_mb"), 0)
+        except OSError:
+            pass
+        try:
+            return max(self.number("debug.iogpu.wired_limit"), 0) // MIB  # macOS 13 and before: bytes
+        except OSError:
+            return 0
+
+    def macos_major(self) -> int | None:
+        """26 of macOS 26.1, None if the system does not tell."""
+        try:
+            found = re.match(r"\d+", self.text("kern.osproductversion"))
+        except OSError:
+            return None
+        return int(found[0]) if found else None
+
+
+@lru_cache(maxsize=1)
+def mac() -> Mac | None:
+    """This Mac; None on any other system."""
+    return Mac(ctypes.CDLL(None, use_errno=True)) if sys.platform == "darwin" else None

@@ -1,0 +1,302 @@
+"""Headers of model files, from the disk or from a web server, so that a model is judged before it is loaded.
+
+Admission asks on every pass and must not wait: a network mount may hang, and a server may take its time. So
+`Headers` reads in threads and tells what is known by now. A file on a server is judged by its first bytes
+(HTTP Range), the same way. Whatever goes wrong is a `Reading` that says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import urllib3
+
+from metal_supervisor.boundary.store import shown_url
+from metal_supervisor.core.demand import Reading
+from metal_supervisor.core.gguf import MAX_DATA_BYTES, MAX_HEADER_BYTES, BadGguf, NeedMore, Prefix, read_header
+from metal_supervisor.core.shards import merge, shard_names
+
+CONNECT_S, READ_S = 10.0, 20.0
+ALTOGETHER_S = 180.0
+"""For all requests about one model; a server that drips bytes keeps nobody waiting for ever."""
+REDIRECTS = 5
+FIRST_BYTES, CHUNK_BYTES = 1 << 20, 1 << 16
+LOOK_WAIT_S = 0.1
+LOCAL_AGAIN_S, REMOTE_AGAIN_S = 10.0, 60.0
+"""After how long what failed is tried again, when somebody asks."""
+CONTENT_RANGE = re.compile(r"bytes +(\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
+
+
+class _Failed(Exception):
+    """A server did not give what was asked for; the text says what it did instead."""
+
+
+# ── files on this Mac ────────────────────────────────────────────────────────────────────────────
+
+
+class _File:
+    """An open file, as the reader of headers wants it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read(self, offset: int, size: int) -> bytes:
+        return os.pread(self._descriptor, size, offset)
+
+
+def read_file(path: Path) -> Reading:
+    """What a GGUF file on this Mac says of itself, together with the other shards if it is one of a set.
+
+    Never raises: what is wrong is the reading's problem. The size is known only if every shard is there.
+    """
+    names = shard_names(path.name)
+    if len(names) == 1:
+        return _read_one(path)
+    return _together(names, [_read_one(path.with_name(name)) for name in names])
+
+
+def _read_one(path: Path) -> Reading:
+    size = None
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its other end
+            return Reading(None, problem="it is not a regular file")
+        size = status.st_size
+        with path.open("rb", buffering=0) as file:
+            return Reading(size, read_header(_File(file.fileno()), size))
+    except OSError as error:
+        return Reading(size, problem=f"it cannot be read: {error.strerror or type(error).__name__}")
+    except (BadGguf, ValueError) as error:  # ValueError: a path that no file can have
+        return Reading(size, problem=str(error))
+
+
+def _together(names: Sequence[str], readings: Sequence[Reading]) -> Reading:
+    """One reading of all shards, in their order."""
+    sizes = [reading.size_bytes for reading in readings if reading.size_bytes is not None]
+    size = sum(sizes) if len(sizes) == len(readings) else None
+    for name, reading in zip(names, readings, strict=True):
+        if reading.header is None:
+            return Reading(size, problem=f"{name}: {reading.problem}")
+    first, *rest = [reading.header for reading in readings if reading.header is not None]
+    try:
+        return Reading(size, merge(first, rest))
+    except BadGguf as error:
+        return Reading(size, problem=str(error))
+
+
+# ── files on a web server ────────────────────────────────────────────────────────────────────────
+
+
+class _Remote:
+    """The beginning of a file on a server, as far as it was asked for."""
+
+    def __init__(self, http: urllib3.PoolManager, url: str, headers: Mapping[str, str], until: float) -> None:
+        self._http, self._url, self._headers, self._until = http, url, headers, until
+        self._whole: urllib3.BaseHTTPResponse | None = None
+        """The answer of a server that gives everything from the start, whatever range it is asked for."""
+        self.data = b""
+        self.size_bytes: int | None = None
+        """Of the whole file, None while it is not known."""
+
+    def close(self) -> None:
+        if self._whole is not None:
+            self._whole.close()
+
+    def read_on(self, upto: int) -> bool:
+        """Gets on towards the first `upto` bytes; False if nothing came. Raises _Failed, and what urllib3 raises."""
+        before = len(self.data)
+        if self._whole is None:
+            self._ask(upto)
+        if self._whole is not None:
+            self._take(self._whole, upto)
+        return len(self.data) > before
+
+    def _take(self, answer: urllib3.BaseHTTPResponse, upto: int) -> None:
+        parts, have = [self.data], len(self.data)
+        while have < upto:
+            if time.monotonic() > self._until:
+                raise _Failed("takes too long")
+            part = answer.read1(min(CHUNK_BYTES, upto - have))  # what has come; `read` would wait for all of it
+            if not part:
+                break
+            parts.append(part)
+            have += len(part)
+        self.data = b"".join(parts)
+
+    def _ask(self, upto: int) -> None:
+        have = len(self.data)
+        answer = self._http.request(
+            "GET", self._url, preload_content=False, redirect=True,
+            headers={**self._headers, "Accept-Encoding": "identity", "Range": f"bytes={have}-{upto - 1}"},
+            timeout=urllib3.Timeout(connect=CONNECT_S, read=READ_S),
+            retries=urllib3.Retry(connect=0, read=0, redirect=REDIRECTS, other=0, status=0),
+        )  # fmt: skip
+        try:
+            if answer.headers.get("Content-Encoding", "identity") != "identity":
+                raise _Failed("answers with an encoding of the file, not with its bytes")
+            if answer.status == 416 and have:
+                self.size_bytes = have
+            elif answer.status == 206:
+                self._check_range(answer.headers.get("Content-Range", ""), have)
+                self._take(answer, upto)
+                if answer.headers.get("Content-Length") == str(len(self.data) - have):
+                    answer.drain_conn()  # nothing is left of it, so that the connection serves the next request
+            elif answer.status == 200:
+                said = answer.headers.get("Content-Length", "")
+                self._learn(int(said) if re.fullmatch(r"\d{1,18}", said, re.ASCII) else None)
+                self.data, self._whole = b"", answer
+            else:
+                raise _Failed(f"answered {answer.status}")
+        finally:
+            if answer is not self._whole:
+                answer.close()
+
+    def _check_range(self, said: str, have: int) -> None:
+        found = CONTENT_RANGE.fullmatch(said.strip())
+        if found is None or int(found[1]) != have:
+            raise _Failed(f"was asked for a range from byte {have}, and gives {said!r:.80}")
+        self._learn(None if found[3] == "*" else int(found[3]))
+
+    def _learn(self, size: int | None) -> None:
+        if size is not None and self.size_bytes not in (None, size):
+            raise _Failed("gives another size each time; is the file being replaced?")
+        if size is not None and size <= MAX_DATA_BYTES:
+            self.size_bytes = size
+
+
+def read_remote(url: str, http: urllib3.PoolManager | None, headers: Mapping[str, str] | None = None) -> Reading:
+    """What a GGUF file on a server says of itself, read from its first bytes; other shards are asked too.
+
+    `headers` go with every request (authorization is not passed on to other hosts). Never raises: what is wrong is
+    the reading's problem, in which the URL is shown without credentials or query.
+    """
+    own = http or urllib3.PoolManager(retries=False)
+    until = time.monotonic() + ALTOGETHER_S
+    try:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https"):
+            return Reading(None, problem=f"{shown_url(url)} is no URL of a web server")
+        directory, slash, name = parts.path.rpartition("/")
+        names = shard_names(urllib.parse.unquote(name))
+        if len(names) == 1:
+            return _read_url(own, url, headers or {}, until)
+        paths = [directory + slash + urllib.parse.quote(each) for each in names]
+        urls = [urllib.parse.urlunsplit(parts._replace(path=path)) for path in paths]
+        return _together(names, [_read_url(own, each, headers or {}, until) for each in urls])
+    except ValueError:
+        return Reading(None, problem=f"{shown_url(url)} is no URL")
+    finally:
+        if http is None:
+            own.clear()
+
+
+def _read_url(http: urllib3.PoolManager, url: str, headers: Mapping[str, str], until: float) -> Reading:
+    remote = _Remote(http, url, headers, until)
+    try:
+        return _read_prefix(remote)
+    except BadGguf as error:
+        return Reading(remote.size_bytes, problem=str(error))
+    except _Failed as error:
+        return Reading(remote.size_bytes, problem=f"{shown_url(url)} {error}")
+    except Exception as error:  # noqa: BLE001 - whatever a URL or a server makes a library raise
+        cause = getattr(error, "reason", None) or error
+        # Other errors may quote the URL with all that is in it.
+        why = str(cause) if isinstance(cause, urllib3.exceptions.ResponseError) else type(cause).__name__
+        return Reading(remote.size_bytes, problem=f"{shown_url(url)}: {why}; is the server up?")
+    finally:
+        remote.close()
+
+
+def _read_prefix(remote: _Remote) -> Reading:
+    """Raises BadGguf, _Failed, and what urllib3 raises."""
+    wanted = FIRST_BYTES
+    while True:
+        if not remote.read_on(wanted):
+            if remote.size_bytes is not None and len(remote.data) < remote.size_bytes:
+                raise _Failed(f"ended after {len(remote.data)} of {remote.size_bytes} bytes")
+            remote.size_bytes = len(remote.data)  # that is all of it
+        try:
+            header = read_header(Prefix(remote.data, remote.size_bytes), remote.size_bytes)
+        except NeedMore as more:
+            # Never less than the header may have: the reader itself refuses what goes on beyond.
+            wanted = min(max(more.total_bytes_wanted, wanted), MAX_HEADER_BYTES)
+            continue
+        size = remote.size_bytes
+        return Reading(header.data_offset + header.data_bytes if size is None else size, header)
+
+
+# ── asked for on every pass ──────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class _Look:
+    """One source, and what is known of it."""
+
+    reading: Reading | None = None
+    at: float = 0.0
+    """Monotonic time of the reading."""
+    busy: bool = True
+    """A thread reads."""
+    quiet: bool = True
+    """Whoever asked first still waits, so nobody has to be told."""
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class Headers:
+    """Headers that are read in the background. Safe to ask from one thread; `on_change` is called from others."""
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._looks: dict[str, _Look] = {}
+        self._http = urllib3.PoolManager(retries=False)
+
+    def look(self, path: str) -> Reading | None:
+        """What is known of a file on this Mac; None while it is not read."""
+        # A local file is known within a millisecond: worth a moment, so that it needs no second pass.
+        return self._asked(path, lambda: read_file(Path(path)), LOOK_WAIT_S, LOCAL_AGAIN_S)
+
+    def preview(self, url: str) -> Reading | None:
+        """What is known of a file on a web server; None while it is not read."""
+        return self._asked(url, lambda: read_remote(url, self._http), 0.0, REMOTE_AGAIN_S)
+
+    def keep(self, sources: Iterable[str]) -> None:
+        """Forgets all paths and URLs but these; one that is asked for again is read again."""
+        wanted = set(sources)
+        with self._lock:
+            self._looks = {source: look for source, look in self._looks.items() if source in wanted}
+
+    def _asked(self, source: str, read: Callable[[], Reading], wait_s: float, again_s: float) -> Reading | None:
+        with self._lock:
+            look = self._looks.get(source)
+            known = look is not None
+            if look is None:
+                look = self._looks[source] = _Look()
+            failed = look.reading is not None and look.reading.header is None
+            start = not known or (failed and not look.busy and time.monotonic() - look.at >= again_s)
+            look.busy = look.busy or start
+        if start:
+            threading.Thread(target=self._read, args=(source, look, read), name="headers", daemon=True).start()
+        if not known:
+            look.done.wait(wait_s)
+        with self._lock:
+            look.quiet = False
+            return look.reading
+
+    def _read(self, source: str, look: _Look, read: Callable[[], Reading]) -> None:
+        found = read()
+        with self._lock:
+            changed = look.reading != found
+            look.reading, look.at, look.busy = found, time.monotonic(), False
+            tell = changed and not look.quiet and self._looks.get(source) is look
+        look.done.set()
+        if tell:
+            self._on_change()

@@ -1,0 +1,296 @@
+"""`metal-supervisor fit`: whether a model would fit beside what runs on this Mac now, and what would make it fit.
+
+Nobody should fetch 40 GiB to learn that they do not fit. Only the header is read, of a file or by a range request;
+the model is charged as admission would charge it, from the command line that the engine would be started with.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from metal_supervisor.boundary import headers, host, memory
+from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.boundary.store import shown_url
+from metal_supervisor.config import Settings
+from metal_supervisor.core import budget, fit
+from metal_supervisor.core.demand import Reading
+from metal_supervisor.core.estimate import CACHE_TYPES, Estimate
+from metal_supervisor.core.estimate_mlx import CannotEstimate, estimate_mlx
+from metal_supervisor.core.fit import Charge, Plan
+from metal_supervisor.core.gguf import BadGguf
+from metal_supervisor.core.shape import shape_of
+from metal_supervisor.core.sizes import MIB, amount
+from metal_supervisor.core.types import Endpoint, Model, Service, Standing
+from metal_supervisor.runtimes import llama_memory, llama_server
+from metal_supervisor.runtimes.place import Binary, Place
+
+FITS, DOES_NOT_FIT, CANNOT_TELL = 0, 1, 2
+CONFIG_BYTES = 4 * MIB
+"""The longest config.json that is read; real ones have some KiB."""
+MLX_BITS: Mapping[str, int | None] = {"f16": None, "bf16": None, "q8_0": 8, "q4_0": 4}
+MOST_ADVICE = 3
+MOST_CONTEXT, MOST_SLOTS = 1 << 30, 256
+
+
+class CannotTell(Exception):
+    """There is no answer; the text says why."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was asked."""
+
+    source: str
+    """A path, `file://…`, `http(s)://…`, or a directory of an MLX model."""
+    context: int | None = None
+    """Tokens of all slots together; None for the default of an InferenceService."""
+    slots: int = 1
+    kv_type: str = "f16"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is said."""
+
+    fits: bool
+    lines: tuple[str, ...]
+    body: Mapping[str, Any]
+    """The same for programs."""
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """The model in question."""
+
+    name: str
+    architecture: str
+    size_bytes: int
+    trained: int
+    """Tokens of context, 0 if it does not say."""
+    plan: Plan
+    charge: Charge
+
+
+def _budget(settings: Settings) -> budget.Budget:
+    """What models may have on this Mac."""
+    try:
+        binary: Path | None = host.find_binary(settings.llama_server, "llama-server", "")
+    except host.NoBinary:
+        binary = None
+    return memory.host_budget(settings.memory_fraction or None, binary)
+
+
+def main(settings: Settings, question: Question, as_json: bool, complain: Callable[[str], None]) -> int:
+    """Prints the answer. Returns 0 if the model fits, 1 if it does not, 2 if nobody can tell."""
+    try:
+        found = answer(settings, question)
+    except CannotTell as error:
+        complain(_printable(str(error)))
+        return CANNOT_TELL
+    print(json.dumps(found.body, indent=2) if as_json else "\n".join(map(_printable, found.lines)))
+    return FITS if found.fits else DOES_NOT_FIT
+
+
+def _printable(text: str) -> str:
+    """Fit for a terminal: a header and a file's name may hold anything."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def answer(settings: Settings, question: Question) -> Answer:
+    """The answer for this machine and what runs on it now. Raises CannotTell."""
+    for flag, number, most in (("--ctx", question.context, MOST_CONTEXT), ("--slots", question.slots, MOST_SLOTS)):
+        if number is not None and not 1 <= number <= most:
+            raise CannotTell(f"{flag} must be from 1 to {most}")
+    if question.kv_type not in CACHE_TYPES:
+        raise CannotTell(f"--kv-type must be one of {', '.join(CACHE_TYPES)}, not {question.kv_type!r:.40}")
+    subject = _subject(settings, question)
+    allowed, running = _budget(settings), _running(settings)
+    made = subject.charge(subject.plan)
+    free = allowed.bytes - sum(running.values())
+    fits = made.total_bytes <= free
+    advice = _possible(subject, free) if fits else _advice(subject, free, allowed.bytes, made)
+    trained = f", trained for {subject.trained} tokens" if subject.trained else ""
+    lines = [
+        f"{subject.name}: {subject.architecture:.60}, {amount(subject.size_bytes)}{trained}",
+        f"needs    {made.explain()}",
+        f"budget   {allowed.explain()}",
+        f"running  {_shown_running(running)}",
+        _verdict(made.total_bytes, free, fits),
+    ]
+    each = subject.plan.context // subject.plan.slots
+    if subject.trained and each > subject.trained:
+        lines.append(f"note: {each} tokens for a slot are more than the {subject.trained} it was trained for")
+    lines += advice[: MOST_ADVICE - (len(lines) > 5)]
+    body = {
+        "source": shown_url(question.source) if "://" in question.source else question.source,
+        "name": subject.name,
+        "architecture": subject.architecture,
+        "sizeBytes": subject.size_bytes,
+        "trainedContext": subject.trained,
+        "contextSize": subject.plan.context,
+        "parallelSlots": subject.plan.slots,
+        "kvType": subject.plan.kv_type,
+        "fits": fits,
+        "needBytes": made.total_bytes,
+        "parts": {name: size for name, size in made.parts.items() if size},
+        "basis": made.basis,
+        "assumptions": list(made.assumptions),
+        "budgetBytes": allowed.bytes,
+        "budgetReason": allowed.reason,
+        "running": running,
+        "freeBytes": free,
+        "advice": advice,
+    }
+    return Answer(fits, tuple(lines), body)
+
+
+def _verdict(need: int, free: int, fits: bool) -> str:
+    left = f"{amount(max(free, 0), 'down')} are left"
+    if fits:
+        return f"It fits: {left}, {amount(free - need, 'down')} of them after it."
+    return f"It does not fit: {left}, {amount(need - max(free, 0), 'up')} too little."
+
+
+def _possible(subject: _Subject, free: int) -> list[str]:
+    most = subject.trained * subject.plan.slots
+    context = fit.largest_context(subject.charge, subject.plan, free, most) if most > subject.plan.context else 0
+    return [f"it would fit up to --ctx {context} (spec.contextSize)"] if context > subject.plan.context else []
+
+
+def _advice(subject: _Subject, free: int, allowed: int, made: Estimate) -> list[str]:
+    found = fit.changes(subject.charge, subject.plan, free)
+    advice = [f"it would fit with {change.text}" for change in found[:MOST_ADVICE]]
+    if not found:
+        advice.append(f"it would take {fit.smaller_weights(subject.charge, subject.plan, free)}")
+    if free < made.total_bytes <= allowed:
+        advice.insert(min(len(advice), 1), "it would fit as it is if enough of what runs here were stopped")
+    return advice
+
+
+def _running(settings: Settings) -> dict[str, int]:
+    """Bytes that each engine counts for, which runs or starts on this Mac, by its name."""
+    state = StateDir(settings.state_path)
+    seen = state.observations()
+    return {
+        "/".join(record.key): max(record.reserved_bytes, seen[name].memory_bytes if name in seen else 0)
+        for name, record in state.records()[0].items()
+        if record.verdict.standing is Standing.RUN
+    }
+
+
+def _shown_running(running: Mapping[str, int]) -> str:
+    if not running:
+        return "nothing on this Mac"
+    largest = sorted(running.items(), key=lambda each: -each[1])
+    named = ", ".join(f"{name} {amount(size) if size else '(size unknown)'}" for name, size in largest[:5])
+    others = f" and {len(largest) - 5} more" if len(largest) > 5 else ""
+    return f"{amount(sum(running.values()))}: {named}{others}"
+
+
+# ── the model ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _subject(settings: Settings, question: Question) -> _Subject:
+    source, name = question.source, shown_url(question.source).rstrip("/").rpartition("/")[2]
+    if source.startswith(("http://", "https://")):
+        return _gguf(settings, question, urllib.parse.unquote(name), headers.read_remote(resolved(source), None))
+    if "://" in source and not source.startswith("file://"):
+        raise CannotTell(f"{shown_url(source)}: only files, http:// and https:// can be asked about")
+    try:
+        if source.startswith("file://"):
+            source = urllib.parse.unquote(urllib.parse.urlsplit(source).path)
+        path = Path(source).expanduser()
+        if path.is_dir():
+            return _mlx(question, path)
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: nobody's home
+        raise CannotTell(f"{source}: {getattr(error, 'strerror', None) or error}") from None
+    return _gguf(settings, question, path.name, headers.read_file(path))
+
+
+def resolved(url: str) -> str:
+    """The file's own URL for that of its page on huggingface.co, which is what people copy; any other as it is."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError:  # whoever reads from it says so
+        return url
+    pieces = parts.path.split("/")
+    if parts.hostname in ("huggingface.co", "hf.co") and len(pieces) > 5 and pieces[3] == "blob":
+        return urllib.parse.urlunsplit(parts._replace(path="/".join([*pieces[:3], "resolve", *pieces[4:]])))
+    return url
+
+
+def _gguf(settings: Settings, question: Question, name: str, reading: Reading) -> _Subject:
+    header = reading.header
+    if header is None or reading.size_bytes is None:
+        raise CannotTell(f"{name}: {reading.problem or 'its size is not known'}")
+    try:
+        binary = host.find_binary(settings.llama_server, "llama-server", "")
+        engine = Binary(str(binary), host.flags_of(binary))
+    except host.NoBinary:  # to judge a model before anything is installed: as a current release
+        engine = Binary("llama-server", frozenset({"--cache-ram"}))
+    try:
+        trained = shape_of(header).context
+    except BadGguf:
+        trained = 0
+
+    def charge(plan: Plan) -> Estimate:
+        argv = _argv(plan, engine)
+        asked = llama_memory.demands(argv).settings
+        if "--cache-ram" in engine.flags:
+            asked = replace(asked, prompt_cache_bytes=llama_memory.prompt_cache_mib(argv, reading) * MIB)
+        made = llama_memory.estimate_of(reading, asked)
+        if made is None:
+            raise CannotTell(f"{name}: its size is not known")
+        return made
+
+    plan = Plan(question.context or llama_server.DEFAULT_CONTEXT, question.slots, question.kv_type)
+    return _Subject(name, header.architecture or "unknown architecture", reading.size_bytes, trained, plan, charge)
+
+
+def _argv(plan: Plan, binary: Binary) -> tuple[str, ...]:
+    """The command line of an InferenceService that says no more than this."""
+    options: dict[str, int | str] = {"contextSize": plan.context, "parallelSlots": plan.slots}
+    if plan.kv_type != "f16":
+        options |= {"cacheTypeCustomK": plan.kv_type, "cacheTypeCustomV": plan.kv_type}
+    model = Model("default", "model", "", 1, "/model.gguf", "gguf", "metal", None, None)
+    endpoint = Endpoint("model", 8080, "/v1/chat/completions", "ClusterIP", None)
+    service = Service(
+        "default", "model", "", 1, model, "llama-server", 1, False, endpoint, "chat", "normal", None, options
+    )
+    return llama_server.engine(service, binary, Place("/model.gguf", "127.0.0.1", 1, None, "/")).argv
+
+
+def _mlx(question: Question, path: Path) -> _Subject:
+    """A directory as mlx_lm has it. Raises CannotTell, OSError."""
+    if question.kv_type not in MLX_BITS:
+        raise CannotTell(f"MLX has no KV cache of type {question.kv_type}; --kv-type {', '.join(MLX_BITS)}")
+    files = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
+    try:
+        with (path / "config.json").open("rb") as file:
+            config = json.loads(file.read(CONFIG_BYTES))
+        if not isinstance(config, dict):
+            raise ValueError
+    except (OSError, ValueError, RecursionError):
+        raise CannotTell(f"{path} is a directory without a config.json that can be read: no MLX model") from None
+
+    def charge(plan: Plan) -> Estimate:
+        each = max(plan.context // plan.slots, 1)
+        try:
+            return estimate_mlx(files, config, each, plan.slots, MLX_BITS[plan.kv_type])
+        except CannotEstimate as error:
+            raise CannotTell(f"{path.name}: {error}") from None
+
+    try:
+        trained = estimate_mlx(files, config).context
+    except CannotEstimate as error:
+        if not question.context:
+            raise CannotTell(f"{path.name}: {error}") from None
+        trained = 0  # the one thing that --ctx stands in for; `charge` tells of everything else
+    plan = Plan(question.context or trained * question.slots, question.slots, question.kv_type)
+    architecture = f"{config.get('model_type', 'unknown architecture')!s:.40} (MLX)"
+    return _Subject(path.name, architecture, charge(plan).weights_bytes, trained, plan, charge)

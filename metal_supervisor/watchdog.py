@@ -1,0 +1,127 @@
+"""Looks at how short the machine is of memory, every few seconds, so that the controller need not.
+
+A thread of its own: it samples, and asks engines whether they are busy once one of them may have to go. It decides
+nothing; it wakes the controller when what it knows changes what may be done.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from metal_supervisor.boundary import engines, host
+from metal_supervisor.boundary import memory as host_memory
+from metal_supervisor.config import Settings
+from metal_supervisor.core.budget import Budget
+from metal_supervisor.core.pressure import Level, Pace, Sample, Watch, in_force, thresholds, watch
+from metal_supervisor.core.types import Key, Probe
+
+ALERT_S = 2.0
+BUDGET_EVERY_S = 60.0
+BUSY_TIMEOUT_S = 0.5
+log = logging.getLogger("controller")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Where an engine is asked whether it is busy."""
+
+    address: str
+    port: int
+    probe: Probe
+
+
+def pace_of(settings: Settings) -> Pace:
+    """How fast to be alarmed and how slow to be calmed: all in proportion to how long a recovery takes."""
+    recover_s, interval_s = settings.memory_recovery, settings.memory_watchdog_interval
+    return Pace(
+        clear_s=recover_s / 5,
+        gap_s=max(6 * interval_s, 1.0),
+        stale_s=max(12 * interval_s, 2.0),
+        settle_s=recover_s / 15,
+        recover_s=recover_s,
+        return_every_s=recover_s / 5,
+        back_off_s=recover_s,
+        back_off_limit_s=12 * recover_s,
+    )
+
+
+class Watchdog(threading.Thread):
+    """Samples until the process ends."""
+
+    def __init__(self, settings: Settings, wake: Callable[[], None]) -> None:
+        super().__init__(name="watchdog", daemon=True)
+        self._settings, self._wake = settings, wake
+        self.budget = self._look_up_budget()
+        """What models may have; looked up again now and then, as an administrator may raise what Metal wires."""
+        self._budget_at = time.monotonic()
+        log.info("memory budget", extra={"budget": self.budget.explain()})
+        self.pace = pace_of(settings)
+        self.watch = Watch()
+        self.sample: Sample | None = None
+        self.engines: Mapping[Key, Asked] = {}
+        """Those that may have to go; set by the controller."""
+        self.busy: frozenset[Key] = frozenset()
+        """Of these, the ones that answered somebody when they were last asked."""
+
+    @property
+    def level(self) -> Level | None:
+        """The level that may be acted on, None while nobody knows."""
+        return in_force(self.watch, time.monotonic(), self.pace)
+
+    def run(self) -> None:
+        interval_s = self._settings.memory_watchdog_interval
+        while True:
+            try:
+                self._refresh_budget()
+                if interval_s:
+                    self.look()
+            except Exception:
+                log.exception("memory cannot be watched; it is tried again")
+            calm = self.watch.level is Level.NORMAL
+            time.sleep((interval_s if calm else min(interval_s, ALERT_S)) or BUDGET_EVERY_S)
+
+    def _look_up_budget(self) -> Budget:
+        try:
+            binary: Path | None = host.find_binary(self._settings.llama_server, "llama-server", "")
+        except host.NoBinary:
+            binary = None
+        return host_memory.host_budget(self._settings.memory_fraction or None, binary)
+
+    def _refresh_budget(self) -> None:
+        if time.monotonic() - self._budget_at < BUDGET_EVERY_S:
+            return
+        found, self._budget_at = self._look_up_budget(), time.monotonic()
+        if found != self.budget:
+            self.budget = found
+            log.info("memory budget", extra={"budget": found.explain()})
+            self._wake()
+
+    def look(self) -> None:
+        """Takes one sample."""
+        sample = host_memory.sample(Path(self._settings.procfs))
+        settings, before = self._settings, self.watch
+        limits = thresholds(
+            sample.total_bytes,
+            self.budget.bytes,
+            settings.memory_pressure_warning,
+            settings.memory_pressure_critical,
+        )
+        now = watch(before, sample, limits, self.pace)
+        critical = now.level is Level.CRITICAL
+        if critical and self._settings.eviction_enabled:
+            self.busy = frozenset(key for key, each in self.engines.items() if _busy(each))
+        self.watch, self.sample = now, sample
+        if now.level is not before.level:
+            detail = {"level": now.level.value, "was": before.level.value, "why": now.why}
+            (log.info if now.level is Level.NORMAL else log.warning)("memory pressure", extra=detail)
+        if now.level is not before.level or critical:
+            self._wake()
+
+
+def _busy(asked: Asked) -> bool:
+    return bool(engines.busy(asked.port, asked.probe, engines.asked_at(asked.address), BUSY_TIMEOUT_S))

@@ -1,0 +1,277 @@
+"""`metal-supervisor fit` as somebody types it: real files, real servers, what a real state directory says runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import kv_models
+import pytest
+from range_server import Web, serving
+
+from metal_supervisor import cli
+from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.core.estimate import estimate
+from metal_supervisor.core.fit import Plan
+from metal_supervisor.core.gguf import Prefix, read_header
+from metal_supervisor.core.types import Observed, Record, Standing, Verdict
+from metal_supervisor.fit import _argv
+from metal_supervisor.runtimes.llama_memory import demands
+from metal_supervisor.runtimes.place import Binary
+from tests.system import tiny_gguf
+
+MIB, GIB = 1 << 20, 1 << 30
+TOTAL = 16 * GIB
+BUDGET = round(0.67 * TOTAL)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("fit")
+    tiny_gguf.write_tiny_gguf(directory / "tiny.gguf", context=131072)
+    kv_models.write(directory / "mamba.gguf", "mamba")
+    return directory
+
+
+@pytest.fixture
+def web(models: Path) -> Iterator[Web]:
+    with serving() as server:
+        server.files["tiny.gguf"] = (models / "tiny.gguf").read_bytes()
+        yield server
+
+
+class Said:
+    """What the command answered."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+        self.lines = out.splitlines()
+
+
+class Shell:
+    """Runs the command in this process, on a Mac of 16 GB."""
+
+    def __init__(self, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.state = StateDir(state)
+        self._capsys = capsys
+
+    def fit(self, source: object, *flags: str) -> Said:
+        try:
+            code = cli.main(["fit", str(source), "--state-dir", str(self.state.path), *flags])
+        except SystemExit as error:
+            code = int(str(error.code))
+        return Said(code, *self._capsys.readouterr())
+
+    def json(self, source: object, *flags: str) -> dict[str, Any]:
+        found = json.loads(self.fit(source, "--json", *flags).out)
+        assert isinstance(found, dict)
+        return found
+
+    def runs(self, name: str, reserved: int, measured: int = 0, standing: Standing = Standing.RUN) -> None:
+        self.state.create()
+        program = f"default.{name}"
+        verdict = Verdict(standing, "", "", 0.0)
+        record = Record("default", name, "u", 1, program, "m", "llama-server", 1, "chat", "normal", verdict, None)
+        self.state.write_record(replace(record, reserved_bytes=reserved))
+        if measured:
+            self.state.write_observed(Observed(program, 1, True, 0.0, "RUNNING", memory_bytes=measured))
+
+
+@pytest.fixture
+def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.setattr("metal_supervisor.boundary.host.memory_bytes", lambda: TOTAL)
+    return Shell(tmp_path / "state", capsys)
+
+
+def test_a_small_model_fits_and_says_why(shell: Shell, models: Path) -> None:
+    said = shell.fit(models / "tiny.gguf")
+    assert (said.code, said.err) == (0, "")
+    assert said.lines[0] == "tiny.gguf: llama, 1 MiB, trained for 131072 tokens"
+    assert said.lines[1].startswith("needs    101 MiB = weights 1 MiB + KV cache (1 x 2048 tokens) 1 MiB + ")
+    assert said.lines[2] == "budget   10.7 GiB (67 % of 16.0 GiB; 2.0 GiB stay with the system: 14.0 GiB)"
+    assert said.lines[3:5] == [
+        "running  nothing on this Mac", "It fits: 10.7 GiB are left, 10.6 GiB of them after it.",
+    ]  # fmt: skip
+    assert said.lines[5:] == ["it would fit up to --ctx 131072 (spec.contextSize)"]
+    assert not shell.state.path.exists(), "asking changes nothing"
+
+
+def test_what_is_charged_is_what_the_engine_would_be_started_with(shell: Shell, models: Path) -> None:
+    found = shell.json(models / "tiny.gguf", "--ctx", "8192", "--slots", "4", "--kv-type", "q8_0")
+    argv = _argv(Plan(8192, 4, "q8_0"), Binary("llama-server", frozenset()))
+    asked = demands(argv).settings
+    assert (asked.context, asked.slots, asked.batch, asked.cache_k, asked.cache_v) == (8192, 4, 2048, "q8_0", "q8_0")
+    assert asked.flash_attention
+    data = (models / "tiny.gguf").read_bytes()
+    expected = estimate(read_header(Prefix(data, len(data)), len(data)), replace(asked, prompt_cache_bytes=64 * MIB))
+    assert found["needBytes"] == expected.total_bytes
+    assert (found["budgetBytes"], found["fits"], found["running"]) == (BUDGET, True, {})
+
+
+def test_what_runs_now_counts_by_what_was_reserved_or_measured(shell: Shell, models: Path) -> None:
+    shell.runs("a", 4 * GIB, 3 * GIB)
+    shell.runs("b", 4 * GIB, 5 * GIB)
+    shell.runs("waits", 8 * GIB, standing=Standing.WAIT)
+    shell.runs("off", 8 * GIB, standing=Standing.STOPPED)
+    found = shell.json(models / "tiny.gguf")
+    assert found["running"] == {"default/a": 4 * GIB, "default/b": 5 * GIB}
+    assert found["freeBytes"] == BUDGET - 9 * GIB
+    said = shell.fit(models / "tiny.gguf")
+    assert said.lines[3] == "running  9.0 GiB: default/b 5.0 GiB, default/a 4.0 GiB"
+    assert said.code == 0
+
+
+def test_what_does_not_fit_says_by_how_much_and_what_would(shell: Shell, models: Path) -> None:
+    shell.runs("large", BUDGET - GIB)
+    said = shell.fit(models / "tiny.gguf", "--ctx", "2000000", "--slots", "2")
+    assert said.code == 1
+    assert said.lines[4].startswith("It does not fit: 1.0 GiB are left, ")
+    assert said.lines[5] == "note: 1000000 tokens for a slot are more than the 131072 it was trained for"
+    assert len(said.lines) <= 8
+    advice = shell.json(models / "tiny.gguf", "--ctx", "2000000", "--slots", "2")["advice"]
+    assert any(each.startswith("it would fit with --ctx ") for each in advice)
+    assert "it would fit as it is if enough of what runs here were stopped" in advice
+    context = next(each.split()[5] for each in advice if each.startswith("it would fit with --ctx "))
+    assert shell.fit(models / "tiny.gguf", "--ctx", context, "--slots", "2").code == 0
+    more = str(int(context) + 512)
+    assert shell.fit(models / "tiny.gguf", "--ctx", more, "--slots", "2").code == 1
+
+
+def test_where_there_is_no_room_at_all_nothing_is_promised(shell: Shell, models: Path) -> None:
+    shell.runs("large", BUDGET + GIB)
+    said = shell.fit(models / "tiny.gguf")
+    assert said.code == 1
+    assert "It does not fit: 0 MiB are left, 101 MiB too little." in said.lines
+    assert "it would take no quantization of it" in said.out
+
+
+def test_a_state_model_is_known_by_its_own_kind(shell: Shell, models: Path) -> None:
+    assert "state" in shell.fit(models / "mamba.gguf").lines[1]
+
+
+@pytest.mark.parametrize("how", ["range", "plain", "moved", "star"])
+def test_a_model_on_a_server_is_judged_by_its_first_bytes(how: str, shell: Shell, web: Web, models: Path) -> None:
+    web.padding["tiny.gguf"] = 70 << 30
+    said = shell.fit(f"{web.url.replace('//', '//user:pass@')}/{how}/tiny.gguf?token=secret")
+    assert said.code == 0
+    assert said.lines[1:] == shell.fit(models / "tiny.gguf").lines[1:]
+    assert said.lines[0].startswith("tiny.gguf: llama, ")
+    assert web.sent_bytes < 64 * MIB
+    found = shell.json(f"{web.url.replace('//', '//user:pass@')}/{how}/tiny.gguf?token=secret")
+    assert found["source"] == f"{web.url}/{how}/tiny.gguf"
+
+
+@pytest.mark.parametrize("how", ["smaller", "shifted", "forbidden", "gzip", "loop", "file", "breaking", "none"])
+def test_a_server_that_lies_or_fails_is_no_answer(how: str, shell: Shell, web: Web) -> None:
+    name = "none.gguf" if how == "none" else "tiny.gguf"
+    said = shell.fit(f"{web.url.replace('//', '//user:pass@')}/{how}/{name}?token=secret")
+    assert (said.code, said.out) == (2, "")
+    assert name in said.err and "secret" not in said.err and "pass@" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--ctx", "0"], "--ctx must be from 1"), (["--ctx", "many"], "invalid int"), (["--slots", "257"], "--slots"),
+        (["--kv-type", "f8"], "--kv-type must be one of f32, f16"),
+    ],
+)  # fmt: skip
+def test_a_question_that_makes_no_sense_is_refused(flags: list[str], text: str, shell: Shell, models: Path) -> None:
+    said = shell.fit(models / "tiny.gguf", *flags)
+    assert said.code == 2 and text in said.err
+
+
+def test_what_is_no_model_is_named(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "page.gguf").write_text("<html>")
+    (tmp_path / "\x1b[31mred.gguf").write_text("<html>")
+    for source, text in (
+        (tmp_path / "page.gguf", "page.gguf: it is not a GGUF file: it begins with b'<htm'"),
+        (tmp_path / "\x1b[31mred.gguf", "?[31mred.gguf: it is not"), (tmp_path, "without a config.json"),
+        (tmp_path / "none", "No such file"), ("/dev/null", "it is not a regular file"), ("", "config.json"),
+        ("hf://o/r", "only files, http"), ("file:///nowhere/m%20x.gguf", "m x.gguf: it cannot be read"),
+        ("http://[bad", "no URL"), ("~nobody-of-that-name/m", "home"), ("a\0b", "null byte"),
+    ):  # fmt: skip
+        said = shell.fit(source)
+        assert (said.code, said.out) == (2, ""), source
+        assert text in said.err
+
+
+def test_hyperparameters_that_make_no_sense_are_charged_by_size_and_said(
+    shell: Shell, models: Path, tmp_path: Path
+) -> None:
+    data = (models / "tiny.gguf").read_bytes().replace(b"llama.block_count", b"llama.block_cOunt")
+    (tmp_path / "odd.gguf").write_bytes(data)
+    said = shell.fit(tmp_path / "odd.gguf")
+    assert said.code == 0
+    assert "(by file size; llama.block_count is missing)" in said.lines[1]
+
+
+# ── MLX ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def mlx(tmp_path: Path) -> Path:
+    path = tmp_path / "Qwen3-MLX"
+    path.mkdir()
+    config = {
+        "model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960,
+    }  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config))
+    with (path / "model.safetensors").open("wb") as file:
+        file.truncate(4 * GIB)
+    return path
+
+
+def test_a_directory_of_an_mlx_model_is_judged_by_its_config(shell: Shell, mlx: Path) -> None:
+    said = shell.fit(mlx)
+    assert said.code == 0
+    assert said.lines[0] == "Qwen3-MLX: qwen3 (MLX), 4.0 GiB, trained for 40960 tokens"
+    assert "KV cache (1 x 40960 tokens) 5.6 GiB" in said.lines[1] and "by config" in said.lines[1]
+    said = shell.fit(mlx, "--ctx", "81920", "--slots", "2")
+    assert said.code == 1
+    advice = [each for each in said.lines if each.startswith("it would fit")]
+    assert any("--ctx" in each for each in advice) and any("--kv-type q8_0" in each for each in advice)
+    assert shell.fit(mlx, "--ctx", "81920", "--slots", "2", "--kv-type", "q8_0").code == 0
+    assert shell.fit(mlx, "--kv-type", "q5_1").code == 2
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"num_hidden_layers": -1}', "[" * 100_000, "\xff"])
+def test_an_mlx_config_that_makes_no_sense_is_no_answer(text: str, shell: Shell, mlx: Path) -> None:
+    (mlx / "config.json").write_text(text, "latin-1")
+    for flags in ([], ["--ctx", "4096"]):
+        said = shell.fit(mlx, *flags)
+        assert (said.code, said.out) == (2, ""), said.err
+
+
+# ── the settings ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_context_that_is_not_told_may_be_said(shell: Shell, mlx: Path) -> None:
+    config = json.loads((mlx / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (mlx / "config.json").write_text(json.dumps(config))
+    assert "max_position_embeddings is missing" in shell.fit(mlx).err
+    assert shell.fit(mlx, "--ctx", "4096").code == 0
+
+
+def test_the_settings_of_the_system_that_runs_count_and_flags_win(shell: Shell, models: Path) -> None:
+    assert shell.json(models / "tiny.gguf", "--memory-fraction", "0.5")["budgetBytes"] == 8 * GIB
+    shell.state.create()
+    saved = {"config": "", "values": {"memory_fraction": 0.25}}
+    (shell.state.path / "overrides.json").write_text(json.dumps(saved))
+    assert shell.json(models / "tiny.gguf")["budgetBytes"] == 4 * GIB
+    assert shell.json(models / "tiny.gguf", "--memory-fraction", "0.5")["budgetBytes"] == 8 * GIB
+
+
+def test_it_is_a_command_of_its_own(models: Path, tmp_path: Path) -> None:
+    """The real program, on this machine."""
+    command = [sys.executable, "-m", "metal_supervisor", "fit", str(models / "tiny.gguf"), "--state-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "It fits: " in done.stdout and 3 <= len(done.stdout.splitlines()) <= 8

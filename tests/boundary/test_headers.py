@@ -1,0 +1,375 @@
+"""Headers of models from real disks and real web servers, good and bad."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gguf
+import numpy
+import pytest
+import urllib3
+from range_server import Web, serving
+
+from metal_supervisor.boundary import headers as headers_module
+from metal_supervisor.boundary.headers import Headers, read_file, read_remote
+from metal_supervisor.core.demand import Reading
+from metal_supervisor.core.gguf import Header, Prefix, read_header
+from tests.system import eventually, free_ports, tiny_gguf
+
+WITHIN_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("headers") / "tiny.gguf"
+    tiny_gguf.write_tiny_gguf(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A model of six tensors in three files, by the reference implementation."""
+    directory = tmp_path_factory.mktemp("shards")
+    writer = gguf.GGUFWriter(directory / "my model.gguf", "llama", split_max_tensors=2)
+    writer.add_block_count(2)
+    for index in range(6):
+        writer.add_tensor(f"blk.{index % 2}.attn_k.{index}", numpy.zeros((4, 32), numpy.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(directory.iterdir())
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    with serving() as server:
+        yield server
+
+
+def header_of(path: Path) -> Header:
+    data = path.read_bytes()
+    return read_header(Prefix(data, len(data)), len(data))
+
+
+def long_header() -> bytes:
+    """Some 3 MiB of it, so that one request does not do."""
+    tokens = b"".join(struct.pack("<Q", 16) + b"token%011d" % index for index in range(130_000))
+    key = b"tokenizer.ggml.tokens"
+    listed = struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, 8, 130_000) + tokens
+    made = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + listed
+    return made + bytes(-len(made) % 32)
+
+
+# ── on the disk ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_file_is_its_size_and_its_header(tiny: Path) -> None:
+    assert read_file(tiny) == Reading(tiny.stat().st_size, header_of(tiny))
+
+
+def test_any_shard_stands_for_all_of_them(shards: list[Path]) -> None:
+    found = read_file(shards[0])
+    assert found.header is not None and found.header.tensors == 6
+    assert found.size_bytes == sum(path.stat().st_size for path in shards)
+    assert read_file(shards[2]) == found
+
+
+def copied(shards: list[Path], into: Path) -> list[Path]:
+    made = [into / path.name for path in shards]
+    for path, copy in zip(shards, made, strict=True):
+        copy.write_bytes(path.read_bytes())
+    return made
+
+
+def test_a_shard_that_is_missing_or_broken_is_named(shards: list[Path], tmp_path: Path) -> None:
+    first, second, third = copied(shards, tmp_path)
+    whole = sum(path.stat().st_size for path in shards)
+    second.write_bytes(b"x" * second.stat().st_size)
+    assert read_file(first) == Reading(whole, problem=f"{second.name}: it is not a GGUF file: it begins with b'xxxx'")
+    second.unlink()
+    gone = Reading(None, problem=f"{second.name}: it cannot be read: No such file or directory")
+    assert read_file(first) == read_file(third) == gone
+
+
+def test_shards_of_different_models_are_not_one(shards: list[Path], tmp_path: Path) -> None:
+    first, _, third = copied(shards, tmp_path)
+    first.write_bytes(shards[1].read_bytes())
+    found = read_file(third)
+    assert found.header is None and "the model begins with the first one" in found.problem
+    assert found.size_bytes is not None
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [(b"", "the file ends at byte 0"), (b"<html>", "not a GGUF file"), (b"GGUF\x09\0\0\0", "version 9 is not")],
+)
+def test_what_cannot_be_read_keeps_its_size(tmp_path: Path, content: bytes, text: str) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    found = read_file(path)
+    assert (found.size_bytes, found.header, text in found.problem) == (len(content), None, True)
+
+
+def test_a_file_that_was_cut_short_is_told(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(tiny.read_bytes()[:-10])
+    found = read_file(path)
+    assert found.size_bytes == tiny.stat().st_size - 10
+    assert "cut short" in found.problem
+
+
+def test_what_may_not_be_read_keeps_its_size(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(tiny.read_bytes())
+    path.chmod(0)
+    if os.getuid() == 0:  # whom no mode stops
+        def refuse(*_: object, **__: object) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(Path, "open", refuse)
+    assert read_file(path) == Reading(tiny.stat().st_size, problem="it cannot be read: Permission denied")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/", "none", "dir", "loop", "pipe", "x" * 300, "a\0b", "\udcff", "m-00001-of-00002.gguf"]
+)
+def test_nothing_that_a_path_may_be_raises_or_hangs(tmp_path: Path, name: str) -> None:
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe")
+    found = read_file(tmp_path / name)
+    assert found.header is None and found.problem
+    assert found.size_bytes is None
+
+
+# ── on a server ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("how", ["range", "plain", "star", "short", "moved", "larger", "pebibytes"])
+def test_a_remote_header_is_the_one_of_the_file(how: str, web: Web, tiny: Path) -> None:
+    web.files["tiny.gguf"] = tiny.read_bytes()
+    size = tiny.stat().st_size
+    found = read_remote(f"{web.url}/{how}/tiny.gguf", None)
+    assert found.header == header_of(tiny), found.problem
+    assert found.size_bytes == {"larger": size * 10}.get(how, size)
+
+
+def test_only_the_beginning_of_a_large_model_is_fetched(web: Web, tiny: Path) -> None:
+    web.files["tiny.gguf"], web.padding["tiny.gguf"] = tiny.read_bytes(), 70 << 30
+    found = read_remote(f"{web.url}/range/tiny.gguf", None)
+    assert found.header is not None and found.size_bytes == tiny.stat().st_size + (70 << 30)
+    assert web.asked == [("/range/tiny.gguf", "bytes=0-1048575")]
+    assert web.sent_bytes <= 1 << 20
+    found = read_remote(f"{web.url}/plain/tiny.gguf", None)
+    assert found.header is not None and found.size_bytes == tiny.stat().st_size + (70 << 30)
+    assert web.sent_bytes < 64 << 20, "what was on its way when the client left"
+
+
+@pytest.mark.parametrize(("how", "requests"), [("range", 3), ("star", 3), ("plain", 1), ("unsized", 1)])
+def test_a_long_header_is_read_on_from_where_it_was(how: str, requests: int, web: Web) -> None:
+    web.files["m.gguf"] = data = long_header()
+    found = read_remote(f"{web.url}/{how}/m.gguf", None)
+    assert found.header is not None and found.header.tokens == 130_000, found.problem
+    assert found.size_bytes == len(data)
+    assert len(web.asked) == requests
+    assert web.sent_bytes == len(data)
+    if how == "range":
+        assert [said for _, said in web.asked][:2] == ["bytes=0-1048575", "bytes=1048576-2097151"]
+        assert len(web.connections) == 1, "one connection serves all requests"
+
+
+def test_remote_shards_are_judged_together(web: Web, shards: list[Path]) -> None:
+    web.files |= {path.name.replace(" ", "%20"): path.read_bytes() for path in shards}
+    found = read_remote(f"{web.url}/range/{shards[1].name.replace(' ', '%20')}?token=secret", None)
+    assert found == read_file(shards[0])
+    del web.files[shards[2].name.replace(" ", "%20")]
+    found = read_remote(f"{web.url}/range/{shards[0].name.replace(' ', '%20')}?token=secret", None)
+    assert found.header is None and found.size_bytes is None
+    assert found.problem.startswith(f"{shards[2].name}: http://127.0.0.1") and found.problem.endswith("answered 404")
+    assert "secret" not in found.problem
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("loop", "too many redirects"), ("ftp", ""), ("file", ""), ("forbidden", "answered 403"), ("gzip", "encoding"),
+        ("shifted", "was asked for a range from byte 0"), ("smaller", "cut short"), ("breaking", ""),
+    ],
+)  # fmt: skip
+def test_a_server_that_does_it_wrong_is_told_from_one_that_does_not(how: str, text: str, web: Web, tiny: Path) -> None:
+    web.files["tiny.gguf"] = tiny.read_bytes()
+    url = f"{web.url.replace('//', '//user:pass@')}/{how}/tiny.gguf?token=secret"
+    found = read_remote(url, None)
+    assert found.header is None and found.problem
+    assert text in found.problem
+    assert not any(word in found.problem for word in ("secret", "pass@", "root:"))
+    assert len(web.asked) <= 8
+
+
+def test_a_file_that_is_replaced_meanwhile_is_told(web: Web) -> None:
+    web.files["m.gguf"] = long_header()
+    assert "another size each time" in read_remote(f"{web.url}/changing/m.gguf", None).problem
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>please log in</html>"])
+@pytest.mark.parametrize("how", ["range", "plain", "unsized"])
+def test_a_page_is_no_model(how: str, content: bytes, web: Web) -> None:
+    web.files["m.gguf"] = content
+    found = read_remote(f"{web.url}/{how}/m.gguf", None)
+    assert found.header is None and found.problem
+
+
+def test_a_header_without_end_is_given_up(web: Web) -> None:
+    """It has texts of 8 KiB, and more and more of them; no more than the most that is allowed is fetched."""
+    value = struct.pack("<IQ", 8, 1 << 13) + bytes(1 << 13)
+    entries = b"".join(struct.pack("<Q", 6) + b"%06d" % number + value for number in range(9000))
+    web.files["m.gguf"] = b"GGUF" + struct.pack("<IQQ", 3, 0, 16_000) + entries
+    found = read_remote(f"{web.url}/range/m.gguf", None)
+    assert "more than 64 MiB" in found.problem
+    assert web.sent_bytes <= 64 << 20
+
+
+def test_a_server_that_drips_is_given_up(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(headers_module, "ALTOGETHER_S", 0.3)
+    web.files["m.gguf"], web.padding["m.gguf"] = b"GGUF", 1 << 30
+    start = time.monotonic()
+    assert "takes too long" in read_remote(f"{web.url}/dripping/m.gguf", None).problem
+    assert time.monotonic() - start < WITHIN_S
+
+
+def test_headers_of_the_caller_go_to_the_server_and_its_own_connection_is_used(web: Web, tiny: Path) -> None:
+    web.files["tiny.gguf"] = tiny.read_bytes()
+    with urllib3.PoolManager() as http:
+        for _ in range(2):
+            found = read_remote(f"{web.url}/range/tiny.gguf", http, {"Authorization": "Bearer t"})
+            assert found.header is not None
+    assert [each["Authorization"] for each in web.headers] == ["Bearer t"] * 2
+    assert len(web.connections) == 1
+
+
+@pytest.mark.parametrize(
+    "url", ["", "m.gguf", "/m.gguf", "ftp://h/m", "file:///etc/passwd", "http://", "http://[bad/m.gguf", "hf://a/b",
+            "http://h:99999/m", "http://\udcff/m", "http://127.0.0.1:1/\udcff", "http://127.0.0.1:1/a%00b"]
+)  # fmt: skip
+def test_a_url_that_makes_no_sense_is_a_problem(url: str) -> None:
+    found = read_remote(url, None)
+    assert found.header is None and found.size_bytes is None and found.problem
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    (port,) = free_ports(1)
+    assert f"127.0.0.1:{port}/m.gguf: NewConnectionError; is the server up?" in read_remote(
+        f"http://127.0.0.1:{port}/m.gguf?token=secret", None
+    ).problem
+
+
+# ── in the background ────────────────────────────────────────────────────────────────────────────
+
+
+class Asker:
+    """Someone who asks, and how often the bell rang."""
+
+    def __init__(self) -> None:
+        self.rings = 0
+        self.headers = Headers(self._ring)
+
+    def _ring(self) -> None:
+        self.rings += 1
+
+
+@pytest.fixture
+def asker() -> Iterator[Asker]:
+    yield Asker()
+    eventually(lambda: not any(t.name == "headers" for t in threading.enumerate()), WITHIN_S, "the threads to end")
+
+
+def until_read(ask: Callable[[], Reading | None]) -> Reading:
+    return eventually(ask, WITHIN_S, "a reading")
+
+
+def test_a_local_file_is_known_at_once_and_read_once(asker: Asker, tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(tiny.read_bytes())
+    known = asker.headers.look(str(path))
+    assert known is not None and known.header == header_of(tiny)
+    path.write_bytes(b"something else")
+    assert asker.headers.look(str(path)) is known
+    asker.headers.keep([str(path)])
+    assert asker.headers.look(str(path)) is known
+    asker.headers.keep([])
+    found = asker.headers.look(str(path))
+    assert found is not None and "not a GGUF" in found.problem
+    assert asker.rings == 0
+
+
+def test_a_disk_that_hangs_keeps_nobody_waiting(
+    asker: Asker, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hang, read = threading.Event(), read_file
+
+    def slow(path: Path) -> Reading:
+        hang.wait(WITHIN_S)
+        return read(path)
+
+    monkeypatch.setattr(headers_module, "read_file", slow)
+    start = time.monotonic()
+    for _ in range(50):
+        assert asker.headers.look(str(tiny)) is None
+    assert time.monotonic() - start < 1, "only the first look waits"
+    hang.set()
+    assert until_read(lambda: asker.headers.look(str(tiny))).header is not None
+    eventually(lambda: asker.rings == 1, WITHIN_S, "the bell")
+
+
+def test_what_is_forgotten_while_it_is_read_rings_no_bell(
+    asker: Asker, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hang, done = threading.Event(), threading.Event()
+
+    def slow(path: Path) -> Reading:
+        hang.wait(WITHIN_S)
+        done.set()
+        return Reading(1)
+
+    monkeypatch.setattr(headers_module, "read_file", slow)
+    assert asker.headers.look(str(tiny)) is None
+    asker.headers.keep([])
+    hang.set()
+    assert done.wait(WITHIN_S)
+    eventually(lambda: not any(t.name == "headers" for t in threading.enumerate()), WITHIN_S, "the thread to end")
+    assert asker.rings == 0
+
+
+def test_a_preview_rings_when_it_is_there(asker: Asker, web: Web, tiny: Path) -> None:
+    web.files["tiny.gguf"] = tiny.read_bytes()
+    url = f"{web.url}/range/tiny.gguf"
+    asker.headers.preview(url)
+    eventually(lambda: asker.rings == 1, WITHIN_S, "the bell")
+    assert until_read(lambda: asker.headers.preview(url)).header == header_of(tiny)
+    assert len(web.asked) == 1
+
+
+def test_what_failed_is_tried_again_after_a_while(
+    asker: Asker, web: Web, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, path = f"{web.url}/range/tiny.gguf", tmp_path / "late.gguf"
+    assert until_read(lambda: asker.headers.preview(url)).problem
+    missing = asker.headers.look(str(path))
+    assert missing is not None and missing.problem
+    web.files["tiny.gguf"] = tiny.read_bytes()
+    path.write_bytes(tiny.read_bytes())
+    for _ in range(5):
+        assert asker.headers.preview(url) == until_read(lambda: asker.headers.preview(url))
+    assert len(web.asked) == 1, "not before the time has come"
+    monkeypatch.setattr(headers_module, "REMOTE_AGAIN_S", 0.0)
+    monkeypatch.setattr(headers_module, "LOCAL_AGAIN_S", 0.0)
+    rings = asker.rings
+    eventually(lambda: until_read(lambda: asker.headers.preview(url)).header, WITHIN_S, "the second try")
+    eventually(lambda: until_read(lambda: asker.headers.look(str(path))).header, WITHIN_S, "the file")
+    eventually(lambda: asker.rings == rings + 2, WITHIN_S, "a bell for each")

@@ -1,0 +1,315 @@
+"""Who has memory and who waits: records through the ledger and back, one pass after another.
+
+The histories play what the controller does: every pass decides all services as if there were room for each, and
+`settle` says what there is room for. Processes live on for a while after they have been told to end.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from metal_supervisor.core import admission
+from metal_supervisor.core.admission import Held, Rules, settle
+from metal_supervisor.core.sizes import GIB
+from metal_supervisor.core.types import Key, Record, Standing, Verdict
+
+BUDGET = 48 * GIB
+
+
+def wants(name: str, gib: float | None, priority: str = "normal", digest: str = "a", **other: Any) -> Record:
+    """A service as it is decided on while nobody has looked at the memory."""
+    record = Record(
+        "default", name, "uid", 1, f"default.{name}", "model", "llama-server", 1, "chat", priority,
+        Verdict(Standing.RUN, "Admitted", "", 0.0), None, spec_file=f"default.{name}.{digest}.json",
+        reserved_bytes=round(gib * GIB) if gib else 0, memory="weights 1 GiB",
+    )  # fmt: skip
+    return replace(record, **other)
+
+
+def of(*records: Record) -> dict[Key, Record]:
+    return {record.key: record for record in records}
+
+
+def up(record: Record, gib: float | None = None) -> Held:
+    assert record.spec_file
+    return Held(record.spec_file, max(record.reserved_bytes, round((gib or 0) * GIB)))
+
+
+def admitted(*records: Record) -> dict[Key, Record]:
+    return settle(of(*records), {}, {}, Rules(10**15), 1.0)[0]
+
+
+def test_two_that_fit_alone_but_not_together() -> None:
+    a, b = wants("a", 30), wants("b", 20)
+    first, _ = settle(of(a), {}, {}, Rules(BUDGET), 1.0)
+    both, book = settle(of(first[a.key], b), first, {a.key: up(a)}, Rules(BUDGET), 2.0)
+    assert both[a.key].verdict.standing is Standing.RUN
+    waiting = both[b.key]
+    assert (waiting.verdict.standing, waiting.verdict.reason) == (Standing.WAIT, "InsufficientMemory")
+    assert waiting.spec_file is None
+    assert waiting.verdict.message.startswith("needs 20.0 GiB, 18.0 GiB of 48.0 GiB left; try a smaller quantization")
+    assert waiting.verdict.message.endswith("(queue position 1)")
+    assert book.charged_bytes == 30 * GIB
+
+
+def test_it_starts_by_itself_once_the_other_s_process_is_gone_and_not_before() -> None:
+    a, b = wants("a", 30), wants("b", 20)
+    both, _ = settle(of(a, b), {}, {}, Rules(BUDGET), 1.0)
+    leaving = {a.key: replace(both[a.key], verdict=Verdict(Standing.REMOVING, "Deleted", "", 2.0), spec_file=None)}
+    again = replace(b, queued_at=both[b.key].queued_at)
+    still, _ = settle({**leaving, b.key: again}, both, {a.key: up(a)}, Rules(BUDGET), 2.0)
+    assert still[b.key].verdict.standing is Standing.WAIT
+    assert "and 30.0 GiB more when what is ending has ended" in still[b.key].verdict.message
+    gone, _ = settle({b.key: again}, still, {}, Rules(BUDGET), 3.0)
+    assert gone[b.key].verdict.standing is Standing.RUN
+    assert (gone[b.key].queued_at, gone[b.key].admitted_at) == (1.0, 3.0)
+
+
+@pytest.mark.parametrize("over, standing", [(0, Standing.RUN), (1, Standing.WAIT)])
+def test_an_exact_fit_is_a_fit_and_a_byte_more_is_not(over: int, standing: Standing) -> None:
+    first = admitted(wants("a", 30))
+    b = replace(wants("b", 18), reserved_bytes=18 * GIB + over)
+    both, _ = settle(of(*first.values(), b), first, {}, Rules(BUDGET), 2.0)
+    assert both[b.key].verdict.standing is standing
+
+
+def test_what_was_measured_counts_if_it_is_more() -> None:
+    first = admitted(wants("a", 10))
+    b = wants("b", 30)
+    grown = {("default", "a"): up(wants("a", 10), 19)}
+    assert settle(of(*first.values(), b), first, grown, Rules(BUDGET), 2.0)[0][b.key].verdict.reason
+    assert settle(of(*first.values(), b), first, grown, Rules(BUDGET), 2.0)[0][b.key].spec_file is None
+
+
+def test_an_edit_that_does_not_fit_leaves_the_engine_as_it_was_and_says_so() -> None:
+    first = admitted(wants("a", 20), wants("b", 20))
+    a = first["default", "a"]
+    edited = replace(wants("a", 40, digest="b", generation=2), queued_at=a.queued_at, admitted_at=a.admitted_at)
+    held = {record.key: up(record) for record in first.values()}
+    kept, _ = settle({**first, a.key: edited}, first, held, Rules(BUDGET), 2.0)
+    assert (kept[a.key].spec_file, kept[a.key].generation) == (a.spec_file, 2)
+    assert kept[a.key].warning and kept[a.key].warning[0] == "InsufficientMemory"
+    assert kept[a.key].warning[1].startswith("needs 40.0 GiB, 28.0 GiB of 48.0 GiB left")
+    assert "keeps running as it last could" in kept[a.key].warning[1]
+    alone = {a.key: edited}
+    taken, _ = settle(alone, kept, {a.key: held[a.key]}, Rules(BUDGET), 3.0)
+    assert (taken[a.key].spec_file, taken[a.key].warning) == (edited.spec_file, None)
+
+
+def test_an_edit_that_takes_less_is_never_refused() -> None:
+    first = admitted(wants("a", 60))
+    a = first["default", "a"]
+    smaller = replace(wants("a", 50, digest="b"), queued_at=1.0)
+    rules = Rules(BUDGET, paused="the machine is short of memory")
+    taken, _ = settle(of(smaller), first, {a.key: up(a)}, rules, 2.0)
+    assert taken[a.key].spec_file == smaller.spec_file
+
+
+def test_an_engine_whose_edit_was_admitted_is_charged_for_both_until_the_old_one_is_gone() -> None:
+    first = admitted(wants("a", 30))
+    a = first["default", "a"]
+    smaller = replace(wants("a", 10, digest="b"), queued_at=1.0)
+    second, _ = settle(of(smaller), first, {a.key: up(a)}, Rules(BUDGET), 2.0)
+    b = wants("b", 20)
+    third, book = settle(of(second[a.key], b), second, {a.key: up(a)}, Rules(BUDGET), 3.0)
+    assert third[b.key].verdict.standing is Standing.WAIT
+    assert book.charged_bytes == 30 * GIB
+
+
+def test_an_engine_that_runs_and_lost_its_record_is_not_stopped() -> None:
+    a = wants("a", 60)
+    kept, book = settle(of(a), {}, {a.key: up(a)}, Rules(BUDGET), 5.0)
+    assert kept[a.key].spec_file == a.spec_file
+    assert (kept[a.key].queued_at, kept[a.key].admitted_at) == (5.0, 5.0)
+    assert book.left_bytes < 0
+
+
+def test_a_service_made_anew_waits_only_for_what_its_old_engine_does_not_give() -> None:
+    old = wants("a", 40)
+    removing = {old.key: replace(old, verdict=Verdict(Standing.REMOVING, "Deleted", "", 1.0), spec_file=None)}
+    again = wants("a", 44, digest="b", uid="another")
+    made, _ = settle(of(again), removing, {old.key: up(old)}, Rules(BUDGET), 2.0)
+    assert made[again.key].spec_file == again.spec_file
+    too_much = replace(again, reserved_bytes=49 * GIB)
+    assert settle(of(too_much), removing, {old.key: up(old)}, Rules(BUDGET), 2.0)[0][old.key].spec_file is None
+
+
+def test_unknown_sizes_are_refused_or_started_with_a_warning() -> None:
+    a = replace(wants("a", None), memory="--lora /x.gguf cannot be read")
+    refused, _ = settle(of(a), {}, {}, Rules(BUDGET), 1.0)
+    assert refused[a.key].verdict.reason == "MemoryCheckFailed"
+    assert "(--lora /x.gguf cannot be read)" in refused[a.key].verdict.message
+    warned, _ = settle(of(a), {}, {}, Rules(BUDGET, "warn"), 1.0)
+    assert warned[a.key].warning and warned[a.key].warning[0] == "MemoryCheckFailed"
+    later, _ = settle(of(replace(a, queued_at=1.0)), warned, {a.key: up(a)}, Rules(BUDGET), 2.0)
+    assert later[a.key].spec_file and later[a.key].warning, "it is said for as long as it is so"
+
+
+def test_a_more_important_one_takes_the_room_only_where_that_is_configured() -> None:
+    first = admitted(wants("low", 30, "low"), wants("normal", 15))
+    held = {record.key: up(record) for record in first.values()}
+    high = wants("high", 20, "high")
+    waits, _ = settle({**first, high.key: high}, first, held, Rules(BUDGET), 2.0)
+    assert [record.spec_file is not None for record in waits.values()] == [True, True, False]
+
+    rules = Rules(BUDGET, preemption=True)
+    taken, _ = settle({**first, high.key: high}, first, held, rules, 2.0)
+    low = taken["default", "low"]
+    assert (low.verdict.standing, low.verdict.message) == (
+        Standing.WAIT, "it was stopped for default/high (priority high)"
+    )  # fmt: skip
+    assert taken["default", "normal"].spec_file and taken[high.key].spec_file is None
+    # While it drains it is not taken for somebody who may have his own room back.
+    decided = {
+        low.key: replace(first[low.key], queued_at=1.0, displaced_by=low.displaced_by),
+        ("default", "normal"): first["default", "normal"],
+        high.key: replace(high, queued_at=2.0),
+    }
+    again, _ = settle(decided, taken, held, rules, 3.0)
+    assert again[low.key].spec_file is None and again[high.key].spec_file is None
+    gone = {key: each for key, each in held.items() if key != low.key}
+    end, _ = settle(decided, again, gone, rules, 4.0)
+    assert end[high.key].spec_file
+    assert end[low.key].verdict.message.startswith("it was stopped for default/high (priority high); needs 30.0 GiB")
+
+
+def test_while_memory_is_short_nothing_new_starts_and_nothing_stops() -> None:
+    first = admitted(wants("a", 10))
+    b = wants("b", 1)
+    rules = Rules(BUDGET, paused="the machine is short of memory (x)")
+    found, _ = settle({**first, b.key: b}, first, {}, rules, 2.0)
+    assert found["default", "a"].spec_file
+    assert (found[b.key].verdict.reason, found[b.key].spec_file) == ("MemoryPressure", None)
+    assert found[b.key].verdict.message == "the machine is short of memory (x) (queue position 1)"
+
+
+def test_an_evicted_one_stays_away_and_keeps_its_reason_until_it_may_return() -> None:
+    first = admitted(wants("a", 10))
+    gone = admission.evict(first["default", "a"], "1.0 GiB of 24.0 GiB available", 5.0)
+    assert (gone.verdict.reason, gone.evicted_at, gone.evictions) == ("Evicted", 5.0, 1)
+    assert gone.drain_s == admission.EVICTED_DRAIN_S
+    decided = replace(wants("a", 10), evicted_at=5.0, evictions=1, queued_at=1.0)
+    still, _ = settle(of(decided), of(gone), {}, Rules(BUDGET), 6.0)
+    assert (still[gone.key].verdict, still[gone.key].spec_file) == (gone.verdict, None)
+    back, _ = settle(of(replace(decided, evicted_at=None)), still, {}, Rules(BUDGET), 7.0)
+    assert back[gone.key].spec_file
+
+
+# ── random histories ─────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Process:
+    spec: str
+    bytes: int
+    ends_at: int | None = None
+    """The step in which it is gone, once it was told to end."""
+
+
+class Mac:
+    """Services come, change and go; processes follow their records, and take their time to end."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.rules = Rules(100, preemption=self.chance.random() < 0.4)
+        self.asked: dict[str, tuple[int, str, int, bool]] = {}
+        """name -> (size, priority, edition, protected)"""
+        self.records: dict[Key, Record] = {}
+        self.processes: dict[Key, Process] = {}
+        self.step = self.editions = 0
+        self.displaced = self.waited = self.started = 0
+
+    def edit(self) -> None:
+        chance = self.chance
+        name = f"m{chance.randrange(8)}"
+        if name in self.asked and chance.random() < 0.35:
+            del self.asked[name]
+        else:
+            size, priority = chance.choice([1, 5, 10, 20, 30, 50, 80, 101]), chance.choice(["low", "normal", "high"])
+            self.editions += 1  # the name of a spec says what is in it
+            self.asked[name] = size, priority, self.editions, chance.random() < 0.1
+
+    def decided(self) -> dict[Key, Record]:
+        """What the controller makes of what is asked, before anybody has looked at the memory."""
+        result = {}
+        for name, (size, priority, edition, protected) in self.asked.items():
+            record = wants(name, None, priority, f"e{edition}", reserved_bytes=size, protected=protected)
+            was = self.records.get(record.key)
+            if was is not None:
+                record = replace(
+                    record, queued_at=was.queued_at, admitted_at=was.admitted_at, displaced_by=was.displaced_by
+                )
+            result[record.key] = record
+        for key, was in self.records.items():
+            if key not in result and key in self.processes:
+                result[key] = replace(was, spec_file=None, verdict=Verdict(Standing.REMOVING, "Deleted", "", 0.0))
+        return result
+
+    def one_pass(self) -> None:
+        self.step += 1
+        held = {key: Held(each.spec, each.bytes) for key, each in self.processes.items()}
+        decided = self.decided()
+        items = list(decided.items())
+        self.chance.shuffle(items)
+        self.records, book = settle(dict(items), self.records, held, self.rules, float(self.step))
+        self.displaced += sum(len(each.displaces) for each in book.decisions.values())
+        self.waited += sum(not each.admitted for each in book.decisions.values())
+        self.move()
+
+    def move(self) -> None:
+        """What supervisord does of it: one process per record, the next only after the one before has ended."""
+        for key, process in list(self.processes.items()):
+            record = self.records.get(key)
+            if process.ends_at is None and (record is None or record.spec_file != process.spec):
+                process.ends_at = self.step + self.chance.randrange(4)
+            if process.ends_at is not None and process.ends_at <= self.step:
+                del self.processes[key]
+        for key, record in self.records.items():
+            if record.spec_file and key not in self.processes:
+                self.processes[key] = Process(record.spec_file, record.reserved_bytes)
+                self.started += 1
+
+
+def comes_to_rest(mac: Mac) -> bool:
+    """Whether it stays as it is, once nobody edits anything for a while."""
+    same = 0
+    for _ in range(40):
+        before = {key: each.spec_file for key, each in mac.records.items()}, mac.processes.keys()
+        mac.one_pass()
+        rests = all(each.ends_at is None for each in mac.processes.values())
+        same = same + 1 if rests and before[0] == {key: each.spec_file for key, each in mac.records.items()} else 0
+        if same == 2:
+            return True
+    return False
+
+
+def test_ten_thousand_random_histories_never_hold_more_than_the_budget() -> None:
+    seen = {"started": 0, "waited": 0, "displaced": 0}
+    for seed in range(10_000):
+        mac = Mac(seed)
+        for _ in range(6):
+            for _ in range(mac.chance.randrange(5)):
+                mac.edit()
+            running = {key: each.spec for key, each in mac.processes.items() if each.ends_at is None}
+            before = mac.records
+            mac.one_pass()
+            assert sum(each.bytes for each in mac.processes.values()) <= 100, seed
+            for key, spec in running.items():
+                record = mac.records.get(key)
+                untouched = record is not None and mac.asked.get(key[1], (0, "", -1, False))[2] == int(
+                    (before[key].spec_file or ".e-1.").split(".")[2][1:]
+                )
+                if untouched and record is not None and record.spec_file != spec:
+                    assert mac.rules.preemption and record.displaced_by, f"{seed}: {key} was stopped for nothing"
+        assert comes_to_rest(mac), seed
+        for record in mac.records.values():
+            if record.spec_file is None:
+                assert record.verdict.reason == "InsufficientMemory" and "needs" in record.verdict.message
+        seen["started"] += mac.started
+        seen["waited"] += mac.waited
+        seen["displaced"] += mac.displaced
+    assert min(seen.values()) > 1000, f"the histories reach everything: {seen}"
