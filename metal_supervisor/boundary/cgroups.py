@@ -58,6 +58,15 @@ def _number(path: Path) -> int | None:
     return found if 0 < found < UNLIMITED_BYTES else None
 
 
+def exists(path: Path) -> bool:
+    """Whether a file is there; unlike Path.exists it raises for no name, and not where looking is refused."""
+    try:
+        path.stat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def limiting(procfs: Path = PROC, root: Path = CGROUPS) -> Group | None:
     """The group with the least limit of those that we are in; None without one, and where there are no cgroups."""
     try:
@@ -89,7 +98,7 @@ def _of_version_2(mount: Path, path: str) -> list[Group]:
 
 
 def _of_version_1(mount: Path, path: str) -> list[Group]:
-    groups = [each for each in _upwards(mount, path) if (each / "memory.limit_in_bytes").exists()]
+    groups = [each for each in _upwards(mount, path) if exists(each / "memory.limit_in_bytes")]
     limits = [(each, _number(each / "memory.limit_in_bytes")) for each in groups]
     found = [Group(each, limit, False) for each, limit in limits if limit is not None]
     if groups:

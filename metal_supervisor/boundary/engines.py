@@ -93,8 +93,12 @@ def _shown(body: bytes) -> str:
 
 
 def turns(port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = TIMEOUT_S) -> bool:
-    """Whether the engine's work loop takes requests: what its slots do is answered from there, not by its server."""
-    if not asked.busy_path:
+    """Whether the engine's work loop takes requests: what its slots do is answered from there, not by its server.
+
+    An engine that is to fall asleep is not asked: each such question counts as work, and puts that off (or wakes it).
+    Its health has to do.
+    """
+    if not asked.busy_path or asked.asleep_path:
         return True
     try:
         _get(host, port, asked.busy_path, timeout_s)
@@ -106,10 +110,15 @@ def turns(port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = T
 
 
 def busy(port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = TIMEOUT_S) -> bool | None:
-    """Whether the engine answers somebody right now; one too busy to say so is busy. None if it does not tell."""
+    """Whether the engine answers somebody right now; one too busy to say so is busy. None if it does not tell.
+
+    One that sleeps answers nobody, and is not woken by asking.
+    """
     if not asked.busy_path:
         return None
     try:
+        if asked.asleep_path and _sleeps(host, port, asked, timeout_s):
+            return False
         status, body = _get(host, port, asked.busy_path, timeout_s)
     except TimeoutError:
         return True
@@ -122,6 +131,16 @@ def busy(port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = TI
     if not isinstance(slots, list):
         return None  # it wants a key, or was told to keep its slots to itself
     return any(isinstance(slot, dict) and slot.get("is_processing") is True for slot in slots)
+
+
+def _sleeps(host: str, port: int, asked: Probe, timeout_s: float) -> bool:
+    """Whether the engine says that it sleeps. Raises OSError, also when it does not answer in time."""
+    try:
+        _, body = _get(host, port, asked.asleep_path, timeout_s)
+        told = json.loads(body)
+    except (http.client.HTTPException, ValueError, RecursionError):
+        return False
+    return isinstance(told, dict) and told.get("is_sleeping") is True
 
 
 def _identity(host: str, port: int, asked: Probe, timeout_s: float) -> Answer:

@@ -108,7 +108,7 @@ def _sample_linux(procfs: Path, root: Path) -> Sample:
             available = None
         swap = _swap_of(group, swap)
         own = group.path / "memory.pressure"
-        stall_of = own if own.exists() else stall_of
+        stall_of = own if cgroups.exists(own) else stall_of
     some, full = _stall(stall_of, problems)
     return Sample(
         at=time.monotonic(), total_bytes=total, available_bytes=available, kernel_level=None, swap_used_bytes=swap,
@@ -164,7 +164,7 @@ def used_bytes(pid: int, mapped_bytes: int = 0, started: str = "", procfs: Path 
 
     `mapped_bytes`: model files that it maps, which a Mac's footprint leaves out; Linux counts them itself.
     `started`: its identity (launch.start_time), so that another program by the same number is not charged for.
-    Linux walks the page tables for this: about a millisecond per GiB in small pages.
+    Linux walks the page tables for this: 3 ms per GiB of files, 11 ms of other memory, so do not ask every second.
     """
     born = launch.start_time(pid)
     if not born or (started and born != started):

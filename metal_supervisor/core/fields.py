@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 
@@ -80,6 +81,30 @@ def word(source: Any, path: str) -> str | None:
 def sentence(source: Any, path: str) -> str | None:
     value = get(source, path, str, None)
     return None if value is None else text(value, path)
+
+
+DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(ms|[hms])")
+DURATIONS = re.compile(rf"({DURATION.pattern}){{1,8}}")
+SECONDS = {"h": Decimal(3600), "m": Decimal(60), "s": Decimal(1), "ms": Decimal("0.001")}
+
+
+def duration(value: Any, path: str, low_s: int, high_s: int) -> int | None:
+    """Whole seconds, rounded up, of a duration such as `1h30m`, or of plain seconds; None for `off`, 0 or nothing.
+
+    Raises Bad, which names the field, for what is none or is not between `low_s` and `high_s`.
+    """
+    said = value.strip() if isinstance(value, str) else value
+    if said in (None, "", "off"):
+        return None
+    text = said if isinstance(said, str) else ""
+    text += "s" if re.fullmatch(r"[0-9.]+", text) else ""
+    if not DURATIONS.fullmatch(text):
+        raise Bad("InvalidSpec", f'{path} must be a duration such as 15m, 1h30m or "off", not {value!r:.80}')
+    exact = sum((Decimal(number) * SECONDS[unit] for number, unit in DURATION.findall(text)), Decimal(0))
+    length_s = int(exact.to_integral_value(ROUND_CEILING))
+    if length_s and not low_s <= length_s <= high_s:
+        raise Bad("InvalidSpec", f'{path} must be "off" or between {low_s} s and {high_s} s, not {value!r:.80}')
+    return length_s or None
 
 
 def rope_scaling(source: Any, path: str) -> dict[str, Any] | None:

@@ -19,6 +19,8 @@ from metal_supervisor.core.types import Endpoint, Json, Key, Model, Rejected, Se
 GROUP = "inference.llmkube.dev"
 VERSION = "v1alpha1"
 RUNTIME_ANNOTATION = "metal-supervisor.io/runtime"
+IDLE_TTL_ANNOTATION = "metal-supervisor.io/idle-ttl"
+SHORTEST_IDLE_S, LONGEST_IDLE_S = 10, 7 * 86_400
 ACCELERATOR = "metal"
 DEFAULT_PORT, DEFAULT_PATH = 8080, "/v1/chat/completions"
 PRIORITIES: Mapping[str, int] = {"critical": 1_000_000, "high": 100_000, "normal": 10_000, "low": 1_000, "batch": 100}
@@ -185,6 +187,12 @@ def _drain_s(resource: Json) -> float | None:
     return None if longest is None else float(longest)
 
 
+def _idle_ttl_s(resource: Json) -> int | None:
+    """After how long without a request the engine gives its memory back; None: never."""
+    said = fields.get(resource, "metadata.annotations", dict, {}).get(IDLE_TTL_ANNOTATION)
+    return fields.duration(said, f"annotation {IDLE_TTL_ANNOTATION}", SHORTEST_IDLE_S, LONGEST_IDLE_S)
+
+
 def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Service:
     """The Service of one InferenceService; raises Bad."""
     namespace, name = resource["metadata"]["namespace"], resource["metadata"]["name"]
@@ -224,6 +232,7 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
     replicas = fields.ranged(0, fields.MAX)(resource, "spec.replicas")
     extra_args = fields.texts(resource, "spec.extraArgs")
     options = {option: read(resource, f"spec.{option}") for option, read in fields.OPTIONS.items()}
+    options["idleTtlS"] = _idle_ttl_s(resource)
     return Service(
         namespace=namespace,
         name=name,

@@ -108,7 +108,7 @@ class Service:
     container_port: int | None
     """`spec.containerPort`: the engine's port, if the user insists on one."""
     options: Mapping[str, Any]
-    """The engine options of the spec by their CRD names, validated; absent means unset."""
+    """The engine options of the spec by their CRD names, and `idleTtlS`, validated; absent means unset."""
     extra_args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     drain_s: float | None = None
@@ -124,7 +124,8 @@ class Service:
         said = [self.uid, self.runtime, self.mode, self.container_port, dict(self.options), self.extra_args, self.env]
         model = [self.model.uid, self.model.generation]
         digest = hashlib.sha256(json.dumps([*said, *model], sort_keys=True, default=str).encode()).hexdigest()[:16]
-        return f"{self.uid}/{self.generation}/{self.model.uid}/{self.model.generation}|{digest}"
+        idle = f"/{self.options['idleTtlS']}" if "idleTtlS" in self.options else ""  # annotations have no generation
+        return f"{self.uid}/{self.generation}/{self.model.uid}/{self.model.generation}{idle}|{digest}"
 
     @property
     def key(self) -> Key:
@@ -181,6 +182,8 @@ class Probe:
     """The model name that proves that our process answers, not a stranger on the port."""
     busy_path: str = "/slots"
     """Lists what the engine is working on, each with `is_processing`; "" if it cannot be asked."""
+    asleep_path: str = ""
+    """Tells `is_sleeping` without waking it (`busy_path` would); "" for an engine that never unloads its model."""
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,8 @@ OWNED: Mapping[str, str] = {
 PRESET = re.compile(r"--(fim|gpt-oss|vision-gemma|embd-gemma|mcp-servers)-.*|--.*-default")
 """Presets bring a model of their own, and with it a port."""
 
+SLEEP = "--sleep-idle-seconds"
+
 CACHE_TYPES = frozenset({"f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"})
 
 
@@ -142,6 +144,8 @@ def _housekeeping(service: Service, binary: Binary, prompt_cache: int) -> list[s
         ("--no-webui", []),
         ("--offline", []),
     ]
+    if "idleTtlS" in service.options:
+        wanted.append((SLEEP, [str(service.options["idleTtlS"])]))
     return [
         part
         for flag, values in wanted
@@ -151,7 +155,10 @@ def _housekeeping(service: Service, binary: Binary, prompt_cache: int) -> list[s
 
 
 def engine(service: Service, binary: Binary, place: Place) -> Engine:
-    """argv and probes of one llama-server. The user's extra arguments come last, so they win."""
+    """argv and probes of one llama-server. The user's extra arguments come last, so they win.
+
+    A build that does not know how to unload an idle model (`--sleep-idle-seconds`) keeps it loaded.
+    """
     names = dict.fromkeys((service.name, service.model.name))
     argv = [binary.path, "--model", place.model_path, "--alias", ",".join(names)]
     argv += ["--host", place.host, "--port", str(place.port)]
@@ -159,5 +166,6 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
     # The engine's own default of 8 GiB would come on top of everything else.
     prompt_cache = prompt_cache_mib([*argv, *service.extra_args], place.model) if service.mode == "chat" else 0
     argv += _housekeeping(service, binary, prompt_cache) + list(service.extra_args)
-    probe = Probe(expects='"status"', identity=service.name)
+    sleeps = any(_flag(argument) == SLEEP for argument in argv)
+    probe = Probe(expects='"status"', identity=service.name, asleep_path="/props" if sleeps else "")
     return Engine(argv=tuple(argv), env=service.env, cwd=place.cwd, probe=probe)

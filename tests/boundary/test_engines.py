@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from metal_supervisor.boundary.engines import Answer, probe, turns
+from metal_supervisor.boundary.engines import Answer, busy, probe, turns
 from metal_supervisor.core.types import Probe
 from tests.system import free_ports
 
@@ -149,3 +149,48 @@ def test_a_work_loop_is_stuck_only_if_its_slots_do_not_answer_at_all(engine: Eng
     assert not turns(engine.port, ASKED, timeout_s=0.2)
     assert turns(engine.port, Probe(busy_path=""))
     assert turns(free_ports(1)[0], ASKED)  # nobody listens: that is for the health check to say
+
+
+# ── engines that fall asleep ─────────────────────────────────────────────────────────────────────
+
+DOZY = Probe(identity="tiny", asleep_path="/props")
+BUSY, IDLE = b'[{"is_processing": true}]', b'[{"is_processing": false}]'
+
+
+def test_one_that_may_fall_asleep_is_not_kept_awake_by_asking_for_its_turns(engine: Engine) -> None:
+    engine.answers["/slots"] = None
+    assert turns(engine.port, DOZY, timeout_s=0.2)
+    assert engine.asked == []
+
+
+def test_a_sleeper_is_not_busy_and_not_woken(engine: Engine) -> None:
+    engine.answers |= {"/props": (200, b'{"is_sleeping": true}'), "/slots": (200, BUSY)}
+    assert busy(engine.port, DOZY) is False
+    assert engine.asked == ["/props"]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [(200, b'{"is_sleeping": false}'), (200, b"{}"), (200, b"[]"), (200, b"<html>"), (200, b"[" * 100_000), (404, b""),
+     (401, b'{"error": {}}'), (200, b'{"is_sleeping": "true"}')],
+)  # fmt: skip
+def test_one_that_does_not_say_that_it_sleeps_is_asked_what_it_does(engine: Engine, told: tuple[int, bytes]) -> None:
+    engine.answers |= {"/props": told, "/slots": (200, BUSY)}
+    assert busy(engine.port, DOZY) is True
+    engine.answers["/slots"] = (200, IDLE)
+    assert busy(engine.port, DOZY) is False
+    engine.answers["/slots"] = (401, b"")
+    assert busy(engine.port, DOZY) is None
+    assert engine.asked == ["/props", "/slots"] * 3
+
+
+def test_one_that_cannot_even_say_whether_it_sleeps_is_busy(engine: Engine) -> None:
+    engine.answers["/props"] = None
+    assert busy(engine.port, DOZY, timeout_s=0.2) is True
+    assert busy(free_ports(1)[0], DOZY) is False
+
+
+def test_one_that_never_sleeps_is_not_asked_whether_it_does(engine: Engine) -> None:
+    engine.answers["/slots"] = (200, BUSY)
+    assert busy(engine.port, ASKED) is True
+    assert engine.asked == ["/slots"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -112,6 +113,28 @@ def test_the_name_of_the_service_is_served_and_proves_who_answers() -> None:
     assert made.argv[made.argv.index("--alias") + 1] == "tiny"
     assert made.probe == Probe("/health", '"status"', "/v1/models", "tiny")
     assert made.cwd == "/state"
+
+
+SLEEPY = Binary("/x", frozenset({"--sleep-idle-seconds"}))
+
+
+def test_an_idle_ttl_makes_the_engine_sleep_and_says_where_to_ask() -> None:
+    made = engine(service(idleTtlS=900), SLEEPY, PLACE)
+    assert made.argv[-2:] == ("--sleep-idle-seconds", "900")
+    assert made.probe.asleep_path == "/props"
+    assert engine(service(), SLEEPY, PLACE) == engine(service(), replace(BARE, path="/x"), PLACE)
+
+
+def test_a_build_that_cannot_sleep_is_not_told_to() -> None:
+    assert engine(service(idleTtlS=900), BARE, PLACE) == engine(service(), BARE, PLACE)
+
+
+@pytest.mark.parametrize("extra", [("--sleep-idle-seconds", "60"), ("--sleep-idle-seconds=60",)])
+def test_a_user_who_makes_it_sleep_by_arguments_has_it_probed_the_same(extra: tuple[str, ...]) -> None:
+    for asked in (service(extra=extra), service(extra=extra, idleTtlS=900)):
+        made = engine(asked, SLEEPY, PLACE)
+        assert made.argv[-len(extra) :] == extra and "900" not in made.argv
+        assert made.probe.asleep_path == "/props"
 
 
 def test_the_environment_is_the_users_alone() -> None:

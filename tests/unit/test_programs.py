@@ -59,7 +59,8 @@ RECORDS = st.builds(
     verdict=st.builds(Verdict, st.sampled_from(Standing), WORDS, TEXT, TIMES),
     endpoint=st.none() | st.builds(Endpoint, names(), NUMBERS, TEXT, WORDS, st.none() | NUMBERS),
     port=st.none() | NUMBERS, spec_file=st.just(None),
-    probe=st.builds(Probe, TEXT, TEXT, TEXT), files=st.lists(TEXT, max_size=3).map(tuple), withdraw=WORDS,
+    probe=st.builds(Probe, TEXT, TEXT, TEXT, asleep_path=TEXT),
+    files=st.lists(TEXT, max_size=3).map(tuple), withdraw=WORDS,
     stopped_by_hand=st.booleans(), retry_at=st.none() | TIMES, warning=st.none() | st.tuples(WORDS, TEXT),
 )
 OBSERVED = st.builds(

@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_crds import EXAMPLES, documents
 
+from metal_supervisor.core.decide import same_request
 from metal_supervisor.core.fields import OPTIONS
 from metal_supervisor.core.resources import (
+    IDLE_TTL_ANNOTATION,
     RUNTIME_ANNOTATION,
     UNSUPPORTED,
     Policy,
@@ -136,7 +138,10 @@ WHOLE = service(
     speculativeDecoding={"type": "none"}, reasoningBudgetMessage="stop",
 )  # fmt: skip
 """An InferenceService with something in every kind of field."""
-WHOLE["metadata"] |= {"annotations": {RUNTIME_ANNOTATION: "llama-server"}, "deletionTimestamp": None, "labels": {}}
+WHOLE["metadata"] |= {
+    "annotations": {RUNTIME_ANNOTATION: "llama-server", IDLE_TTL_ANNOTATION: "15m"},
+    "deletionTimestamp": None, "labels": {},
+}  # fmt: skip
 
 
 def manifests() -> list[Json]:
@@ -176,7 +181,7 @@ STRANGE = (
 MANIFESTS = manifests()
 PLACES = [(at, path) for at, each in enumerate(MANIFESTS) for path in paths(each)]
 DAMAGE = st.lists(st.tuples(st.sampled_from(PLACES), st.integers(-1, len(STRANGE) - 1)), min_size=1, max_size=4)
-NAMES_A_FIELD = re.compile(rf"\b(spec|metadata)(\.[a-zA-Z]| must be)|{RUNTIME_ANNOTATION}|finalizers|--runtime")
+NAMES_A_FIELD = re.compile(r"\b(spec|metadata)(\.[a-zA-Z]| must be)|metal-supervisor.io/|finalizers|--runtime")
 
 
 def damaged(damage: list[tuple[tuple[int, tuple[Any, ...]], int]]) -> list[Json]:
@@ -339,6 +344,48 @@ def test_annotation_wins_over_spec_runtime_which_wins_over_the_setting(
         resource["metadata"]["annotations"] = {RUNTIME_ANNOTATION: annotation}
     kind = "mlx" if expected == "mlx-server" else "gguf"
     assert accepted(resource, model(format=kind)).runtime == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (None, None), ("", None), ("off", None), ("0", None), ("0s", None), ("0h0m", None), ("15m", 900), ("10", 10),
+        ("10s", 10), ("9.5s", 10), ("90", 90), (" 1h30m ", 5400), ("1.5h", 5400), ("1m500ms", 61), ("168h", 604_800),
+        ("604800", 604_800),
+    ],
+)  # fmt: skip
+def test_an_idle_ttl_is_read_as_a_duration(said: str | None, expected: int | None) -> None:
+    resource = service()
+    resource["metadata"]["annotations"] = {IDLE_TTL_ANNOTATION: said}
+    assert accepted(resource).options.get("idleTtlS") == expected
+    assert ("idleTtlS" in accepted(resource).options) is (expected is not None)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["9", "9s", "8.999s", "168h1s", "604801", "-15m", "+15m", "15 m", "m", "1d", "15M", "1e3", "0x10", "٣٠m", ".5h",
+     "1h" * 9, "9" * 400, "1.h", "never", "\0", "on", 900, 0, True, [], {}, 1.5],
+)  # fmt: skip
+def test_an_idle_ttl_that_is_none_is_refused_by_name_with_advice(said: Any) -> None:
+    resource = service()
+    resource["metadata"]["annotations"] = {IDLE_TTL_ANNOTATION: said}
+    found = refused(resource)
+    assert found.reason == "InvalidSpec"
+    assert found.message.startswith(f"annotation {IDLE_TTL_ANNOTATION} must be ")
+    assert '"off"' in found.message and len(found.message) < 300
+
+
+def test_another_idle_ttl_is_another_request_though_no_generation_says_so() -> None:
+    def asked(ttl: str) -> str:
+        resource = service()
+        resource["metadata"]["annotations"] = {IDLE_TTL_ANNOTATION: ttl}
+        return accepted(resource).asked
+
+    assert same_request(asked("10m"), asked("600s"))
+    assert same_request(asked("off"), accepted(service()).asked)
+    assert not same_request(asked("10m"), asked("11m"))
+    assert not same_request(asked("10m"), asked("off"))
+    assert not same_request(asked("off"), asked("10m"))
 
 
 def test_llamacpp_counts_as_unset_so_the_setting_applies() -> None:
