@@ -21,7 +21,7 @@ SEED ?=
 $(foreach name,CLUSTER CONTEXT NAMESPACE PORT ARGS,$(if $(filter environment,$(origin $(name))),$(eval $(name) :=)))
 export CLUSTER CONTEXT NAMESPACE PORT ARGS
 
-.PHONY: help run test test-fast test-cluster lint format bench faults soak clean
+.PHONY: help run test test-fast test-cluster lint format bench faults memory soak clean
 .DEFAULT_GOAL := help
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo "make lint    ruff, mypy, import rules"
 	@echo "make bench   latencies and idle cost, as a table and as JSON in build/bench.json"
 	@echo "make faults  the fault scenarios, and docs/faults.md with the figures they reach"
+	@echo "make memory  estimates against a real engine, and docs/memory.md with what it said"
 	@echo "make soak    random faults for SECONDS=3600, with an invariant checker"
 	@echo "make clean   removes the virtual environment and .run/"
 
@@ -67,6 +68,10 @@ bench: $(READY)
 faults: $(READY)
 	@METAL_MANY=500 $(BIN)/python -m pytest -n 2 --dist loadfile -m fault tests/scenarios
 	@$(BIN)/python tools/faults.py
+
+memory: $(READY)
+	@$(BIN)/python -m pytest tests/boundary/test_estimate_real.py
+	@$(BIN)/python tools/memory.py
 
 soak: $(READY)
 	@$(BIN)/python tools/soak.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

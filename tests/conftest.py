@@ -1,4 +1,4 @@
-"""What every test may use: the figures of fault cases (tests/faults.py)."""
+"""What every test may use: the figures of fault cases (tests/faults.py), and of engines' memory (tests/memory.py)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests import faults
+from tests import faults, memory
 
 _found: dict[str, dict[str, Any]] = {}
+_measured: dict[str, Any] = {}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,9 +25,12 @@ def figure(request: pytest.FixtureRequest) -> faults.Figure:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "teardown" and report.passed:
         faults.gather(list(report.user_properties), _found)
+        memory.gather(list(report.user_properties), _measured)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _measured:
+        memory.keep(_measured)
     if not _found:
         return
     terminalreporter.section("figures of fault cases")

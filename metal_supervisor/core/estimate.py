@@ -155,7 +155,8 @@ def _compute_bytes(shape: Shape, settings: Settings, cells: _Cells) -> int:
     masked = sum(cells.windowed if windowed else cells.full for windowed in kinds)
     longest = cells.full if False in kinds else cells.windowed
     if shape.heads and not shape.cached and not any(layer.state for layer in shape.layers):
-        masked = longest = batch  # an encoder attends to the batch itself
+        longest = batch  # an encoder attends to the batch itself
+        masked = batch * len({layer.windowed for layer in shape.layers})
     attention, forward = 4 * batch * shape.attention, 4 * batch * shape.forward
     if settings.flash_attention:
         # Its kernels read no f32, so such a cache is converted first, a block at a time.

@@ -196,6 +196,12 @@ def _widest(keys: _Keys, embedding: int) -> int:
     return max(dense, 2 * embedding + 2 * used * (embedding + keys.number("expert_feed_forward_length", forward)))
 
 
+def _scanning(keys: _Keys, embedding: int) -> int:
+    """The same in a recurrent part; in that of Mamba 2, groups of heads have inputs of their own."""
+    grouped = keys.number("ssm.group_count", 0) * keys.number("ssm.state_size", 0)
+    return embedding + 6 * (keys.number("ssm.inner_size", 0) + grouped)
+
+
 def shape_of(header: Header) -> Shape:
     """The shape of a model by its header. Raises BadGguf for hyperparameters that are missing or make no sense."""
     keys = _Keys(header)
@@ -249,6 +255,6 @@ def shape_of(header: Header) -> Shape:
         embedding=embedding,
         heads=heads,
         attention=3 * embedding + heads * (2 * key + value),
-        forward=max(_widest(keys, embedding), embedding + 6 * keys.number("ssm.inner_size", 0)),
+        forward=max(_widest(keys, embedding), _scanning(keys, embedding)),
         assumptions=tuple(assumptions),
     )

@@ -7,7 +7,7 @@ import gzip
 import http.server
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -107,13 +107,23 @@ def web() -> Iterator[Web]:
         thread.join()
 
 
+class Willing(Store):
+    """A store in which nothing is too large to be fetched."""
+
+    def want(self, sources: Iterable[str]) -> None:
+        sources = list(sources)
+        super().want(sources)
+        for source in sources:
+            self.give_leave(source)
+
+
 class Shelf:
     """A store, and how often it rang."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.rings = 0
-        self.store = Store(directory, self._ring)
+        self.store: Store = Willing(directory, self._ring)
 
     def _ring(self) -> None:
         self.rings += 1
@@ -336,3 +346,22 @@ def test_a_disk_that_cannot_be_written_is_named(shelf: Shelf, web: Web) -> None:
     shelf.directory.write_text("a file, where the directory should be")
     found = shelf.get(f"{web.url}/m.gguf")
     assert (found.phase, found.reason) == ("Failed", "DownloadFailed")
+
+
+def test_nothing_is_fetched_without_leave_and_what_is_dropped_needs_none(
+    web: Web, tmp_path: Path
+) -> None:
+    rang = threading.Event()
+    store = Store(tmp_path, rang.set)
+    source = f"{web.url}/m.gguf"
+    store.want([source])
+    eventually(lambda: store.asks_leave(source), WITHIN_S, "it asks")
+    assert rang.wait(WITHIN_S) or store.state(source).phase == "Pending"
+    assert store.state(source).phase == "Pending" and not web.asked
+    store.give_leave(source)
+    eventually(lambda: store.state(source).phase == "Ready", WITHIN_S, "it is fetched")
+    assert not store.asks_leave(source)
+    store.want([f"{web.url}/moved.gguf"])
+    eventually(lambda: store.asks_leave(f"{web.url}/moved.gguf"), WITHIN_S, "the other asks")
+    store.want([])
+    eventually(lambda: not any(t.name == "store" for t in threading.enumerate()), WITHIN_S, "the threads to end")

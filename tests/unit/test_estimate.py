@@ -6,7 +6,6 @@ What a real llama-server says of tiny models is in `tests/boundary/test_estimate
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,110 +14,9 @@ from metal_supervisor.core.estimate import CACHE_TYPES, Estimate, Settings, by_s
 from metal_supervisor.core.estimate_mlx import CannotEstimate, OllamaParts, estimate_mlx, ollama_parts
 from metal_supervisor.core.gguf import BadGguf, Header, Omitted
 from metal_supervisor.core.shape import CACHELESS, INTERVALS, NEMOTRON, PERIODS, RECURRENT, shape_of
+from tests.published import BY_HAND, GEMMA_270M, LLAMA_8B, PUBLISHED, attention, header, starts
 
 MIB, GIB = 1 << 20, 1 << 30
-
-
-def header(architecture: str, tokens: int = 0, weights: int = 0, **keys: Any) -> Header:
-    """A header with these hyperparameters; `__` stands for a dot."""
-    metadata: dict[str, Any] = {f"{architecture}.{key.replace('__', '.')}": value for key, value in keys.items()}
-    metadata["general.architecture"] = architecture
-    if tokens:
-        metadata["tokenizer.ggml.tokens"] = Omitted(tokens)
-    return Header(metadata, 1, {"F16": weights}, 4096, weights)
-
-
-def attention(heads: int, kv: int | tuple[int, ...], size: int, **more: Any) -> dict[str, Any]:
-    return {
-        "attention__head_count": heads,
-        "attention__head_count_kv": kv,
-        "attention__key_length": size,
-        "attention__value_length": size,
-        **more,
-    }
-
-
-LLAMA_8B = header(
-    "llama", 128_256, block_count=32, embedding_length=4096, feed_forward_length=14_336, context_length=131_072,
-    **attention(32, 8, 128),
-)  # fmt: skip
-GEMMA_270M = header(
-    "gemma3", 262_144, block_count=18, embedding_length=640, feed_forward_length=2048, context_length=32_768,
-    **attention(4, 1, 256, attention__sliding_window=512),
-)  # fmt: skip
-GEMMA_27B = header(
-    "gemma3", 262_208, block_count=62, embedding_length=5376, feed_forward_length=21_504, context_length=131_072,
-    **attention(32, 16, 128, attention__sliding_window=1024),
-)  # fmt: skip
-QWEN3_30B = header(
-    "qwen3moe", 151_936, block_count=48, embedding_length=2048, feed_forward_length=6144, context_length=40_960,
-    expert_count=128, expert_used_count=8, expert_feed_forward_length=768, **attention(32, 4, 128),
-)  # fmt: skip
-DEEPSEEK_V3 = header(
-    "deepseek2", 129_280, block_count=61, embedding_length=7168, feed_forward_length=18_432, context_length=163_840,
-    attention__head_count=128, attention__head_count_kv=1, attention__kv_lora_rank=512,
-    attention__key_length=576, attention__value_length=512,
-    attention__key_length_mla=192, attention__value_length_mla=128,
-)  # fmt: skip
-MISTRAL_SMALL = header(
-    "llama", 131_072, block_count=40, embedding_length=5120, feed_forward_length=32_768, context_length=131_072,
-    **attention(32, 8, 128),
-)  # fmt: skip
-GPT_OSS_20B = header(
-    "gpt-oss", 201_088, block_count=24, embedding_length=2880, feed_forward_length=2880, context_length=131_072,
-    expert_count=32, expert_used_count=4, expert_feed_forward_length=2880,
-    **attention(64, 8, 64, attention__sliding_window=128),
-)  # fmt: skip
-QWEN3_NEXT = header(
-    "qwen3next", 151_936, block_count=48, embedding_length=2048, feed_forward_length=5120, context_length=262_144,
-    ssm__conv_kernel=4, ssm__inner_size=4096, ssm__state_size=128, ssm__group_count=16, **attention(16, 2, 256),
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Known:
-    """A model, how it is started, and what its caches take."""
-
-    header: Header
-    settings: Settings
-    kv_bytes: int
-    state_bytes: int = 0
-    tolerance: int = 0
-    """Bytes; what was read from a log is rounded."""
-
-
-# The KV sizes of Gemma 3 270M are from runs of a real llama-server, in whole MiB (reference/runtimes.md section 7);
-# that of gpt-oss is from a log in llama.cpp's pull request 17609: 12 windowed blocks of 768 cells are 18.00 MiB, of
-# a Mac with Metal. The others are the models' published hyperparameters, and the arithmetic.
-PUBLISHED = {
-    "gemma 3 270m, 2048": Known(GEMMA_270M, Settings(2048), 21 * MIB, tolerance=MIB // 2),
-    "gemma 3 270m, 8192": Known(GEMMA_270M, Settings(8192), 39 * MIB, tolerance=MIB // 2),
-    "gemma 3 270m, 32768": Known(GEMMA_270M, Settings(32768), 111 * MIB, tolerance=MIB // 2),
-    "gemma 3 270m, 4 slots": Known(GEMMA_270M, Settings(32768, slots=4), 156 * MIB, tolerance=MIB // 2),
-    "gemma 3 270m, q8_0": Known(
-        GEMMA_270M, Settings(32768, cache_k="q8_0", cache_v="q8_0"), 59 * MIB, tolerance=MIB // 2
-    ),
-    "gemma 3 270m, q4_0": Known(
-        GEMMA_270M, Settings(32768, cache_k="q4_0", cache_v="q4_0"), 31 * MIB, tolerance=MIB // 2
-    ),
-    # blocks x (keys + values) x heads x size x 2 bytes x tokens
-    "llama 3.1 8b": Known(LLAMA_8B, Settings(8192), 32 * 2 * 8 * 128 * 2 * 8192),  # 1 GiB
-    "mistral small": Known(MISTRAL_SMALL, Settings(32768), 40 * 2 * 8 * 128 * 2 * 32768),  # 5 GiB
-    "qwen3 30b-a3b": Known(QWEN3_30B, Settings(32768), 48 * 2 * 4 * 128 * 2 * 32768),  # 3 GiB
-    # 10 blocks of 62 keep everything, 52 a window of 1024 and the 512 that are read at once
-    "gemma 3 27b": Known(GEMMA_27B, Settings(32768), 2 * 16 * 128 * 2 * (10 * 32768 + 52 * (1024 + 512))),
-    # one row of 512 + 64 for all heads, and no values
-    "deepseek-v3": Known(DEEPSEEK_V3, Settings(32768), 61 * (512 + 64) * 2 * 32768),
-    # every other block keeps a window of 128 and the 512 read at once, rounded up to 768
-    "gpt-oss 20b": Known(GPT_OSS_20B, Settings(4096), 12 * 2 * 8 * 64 * 2 * 4096 + 18 * MIB),
-    # every fourth block attends; the others keep 3 steps of convolution and a state of 128 x 4096
-    "qwen3-next": Known(
-        QWEN3_NEXT,
-        Settings(32768),
-        12 * 2 * 2 * 256 * 2 * 32768,
-        state_bytes=36 * 4 * (3 * (4096 + 2 * 16 * 128) + 128 * 4096),
-    ),
-}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -127,6 +25,15 @@ def test_caches_of_published_models(name: str) -> None:
     found = estimate(known.header, known.settings)
     assert abs(found.kv_bytes - known.kv_bytes) <= known.tolerance
     assert found.state_bytes == known.state_bytes
+
+
+def test_the_arithmetic_by_hand_of_docs_memory_is_that_of_the_estimate() -> None:
+    for model in BY_HAND:
+        for settings in starts():
+            found = estimate(model.header, settings)
+            assert found.kv_bytes == model.kv_bytes(settings)
+            assert found.total_bytes > found.weights_bytes == model.file_bytes
+            assert model.incumbent_kv_bytes(settings) >= 2 * found.kv_bytes
 
 
 # ── cells: contexts, slots, windows ──────────────────────────────────────────────────────────────
@@ -255,6 +162,14 @@ def test_the_states_of_other_recurrent_models() -> None:
 def test_encoders_keep_nothing(architecture: str) -> None:
     found = estimate(header(architecture, **{**SMALL, **attention(4, 4, 16)}), Settings(512))
     assert (found.kv_bytes, found.state_bytes) == (0, 0)
+
+
+def test_an_encoder_with_windows_has_a_mask_of_each_kind() -> None:
+    keys = {**SMALL, **attention(4, 4, 16)}
+    one, two = (
+        estimate(header("modern-bert", **keys, attention__sliding_window=window), Settings(512)) for window in (0, 64)
+    )
+    assert two.compute_bytes - one.compute_bytes == 2 * 512 * 512, "f16, for the batch against itself"
 
 
 def test_a_sparse_attention_s_indexer_has_a_cache_of_keys_too() -> None:
