@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from metal_supervisor import __version__, config
+from metal_supervisor.core.sizes import amount
 
 NOT_RUNNING, BAD_CONFIG = 3, 78
 PARENT_EVERY_S = 2.0
@@ -231,6 +232,10 @@ def _status_lines(body: Any) -> list[str]:
         f"node     {body['node']}",
         f"cluster  {cluster.get('server', '')} {'reachable' if cluster['reachable'] else cluster['error']}",
     ]
+    if memory := body.get("memory"):
+        charged, budget = amount(memory["charged"]), amount(memory["budget"])
+        waiting = f", {memory['waiting']} waiting" if memory["waiting"] else ""
+        lines.append(f"memory   {charged} of {budget} charged{waiting}, pressure {memory['pressure']}")
     for row in body["services"]:
         name = f"{row['namespace']}.{row['name']}"
         lines.append(f"{name:<32} {row['phase']:<11} {row['address']:<22} {row['message']}".rstrip())

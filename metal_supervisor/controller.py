@@ -9,7 +9,6 @@ controller finds everything in the state directory.
 from __future__ import annotations
 
 import logging
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,10 +46,10 @@ from metal_supervisor.core.types import (
     Standing,
     State,
 )
+from metal_supervisor.intake import Intake
 from metal_supervisor.lookout import Lookout
 from metal_supervisor.memory import Memory
 from metal_supervisor.placement import Placed, Placement
-from metal_supervisor.runtimes import RUNTIMES
 
 TICK_S = 15.0
 RETRY_S = 1.0
@@ -112,12 +111,7 @@ class Controller:
         self.placement = Placement(settings, directory, kube, self.node, self.wake)
         self._placed = Placed({})
         self._serving: Mapping[Key, frozenset[int]] = {}
-        self._labels = placement.node_labels(settings, self.node, platform.system(), platform.machine())
-        self.policy = resources.Policy(
-            default_runtime=settings.runtime,
-            runtimes={name: runtime.formats for name, runtime in RUNTIMES.items()},
-            allowlist=settings.allowlist,
-        )
+        self.intake = Intake(settings, self.node, self.bulletin)
         self.applier = Applier(directory, supervisord, settings)
         self.lookout = Lookout(settings, directory, self.store, Headers(self.wake))
         self.memory = Memory(settings, directory, self.wake)
@@ -221,9 +215,7 @@ class Controller:
         if snapshot.services is None:
             return
         before = dict(self.records)
-        running = {key for key, record in self.records.items() if record.verdict.standing is Standing.RUN}
-        read = resources.interpret(snapshot.services, snapshot.models, self.policy, running)
-        found = self._for_this_mac(self._refused_by_runtime(read, snapshot.services), snapshot.services)
+        found = self.intake.read(snapshot.services, snapshot.models, self.records)
         self._serving = self._ready(snapshot.observed)
         self._placed = placed = self.placement.place(
             found, snapshot.services.keys() - found.keys(), self._serving, self.lookout.delay_s
@@ -290,40 +282,6 @@ class Controller:
             if seen is not None and seen.ready and record.claimed and record.verdict.standing is Standing.RUN:
                 found[record.owner] = found.get(record.owner, frozenset()) | {record.slot}
         return found
-
-    def _for_this_mac(
-        self, found: Mapping[Key, Service | Rejected], written: Mapping[Key, Json]
-    ) -> dict[Key, Service | Rejected]:
-        """Without what is meant for others. With the embedded API there are no others: then it is refused."""
-        result = {}
-        for key, item in found.items():
-            misfit = placement.unplaced(written[key], self._labels)
-            if not self.settings.embedded:
-                if not misfit and not self._nobodys(item):
-                    result[key] = item
-            elif misfit:
-                text = f"{misfit}, which this Mac does not have; change it, or set --node-labels"
-                result[key] = resources.rejected(written[key], "NodeSelectorMismatch", text)
-            else:
-                result[key] = item
-        return result
-
-    def _nobodys(self, item: Service | Rejected) -> bool:
-        """Whether a service is not known to be for any Mac: what is not metal, or has no Model and never ran here."""
-        if not isinstance(item, Rejected):
-            return False
-        strange = item.key not in self.records and self.bulletin.operator is not False
-        return item.reason == "NotMetal" or (item.reason == "ModelNotFound" and strange)
-
-    def _refused_by_runtime(
-        self, found: Mapping[Key, Service | Rejected], written: Mapping[Key, Json]
-    ) -> dict[Key, Service | Rejected]:
-        result = dict(found)
-        for key, item in found.items():
-            problem = RUNTIMES[item.runtime].refuse(item) if isinstance(item, Service) else None
-            if problem:
-                result[key] = resources.rejected(written[key], *problem)
-        return result
 
     # ── after the decisions ──────────────────────────────────────────────────────────────────────
 

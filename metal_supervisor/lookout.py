@@ -54,6 +54,8 @@ class Lookout:
         self._read: set[str] = set()
         """Files whose headers were asked for in this pass."""
         self.room = Room(0, 0, 0)
+        self._offered_bytes = 0
+        """What services would take for which this Mac has offered itself in this pass."""
         self.specs: dict[str, str] = {}
         """Content of the specs composed so far, by file name."""
 
@@ -61,7 +63,7 @@ class Lookout:
         """Drops the specs that no record names any more, and the headers that nobody asked for since the last time."""
         self.specs = {name: text for name, text in self.specs.items() if name in wanted}
         self._headers.keep(self._read)
-        self._read = set()
+        self._read, self._offered_bytes = set(), 0
 
     def outlook(
         self,
@@ -180,11 +182,18 @@ class Lookout:
         return CANNOT_S if near is None else READY_S if near else FETCH_S
 
     def _has_room(self, service: Service, binary: Binary) -> bool:
-        """Whether a service would fit beside what runs here; True as well where that is not known."""
+        """Whether a service would fit beside what runs here, and what was offered before it in this pass.
+
+        True as well where that is not known: whoever has it waits then.
+        """
         file = self._store.state(service.model.source)
         reading = self._look(file.path) if file.phase == "Ready" else None
         composed = self._composed(service, binary, file.path, 0, reading)
-        return composed is None or (composed[1].bytes or 0) <= self.room.left
+        needs = composed[1].bytes or 0 if composed else 0
+        if self._offered_bytes + needs > max(self.room.left, 0):
+            return False
+        self._offered_bytes += needs
+        return True
 
     def _spec_on_file(self, program: str) -> Json:
         """The spec that the section of a program without a record names: its record was lost, its engine may run."""

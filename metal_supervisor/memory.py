@@ -179,7 +179,7 @@ class Memory:
         away = [
             Returning(key, PRIORITIES.get(record.priority, 0), record.evicted_at, max(record.evictions, 1))
             for key, record in records.items()
-            if record.evicted_at is not None and key not in self._leaving
+            if record.evicted_at is not None and key not in self._leaving and self._would_fit(record)
         ]
         watchdog = self.watchdog
         key = eviction.may_return(
@@ -190,6 +190,13 @@ class Memory:
         self._returned_at = now
         log.info("returns", extra={"service": "/".join(key)})
         records[key] = replace(records[key], evicted_at=None)
+
+    def _would_fit(self, record: Record) -> bool:
+        """Whether its return would leave enough available; if not it would only have to go again."""
+        sample = self.watchdog.sample
+        if sample is None or sample.available_bytes is None:
+            return True
+        return sample.available_bytes - record.reserved_bytes >= self.watchdog.warning_bytes
 
     def again_in_s(self, records: Mapping[Key, Record]) -> float | None:
         """When a pass is worthwhile only because somebody may return."""

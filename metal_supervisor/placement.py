@@ -104,7 +104,12 @@ class Placement:
             held, nodes, self._sightings, self._node, self._leases.connected_at, self._settings.lease_duration
         )
         asks = {
-            key: Ask(item.uid, max(1, item.replicas), delay_s(item), ready.get(key, frozenset()))
+            key: Ask(
+                item.uid,
+                max(1, item.replicas),
+                delay_s(item) if self._open(key, item, held, lives) else 0.0,
+                ready.get(key, frozenset()),
+            )
             for key, item in found.items()
         }
         accepting = not (self._state.cordoned() or self.cloned)
@@ -114,6 +119,20 @@ class Placement:
         silent = claims.silent(lives, self._node)
         where = frozenset(key[0] for key in found)
         return Placed(decision.mine, True, held, lives, decision.again_in_s, where, silent)
+
+    def _open(
+        self,
+        key: Key,
+        item: Service | Rejected,
+        held: Mapping[SlotId, claims.Claim],
+        lives: Mapping[tuple[str, str], Life],
+    ) -> bool:
+        """Whether there is a replica that this Mac could offer for: nobody's, or that of a Mac that goes or is gone."""
+        found = [held.get((*key, slot)) for slot in range(max(1, item.replicas))]
+        return any(
+            claim is None or (claim.holder != self._node and lives.get((key[0], claim.holder)) is not Life.LIVE)
+            for claim in found
+        )
 
     def peers_ready(self, placed: Placed, item: Service | Rejected) -> int:
         """How many of a service's replicas other Macs serve."""

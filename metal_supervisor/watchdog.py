@@ -63,6 +63,8 @@ class Watchdog(threading.Thread):
         self.pace = pace_of(settings)
         self.watch = Watch()
         self.sample: Sample | None = None
+        self.warning_bytes = 0
+        """What must stay available."""
         self.engines: Mapping[Key, Asked] = {}
         """Those that may have to go; set by the controller."""
         self.busy: frozenset[Key] = frozenset()
@@ -115,7 +117,7 @@ class Watchdog(threading.Thread):
         critical = now.level is Level.CRITICAL
         if critical and self._settings.eviction_enabled:
             self.busy = frozenset(key for key, each in self.engines.items() if _busy(each))
-        self.watch, self.sample = now, sample
+        self.watch, self.sample, self.warning_bytes = now, sample, limits.warning_bytes
         if now.level is not before.level:
             detail = {"level": now.level.value, "was": before.level.value, "why": now.why}
             (log.info if now.level is Level.NORMAL else log.warning)("memory pressure", extra=detail)

@@ -77,9 +77,6 @@ blocks x embedding x tokens x bytes of a key and a value + 512 MiB.
 | model | tokens | KV type | KV cache by hand | KV cache | LLMKube's | times | in all | LLMKube's |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
-LATER = "\n<!-- pressure, eviction and idle unload follow here -->\n"
-
-
 def _pair(ours: float, theirs: list[float] | None) -> str:
     """`6.00 / 6.00 (+0.0 %)`; nothing where there is nothing on either side."""
     if not ours and (theirs is None or not theirs[0]):
@@ -157,7 +154,8 @@ def _explained(model: ByHand) -> str:
 
 def page(figures: dict[str, Any]) -> str:
     """The whole page."""
-    return HEAD + against_the_engine(figures) + published() + memory_rules.budgets() + memory_rules.admission() + LATER
+    rules = memory_rules.budgets() + memory_rules.admission() + memory_rules.pressure()
+    return HEAD + against_the_engine(figures) + published() + rules
 
 
 def without_figures(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from metal_supervisor.core.budget import budget, metal_default_bytes, share_of
 from metal_supervisor.core.ledger import Decision, Entry, Phase, admit
+from metal_supervisor.core.pressure import PACE, thresholds
 from metal_supervisor.core.sizes import GIB, amount
 
 MACS_GIB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
@@ -37,12 +38,66 @@ starts by itself when there is room.
 - **Preemption**, where it is configured: lower priorities make room for higher ones: the lowest first, idle before
   busy, the largest, then the oldest, and no more than needed. `evictionProtection` is respected. What they leave is
   kept for whom they left it, who starts once they are gone.
-- **Unknown sizes** are refused under `enforce`; under `warn` they start with a warning and count for what they are
-  measured.
+- **An edit** that takes more waits in the same queue, and the engine goes on as it was, with the condition
+  `Degraded`; one that takes less is never refused. What ends still counts until its process is gone.
+- **Unknown sizes** are refused (`MemoryCheckFailed`) under `--memory-check-mode enforce`; under `warn` they start with
+  a warning and count for what they are measured.
 - **A Model's own limit** (`spec.hardware.memoryBudget` or `memoryFraction`) is held to as well.
 
 For example, on a Mac with 64 GiB, in the words of the message:
 """
+
+PRESSURE = f"""
+## When memory is short all the same
+
+The budget keeps our own engines in bounds; it knows nothing of the browser beside them. So the machine is
+looked at every `--memory-watchdog-interval` seconds (5): how much is available, the kernel's own level and the
+growth of swap on a Mac, and on Linux how long tasks waited for memory (PSI). The worst of them counts. What
+cannot be read says nothing: an unknown reading starts, stops and returns nobody. A level takes two looks to
+rise, and a fifth of `--memory-recovery` ({PACE.recover_s:g} s) of clearly better readings to fall a step, so
+that it does not flap. The share that must be available follows from what the budget leaves free: a Mac that is
+full of models by the budget's own rule is not in trouble. `--memory-pressure-warning` and `-critical` (0.20 and
+0.10 of the memory) are upper caps.
+
+| memory | budget | Warning below | Critical below |
+| --- | --- | --- | --- |
+"""
+EVICTION = f"""
+**Warning**: nothing starts that takes room; what waits says `MemoryPressure` and why. Nothing is stopped.
+
+**Critical**, and only with `--eviction-enabled`: one engine is stopped, and the next only once its process is
+gone and two looks later it is critical still, {PACE.settle_s:g} s at the least. Who goes: the lowest
+`spec.priority`, an idle one before a busy one, the largest, the one that runs longest. Never the last one,
+never one with `spec.evictionProtection`, and nobody while our engines hold less than 30 % of what is in use:
+then others are the cause. It finishes what it answers, for 20 s at most. The reason is in its condition
+`MemoryPressure` (`Evicted`), in an Event and in the log.
+
+**Coming back** needs nobody: after {PACE.recover_s:g} s of Normal the most important one returns, one every
+{PACE.return_every_s:g} s, if there is room for it. One that had to go again and again stays away longer:
+{PACE.back_off_s / 60:g} minutes, then twice as long each time, an hour at most. It stays evicted over a restart
+of the controller and of the machine.
+
+## Idle engines
+
+The annotation `metal-supervisor.io/idle-ttl: 15m` on an InferenceService lets llama-server give its model back
+after that time without a request, and load it again with the next one, which waits for that. Its endpoint
+stays, and so does its reservation: nobody else can take the room, so that it can always come back. Nothing that
+we ask wakes it. But whoever scrapes the engine's own `/metrics` does, and a scrape every minute keeps it awake
+for ever.
+"""
+
+
+def pressure() -> str:
+    """Where the levels begin on every Mac, and what happens then."""
+    lines = [PRESSURE]
+    for gib in MACS_GIB:
+        total = gib * GIB
+        found = budget(total, metal_bytes=metal_default_bytes(total, RECENT))
+        limits = thresholds(total, found.bytes)
+        told = [(size, 100 * size / total) for size in (limits.warning_bytes, limits.critical_bytes)]
+        cells = f"{gib} GiB", amount(found.bytes), *(f"{amount(size)} ({part:.1f} %)" for size, part in told)
+        lines.append(f"| {' | '.join(cells)} |\n")
+    return "".join([*lines, EVICTION])
 
 
 def budgets() -> str:

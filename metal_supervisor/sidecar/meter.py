@@ -10,10 +10,10 @@ import time
 from metal_supervisor.boundary import memory
 from metal_supervisor.boundary.memory import Held
 
-EVERY_S = 10.0
+EVERY_S = 60.0
 YOUNG_EVERY_S = 1.0
 """For one that was seen less than a few times: it is loading."""
-YOUNG_LOOKS = 10
+YOUNG_LOOKS = 8
 
 
 class Meter:

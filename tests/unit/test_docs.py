@@ -17,6 +17,7 @@ from metal_supervisor.core import claims, manifests
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = sorted((REPOSITORY / "docs").glob("*.md"))
 FOREIGN = {
+    "--cache-ram", "--ctx-checkpoints", "--kv-unified", "--swa-full", "--ubatch-size",  # llama-server
     "--server-side", "--rm", "--restart", "--image", "--accelerator", "--network-address", "--api-key", "--context",
 }
 """Flags of kubectl, llmkube, colima and llama-server."""

@@ -1,0 +1,70 @@
+"""What the cluster asks of this Mac, read and sorted: what it is to run, what it refuses, what is meant for others."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Collection, Mapping
+
+from metal_supervisor import placement
+from metal_supervisor.bulletin import Bulletin
+from metal_supervisor.config import Settings
+from metal_supervisor.core import resources
+from metal_supervisor.core.types import Json, Key, Record, Rejected, Service, Standing
+from metal_supervisor.runtimes import RUNTIMES
+
+
+class Intake:
+    """Reads custom resources by what this Mac offers."""
+
+    def __init__(self, settings: Settings, node: str, bulletin: Bulletin) -> None:
+        self._settings, self._bulletin = settings, bulletin
+        self._labels = placement.node_labels(settings, node, platform.system(), platform.machine())
+        self._policy = resources.Policy(
+            default_runtime=settings.runtime,
+            runtimes={name: runtime.formats for name, runtime in RUNTIMES.items()},
+            allowlist=settings.allowlist,
+        )
+
+    def read(
+        self, services: Mapping[Key, Json], models: Mapping[Key, Json], records: Mapping[Key, Record]
+    ) -> dict[Key, Service | Rejected]:
+        """Every InferenceService that is for this Mac, understood or refused."""
+        running = {key for key, record in records.items() if record.verdict.standing is Standing.RUN}
+        read = resources.interpret(services, models, self._policy, running)
+        return self._for_this_mac(_refused_by_runtime(read, services), services, records.keys())
+
+    def _for_this_mac(
+        self, found: Mapping[Key, Service | Rejected], written: Mapping[Key, Json], known: Collection[Key]
+    ) -> dict[Key, Service | Rejected]:
+        """Without what is meant for others. With the embedded API there are no others: then it is refused."""
+        result = {}
+        for key, item in found.items():
+            misfit = placement.unplaced(written[key], self._labels)
+            if not self._settings.embedded:
+                if not misfit and not self._nobodys(item, known):
+                    result[key] = item
+            elif misfit:
+                text = f"{misfit}, which this Mac does not have; change it, or set --node-labels"
+                result[key] = resources.rejected(written[key], "NodeSelectorMismatch", text)
+            else:
+                result[key] = item
+        return result
+
+    def _nobodys(self, item: Service | Rejected, known: Collection[Key]) -> bool:
+        """Whether a service is not known to be for any Mac: what is not metal, or has no Model and never ran here."""
+        if not isinstance(item, Rejected):
+            return False
+        strange = item.key not in known and self._bulletin.operator is not False
+        return item.reason == "NotMetal" or (item.reason == "ModelNotFound" and strange)
+
+
+def _refused_by_runtime(
+    found: Mapping[Key, Service | Rejected], written: Mapping[Key, Json]
+) -> dict[Key, Service | Rejected]:
+    """With refusals of what a runtime cannot be asked for."""
+    result = dict(found)
+    for key, item in found.items():
+        problem = RUNTIMES[item.runtime].refuse(item) if isinstance(item, Service) else None
+        if problem:
+            result[key] = resources.rejected(written[key], *problem)
+    return result
