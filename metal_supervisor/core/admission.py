@@ -162,7 +162,8 @@ def _settled(record: Record, was: Record | None, up: bool, said: Decision, now: 
             warning=(said.reason, text),
         )
     message = f"it was stopped for {record.displaced_by}; {said.message}" if record.displaced_by else said.message
-    return _stopped(replace(record, queued_at=queued_at), was, said.reason, message, now)
+    waits = replace(record, queued_at=queued_at, queue_position=said.position)
+    return _stopped(waits, was, said.reason, message, now)
 
 
 def _displaced(record: Record, was: Record | None, key: Key, records: Mapping[Key, Record], now: float) -> Record:

@@ -58,7 +58,8 @@ def status(record: Record, told: Report, before: Json, now: str) -> Json:
     body: Json = {
         "phase": told.phase,
         "mode": record.mode,
-        "modelReady": record.verdict.standing in (Standing.RUN, Standing.STOPPED, Standing.SUSPENDED),
+        "modelReady": record.verdict.standing in (Standing.RUN, Standing.STOPPED, Standing.SUSPENDED)
+        or record.queued_at is not None,
         "readyReplicas": told.ready_replicas,
         "replicas": told.replicas,
         "desiredReplicas": told.replicas,
@@ -70,6 +71,8 @@ def status(record: Record, told: Report, before: Json, now: str) -> Json:
         body["endpoint"] = url_of(record.namespace, record.endpoint)
     if told.scheduling:
         body["schedulingStatus"], body["schedulingMessage"] = told.scheduling
+    if record.queue_position:
+        body["queuePosition"], body["waitingFor"] = record.queue_position, "memory"
     same = {**body, "lastUpdated": before.get("lastUpdated")}
     return {**body, "lastUpdated": before["lastUpdated"]} if same == before else body
 

@@ -272,6 +272,8 @@ class Record:
     """Unix time since which it wants memory."""
     admitted_at: float = 0.0
     """Unix time at which it got it."""
+    queue_position: int = 0
+    """In the queue for memory, from 1; 0 if it is not in it."""
     displaced_by: str = ""
     """For whom it was stopped, "" if it was not."""
     evicted_at: float | None = None

@@ -52,7 +52,7 @@ def test_two_that_fit_alone_but_not_together() -> None:
     assert (waiting.verdict.standing, waiting.verdict.reason) == (Standing.WAIT, "InsufficientMemory")
     assert waiting.spec_file is None
     assert waiting.verdict.message.startswith("needs 20.0 GiB, 18.0 GiB of 48.0 GiB left; try a smaller quantization")
-    assert waiting.verdict.message.endswith("(queue position 1)")
+    assert waiting.verdict.message.endswith("(queue position 1)") and waiting.queue_position == 1
     assert book.charged_bytes == 30 * GIB
 
 
