@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import kv_models
 import pytest
 from range_server import Web, serving
 
@@ -23,6 +22,7 @@ from metal_supervisor.core.types import Observed, Record, Standing, Verdict
 from metal_supervisor.fit import _argv
 from metal_supervisor.runtimes.llama_memory import demands
 from metal_supervisor.runtimes.place import Binary
+from tests import kv_models
 from tests.system import tiny_gguf
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -34,7 +34,7 @@ BUDGET = round(0.67 * TOTAL)
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("fit")
     tiny_gguf.write_tiny_gguf(directory / "tiny.gguf", context=131072)
-    kv_models.write(directory / "mamba.gguf", "mamba")
+    kv_models.write(directory / "mamba.gguf", kv_models.KINDS["mamba"])
     return directory
 
 
