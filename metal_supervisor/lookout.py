@@ -186,9 +186,8 @@ class Lookout:
 
         True as well where that is not known: whoever has it waits then.
         """
-        file = self._store.state(service.model.source)
-        reading = self._look(file.path) if file.phase == "Ready" else None
-        composed = self._composed(service, binary, file.path, 0, reading)
+        path = str(self._store.here(service.model.source) or "")
+        composed = self._composed(service, binary, path, 0, self._look(path) if path else None)
         needs = composed[1].bytes or 0 if composed else 0
         if self._offered_bytes + needs > max(self.room.left, 0):
             return False

@@ -90,6 +90,10 @@ def shown_url(url: str) -> str:
     return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"[:300]
 
 
+def _is_remote(source: str) -> bool:
+    return source.startswith(("http://", "https://"))
+
+
 class Store:
     """The model files of this Mac. Safe to ask from one thread; `on_change` is called from others."""
 
@@ -142,11 +146,17 @@ class Store:
 
     def near(self, source: str) -> bool | None:
         """Whether a source is on this Mac already; None if it is a local path that is not there."""
-        if source.startswith(("http://", "https://")):
-            return self._target(source).exists()
-        path = source if source.startswith("/") else urllib.parse.unquote(urllib.parse.urlsplit(source).path)
+        here = self.here(source) is not None
+        return here or (False if _is_remote(source) else None)
+
+    def here(self, source: str) -> Path | None:
+        """Where a source is on this Mac, whether or not it is wanted; None if it is not there."""
+        if _is_remote(source):
+            path = self._target(source)
+        else:
+            path = Path(source if source.startswith("/") else urllib.parse.unquote(urllib.parse.urlsplit(source).path))
         try:
-            return True if Path(path).exists() else None
+            return path if path.exists() else None
         except (OSError, ValueError):
             return None
 

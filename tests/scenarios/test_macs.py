@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.macs import LEASES, Fleet, embedded_cluster, fleet, lose
-from tests.system import MODELS, SLICES, eventually, kill, running, service
+from tests.macs import LEASES, Fleet, Mac, embedded_cluster, fleet, lose
+from tests.system import ISVC, MODELS, SLICES, eventually, kill, running, service
 
 TTL_S = 4.0
 
@@ -201,3 +203,26 @@ def test_the_embedded_api_runs_several_replicas_on_the_one_mac_there_is(tmp_path
         system.supervisorctl("stop", "default.tiny@2")
         eventually(lambda: system.status().get("readyReplicas") == 2, what="the count")
         assert system.status()["phase"] == "Progressing"
+
+
+def test_a_service_goes_to_a_mac_that_has_room_for_it(tmp_path: Path) -> None:
+    with embedded_cluster(tmp_path) as kubeconfig, fleet(tmp_path, kubeconfig, "--lease-duration", str(TTL_S)) as macs:
+        first = Mac(tmp_path / "asked", "asked", kubeconfig, 9)
+        asked = first.command("fit", str(first.tiny), "--ctx", "512", "--json")
+        need = json.loads(asked.stdout)["needBytes"]
+        for name in ("mac-a", "mac-b"):  # room for two each
+            macs.add(name, "--memory-fraction", f"{2.5 * need / psutil.virtual_memory().total:.9f}")
+        names = [f"tiny-{number}" for number in range(5)]
+        first.apply(first.tiny_model(), *(service(name) for name in names))
+        eventually(lambda: sum(bool(macs.ready(name)) for name in names) == 4, 60, "four of them to serve")
+        held = Counter(macs.holder(name) for name in names if macs.ready(name))
+        assert held == {"mac-a": 2, "mac-b": 2}
+        (left,) = [name for name in names if not macs.ready(name)]
+        told = eventually(lambda: macs.status(left).get("schedulingStatus") and macs.status(left), 40, "its verdict")
+        assert (told["schedulingStatus"], told["queuePosition"]) == ("InsufficientMemory", 1)
+        lease = first.get(f"{LEASES}/metal-mac-a")["metadata"]["annotations"]
+        assert int(lease["metal-supervisor.io/memory-left"]) < need <= int(lease["metal-supervisor.io/memory-budget"])
+        # Room appears on the Mac that waits with it.
+        gone = next(name for name in names if macs.ready(name) and macs.holder(name) == macs.holder(left))
+        first.delete(f"{ISVC}/{gone}")
+        eventually(lambda: macs.ready(left), 20, "it to serve")
