@@ -20,6 +20,8 @@ FALLBACK_PERCENT, FALLBACK_BYTES = 120, 512 * MIB
 """Of a file of which only the size is known; LLMKube's rule, so that both say the same."""
 CELLS = 256
 """llama.cpp rounds contexts up to so many tokens."""
+CHECKPOINTS_BESIDES = 4
+"""What a slot keeps besides one checkpoint each step: the first, that of the last question, two before the end."""
 PATCHES_AT_WARMUP = 4 * 46 * 46
 """Patches of the picture that llama.cpp tries a vision encoder of variable size with."""
 
@@ -51,6 +53,10 @@ class Settings:
     """The engine reserves logits for every token of a batch, not one of each slot; builds of 2025 did."""
     prompt_cache_bytes: int = 0
     """`--cache-ram`: old prompts kept beside the model, in ordinary memory."""
+    checkpoints: int = 0
+    """`--ctx-checkpoints`: how often a slot may keep what cannot be rolled back, in ordinary memory, to return to."""
+    checkpoint_step: int = 8192
+    """`--checkpoint-min-step`: tokens between two checkpoints of earlier prompts, 0 for no minimum."""
     mmap: bool = True
     """Weights are mapped from the file, so that no measure of the process's own memory shows them."""
 
@@ -71,6 +77,8 @@ class Estimate:
     """The draft model, with all that is its own."""
     adapter_bytes: int = 0
     prompt_cache_bytes: int = 0
+    checkpoint_bytes: int = 0
+    """Checkpoints of all slots; those of old prompts are in the prompt cache, and count there."""
     overhead_bytes: int = 0
     """The process itself."""
     mapped_bytes: int = 0
@@ -93,6 +101,7 @@ class Estimate:
             "draft model": self.draft_bytes,
             "adapters": self.adapter_bytes,
             "prompt cache": self.prompt_cache_bytes,
+            "checkpoints": self.checkpoint_bytes,
             "process": self.overhead_bytes,
         }
 
@@ -137,15 +146,36 @@ def _cells(shape: Shape, settings: Settings) -> _Cells:
     return _Cells(full, windowed, 1 if settings.unified else slots)
 
 
-def _kv_bytes(shape: Shape, settings: Settings, cells: _Cells) -> int:
+def _token_bytes(shape: Shape, settings: Settings, windowed: bool) -> int:
+    """What a token takes in the caches of all blocks with a window, or of all without."""
     # Without flash attention values are stored across, in rows as long as those of the widest block.
     widest = 0 if settings.flash_attention else max((layer.value for layer in shape.layers), default=0)
     total = 0
     for layer in shape.cached:
-        row = _row_bytes(settings.cache_k, layer.key) + _row_bytes(settings.cache_k, layer.indexer)
-        row += _row_bytes(settings.cache_v, max(layer.value, widest if layer.value else 0))
-        total += row * (cells.windowed if layer.windowed else cells.full)
-    return total * cells.streams
+        if layer.windowed == windowed:
+            total += _row_bytes(settings.cache_k, layer.key) + _row_bytes(settings.cache_k, layer.indexer)
+            total += _row_bytes(settings.cache_v, max(layer.value, widest if layer.value else 0))
+    return total
+
+
+def _kv_bytes(shape: Shape, settings: Settings, cells: _Cells) -> int:
+    full, windowed = (_token_bytes(shape, settings, each) for each in (False, True))
+    return (full * cells.full + windowed * cells.windowed) * cells.streams
+
+
+def _state_bytes(shape: Shape) -> int:
+    """Of one slot."""
+    return sum(layer.state for layer in shape.layers) * 4
+
+
+def _checkpoint_bytes(shape: Shape, settings: Settings, cells: _Cells) -> int:
+    """What all slots keep at most: of each checkpoint the tokens within the window, and the state."""
+    window = 0 if settings.swa_full else min(shape.window, cells.full)
+    one = window * _token_bytes(shape, settings, windowed=True) + _state_bytes(shape)
+    kept = settings.checkpoints
+    if settings.checkpoint_step > 0:
+        kept = min(kept, cells.full // settings.checkpoint_step + CHECKPOINTS_BESIDES)
+    return max(settings.slots, 1) * kept * one
 
 
 def _compute_bytes(shape: Shape, settings: Settings, cells: _Cells) -> int:
@@ -192,7 +222,10 @@ def projector_bytes(header: Header, settings: Settings) -> int:
 
 
 def draft_settings(settings: Settings) -> Settings:
-    """How a draft model runs beside a model that is started so: what only the model is told is not for it."""
+    """How a draft model runs beside a model that is started so: what only the model is told is not for it.
+
+    A checkpoint of the model has one of its draft model with it, so their number stays.
+    """
     return replace(settings, cache_k="f16", cache_v="f16", prompt_cache_bytes=0)
 
 
@@ -209,7 +242,6 @@ def estimate(
     """
     shape = shape_of(model)
     cells = _cells(shape, settings)
-    states = sum(layer.state for layer in shape.layers) * 4 * max(settings.slots, 1)
     assumptions = list(shape.assumptions)
     if shape.cached:
         for kind in dict.fromkeys((settings.cache_k, settings.cache_v)):
@@ -222,12 +254,13 @@ def estimate(
     return Estimate(
         weights_bytes=model.weights_bytes,
         kv_bytes=_kv_bytes(shape, settings, cells),
-        state_bytes=states,
+        state_bytes=_state_bytes(shape) * max(settings.slots, 1),
         compute_bytes=_compute_bytes(shape, settings, cells),
         projector_bytes=projector_bytes(projector, settings) if projector is not None else 0,
         draft_bytes=drafted,
         adapter_bytes=adapted,
         prompt_cache_bytes=settings.prompt_cache_bytes,
+        checkpoint_bytes=_checkpoint_bytes(shape, settings, cells),
         overhead_bytes=PROCESS_BYTES + PROCESS_BYTES_PER_TOKEN * shape.vocabulary,
         mapped_bytes=model.weights_bytes + (draft.weights_bytes if draft else 0) if settings.mmap else 0,
         context=cells.full,

@@ -14,7 +14,7 @@ from metal_supervisor.core.estimate import CACHE_TYPES, Estimate, Settings, by_s
 from metal_supervisor.core.estimate_mlx import CannotEstimate, OllamaParts, estimate_mlx, ollama_parts
 from metal_supervisor.core.gguf import BadGguf, Header, Omitted
 from metal_supervisor.core.shape import CACHELESS, INTERVALS, NEMOTRON, PERIODS, RECURRENT, shape_of
-from tests.published import BY_HAND, GEMMA_270M, LLAMA_8B, PUBLISHED, attention, header, starts
+from tests.published import BY_HAND, GEMMA_27B, GEMMA_270M, LLAMA_8B, PUBLISHED, QWEN3_NEXT, attention, header, starts
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -221,6 +221,36 @@ def test_everything_that_comes_with_a_model_is_added() -> None:
     assert both.total_bytes - both.kv_bytes == (
         alone.total_bytes - alone.kv_bytes + both.draft_bytes + both.adapter_bytes + both.prompt_cache_bytes
     )
+
+
+def test_a_checkpoint_is_the_window_and_the_state_of_one_slot() -> None:
+    def mib(model: Header, **settings: Any) -> float:
+        return estimate(model, Settings(**{"context": 8192, "checkpoints": 1, **settings})).checkpoint_bytes / MIB
+
+    gemma = 52 * 16 * 128 * 2 * 1024 * 2 / MIB
+    assert mib(GEMMA_27B) == gemma == 416, "the window alone, not what is read at once"
+    assert mib(GEMMA_27B, slots=4) == 4 * gemma
+    assert mib(GEMMA_27B, context=512) == gemma / 2, "no more than the context"
+    assert mib(GEMMA_27B, cache_k="q8_0", cache_v="q8_0") == gemma * 17 / 32
+    assert mib(GEMMA_27B, swa_full=True) == 0, "nothing is lost then"
+    assert mib(QWEN3_NEXT) == mib(QWEN3_NEXT, swa_full=True) == 36 * 4 * (3 * 8192 + 128 * 4096) / MIB
+    assert mib(LLAMA_8B) == mib(header("bert", **SMALL, **attention(4, 4, 16)), context=512) == 0
+
+
+def test_the_context_bounds_how_many_checkpoints_there_are() -> None:
+    def count(context: int, checkpoints: int = 32, slots: int = 1, **settings: Any) -> float:
+        asked = Settings(context, slots=slots, checkpoints=checkpoints, **settings)
+        return estimate(GEMMA_27B, asked).checkpoint_bytes / (416 * MIB) / slots
+
+    assert (count(2048), count(8192), count(65_536), count(1 << 20)) == (4, 5, 12, 32)
+    assert count(65_536, slots=4) == 6, "each slot has a quarter of it"
+    assert count(65_536, checkpoints=3) == 3
+    assert (count(8192, checkpoint_step=1024), count(8192, checkpoint_step=0)) == (12, 32)
+
+
+def test_a_draft_model_s_checkpoints_are_kept_with_the_model_s() -> None:
+    drafts = [estimate(LLAMA_8B, Settings(8192, checkpoints=each), draft=GEMMA_270M).draft_bytes for each in (0, 2)]
+    assert drafts[1] - drafts[0] == 2 * 15 * 512 * 2 * 256 * 2
 
 
 @pytest.mark.parametrize(
