@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import urllib.parse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -232,18 +232,15 @@ def _gguf(settings: Settings, question: Question, name: str, reading: Reading) -
         binary = host.find_binary(settings.llama_server, "llama-server", "")
         engine = Binary(str(binary), host.flags_of(binary))
     except host.NoBinary:  # to judge a model before anything is installed: as a current release
-        engine = Binary("llama-server", frozenset({"--cache-ram"}))
+        engine = Binary("llama-server", frozenset({"--cache-ram", "--ctx-checkpoints"}))
     try:
         trained = shape_of(header).context
     except BadGguf:
         trained = 0
 
     def charge(plan: Plan) -> Estimate:
-        argv = _argv(plan, engine)
-        asked = llama_memory.demands(argv).settings
-        if "--cache-ram" in engine.flags:
-            asked = replace(asked, prompt_cache_bytes=llama_memory.prompt_cache_mib(argv, reading) * MIB)
-        made = llama_memory.estimate_of(reading, asked)
+        asked = llama_memory.demands(_argv(plan, engine, reading))
+        made = llama_memory.estimate_of(reading, asked.settings)
         if made is None:
             raise CannotTell(f"{name}: its size is not known")
         return made
@@ -252,7 +249,7 @@ def _gguf(settings: Settings, question: Question, name: str, reading: Reading) -
     return _Subject(name, header.architecture or "unknown architecture", reading.size_bytes, trained, plan, charge)
 
 
-def _argv(plan: Plan, binary: Binary) -> tuple[str, ...]:
+def _argv(plan: Plan, binary: Binary, reading: Reading) -> tuple[str, ...]:
     """The command line of an InferenceService that says no more than this."""
     options: dict[str, int | str] = {"contextSize": plan.context, "parallelSlots": plan.slots}
     if plan.kv_type != "f16":
@@ -262,7 +259,7 @@ def _argv(plan: Plan, binary: Binary) -> tuple[str, ...]:
     service = Service(
         "default", "model", "", 1, model, "llama-server", 1, False, endpoint, "chat", "normal", None, options
     )
-    return llama_server.engine(service, binary, Place("/model.gguf", "127.0.0.1", 1, None, "/")).argv
+    return llama_server.engine(service, binary, Place("/model.gguf", "127.0.0.1", 1, None, "/", reading)).argv
 
 
 def _mlx(question: Question, path: Path) -> _Subject:

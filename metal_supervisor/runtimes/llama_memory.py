@@ -34,6 +34,8 @@ VALUES = {
     "cache_v": ("-ctv", "--cache-type-v"),
     "flash": ("-fa", "--flash-attn"),
     "prompt_cache": ("-cram", "--cache-ram"),
+    "checkpoints": ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"),
+    "checkpoint_step": ("-cms", "--checkpoint-min-step"),
     "load_mode": ("-lm", "--load-mode"),
     "projector": ("-mm", "--mmproj"),
     "draft": ("-md", "--model-draft", "--spec-draft-model"),
@@ -62,6 +64,10 @@ WHOLE = re.compile(r"\s*([+-]?\d{1,20})", re.ASCII)
 LARGEST = (1 << 31) - 1
 PROMPT_CACHE_MIB, PROMPT_CACHE_MIB_LEAST, PROMPT_CACHE_MIB_UNKNOWN = 2048, 64, 512
 """The most, the least, and the choice for a model that cannot be judged; the engine's own default is 8192."""
+CHECKPOINTS, CHECKPOINT_STEP = 32, 8192
+"""The engine's own defaults, as current builds tell them. Of 2025's, the first kept 3 and the next 8: fewer."""
+CHECKPOINTS_LEAST = 2
+"""One at the end of a prompt, to continue from, and one before: at its last question, or a microbatch earlier."""
 CONVERSATIONS_KEPT = 4
 """How many times what all slots hold is worth keeping as old prompts."""
 
@@ -126,10 +132,12 @@ def demands(argv: Sequence[str]) -> Demands:
         flash_attention=values.get("flash", "auto") not in ("off", "0", "false", "disabled"),
         swa_full=switches.get("swa_full", False),
         prompt_cache_bytes=UNLIMITED_PROMPT_CACHE_BYTES if cache < 0 else cache * MIB,
+        checkpoints=max(_whole(values.get("checkpoints"), CHECKPOINTS), 0),
+        checkpoint_step=max(_whole(values.get("checkpoint_step"), CHECKPOINT_STEP), 0),
         mmap=switches.get("mmap", True) and values.get("load_mode", "auto") not in UNMAPPED,
     )
-    if switches.get("encodes"):  # an encoder must see a whole text at once
-        settings = replace(settings, batch=min(settings.batch, settings.ubatch))
+    if switches.get("encodes"):  # an encoder must see a whole text at once, and never returns to a part of it
+        settings = replace(settings, batch=min(settings.batch, settings.ubatch), checkpoints=0)
     projector = "" if switches.get("no_projector") else values.get("projector", "")
     return Demands(
         settings=settings,
@@ -206,13 +214,31 @@ def prompt_cache_mib(argv: Sequence[str], model: Reading) -> int:
     """How much memory old prompts are worth beside this model, in MiB, for `--cache-ram`; argv is without that.
 
     The engine may fill all of it, so all of it is charged: the engine's own default would be most of what a small
-    model takes. Four times what all slots hold lets several conversations take turns.
+    model takes. Four times what all slots hold lets several conversations take turns, each kept with its checkpoints.
     """
     asked = demands(argv)
     if asked.encodes:
         return 0
-    made = estimate_of(model, asked.settings)
+    few = min(asked.settings.checkpoints, CHECKPOINTS_LEAST)
+    made = estimate_of(model, replace(asked.settings, checkpoints=few))
     if made is None or made.basis != "header":
         return PROMPT_CACHE_MIB_UNKNOWN
-    worth = -(-CONVERSATIONS_KEPT * (made.kv_bytes + made.state_bytes) // MIB)
+    worth = -(-CONVERSATIONS_KEPT * (made.kv_bytes + made.state_bytes + made.checkpoint_bytes) // MIB)
     return min(max(worth, PROMPT_CACHE_MIB_LEAST), PROMPT_CACHE_MIB) if worth else 0
+
+
+def checkpoints(argv: Sequence[str], model: Reading) -> int | None:
+    """How many checkpoints each slot may keep of this model, for `--ctx-checkpoints`; argv is without that.
+
+    The engine puts no bound on their size, and may keep all, so all are charged. Together, and with what a slot holds,
+    they take no more than the prompt cache: the engine keeps no old prompt that is larger than that. None if it makes
+    none of this model, or nobody can tell.
+    """
+    settings = demands(argv).settings
+    all_made = estimate_of(model, settings)
+    each = estimate_of(model, replace(settings, checkpoints=min(settings.checkpoints, 1)))
+    if all_made is None or each is None or not each.checkpoint_bytes:
+        return None
+    room = settings.prompt_cache_bytes - (each.kv_bytes + each.state_bytes) // each.slots
+    worth = max(room // each.checkpoint_bytes, CHECKPOINTS_LEAST)
+    return min(worth, all_made.checkpoint_bytes // each.checkpoint_bytes)

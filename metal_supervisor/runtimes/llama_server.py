@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from metal_supervisor.core.types import Engine, Probe, Service
-from metal_supervisor.runtimes.llama_memory import prompt_cache_mib
+from metal_supervisor.runtimes.llama_memory import VALUES, checkpoints, prompt_cache_mib
 from metal_supervisor.runtimes.place import Binary, Place
 
 DEFAULT_CONTEXT, DEFAULT_BATCH, DEFAULT_GPU_LAYERS = 2048, 2048, 99
@@ -53,6 +53,7 @@ PRESET = re.compile(r"--(fim|gpt-oss|vision-gemma|embd-gemma|mcp-servers)-.*|--.
 """Presets bring a model of their own, and with it a port."""
 
 SLEEP = "--sleep-idle-seconds"
+CHECKPOINTS = "--ctx-checkpoints"
 
 CACHE_TYPES = frozenset({"f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"})
 
@@ -135,12 +136,16 @@ def _mode(service: Service) -> list[str]:
     return [part for flag in wanted if not _given(service, *spellings.get(flag[0], (flag[0],))) for part in flag]
 
 
-def _housekeeping(service: Service, binary: Binary, prompt_cache: int) -> list[str]:
-    """Flags that not every build has, given only to one that names them. `prompt_cache`: in MiB."""
+def _housekeeping(service: Service, binary: Binary, prompt_cache: int, kept: int | None) -> list[str]:
+    """Flags that not every build has, given only to one that names them.
+
+    `prompt_cache`: in MiB. `kept`: checkpoints of each slot, None to say nothing of them.
+    """
     wanted = [
         ("--metrics", []),
         ("--fit", ["off"]),
         ("--cache-ram", [str(prompt_cache)]),
+        *([] if kept is None else [(CHECKPOINTS, [str(kept)])]),
         ("--no-webui", []),
         ("--offline", []),
     ]
@@ -165,7 +170,11 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
     argv += _capacity(service, place) + _behaviour(service.options) + _mode(service)
     # The engine's own default of 8 GiB would come on top of everything else.
     prompt_cache = prompt_cache_mib([*argv, *service.extra_args], place.model) if service.mode == "chat" else 0
-    argv += _housekeeping(service, binary, prompt_cache) + list(service.extra_args)
+    kept = None
+    if service.mode == "chat" and not _given(service, *VALUES["checkpoints"]):
+        # Nor does the engine bound these, by anything but their number.
+        kept = checkpoints([*argv, "--cache-ram", str(prompt_cache), *service.extra_args], place.model)
+    argv += _housekeeping(service, binary, prompt_cache, kept) + list(service.extra_args)
     sleeps = any(_flag(argument) == SLEEP for argument in argv)
     probe = Probe(expects='"status"', identity=service.name, asleep_path="/props" if sleeps else "")
     return Engine(argv=tuple(argv), env=service.env, cwd=place.cwd, probe=probe)

@@ -15,6 +15,7 @@ from range_server import Web, serving
 
 from metal_supervisor import cli
 from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.core.demand import Reading
 from metal_supervisor.core.estimate import estimate
 from metal_supervisor.core.fit import Plan
 from metal_supervisor.core.gguf import Prefix, read_header
@@ -103,7 +104,7 @@ def test_a_small_model_fits_and_says_why(shell: Shell, models: Path) -> None:
 
 def test_what_is_charged_is_what_the_engine_would_be_started_with(shell: Shell, models: Path) -> None:
     found = shell.json(models / "tiny.gguf", "--ctx", "8192", "--slots", "4", "--kv-type", "q8_0")
-    argv = _argv(Plan(8192, 4, "q8_0"), Binary("llama-server", frozenset()))
+    argv = _argv(Plan(8192, 4, "q8_0"), Binary("llama-server", frozenset()), Reading(None))
     asked = demands(argv).settings
     assert (asked.context, asked.slots, asked.batch, asked.cache_k, asked.cache_v) == (8192, 4, 2048, "q8_0", "q8_0")
     assert asked.flash_attention

@@ -18,19 +18,25 @@ from metal_supervisor.core.gguf import Header
 from metal_supervisor.core.sizes import GIB, MIB
 from metal_supervisor.core.types import Endpoint, Model, Service
 from metal_supervisor.runtimes.llama_memory import (
+    CHECKPOINT_STEP,
+    CHECKPOINTS,
     NAMES,
     SWITCHES,
     UNSIZED,
     Demands,
+    checkpoints,
     demand,
     demands,
     prompt_cache_mib,
 )
 from metal_supervisor.runtimes.llama_server import engine
 from metal_supervisor.runtimes.place import Binary, Place
+from tests.published import GEMMA_27B, QWEN3_NEXT
 from tests.system import engine_path
 
 CURRENT = Binary("/opt/llama-server", frozenset({"--metrics", "--fit", "--cache-ram", "--no-webui", "--offline"}))
+DEFAULTS = Settings(checkpoints=32)
+"""What the engine does without any flag, but for one slot."""
 PLACE = Place("/models/m.gguf", "127.0.0.1", 18100, None, "/state")
 
 
@@ -44,25 +50,29 @@ def of_service(*extra: str, mode: str = "chat", **options: Any) -> Demands:
 
 
 def test_the_fields_of_a_service_arrive() -> None:
-    assert of_service() == Demands(Settings(context=2048, prompt_cache_bytes=512 * MIB))
+    assert of_service() == Demands(replace(DEFAULTS, context=2048, prompt_cache_bytes=512 * MIB))
     found = of_service(
         contextSize=8192, parallelSlots=4, batchSize=1024, uBatchSize=256, flashAttention=False,
         cacheTypeK="q8_0", cacheTypeV="q4_0", cacheTypeCustomV="turbo3",
     )  # fmt: skip
     assert found.settings == Settings(
         8192, 4, batch=1024, ubatch=256, cache_k="q8_0", cache_v="turbo3", flash_attention=False,
-        prompt_cache_bytes=512 * MIB,
+        prompt_cache_bytes=512 * MIB, checkpoints=32,
     )  # fmt: skip
 
 
 def test_extra_arguments_come_last_and_win() -> None:
-    found = of_service("-c", "32768", "--parallel", "2", "--kv-unified", "--swa_full", "-cram", "100", contextSize=4096)
-    assert found.settings == Settings(32768, 2, unified=True, swa_full=True, prompt_cache_bytes=100 * MIB)
+    line = "-c 32768 --parallel 2 --kv-unified --swa_full -cram 100 -ctxcp 5"
+    found = of_service(*line.split(), contextSize=4096)
+    assert found.settings == Settings(
+        32768, 2, unified=True, swa_full=True, prompt_cache_bytes=100 * MIB, checkpoints=5
+    )
 
 
 def test_an_embedding_service_reads_no_more_at_once_than_a_microbatch() -> None:
     found = of_service(mode="embedding", uBatchSize=256)
     assert (found.settings.batch, found.settings.ubatch, found.settings.prompt_cache_bytes) == (256, 256, 0)
+    assert found.settings.checkpoints == 0
 
 
 @pytest.mark.parametrize(
@@ -76,6 +86,11 @@ def test_an_embedding_service_reads_no_more_at_once_than_a_microbatch() -> None:
         ("-np 1 --flash_attn off", {"flash_attention": False}),
         ("-np 1 -fa auto", {}),
         ("-np 1 --cache-ram -1", {"prompt_cache_bytes": 8 * GIB}),
+        ("-np 1 --ctx-checkpoints 8", {"checkpoints": 8}),
+        ("-np 1 --ctx_checkpoints 0", {"checkpoints": 0}),
+        ("-np 1 --swa-checkpoints 3 -ctxcp -1", {"checkpoints": 0}),
+        ("-np 1 --checkpoint-min-step 256", {"checkpoint_step": 256}),
+        ("-np 1 -cms 0", {"checkpoint_step": 0}),
         ("-np 1 --no-mmap", {"mmap": False}),
         ("-np 1 --load-mode none", {"mmap": False}),
         ("-np 1 --load-mode mlock", {}),
@@ -86,13 +101,13 @@ def test_an_embedding_service_reads_no_more_at_once_than_a_microbatch() -> None:
     ],
 )
 def test_a_command_line_is_read_as_the_engine_reads_it(line: str, changes: dict[str, Any]) -> None:
-    assert demands(["llama-server", *line.split()]).settings == Settings(**changes)
+    assert demands(["llama-server", *line.split()]).settings == replace(DEFAULTS, **changes)
 
 
 def test_files_that_come_with_the_model_are_named() -> None:
     line = "-np 1 --mmproj /p.gguf -md /d.gguf --lora /a.gguf,/b.gguf --lora-scaled /c.gguf:0.5,/d:e.gguf:1"
     found = demands(line.split())
-    assert found == Demands(Settings(), "/p.gguf", "/d.gguf", ("/a.gguf", "/b.gguf", "/c.gguf", "/d:e.gguf"))
+    assert found == Demands(DEFAULTS, "/p.gguf", "/d.gguf", ("/a.gguf", "/b.gguf", "/c.gguf", "/d:e.gguf"))
     assert demands([*line.split(), "--no-mmproj"]).projector == ""
 
 
@@ -226,6 +241,7 @@ def test_whatever_the_command_line_there_is_an_answer(
     model = model or MODEL
     found = demand(argv, model, lambda path: further)
     assert 0 <= prompt_cache_mib(argv, model) <= 2048
+    assert (kept := checkpoints(argv, model)) is None or kept > 0
     if found is None:
         assert further is None
     elif found.bytes is None:
@@ -260,3 +276,67 @@ def test_a_model_without_a_cache_keeps_no_prompts() -> None:
     metadata = {key.replace("llama", "bert"): value for key, value in encoder.metadata.items()}
     bert = replace(encoder, metadata={**metadata, "general.architecture": "bert"})
     assert prompt_cache_mib(["-np", "1", "-c", "512"], Reading(GIB, bert)) == 0
+
+
+# ── checkpoints ──────────────────────────────────────────────────────────────────────────────────
+
+GEMMA, NEXT = Reading(GIB, GEMMA_27B), Reading(GIB, QWEN3_NEXT)
+GEMMA_MIB, NEXT_MIB = 416, 36 * 4 * (3 * 8192 + 128 * 4096) / MIB  # of one: 1024 tokens x 52 blocks; 36 states
+
+
+@pytest.mark.parametrize(
+    ("line", "model", "kept"),
+    [
+        ("-np 1 -c 8192", GEMMA, 2),  # it holds 1264 MiB itself: the cache of 2048 takes that and one more
+        ("-np 1 -c 8192 --cache-ram 2600", GEMMA, 3),
+        ("-np 1 -c 8192 --cache-ram 9000", GEMMA, 5),  # all that there can be: one for 8192 tokens and four more
+        ("-np 1 -c 8192 --cache-ram -1 -cms 0", GEMMA, 16),
+        ("-np 4 -c 32768", GEMMA, 2),
+        ("-np 1 -c 131072", GEMMA, 2),
+        ("-np 1 -c 8192 --cache-ram 0", GEMMA, 2),
+        ("-np 1 -c 8192 --swa-full", GEMMA, None),
+        ("-np 1 -c 8192 --embedding", GEMMA, None),
+        ("-np 1 -c 8192", NEXT, 5),
+        ("-np 1 -c 65536", NEXT, 5),  # 2048 MiB of cache, less 1536 and a state, takes five of 12
+        ("-np 1 -c 65536 --cache-ram 4096", NEXT, 12),
+        ("-np 4 -c 32768 --swa-full", NEXT, 5),
+        ("-np 1 -c 4096", MODEL, None),
+        ("-np 1 -c 4096", UNREADABLE, None),
+        ("-np 1 -c 4096", GONE, None),
+        ("-np 1 -c 4096", Reading(GIB, header(**{"llama.block_count": 5000})), None),
+    ],
+)
+def test_as_many_checkpoints_are_kept_as_the_prompt_cache_has_room_for(
+    line: str, model: Reading, kept: int | None
+) -> None:
+    argv = line.split()
+    if "--cache-ram" not in argv:
+        argv += ["--cache-ram", str(prompt_cache_mib(argv, model))]
+    assert checkpoints(argv, model) == kept
+
+
+def test_a_number_of_checkpoints_is_charged_for_every_slot() -> None:
+    def charged(line: str, model: Reading) -> float:
+        with_them, without = (demand([*line.split(), "-ctxcp", str(kept)], model, files()) for kept in (2, 0))
+        assert with_them is not None and with_them.bytes is not None and "checkpoints" in with_them.text
+        assert without is not None and without.bytes is not None and "checkpoints" not in without.text
+        return (with_them.bytes - without.bytes) / MIB
+
+    assert charged("-np 1 -c 8192", GEMMA) == 2 * GEMMA_MIB
+    assert charged("-np 3 -c 8192", GEMMA) == 6 * GEMMA_MIB
+    assert charged("-np 1 -c 8192", NEXT) == 2 * NEXT_MIB
+
+
+def test_old_prompts_are_kept_with_their_checkpoints() -> None:
+    kv_mib = 12 * 2 * 2 * 256 * 2 * 4096 / MIB
+    line = ["-np", "1", "-c", "4096"]
+    assert prompt_cache_mib(line, NEXT) == -int(-4 * (kv_mib + 3 * NEXT_MIB) // 1)
+    assert prompt_cache_mib([*line, "-ctxcp", "0"], NEXT) == -int(-4 * (kv_mib + NEXT_MIB) // 1)
+
+
+def test_the_engine_s_own_numbers_are_those_of_the_real_one() -> None:
+    done = subprocess.run([str(engine_path()), "--help"], capture_output=True, check=False, timeout=20)
+    text = (done.stdout + done.stderr).decode()
+    for flag, default in (("--ctx-checkpoints", CHECKPOINTS), ("--checkpoint-min-step", CHECKPOINT_STEP)):
+        found = re.search(rf"{flag}\b.*?\(default:\s+(\d+)", text, re.S)
+        assert found is None or int(found[1]) == default, "a build that names it"

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metal_supervisor.core.demand import Reading
 from metal_supervisor.core.types import Endpoint, Model, Probe, Service
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 from metal_supervisor.runtimes.llama_server import OWNED, engine, refuse
+from tests.published import GEMMA_27B, LLAMA_8B
 
 BARE = Binary("/opt/llama-server", frozenset())
 FULL = Binary("/opt/llama-server", frozenset({"--metrics", "--fit", "--cache-ram", "--no-webui", "--offline"}))
@@ -43,6 +45,25 @@ def test_a_bare_service_gives_the_documented_command_line() -> None:
 def test_a_current_build_gets_the_housekeeping_flags_it_names() -> None:
     housekeeping = ["--metrics", "--fit", "off", "--cache-ram", "512", "--no-webui", "--offline"]
     assert argv(service(), FULL) == [*HEAD, *CAPACITY, "--flash-attn", "on", "--jinja", *housekeeping]
+
+
+def test_checkpoints_are_bounded_only_where_the_engine_makes_any() -> None:
+    knows = Binary("/x", FULL.flags | {"--ctx-checkpoints"})
+
+    def given(asked: Service, model: Reading, binary: Binary = knows) -> list[str]:
+        line = argv(asked, binary, replace(PLACE, model=model))
+        return [line[index + 1] for index, each in enumerate(line) if each == "--ctx-checkpoints"]
+
+    gemma = Reading(1 << 30, GEMMA_27B)
+    assert given(service(contextSize=8192), gemma) == ["2"]
+    assert given(service(contextSize=8192, extra=("--cache-ram", "9000")), gemma) == ["5"]
+    assert given(service(contextSize=8192), gemma, FULL) == [], "it does not know the flag"
+    assert given(service(contextSize=8192, mode="embedding"), gemma) == []
+    assert given(service(contextSize=8192), Reading(1 << 30, LLAMA_8B)) == []
+    assert given(service(contextSize=8192), Reading(1 << 30)) == [], "its header is not read"
+    for flag in ("-ctxcp", "--ctx_checkpoints", "--swa-checkpoints"):
+        line = argv(service(extra=(flag, "7")), knows, replace(PLACE, model=gemma))
+        assert line[-2:] == [flag, "7"] and "--ctx-checkpoints" not in line
 
 
 def test_every_option_becomes_its_flag() -> None:
