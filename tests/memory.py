@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,7 +26,7 @@ from tests.kv_parts import Sizes
 MIB = 1 << 20
 FIGURES = Path(__file__).resolve().parents[1] / "build" / "memory.json"
 PROPERTY = "memory"
-COLUMNS = ("weights", "KV", "state", "compute", "footprint")
+COLUMNS = ("weights", "KV", "state", "checkpoint", "compute", "footprint")
 LOG_STEP_MIB = 0.01
 """The engine's log is rounded to it."""
 
@@ -92,7 +92,8 @@ LARGE: Mapping[str, Kind] = {
 
 
 def _started(kind: str, *settings: Settings, prompt: int = 600) -> tuple[Case, ...]:
-    return tuple(Case(kind, each, prompt) for each in settings)
+    kept = int(not Case(kind, Settings()).model.encodes)
+    return tuple(Case(kind, replace(each, checkpoints=kept), prompt) for each in settings)
 
 
 def _cache(cache_k: str, cache_v: str = "", context: int = 8192, slots: int = 1) -> Settings:
@@ -113,8 +114,8 @@ CASES: tuple[Case, ...] = (
     *_started("cohere2", Settings(16_384), Settings(8192, slots=4), _cache("q8_0")),
     *_started("gpt-oss", Settings(16_384), Settings(8192, slots=4, unified=True), _cache("q8_0")),
     *_started("deepseek2", Settings(4096), Settings(16_384, slots=4), _cache("q8_0"), _cache("q4_0")),
-    *_started("mamba", Settings(1024, slots=3), Settings(32_768)),
-    *_started("mamba2", Settings(1024, slots=3), Settings(32_768)),
+    *_started("mamba", Settings(1024, slots=3), prompt=300), *_started("mamba", Settings(32_768)),
+    *_started("mamba2", Settings(1024, slots=3), prompt=300), *_started("mamba2", Settings(32_768)),
     *_started("jamba", Settings(2048, slots=2), _cache("f32", context=4096), _cache("q8_0")),
     *_started("qwen3next", Settings(4096, slots=2), Settings(32_768), _cache("q8_0")),
     *_started("lfm2", Settings(4096, slots=2), _cache("q8_0")),
@@ -129,8 +130,11 @@ CASES: tuple[Case, ...] = (
 
 
 def parts(found: Estimate) -> dict[str, float]:
-    """What an estimate says of each column, in MiB."""
-    sizes = (found.weights_bytes, found.kv_bytes, found.state_bytes, found.compute_bytes, found.total_bytes)
+    """What an estimate says of each column, in MiB; of checkpoints, the one that a slot of each case keeps."""
+    sizes = (
+        found.weights_bytes, found.kv_bytes, found.state_bytes, found.checkpoint_bytes // found.slots,
+        found.compute_bytes, found.total_bytes,
+    )  # fmt: skip
     return {column: size / MIB for column, size in zip(COLUMNS, sizes, strict=True)}
 
 

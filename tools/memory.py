@@ -44,6 +44,7 @@ the engine will be started with say for how many tokens and slots, and the sum m
 | compute | scratch of the largest graph, by `--ubatch-size` and context, and the logits of each slot |
 | projector, draft model, adapters | their files, with cache and scratch of their own |
 | prompt cache | `--cache-ram`, as if it were full |
+| checkpoints | slots x `--ctx-checkpoints`, or as many as the context allows, x windows and states of a slot |
 | process | 32 MiB, and 340 bytes for each token of the vocabulary |
 
 A block that looks back a window keeps that and what is read at once, not the whole context; one that has a state,
@@ -52,27 +53,32 @@ share it (`--kv-unified`). What is judged is the command line that is executed, 
 header can't be read is charged by its size: a fifth more, and 512 MiB. MLX directories are judged by their
 `config.json`, Ollama's models by their manifest.
 
-Not charged: the context checkpoints that llama-server keeps for models with windows or states (`--ctx-checkpoints`,
-up to 32 for each slot, one per 8192 tokens and some at the end of each prompt). Each is as large as one slot's
-windows or states: 416 MiB for Gemma 3 27B, 75 MiB for Qwen3-Next. What an engine is measured to take counts if it
-is more than its estimate, so they are noticed once they are there.
+What has a window or a state cannot be rolled back, so llama-server keeps checkpoints to return to, beside the model in
+ordinary memory: without any (`--ctx-checkpoints 0`), a model with states reads all of a conversation again for each
+answer, and one with windows whenever a question is asked differently. Each is what one slot keeps in its windows, of
+the window alone, and its states: 416 MiB for Gemma 3 27B, 75 MiB for Qwen3-Next. A slot keeps up to 32 by the engine's
+own default, one for `--checkpoint-min-step` tokens (8192) and up to four more around the last prompt; `--cache-ram`
+bounds those of old prompts only, which are kept along with them, and no prompt that is larger with them than it.
+So, where a model has any, a build that knows `--ctx-checkpoints` is told how many: as many for each slot as the prompt
+cache has room for after what a slot holds, but at least 2. `extraArgs` win.
 """
 MEASURED = """
 ## The estimate against the engine
 
 Each row is a model started by `tests/boundary/test_estimate_real.py`: estimate / what the engine has (error), in
-MiB. Weights, KV cache, state and compute are llama-server's own log lines `... buffer size = ...`; the footprint is
-what the kernel counts for the process after a prompt, with the mapped weights. The log is rounded to 0.01 MiB, and
-errors are those that rounding can't explain. Footprints matter in the large models only: a tiny one is mostly the
-process itself, and scratch that is reserved for a full context is not all touched by a short prompt.
+MiB. Weights, KV cache, state and compute are llama-server's own log lines `... buffer size = ...`, and a checkpoint is
+its line `created context checkpoint ...`; the footprint is what the kernel counts for the process after a prompt, with
+the mapped weights and one checkpoint. The log is rounded to 0.01 MiB, and errors are those that rounding can't explain.
+Footprints matter in the large models only: a tiny one is mostly the process itself, and scratch that is reserved for a
+full context is not all touched by a short prompt.
 """
 PUBLISHED = """
 ## Published models
 
-One slot, weights in Q4_K_M. The KV cache by hand is blocks x heads x size x 2 (keys and values) x tokens x bytes; a
-test holds it to the estimate. Gemma's 52 windowed blocks keep 1024 tokens and the 512 that are read at once;
-DeepSeek keeps one compressed row of 512 + 64 for all heads, and no values. LLMKube's own agent charges file size +
-blocks x embedding x tokens x bytes of a key and a value + 512 MiB.
+One slot, weights in Q4_K_M, and nothing kept beside (prompt cache, checkpoints). The KV cache by hand is blocks x heads
+x size x 2 (keys and values) x tokens x bytes; a test holds it to the estimate. Gemma's 52 windowed blocks keep 1024
+tokens and the 512 that are read at once; DeepSeek keeps one compressed row of 512 + 64 for all heads, and no values.
+LLMKube's own agent charges file size + blocks x embedding x tokens x bytes of a key and a value + 512 MiB.
 
 | model | tokens | KV type | KV cache by hand | KV cache | LLMKube's | times | in all | LLMKube's |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |

@@ -218,6 +218,8 @@ FLAGS = (
     Flag(("-ctk", "--cache-type-k"), "TYPE", "type of the K cache", cache_type("cache_type_k")),
     Flag(("-ctv", "--cache-type-v"), "TYPE", "type of the V cache", cache_type("cache_type_v")),
     Flag(("-cram", "--cache-ram"), "N", "prompt cache in MiB, 0 = none, -1 = no limit", attribute("cache_ram_mib")),
+    Flag(("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"), "N",
+         "context checkpoints of a slot at most (default: 32)", attribute("n_ctx_checkpoints")),
     Flag(("-nkvo", "--no-kv-offload"), "", "keep the KV cache off the GPU", constant("no_kv_offload", True)),
     Flag(("-ot", "--override-tensor"), "PATTERN=BUFFER,...", "where tensors are kept", override_tensor),
     Flag(("-cmoe", "--cpu-moe"), "", "keep all experts on the CPU", cpu_moe),

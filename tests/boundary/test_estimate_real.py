@@ -25,6 +25,7 @@ from tests import memory
 from tests.memory import CASES, Case, error_percent
 from tests.system import engine_path, eventually, find_llama_server, free_ports
 
+CHECKPOINT = re.compile(r"created context checkpoint .* size = ([0-9.]+) MiB")
 BUFFER = re.compile(r"(model|KV|RS|compute|output) +buffer size = +([0-9.]+) MiB")
 COLUMN = {"model": "weights", "KV": "KV", "RS": "state", "compute": "compute", "output": "compute"}
 LOAD_TIMEOUT_S, DEATH_TIMEOUT_S = 60.0, 10.0
@@ -37,6 +38,7 @@ def arguments(case: Case) -> list[str]:
     flags += ["--batch-size", str(settings.batch), "--ubatch-size", str(settings.ubatch)]
     flags += ["--cache-type-k", settings.cache_k, "--cache-type-v", settings.cache_v]
     flags += ["--flash-attn", "on" if settings.flash_attention else "off"]
+    flags += ["--ctx-checkpoints", str(settings.checkpoints)]
     flags += ["--kv-unified"] if settings.unified else []
     flags += ["--embedding"] if case.model.encodes else []
     return flags + (["--swa-full"] if settings.swa_full else [])
@@ -113,7 +115,10 @@ def measure(program: Path, case: Case, model: Path, log: Path) -> dict[str, tupl
         engine.read_a_prompt(case)
         if sys.platform.startswith("linux"):
             found["footprint"] = (engine.footprint_mib(), 0)
-    for name, mib in BUFFER.findall(log.read_text(errors="replace")):
+    said = log.read_text(errors="replace")
+    for mib in CHECKPOINT.findall(said):  # the last is of a whole window
+        found["checkpoint"] = (float(mib), 0)
+    for name, mib in BUFFER.findall(said):
         total, count = found[COLUMN[name]]
         found[COLUMN[name]] = (total + float(mib), count + 1)
     return found
@@ -137,14 +142,14 @@ def measure_where_it_runs(case: Case, model: Path, log: Path) -> tuple[dict[str,
 def bounds(case: Case) -> dict[str, tuple[float, float]]:
     """Column -> how far the estimate may be off, in per cent below and above what the engine has.
 
-    Weights, cache and state are arithmetic. Scratch depends on how the engine lays out its graph, and more so the
-    smaller the model. The footprint of a tiny model is mostly that of the process, so only large ones are held to it;
-    scratch is reserved for full contexts, and a shorter prompt uses less of it.
+    Weights, cache, state and checkpoints are arithmetic. Scratch depends on how the engine lays out its graph, and more
+    so the smaller the model. The footprint of a tiny model is mostly that of the process, so only large ones are held
+    to it; scratch is reserved for full contexts, and a shorter prompt uses less of it.
     """
     exact = (-5.0, 5.0)
     loose = {"compute": (-15.0, 20.0), "footprint": (-10.0, 25.0)} if case.large else {"compute": (-25.0, 60.0)}
     anything = (-math.inf, math.inf)
-    return {"weights": exact, "KV": exact, "state": exact, "footprint": anything, **loose}
+    return {"weights": exact, "KV": exact, "state": exact, "checkpoint": exact, "footprint": anything, **loose}
 
 
 @pytest.fixture(scope="module")
