@@ -184,7 +184,8 @@ def _compute_bytes(shape: Shape, settings: Settings, cells: _Cells) -> int:
     kinds = {layer.windowed for layer in shape.cached}
     masked = sum(cells.windowed if windowed else cells.full for windowed in kinds)
     longest = cells.full if False in kinds else cells.windowed
-    if shape.heads and not shape.cached and not any(layer.state for layer in shape.layers):
+    encodes = shape.heads and not shape.cached and not any(layer.state for layer in shape.layers)
+    if encodes:
         longest = batch  # an encoder attends to the batch itself
         masked = batch * len({layer.windowed for layer in shape.layers})
     attention, forward = 4 * batch * shape.attention, 4 * batch * shape.forward
@@ -196,7 +197,8 @@ def _compute_bytes(shape: Shape, settings: Settings, cells: _Cells) -> int:
         prompt = max(attention, forward) + 2 * batch * masked
     else:
         scores = 4 * batch * longest * shape.heads
-        prompt = max(forward, attention, scores + max(attention, forward) // 2) + 4 * batch * masked
+        beside = attention if encodes else max(attention, forward) // 2
+        prompt = max(forward, attention, scores + beside) + 4 * batch * masked
     logits = 4 * shape.vocabulary * max(settings.slots, 1)
     reserved = 4 * shape.vocabulary * batch if settings.all_logits else logits
     return max(prompt, reserved) + logits

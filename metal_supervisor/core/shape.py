@@ -33,6 +33,9 @@ CACHELESS = frozenset({
 })  # fmt: skip
 """Encoders and diffusion models: they read everything anew each time."""
 
+UNGATED = frozenset({"bert"})
+"""Their feed-forward part has one matrix up, not two; measured from 128 to 768 wide."""
+
 RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
 INTERVALS: Mapping[str, int] = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4, "minimax-01": 8}
 """Hybrids in which every so many-th block attends, and the others keep a state."""
@@ -190,7 +193,7 @@ def _state(keys: _Keys, embedding: int, heads: int) -> int:
 def _widest(keys: _Keys, embedding: int) -> int:
     """Numbers per token alive at once in the hungrier feed-forward part; fitted to the engine's own logs."""
     forward = keys.number("feed_forward_length", 0)
-    dense = embedding + 4 * forward
+    dense = 3 * embedding + forward if keys.architecture in UNGATED else embedding + 4 * forward
     if not (used := keys.number("expert_used_count", 0)):
         return dense
     return max(dense, 2 * embedding + 2 * used * (embedding + keys.number("expert_feed_forward_length", forward)))

@@ -207,6 +207,23 @@ def test_larger_batches_and_no_flash_attention_take_more_scratch() -> None:
     assert scratch(all_logits=True) > 512 * 128_256 * 4
 
 
+@pytest.mark.parametrize(
+    ("width", "heads", "batch", "flash", "engine_mib"),
+    [
+        (128, 4, 512, True, 1.88), (128, 4, 1024, False, 23.02), (768, 12, 512, True, 11.01),
+        (768, 12, 512, False, 22.01), (768, 12, 1024, True, 23.02), (768, 12, 1024, False, 70.02),
+    ],
+)  # fmt: skip
+def test_the_scratch_of_bert_is_what_a_real_engine_said(
+    width: int, heads: int, batch: int, flash: bool, engine_mib: float
+) -> None:
+    forward = 256 if width == 128 else 4 * width
+    keys = {"block_count": 3, "embedding_length": width, "feed_forward_length": forward}
+    bert = header("bert", **keys, context_length=2048, attention__head_count=heads)
+    found = estimate(bert, Settings(2048, batch=batch, ubatch=batch, flash_attention=flash)).compute_bytes / MIB
+    assert engine_mib * 0.99 <= found <= engine_mib * 1.07
+
+
 def test_everything_that_comes_with_a_model_is_added() -> None:
     alone = estimate(LLAMA_8B, Settings(8192))
     draft = header("llama", weights=GIB, **{**SMALL, **attention(4, 2, 16)})
