@@ -82,13 +82,7 @@ class Applier:
             self._ours.add(record.program)
             if record.spec_file and record.verdict.standing is Standing.RUN:
                 wanted[record.program] = record
-        for name, record in wanted.items():
-            assert record.spec_file is not None
-            spec_file = record.next_spec or record.spec_file
-            if not self.state.spec_path(spec_file).exists():
-                continue  # lost, and not composed yet: what runs goes on, what does not could not start
-            with self._forgiving(name):
-                self._write_section(record, spec_file, table.get(name), notes.get(name))
+        # What goes goes first: a boot that comes between must not start one beside the other that it made room for.
         for path in (self.state.path / "models.d").glob("*.conf"):
             name = path.name.removesuffix(".conf")
             if name not in wanted and (complete or name in known) and self.state.section_spec(name):
@@ -98,6 +92,13 @@ class Applier:
                 with self._forgiving(name):
                     path.unlink(missing_ok=True)
                     self._dirty = True
+        for name, record in wanted.items():
+            assert record.spec_file is not None
+            spec_file = record.next_spec or record.spec_file
+            if not self.state.spec_path(spec_file).exists():
+                continue  # lost, and not composed yet: what runs goes on, what does not could not start
+            with self._forgiving(name):
+                self._write_section(record, spec_file, table.get(name), notes.get(name))
 
     @contextlib.contextmanager
     def _forgiving(self, program: str) -> Iterator[None]:

@@ -30,7 +30,7 @@ from metal_supervisor.boundary.watch import Reflector
 from metal_supervisor.bulletin import Bulletin, source_of
 from metal_supervisor.config import Settings
 from metal_supervisor.core import decide, mode, plan, resources
-from metal_supervisor.core.admission import Held
+from metal_supervisor.core.admission import Up
 from metal_supervisor.core.plan import Do, Step
 from metal_supervisor.core.types import (
     LIVE,
@@ -203,18 +203,28 @@ class Controller:
 
     def _relieve(self, snapshot: Snapshot) -> None:
         """Somebody has to go, or may come back, because of how short memory is; whether or not the cluster answers."""
-        held = self._held(snapshot)
-        self.records = self.memory.relieve(self.records, held, snapshot.now)
+        ups = self._ups(self.records, snapshot)
+        self.records = self.memory.relieve(self.records, ups, snapshot.notes, snapshot.now)
         self.lookout.room = self.memory.room
 
-    def _held(self, snapshot: Snapshot) -> Mapping[Key, Held]:
-        return self.memory.held(self.records, snapshot.table, snapshot.notes, snapshot.observed)
+    def _ups(self, before: Mapping[Key, Record], snapshot: Snapshot) -> Mapping[Key, Up]:
+        """The engines that are up. `before`: the records by which they were started."""
+        return self.memory.ups(before, self.records, snapshot.table, snapshot.notes, snapshot.observed)
 
     def _decide(self, snapshot: Snapshot) -> None:
         """Brings the records up to date with what the cluster asks for, and there is room for."""
+        before = dict(self.records)
+        try:
+            self._ask(snapshot)
+        except BaseException:
+            self.records = before  # what was decided, and not held against the memory, must never run
+            raise
+        self.records = self.memory.settle(self.records, before, self._ups(before, snapshot), snapshot.now)
+
+    def _ask(self, snapshot: Snapshot) -> None:
+        """Decides what the cluster asks for, as if there were room for all of it."""
         if snapshot.services is None:
             return
-        before = dict(self.records)
         found = self.intake.read(snapshot.services, snapshot.models, self.records)
         self._serving = self._ready(snapshot.observed)
         self._placed = placed = self.placement.place(
@@ -227,11 +237,6 @@ class Controller:
             if record.owner not in found and (snapshot.complete or record.owner in snapshot.services):
                 why = decide.NOT_HERE if record.owner in snapshot.services else decide.DELETED
                 self.records[record.key] = decide.dismiss(record, snapshot.now, why)
-        self._admit(before, snapshot)
-
-    def _admit(self, before: Mapping[Key, Record], snapshot: Snapshot) -> None:
-        """Makes of what was decided as if there were room for all what there is room for."""
-        self.records = self.memory.settle(self.records, before, self._held(snapshot), snapshot.now)
 
     def _share_out(self, item: Service | Rejected, snapshot: Snapshot) -> None:
         """An engine for each slot of a service that is this Mac's; one that has a slot keeps it."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from metal_supervisor.boundary import headers, host, memory
+from metal_supervisor.boundary import headers, host
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.boundary.store import shown_url
 from metal_supervisor.config import Settings
-from metal_supervisor.core import budget, fit
+from metal_supervisor.core import fit
 from metal_supervisor.core.demand import Reading
 from metal_supervisor.core.estimate import CACHE_TYPES, Estimate
 from metal_supervisor.core.estimate_mlx import CannotEstimate, estimate_mlx
@@ -28,6 +28,7 @@ from metal_supervisor.core.sizes import MIB, amount
 from metal_supervisor.core.types import Endpoint, Model, Service, Standing
 from metal_supervisor.runtimes import llama_memory, llama_server
 from metal_supervisor.runtimes.place import Binary, Place
+from metal_supervisor.watchdog import budget_of
 
 FITS, DOES_NOT_FIT, CANNOT_TELL = 0, 1, 2
 CONFIG_BYTES = 4 * MIB
@@ -76,15 +77,6 @@ class _Subject:
     charge: Charge
 
 
-def _budget(settings: Settings) -> budget.Budget:
-    """What models may have on this Mac."""
-    try:
-        binary: Path | None = host.find_binary(settings.llama_server, "llama-server", "")
-    except host.NoBinary:
-        binary = None
-    return memory.host_budget(settings.memory_fraction or None, binary)
-
-
 def main(settings: Settings, question: Question, as_json: bool, complain: Callable[[str], None]) -> int:
     """Prints the answer. Returns 0 if the model fits, 1 if it does not, 2 if nobody can tell."""
     try:
@@ -109,7 +101,7 @@ def answer(settings: Settings, question: Question) -> Answer:
     if question.kv_type not in CACHE_TYPES:
         raise CannotTell(f"--kv-type must be one of {', '.join(CACHE_TYPES)}, not {question.kv_type!r:.40}")
     subject = _subject(settings, question)
-    allowed, running = _budget(settings), _running(settings)
+    allowed, running = budget_of(settings), _running(settings)
     made = subject.charge(subject.plan)
     free = allowed.bytes - sum(running.values())
     fits = made.total_bytes <= free

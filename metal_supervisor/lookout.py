@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.headers import Headers
@@ -87,13 +88,16 @@ class Lookout:
         up: RunNote | None,
     ) -> Outlook:
         """Everything of it but where the engine that is up listens. `chosen`: port, or what is in the way of one."""
-        file = self._store.state(service.model.source)
+        source = service.model.source
+        file = self._store.state(source)
         port, problem = chosen
         if problem or port is None:
+            self._store.give_leave(source)  # whatever it waits for, its file need not
             return Outlook(file, record.port if record else None, problem=problem)
         try:
             path = host.find_binary(self._settings.llama_server, "llama-server", "install it (brew install llama.cpp)")
         except host.NoBinary as error:
+            self._store.give_leave(source)
             return Outlook(file, port, problem=("RuntimeMissing", str(error)))
         flags = host.flags_of(path)
         if not flags:
@@ -112,6 +116,10 @@ class Lookout:
         limit = service.model.limit.resolve(self.room.total)
         return Outlook(file, port, engine, program, running=running, demand=demand, limit_bytes=limit)
 
+    def _look_from_home(self, path: str) -> Reading | None:
+        """A file that a command line names: engines are started in the state directory."""
+        return self._look(str(Path(self._state.home, path)))
+
     def _look(self, path: str) -> Reading | None:
         self._read.add(path)
         return self._headers.look(path)
@@ -125,7 +133,7 @@ class Lookout:
         cores, runtime = host.performance_cores(), RUNTIMES[service.runtime]
         place = Place(path, self._settings.bind_address, port, cores, self._state.home, reading)
         engine = runtime.engine(service, binary, place)
-        demand = runtime.demand(engine.argv, reading, self._look)
+        demand = runtime.demand(engine.argv, reading, self._look_from_home)
         return None if demand is None else (engine, demand)
 
     def _before_it_is_here(self, service: Service, binary: Binary, file: ModelFile, port: int) -> Outlook:
@@ -142,7 +150,9 @@ class Lookout:
             limit = service.model.limit.resolve(self.room.total)
             if refusal := too_large(composed[1].bytes, limit, self.room.budget, self.room.left):
                 reason, message = refusal
-                return Outlook(ModelFile("Pending", reason=reason, message=f"{message}; it is not fetched"), port)
+                refused = ModelFile("Pending", reason=reason, message=f"{message}; it is not fetched")
+                self._store.refuse(source, refused)
+                return Outlook(refused, port)
         self._store.give_leave(source)
         return Outlook(file, port)
 
@@ -167,6 +177,17 @@ class Lookout:
             return None
         demand = Demand(record.reserved_bytes or None, record.mapped_bytes, record.memory)
         return Running(up.spec_file, record.asked, record.probe, record.port, demand)
+
+    def _judged(self, running: Running | None, service: Service, path: str) -> Running | None:
+        """An engine of a release that kept no books, with what its own command line takes."""
+        if running is None or running.demand.bytes:
+            return running
+        argv = self._state.read_spec(running.spec_file).get("argv")
+        reading = self._look(path)
+        if not isinstance(argv, list) or reading is None:
+            return running
+        demand = RUNTIMES[service.runtime].demand([str(each) for each in argv], reading, self._look_from_home)
+        return replace(running, demand=demand) if demand is not None else running
 
     def delay_s(self, item: Service | Rejected) -> float:
         """How long to leave a free slot to Macs that could serve it sooner."""

@@ -16,16 +16,19 @@ from typing import Literal
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.config import Settings
 from metal_supervisor.core import admission, eviction
-from metal_supervisor.core.admission import Held, Rules
+from metal_supervisor.core.admission import Rules, Up
 from metal_supervisor.core.budget import Budget
 from metal_supervisor.core.eviction import Candidate, Returning
 from metal_supervisor.core.ledger import Ledger
 from metal_supervisor.core.plan import live_note
-from metal_supervisor.core.pressure import Level
-from metal_supervisor.core.resources import PRIORITIES
-from metal_supervisor.core.types import LIVE, Json, Key, Observed, ProgramState, Record, RunNote, Standing
+from metal_supervisor.core.pressure import Level, Watch
+from metal_supervisor.core.resources import rank_of
+from metal_supervisor.core.types import LIVE, Json, Key, Observed, ProgramState, Record, RunNote
 from metal_supervisor.lookout import Room
-from metal_supervisor.watchdog import Asked, Watchdog
+from metal_supervisor.watchdog import Asked, Seen, Watchdog
+
+CALM = Level.NORMAL.value
+FORGIVEN_AFTER_S = 86_400.0
 
 log = logging.getLogger("controller")
 
@@ -45,9 +48,15 @@ class Memory:
         self._evictions = 0
         self._skipped: Counter[str] = Counter()
         self._skipping = ""
+        self._reserved: dict[int, int] = {}
+        """Bytes that were reserved for an engine, by its pid."""
+        self._seen = Seen()
+        """What the watchdog knew at the beginning of the pass."""
 
     def start(self) -> None:
-        """Begins to watch."""
+        """Begins to watch, and looks once before anything is decided."""
+        if self._settings.memory_watchdog_interval:
+            self.watchdog.look()
         self.watchdog.start()
 
     @property
@@ -62,63 +71,84 @@ class Memory:
 
     # ── what is held ─────────────────────────────────────────────────────────────────────────────
 
-    def held(
+    def ups(
         self,
         records: Mapping[Key, Record],
+        decided: Mapping[Key, Record],
         table: Mapping[str, ProgramState],
         notes: Mapping[str, RunNote],
         observed: Mapping[str, Observed],
-    ) -> dict[Key, Held]:
-        """The engines that are up, and what each holds."""
-        found = {}
-        for key, record in records.items():
+    ) -> dict[Key, Up]:
+        """The engines that are up, and what each holds.
+
+        `records`: those by which they were started. Of `decided` only the names count, for engines whose record was
+        lost: what is wanted now says nothing about what runs.
+        """
+        found, reserved = {}, {}
+        for key, record in {**decided, **records}.items():
             state, seen = table.get(record.program), observed.get(record.program)
             if state is None or state.state not in LIVE:
                 continue
             note = live_note(notes.get(record.program), state)
-            spec = self._state.read_spec(note.spec_file) if note else {}
-            said = spec.get("reserved_bytes")
-            reserved = said if isinstance(said, int) and said > 0 else record.reserved_bytes
-            measured = seen.memory_bytes if seen and note and seen.pid == note.pid else 0
-            found[key] = Held(note.spec_file if note else record.spec_file or "", max(reserved, measured))
+            if note is None:  # its launcher has not said yet what it runs
+                reserved[state.pid] = record.reserved_bytes if key in records else 0
+                found[key] = Up("", reserved[state.pid])
+                continue
+            said = self._state.read_spec(note.spec_file).get("reserved_bytes")
+            same = key in records and record.spec_file in (None, note.spec_file)
+            ours = record.reserved_bytes if same else 0
+            known = self._reserved.get(note.pid, 0)  # of an older release the spec does not tell, and records change
+            reserved[note.pid] = max(said if isinstance(said, int) else 0, ours, known)
+            measured = seen.memory_bytes if seen and seen.pid == note.pid else 0
+            found[key] = Up(note.spec_file, max(reserved[note.pid], measured))
+        self._reserved = reserved
         return found
 
     # ── who may start ────────────────────────────────────────────────────────────────────────────
 
     def settle(
-        self, decided: Mapping[Key, Record], before: Mapping[Key, Record], held: Mapping[Key, Held], now: float
+        self, decided: Mapping[Key, Record], before: Mapping[Key, Record], ups: Mapping[Key, Up], now: float
     ) -> dict[Key, Record]:
         """The records as there is room for them."""
-        level, watch = self.watchdog.level, self.watchdog.watch
-        short = level is not None and level is not Level.NORMAL
         mode: Literal["enforce", "warn"] = "warn" if self._settings.memory_check_mode == "warn" else "enforce"
-        rules = Rules(
-            self.budget.bytes,
-            mode,
-            self._settings.preemption,
-            f"the machine is short of memory ({watch.why}); it starts by itself once that is over" if short else "",
-        )
-        records, self.ledger = admission.settle(decided, before, held, rules, now)
+        rules = Rules(self.budget.bytes, mode, self._settings.preemption, self._paused(before))
+        records, self.ledger = admission.settle(decided, before, ups, rules, now)
         return records
+
+    def _paused(self, records: Mapping[Key, Record]) -> str:
+        """Why nothing that takes room may start, "" if it may."""
+        seen = self._seen
+        level = self.watchdog.level(seen)
+        short = level not in (None, Level.NORMAL)
+        if seen.young and seen.watch.known_at is not None:
+            # This controller has only just begun to look: what the one before it knew counts until it knows better.
+            knew = any(record.pressure is not None and record.pressure[0] != CALM for record in records.values())
+            short = short or knew or seen.watch.raw is not Level.NORMAL
+        why = seen.watch.why if level not in (None, Level.NORMAL) else seen.watch.reading
+        return f"the machine is short of memory ({why}); it starts by itself once that is over" if short else ""
 
     # ── who has to go, and who returns ───────────────────────────────────────────────────────────
 
-    def relieve(self, records: Mapping[Key, Record], held: Mapping[Key, Held], now: float) -> dict[Key, Record]:
+    def relieve(
+        self, records: Mapping[Key, Record], ups: Mapping[Key, Up], notes: Mapping[str, RunNote], now: float
+    ) -> dict[Key, Record]:
         """The records after a look at the pressure: one may have to go, one may come back."""
-        level = self.watchdog.level
-        result = {key: self._pressed(record, level) for key, record in records.items()}
-        leaving = frozenset(key for key, record in records.items() if record.evicted_at is not None and key in held)
+        self._seen = seen = self.watchdog.seen
+        level = self.watchdog.level(seen)
+        result = {key: _forgiven(self._pressed(record, level), now) for key, record in records.items()}
+        leaving = frozenset(key for key, record in records.items() if record.evicted_at is not None and key in ups)
         if self._leaving - leaving:
             self._exited_at = time.monotonic()
         self._leaving = leaving
-        running = {key: record for key, record in records.items() if key in held and _runs(record)}
+        running = {key: record for key, record in records.items() if key in ups and record.runs}
         self.watchdog.engines = {
-            key: Asked(record.host or self._settings.bind_address, record.port, record.probe)
+            key: Asked(notes[record.program].pid, record.host or self._settings.bind_address, record.port, record.probe)
             for key, record in running.items()
-            if record.port is not None
+            if record.port is not None and record.program in notes
         }
         if level is Level.CRITICAL:
-            self._evict(result, running, held, bool(leaving), now)
+            ending = any(key in ups and (not record.runs or record.withdraw) for key, record in records.items())
+            self._evict(result, running, ups, ending, now)
         else:
             self._skipping = ""
             self._return(result, now)
@@ -126,40 +156,39 @@ class Memory:
 
     def _pressed(self, record: Record, level: Level | None) -> Record:
         """A record with the machine's level, as its conditions are to show it."""
-        watch = self.watchdog.watch
         if level is None or (level is Level.NORMAL and record.pressure is None):
             return record
+        if self._seen.young and record.pressure is not None and level is Level.NORMAL:
+            return record  # too early to say that it is over
         if record.pressure is not None and record.pressure[0] == level.value:
             return record
-        return replace(record, pressure=(level.value, watch.why))
+        return replace(record, pressure=(level.value, self._seen.watch.why))
 
     def _evict(
         self,
         records: dict[Key, Record],
         running: Mapping[Key, Record],
-        held: Mapping[Key, Held],
-        leaving: bool,
+        ups: Mapping[Key, Up],
+        ending: bool,
         now: float,
     ) -> None:
         if not self._settings.eviction_enabled:
             return self._skip("disabled", "--eviction-enabled is not set")
-        watchdog = self.watchdog
-        sample, watch = watchdog.sample, watchdog.watch
-        if sample is None or not eviction.may_evict(watch, self._exited_at, leaving, time.monotonic(), watchdog.pace):
+        sample, watch, pace = self._seen.sample, self._seen.watch, self.watchdog.pace
+        if sample is None or not eviction.may_evict(watch, self._exited_at, ending, time.monotonic(), pace):
             return None
         candidates = [
             Candidate(
                 key,
-                PRIORITIES.get(record.priority, PRIORITIES["normal"]),
-                held[key].bytes,
+                rank_of(record.priority),
+                ups[key].bytes,
                 record.admitted_at,
                 record.protected,
-                key in watchdog.busy,
+                key in self._seen.busy,
             )
             for key, record in running.items()
         ]
-        used = sample.total_bytes - (sample.available_bytes or 0)
-        choice = eviction.choose(candidates, used)
+        choice = eviction.choose(candidates, sample.total_bytes - (sample.available_bytes or 0))
         if choice.victim is None:
             return self._skip(choice.skipped, choice.text)
         self._skipping = ""
@@ -177,14 +206,16 @@ class Memory:
 
     def _return(self, records: dict[Key, Record], now: float) -> None:
         away = [
-            Returning(key, PRIORITIES.get(record.priority, 0), record.evicted_at, max(record.evictions, 1))
+            Returning(key, rank_of(record.priority), record.evicted_at, max(record.evictions, 1))
             for key, record in records.items()
             if record.evicted_at is not None and key not in self._leaving and self._would_fit(record)
         ]
-        watchdog = self.watchdog
-        key = eviction.may_return(
-            away, watchdog.watch, time.monotonic(), self._returned_at, watchdog.pace, clock=now
-        )
+        if not away:
+            return
+        watch, clock = self._seen.watch, time.monotonic()
+        if not self._settings.memory_watchdog_interval:  # nobody looks any more: only the back-off counts
+            watch = Watch(normal_since=0.0, known_at=clock)
+        key = eviction.may_return(away, watch, clock, self._returned_at, self.watchdog.pace, clock=now)
         if key is None:
             return
         self._returned_at = now
@@ -193,10 +224,10 @@ class Memory:
 
     def _would_fit(self, record: Record) -> bool:
         """Whether its return would leave enough available; if not it would only have to go again."""
-        sample = self.watchdog.sample
+        sample = self._seen.sample
         if sample is None or sample.available_bytes is None:
             return True
-        return sample.available_bytes - record.reserved_bytes >= self.watchdog.warning_bytes
+        return sample.available_bytes - record.reserved_bytes >= self._seen.warning_bytes
 
     def again_in_s(self, records: Mapping[Key, Record]) -> float | None:
         """When a pass is worthwhile only because somebody may return."""
@@ -207,8 +238,7 @@ class Memory:
 
     def said(self) -> Json:
         """What /status, the metrics and the node Lease show."""
-        watchdog = self.watchdog
-        sample, level = watchdog.sample, watchdog.level
+        sample, level = self._seen.sample, self.watchdog.level(self._seen)
         return {
             "total": self.budget.total_bytes,
             "budget": self.budget.bytes,
@@ -217,7 +247,7 @@ class Memory:
             "left": self.ledger.left_bytes,
             "waiting": sum(not each.admitted for each in self.ledger.decisions.values()),
             "pressure": level.value if level else "Unknown",
-            "why": watchdog.watch.why,
+            "why": self._seen.watch.why,
             "available": sample.available_bytes if sample else None,
             "swap": sample.swap_used_bytes if sample else None,
             "problems": list(sample.problems) if sample else [],
@@ -226,5 +256,8 @@ class Memory:
         }
 
 
-def _runs(record: Record) -> bool:
-    return record.spec_file is not None and record.verdict.standing is Standing.RUN
+def _forgiven(record: Record, now: float) -> Record:
+    """One that had to go long ago, and runs since, is as good as one that never had to."""
+    return replace(record, evictions=0) if record.runs and record.evictions and (
+        now - record.admitted_at > FORGIVEN_AFTER_S
+    ) else record

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from metal_supervisor.boundary import engines, host
@@ -30,6 +30,7 @@ log = logging.getLogger("controller")
 class Asked:
     """Where an engine is asked whether it is busy."""
 
+    pid: int
     address: str
     port: int
     probe: Probe
@@ -50,30 +51,42 @@ def pace_of(settings: Settings) -> Pace:
     )
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What the watchdog knows, as one value that is replaced as a whole."""
+
+    watch: Watch = field(default_factory=Watch)
+    sample: Sample | None = None
+    warning_bytes: int = 0
+    """What must stay available."""
+    busy: frozenset[Key] = frozenset()
+    """Engines that answered somebody when they were last asked, which is while it is critical."""
+
+    @property
+    def young(self) -> bool:
+        """Whether there were too few samples for a level to rise."""
+        return self.watch.known_before is None
+
+
 class Watchdog(threading.Thread):
     """Samples until the process ends."""
 
     def __init__(self, settings: Settings, wake: Callable[[], None]) -> None:
         super().__init__(name="watchdog", daemon=True)
         self._settings, self._wake = settings, wake
-        self.budget = self._look_up_budget()
+        # The engine is asked what Metal wires in the thread, as it may take its time.
+        self.budget = host_memory.host_budget(settings.memory_fraction or None, None)
         """What models may have; looked up again now and then, as an administrator may raise what Metal wires."""
-        self._budget_at = time.monotonic()
+        self._budget_at = 0.0
         log.info("memory budget", extra={"budget": self.budget.explain()})
         self.pace = pace_of(settings)
-        self.watch = Watch()
-        self.sample: Sample | None = None
-        self.warning_bytes = 0
-        """What must stay available."""
+        self.seen = Seen()
         self.engines: Mapping[Key, Asked] = {}
         """Those that may have to go; set by the controller."""
-        self.busy: frozenset[Key] = frozenset()
-        """Of these, the ones that answered somebody when they were last asked."""
 
-    @property
-    def level(self) -> Level | None:
+    def level(self, seen: Seen) -> Level | None:
         """The level that may be acted on, None while nobody knows."""
-        return in_force(self.watch, time.monotonic(), self.pace)
+        return in_force(seen.watch, time.monotonic(), self.pace)
 
     def run(self) -> None:
         interval_s = self._settings.memory_watchdog_interval
@@ -84,20 +97,14 @@ class Watchdog(threading.Thread):
                     self.look()
             except Exception:
                 log.exception("memory cannot be watched; it is tried again")
-            calm = self.watch.level is Level.NORMAL
+            calm = self.seen.watch.level is Level.NORMAL
             time.sleep((interval_s if calm else min(interval_s, ALERT_S)) or BUDGET_EVERY_S)
 
-    def _look_up_budget(self) -> Budget:
-        try:
-            binary: Path | None = host.find_binary(self._settings.llama_server, "llama-server", "")
-        except host.NoBinary:
-            binary = None
-        return host_memory.host_budget(self._settings.memory_fraction or None, binary)
-
     def _refresh_budget(self) -> None:
-        if time.monotonic() - self._budget_at < BUDGET_EVERY_S:
+        if self._budget_at and time.monotonic() - self._budget_at < BUDGET_EVERY_S:
             return
-        found, self._budget_at = self._look_up_budget(), time.monotonic()
+        found = budget_of(self._settings)
+        self._budget_at = time.monotonic()
         if found != self.budget:
             self.budget = found
             log.info("memory budget", extra={"budget": found.explain()})
@@ -106,7 +113,7 @@ class Watchdog(threading.Thread):
     def look(self) -> None:
         """Takes one sample."""
         sample = host_memory.sample(Path(self._settings.procfs))
-        settings, before = self._settings, self.watch
+        settings, before = self._settings, self.seen.watch
         limits = thresholds(
             sample.total_bytes,
             self.budget.bytes,
@@ -115,9 +122,8 @@ class Watchdog(threading.Thread):
         )
         now = watch(before, sample, limits, self.pace)
         critical = now.level is Level.CRITICAL
-        if critical and self._settings.eviction_enabled:
-            self.busy = frozenset(key for key, each in self.engines.items() if _busy(each))
-        self.watch, self.sample, self.warning_bytes = now, sample, limits.warning_bytes
+        busy = frozenset(key for key, each in self.engines.items() if _busy(each)) if critical else frozenset()
+        self.seen = Seen(now, sample, limits.warning_bytes, busy)
         if now.level is not before.level:
             detail = {"level": now.level.value, "was": before.level.value, "why": now.why}
             (log.info if now.level is Level.NORMAL else log.warning)("memory pressure", extra=detail)
@@ -125,5 +131,16 @@ class Watchdog(threading.Thread):
             self._wake()
 
 
+def budget_of(settings: Settings) -> Budget:
+    """What models may have on this Mac. May take seconds: the engine is asked what Metal wires."""
+    try:
+        binary: Path | None = host.find_binary(settings.llama_server, "llama-server", "")
+    except host.NoBinary:
+        binary = None
+    return host_memory.host_budget(settings.memory_fraction or None, binary)
+
+
 def _busy(asked: Asked) -> bool:
-    return bool(engines.busy(asked.port, asked.probe, engines.asked_at(asked.address), BUSY_TIMEOUT_S))
+    """Whether an engine answers somebody; one that does not say so is judged by its connections."""
+    told = engines.busy(asked.port, asked.probe, engines.asked_at(asked.address), BUSY_TIMEOUT_S)
+    return host.has_clients(asked.pid, asked.port) if told is None else told

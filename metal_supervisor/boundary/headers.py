@@ -31,7 +31,7 @@ REDIRECTS = 5
 FIRST_BYTES, CHUNK_BYTES = 1 << 20, 1 << 16
 LOOK_WAIT_S = 0.1
 LOCAL_AGAIN_S, REMOTE_AGAIN_S = 10.0, 60.0
-"""After how long what failed is tried again, when somebody asks."""
+"""After how long a file is looked at again, and a server that failed is tried again, when somebody asks."""
 CONTENT_RANGE = re.compile(r"bytes +(\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
 
 
@@ -233,6 +233,16 @@ def _read_prefix(remote: _Remote) -> Reading:
         return Reading(header.data_offset + header.data_bytes if size is None else size, header)
 
 
+def _state_of(path: str) -> object:
+    """What changes when a model is replaced, shards and all; None if that cannot be told."""
+    try:
+        whole = Path(path)
+        found = [whole.with_name(name).stat() for name in shard_names(whole.name)]
+        return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
+    except (OSError, ValueError):
+        return None
+
+
 # ── asked for on every pass ──────────────────────────────────────────────────────────────────────
 
 
@@ -241,6 +251,8 @@ class _Look:
     """One source, and what is known of it."""
 
     reading: Reading | None = None
+    state: object = None
+    """What tells whether a file has been replaced since."""
     at: float = 0.0
     """Monotonic time of the reading."""
     busy: bool = True
@@ -262,11 +274,11 @@ class Headers:
     def look(self, path: str) -> Reading | None:
         """What is known of a file on this Mac; None while it is not read."""
         # A local file is known within a millisecond: worth a moment, so that it needs no second pass.
-        return self._asked(path, lambda: read_file(Path(path)), LOOK_WAIT_S, LOCAL_AGAIN_S)
+        return self._asked(path, lambda: read_file(Path(path)), LOOK_WAIT_S, LOCAL_AGAIN_S, lambda: _state_of(path))
 
     def preview(self, url: str) -> Reading | None:
         """What is known of a file on a web server; None while it is not read."""
-        return self._asked(url, lambda: read_remote(url, self._http), 0.0, REMOTE_AGAIN_S)
+        return self._asked(url, lambda: read_remote(url, self._http), 0.0, REMOTE_AGAIN_S, None)
 
     def keep(self, sources: Iterable[str]) -> None:
         """Forgets all paths and URLs but these; one that is asked for again is read again."""
@@ -274,27 +286,41 @@ class Headers:
         with self._lock:
             self._looks = {source: look for source, look in self._looks.items() if source in wanted}
 
-    def _asked(self, source: str, read: Callable[[], Reading], wait_s: float, again_s: float) -> Reading | None:
+    def _asked(
+        self,
+        source: str,
+        read: Callable[[], Reading],
+        wait_s: float,
+        again_s: float,
+        state_of: Callable[[], object] | None,
+    ) -> Reading | None:
         with self._lock:
             look = self._looks.get(source)
             known = look is not None
             if look is None:
                 look = self._looks[source] = _Look()
             failed = look.reading is not None and look.reading.header is None
-            start = not known or (failed and not look.busy and time.monotonic() - look.at >= again_s)
+            due = not look.busy and time.monotonic() - look.at >= again_s
+            start = not known or (due and (failed or state_of is not None))
             look.busy = look.busy or start
         if start:
-            threading.Thread(target=self._read, args=(source, look, read), name="headers", daemon=True).start()
+            work = source, look, read, state_of
+            threading.Thread(target=self._read, args=work, name="headers", daemon=True).start()
         if not known:
             look.done.wait(wait_s)
         with self._lock:
             look.quiet = False
             return look.reading
 
-    def _read(self, source: str, look: _Look, read: Callable[[], Reading]) -> None:
-        found = read()
+    def _read(
+        self, source: str, look: _Look, read: Callable[[], Reading], state_of: Callable[[], object] | None
+    ) -> None:
+        state = state_of() if state_of else None
+        known = look.reading
+        same = state is not None and state == look.state and known is not None and known.header is not None
+        found = known if same and known is not None else read()
         with self._lock:
-            changed = look.reading != found
+            changed, look.state = look.reading != found, state
             look.reading, look.at, look.busy = found, time.monotonic(), False
             tell = changed and not look.quiet and self._looks.get(source) is look
         look.done.set()

@@ -213,7 +213,9 @@ def metal_limits(binary: Path | None) -> tuple[int, int, int | None]:
     mac = darwin_memory.mac()
     if mac is None:
         return 0, 0, None
-    return mac.wired_limit_mib(), _device_mib(binary) if binary else 0, mac.macos_major()
+    wired_mib = mac.wired_limit_mib()
+    # An administrator's word spares the engine the question, which may take long.
+    return wired_mib, _device_mib(binary) if binary and not wired_mib else 0, mac.macos_major()
 
 
 def _device_mib(binary: Path) -> int:

@@ -144,6 +144,11 @@ class Store:
             task.asks = False
             task.leave.set()
 
+    def refuse(self, source: str, state: ModelFile) -> None:
+        """Says of a source that waits for leave why it gets none."""
+        if task := self._tasks.get(source):
+            task.state = state
+
     def near(self, source: str) -> bool | None:
         """Whether a source is on this Mac already; None if it is a local path that is not there."""
         here = self.here(source) is not None

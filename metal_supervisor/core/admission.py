@@ -1,8 +1,17 @@
 """Which engines may have memory, of all that were decided on as if there were enough for each.
 
-The ledger knows entries; this module makes them of records, and records again of what the ledger says. What runs
-keeps its room whatever else is wanted. What is new waits for room, and so does an edit that takes more: until it
-fits, the engine goes on as it was. What an engine on its way out still holds is nobody's until it has ended.
+The ledger knows entries; this module makes them of records, and records again of what the ledger says. For every
+service two things are held against each other: the room it has, and the room it wants.
+
+| it has                         | it wants           | so                                                            |
+| ------------------------------ | ------------------ | ------------------------------------------------------------- |
+| none                           | some               | it waits in the queue                                         |
+| room, by its record            | no more            | it keeps it                                                   |
+| room, by its record            | more (an edit)     | it keeps it, and asks; refused, it stays as it was            |
+| an engine, its record lost     | that very engine   | it keeps it                                                   |
+| an engine on its way out       | another in its place | it waits for what that one does not give                    |
+| an engine, but gave its room away | some            | it waits; what the engine holds is nobody's until it is gone  |
+| an engine                      | none               | the same                                                      |
 """
 
 from __future__ import annotations
@@ -12,21 +21,22 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from metal_supervisor.core import decide, ledger
-from metal_supervisor.core.ledger import Decision, Entry, Ledger, Phase
+from metal_supervisor.core.ledger import INSUFFICIENT, Decision, Entry, Ledger, Phase
 from metal_supervisor.core.report import EVICTED
-from metal_supervisor.core.resources import PRIORITIES
+from metal_supervisor.core.resources import rank_of
 from metal_supervisor.core.types import Key, Record, Standing
 
 EVICTED_DRAIN_S = 20.0
 """How long an engine may finish what it answers while the machine is running out of memory."""
+KEEPS = "the engine keeps running as it last could"
 
 
 @dataclass(frozen=True)
-class Held:
+class Up:
     """An engine process that is up."""
 
     spec_file: str
-    """What it was started from."""
+    """What it was started from, "" while that is not known."""
     bytes: int
     """The larger of what that was estimated to take, and what it was measured to take."""
 
@@ -44,145 +54,148 @@ class Rules:
 
 
 def settle(
-    decided: Mapping[Key, Record], before: Mapping[Key, Record], held: Mapping[Key, Held], rules: Rules, now: float
+    decided: Mapping[Key, Record], before: Mapping[Key, Record], ups: Mapping[Key, Up], rules: Rules, now: float
 ) -> tuple[dict[Key, Record], Ledger]:
     """The records as they can be, and the ledger that says so.
 
-    `before`: the records of the last pass. `held`: the engines that are up, by the key of their record.
+    `before`: the records of the last pass. `ups`: the engines that are up, by the key of their record.
     """
     entries, leaving = [], 0
     for key, record in decided.items():
-        was, up = before.get(key), held.get(key)
-        if not _wants(record) or record.evicted_at is not None:
-            leaving += up.bytes if up else 0
-        elif _has(record, was, up):
-            entries.append(_running(record, up))
-        else:
-            changes = up is not None and _changes(was)
-            if up is not None and changes:
-                old = _running(was if was is not None and _wants(was) else _nobodys(record), up)
-                entries += [old, _waiting(record, old.charge_bytes, now)]
-            else:
-                leaving += up.bytes if up else 0
-                entries.append(_waiting(record, 0, now))
+        found, left = _entries(record, before.get(key), ups.get(key), now)
+        entries += found
+        leaving += left
     book = ledger.admit(rules.budget_bytes, entries, rules.mode, rules.preemption, leaving, rules.paused)
     displaced = {victim: key for key, said in book.decisions.items() for victim in said.displaces}
     result = {}
     for key, record in decided.items():
-        was = before.get(key)
-        if not _wants(record):
+        was, said = before.get(key), book.decisions.get(key)
+        if not record.runs:
             result[key] = record
         elif record.evicted_at is not None:
-            result[key] = _evicted(record, was, now)
+            result[key] = _stopped(record, was, EVICTED, _why_evicted(record), now)
         elif key in displaced:
             result[key] = _displaced(record, was, displaced[key], decided, now)
-        elif key in book.decisions:
-            result[key] = _settled(record, was, key in held, book.decisions[key], now)
+        elif said is None:
+            result[key] = _kept(record, was, ups.get(key), now)
+        elif said.admitted:
+            result[key] = _admitted(record, was, said, now)
+        elif was is not None and was.runs:
+            result[key] = _as_it_was(record, was, said, now)
         else:
-            result[key] = _kept(record, was, now)
+            result[key] = _queued(record, was, said, now)
     return result, book
 
 
-def _nobodys(record: Record) -> Record:
-    """What is on its way out already: only what it was measured to hold counts, and nobody stops it for themselves."""
-    return replace(record, protected=True, reserved_bytes=0)
+# ── records to entries ───────────────────────────────────────────────────────────────────────────
 
 
-def _wants(record: Record) -> bool:
-    return record.spec_file is not None and record.verdict.standing is Standing.RUN
+def _entries(record: Record, was: Record | None, up: Up | None, now: float) -> tuple[list[Entry], int]:
+    """The entries of a service, and the bytes that an engine of its own holds on its way out."""
+    held = up.bytes if up else 0
+    if not record.runs:
+        return [], held
+    if record.evicted_at is not None:
+        return [replace(_asking(record, record.queued_at, now), held_back=True)], held
+    if was is not None and was.runs:
+        has = max(was.room_bytes, held)
+        keeps = was.spec_file == record.spec_file
+        never_judged = keeps and not was.room_bytes  # by a release that kept no books; it runs, and counts from now on
+        if never_judged or 0 < record.room_bytes <= has or (keeps and record.room_bytes <= has):
+            return [_having(record, max(held, record.room_bytes), up)], 0
+        asking = _asking(record, was.edit_queued_at, now)
+        # A larger spec of ours for when it ends anyway keeps nobody waiting.
+        return [_having(was, has, up), replace(asking, holds_bytes=has, optional=keeps)], 0
+    if up is None:
+        return [_asking(record, record.queued_at, now)], 0
+    if was is None and up.spec_file == record.spec_file:
+        return [_having(record, max(held, record.room_bytes), up)], 0
+    if was is None or was.verdict.standing is not Standing.WAIT:
+        ending = replace(_having(record, held, up), protected=True)
+        return [ending, replace(_asking(record, record.queued_at, now), holds_bytes=held)], 0
+    return [_asking(record, record.queued_at, now)], held
 
 
-def _has(record: Record, was: Record | None, up: Held | None) -> bool:
-    """Whether its room is its own already: it was admitted as it is wanted now, or it runs so, its record lost."""
-    if was is not None and _wants(was):
-        # One that gives room back, or takes no more, needs nobody's leave.
-        return was.spec_file == record.spec_file or (bool(record.reserved_bytes) and (
-            record.reserved_bytes <= max(was.reserved_bytes, up.bytes if up else 0)
-        ))
-    return was is None and up is not None and up.spec_file == record.spec_file
-
-
-def _changes(was: Record | None) -> bool:
-    """Whether what is up makes room for what is wanted in its place; what waits has given its room away."""
-    return was is None or was.verdict.standing is not Standing.WAIT
-
-
-def _running(record: Record, up: Held | None) -> Entry:
+def _having(record: Record, size_bytes: int, up: Up | None) -> Entry:
     return Entry(
         record.key,
-        PRIORITIES.get(record.priority, PRIORITIES["normal"]),
-        record.reserved_bytes or None,
+        rank_of(record.priority),
+        size_bytes or None,
         Phase.RUNNING if up else Phase.STARTING,
         asked=record.queued_at or 0.0,
         admitted=record.admitted_at,
-        measured_bytes=up.bytes if up else None,
         protected=record.protected,
     )
 
 
-def _waiting(record: Record, holds_bytes: int, now: float) -> Entry:
+def _asking(record: Record, since: float | None, now: float) -> Entry:
     return Entry(
         record.key,
-        PRIORITIES.get(record.priority, PRIORITIES["normal"]),
-        record.reserved_bytes or None,
+        rank_of(record.priority),
+        record.room_bytes or None,
         Phase.WAITING,
-        asked=now if record.queued_at is None else record.queued_at,
+        asked=now if since is None else since,
         limit_bytes=record.limit_bytes,
         unknown_why=record.memory,
-        holds_bytes=holds_bytes,
     )
 
 
-def _kept(record: Record, was: Record | None, now: float) -> Record:
+# ── decisions to records ─────────────────────────────────────────────────────────────────────────
+
+
+def _kept(record: Record, was: Record | None, up: Up | None, now: float) -> Record:
     """One whose room is its own."""
     if record.queued_at is None:  # its record was lost, or is of a release that kept no books
         record = replace(record, queued_at=now, admitted_at=now)
-    if not record.reserved_bytes and record.warning is None and was is not None and was.warning:
-        return replace(record, warning=was.warning if was.warning[0] == ledger.CHECK_FAILED else None)
-    return record
+    if up is not None and was is not None and was.spec_file == record.spec_file:
+        # What was estimated when it was started counts for as long as it lives, whatever its file has become.
+        record = replace(record, reserved_bytes=max(record.reserved_bytes, was.reserved_bytes))
+    if record.warning is not None:
+        return record
+    over = ledger.over_limit(record.reserved_bytes, record.limit_bytes)
+    if over:
+        return replace(record, warning=(INSUFFICIENT, f"{over}; {KEEPS}"))
+    unknown = was is not None and was.warning and was.warning[0] == ledger.CHECK_FAILED and not record.reserved_bytes
+    return replace(record, warning=was.warning) if unknown and was is not None else record
 
 
-def _settled(record: Record, was: Record | None, up: bool, said: Decision, now: float) -> Record:
-    """One that asked for room."""
+def _admitted(record: Record, was: Record | None, said: Decision, now: float) -> Record:
     queued_at = now if record.queued_at is None else record.queued_at
-    if said.admitted:
-        warning = (said.reason, said.message) if said.reason else record.warning
-        return replace(record, queued_at=queued_at, admitted_at=now, displaced_by="", warning=warning)
-    if up and was is not None and _wants(was):
-        text = f"{said.message}; the engine keeps running as it last could"
-        return replace(
-            was,
-            uid=record.uid,
-            generation=record.generation,
-            endpoint=record.endpoint,
-            replicas=record.replicas,
-            slot=record.slot,
-            claimed=record.claimed,
-            peers_ready=record.peers_ready,
-            warning=(said.reason, text),
-        )
+    admitted_at = record.admitted_at if was is not None and was.spec_file == record.spec_file else now
+    warning = (said.reason, said.message) if said.reason else record.warning
+    return replace(record, queued_at=queued_at, admitted_at=admitted_at, displaced_by="", warning=warning)
+
+
+def _as_it_was(record: Record, was: Record, said: Decision, now: float) -> Record:
+    """One whose edit has to wait: what it runs stays, and what is no part of that follows the edit at once."""
+    since = now if was.edit_queued_at is None else was.edit_queued_at
+    if was.spec_file == record.spec_file:  # only what it would be started from next takes more
+        return replace(record, next_spec="", next_bytes=0, edit_queued_at=since)
+    return replace(
+        record,
+        **{name: getattr(was, name) for name in OF_THE_ENGINE},
+        edit_queued_at=since,
+        warning=(said.reason, f"{said.message}; {KEEPS}"),
+    )
+
+
+OF_THE_ENGINE = (
+    "model", "runtime", "mode", "port", "host", "spec_file", "next_spec", "next_bytes", "asked", "probe", "files",
+    "stopped_by_hand", "reserved_bytes", "mapped_bytes", "memory", "queued_at", "admitted_at", "verdict",
+)  # fmt: skip
+"""What of a record describes the engine that runs, and not what is asked for."""
+
+
+def _queued(record: Record, was: Record | None, said: Decision, now: float) -> Record:
     message = f"it was stopped for {record.displaced_by}; {said.message}" if record.displaced_by else said.message
+    queued_at = now if record.queued_at is None else record.queued_at
     waits = replace(record, queued_at=queued_at, queue_position=said.position)
     return _stopped(waits, was, said.reason, message, now)
 
 
 def _displaced(record: Record, was: Record | None, key: Key, records: Mapping[Key, Record], now: float) -> Record:
     name = f"{'/'.join(key)} (priority {records[key].priority})"
-    stopped = _stopped(record, was, ledger.INSUFFICIENT, f"it was stopped for {name}", now)
-    return replace(stopped, displaced_by=name)
-
-
-def _evicted(record: Record, was: Record | None, now: float) -> Record:
-    why = record.pressure[1] if record.pressure else "memory was short"
-    times = f" for the {_ordinal(record.evictions)} time" if record.evictions > 1 else ""
-    message = f"it was stopped{times} because {why}; it comes back by itself once memory has been ample for a while"
-    kept = was.verdict.message if was is not None and was.verdict.reason == EVICTED else message
-    return _stopped(record, was, EVICTED, kept, now)
-
-
-def _ordinal(number: int) -> str:
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")
-    return f"{number}{ending}"
+    return _stopped(replace(record, displaced_by=name), was, INSUFFICIENT, f"it was stopped for {name}", now)
 
 
 def _stopped(record: Record, was: Record | None, reason: str, message: str, now: float) -> Record:
@@ -191,11 +204,15 @@ def _stopped(record: Record, was: Record | None, reason: str, message: str, now:
     drain_s = record.drain_s
     if record.evicted_at is not None:
         drain_s = EVICTED_DRAIN_S if drain_s is None else min(drain_s, EVICTED_DRAIN_S)
-    return replace(record, verdict=verdict, spec_file=None, next_spec="", warning=None, drain_s=drain_s)
+    return replace(record, verdict=verdict, spec_file=None, next_spec="", next_bytes=0, warning=None, drain_s=drain_s)
 
 
 def evict(record: Record, why: str, now: float) -> Record:
     """The record of an engine that is stopped because memory is short."""
-    chosen = replace(record, evicted_at=now, evictions=record.evictions + 1)
-    message = f"it was stopped because {why}; it comes back by itself once memory has been ample for a while"
-    return _stopped(chosen, record, EVICTED, message, now)
+    chosen = replace(record, evicted_at=now, evictions=record.evictions + 1, evicted_why=why)
+    return _stopped(chosen, record, EVICTED, _why_evicted(chosen), now)
+
+
+def _why_evicted(record: Record) -> str:
+    why = record.evicted_why
+    return f"it was stopped because {why}; it comes back by itself once memory has been ample for a while"

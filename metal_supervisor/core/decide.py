@@ -26,6 +26,7 @@ from metal_supervisor.core.types import (
 )
 
 NOTHING_KNOWN = Demand(None)
+LONGEST_TEXT = 1000
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,10 @@ def verdict(before: Verdict | None, standing: Standing, reason: str, message: st
     return Verdict(standing, reason, message, before.since if before is not None and same else now)
 
 
-def _runs(record: Record | None) -> bool:
-    return record is not None and record.spec_file is not None and record.verdict.standing is Standing.RUN
-
-
 def refuse(rejected: Rejected, record: Record | None, now: float) -> Record:
     """The record of an InferenceService that cannot run as it is written."""
     off = rejected.suspended or rejected.replicas == 0
-    if record is not None and _runs(record) and rejected.keeps_running:
+    if record is not None and record.runs and rejected.keeps_running:
         return _warned(record, rejected.uid, rejected.generation, rejected.reason, rejected.message)
     before = record.verdict if record else None
     decided = verdict(before, Standing.FAILED, rejected.reason, rejected.message, now)
@@ -101,6 +98,9 @@ def refuse(rejected: Rejected, record: Record | None, now: float) -> Record:
         warning=(rejected.reason, rejected.message) if off else None,
         slot=record.slot if record else 0,
         ordinal=rejected.ordinal,
+        evicted_at=record.evicted_at if record and not off else None,
+        evicted_why=record.evicted_why if record else "",
+        evictions=record.evictions if record else 0,
     )
 
 
@@ -167,14 +167,16 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
         admitted_at=record.admitted_at if record else 0.0,
         displaced_by=record.displaced_by if record else "",
         evicted_at=record.evicted_at if record else None,
+        evicted_why=record.evicted_why if record else "",
         evictions=record.evictions if record else 0,
         pressure=record.pressure if record else None,
     )
     if service.suspended or service.replicas == 0:
-        return replace(fresh, verdict=_off(service.suspended, before, now), queued_at=None)
+        off = _off(service.suspended, before, now)
+        return replace(fresh, verdict=off, queued_at=None, evicted_at=None, displaced_by="")
     if hindrance := _waiting(service, outlook):
         standing, reason, message = hindrance
-        if record is not None and _runs(record):
+        if record is not None and record.runs:
             kept = replace(record, warning=None)
             return _warned(kept, service.uid, service.generation, reason, message)
         return replace(fresh, verdict=verdict(before, standing, reason, message, now))
@@ -185,7 +187,7 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
     if running is not None and same_request(running.asked, asked) and running.spec_file != now_spec:
         # Nobody edited anything: the change is ours (a release, a setting, another build of the engine), and can wait.
         kept = replace(fresh, spec_file=running.spec_file, probe=running.probe, port=running.port)
-        return _charged(replace(kept, next_spec=now_spec), running.demand)
+        return _charged(replace(kept, next_spec=now_spec, next_bytes=outlook.demand.bytes or 0), running.demand)
     unedited = record is not None and (record.spec_file == now_spec or same_request(record.asked, asked))
     by_hand = bool(record and record.stopped_by_hand and unedited)
     return replace(fresh, spec_file=now_spec, probe=outlook.engine.probe, stopped_by_hand=by_hand)
@@ -193,7 +195,7 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
 
 def _charged(record: Record, demand: Demand) -> Record:
     return replace(
-        record, reserved_bytes=demand.bytes or 0, mapped_bytes=demand.mapped_bytes, memory=demand.text
+        record, reserved_bytes=demand.bytes or 0, mapped_bytes=demand.mapped_bytes, memory=demand.text[:LONGEST_TEXT]
     )
 
 

@@ -62,7 +62,11 @@ class Entry:
     unknown_why: str = ""
     """Why its size is not known."""
     holds_bytes: int = 0
-    """Of one that waits: what an engine of its own still holds, which ends before it starts."""
+    """Of one that waits: what is its own already, and counts for another entry of it."""
+    held_back: bool = False
+    """Of one that waits: it may not start yet, whatever room there is; what is behind it does not pass it for that."""
+    optional: bool = False
+    """Of one that waits: nobody waits for its sake."""
 
     @property
     def charge_bytes(self) -> int:
@@ -122,7 +126,9 @@ def _arithmetic(need: int, left: int, budget: int) -> str:
 class _Book:
     """The state of one pass over the queue."""
 
-    def __init__(self, budget_bytes: int, admitted: Sequence[Entry], leaving_bytes: int) -> None:
+    def __init__(
+        self, budget_bytes: int, admitted: Sequence[Entry], queued: frozenset[Key], leaving_bytes: int
+    ) -> None:
         self.budget = budget_bytes
         self.admitted = list(admitted)
         self.charged = sum(entry.charge_bytes for entry in admitted) + leaving_bytes
@@ -133,6 +139,8 @@ class _Book:
         self.kept = 0
         """Room that is free but kept for those who wait for more."""
         self.leaving: set[Key] = set()
+        self.queued = queued
+        """Who waits for an edit keeps what it has: it counts on that."""
 
     @property
     def left(self) -> int:
@@ -165,6 +173,7 @@ class _Book:
                 if each.priority < entry.priority
                 and not each.protected
                 and each.key not in self.leaving
+                and each.key not in self.queued
                 and each.phase is not Phase.WAITING
                 and each.charge_bytes
             ),
@@ -202,19 +211,24 @@ def _hopeless(entry: Entry, budget: int, left: int, mode: str) -> Decision | Non
             "left; make its file or header readable, or set --memory-check-mode warn"
         )
         return Decision(False, CHECK_FAILED, message)
-    refusal = too_large(entry.charge_bytes, entry.limit_bytes, budget, left)
+    refusal = too_large(entry.charge_bytes, entry.limit_bytes, budget, left + entry.holds_bytes)
     return Decision(False, *refusal) if refusal else None
+
+
+def over_limit(need: int | None, limit: int | None) -> str:
+    """What is to be said of an engine that takes more than its Model allows, "" if it does not."""
+    if need is None or limit is None or need <= limit:
+        return ""
+    return (
+        f"needs {amount(need, 'up')}, its Model allows {amount(limit, 'down')} (spec.hardware.memoryBudget or "
+        "memoryFraction); raise that, or try a smaller quantization or a shorter context"
+    )
 
 
 def too_large(need: int | None, limit: int | None, budget: int, left: int) -> tuple[str, str] | None:
     """(reason, message) for what its Model, or this machine, does not allow even alone; None if there is a chance."""
-    if need is not None and limit is not None and need > limit:
-        message = (
-            f"needs {amount(need, 'up')}, its Model allows {amount(limit, 'down')} "
-            "(spec.hardware.memoryBudget or memoryFraction); raise that, or try a smaller quantization or a "
-            "shorter context"
-        )
-        return INSUFFICIENT, message
+    if over := over_limit(need, limit):
+        return INSUFFICIENT, over
     if need is not None and need > budget:
         return INSUFFICIENT, _arithmetic(need, left, budget)
     return None
@@ -236,12 +250,15 @@ def admit(
     """
     running = [entry for entry in entries if entry.phase is not Phase.WAITING]
     waiting = sorted((entry for entry in entries if entry.phase is Phase.WAITING), key=_rank)
-    book = _Book(budget_bytes, running, leaving_bytes)
+    book = _Book(budget_bytes, running, frozenset(entry.key for entry in waiting), leaving_bytes)
     decisions: dict[Key, Decision] = {}
     position = 0
     for entry in waiting:
-        if hopeless := _hopeless(entry, budget_bytes, book.left, mode):
+        if not entry.held_back and (hopeless := _hopeless(entry, budget_bytes, book.left, mode)):
             decisions[entry.key] = hopeless
+        elif entry.held_back:
+            book.block(entry)
+            decisions[entry.key] = Decision(False, PRESSURE)
         elif not entry.needs_bytes and not entry.unknown:  # an edit that gives room back
             book.admit(entry)
             decisions[entry.key] = Decision(True)
@@ -251,6 +268,8 @@ def admit(
         elif entry.unknown or book.fits(entry):
             book.admit(entry)
             decisions[entry.key] = Decision(True, CHECK_FAILED, UNKNOWN_STARTED) if entry.unknown else Decision(True)
+        elif entry.optional:
+            decisions[entry.key] = Decision(False, INSUFFICIENT)
         else:
             position += 1
             decisions[entry.key] = _queued(book, entry, position, preemption)
@@ -261,9 +280,10 @@ def _queued(book: _Book, entry: Entry, position: int, preemption: bool) -> Decis
     """What becomes of one that has to wait, and of those that make room for it."""
     held_up, need, left = book.held_up_by(entry), entry.needs_bytes, book.left
     message = _arithmetic(entry.charge_bytes, left + entry.holds_bytes, book.budget)
+    there = f"{amount(max(left + entry.holds_bytes, 0), 'down')} of {amount(book.budget)} left"
     if need <= left and held_up is not None:
         message = (
-            f"needs {amount(need, 'up')}, {amount(left, 'down')} of {amount(book.budget)} left, "
+            f"needs {amount(entry.charge_bytes, 'up')}, {there}, "
             f"but {_named(held_up.key)} needs {amount(held_up.charge_bytes, 'up')} and waits ahead of it"
         )
     victims = book.victims(entry) if preemption and held_up is None else []
@@ -273,7 +293,7 @@ def _queued(book: _Book, entry: Entry, position: int, preemption: bool) -> Decis
     elif held_up is None and need <= left + book.coming:
         book.reserve(entry, ())
         message = (
-            f"needs {amount(need, 'up')}, {amount(left, 'down')} of {amount(book.budget)} left, "
+            f"needs {amount(entry.charge_bytes, 'up')}, {there}, "
             f"and {amount(book.leaving_bytes)} more when what is ending has ended"
         )
     else:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from metal_supervisor.core.report import Condition, Happening, Report
-from metal_supervisor.core.resources import GROUP, PRIORITIES, VERSION
+from metal_supervisor.core.resources import GROUP, VERSION, rank_of
 from metal_supervisor.core.types import Endpoint, Json, ModelFile, Record, Standing
 
 KIND = "InferenceService"
@@ -63,7 +63,7 @@ def status(record: Record, told: Report, before: Json, now: str) -> Json:
         "readyReplicas": told.ready_replicas,
         "replicas": told.replicas,
         "desiredReplicas": told.replicas,
-        "effectivePriority": PRIORITIES.get(record.priority, PRIORITIES["normal"]),
+        "effectivePriority": rank_of(record.priority),
         "conditions": timed(told.conditions, before.get("conditions") or [], record.generation, now),
         "lastUpdated": now,
     }

@@ -24,6 +24,13 @@ SHORTEST_IDLE_S, LONGEST_IDLE_S = 10, 7 * 86_400
 ACCELERATOR = "metal"
 DEFAULT_PORT, DEFAULT_PATH = 8080, "/v1/chat/completions"
 PRIORITIES: Mapping[str, int] = {"critical": 1_000_000, "high": 100_000, "normal": 10_000, "low": 1_000, "batch": 100}
+
+
+def rank_of(priority: str) -> int:
+    """The number behind a priority; of one that is not known, that of the usual one."""
+    return PRIORITIES.get(priority, PRIORITIES["normal"])
+
+
 # The field's CRD writes `llamacpp` into every object, so it says nothing about what its user wanted.
 UNSET_RUNTIMES = frozenset({"", "llamacpp"})
 SOURCE_SCHEMES = ("http://", "https://", "file://")

@@ -272,12 +272,18 @@ class Record:
     """Unix time since which it wants memory."""
     admitted_at: float = 0.0
     """Unix time at which it got it."""
+    edit_queued_at: float | None = None
+    """Unix time since which an edit that takes more memory waits for it."""
+    next_bytes: int = 0
+    """What `next_spec` would take."""
     queue_position: int = 0
     """In the queue for memory, from 1; 0 if it is not in it."""
     displaced_by: str = ""
     """For whom it was stopped, "" if it was not."""
     evicted_at: float | None = None
     """Unix time at which it was stopped because memory was short; None once it may come back."""
+    evicted_why: str = ""
+    """The reading that made it so, and why it was this one."""
     evictions: int = 0
     """How often that was so."""
     pressure: tuple[str, str] | None = None
@@ -287,6 +293,16 @@ class Record:
     def key(self) -> Key:
         """Key of the engine; of the service for the first one."""
         return engine_key(self.namespace, self.name, self.ordinal)
+
+    @property
+    def runs(self) -> bool:
+        """Whether supervisord is to keep an engine of it up."""
+        return self.spec_file is not None and self.verdict.standing is Standing.RUN
+
+    @property
+    def room_bytes(self) -> int:
+        """What is kept for it: for what it runs, and for what it would be started from next."""
+        return max(self.reserved_bytes, self.next_bytes)
 
     @property
     def owner(self) -> Key:

@@ -169,7 +169,7 @@ def demand(argv: Sequence[str], model: Reading, reading_of: Callable[[str], Read
             return None
         added = _with(made, flag, reading, asked.settings)
         if added is None:
-            return Demand(None, text=f"{flag} {path}: {reading.problem or 'its size is not known'}")
+            return Demand(None, text=f"{flag} {path!r:.200}: {reading.problem or 'its size is not known'}")
         made = added
     return Demand(made.total_bytes, made.mapped_bytes, made.explain())
 

@@ -46,7 +46,7 @@ from metal_supervisor.sidecar import farewell, words
 from metal_supervisor.sidecar.board import Board, Row
 from metal_supervisor.sidecar.fleetnode import FleetNode
 from metal_supervisor.sidecar.membership import Membership, new_session
-from metal_supervisor.sidecar.meter import Meter
+from metal_supervisor.sidecar.meter import Engine, Meter
 from metal_supervisor.sidecar.probes import Finding, Prober, Target
 from metal_supervisor.sidecar.registrar import Around, Registrar
 from metal_supervisor.sidecar.statuses import Wanted, WantedModel
@@ -84,7 +84,7 @@ class Sidecar:
         self.registrar = Registrar(kube, self.node, self.membership, self.wake, settings.embedded, fleet_node)
         self.prober = Prober(self.wake, Limits(settings.llama_server_startup_timeout, settings.hang_timeout))
         self.exits = ExitWatch(self._exited)
-        self._meter = Meter()
+        self._meter = Meter(self.wake)
         self._dead: set[int] = set()
         self._news = threading.Event()
         """A process has ended, and no pass has told of it."""
@@ -145,6 +145,7 @@ class Sidecar:
             self.addresses.start()
             self.addresses.wait(RETRY_S)
         self.registrar.start()
+        self._meter.start()
         if not self.settings.embedded:
             for name, work in (("token", self._renew_token), ("engines", self._know_engines)):
                 threading.Thread(target=work, name=name, daemon=True).start()
@@ -205,7 +206,9 @@ class Sidecar:
             {name: (self._target(each, pids[name]), self._known(each, pids[name])) for name, each in alive.items()}
         )
         rows = [self._row(each, self._table.get(name), notes.get(name), pids[name]) for name, each in records.items()]
-        self._meter.keep({pid for pid in pids.values() if pid})
+        self._meter.measure_only(
+            {pid: self._engine(records[name], notes.get(name), pid) for name, pid in pids.items() if pid}
+        )
         for program in self._observed.keys() - records.keys():
             del self._observed[program]
             self.state.forget_observed(program)
@@ -308,8 +311,7 @@ class Sidecar:
         overdue = bool(record.withdraw) and now - _asked_at(record.withdraw) > UNCONFIRMED_S
         carried_out = record.withdraw if published.withdrawn == record.withdraw or overdue else ""
         busy = self.prober.busy(record.program, carried_out, self._target(record, pid) if pid else None)
-        born = note.started if note is not None and note.pid == pid else ""
-        held = self._meter.held(pid, born, record.mapped_bytes) if pid else None
+        held = self._meter.held(self._engine(record, note, pid)) if pid else None
         observed = Observed(
             program=record.program,
             pid=pid,
@@ -335,6 +337,10 @@ class Sidecar:
         address = self.addresses.address
         where = f"{address}:{record.port}" if told.wants_slice and address else ""
         return Row(record, observed, told, where, held.rss_bytes if held else 0)
+
+    def _engine(self, record: Record, note: RunNote | None, pid: int) -> Engine:
+        """A process as it is measured."""
+        return Engine(pid, note.started if note is not None and note.pid == pid else "", record.mapped_bytes)
 
     def _charged(self, pid: int, held: Held | None, before: Observed | None) -> int:
         """What an engine is charged for what it holds; small changes are no news, and no file is written for them."""

@@ -1,37 +1,80 @@
-"""What engines hold of the memory, measured seldom enough not to matter.
+"""What engines hold of the memory, measured beside the sidecar's loop.
 
-The kernel walks a process's pages to answer, and a pass of the sidecar may come many times a second.
+The kernel walks a process's pages to answer, some tenths of a second for a large one on Linux, and the loop has to be
+quick: it withdraws the endpoints of the dead. So a thread measures, often while an engine is young, seldom later.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from metal_supervisor.boundary import memory
 from metal_supervisor.boundary.memory import Held
 
-EVERY_S = 60.0
-YOUNG_EVERY_S = 1.0
-"""For one that was seen less than a few times: it is loading."""
-YOUNG_LOOKS = 8
+FIRST_S, LONGEST_S = 1.0, 60.0
+"""Pauses between two looks at one engine; each is twice as long as the one before."""
+TURN_S = 0.5
 
 
-class Meter:
-    """Remembers the latest measurement of every engine. For one thread."""
+@dataclass(frozen=True)
+class Engine:
+    """One engine process."""
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[float, int, Held | None]] = {}
-        """pid -> (monotonic time, how many looks so far, what was found)."""
+    pid: int
+    started: str
+    """Its identity (launch.start_time), "" if it is not known."""
+    mapped_bytes: int
+    """Model files that it maps."""
 
-    def held(self, pid: int, started: str, mapped_bytes: int) -> Held | None:
-        """What a process holds with its children, None if it is gone. `started`: its identity, "" if not known."""
-        now = time.monotonic()
-        at, looks, found = self._known.get(pid, (0.0, 0, None))
-        if not at or now - at >= (YOUNG_EVERY_S if looks < YOUNG_LOOKS else EVERY_S):
-            found = memory.used_bytes(pid, mapped_bytes, started)
-            self._known[pid] = now, looks + 1, found
-        return found
 
-    def keep(self, pids: set[int]) -> None:
-        """Forgets all other processes."""
-        self._known = {pid: known for pid, known in self._known.items() if pid in pids}
+@dataclass
+class _Known:
+    held: Held | None = None
+    pause_s: float = FIRST_S
+    due_at: float = 0.0
+
+
+class Meter(threading.Thread):
+    """Measures engines until the process ends."""
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        super().__init__(name="meter", daemon=True)
+        self._on_change = on_change
+        self._known: dict[Engine, _Known] = {}
+        self._wake = threading.Event()
+
+    def measure_only(self, engines: Mapping[int, Engine]) -> None:
+        """Measures exactly these from now on; by pid."""
+        known = self._known
+        if set(engines.values()) == known.keys():
+            return
+        self._known = {engine: known.get(engine) or _Known() for engine in engines.values()}
+        self._wake.set()
+
+    def held(self, engine: Engine | None) -> Held | None:
+        """What an engine and its children held when they were last measured, None before that."""
+        known = self._known.get(engine) if engine is not None else None
+        return known.held if known else None
+
+    def run(self) -> None:
+        while True:
+            waits = [known.due_at for known in self._known.values()]
+            self._wake.wait(max(TURN_S, min(waits) - time.monotonic()) if waits else None)
+            self._wake.clear()
+            self.turn()
+
+    def turn(self) -> None:
+        """Measures what is due."""
+        first = False
+        for engine, known in list(self._known.items()):
+            if time.monotonic() < known.due_at:
+                continue
+            first = first or known.held is None
+            known.held = memory.used_bytes(engine.pid, engine.mapped_bytes, engine.started)
+            known.due_at = time.monotonic() + known.pause_s
+            known.pause_s = min(2 * known.pause_s, LONGEST_S)
+        if first:
+            self._on_change()

@@ -85,11 +85,13 @@ def _memory(board: Board) -> Iterator[Metric]:
             f"{INCUMBENT}_memory_pressure_level", "0 normal, 1 warning, 2 critical; not there while nobody knows.",
             value=PRESSURES.index(told["pressure"]),
         )
-    yield CounterMetricFamily(f"{INCUMBENT}_evictions", "Engines stopped for want of memory.", value=told["evictions"])
+    yield CounterMetricFamily(
+        f"{INCUMBENT}_evictions", "Engines stopped for want of memory.", value=told.get("evictions", 0)
+    )
     skipped = CounterMetricFamily(
         f"{INCUMBENT}_evictions_skipped", "Times it was critical and nobody was stopped, by reason.", labels=("reason",)
     )
-    for reason, count in sorted(told["skipped"].items()):
+    for reason, count in sorted((told.get("skipped") or {}).items()):
         skipped.add_metric((reason,), count)
     yield skipped
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.macs import LEASES, Fleet, Mac, embedded_cluster, fleet, lose
-from tests.system import ISVC, MODELS, SLICES, eventually, kill, running, service
+from tests.system import MODELS, SLICES, eventually, kill, running, service
 
 TTL_S = 4.0
 
@@ -224,5 +224,5 @@ def test_a_service_goes_to_a_mac_that_has_room_for_it(tmp_path: Path) -> None:
         assert int(lease["metal-supervisor.io/memory-left"]) < need <= int(lease["metal-supervisor.io/memory-budget"])
         # Room appears on the Mac that waits with it.
         gone = next(name for name in names if macs.ready(name) and macs.holder(name) == macs.holder(left))
-        first.delete(f"{ISVC}/{gone}")
+        first.delete(gone)
         eventually(lambda: macs.ready(left), 20, "it to serve")

@@ -43,7 +43,7 @@ from metal_supervisor.core.budget import Budget
 from metal_supervisor.core.decide import Outlook
 from metal_supervisor.core.demand import Demand
 from metal_supervisor.core.ledger import Ledger
-from metal_supervisor.core.pressure import Pace, Watch
+from metal_supervisor.core.pressure import Pace
 from metal_supervisor.core.types import (
     Endpoint,
     Engine,
@@ -59,6 +59,7 @@ from metal_supervisor.core.types import (
     State,
 )  # fmt: skip
 from metal_supervisor.memory import Memory
+from metal_supervisor.watchdog import Seen
 
 HOME, NODE_EPOCH = "/state", 1_700_000_000.0
 DRAIN_S = 8.0
@@ -317,7 +318,8 @@ class Files:
         return SimpleNamespace(glob=lambda _: [File(files, each) for each in list(files)])
 
     def read_spec(self, spec_file: str) -> dict[str, Any]:
-        return {"reserved_bytes": SIZES[EDITION[spec_file]]} if spec_file in self.specs else {}
+        keeps = self.mac.keeps_books and spec_file in self.specs
+        return {"reserved_bytes": SIZES[EDITION[spec_file]]} if keeps else {}
 
     def section_path(self, program: str) -> File:
         return File(self.sections, f"{program}.conf")
@@ -438,10 +440,11 @@ class Purse(Memory):
     def __init__(self, mac: Mac) -> None:
         self._settings, self._state = SETTINGS, mac.files
         self.ledger = Ledger(mac.budget_bytes, 0, {})
-        self._leaving, self._skipping = frozenset(), ""
+        self._leaving, self._skipping, self._seen = frozenset(), "", Seen()
+        self._reserved = {}
         self._exited_at = self._returned_at = None
         self.watchdog: Any = SimpleNamespace(
-            level=None, watch=Watch(), sample=None, engines={}, pace=Pace(),
+            level=lambda _: None, seen=Seen(), engines={}, pace=Pace(),
             budget=Budget(mac.budget_bytes, mac.budget_bytes, "all of it", {}),
         )  # fmt: skip
 
@@ -468,14 +471,13 @@ class Brain(Controller):
         now, table = self.mac.clock.time(), self.supervisord.table()
         return Snapshot(now, {}, True, {}, table, self.state.run_notes(), self.state.observations())
 
-    def _decide(self, snapshot: Snapshot) -> None:
-        found, before = self.mac.wanted, dict(self.records)
+    def _ask(self, snapshot: Snapshot) -> None:
+        found = self.mac.wanted
         for name in reversed(found) if self.mac.reverse else found:
             self._take(asked_for(name, *found[name]), 0, snapshot)
         for record in list(self.records.values()):
             if record.name not in found:
                 self.records[record.key] = decide.dismiss(record, snapshot.now)
-        self._admit(before, snapshot)
 
     def _publish(self, snapshot: Snapshot, done: Any) -> None:
         self.mac.done = len(done)
@@ -500,6 +502,8 @@ class Mac:
     wanted: dict[str, tuple[int, bool]] = field(default_factory=dict)
     """What the cluster asks for: name -> (edition, suspended)."""
     budget_bytes: int = 10**9
+    keeps_books: bool = True
+    """Specs say what their engines take; those of an older release did not."""
 
     def __post_init__(self) -> None:
         CURRENT.append(self)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from metal_supervisor.core import admission
-from metal_supervisor.core.admission import Held, Rules, settle
+from metal_supervisor.core.admission import Rules, Up, settle
 from metal_supervisor.core.sizes import GIB
 from metal_supervisor.core.types import Key, Record, Standing, Verdict
 
@@ -34,9 +34,9 @@ def of(*records: Record) -> dict[Key, Record]:
     return {record.key: record for record in records}
 
 
-def up(record: Record, gib: float | None = None) -> Held:
+def up(record: Record, gib: float | None = None) -> Up:
     assert record.spec_file
-    return Held(record.spec_file, max(record.reserved_bytes, round((gib or 0) * GIB)))
+    return Up(record.spec_file, max(record.reserved_bytes, round((gib or 0) * GIB)))
 
 
 def admitted(*records: Record) -> dict[Key, Record]:
@@ -192,11 +192,85 @@ def test_an_evicted_one_stays_away_and_keeps_its_reason_until_it_may_return() ->
     gone = admission.evict(first["default", "a"], "1.0 GiB of 24.0 GiB available", 5.0)
     assert (gone.verdict.reason, gone.evicted_at, gone.evictions) == ("Evicted", 5.0, 1)
     assert gone.drain_s == admission.EVICTED_DRAIN_S
-    decided = replace(wants("a", 10), evicted_at=5.0, evictions=1, queued_at=1.0)
+    decided = replace(wants("a", 10), evicted_at=5.0, evictions=1, queued_at=1.0, evicted_why=gone.evicted_why)
     still, _ = settle(of(decided), of(gone), {}, Rules(BUDGET), 6.0)
     assert (still[gone.key].verdict, still[gone.key].spec_file) == (gone.verdict, None)
     back, _ = settle(of(replace(decided, evicted_at=None)), still, {}, Rules(BUDGET), 7.0)
     assert back[gone.key].spec_file
+
+
+def test_an_evicted_one_is_passed_by_nobody_who_would_keep_it_out() -> None:
+    away = replace(wants("a", 30, "high"), evicted_at=5.0, evictions=1, queued_at=1.0)
+    small, large = wants("small", 10, "batch", queued_at=2.0), wants("large", 35, "batch", queued_at=3.0)
+    found, _ = settle(of(away, small, large), of(away), {}, Rules(BUDGET), 9.0)
+    assert found[small.key].spec_file and found[large.key].spec_file is None
+    assert "but default/a needs 30.0 GiB and waits ahead of it" in found[large.key].verdict.message
+
+
+def test_an_engine_of_a_release_that_kept_no_books_counts_and_its_edit_is_judged() -> None:
+    old = replace(wants("a", None), memory="")
+    runs, book = settle(of(wants("a", 20)), of(old), {old.key: Up(old.spec_file or "", 0)}, Rules(BUDGET), 1.0)
+    assert runs[old.key].spec_file and book.charged_bytes == 20 * GIB, "it runs; what it takes is known from now on"
+    # Its size is not known even now: it counts for what it is measured, and an edit that says its size asks for it.
+    b, edited = admitted(wants("b", 25))["default", "b"], wants("a", 60, digest="b")
+    ups = {old.key: Up(old.spec_file or "", 20 * GIB), b.key: up(b)}
+    found, _ = settle(of(edited, b), of(old, b), ups, Rules(BUDGET), 2.0)
+    assert found[old.key].spec_file == old.spec_file and found[old.key].warning
+
+
+def test_an_engine_that_crashes_keeps_its_place_whatever_it_would_be_started_from_today() -> None:
+    a, b = admitted(wants("a", 20), wants("b", 25)).values()
+    today = replace(wants("a", 30, digest="b"), queued_at=1.0)
+    found, _ = settle(of(today, b), of(a, b), {b.key: up(b)}, Rules(BUDGET), 2.0)
+    assert (found[a.key].spec_file, found[a.key].verdict.standing) == (a.spec_file, Standing.RUN)
+
+
+def test_what_it_would_be_started_from_next_is_asked_for_too_and_holds_up_nobody() -> None:
+    a, b = admitted(wants("a", 20), wants("b", 20)).values()
+    ups = {a.key: up(a), b.key: up(b)}
+    next_one = replace(a, next_spec="default.a.n.json", next_bytes=40 * GIB)
+    small = wants("small", 5)
+    found, _ = settle(of(next_one, b, small), of(a, b), ups, Rules(BUDGET), 2.0)
+    assert (found[a.key].next_spec, found[a.key].spec_file, found[a.key].warning) == ("", a.spec_file, None)
+    assert found[small.key].spec_file, "it is not kept waiting for that"
+    found, book = settle(of(next_one), of(a), {a.key: up(a)}, Rules(BUDGET), 3.0)
+    assert found[a.key].next_spec == "default.a.n.json" and book.charged_bytes == 40 * GIB
+
+
+def test_nobody_is_stopped_for_its_own_edit() -> None:
+    first = admitted(wants("a", 20), wants("b", 15, protected=True))
+    ups = {key: up(record) for key, record in first.items()}
+    edited = wants("a", 40, "high", "b")
+    found, _ = settle({**first, edited.key: edited}, first, ups, Rules(BUDGET, preemption=True), 2.0)
+    assert found[edited.key].spec_file == first[edited.key].spec_file and found[edited.key].warning
+
+
+def test_an_edit_waits_since_it_was_made_and_what_is_not_of_the_engine_follows_at_once() -> None:
+    first = admitted(wants("a", 20), wants("c", 20))
+    ups = {key: up(record) for key, record in first.items()}
+    edited = replace(wants("a", 40, "high", "b", protected=True), queued_at=1.0)
+    kept, _ = settle({**first, edited.key: edited}, first, ups, Rules(BUDGET), 1000.0)
+    assert (kept[edited.key].priority, kept[edited.key].protected) == ("high", True)
+    assert kept[edited.key].edit_queued_at == 1000.0
+    later = replace(edited, priority="normal")
+    small = wants("small", 5)
+    found, _ = settle({**first, later.key: later, small.key: small}, first, ups, Rules(BUDGET), 1001.0)
+    assert found[small.key].spec_file, "who was there before the edit did not pass it"
+
+
+def test_what_was_estimated_at_the_start_counts_while_the_engine_lives() -> None:
+    a = admitted(wants("a", 40))["default", "a"]
+    smaller_file = replace(a, reserved_bytes=5 * GIB)
+    found, book = settle(of(smaller_file), of(a), {a.key: Up(a.spec_file or "", 0)}, Rules(BUDGET), 2.0)
+    assert book.charged_bytes == 40 * GIB or found[a.key].reserved_bytes == 40 * GIB
+
+
+def test_an_engine_over_a_limit_that_was_lowered_says_so_and_runs_on() -> None:
+    a = admitted(wants("a", 20))["default", "a"]
+    limited = replace(a, limit_bytes=10 * GIB)
+    found, _ = settle(of(limited), of(a), {a.key: up(a)}, Rules(BUDGET), 2.0)
+    assert found[a.key].spec_file and found[a.key].warning
+    assert "its Model allows 10.0 GiB (spec.hardware.memoryBudget" in found[a.key].warning[1]
 
 
 # ── random histories ─────────────────────────────────────────────────────────────────────────────
@@ -251,7 +325,7 @@ class Mac:
 
     def one_pass(self) -> None:
         self.step += 1
-        held = {key: Held(each.spec, each.bytes) for key, each in self.processes.items()}
+        held = {key: Up(each.spec, each.bytes) for key, each in self.processes.items()}
         decided = self.decided()
         items = list(decided.items())
         self.chance.shuffle(items)

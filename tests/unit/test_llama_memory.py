@@ -194,7 +194,7 @@ def test_a_further_file_that_cannot_be_read_is_charged_by_its_size(flag: str, pe
 def test_a_further_file_without_a_size_makes_the_whole_unknown_and_is_named(flag: str) -> None:
     found = demand([*LINE, flag, "/x"], MODEL, files(x=GONE))
     assert found is not None and found.bytes is None
-    assert found.text.endswith("/x: it cannot be read: No such file or directory")
+    assert found.text.endswith("'/x': it cannot be read: No such file or directory")
     assert found.text.split()[0] in ("--mmproj", "--lora", "--model-draft")
 
 
