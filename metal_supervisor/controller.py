@@ -219,7 +219,17 @@ class Controller:
         except BaseException:
             self.records = before  # what was decided, and not held against the memory, must never run
             raise
-        self.records = self.memory.settle(self.records, before, self._ups(before, snapshot), snapshot.now)
+        ups = self._ups(before, snapshot)
+        had = {
+            key: record if key in ups or self._can_start(record) else replace(record, spec_file=None)
+            for key, record in before.items()
+        }
+        self.records = self.memory.settle(self.records, had, ups, snapshot.now)
+
+    def _can_start(self, record: Record) -> bool:
+        """Whether what a record names is there to be started: a spec that was lost is composed only as it is now."""
+        spec = record.spec_file
+        return not spec or spec in self.lookout.specs or bool(self.state.read_spec(spec))
 
     def _ask(self, snapshot: Snapshot) -> None:
         """Decides what the cluster asks for, as if there were room for all of it."""

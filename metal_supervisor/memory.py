@@ -90,17 +90,16 @@ class Memory:
             if state is None or state.state not in LIVE:
                 continue
             note = live_note(notes.get(record.program), state)
-            if note is None:  # its launcher has not said yet what it runs
-                reserved[state.pid] = record.reserved_bytes if key in records else 0
-                found[key] = Up("", reserved[state.pid])
-                continue
-            said = self._state.read_spec(note.spec_file).get("reserved_bytes")
-            same = key in records and record.spec_file in (None, note.spec_file)
-            ours = record.reserved_bytes if same else 0
-            known = self._reserved.get(note.pid, 0)  # of an older release the spec does not tell, and records change
-            reserved[note.pid] = max(said if isinstance(said, int) else 0, ours, known)
-            measured = seen.memory_bytes if seen and seen.pid == note.pid else 0
-            found[key] = Up(note.spec_file, max(reserved[note.pid], measured))
+            # Until its launcher has said what it runs, its section does: a new one is kept aside until it has ended.
+            spec_file = note.spec_file if note else self._state.section_spec(record.program)
+            pid = note.pid if note else state.pid
+            said = self._state.read_spec(spec_file).get("reserved_bytes")
+            same = key in records and record.spec_file in (None, spec_file)
+            ours = record.reserved_bytes if same or (not spec_file and key in records) else 0
+            known = self._reserved.get(pid, 0)  # of an older release the spec does not tell, and records change
+            reserved[pid] = max(said if isinstance(said, int) else 0, ours, known)
+            measured = seen.memory_bytes if seen and note and seen.pid == pid else 0
+            found[key] = Up(spec_file, max(reserved[pid], measured))
         self._reserved = reserved
         return found
 

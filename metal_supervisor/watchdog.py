@@ -105,7 +105,7 @@ class Watchdog(threading.Thread):
             return
         found = budget_of(self._settings)
         self._budget_at = time.monotonic()
-        if found != self.budget:
+        if found != self.budget and found.total_bytes:  # without a total it is nobody's word
             self.budget = found
             log.info("memory budget", extra={"budget": found.explain()})
             self._wake()

@@ -7,7 +7,8 @@ services deleted, files lost and corrupted, supervisorctl typed by hand, an API 
 faults stop, everything must converge to what was asked for, and processes, descriptors and files are counted.
 tools/soak_check.py says what must hold; the first violation ends the run with exit code 1, the seed and the logs.
 
-    python tools/soak.py [--seconds 3600] [--seed N] [--every 30] [--grace 1.0] [--bound 60] [--keep-going]
+    python tools/soak.py [--seconds 3600] [--seed N] [--every 30] [--grace 1.0] [--bound 60] [--preemption]
+        [--keep-going]
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 import psutil  # noqa: E402
 import soak_check  # noqa: E402
 import soak_faults  # noqa: E402
+import soak_memory  # noqa: E402
 import soak_plan  # noqa: E402
 import soak_quiet  # noqa: E402
+import tiny_gguf  # noqa: E402
 from soak_check import Answer, Checker, Excuses, Resources, Violation  # noqa: E402
 from soak_faults import Hand, Nothing, Outcome  # noqa: E402
 from soak_watch import Api, ApiError, Chat, Scan, Watcher  # noqa: E402
@@ -45,6 +48,7 @@ from tests.system import SLICES, System, engine_path  # noqa: E402
 
 LOG_LINES = 25
 LAST_FAULTS = 15
+QUEUE_EVERY_S = 0.5
 STREAMS = {"real-calm": 1000, "fake-calm": 100, "real-prey": 300, "fake-one": 100}
 """Service -> tokens of an answer: each lasts some seconds."""
 
@@ -78,7 +82,11 @@ class Soak:
         self.base = base
         self.models = base / "models"
         self.models.mkdir()
-        self.system = System(base, engine=wrapper(base / "engine"))
+        tiny_gguf.write_tiny_gguf(base / "tiny.gguf", context=soak_memory.CALM_CONTEXT)
+        self.sizes = soak_memory.Sizes(base / "tiny.gguf")
+        self.budget_bytes = self.sizes.budget.bytes
+        flags = [*self.sizes.flags, *(["--preemption", "true"] if given.preemption else [])]
+        self.system = System(base, *flags, engine=wrapper(base / "engine"))
         self.loose = self.models / "loose.gguf"
         shutil.copy(self.system.tiny, self.models / "tiny.gguf")
         shutil.copy(self.system.tiny, self.loose)
@@ -87,10 +95,14 @@ class Soak:
         self.system.state.mkdir(parents=True)
         (self.system.state / "apiserver.faults").touch()
         self.excuses = Excuses()
-        self.checker = Checker(given.grace, self.excuses)
+        self.checker = Checker(given.grace, self.excuses, self.budget_bytes)
+        self.queue = soak_memory.Queue()
         api, scan = Api(self.system.kubeconfig), Scan((str(base), self.system.files.home))
-        self.watcher = Watcher(scan, api, SLICES, self.system.http, self.checker)
-        self.hand = Hand(self.system, api, scan, self.watcher, self.checker, self.excuses, loose=self.loose)
+        self.watcher = Watcher(scan, api, SLICES, self.system.http, self.checker, self.budget_bytes)
+        self.hand = Hand(
+            self.system, api, scan, self.watcher, self.checker, self.excuses, self.sizes,
+            loose=self.loose, preemption=given.preemption,
+        )  # fmt: skip
         self.chats = [Chat(name, self.watcher.engine, tokens, 0.3) for name, tokens in STREAMS.items()]
         self.outcomes: dict[str, Outcome] = {}
         self.violations: list[Violation] = []
@@ -99,6 +111,7 @@ class Soak:
         self.last: list[str] = []
         self.began = time.monotonic()
         self._answers_seen: Counter[str] = Counter()
+        self._queue_at = 0.0
 
     def say(self, text: str) -> None:
         line = f"{time.monotonic() - self.began:7.1f}s  {text}"
@@ -152,6 +165,9 @@ class Soak:
 
     def judge(self) -> None:
         """Collects violations. Raises Stop."""
+        if time.monotonic() - self._queue_at > QUEUE_EVERY_S:
+            self._queue_at = time.monotonic()
+            self.queue.look(self.system.files.records()[0])
         found, self.watcher.violations = self.watcher.violations, []
         for chat in self.chats:
             seen = self._answers_seen[chat.name]
@@ -178,6 +194,8 @@ class Soak:
         now = time.monotonic()
         self.found([Violation(rule, now, f"{took_s:.0f} s after the last fault: {text}") for rule, text in problems])
         self.excuses.quiets.append(now)
+        for name in (*soak_plan.PREY, *soak_plan.EXTRAS) if self.given.preemption else soak_quiet.waiting(self.hand):
+            self.excuses.touch(now, name)  # what waits starts once others leave; what makes room ends once others come
         self.hand.nudged.clear()
         self.checkpoints.append(soak_quiet.resources(self.hand))
         held = " ".join(f"{role} {each.fds}" for role, each in self.checkpoints[-1].items())
@@ -233,7 +251,11 @@ class Soak:
             "longest_dead_endpoint_s": self.checker.longest_dead_s,
             "samples": self.watcher.samples,
             "samples_with_sidecar_and_api_up": self.checker.steady,
-            "budget": "not checked: there is no ledger yet",
+            "budget_bytes": self.budget_bytes,
+            "peak_reserved_bytes": self.checker.peak_bytes,
+            "samples_with_an_unread_reservation": self.checker.unsized,
+            "waits_for_memory": self.queue.times,
+            "longest_queue": self.queue.longest,
             "resources": [{role: asdict(each) for role, each in point.items()} for point in self.checkpoints],
             "violations": [asdict(each) for each in self.violations],
         }
@@ -256,7 +278,10 @@ class Soak:
             first = self.checkpoints[0].get(role, each)
             rss = f"{first.rss_bytes / 2**20:.0f} -> {each.rss_bytes / 2**20:.0f} MiB"
             print(f"{role:<12} {first.fds} -> {each.fds} descriptors, {rss}")
-        print(f"budget: {told['budget']}")
+        mib = self.budget_bytes / 2**20, self.checker.peak_bytes / 2**20
+        print(f"budget {mib[0]:.1f} MiB, at most {mib[1]:.1f} MiB reserved for live engines (unknown of one in "
+              f"{self.checker.unsized} samples); {self.queue.times} times somebody waited for memory, at most "
+              f"{self.queue.longest} together")  # fmt: skip
 
     def tails(self) -> None:
         """What a reader needs who was not there."""
@@ -281,6 +306,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=30, help="seconds of faults between checkpoints")
     parser.add_argument("--grace", type=float, default=1.0, help="seconds for which a dead endpoint may be ready")
     parser.add_argument("--bound", type=float, default=60, help="seconds within which all must converge")
+    parser.add_argument("--preemption", action="store_true", help="let the important make the others stop")
     parser.add_argument("--keep-going", action="store_true", help="do not end at the first violation")
     given = parser.parse_args()
     if given.seed is None:

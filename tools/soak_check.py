@@ -10,9 +10,10 @@ Each rule has a number, by which a violation is reported:
    `PAUSE_S` more, because that long the sidecar may rest between two attempts to reach an API that was away.
 3. An answer under way is never cut, and an engine never restarted, unless something was done to that very
    service since everything was last quiet. What is done to our own processes is no excuse.
-4. No file is lost.  5. No process and no descriptor is leaked.  7. Once faults stop, all is as it was asked for.
-
-Rule 6, never over the memory budget, has nothing to look at yet: there is no ledger.
+4. No file is lost.  5. No process and no descriptor is leaked.
+6. What the specs of all live engines reserve is never more than the budget. One on its way out counts until it is gone.
+7. Once faults stop, all is as it was asked for. A service, or an edit of one, may wait for memory, but only while it
+   would not fit, or would keep out one that waits ahead of it (`overdue`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Engine:
     service: str
     port: int
     started: float = 0.0
+    reserved_bytes: int = 0
+    """By the spec that it was started from."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +111,11 @@ class Excuses:
 
 
 class Checker:
-    """Rules 1 to 3 over samples in the order in which they were taken."""
+    """Rules 1 to 3 and 6 over samples in the order in which they were taken."""
 
-    def __init__(self, grace_s: float, excuses: Excuses) -> None:
-        self._grace_s, self._excuses = grace_s, excuses
+    def __init__(self, grace_s: float, excuses: Excuses, budget_bytes: int | None = None) -> None:
+        self._grace_s, self._excuses, self._budget_bytes = grace_s, excuses, budget_bytes
+        self._over = False
         self._dead_since: dict[str, float] = {}
         self._unsteady_at = float("-inf")
         self._doubled: frozenset[str] = frozenset()
@@ -121,10 +125,16 @@ class Checker:
         self.longest_dead_s = 0.0
         self.steady = 0
         """Samples in which rule 2 could have been found broken."""
+        self.peak_bytes = 0
+        """The most that was ever reserved for live engines."""
+        self.unsized = 0
+        """Samples with an engine of which nobody could read what is reserved for it."""
 
     def see(self, sample: Sample) -> list[Violation]:
         """What this sample breaks."""
-        return [*self._doubles(sample), *self._dead_endpoints(sample), *self._restarts(sample)]
+        return [
+            *self._doubles(sample), *self._dead_endpoints(sample), *self._restarts(sample), *self._over_budget(sample),
+        ]  # fmt: skip
 
     def _doubles(self, sample: Sample) -> list[Violation]:
         found: dict[str, list[Engine]] = {}
@@ -175,14 +185,31 @@ class Checker:
                 found.append(Violation(3, sample.at, text))
         return found
 
+    def _over_budget(self, sample: Sample) -> list[Violation]:
+        reserved = reserved_bytes(sample.engines)
+        self.peak_bytes = max(self.peak_bytes, reserved)
+        self.unsized += any(not engine.reserved_bytes for engine in sample.engines)
+        before, self._over = self._over, self._budget_bytes is not None and reserved > self._budget_bytes
+        if not self._over or before:
+            return []
+        parts = ", ".join(f"{each.service} {each.reserved_bytes} (pid {each.pid})" for each in sample.engines)
+        return [Violation(6, sample.at, f"{reserved} bytes of a budget of {self._budget_bytes}: {parts}")]
+
     def forget(self, service: str) -> None:
         """The service was deleted: whatever comes by its name is another one."""
         self._last.pop(service, None)
 
 
-def check(samples: Iterable[Sample], grace_s: float = 1.0, excuses: Excuses | None = None) -> list[Violation]:
+def reserved_bytes(engines: Iterable[Engine]) -> int:
+    """What is reserved for all of them together."""
+    return sum(max(engine.reserved_bytes, 0) for engine in engines)
+
+
+def check(
+    samples: Iterable[Sample], grace_s: float = 1.0, excuses: Excuses | None = None, budget_bytes: int | None = None
+) -> list[Violation]:
     """Everything that a history of samples breaks."""
-    checker = Checker(grace_s, excuses or Excuses())
+    checker = Checker(grace_s, excuses or Excuses(), budget_bytes)
     return [violation for sample in samples for violation in checker.see(sample)]
 
 
@@ -193,6 +220,48 @@ def cut(answers: Iterable[Answer], excuses: Excuses) -> list[Violation]:
         for each in answers
         if each.error and not excuses.covers(each.service, each.began, each.ended)
     ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one service that should run has of the memory, and what it wants, at a quiet moment."""
+
+    service: str
+    priority: int
+    """The larger the more important."""
+    asked: float
+    """Unix time since which it wants memory."""
+    need_bytes: int
+    """As it is wanted now."""
+    holds_bytes: int
+    """Reserved for it as it runs, or may start; 0 if it may not run at all."""
+    waits: bool = False
+    protected: bool = False
+    """It makes room for nobody."""
+
+    @property
+    def rank(self) -> tuple[int, float, str]:
+        return -self.priority, self.asked, self.service
+
+
+def overdue(claims: Sequence[Claim], budget_bytes: int, preemption: bool = False) -> list[str]:
+    """Rule 7 over claims: who waits for memory although there is enough, and who keeps another out besides."""
+    found = []
+    held = sum(each.holds_bytes for each in claims)
+    waiting = sorted((each for each in claims if each.waits and each.need_bytes <= budget_bytes), key=lambda c: c.rank)
+    for place, claim in enumerate(waiting):
+        over = held - claim.holds_bytes + claim.need_bytes - budget_bytes
+        behind = {ahead.service: sum(
+            each.holds_bytes for each in claims if each.rank > ahead.rank and each is not claim
+        ) for ahead in waiting[:place]}  # fmt: skip
+        if any(ahead.need_bytes + behind[ahead.service] + claim.need_bytes > budget_bytes for ahead in waiting[:place]):
+            continue
+        if preemption:
+            over -= sum(each.holds_bytes for each in claims if each.priority < claim.priority and not each.protected)
+        if over <= 0:
+            found.append(f"{claim.service} waits, but {held} of {budget_bytes} bytes are held, of these "
+                         f"{claim.holds_bytes} by itself, and it needs {claim.need_bytes}")  # fmt: skip
+    return found
 
 
 def leaks(checkpoints: Sequence[Mapping[str, Resources]]) -> list[str]:

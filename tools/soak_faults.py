@@ -23,7 +23,8 @@ from typing import Any
 
 import psutil
 from soak_check import Checker, Excuses
-from soak_plan import ANY, Fault
+from soak_memory import Sizes, Want, first_wants
+from soak_plan import CALM, Fault
 from soak_watch import Api, ApiError, Scan, Watcher, engines, role_of
 
 from metal_supervisor.core.types import State
@@ -47,25 +48,6 @@ FOREIGN = {
     "binary": b"\xff\xfe\x00[program:x]\n",
     "sneaky": b"[supervisord]\nlogfile=/dev/null\n",
 }
-
-
-@dataclass(frozen=True)
-class Want:
-    """One InferenceService as it was last asked for."""
-
-    context: int = 4096
-    priority: str = "normal"
-    replicas: int = 1
-    suspended: bool = False
-    tokens: int = 100
-
-    @property
-    def runs(self) -> bool:
-        return self.replicas > 0 and not self.suspended
-
-    @property
-    def phase(self) -> str:
-        return "Suspended" if self.suspended else "Ready" if self.replicas else "Stopped"
 
 
 @dataclass
@@ -93,6 +75,7 @@ class Hand:
     watcher: Watcher
     checker: Checker
     excuses: Excuses
+    sizes: Sizes
     wanted: dict[str, Want] = field(default_factory=dict)
     foreign: list[str] = field(default_factory=list)
     nudged: set[str] = field(default_factory=set)
@@ -102,6 +85,7 @@ class Hand:
     typed: list[subprocess.Popen[bytes]] = field(default_factory=list)
     loose: Path = Path()
     """The model file that comes and goes."""
+    preemption: bool = False
     _undo: list[tuple[float, int, str, Callable[[], None]]] = field(default_factory=list)
     _late: list[Callable[[], None]] = field(default_factory=list)
     _number: count[int] = field(default_factory=count)
@@ -219,7 +203,11 @@ class Hand:
         arguments = ["--threads", "1"]
         if name.startswith("fake"):
             arguments = ["--fake-tokens", str(want.tokens), "--fake-tokens-per-s", str(CALM_RATE)]
+        if want.cache_mib is not None:
+            arguments += ["--cache-ram", str(want.cache_mib)]
         more: dict[str, Any] = {"suspend": True} if want.suspended else {}
+        if name in CALM:
+            more["evictionProtection"] = True
         return service(
             name, "tiny" if name.endswith("-calm") or "-new-" in name else "loose", contextSize=want.context,
             parallelSlots=2, priority=want.priority, replicas=want.replicas, extraArgs=arguments, **more,
@@ -279,11 +267,11 @@ class Hand:
             raise Nothing(f"{fault.target} is not there")
         self._edited(fault.target, context=4096 + (before.context + 256) % 4096)
 
+    def _edit_size(self, fault: Fault) -> None:
+        self._edited(fault.target, cache_mib=int(fault.variant))
+
     def _edit_priority(self, fault: Fault) -> None:
-        before = self.wanted.get(fault.target)
-        if before is None:
-            raise Nothing(f"{fault.target} is not there")
-        self._edited(fault.target, priority="high" if before.priority == "normal" else "normal")
+        self._edited(fault.target, priority=fault.variant)
 
     def _suspend(self, fault: Fault) -> Callable[[], None]:
         return self._switched(fault.target, {"suspended": True}, {"suspended": False})
@@ -370,6 +358,10 @@ class Hand:
         if not found:
             raise Nothing(f"there is no {fault.variant}/{pattern}")
         if fault.variant == "runs":
+            # Without its note nobody knows whom a stand-in represents: the endpoint stays out until the next start.
+            note = self.system.files.run_note(program)
+            if note is not None and note.pid and note.pid != note.launcher_pid:
+                raise Nothing(f"a launcher stands in for {fault.target}")
             self.noteless.add(fault.target)
         return found[0]
 
@@ -387,6 +379,5 @@ class Hand:
 
 def start(hand: Hand) -> None:
     """Asks for the first services."""
-    for name in ANY:
-        hand.wanted[name] = Want(context=32768 if name == "real-calm" else 4096)
+    hand.wanted.update(first_wants())
     hand.ask_again()

@@ -18,6 +18,8 @@ EXTRAS = ("fake-new-0", "fake-new-1", "fake-new-2")
 ROLES = ("controller", "sidecar", "apiserver", "supervisord")
 API_FAULTS = ("500", "409", "hang", "drop-watches", "garbage", "expire", "latency", "503-writes")
 ENGINE_FAULTS = ("hang", "html", "never_ready", "ignore_term", "flood_lines_per_s")
+CACHES_MIB = ("16", "64", "112", "192", "256", "800")
+"""For `--cache-ram`, which is charged whole: with the last, one service alone is more than the budget."""
 # Between the boot after a killed supervisord, which knows the survivors, and the launchers that stand in for them, the
 # notes must not go: without its note a launcher finds its port taken by nobody it knows, the service moves to another
 # port, and a second engine starts. Until launchers ask who holds their port, they are left alone that long.
@@ -49,11 +51,12 @@ KINDS = (
     Kind("exit-engine", 2, FAKE_PREY, hurts=True, crashes=True),
     Kind("engine-fault", 5, FAKE_PREY, (1.5, 4.0), hurts=True, variants=ENGINE_FAULTS),
     Kind("api-fault", 6, ("apiserver",), (1.0, 4.0), variants=API_FAULTS),
-    Kind("apply", 3, EXTRAS, hurts=True),
-    Kind("delete", 3, EXTRAS, hurts=True),
+    Kind("apply", 9, EXTRAS, hurts=True),
+    Kind("delete", 4, EXTRAS, hurts=True),
     Kind("recreate", 2, PREY, (0.5, 4.0), hurts=True),
     Kind("edit-argv", 5, PREY, hurts=True),
-    Kind("edit-priority", 4, ANY),
+    Kind("edit-size", 10, (*PREY, *EXTRAS), hurts=True, variants=CACHES_MIB),
+    Kind("edit-priority", 4, (*ANY, *EXTRAS), variants=("low", "normal", "high")),
     Kind("suspend", 3, PREY, (2.0, 6.0), hurts=True),
     Kind("scale-to-zero", 3, PREY, (2.0, 6.0), hurts=True),
     Kind("hide-model", 3, ("loose",), (2.0, 5.0)),
@@ -120,7 +123,7 @@ def _round(draw: random.Random, number: int, length_s: float, crashes: dict[str,
             if crashes[target] >= MOST_CRASHES:
                 continue
             crashes[target] += 1
-        elif kind.name in ("edit-argv", "recreate"):
-            crashes[target] = 0  # a new spec forgets them
+        elif kind.name == "recreate":
+            crashes[target] = 0  # a new spec forgets them as well, but an edit may have to wait for memory
         found.append(Fault(number, round(at_s, 2), kind, target, variant, lasts_s))
     return found

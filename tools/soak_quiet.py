@@ -7,15 +7,16 @@ import http.client
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 import psutil
-from soak_check import Resources
-from soak_faults import Hand, Want
+from soak_check import Resources, overdue
+from soak_faults import Hand
+from soak_memory import Want, claims, untrue, waits
 from soak_watch import ApiError, engines, is_launcher, ready_services, role_of
 
 from metal_supervisor.boundary.supervisord import Refused, Unavailable
-from metal_supervisor.core.types import State
+from metal_supervisor.core.types import Record, Standing, State
 from tests.system import ISVC, SLICES
 
 OWN = ("run", "supervisord", "controller", "sidecar", "apiserver")
@@ -55,7 +56,9 @@ def converge(hand: Hand, bound_s: float, meanwhile: Callable[[], None]) -> tuple
 
 def look(hand: Hand) -> list[Problem]:
     """What is not as it must be. Raises ApiError, Unavailable, Refused."""
-    found = [*_processes(hand), *_table(hand)]
+    records = hand.system.files.records()[0]
+    runs = {name for name, want in hand.wanted.items() if want.runs and not _is_out(records.get(f"default.{name}"))}
+    found = [*_processes(hand, runs), *_table(hand, runs), *_memory(hand, records)]
     status, body = hand.system.health()
     if status != 200 or body.get("cluster"):
         found.append((7, f"/healthz says {status} {body}"))
@@ -63,15 +66,16 @@ def look(hand: Hand) -> list[Problem]:
     if items.keys() != hand.wanted.keys():
         found.append((7, f"the API holds {sorted(items)}"))
     ready = ready_services(hand.api.ask("GET", SLICES)["items"])
-    runs = {name for name, want in hand.wanted.items() if want.runs}
     if ready != runs:
         found.append((7, f"ready endpoints of {sorted(ready)}, but {sorted(runs)} should run"))
     for name, want in hand.wanted.items():
         item = items.get(name, {})
         told = item.get("status") or {}
-        if told.get("phase") != want.phase:
-            found.append((7, f"{name} is {told.get('phase')}, not {want.phase}: {_why(told)}"))
-        found += _files(hand, name, want, int((item.get("metadata") or {}).get("generation", 0)))
+        phase = want.phase if name in runs or not want.runs else "Pending"
+        if told.get("phase") != phase:
+            found.append((7, f"{name} is {told.get('phase')}, not {phase}: {_why(told)}"))
+        record = records.get(f"default.{name}")
+        found += _files(hand, name, want, record, int((item.get("metadata") or {}).get("generation", 0)))
     aside = [path.name for path in (hand.system.state / "quarantine").glob("*")]
     for name in hand.foreign:
         if not (hand.system.state / "models.d" / name).exists() and not any(each.endswith(name) for each in aside):
@@ -85,7 +89,39 @@ def _why(told: dict[str, object]) -> str:
     return f"{found[0]['reason']}, {found[0]['message']}" if found else "no condition"
 
 
-def _processes(hand: Hand) -> list[Problem]:
+def _is_out(record: Record | None) -> bool:
+    """Whether a service may not run at all, for want of memory."""
+    return record is not None and record.verdict.standing is Standing.WAIT and bool(waits(record))
+
+
+def waiting(hand: Hand) -> list[str]:
+    """Names of the services that wait for memory, or run as they were before an edit that does."""
+    records = hand.system.files.records()[0]
+    return [name for name in hand.wanted if (record := records.get(f"default.{name}")) is not None and waits(record)]
+
+
+def _memory(hand: Hand, records: Mapping[str, Record]) -> list[Problem]:
+    """Whoever waits for memory has reason to, is told so, and the system keeps its books by that."""
+    budget_bytes = hand.sizes.budget.bytes
+    claimed = claims(hand.wanted, records, hand.sizes)
+    found = [(7, text) for text in overdue(claimed, budget_bytes, hand.preemption)]
+    for claim in claimed:
+        record = records[f"default.{claim.service}"]
+        if claim.waits and (text := untrue(claim, waits(record), claimed, budget_bytes)):
+            found.append((7, f"{claim.service}: {text}"))
+        if not claim.waits and claim.holds_bytes != claim.need_bytes:
+            found.append((7, f"{claim.service} is charged {claim.holds_bytes} bytes, not {claim.need_bytes}: "
+                             f"{record.verdict.reason} {record.warning}"))  # fmt: skip
+    told = json.loads(hand.system.fetch("/status")[1])["memory"] or {}  # None until the controller has said anything
+    kept = told.get("budget"), told.get("charged"), told.get("waiting")
+    true = budget_bytes, sum(each.holds_bytes for each in claimed), sum(each.waits for each in claimed)
+    if kept != true:
+        why = told.get("pressure")
+        found.append((7, f"/status has (budget, charged, waiting) as {kept}, not {true}; pressure {why}"))
+    return found
+
+
+def _processes(hand: Hand, runs: Collection[str]) -> list[Problem]:
     """Exactly one of each of ours, one engine per service, and nothing else that bears our mark."""
     found: list[Problem] = []
     processes = hand.scan.processes()
@@ -94,8 +130,7 @@ def _processes(hand: Hand) -> list[Problem]:
     running = engines(processes)
     count = Counter(each.service for each in running)
     for name in sorted({*count, *hand.wanted}):
-        want = hand.wanted.get(name)
-        expected = 1 if want is not None and want.runs else 0
+        expected = 1 if name in runs else 0
         if count[name] != expected:
             rule = 7 if count[name] < expected else 5
             pids = [each.pid for each in running if each.service == name]
@@ -111,21 +146,20 @@ def _processes(hand: Hand) -> list[Problem]:
     return found
 
 
-def _table(hand: Hand) -> list[Problem]:
+def _table(hand: Hand, runs: Collection[str]) -> list[Problem]:
     """supervisord's own view: RUNNING what should run, and no program besides."""
     found: list[Problem] = []
     table = hand.system.rpc.table()
     for name, row in table.items():
-        want = hand.wanted.get(name.removeprefix("default."))
-        if name not in OWN and (want is None or not want.runs):
+        if name not in OWN and name.removeprefix("default.") not in runs:
             found.append((7, f"supervisord still has {name}, {row.state.value}"))
         elif row.state is not State.RUNNING:
             found.append((7, f"{name} is {row.state.value}: {row.description}"))
-    missing = [name for name, want in hand.wanted.items() if want.runs and f"default.{name}" not in table]
+    missing = [name for name in sorted(runs) if f"default.{name}" not in table]
     return [*found, *((7, f"supervisord does not have {name}") for name in missing)]
 
 
-def _files(hand: Hand, name: str, want: Want, generation: int) -> list[Problem]:
+def _files(hand: Hand, name: str, want: Want, kept: Record | None, generation: int) -> list[Problem]:
     """The files of one service: there, whole, and about what is wanted now."""
     state, program = hand.system.state, f"default.{name}"
     try:
@@ -135,7 +169,7 @@ def _files(hand: Hand, name: str, want: Want, generation: int) -> list[Problem]:
         return [(4, f"{name}: {error!r}")]
     if record.get("generation") != generation:
         return [(7, f"{name}: the record is of generation {record.get('generation')}, not {generation}")]
-    if not want.runs:
+    if not want.runs or kept is None or _is_out(kept):
         return []
     spec = str(record.get("spec_file"))
     if hand.system.files.section_spec(program) != spec:
@@ -147,7 +181,8 @@ def _files(hand: Hand, name: str, want: Want, generation: int) -> list[Problem]:
         if name not in hand.noteless or not (state / "specs" / spec).exists():
             return [(4, f"{name}: {error!r}")]
         ran = spec
-    if str(want.context) not in argv or ran != spec:
+    edited = bool(waits(kept))
+    if ran != spec or not (edited or str(want.context) in argv):
         return [(7, f"{name}: it runs {ran}, {spec} is wanted, with --ctx-size {want.context}")]
     return []
 

@@ -12,11 +12,13 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
-from soak_check import Answer, Checker, Engine, Sample, Violation
+from soak_check import Answer, Checker, Engine, Sample, Violation, reserved_bytes
+from soak_memory import Reservations
 
 EVERY_S = 0.2
 STALE_S = 0.8
@@ -114,8 +116,11 @@ def role_of(command: list[str]) -> str:
 class Watcher:
     """Samples in threads of its own, and hands every sample to the checker."""
 
-    def __init__(self, scan: Scan, api: Api, slices: str, port: int, checker: Checker) -> None:
+    def __init__(
+        self, scan: Scan, api: Api, slices: str, port: int, checker: Checker, budget_bytes: int
+    ) -> None:
         self._scan, self._api, self._slices, self._port, self._checker = scan, api, slices, port, checker
+        self._budget_bytes, self._reservations = budget_bytes, Reservations()
         self._told: tuple[float, frozenset[str] | None, bool] = (0.0, None, False)
         self._over = threading.Event()
         self._lock = threading.Lock()
@@ -170,9 +175,10 @@ class Watcher:
         """What is there now."""
         told_at, ready, sidecar = self._told
         at = time.monotonic()
-        found = engines(self._scan.processes())
-        if len({each.service for each in found}) < len(found):
-            # Between a fork and its exec a process bears its parent's command line.
+        found = [replace(each, reserved_bytes=self._reservations.of(each)) for each in engines(self._scan.processes())]
+        if len({each.service for each in found}) < len(found) or reserved_bytes(found) > self._budget_bytes:
+            # Between a fork and its exec a process bears its parent's command line, and reading all takes a while:
+            # what both readings found was there all the time between them.
             time.sleep(CONFIRM_S)
             again = {each.pid for each in engines(self._scan.processes())}
             found = [each for each in found if each.pid in again]

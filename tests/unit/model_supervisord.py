@@ -318,8 +318,8 @@ class Files:
         return SimpleNamespace(glob=lambda _: [File(files, each) for each in list(files)])
 
     def read_spec(self, spec_file: str) -> dict[str, Any]:
-        keeps = self.mac.keeps_books and spec_file in self.specs
-        return {"reserved_bytes": SIZES[EDITION[spec_file]]} if keeps else {}
+        size = SIZES[EDITION[spec_file]] if self.mac.keeps_books and spec_file in self.specs else 0
+        return {"argv": [], "reserved_bytes": size} if spec_file in self.specs else {}
 
     def section_path(self, program: str) -> File:
         return File(self.sections, f"{program}.conf")

@@ -95,9 +95,26 @@ def test_an_edit_that_does_not_fit_leaves_the_engine_as_it_was_and_says_so() -> 
     assert kept[a.key].warning and kept[a.key].warning[0] == "InsufficientMemory"
     assert kept[a.key].warning[1].startswith("needs 40.0 GiB, 28.0 GiB of 48.0 GiB left")
     assert "keeps running as it last could" in kept[a.key].warning[1]
+    larger = replace(edited, reserved_bytes=50 * GIB, priority="high", protected=True)
+    never = settle({**first, a.key: larger}, kept, held, Rules(BUDGET), 2.5)[0][a.key]
+    assert never.warning and never.warning[1].startswith("needs 50.0 GiB, 28.0 GiB of 48.0 GiB left")
+    assert (never.spec_file, never.priority, never.protected) == (a.spec_file, "high", True), "these need no memory"
     alone = {a.key: edited}
     taken, _ = settle(alone, kept, {a.key: held[a.key]}, Rules(BUDGET), 3.0)
     assert (taken[a.key].spec_file, taken[a.key].warning) == (edited.spec_file, None)
+
+
+def test_an_engine_that_crashes_while_its_edit_waits_keeps_its_room_and_starts_as_it_was() -> None:
+    first = admitted(wants("a", 20), wants("b", 20))
+    a, c = first["default", "a"], wants("c", 10)
+    edited = replace(wants("a", 40, digest="b"), queued_at=a.queued_at, admitted_at=a.admitted_at)
+    b_only = {("default", "b"): up(wants("b", 20))}
+    kept, book = settle({**first, a.key: edited, c.key: c}, first, b_only, Rules(BUDGET), 2.0)
+    assert (kept[a.key].spec_file, kept[a.key].verdict.standing) == (a.spec_file, Standing.RUN)
+    assert kept[a.key].warning and kept[c.key].spec_file is None
+    assert book.charged_bytes == 40 * GIB
+    taken, _ = settle({a.key: edited}, kept, {}, Rules(BUDGET), 3.0)
+    assert taken[a.key].spec_file == edited.spec_file
 
 
 def test_an_edit_that_takes_less_is_never_refused() -> None:
@@ -323,6 +340,11 @@ class Mac:
                 result[key] = replace(was, spec_file=None, verdict=Verdict(Standing.REMOVING, "Deleted", "", 0.0))
         return result
 
+    def crash(self) -> None:
+        """An engine ends by itself; supervisord starts it again, from the same spec."""
+        if self.processes and self.chance.random() < 0.3:
+            del self.processes[self.chance.choice(sorted(self.processes))]
+
     def one_pass(self) -> None:
         self.step += 1
         held = {key: Up(each.spec, each.bytes) for key, each in self.processes.items()}
@@ -370,6 +392,7 @@ def test_ten_thousand_random_histories_never_hold_more_than_the_budget() -> None
                 mac.edit()
             running = {key: each.spec for key, each in mac.processes.items() if each.ends_at is None}
             before = mac.records
+            mac.crash()
             mac.one_pass()
             assert sum(each.bytes for each in mac.processes.values()) <= 100, seed
             for key, spec in running.items():
@@ -377,6 +400,8 @@ def test_ten_thousand_random_histories_never_hold_more_than_the_budget() -> None
                 untouched = record is not None and mac.asked.get(key[1], (0, "", -1, False))[2] == int(
                     (before[key].spec_file or ".e-1.").split(".")[2][1:]
                 )
+                if key[1] in mac.asked and record is not None and not mac.rules.preemption:
+                    assert record.spec_file, f"{seed}: {key} may not run any more, whatever it was edited to"
                 if untouched and record is not None and record.spec_file != spec:
                     assert mac.rules.preemption and record.displaced_by, f"{seed}: {key} was stopped for nothing"
         assert comes_to_rest(mac), seed

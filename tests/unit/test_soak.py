@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +14,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import soak_check
+import soak_memory
 import soak_plan
-from soak_check import Answer, Engine, Excuses, Resources, Sample
+import tiny_gguf
+from soak_check import Answer, Claim, Engine, Excuses, Resources, Sample, overdue
+from soak_memory import Queue, Reservations, Sizes, Want, first_wants, untrue
 from soak_watch import engines, is_launcher, ready_services, role_of
+
+from metal_supervisor.core.types import Record, Standing, Verdict
 
 ONE, OTHER = Engine(11, "one", 9001), Engine(12, "one", 9001)
 
@@ -109,6 +118,122 @@ def test_descriptors_that_grow_are_reported_and_those_of_more_engines_are_not() 
     assert "sidecar holds 29" in soak_check.leaks([point(20), point(29)])[0]
     assert soak_check.leaks([point(20), point(32, engines=6)]) == []
     assert soak_check.leaks([point(20, engines=9), point(29, engines=5)]), "fewer engines allow no more"
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_engines_beyond_the_budget_are_reported_once_and_a_sum_at_the_budget_is_none() -> None:
+    one, two = Engine(11, "one", 9001, 0.0, 60), Engine(12, "two", 9002, 0.0, 40)
+    at_it = history(*((at / 5, (one, two), NONE) for at in range(5)))
+    assert rules(at_it, budget_bytes=100) == []
+    assert rules(at_it) == [], "nobody knows of a budget"
+    over = history(*((1 + at / 5, (one, replace(two, reserved_bytes=41)), NONE) for at in range(5)))
+    found = soak_check.check([*at_it, *over], budget_bytes=100)
+    assert [each.rule for each in found] == [6]
+    assert "101 bytes of a budget of 100" in found[0].text and "one 60 (pid 11)" in found[0].text
+    again = history((3.0, (one,), NONE), (3.2, (one, replace(two, reserved_bytes=41)), NONE))
+    assert rules([*over, *again], budget_bytes=100) == [6, 6]
+
+
+def test_an_engine_on_its_way_out_counts_beside_the_one_that_takes_its_room() -> None:
+    old, new = Engine(11, "one", 9001, 0.0, 60), Engine(12, "two", 9002, 0.0, 60)
+    assert rules(history((0.0, (old,), NONE), (0.2, (old, new), NONE), (0.4, (new,), NONE)), budget_bytes=100) == [6]
+    assert rules(history((0.0, (old,), NONE), (0.2, (), NONE), (0.4, (new,), NONE)), budget_bytes=100) == []
+
+
+def test_a_reservation_below_zero_makes_no_room_and_one_that_nobody_can_read_is_counted() -> None:
+    checker = soak_check.Checker(1.0, Excuses(), 100)
+    strange = Engine(11, "one", 9001, 0.0, -50), Engine(12, "two", 9002, 0.0, 101)
+    assert [each.rule for each in checker.see(Sample(0.0, strange))] == [6]
+    assert checker.peak_bytes == 101 and checker.unsized == 0
+    checker.see(Sample(0.2, (Engine(11, "one", 9001),)))
+    assert checker.unsized == 1
+
+
+def test_what_is_reserved_is_read_from_the_spec_that_the_process_names_and_remembered(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps({"reserved_bytes": 7}))
+    environment = {**os.environ, "METAL_SUPERVISOR_ENGINE": str(spec)}
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment) as process:
+        reservations, engine = Reservations(), Engine(process.pid, "one", 9001, 1.0)
+        assert reservations.of(engine) == 7
+        spec.write_text("{ half a f")
+        assert reservations.of(engine) == 7
+        assert Reservations().of(engine) == 0
+        process.communicate(b"\n")
+    assert Reservations().of(engine) == 0
+
+
+def claim(name: str, need: int, holds: int = 0, asked: float = 0.0, priority: int = 1, **more: bool) -> Claim:
+    return Claim(name, priority, asked, need, holds, **{"waits": not holds, **more})
+
+
+def test_who_waits_although_it_fits_is_overdue_and_who_does_not_fit_is_not() -> None:
+    runs = claim("one", 60, 60)
+    assert overdue([runs, claim("two", 41)], 100) == []
+    assert overdue([runs, claim("two", 101)], 160) == [], "60 + 101 > 160"
+    assert "two waits" in overdue([runs, claim("two", 40)], 100)[0], "to the byte"
+    assert overdue([runs, claim("two", 101)], 100) == [], "more than there ever is"
+
+
+def test_an_edit_waits_only_if_its_own_engine_leaves_too_little() -> None:
+    other = claim("one", 60, 60)
+    assert overdue([other, claim("two", 41, 30, waits=True)], 100) == []
+    assert "30 by itself" in overdue([other, claim("two", 40, 30, waits=True)], 100)[0]
+    assert overdue([other, claim("two", 20, 30, waits=True)], 100), "what gives room back waits for nobody"
+
+
+def test_one_that_fits_may_wait_behind_one_that_it_would_keep_out_and_behind_no_other() -> None:
+    runs, ahead = claim("one", 60, 60), claim("two", 80, asked=1.0)
+    assert overdue([runs, ahead, claim("three", 30, asked=2.0)], 100) == []
+    assert overdue([runs, ahead, claim("three", 20, asked=2.0)], 100), "both fit once the first is gone"
+    assert overdue([runs, ahead, claim("three", 30, asked=0.5)], 100), "it is ahead itself"
+    assert overdue([runs, ahead, claim("three", 30, asked=2.0, priority=2)], 100), "it is more important"
+    assert overdue([runs, replace(ahead, need_bytes=101), claim("three", 30, asked=2.0)], 100), "that one never fits"
+
+
+def test_with_preemption_nobody_waits_for_what_less_important_ones_hold_unless_they_are_protected() -> None:
+    low, high = claim("low", 60, 60), claim("high", 90, priority=2)
+    assert overdue([low, high], 100) == []
+    assert overdue([low, high], 100, preemption=True)
+    assert overdue([replace(low, protected=True), high], 100, preemption=True) == []
+    assert overdue([replace(low, priority=2), high], 100, preemption=True) == []
+
+
+def test_the_arithmetic_that_somebody_who_waits_is_told_must_be_right() -> None:
+    mib = 1 << 20
+    runs, waits = claim("one", 60 * mib, 60 * mib), claim("two", 41 * mib)
+    said = "needs 41 MiB, 40 MiB of 100 MiB left; try a smaller quantization (queue position 1)"
+    assert untrue(waits, said, [runs, waits], 100 * mib) == ""
+    assert "needs 41 MiB, 39 MiB" in untrue(waits, said, [runs, waits], 99 * mib)
+    edit = claim("two", 50 * mib, 30 * mib, waits=True)
+    assert untrue(edit, "needs 50 MiB, 40 MiB of 100 MiB left", [runs, edit], 100 * mib) == ""
+    assert untrue(edit, "needs 20 MiB, 10 MiB of 100 MiB left, but one …", [runs, edit], 100 * mib) == ""
+    assert untrue(edit, "needs 50 MiB, 10 MiB of 100 MiB left", [runs, edit], 100 * mib)
+
+
+def test_the_budget_of_a_soak_is_tight(tmp_path: Path) -> None:
+    tiny_gguf.write_tiny_gguf(tmp_path / "tiny.gguf", context=soak_memory.CALM_CONTEXT)
+    sizes = Sizes(tmp_path / "tiny.gguf")
+    first, one = sum(map(sizes.need_bytes, first_wants().values())), sizes.need_bytes(Want())
+    assert first < sizes.budget.bytes < first + one
+    assert sizes.need_bytes(Want(cache_mib=int(soak_plan.CACHES_MIB[-1]))) > sizes.budget.bytes
+    assert sizes.need_bytes(Want(cache_mib=16)) < one < sizes.need_bytes(Want(context=8192))
+
+
+def test_waits_are_counted_when_they_begin() -> None:
+    def record(name: str, standing: Standing, reason: str, warning: tuple[str, str] | None = None) -> Record:
+        verdict = Verdict(standing, reason, "text", 0.0)
+        return Record("default", name, "u", 1, name, "m", "llama.cpp", 1, "chat", "normal", verdict, name, 1,
+                      warning=warning)  # fmt: skip
+
+    runs, out = record("a", Standing.RUN, "Admitted"), record("b", Standing.WAIT, "InsufficientMemory")
+    edit, loads = record("c", Standing.RUN, "", ("InsufficientMemory", "t")), record("d", Standing.WAIT, "Downloading")
+    queue = Queue()
+    for seen in ([runs, loads], [runs, out], [runs, out, edit], [runs, edit], [runs, out, edit]):
+        queue.look({each.program: each for each in seen})
+    assert (queue.times, queue.longest) == (3, 2)
 
 
 def test_one_seed_is_one_sequence_and_another_is_another() -> None:

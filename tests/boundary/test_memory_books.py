@@ -1,0 +1,51 @@
+"""What the controller believes that its engines hold: by what they run from, not by what they were edited to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.config import Settings
+from metal_supervisor.core import programs
+from metal_supervisor.core.types import Observed, ProgramState, Record, RunNote, Standing, State, Verdict
+from metal_supervisor.memory import Memory
+
+OLD, NEW = "default.one.000000000001.json", "default.one.000000000002.json"
+RECORD = Record(
+    "default", "one", "u", 1, "default.one", "m", "llama-server", 1, "chat", "normal",
+    Verdict(Standing.RUN, "Admitted", "", 0.0), None, spec_file=OLD, reserved_bytes=100,
+)  # fmt: skip
+UP = {"default.one": ProgramState("default.one", State.RUNNING, 7, 1.0, 0.0, 2.0, "")}
+NOTE = RunNote(7, 7, "x", OLD, (), 0.0, "", "")
+
+
+def books(path: Path) -> tuple[Memory, StateDir]:
+    directory = StateDir(path)
+    for name in ("specs", "models.d"):
+        (path / name).mkdir(parents=True, exist_ok=True)
+    for spec, size in ((OLD, 100), (NEW, 300)):
+        (path / "specs" / spec).write_text(json.dumps({"reserved_bytes": size}))
+    return Memory(Settings(memory_fraction=0.5), directory, lambda: None), directory
+
+
+def test_an_engine_is_charged_by_its_launcher_s_note_and_what_was_measured(tmp_path: Path) -> None:
+    memory, _ = books(tmp_path)
+    key, edited = RECORD.key, replace(RECORD, spec_file=NEW, reserved_bytes=300)
+    assert memory.ups({key: edited}, {}, UP, {"default.one": NOTE}, {})[key].bytes == 100
+    seen = {"default.one": Observed("default.one", 7, True, 0.0, "RUNNING", memory_bytes=170)}
+    held = memory.ups({key: edited}, {}, UP, {"default.one": NOTE}, seen)[key]
+    assert (held.spec_file, held.bytes) == (OLD, 170)
+    assert memory.ups({key: edited}, {}, {}, {"default.one": NOTE}, seen) == {}
+
+
+def test_without_a_note_it_is_charged_by_the_section_from_which_it_was_started(tmp_path: Path) -> None:
+    memory, directory = books(tmp_path)
+    key, edited = RECORD.key, replace(RECORD, spec_file=NEW, reserved_bytes=300)
+    directory.section_path("default.one").write_text(programs.section("default.one", OLD, directory.home, True, 1, 1))
+    for notes in ({}, {"default.one": replace(NOTE, launcher_pid=6)}):
+        held = memory.ups({key: edited}, {}, UP, notes, {})[key]
+        assert (held.spec_file, held.bytes) == (OLD, 100)
+    (tmp_path / "specs" / OLD).unlink()
+    assert memory.ups({key: RECORD}, {}, UP, {}, {})[key].bytes == 100, "the record by which it was started"
