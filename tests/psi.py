@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -67,9 +67,10 @@ class Replay:
             self.put(step)
             yield step
 
-    def play(self, speed: float = 1.0) -> None:
-        """All of it in its own time, or `speed` times as fast."""
-        began = time.monotonic()
-        for step in self.steps:
+    def play(self, speed: float = 1.0, steps: Sequence[Step] | None = None) -> None:
+        """All of it, or these steps, in its own time, or `speed` times as fast."""
+        chosen = self.steps if steps is None else steps
+        began = time.monotonic() - (chosen[0].at_s / speed if chosen else 0.0)
+        for step in chosen:
             time.sleep(max(0.0, began + step.at_s / speed - time.monotonic()))
             self.put(step)

@@ -31,12 +31,15 @@ KINDS = {
     "M": "Host",
     "U": "Upgrade, restart, time",
 }
+ELSEWHERE = ("boundary/test_memory_held.py", "boundary/test_watchdog.py")
+"""What proves cases without a running system."""
 HEAD = """# What happens when something breaks
 
 <!-- written by tools/faults.py from the scenarios in tests/; change them, then run `make faults` -->
 
 Each row is a test that does it to a running system (real supervisord, real API, a real llama-server where one can
-show the fault, `tools/fake_runtime.py` where none can) and checks the bound. Bounds are generous, for slow machines;
+show the fault, `tools/fake_runtime.py` where none can) and checks the bound; M105 is done to the part that asks
+psutil, since no running system can be made to. Bounds are generous, for slow machines;
 the figures are what was last reached on two shared cores without a GPU. Numbers are those of the project's list of
 150 faults; a case in several parts has a row for each.
 """
@@ -57,9 +60,8 @@ def collected() -> list[faults.Case]:
     collector = _Collector()
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        code = pytest.main(
-            ["--collect-only", "-q", "-p", "no:cacheprovider", str(ROOT / "tests" / "scenarios")], plugins=[collector]
-        )
+        paths = [str(ROOT / "tests" / each) for each in ("scenarios", *ELSEWHERE)]
+        code = pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", *paths], plugins=[collector])
     assert code == 0, said.getvalue()[-2000:]
     return sorted(collector.cases.values(), key=lambda case: (list(KINDS).index(case.id[0]), _number(case.id), case.id))
 

@@ -181,13 +181,14 @@ def _as_it_was(record: Record, was: Record, said: Decision, now: float) -> Recor
 
 OF_THE_ENGINE = (
     "model", "runtime", "mode", "port", "host", "spec_file", "next_spec", "next_bytes", "asked", "probe", "files",
-    "stopped_by_hand", "reserved_bytes", "mapped_bytes", "memory", "queued_at", "admitted_at", "verdict",
+    "stopped_by_hand", "reserved_bytes", "mapped_bytes", "memory", "guessed", "queued_at", "admitted_at", "verdict",
 )  # fmt: skip
 """What of a record describes the engine that runs, and not what is asked for."""
 
 
 def _queued(record: Record, was: Record | None, said: Decision, now: float) -> Record:
     message = f"it was stopped for {record.displaced_by}; {said.message}" if record.displaced_by else said.message
+    message += f"; this is a guess by the size of its file: {record.guessed}" if record.guessed else ""
     queued_at = now if record.queued_at is None else record.queued_at
     waits = replace(record, queued_at=queued_at, queue_position=said.position)
     return _stopped(waits, was, said.reason, message, now)

@@ -195,7 +195,8 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
 
 def _charged(record: Record, demand: Demand) -> Record:
     return replace(
-        record, reserved_bytes=demand.bytes or 0, mapped_bytes=demand.mapped_bytes, memory=demand.text[:LONGEST_TEXT]
+        record, reserved_bytes=demand.bytes or 0, mapped_bytes=demand.mapped_bytes, memory=demand.text[:LONGEST_TEXT],
+        guessed=demand.guessed[:LONGEST_TEXT],
     )
 
 

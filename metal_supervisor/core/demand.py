@@ -33,3 +33,5 @@ class Demand:
     """Of these, mapped from files: to be added to what a Mac counts as the process's own."""
     text: str = ""
     """The arithmetic in one line, or why it is not known."""
+    guessed: str = ""
+    """Why it is only a guess by the size of the file, "" if the header told."""

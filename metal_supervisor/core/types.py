@@ -264,6 +264,8 @@ class Record:
     """Of these, mapped from files."""
     memory: str = ""
     """The arithmetic of that, or why it is not known."""
+    guessed: str = ""
+    """Why that is only a guess by the size of its file, "" if it is not."""
     limit_bytes: int | None = None
     """What its Model allows it at most."""
     protected: bool = False

@@ -171,7 +171,8 @@ def demand(argv: Sequence[str], model: Reading, reading_of: Callable[[str], Read
         if added is None:
             return Demand(None, text=f"{flag} {path!r:.200}: {reading.problem or 'its size is not known'}")
         made = added
-    return Demand(made.total_bytes, made.mapped_bytes, made.explain())
+    guessed = "; ".join(made.assumptions) if made.basis == "file size" else ""
+    return Demand(made.total_bytes, made.mapped_bytes, made.explain(), guessed)
 
 
 def estimate_of(model: Reading, settings: Settings) -> Estimate | None:

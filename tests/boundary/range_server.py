@@ -117,7 +117,9 @@ def serving() -> Iterator[Web]:
     with Web() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield server
-        server.hold.set()
-        server.shutdown()
-        thread.join()
+        try:
+            yield server
+        finally:
+            server.hold.set()
+            server.shutdown()
+            thread.join()

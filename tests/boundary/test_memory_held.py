@@ -16,6 +16,7 @@ import pytest
 from metal_supervisor import launch
 from metal_supervisor.boundary import host, memory
 from metal_supervisor.boundary.memory import Held, used_bytes
+from tests.faults import fault
 
 MIB = 1024**2
 SIZE_MIB = 64
@@ -162,6 +163,10 @@ def test_where_pss_is_refused_the_resident_size_counts(tmp_path: Path) -> None:
             assert found.rss_bytes == pytest.approx(real.rss_bytes, rel=0.02)
 
 
+@fault(
+    "M105", "psutil raises, whatever it is asked", happens="an engine is measured without it, or counts as estimated",
+    sees="nothing", bound="no exception, no other number",
+)
 @linux
 @pytest.mark.parametrize(
     "error",

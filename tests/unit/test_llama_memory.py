@@ -176,7 +176,7 @@ def test_what_cannot_be_read_is_charged_by_its_size_and_says_so() -> None:
     settings = Settings(4096, prompt_cache_bytes=100 * MIB)
     found = demand([*LINE, "-cram", "100"], UNREADABLE, files())
     expected = by_size(GIB, settings, UNREADABLE.problem)
-    assert found == Demand(expected.total_bytes, GIB, expected.explain())
+    assert found == Demand(expected.total_bytes, GIB, expected.explain(), UNREADABLE.problem)
     assert found.text.endswith("(by file size; GGUF version 9 is not supported; 2 and 3 are)")
     nonsense = demand(LINE, Reading(GIB, header(**{"llama.block_count": 5000})), files())
     assert nonsense is not None and "by file size; llama.block_count is 5000" in nonsense.text
