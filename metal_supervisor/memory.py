@@ -244,7 +244,7 @@ class Memory:
             "because": self.budget.explain(),
             "charged": self.ledger.charged_bytes,
             "left": self.ledger.left_bytes,
-            "waiting": sum(not each.admitted for each in self.ledger.decisions.values()),
+            "waiting": sum(bool(each.position) for each in self.ledger.decisions.values()),
             "pressure": level.value if level else "Unknown",
             "why": self._seen.watch.why,
             "available": sample.available_bytes if sample else None,
@@ -257,6 +257,5 @@ class Memory:
 
 def _forgiven(record: Record, now: float) -> Record:
     """One that had to go long ago, and runs since, is as good as one that never had to."""
-    return replace(record, evictions=0) if record.runs and record.evictions and (
-        now - record.admitted_at > FORGIVEN_AFTER_S
-    ) else record
+    long_ago = record.runs and bool(record.evictions) and now - record.admitted_at > FORGIVEN_AFTER_S
+    return replace(record, evictions=0) if long_ago else record

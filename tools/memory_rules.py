@@ -35,9 +35,9 @@ starts by itself when there is room.
   fit, but only if both fit into the budget together, along with all from behind that have passed it already: small
   ones never keep a big one out for good. One that is larger than the whole budget holds up nobody, and has no
   position.
-- **Preemption**, where it is configured: lower priorities make room for higher ones: the lowest first, idle before
-  busy, the largest, then the oldest, and no more than needed. `evictionProtection` is respected. What they leave is
-  kept for whom they left it, who starts once they are gone.
+- **Preemption**, where it is configured: lower priorities make room for higher ones: the lowest first, then the
+  largest, then the oldest, and no more than needed. They finish what they answer. `evictionProtection` is respected.
+  What they leave is kept for whom they left it, who starts once they are gone.
 - **An edit** that takes more waits in the same queue, and the engine goes on as it was, with the condition
   `Degraded`; one that takes less is never refused. What ends still counts until its process is gone.
 - **Unknown sizes** are refused (`MemoryCheckFailed`) under `--memory-check-mode enforce`; under `warn` they start with

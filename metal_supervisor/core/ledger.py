@@ -55,8 +55,6 @@ class Entry:
     measured_bytes: int | None = None
     protected: bool = False
     """It is never displaced."""
-    busy: bool = False
-    """It answers somebody."""
     limit_bytes: int | None = None
     """What its Model allows it at most."""
     unknown_why: str = ""
@@ -165,7 +163,7 @@ class _Book:
         self.blocked.append((entry, sum(each.charge_bytes for each in passed)))
 
     def victims(self, entry: Entry) -> list[Entry]:
-        """Whom to stop so that the entry fits: lowest priority, idle before busy, largest, oldest; [] if it can't."""
+        """Whom to stop so that the entry fits: lowest priority, largest, oldest; [] if it can't."""
         candidates = sorted(
             (
                 each
@@ -177,7 +175,7 @@ class _Book:
                 and each.phase is not Phase.WAITING
                 and each.charge_bytes
             ),
-            key=lambda each: (each.priority, each.busy, -each.charge_bytes, each.admitted, each.key),
+            key=lambda each: (each.priority, -each.charge_bytes, each.admitted, each.key),
         )
         missing, chosen = entry.needs_bytes - self.left - self.coming, []
         for each in candidates:

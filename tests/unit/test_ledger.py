@@ -188,12 +188,11 @@ def test_nobody_is_displaced_in_vain() -> None:
     assert displaced(admit(48 * GIB, entries, preemption=True)) == []
 
 
-def test_the_order_is_priority_then_idle_then_largest_then_oldest() -> None:
+def test_the_order_is_priority_then_largest_then_oldest() -> None:
     def of(*entries: Entry, need: float) -> list[str]:
         return displaced(admit(40 * GIB, [*entries, waits("new", need, priority=HIGH)], preemption=True))
 
     assert of(runs("n", 20), runs("l", 20, priority=LOW), need=20) == ["l"]
-    assert of(runs("busy", 20, busy=True), runs("idle", 20), need=20) == ["idle"]
     assert of(runs("small", 15), runs("large", 25), need=15) == ["large"]
     assert of(runs("young", 20, 2), runs("old", 20, 1), need=20) == ["old"]
     assert of(runs("a", 10, priority=LOW), runs("b", 30), need=25) == ["b"], "the small one alone would not do"
@@ -237,7 +236,7 @@ class History:
         if name not in self.entries:
             made = Entry(
                 name, chance.choice([LOW, NORMAL, NORMAL, HIGH]), size, Phase.WAITING, self.now,
-                protected=chance.random() < 0.1, busy=chance.random() < 0.3,
+                protected=chance.random() < 0.1,
                 limit_bytes=chance.choice([None, None, None, 40]),
             )  # fmt: skip
             self.entries[name] = made
