@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from metal_supervisor.runtimes import RUNTIMES
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -79,6 +81,11 @@ def _port_range(value: str) -> str | None:
     return None if good else "must look like 18100-18999, within 1024-65535"
 
 
+def _runtime_list(value: str) -> str | None:
+    unknown = [each.strip() for each in value.split(",") if each.strip() and each.strip() not in RUNTIMES]
+    return f"must name some of {', '.join(RUNTIMES)}" if unknown else None
+
+
 @dataclass(frozen=True)
 class Settings:
     """Everything a user may decide. Paths may start with `~`; "" means: find it yourself."""
@@ -95,7 +102,12 @@ class Settings:
     port: int = _setting(9090, "Port of health, metrics and status, on loopback.", _between(1, 65535))
     ports: str = _setting("18100-18999", "Range of the engines' ports; a service keeps the one it got.", _port_range)
     runtime: str = _setting(
-        "llama-server", "Runtime of services that do not name one.", _one_of("llama-server")
+        "llama-server", "Runtime of services that name none, as far as it serves their model's format.",
+        _one_of(*RUNTIMES),
+    )
+    runtimes: str = _setting(
+        "", "Runtimes that this Mac offers, separated by commas, the preferred first; empty: all there are.",
+        _runtime_list,
     )
     llama_server: str = _setting("", "Path of llama-server; empty: PATH, then Homebrew's prefixes.")
     llama_server_startup_timeout: float = _setting(
@@ -171,6 +183,12 @@ class Settings:
         _one_of("auto", "operator", "standalone"),
     )
     log_level: str = _setting("info", "debug, info, warning or error.", _one_of("debug", "info", "warning", "error"))
+
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """The runtimes that this Mac offers, the preferred first."""
+        named = [each.strip() for each in self.runtimes.split(",") if each.strip()]
+        return tuple(dict.fromkeys(named)) or tuple(RUNTIMES)
 
     @property
     def uses_claims(self) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 from metal_supervisor import placement
 from metal_supervisor.applier import Applier
 from metal_supervisor.boundary import host
+from metal_supervisor.boundary.builds import Builds
 from metal_supervisor.boundary.doorbell import Doorbell, ring
 from metal_supervisor.boundary.exits import ExitWatch
 from metal_supervisor.boundary.headers import Headers
@@ -113,7 +114,7 @@ class Controller:
         self._serving: Mapping[Key, frozenset[int]] = {}
         self.intake = Intake(settings, self.node, self.bulletin)
         self.applier = Applier(directory, supervisord, settings)
-        self.lookout = Lookout(settings, directory, self.store, Headers(self.wake))
+        self.lookout = Lookout(settings, directory, self.store, Headers(self.wake), Builds(settings, self.wake))
         self.memory = Memory(settings, directory, self.wake)
         self._seen: tuple[object, object] = (None, None)
         self._unkept = ""

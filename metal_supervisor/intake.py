@@ -21,7 +21,7 @@ class Intake:
         self._labels = placement.node_labels(settings, node, platform.system(), platform.machine())
         self._policy = resources.Policy(
             default_runtime=settings.runtime,
-            runtimes={name: runtime.formats for name, runtime in RUNTIMES.items()},
+            runtimes={name: RUNTIMES[name].formats for name in settings.offered},
             allowlist=settings.allowlist,
         )
 

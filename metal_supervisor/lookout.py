@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from metal_supervisor.boundary import host
+from metal_supervisor.boundary.builds import Broken, Builds
 from metal_supervisor.boundary.headers import Headers
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.boundary.store import Store
@@ -33,6 +34,7 @@ from metal_supervisor.core.types import (
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 
 READY_S, FETCH_S, CANNOT_S = 0.0, 2.0, 8.0
+ASKING = ModelFile("Checking", message="the engine's program is being asked what it knows")
 READING = ModelFile("Checking", message="the header of the model file is being read")
 
 
@@ -50,8 +52,11 @@ class Room:
 class Lookout:
     """Looks at the machine on behalf of the controller."""
 
-    def __init__(self, settings: Settings, directory: StateDir, store: Store, headers: Headers) -> None:
-        self._settings, self._state, self._store, self._headers = settings, directory, store, headers
+    def __init__(
+        self, settings: Settings, directory: StateDir, store: Store, headers: Headers, builds: Builds
+    ) -> None:
+        self._settings, self._state = settings, directory
+        self._store, self._headers, self._builds = store, headers, builds
         self._read: set[str] = set()
         """Files whose headers were asked for in this pass."""
         self.room = Room(0, 0, 0)
@@ -95,16 +100,18 @@ class Lookout:
             self._store.give_leave(source)  # whatever it waits for, its file need not
             return Outlook(file, record.port if record else None, problem=problem)
         try:
-            path = host.find_binary(self._settings.llama_server, "llama-server", "install it (brew install llama.cpp)")
+            binary = self._builds.look(RUNTIMES[service.runtime].executables)
         except host.NoBinary as error:
             self._store.give_leave(source)
-            return Outlook(file, port, problem=("RuntimeMissing", str(error)))
-        flags = host.flags_of(path)
-        if not flags:
-            return Outlook(file, port, problem=("RuntimeBroken", f"{path} --help does not work; reinstall it"))
+            return Outlook(file, port, problem=("RuntimeBinaryMissing", str(error)))
+        except Broken as error:
+            self._store.give_leave(source)
+            return Outlook(file, port, problem=("RuntimeBroken", str(error)))
+        if binary is None:
+            return Outlook(ASKING, port)
         if file.phase != "Ready":
-            return self._before_it_is_here(service, Binary(str(path), flags), file, port)
-        composed = self._composed(service, Binary(str(path), flags), file.path, port, self._look(file.path))
+            return self._before_it_is_here(service, binary, file, port)
+        composed = self._composed(service, binary, file.path, port, self._look(file.path))
         if composed is None:
             return Outlook(READING, port)
         engine, demand = composed
@@ -195,10 +202,10 @@ class Lookout:
             return READY_S
         near = self._store.near(item.model.source)
         try:
-            path = host.find_binary(self._settings.llama_server, "llama-server", "")
-        except host.NoBinary:
+            binary = self._builds.look(RUNTIMES[item.runtime].executables)
+        except (host.NoBinary, Broken):
             return CANNOT_S
-        if near and not self._has_room(item, Binary(str(path), host.flags_of(path))):
+        if near and binary is not None and not self._has_room(item, binary):
             return CANNOT_S
         return CANNOT_S if near is None else READY_S if near else FETCH_S
 

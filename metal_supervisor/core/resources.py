@@ -33,6 +33,12 @@ def rank_of(priority: str) -> int:
 
 # The field's CRD writes `llamacpp` into every object, so it says nothing about what its user wanted.
 UNSET_RUNTIMES = frozenset({"", "llamacpp"})
+ELSEWHERE = {
+    **dict.fromkeys(("vllm", "tgi", "sglang", "personaplex"), "which needs a GPU that containers can reach"),
+    "generic": "which runs a container image",
+    "llamacpp-router": "which routes between pods",
+}
+"""Runtimes of LLMKube that are not for a Mac, and why."""
 SOURCE_SCHEMES = ("http://", "https://", "file://")
 FORBIDDEN_ENV = re.compile(r"(LD_|DYLD_|SUPERVISOR_|METAL_SUPERVISOR_|LLAMA_ARG_)")
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -43,8 +49,9 @@ class Policy:
     """What this Mac offers, as far as understanding a custom resource needs it."""
 
     default_runtime: str
+    """Of services that name none, for formats that it serves."""
     runtimes: Mapping[str, frozenset[str]]
-    """Runtime name -> the `Model.spec.format`s it serves."""
+    """What this Mac offers: runtime name -> the `Model.spec.format`s it serves, the preferred first."""
     allowlist: frozenset[str] = frozenset()
 
 
@@ -158,28 +165,58 @@ def _mode(resource: Json, extra_args: tuple[str, ...], path: str) -> str:
     return "chat"
 
 
-def _runtime(resource: Json, model: Model, policy: Policy) -> str:
-    annotated = fields.get(resource, "metadata.annotations", dict, {}).get(RUNTIME_ANNOTATION)
-    if annotated is not None and not isinstance(annotated, str):
-        raise Bad("InvalidSpec", f"annotation {RUNTIME_ANNOTATION} must be a string, not {annotated!r:.80}")
+def _annotated(resource: Json, what: str) -> str:
+    value = fields.get(resource, "metadata.annotations", dict, {}).get(RUNTIME_ANNOTATION)
+    if value is not None and not isinstance(value, str):
+        raise Bad("InvalidSpec", f"{what} {RUNTIME_ANNOTATION} must be a string, not {value!r:.80}")
+    return value or ""
+
+
+def _runtime(resource: Json, written_model: Json, model: Model, policy: Policy) -> str:
+    """The runtime of a service: as it is annotated, there or on its Model, as it is said, or as the format has it."""
     said = fields.get(resource, "spec.runtime", str, "")
-    if annotated:
-        runtime, origin = annotated, f"annotation {RUNTIME_ANNOTATION}"
-    elif said not in UNSET_RUNTIMES:
-        runtime, origin = said, "spec.runtime"
-    else:
-        runtime, origin = policy.default_runtime, "this Mac's setting --runtime"
+    origins = (
+        (_annotated(resource, "annotation"), f"annotation {RUNTIME_ANNOTATION}"),
+        (_annotated(written_model, f'Model "{model.name}": annotation'),
+         f'annotation {RUNTIME_ANNOTATION} of Model "{model.name}"'),
+        ("" if said in UNSET_RUNTIMES else said, "spec.runtime"),
+    )  # fmt: skip
+    named = next(((runtime, origin) for runtime, origin in origins if runtime), None)
+    if named is None:
+        return _by_format(model, policy)
+    runtime, origin = named
+    if runtime in ELSEWHERE:
+        raise Bad("UnsupportedRuntime", f"{origin} is {runtime!r}, {ELSEWHERE[runtime]}; {_offers(policy)}")
     if runtime not in policy.runtimes:
-        raise Bad(
-            "UnknownRuntime", f"{origin} is {runtime!r:.80}; this Mac runs {', '.join(sorted(policy.runtimes))}"
-        )
+        raise Bad("UnsupportedRuntime", f"{origin} is {runtime!r:.80}, which this Mac does not run; {_offers(policy)}")
     if model.format not in policy.runtimes[runtime]:
+        serves = ", ".join(sorted(policy.runtimes[runtime]))
+        able = ", ".join(name for name, formats in policy.runtimes.items() if model.format in formats)
         raise Bad(
-            "WrongFormat",
-            f'Model "{model.name}": spec.format is {model.format!r:.40}, which {runtime} does not serve; '
-            f"it serves {', '.join(sorted(policy.runtimes[runtime]))}",
+            "FormatMismatch",
+            f'Model "{model.name}": spec.format is {model.format!r:.40}, which {runtime} ({origin}) does not serve: it '
+            f"serves {serves}" + (f"; {model.format} is served by {able}" if able else ""),
         )
-    return str(runtime)
+    return runtime
+
+
+def _offers(policy: Policy) -> str:
+    return f"it runs {', '.join(policy.runtimes) or 'nothing'}"
+
+
+def _by_format(model: Model, policy: Policy) -> str:
+    """The runtime of a service that names none."""
+    if model.format in policy.runtimes.get(policy.default_runtime, ()):
+        return policy.default_runtime
+    found = next((name for name, formats in policy.runtimes.items() if model.format in formats), None)
+    if found is None:
+        served = ", ".join(sorted({each for formats in policy.runtimes.values() for each in formats}))
+        raise Bad(
+            "FormatMismatch",
+            f'Model "{model.name}": spec.format is {model.format!r:.40}, which no runtime of this Mac serves; they '
+            f"serve {served or 'nothing'}, see --runtimes",
+        )
+    return found
 
 
 def _drain_s(resource: Json) -> float | None:
@@ -246,7 +283,7 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
         uid=resource["metadata"].get("uid", ""),
         generation=resource["metadata"].get("generation", 0),
         model=model,
-        runtime=_runtime(resource, model, policy),
+        runtime=_runtime(resource, found, model, policy),
         replicas=1 if replicas is None else replicas,
         suspended=fields.get(resource, "spec.suspend", bool, False),
         endpoint=endpoint,

@@ -11,16 +11,19 @@ from dataclasses import dataclass
 from metal_supervisor.core.demand import Demand, Reading
 from metal_supervisor.core.types import Engine, Service
 from metal_supervisor.runtimes import llama_memory, llama_server
-from metal_supervisor.runtimes.place import Binary, Place
+from metal_supervisor.runtimes.place import Binary, Executable, Place
 
-__all__ = ["RUNTIMES", "Binary", "Place", "Runtime"]
+__all__ = ["RUNTIMES", "Binary", "Executable", "Place", "Runtime"]
 
 
 @dataclass(frozen=True)
 class Runtime:
     """One row of the table."""
 
+    executables: tuple[Executable, ...]
+    """Any of them will do; the first one that is there is taken."""
     formats: frozenset[str]
+    """`Model.spec.format`s that it serves."""
     refuse: Callable[[Service], tuple[str, str] | None]
     """(reason, message) if the runtime cannot honour what the service asks for."""
     engine: Callable[[Service, Binary, Place], Engine]
@@ -30,6 +33,7 @@ class Runtime:
 
 RUNTIMES: Mapping[str, Runtime] = {
     "llama-server": Runtime(
+        executables=(Executable("llama-server", "llama_server", "install it (brew install llama.cpp)"),),
         formats=frozenset({"gguf"}),
         refuse=llama_server.refuse,
         engine=llama_server.engine,

@@ -8,12 +8,26 @@ from metal_supervisor.core.demand import Reading
 
 
 @dataclass(frozen=True)
+class Executable:
+    """A program that can serve a runtime, and how to come by it."""
+
+    name: str
+    """As it is found on PATH, e.g. `llama-server`."""
+    setting: str
+    """Name of the setting that holds its path."""
+    install: str
+    """What to do where it is missing."""
+
+
+@dataclass(frozen=True)
 class Binary:
     """An engine's executable on this machine, as its own `--help` describes it."""
 
     path: str
     flags: frozenset[str]
     """Every `--flag` the binary names; builds differ in what they know."""
+    name: str = ""
+    """Which of its runtime's executables it is."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from metal_supervisor import __version__, launch
 from metal_supervisor.accounts import Renewal
-from metal_supervisor.boundary import host
+from metal_supervisor.boundary import builds, host
 from metal_supervisor.boundary.doorbell import Doorbell, ring
 from metal_supervisor.boundary.exits import ExitWatch
 from metal_supervisor.boundary.kube import Kube
@@ -42,6 +42,7 @@ from metal_supervisor.core.types import (
     Standing,
     State,
 )
+from metal_supervisor.runtimes import RUNTIMES
 from metal_supervisor.sidecar import farewell, words
 from metal_supervisor.sidecar.board import Board, Row
 from metal_supervisor.sidecar.fleetnode import FleetNode
@@ -99,10 +100,12 @@ class Sidecar:
     def _know_engines(self) -> None:
         """Keeps the engines of this Mac with their versions, `llama-server 7200`. A binary may take long to say so."""
         while True:
-            found = ""
-            with contextlib.suppress(host.NoBinary):
-                path = host.find_binary(self.settings.llama_server, "llama-server", "")
-                found = f"llama-server {host.version_of(path)}".strip()
+            names = []
+            for runtime in self.settings.offered:
+                with contextlib.suppress(host.NoBinary):
+                    executable, path = builds.find(self.settings, RUNTIMES[runtime].executables)
+                    names.append(f"{executable.name} {host.version_of(path)}".strip())
+            found = ", ".join(names)
             if found != self._engines:
                 self._engines = found
                 self.wake()

@@ -88,7 +88,7 @@ def test_an_unknown_runtime_is_refused_by_the_api_or_by_name(system: System) -> 
     with pytest.raises(KubeError, match=r"spec\.runtime"):
         system.apply(service("odd", runtime="nonsense"))
     system.apply(service("odd", runtime="vllm"))
-    assert "spec.runtime is 'vllm'" in failed(system, "odd", "UnknownRuntime")
+    assert "spec.runtime is 'vllm'" in failed(system, "odd", "UnsupportedRuntime")
     gone(system, "odd")
 
 
@@ -343,7 +343,7 @@ def test_a_missing_llama_server_is_a_condition(tmp_path: Path, system: System) -
     engine = tmp_path / "llama-server"
     with running(tmp_path, engine=engine) as bare:
         bare.apply(bare.tiny_model(), service())
-        assert "--llama-server" in failed(bare, "tiny", "RuntimeMissing")
+        assert "--llama-server" in failed(bare, "tiny", "RuntimeBinaryMissing")
         engine.symlink_to(FAKE_ENGINE)
         bare.apply(service(priority="high"))
         bare.ready()

@@ -108,7 +108,7 @@ def requests(mac: System) -> int:
 BAD: dict[str, tuple[Any, str, str]] = {
     "21-null": (None, "InvalidSpec", "spec.modelRef"),
     "21-list": ([], "InvalidSpec", "spec"),
-    "22-runtime": ({"runtime": "nonsense"}, "UnknownRuntime", "spec.runtime is 'nonsense'"),
+    "22-runtime": ({"runtime": "nonsense"}, "UnsupportedRuntime", "spec.runtime is 'nonsense'"),
     "30-context-0": ({"contextSize": 0}, "InvalidSpec", "spec.contextSize must be between 128 and 2097152, not 0"),
     "30-context-minus": ({"contextSize": -1}, "InvalidSpec", "spec.contextSize"),
     "30-context-2-31": ({"contextSize": 2**31}, "InvalidSpec", "spec.contextSize"),
@@ -145,7 +145,7 @@ def test_what_no_definition_refused_is_refused_by_name_and_can_be_put_right(
 def test_23_a_format_that_the_runtime_does_not_serve_is_named_and_heals(mac: Mac) -> None:
     odd = mac.tiny_model("odd")
     mac.apply({**odd, "spec": {**odd["spec"], "format": "mlx"}}, service("unfit", "odd"))
-    assert "spec.format is 'mlx', which llama-server does not serve" in failed(mac, "unfit", "WrongFormat")
+    assert "spec.format is 'mlx', which llama-server does not serve" in failed(mac, "unfit", "FormatMismatch")
     mac.apply(odd)
     mac.ready("unfit")
     gone(mac, "unfit")

@@ -362,7 +362,7 @@ def foreign(path: Path) -> None:
 
 BROKEN = {
     "enoent": (missing, "No such file or directory", "RuntimeBroken"),
-    "eacces": (forbidden, "Permission denied", "RuntimeMissing"),
+    "eacces": (forbidden, "Permission denied", "RuntimeBinaryMissing"),
     "foreign": (foreign, "Exec format error", "RuntimeBroken"),
 }
 

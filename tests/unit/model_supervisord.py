@@ -422,7 +422,8 @@ class Lookout(lookout.Lookout):
 
     def __init__(self, mac: Mac) -> None:
         headers: Any = SimpleNamespace(keep=lambda _: None)
-        super().__init__(SETTINGS, mac.files, SimpleNamespace(), headers)  # type: ignore[arg-type]
+        nobody: Any = SimpleNamespace()
+        super().__init__(SETTINGS, mac.files, nobody, headers, nobody)  # type: ignore[arg-type]
         self._mac = mac
 
     def outlook(self, service: Service, record: Any, records: Any, table: Any, notes: Any) -> Outlook:

@@ -130,7 +130,7 @@ def test_a_good_edit_clears_the_warning_of_a_bad_one() -> None:
         (replace(SERVICE, replicas=0, suspended=True), Standing.SUSPENDED, "Suspended"),
     ],
 )
-@pytest.mark.parametrize("hindrance", [{}, {"problem": ("RuntimeMissing", "x")}, {"file": ModelFile("Failed", "R")}])
+@pytest.mark.parametrize("hindrance", [{}, {"problem": ("RuntimeBroken", "x")}, {"file": ModelFile("Failed", "R")}])
 def test_suspended_and_scaled_to_zero_take_a_running_engine_down_whatever_else_is_wrong(
     service: Service, standing: Standing, reason: str, hindrance: dict[str, Any]
 ) -> None:
@@ -149,7 +149,7 @@ def test_suspended_and_scaled_to_zero_take_a_running_engine_down_whatever_else_i
             {"file": ModelFile("Failed", reason="ModelFileMissing", message="/m.gguf does not exist")},
             Standing.FAILED, "ModelFileMissing", 'Model "phi": spec.source: /m.gguf does not exist',
         ),
-        ({"problem": ("RuntimeMissing", "no llama-server")}, Standing.FAILED, "RuntimeMissing", "no llama-server"),
+        ({"problem": ("RuntimeBroken", "no llama-server")}, Standing.FAILED, "RuntimeBroken", "no llama-server"),
         (
             {"problem": ("NoPort", "none free"), "file": ModelFile("Downloading")},
             Standing.FAILED, "NoPort", "none free",

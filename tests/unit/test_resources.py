@@ -393,23 +393,58 @@ def test_llamacpp_counts_as_unset_so_the_setting_applies() -> None:
     assert accepted(service(runtime="llamacpp"), model(format="mlx"), policy=policy).runtime == "mlx-server"
 
 
-@pytest.mark.parametrize("kind", ["mlx", "safetensors", "pytorch", "custom", "GGUF", ""])
-def test_a_format_the_runtime_does_not_serve_is_refused_with_those_it_serves(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["safetensors", "pytorch", "custom", "GGUF", ""])
+def test_a_format_that_no_runtime_serves_is_refused_with_those_they_serve(kind: str) -> None:
     found = refused(service(), model(format=kind))
-    assert (found.reason, found.keeps_running) == ("WrongFormat", True)
-    assert "spec.format" in found.message and "llama-server" in found.message and "gguf" in found.message
+    assert (found.reason, found.keeps_running) == ("FormatMismatch", True)
+    assert "spec.format" in found.message and "they serve gguf, mlx" in found.message
+
+
+def test_a_service_that_names_no_runtime_gets_one_that_serves_its_format() -> None:
+    assert accepted(service(), model(format="mlx")).runtime == "mlx-server"
+    assert accepted(service(), model()).runtime == "llama-server"
+    assert accepted(service(), model(), policy=Policy("mlx-server", POLICY.runtimes)).runtime == "llama-server"
+
+
+def test_a_format_that_the_named_runtime_does_not_serve_is_refused_with_the_one_that_does() -> None:
+    found = refused(service(runtime="mlx-server"), model())
+    assert found.reason == "FormatMismatch"
+    assert "which mlx-server (spec.runtime) does not serve: it serves mlx; gguf is served by llama-server" in (
+        found.message
+    )
+
+
+def annotated(resource: dict[str, Any], runtime: object) -> dict[str, Any]:
+    resource["metadata"]["annotations"] = {RUNTIME_ANNOTATION: runtime}
+    return resource
+
+
+def test_the_annotation_goes_before_that_of_the_model_and_that_before_the_spec() -> None:
+    mlx = model(format="mlx")
+    everything = Policy(
+        "llama-server",
+        {"llama-server": frozenset({"gguf"}), "mlx-server": frozenset({"mlx"}), "omlx": frozenset({"mlx"})},
+    )
+    by_model = accepted(service(runtime="mlx-server"), annotated(mlx, "omlx"), policy=everything)
+    assert by_model.runtime == "omlx"
+    by_service = accepted(annotated(service(), "mlx-server"), annotated(mlx, "omlx"), policy=everything)
+    assert by_service.runtime == "mlx-server"
+    assert "of Model" in refused(service(), annotated(model(), "nonsense")).message
 
 
 def test_an_unknown_runtime_names_where_it_was_said_and_what_there_is() -> None:
-    by_spec = refused(service(runtime="vllm"))
-    by_setting = refused(service(), policy=Policy("omlx", POLICY.runtimes))
-    annotated = service()
-    annotated["metadata"]["annotations"] = {RUNTIME_ANNOTATION: "vllm"}
-    by_annotation = refused(annotated)
-    assert by_spec.message.startswith("spec.runtime is 'vllm'") and "llama-server, mlx-server" in by_spec.message
-    assert "--runtime" in by_setting.message
+    by_spec = refused(service(runtime="nonsense"))
+    by_annotation = refused(annotated(service(), "nonsense"))
+    assert by_spec.message.startswith("spec.runtime is 'nonsense'") and "llama-server, mlx-server" in by_spec.message
     assert by_annotation.message.startswith(f"annotation {RUNTIME_ANNOTATION}")
-    assert {each.reason for each in (by_spec, by_setting, by_annotation)} == {"UnknownRuntime"}
+    assert {each.reason for each in (by_spec, by_annotation)} == {"UnsupportedRuntime"}
+    assert "must be a string" in refused(annotated(service(), 7)).message
+
+
+@pytest.mark.parametrize("runtime", ["vllm", "tgi", "sglang", "personaplex", "generic", "llamacpp-router"])
+def test_runtimes_of_pods_are_refused_by_name(runtime: str) -> None:
+    found = refused(service(runtime=runtime))
+    assert found.reason == "UnsupportedRuntime" and found.message.startswith(f"spec.runtime is '{runtime}', which ")
 
 
 # ── refusals name the field ──────────────────────────────────────────────────────────────────────
