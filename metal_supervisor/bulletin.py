@@ -129,3 +129,10 @@ def source_of(item: Json) -> str:
     spec = item.get("spec")
     source = spec.get("source") if isinstance(spec, dict) else ""
     return source.strip() if isinstance(source, str) else ""
+
+
+def format_of(item: Json) -> str:
+    """`spec.format` of a Model, gguf if it has none that can be read."""
+    spec = item.get("spec")
+    kind = spec.get("format") if isinstance(spec, dict) else ""
+    return kind if isinstance(kind, str) and kind else "gguf"

@@ -28,7 +28,7 @@ from metal_supervisor.boundary.state import StateDir, StateError
 from metal_supervisor.boundary.store import Store
 from metal_supervisor.boundary.supervisord import BrokenFile, Refused, Supervisord, Unavailable
 from metal_supervisor.boundary.watch import Reflector
-from metal_supervisor.bulletin import Bulletin, source_of
+from metal_supervisor.bulletin import Bulletin, format_of, source_of
 from metal_supervisor.config import Settings
 from metal_supervisor.core import decide, mode, plan, resources
 from metal_supervisor.core.admission import Up
@@ -400,4 +400,4 @@ class Controller:
     def _file_of(self, model: Json) -> ModelFile:
         """Where a Model's file stands on this Mac; one that nothing here uses is not looked for."""
         used = any(record.model == model["metadata"]["name"] for record in self.records.values())
-        return self.store.state(source_of(model)) if used else ModelFile("Pending")
+        return decide.fitting(self.store.state(source_of(model)), format_of(model)) if used else ModelFile("Pending")

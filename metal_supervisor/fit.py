@@ -31,8 +31,6 @@ from metal_supervisor.runtimes.place import Binary, Place
 from metal_supervisor.watchdog import budget_of
 
 FITS, DOES_NOT_FIT, CANNOT_TELL = 0, 1, 2
-CONFIG_BYTES = 4 * MIB
-"""The longest config.json that is read; real ones have some KiB."""
 MLX_BITS: Mapping[str, int | None] = {"f16": None, "bf16": None, "q8_0": 8, "q4_0": 4}
 MOST_ADVICE = 3
 MOST_CONTEXT, MOST_SLOTS = 1 << 30, 256
@@ -255,27 +253,23 @@ def _argv(plan: Plan, binary: Binary, reading: Reading) -> tuple[str, ...]:
 
 
 def _mlx(question: Question, path: Path) -> _Subject:
-    """A directory as mlx_lm has it. Raises CannotTell, OSError."""
+    """A directory as mlx_lm has it. Raises CannotTell."""
     if question.kv_type not in MLX_BITS:
         raise CannotTell(f"MLX has no KV cache of type {question.kv_type}; --kv-type {', '.join(MLX_BITS)}")
-    files = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
-    try:
-        with (path / "config.json").open("rb") as file:
-            config = json.loads(file.read(CONFIG_BYTES))
-        if not isinstance(config, dict):
-            raise ValueError
-    except (OSError, ValueError, RecursionError):
-        raise CannotTell(f"{path} is a directory without a config.json that can be read: no MLX model") from None
+    reading = headers.read_file(path)
+    weights, config = reading.size_bytes or 0, reading.config
+    if config is None:
+        raise CannotTell(f"{path}: {reading.problem}")
 
     def charge(plan: Plan) -> Estimate:
         each = max(plan.context // plan.slots, 1)
         try:
-            return estimate_mlx(files, config, each, plan.slots, MLX_BITS[plan.kv_type])
+            return estimate_mlx(weights, config, each, plan.slots, MLX_BITS[plan.kv_type])
         except CannotEstimate as error:
             raise CannotTell(f"{path.name}: {error}") from None
 
     try:
-        trained = estimate_mlx(files, config).context
+        trained = estimate_mlx(weights, config).context
     except CannotEstimate as error:
         if not question.context:
             raise CannotTell(f"{path.name}: {error}") from None

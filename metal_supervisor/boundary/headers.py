@@ -7,6 +7,8 @@ Admission asks on every pass and must not wait: a network mount may hang, and a 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import stat
@@ -19,12 +21,14 @@ from pathlib import Path
 
 import urllib3
 
-from metal_supervisor.boundary.store import shown_url
+from metal_supervisor.boundary.store import CONFIG, WEIGHTS, shown_url
 from metal_supervisor.core.demand import Reading
 from metal_supervisor.core.gguf import MAX_DATA_BYTES, MAX_HEADER_BYTES, BadGguf, NeedMore, Prefix, read_header
 from metal_supervisor.core.shards import merge, shard_names
 
 CONNECT_S, READ_S = 10.0, 20.0
+CONFIG_BYTES = 4 << 20
+"""The longest config.json that is read; real ones have some KiB."""
 ALTOGETHER_S = 180.0
 """For all requests about one model; a server that drips bytes keeps nobody waiting for ever."""
 REDIRECTS = 5
@@ -55,8 +59,12 @@ class _File:
 def read_file(path: Path) -> Reading:
     """What a GGUF file on this Mac says of itself, together with the other shards if it is one of a set.
 
-    Never raises: what is wrong is the reading's problem. The size is known only if every shard is there.
+    Of a directory, what its config.json says. Never raises: what is wrong is the reading's problem. The size is known
+    only if every shard is there.
     """
+    with contextlib.suppress(OSError, ValueError):  # which reading the file tells as well
+        if path.is_dir():
+            return _read_directory(path)
     names = shard_names(path.name)
     if len(names) == 1:
         return _read_one(path)
@@ -76,6 +84,25 @@ def _read_one(path: Path) -> Reading:
         return Reading(size, problem=f"it cannot be read: {error.strerror or type(error).__name__}")
     except (BadGguf, ValueError) as error:  # ValueError: a path that no file can have
         return Reading(size, problem=str(error))
+
+
+def _read_directory(path: Path) -> Reading:
+    """An MLX model: config.json and weights, in the directory itself."""
+    size = None
+    try:
+        weights = [each for each in path.iterdir() if each.name.endswith(WEIGHTS) and each.is_file()]
+        size = sum(each.stat().st_size for each in weights) or None
+        if not (path / CONFIG).is_file():
+            return Reading(size, problem=f"it is a directory without a {CONFIG}: no MLX model")
+        with (path / CONFIG).open("rb") as file:
+            config = json.loads(file.read(CONFIG_BYTES))
+    except OSError as error:
+        return Reading(size, problem=f"it cannot be read: {error.strerror or type(error).__name__}")
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        return Reading(size, problem=f"its {CONFIG} cannot be read")
+    return Reading(size, config=config)
 
 
 def _together(names: Sequence[str], readings: Sequence[Reading]) -> Reading:
@@ -299,7 +326,7 @@ class Headers:
             known = look is not None
             if look is None:
                 look = self._looks[source] = _Look()
-            failed = look.reading is not None and look.reading.header is None
+            failed = look.reading is not None and bool(look.reading.problem)
             due = not look.busy and time.monotonic() - look.at >= again_s
             start = not known or (due and (failed or state_of is not None))
             look.busy = look.busy or start
@@ -317,7 +344,7 @@ class Headers:
     ) -> None:
         state = state_of() if state_of else None
         known = look.reading
-        same = state is not None and state == look.state and known is not None and known.header is not None
+        same = state is not None and state == look.state and known is not None and not known.problem
         found = known if same and known is not None else read()
         with self._lock:
             changed, look.state = look.reading != found, state

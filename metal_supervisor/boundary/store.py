@@ -1,4 +1,4 @@
-"""Model files: where a Model's source is on this Mac, fetched if it has to be.
+"""Model files, and directories of MLX models: where a Model's source is on this Mac, fetched if it has to be.
 
 The controller only asks; a worker looks at disks (a network mount may hang) and fetches, one thread for
 each source, one fetch for many services. What is no longer wanted stops at the next chunk. A file counts
@@ -22,6 +22,7 @@ import urllib3
 from metal_supervisor.core.types import ModelFile
 
 MAGIC = b"GGUF"
+CONFIG, WEIGHTS = "config.json", (".safetensors", ".npz")
 CHUNK_BYTES = 1 << 20
 CONNECT_S, STALL_S = 10.0, 60.0
 FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
@@ -71,6 +72,31 @@ def check_file(path: Path) -> int:
     if not head.startswith(MAGIC):
         raise Unusable("InvalidModelFile", f"{path} is {_kind(head)}, not a GGUF file; check spec.source")
     return size
+
+
+def check_directory(path: Path) -> int:
+    """Size in bytes of the weights in a directory of an MLX model. Raises Unusable."""
+    try:
+        sizes = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
+    except OSError as error:
+        raise Unusable("ModelFileUnreadable", f"{path}: {error.strerror}") from None
+    weights = sum(size for name, size in sizes.items() if name.endswith(WEIGHTS))
+    lacks = "config.json" if CONFIG not in sizes else "" if weights else "*.safetensors"
+    if lacks:
+        text = f"{path} is a directory without {lacks}"
+        raise Unusable("InvalidModelFile", f"{text}; spec.source must name one .gguf file, or an MLX model's directory")
+    return weights
+
+
+def _looked_at(path: Path) -> ModelFile:
+    """What a source that is on this Mac comes to. Raises Unusable."""
+    try:
+        directory = path.is_dir()
+        real = path.resolve() if directory else path
+    except OSError as error:
+        raise Unusable("ModelFileUnreadable", f"{path}: {error.strerror}") from None
+    size = check_directory(real) if directory else check_file(path)
+    return ModelFile("Ready", str(real), size, directory=directory)
 
 
 def _kind(head: bytes) -> str:
@@ -175,8 +201,7 @@ class Store:
         pause_s = FIRST_RETRY_S
         while not task.dropped.is_set():
             try:
-                path = self._local(source, task)
-                self._say(task, ModelFile("Ready", str(path), check_file(path)))
+                self._say(task, _looked_at(self._local(source, task)))
                 return
             except Unusable as error:
                 self._say(task, ModelFile("Failed", reason=error.reason, message=str(error)))

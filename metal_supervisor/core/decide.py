@@ -63,6 +63,18 @@ class Outlook:
     """(address, port) of the engine that is up, also of one that is about to be replaced."""
 
 
+DIRECTORY_FORMATS = frozenset({"mlx", "safetensors"})
+
+
+def fitting(file: ModelFile, kind: str) -> ModelFile:
+    """A model file, or its refusal where it is a directory and its format wants a file, or the other way round."""
+    if file.phase != "Ready" or file.directory == (kind in DIRECTORY_FORMATS):
+        return file
+    what, wants = ("a directory", "one .gguf file") if file.directory else ("a file", "a directory with config.json")
+    text = f"{file.path} is {what}, and spec.format {kind} wants {wants}; change one of the two"
+    return ModelFile("Failed", reason="InvalidModelFile", message=text)
+
+
 def verdict(before: Verdict | None, standing: Standing, reason: str, message: str, now: float) -> Verdict:
     """A verdict that remembers since when it holds."""
     same = before is not None and (before.standing, before.reason) == (standing, reason)

@@ -6,21 +6,25 @@ What the engine makes of all its files is one `Demand`, which is what admission 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from metal_supervisor.core.gguf import Header
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What is known of a model file before it is loaded."""
+    """What is known of a model before it is loaded: a GGUF file, or a directory of an MLX model."""
 
     size_bytes: int | None
-    """Of all its shards together; None: nobody can tell."""
+    """Of all its shards together, in a directory of all weights; None: nobody can tell."""
     header: Header | None = None
     """Of all its shards, merged; None if there is none that can be read."""
     problem: str = ""
-    """Why there is no header, fit for a status message; "" if there is one."""
+    """Why there is neither header nor config, fit for a status message; "" if there is one."""
+    config: Mapping[str, Any] | None = None
+    """Of a directory: what its config.json says; None if that cannot be read, and of a file."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from metal_supervisor.core.estimate import Estimate
 from metal_supervisor.core.gguf import MAX_DATA_BYTES, MAX_LAYERS
 from metal_supervisor.core.sizes import MIB
 
-WEIGHT_FILES = (".safetensors", ".npz")
 MARGIN_PERCENT = 5
 """oMLX takes a model for so much larger than its files, and was measured to be right."""
 PROCESS_BYTES = 256 * MIB
@@ -99,20 +98,19 @@ def _state_bytes(config: _Config) -> int:
 
 
 def estimate_mlx(
-    files: Mapping[str, int],
+    weights: int,
     config: Mapping[str, Any],
     context: int = 0,
     slots: int = 1,
     kv_bits: int | None = None,
     prompt_cache_bytes: int = 0,
 ) -> Estimate:
-    """The memory of an MLX engine. `files`: name -> size in bytes of the model's directory; context 0: its own.
+    """The memory of an MLX engine. `weights`: bytes of all weights in the model's directory; context 0: its own.
 
     Raises CannotEstimate if there are no weights, or config.json makes no sense.
     """
-    weights = sum(size for name, size in files.items() if name.endswith(WEIGHT_FILES))
     if not 0 < weights <= MAX_DATA_BYTES:
-        raise CannotEstimate(f"the directory has no weights ({' or '.join('*' + each for each in WEIGHT_FILES)})")
+        raise CannotEstimate("the directory has no weights (*.safetensors or *.npz)")
     read, assumptions = _Config(config), []
     layers = read.number("num_hidden_layers")
     if not 1 <= layers <= MAX_LAYERS:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from metal_supervisor.core import fields
 from metal_supervisor.core.budget import read_limit
+from metal_supervisor.core.decide import DIRECTORY_FORMATS
 from metal_supervisor.core.fields import Bad
 from metal_supervisor.core.types import Endpoint, Json, Key, Model, Rejected, Service
 
@@ -107,6 +108,11 @@ def model_problem(model: Model) -> tuple[str, str] | None:
     """(reason, message) if this Mac cannot fetch what the Model points at."""
     if not model.source:
         return "InvalidModel", f'Model "{model.name}": spec.source is empty; give a path, a file:// or an http(s) URL'
+    if model.format in DIRECTORY_FORMATS and model.source.startswith(("http://", "https://")):
+        return "UnsupportedSource", (
+            f'Model "{model.name}": spec.source {model.source!r:.200} is not supported yet for spec.format '
+            f"{model.format}, which is a directory; fetch it, and name its absolute path or file:///…"
+        )
     if model.source.startswith("/") or model.source.startswith(SOURCE_SCHEMES):
         return None
     return "UnsupportedSource", (

@@ -184,6 +184,8 @@ class Probe:
     """Lists what the engine is working on, each with `is_processing`; "" if it cannot be asked."""
     asleep_path: str = ""
     """Tells `is_sleeping` without waking it (`busy_path` would); "" for an engine that never unloads its model."""
+    names_itself: bool = False
+    """The engine cannot be given the service's name: requests have to use one of its own."""
 
 
 @dataclass(frozen=True)
@@ -410,11 +412,13 @@ class Observed:
 
 @dataclass(frozen=True)
 class ModelFile:
-    """Where a Model's file stands on this Mac."""
+    """Where a Model's file, or its directory, stands on this Mac."""
 
     phase: str
     """`Ready`, `Downloading`, `Failed` or `Checking`."""
     path: str = ""
+    """Of a directory the real one: MLX engines fail to make out a model behind a symbolic link."""
     size_bytes: int = 0
     reason: str = ""
     message: str = ""
+    directory: bool = False

@@ -148,6 +148,18 @@ def test_nothing_that_a_path_may_be_raises_or_hangs(tmp_path: Path, name: str) -
     assert found.size_bytes is None
 
 
+def test_a_directory_is_read_by_its_config_and_weighed_by_its_weights(tmp_path: Path) -> None:
+    assert "without a config.json" in read_file(tmp_path).problem
+    for shard in (1, 2):
+        (tmp_path / f"model-{shard}.safetensors").write_bytes(b"x" * 500)
+    (tmp_path / "tokenizer.json").write_bytes(b"x" * 500)
+    for text in ("", "[]", "[" * 100_000, "\xff"):
+        (tmp_path / "config.json").write_text(text, "latin-1")
+        assert read_file(tmp_path) == Reading(1000, problem="its config.json cannot be read")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert read_file(tmp_path) == Reading(1000, config={"model_type": "llama"})
+
+
 # ── on a server ──────────────────────────────────────────────────────────────────────────────────
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import http.server
+import json
 import os
 import threading
 from collections.abc import Iterable, Iterator
@@ -185,6 +186,36 @@ def test_what_is_no_model_is_refused_by_name(tmp_path: Path, content: bytes | No
         check_file(path)
     assert caught.value.reason == reason
     assert str(path) in str(caught.value)
+
+
+def mlx_directory(path: Path, weights: int = 1000) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    for shard in (1, 2):
+        (path / f"model-{shard}.safetensors").write_bytes(b"x" * weights)
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+def test_a_directory_counts_by_its_weights_and_by_its_real_path(shelf: Shelf, tmp_path: Path) -> None:
+    real = mlx_directory(tmp_path / "real")
+    (tmp_path / "link").symlink_to(real)
+    for source in (str(tmp_path / "link"), f"file://{real}"):
+        shelf.store.want([source])
+        assert shelf.store.state(source) == ModelFile("Ready", str(real), 2000, directory=True)
+
+
+@pytest.mark.parametrize("missing", ["config.json", "*.safetensors"])
+def test_a_directory_that_is_no_model_is_refused_by_what_it_lacks(
+    missing: str, shelf: Shelf, tmp_path: Path
+) -> None:
+    path = mlx_directory(tmp_path / "m")
+    for each in path.glob(missing):
+        each.unlink()
+    shelf.store.want([str(path)])
+    found = shelf.store.state(str(path))
+    assert (found.phase, found.reason) == ("Failed", "InvalidModelFile")
+    assert f"{path} is a directory without {missing}; spec.source must name" in found.message
 
 
 def test_a_directory_and_a_loop_of_links_are_refused(tmp_path: Path) -> None:

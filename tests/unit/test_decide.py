@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.core.decide import Outlook, Running, accept, choose_port, dismiss, refuse, taken_ports, verdict
+from metal_supervisor.core.decide import (
+    Outlook,
+    Running,
+    accept,
+    choose_port,
+    dismiss,
+    fitting,
+    refuse,
+    taken_ports,
+    verdict,
+)
 from metal_supervisor.core.types import (
     Endpoint,
     Engine,
@@ -313,3 +323,13 @@ def test_no_two_services_ever_get_one_port_and_each_keeps_its_own(arrivals: list
             assert choose_port(None, record.port, range(100, 120), taken_ports(records, record.key)) == record.port
     ports = [record.port for record in records]
     assert len(set(ports)) == len(ports)
+
+
+@pytest.mark.parametrize(("kind", "directory"), [("gguf", True), ("mlx", False), ("safetensors", False)])
+def test_a_directory_for_a_file_and_the_other_way_round_is_refused(kind: str, directory: bool) -> None:
+    ready = ModelFile("Ready", "/models/m", 5, directory=directory)
+    found = fitting(ready, kind)
+    assert (found.phase, found.reason) == ("Failed", "InvalidModelFile")
+    assert f"spec.format {kind} wants" in found.message
+    assert fitting(replace(ready, directory=not directory), kind).phase == "Ready"
+    assert fitting(ModelFile("Checking"), kind).phase == "Checking"

@@ -405,11 +405,11 @@ MLX: dict[str, Any] = {
     "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
     "max_position_embeddings": 4096,
 }  # fmt: skip
-FILES = {"model-00001-of-00002.safetensors": GIB, "model-00002-of-00002.safetensors": GIB, "tokenizer.json": 10 * MIB}
+WEIGHTS = 2 * GIB
 
 
 def mlx(config: dict[str, Any] | None = None, **settings: Any) -> Estimate:
-    return estimate_mlx(FILES, {**MLX, **(config or {})}, **settings)
+    return estimate_mlx(WEIGHTS, {**MLX, **(config or {})}, **settings)
 
 
 def test_an_mlx_directory_is_its_weights_and_full_conversations() -> None:
@@ -435,7 +435,7 @@ def test_mlx_caches_of_other_kinds() -> None:
     assert latent == 4 * 1024 * 576 * 2
     quantized = mlx(context=1024, kv_bits=4).kv_bytes
     assert quantized == 4 * 1024 * (128 // 2 + 2 * 4)
-    nested = estimate_mlx(FILES, {"text_config": MLX, "vision_config": {"hidden_size": 9}}, context=1024)
+    nested = estimate_mlx(WEIGHTS, {"text_config": MLX, "vision_config": {"hidden_size": 9}}, context=1024)
     assert nested.kv_bytes == 4 * 1024 * 128 * 2
 
 
@@ -450,20 +450,20 @@ def test_the_state_of_linear_layers_is_counted_for_each_conversation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "changes", "message"),
+    ("weights", "changes", "message"),
     [
-        ({"config.json": 5}, {}, "has no weights"),
-        (FILES, {"num_hidden_layers": None}, "num_hidden_layers must be a whole number"),
-        (FILES, {"num_hidden_layers": 1 << 20}, "between 1 and 1024"),
-        (FILES, {"num_key_value_heads": "two"}, "num_key_value_heads must be a whole number, not 'two'"),
-        (FILES, {"max_position_embeddings": None}, "set spec.contextSize"),
+        (0, {}, "has no weights"),
+        (WEIGHTS, {"num_hidden_layers": None}, "num_hidden_layers must be a whole number"),
+        (WEIGHTS, {"num_hidden_layers": 1 << 20}, "between 1 and 1024"),
+        (WEIGHTS, {"num_key_value_heads": "two"}, "num_key_value_heads must be a whole number, not 'two'"),
+        (WEIGHTS, {"max_position_embeddings": None}, "set spec.contextSize"),
     ],
 )
 def test_mlx_directories_that_say_too_little_are_refused(
-    files: dict[str, int], changes: dict[str, Any], message: str
+    weights: int, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(CannotEstimate, match=message):
-        estimate_mlx(files, {**MLX, **changes})
+        estimate_mlx(weights, {**MLX, **changes})
 
 
 # ── Ollama ───────────────────────────────────────────────────────────────────────────────────────

@@ -723,3 +723,9 @@ def test_a_bad_edit_of_the_older_does_not_hand_its_service_to_the_younger() -> N
     }
     found = interpret(services, {KEY: model()}, POLICY, running={("default", "a.b")})
     assert isinstance(found["default", "a-b"], Rejected)
+
+
+def test_a_directory_cannot_be_fetched_yet() -> None:
+    found = refused(service(), model(format="mlx", source="https://example.org/m"))
+    assert found.reason == "UnsupportedSource" and "spec.format mlx, which is a directory" in found.message
+    assert accepted(service(), model(format="mlx", source="file:///models/m")).model.format == "mlx"
