@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-from metal_supervisor import launch
+from metal_supervisor import launch, mlx_engine
 from metal_supervisor.applier import put_aside_refused
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.state import StateDir, write_atomic
@@ -110,7 +110,9 @@ def link_current(directory: StateDir) -> None:
     current = directory.path / "current"
     # Unresolved: Homebrew's own link survives an upgrade of Python, what it points at does not.
     _replace_link(current / "python", getattr(sys, "_base_executable", "") or os.path.realpath(sys.executable))
-    _replace_link(current / "launch.py", str(Path(launch.__file__).absolute()))
+    for program in (launch, mlx_engine):
+        path = Path(str(program.__file__)).absolute()
+        _replace_link(current / path.name, str(path))
     script = f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -m metal_supervisor \"$@\"\n"
     write_atomic(current / "metal-supervisor", script)
     (current / "metal-supervisor").chmod(0o700)

@@ -94,7 +94,7 @@ class Lookout:
     ) -> Outlook:
         """Everything of it but where the engine that is up listens. `chosen`: port, or what is in the way of one."""
         source = service.model.source
-        file = self._store.state(source)
+        file = decide.fitting(self._store.state(source), service.model.format)
         port, problem = chosen
         if problem or port is None:
             self._store.give_leave(source)  # whatever it waits for, its file need not
@@ -109,6 +109,8 @@ class Lookout:
             return Outlook(file, port, problem=("RuntimeBroken", str(error)))
         if binary is None:
             return Outlook(ASKING, port)
+        if lacking := RUNTIMES[service.runtime].lacks(service, binary):
+            return Outlook(file, port, problem=lacking)
         if file.phase != "Ready":
             return self._before_it_is_here(service, binary, file, port)
         composed = self._composed(service, binary, file.path, port, self._look(file.path))
@@ -140,7 +142,7 @@ class Lookout:
         cores, runtime = host.performance_cores(), RUNTIMES[service.runtime]
         place = Place(path, self._settings.bind_address, port, cores, self._state.home, reading)
         engine = runtime.engine(service, binary, place)
-        demand = runtime.demand(engine.argv, reading, self._look_from_home)
+        demand = runtime.demand(service, engine.argv, reading, self._look_from_home)
         return None if demand is None else (engine, demand)
 
     def _before_it_is_here(self, service: Service, binary: Binary, file: ModelFile, port: int) -> Outlook:
@@ -193,7 +195,9 @@ class Lookout:
         reading = self._look(path)
         if not isinstance(argv, list) or reading is None:
             return running
-        demand = RUNTIMES[service.runtime].demand([str(each) for each in argv], reading, self._look_from_home)
+        demand = RUNTIMES[service.runtime].demand(
+            service, [str(each) for each in argv], reading, self._look_from_home
+        )
         return replace(running, demand=demand) if demand is not None else running
 
     def delay_s(self, item: Service | Rejected) -> float:
@@ -204,6 +208,8 @@ class Lookout:
         try:
             binary = self._builds.look(RUNTIMES[item.runtime].executables)
         except (host.NoBinary, Broken):
+            return CANNOT_S
+        if binary is not None and RUNTIMES[item.runtime].lacks(item, binary):
             return CANNOT_S
         if near and binary is not None and not self._has_room(item, binary):
             return CANNOT_S

@@ -5,6 +5,7 @@ An engine written in Python takes seconds to print its help, and the controller 
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,9 @@ from metal_supervisor.runtimes.place import Binary, Executable
 
 LOOK_WAIT_S = 0.3
 AGAIN_S = 10.0
+SHEBANG = re.compile(r"""#!(?:/bin/sh\n'''exec' ["']?)?(/[^\n"']*?/python[0-9.]*)["']?[ \n]""")
+"""As installers write them: `#!PYTHON`, or for a long path or one with spaces a line of shell that execs it."""
+SHEBANG_BYTES = 2048
 
 
 class Broken(Exception):
@@ -29,10 +33,21 @@ def find(settings: object, executables: Sequence[Executable]) -> tuple[Executabl
     missing = []
     for each in executables:
         try:
-            return each, host.find_binary(getattr(settings, each.setting), each.name, each.install)
+            flag = "--" + each.setting.replace("_", "-")
+            return each, host.find_binary(getattr(settings, each.setting), each.name, each.install, flag)
         except host.NoBinary as error:
             missing.append(str(error))
     raise host.NoBinary("; ".join(missing))
+
+
+def interpreter_of(script: Path) -> str:
+    """The Python that runs a script, by its first line; "" if it is none of that kind."""
+    try:
+        with script.open("rb") as file:
+            found = SHEBANG.match(file.read(SHEBANG_BYTES).decode("utf-8", "replace"))
+    except OSError:
+        return ""
+    return found[1] if found else ""
 
 
 class Builds:
@@ -42,6 +57,7 @@ class Builds:
         self._settings, self._on_change = settings, on_change
         self._flags: dict[tuple[Path, float], frozenset[str]] = {}
         self._asked: dict[tuple[Path, float], threading.Event] = {}
+        self._interpreters: dict[tuple[Path, float], str] = {}
 
     def look(self, executables: Sequence[Executable]) -> Binary | None:
         """The executable of a runtime; None while it is being asked what it knows. Raises NoBinary, Broken."""
@@ -59,7 +75,10 @@ class Builds:
             return None
         if not flags:
             raise Broken(f"{path} --help does not work; reinstall it")
-        return Binary(str(path), flags, executable.name)
+        interpreter = self._interpreters.setdefault(build, interpreter_of(path)) if executable.script else ""
+        if executable.script and not interpreter:
+            raise Broken(f"{path} does not say in its first line which Python runs it; reinstall it")
+        return Binary(str(path), flags, executable.name, interpreter)
 
     def _ask(self, build: tuple[Path, float], done: threading.Event) -> None:
         while True:

@@ -145,18 +145,18 @@ def route_to(host: str, port: int) -> str | None:
         return None
 
 
-def find_binary(setting: str, name: str, install: str) -> Path:
+def find_binary(setting: str, name: str, install: str, flag: str = "") -> Path:
     """An engine's executable: the configured one, else PATH, else Homebrew's prefixes. Raises NoBinary."""
     if setting:
         path = Path(setting).expanduser().absolute()
         if path.is_file() and os.access(path, os.X_OK):
             return path
-        raise NoBinary(f"--{name} is {setting!r}, which is not an executable file")
+        raise NoBinary(f"{flag or f'--{name}'} is {setting!r}, which is not an executable file")
     places = [place for place in os.environ.get("PATH", "").split(os.pathsep) if place]
     found = shutil.which(name, path=os.pathsep.join([*places, *HOMEBREW]))
     if found:
         return Path(found).absolute()
-    raise NoBinary(f"{name} was not found on PATH or in Homebrew's prefixes; {install}, or set --{name}")
+    raise NoBinary(f"{name} was not found on PATH or in Homebrew's prefixes; {install}, or set {flag or f'--{name}'}")
 
 
 _known_flags: dict[tuple[Path, float], frozenset[str]] = {}

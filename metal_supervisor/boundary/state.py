@@ -21,7 +21,7 @@ from metal_supervisor.core import programs
 from metal_supervisor.core.types import Observed, Record, RunNote
 
 T = TypeVar("T")
-DIRECTORIES = ("records", "specs", "models.d", "pending", "observed", "runs", "log", "quarantine", "current")
+DIRECTORIES = ("records", "specs", "models.d", "pending", "observed", "runs", "log", "quarantine", "current", "hub")
 # sun_path has 104 bytes on macOS, and supervisord first binds `<path>.<pid>`.
 LONGEST_HOME = 60
 LONGEST_ASIDE = 200

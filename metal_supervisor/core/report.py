@@ -107,6 +107,8 @@ def _standing(record: Record, observed: Observed | None) -> tuple[str, str, str]
         return ("Creating", reason, text) if named else ("Creating", "PublishFailed", observed.published)
     if observed and observed.ready and not record.withdraw:
         text, phase = f"{record.runtime} serves {record.name} on port {record.port}", _whole(record, 1)
+        if record.probe.names_itself:
+            text += ", under a model name of its own: requests have to use the one that its /v1/models tells"
         if not record.claimed:
             return phase, CLAIM_LOST, f"slot {record.slot} is another Mac's now; this one serves until that one does"
         count = f"{1 + record.peers_ready} of {record.replicas} replicas are ready"

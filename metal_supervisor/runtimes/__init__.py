@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from metal_supervisor.core.demand import Demand, Reading
 from metal_supervisor.core.types import Engine, Service
-from metal_supervisor.runtimes import llama_memory, llama_server
+from metal_supervisor.runtimes import llama_memory, llama_server, mlx_server
 from metal_supervisor.runtimes.place import Binary, Executable, Place
 
 __all__ = ["RUNTIMES", "Binary", "Executable", "Place", "Runtime"]
@@ -27,8 +27,10 @@ class Runtime:
     refuse: Callable[[Service], tuple[str, str] | None]
     """(reason, message) if the runtime cannot honour what the service asks for."""
     engine: Callable[[Service, Binary, Place], Engine]
-    demand: Callable[[Sequence[str], Reading, Callable[[str], Reading | None]], Demand | None]
-    """(argv, the model, what is known of another file) -> what it takes; None while a file is still being read."""
+    demand: Callable[[Service, Sequence[str], Reading, Callable[[str], Reading | None]], Demand | None]
+    """(service, argv, its model, what is known of another file) -> what it takes; None while a file is being read."""
+    lacks: Callable[[Service, Binary], tuple[str, str] | None] = lambda _service, _binary: None
+    """(reason, message) if this build of it cannot honour what the service asks for."""
 
 
 RUNTIMES: Mapping[str, Runtime] = {
@@ -37,6 +39,17 @@ RUNTIMES: Mapping[str, Runtime] = {
         formats=frozenset({"gguf"}),
         refuse=llama_server.refuse,
         engine=llama_server.engine,
-        demand=llama_memory.demand,
+        demand=lambda _service, argv, model, reading_of: llama_memory.demand(argv, model, reading_of),
+    ),
+    "mlx-server": Runtime(
+        executables=(
+            Executable(mlx_server.SWIFT, "mlx_server", "install it (github.com/defilantech/mlx-server)"),
+            Executable(mlx_server.MLX_LM, "mlx_lm_server", "install it (brew install mlx-lm)", script=True),
+        ),
+        formats=frozenset({"mlx", "safetensors"}),
+        refuse=mlx_server.refuse,
+        engine=mlx_server.engine,
+        demand=mlx_server.demand,
+        lacks=mlx_server.lacks,
     ),
 }

@@ -17,6 +17,8 @@ class Executable:
     """Name of the setting that holds its path."""
     install: str
     """What to do where it is missing."""
+    script: bool = False
+    """It is a script of Python's, whose interpreter has to be known."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Binary:
     """Every `--flag` the binary names; builds differ in what they know."""
     name: str = ""
     """Which of its runtime's executables it is."""
+    interpreter: str = ""
+    """What runs it if it is a script, "" if it is none."""
 
 
 @dataclass(frozen=True)

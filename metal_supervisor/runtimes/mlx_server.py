@@ -1,0 +1,154 @@
+"""MLX models, one process per InferenceService: the Swift `mlx-server`, else mlx_lm's own server.
+
+mlx_lm's is run by our `mlx_engine.py`, which holds it to this one model and gives it the service's name. The Swift one
+knows no aliases: it goes by a name of its own. Both take a directory of config.json and *.safetensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from metal_supervisor.core.demand import Demand, Reading
+from metal_supervisor.core.estimate import Estimate, Settings, by_size
+from metal_supervisor.core.estimate_mlx import CannotEstimate, estimate_mlx
+from metal_supervisor.core.sizes import MIB
+from metal_supervisor.core.types import Engine, Probe, Service
+from metal_supervisor.runtimes.place import Binary, Place
+
+SWIFT, MLX_LM = "mlx-server", "mlx_lm.server"
+
+OWNED: Mapping[str, str] = {
+    "--host": "engines listen where this Mac's setting --bind says",
+    "--port": "the port is chosen by this Mac; set spec.containerPort to prefer one",
+    "--model": "the model comes from spec.modelRef",
+    "--alias": "the served name is the InferenceService's",
+    "--context": "set spec.contextSize",
+    "--adapter-path": "it would load a file that nobody has judged",
+    "--draft-model": "it would load a model that nobody has judged",
+    "--trust-remote-code": "it would run code that comes with the model",
+    "--pipeline": "one InferenceService is served by one process",
+}
+"""Flags that are ours, or unsafe, and why; refused in spec.extraArgs, abbreviated as well."""
+
+FOREIGN_ENV = re.compile(r"(PYTHON|HF_|TRANSFORMERS_).*")
+
+NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "batchSize": ((), "MLX has no such batches; see --prefill-step-size in spec.extraArgs"),
+    "uBatchSize": ((), "MLX has no such batches; see --prefill-step-size in spec.extraArgs"),
+    "flashAttention": ((True,), "MLX's attention is always fused"),
+    "cacheTypeCustomK": ((), "MLX knows q8_0 and q4_0 as spec.cacheTypeK"),
+    "cacheTypeCustomV": ((), "MLX knows q8_0 and q4_0 as spec.cacheTypeK"),
+    "moeCPUOffload": ((False,), "MLX has the whole model on the GPU"),
+    "moeCPULayers": ((0,), "MLX has the whole model on the GPU"),
+    "noKvOffload": ((False,), "MLX has the whole cache on the GPU"),
+    "noWarmup": ((False,), "MLX servers warm nothing up"),
+    "jinja": ((True,), "MLX servers always use the model's own template"),
+    "reasoningBudget": ((), "MLX servers have no limit of reasoning"),
+    "reasoningBudgetMessage": ((), "MLX servers have no limit of reasoning"),
+    "tensorOverrides": ((), "it is of GGUF files"),
+    "metadataOverrides": ((), "it is of GGUF files"),
+    "ropeScaling": ((), "set rope_scaling in the model's config.json"),
+    "idleTtlS": ((), "MLX servers cannot unload their model"),
+}
+"""Options of the spec that no MLX server honours: the values that change nothing, and why the others are refused."""
+
+KV_BITS: Mapping[str, int] = {"f16": 0, "bf16": 0, "q8_0": 8, "q4_0": 4}
+PROMPT_CACHE_MIB, PROMPT_CACHE_MIB_UNKNOWN = 1024, 512
+"""The most that old prompts are given beside a model, and what beside one that cannot be judged."""
+
+
+def refuse(service: Service) -> tuple[str, str] | None:
+    """(reason, message) for what no MLX server can be asked for."""
+    for index, argument in enumerate(service.extra_args):
+        flag = argument.partition("=")[0]
+        owned = next((each for each in OWNED if len(flag) > 2 and each.startswith(flag)), None)
+        if owned is not None:
+            return "InvalidSpec", f"spec.extraArgs[{index}] {flag} is not yours to set: {OWNED[owned]}"
+    for name, _ in service.env:
+        if FOREIGN_ENV.fullmatch(name):
+            return "InvalidSpec", f"spec.env: {name} would change where the engine takes code or models from; remove it"
+    if service.mode != "chat":
+        return "UnsupportedField", f"spec.mode {service.mode} is not served by MLX servers; use a GGUF model"
+    for name, (neutral, why) in NOT_HERE.items():
+        if service.options.get(name) not in (None, *neutral):
+            field = "annotation metal-supervisor.io/idle-ttl" if name == "idleTtlS" else f"spec.{name}"
+            return "UnsupportedField", f"{field} has no meaning for MLX: {why}"
+    kinds = service.options.get("cacheTypeK", "f16"), service.options.get("cacheTypeV")
+    if kinds[0] not in KV_BITS or kinds[1] not in (None, kinds[0]):
+        text = f"spec.cacheTypeK must be one of {', '.join(KV_BITS)} for MLX, and cacheTypeV the same or left out"
+        return "UnsupportedField", text
+    return None
+
+
+def lacks(service: Service, binary: Binary) -> tuple[str, str] | None:
+    """(reason, message) for what this build cannot be asked for."""
+    if KV_BITS[service.options.get("cacheTypeK", "f16")] and "--kv-bits" not in binary.flags:
+        return "UnsupportedField", f"spec.cacheTypeK: this {binary.name} has no quantized cache (--kv-bits); remove it"
+    return None
+
+
+def engine(service: Service, binary: Binary, place: Place) -> Engine:
+    """argv and probes of one MLX server. The user's extra arguments come last, so they win."""
+    slots = str(service.options.get("parallelSlots", 1))
+    argv = ["--model", place.model_path, "--host", place.host, "--port", str(place.port)]
+    if binary.name == SWIFT:
+        argv = [binary.path, *argv, "--max-slots", slots, *service.extra_args]
+        return Engine(tuple(argv), service.env, place.cwd, Probe(expects="ok", busy_path="", names_itself=True))
+    names = ",".join(dict.fromkeys((service.name, service.model.name)))
+    made, bits = _estimate(service, argv, place.model), KV_BITS[service.options.get("cacheTypeK", "f16")]
+    own = ["--alias", names]
+    if (context := service.options.get("contextSize") or (made.context if made and made.basis == "config" else 0)) > 0:
+        own += ["--context", str(context)]
+    cache_mib = min(-(-made.kv_bytes // MIB), PROMPT_CACHE_MIB) if made and made.kv_bytes else PROMPT_CACHE_MIB_UNKNOWN
+    wanted = [
+        ("--decode-concurrency", slots),
+        ("--prompt-concurrency", slots),
+        ("--prompt-cache-bytes", str(cache_mib * MIB)),
+        *([("--kv-bits", str(bits)), ("--quantized-kv-start", "0")] if bits else []),
+    ]
+    argv += [part for flag, value in wanted if flag in binary.flags for part in (flag, value)]
+    argv = [binary.interpreter, "-E", f"{place.cwd}/current/mlx_engine.py", *own, *argv, *service.extra_args]
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": f"{place.cwd}/hub"}
+    env = tuple(sorted({**dict(service.env), **offline}.items()))
+    return Engine(tuple(argv), env, place.cwd, Probe(expects='"status"', identity=service.name, busy_path=""))
+
+
+def demand(
+    service: Service, argv: Sequence[str], model: Reading, _reading_of: Callable[[str], Reading | None]
+) -> Demand:
+    """What an MLX server with this command line and model will take.
+
+    It is charged for `spec.contextSize`, or else for all that the model was made for, of each of its slots: MLX
+    allocates as a conversation grows. mlx_lm is held to that; the Swift server is trusted with it.
+    """
+    made = _estimate(service, argv, model)
+    if made is None:
+        return Demand(None, text=model.problem or "the size of its model is not known")
+    return Demand(made.total_bytes, made.mapped_bytes, made.explain())
+
+
+def _estimate(service: Service, argv: Sequence[str], model: Reading) -> Estimate | None:
+    """By config.json, or else by size; None if neither is known."""
+    said = _values(argv)
+    context = _whole(said.get("--context"), service.options.get("contextSize", 0))
+    slots = _whole(said.get("--max-slots"), _whole(said.get("--decode-concurrency"), 1))
+    bits, cache = _whole(said.get("--kv-bits"), 0), _whole(said.get("--prompt-cache-bytes"), 0)
+    why = model.problem
+    if model.config is not None and model.size_bytes is not None:
+        try:
+            return estimate_mlx(model.size_bytes, model.config, context, slots, bits or None, cache)
+        except CannotEstimate as error:
+            why = str(error)
+    settings = Settings(context=context, slots=slots, prompt_cache_bytes=cache, mmap=False)
+    return None if model.size_bytes is None else by_size(model.size_bytes, settings, why)
+
+
+def _values(argv: Sequence[str]) -> dict[str, str]:
+    """flag -> its value."""
+    pairs = ((*flag.partition("="), following) for flag, following in zip(argv, (*argv[1:], ""), strict=True))
+    return {flag: value if equals else following for flag, equals, value, following in pairs}
+
+
+def _whole(text: str | None, default: int) -> int:
+    return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else default

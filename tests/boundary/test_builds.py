@@ -1,0 +1,69 @@
+"""Executables of engines on a real disk, and what runs those that are scripts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from metal_supervisor.boundary import host
+from metal_supervisor.boundary.builds import Broken, Builds, find, interpreter_of
+from metal_supervisor.runtimes import RUNTIMES, Binary
+from tests.system import eventually
+
+HELP = 'import sys\nprint("--model --kv-bits")\n'
+MLX = RUNTIMES["mlx-server"].executables
+
+
+def script(path: Path, first_line: str) -> Path:
+    path.write_text(f"{first_line}\n{HELP}")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("first_line", "python"),
+    [
+        ("#!/v/bin/python3", "/v/bin/python3"), ("#!/v/bin/python3.11 -s", "/v/bin/python3.11"),
+        ("#!/bin/sh\n'''exec' /v/bin/python \"$0\" \"$@\"\n' '''", "/v/bin/python"),
+        ("#!/bin/sh\n'''exec' \"/a b/bin/python3\" \"$0\" \"$@\"\n' '''", "/a b/bin/python3"),
+        ("#!/bin/sh\n'''exec' '/a b/bin/python3' \"$0\" \"$@\"\n' '''", "/a b/bin/python3"),
+        ("#!/usr/bin/env python3", ""), ("#!/bin/sh", ""), ("\x7fELF", ""),
+    ],
+)
+def test_the_first_line_of_a_script_tells_what_runs_it(tmp_path: Path, first_line: str, python: str) -> None:
+    assert interpreter_of(script(tmp_path / "s", first_line)) == python
+    assert interpreter_of(tmp_path / "none") == ""
+
+
+def settings(tmp_path: Path, **found: Path) -> SimpleNamespace:
+    return SimpleNamespace(**{each.setting: str(found.get(each.setting, tmp_path / "none")) for each in MLX})
+
+
+def test_the_first_executable_that_is_there_is_taken_and_a_script_with_its_interpreter(tmp_path: Path) -> None:
+    lm = script(tmp_path / "mlx_lm.server", f"#!{sys.executable}")
+    builds = Builds(settings(tmp_path, mlx_lm_server=lm), lambda: None)
+    found = eventually(lambda: builds.look(MLX), 10, "the help to be read")
+    assert found == Binary(str(lm), frozenset({"--model", "--kv-bits"}), "mlx_lm.server", sys.executable)
+    swift = script(tmp_path / "mlx-server", "#!/bin/sh\necho --max-slots; exit")
+    builds = Builds(settings(tmp_path, mlx_lm_server=lm, mlx_server=swift), lambda: None)
+    found = eventually(lambda: builds.look(MLX), 10, "the help to be read")
+    assert found == Binary(str(swift), frozenset({"--max-slots"}), "mlx-server", "")
+
+
+def test_what_is_missing_and_what_is_broken_is_said_with_its_flag(tmp_path: Path) -> None:
+    with pytest.raises(host.NoBinary, match=r"--mlx-server is .*; --mlx-lm-server is .*not an executable file"):
+        find(settings(tmp_path), MLX)
+    odd = script(tmp_path / "mlx_lm.server", "#!/bin/sh\necho --model; exit")
+    builds = Builds(settings(tmp_path, mlx_lm_server=odd), lambda: None)
+
+    def complaint() -> str:
+        try:
+            builds.look(MLX)
+        except Broken as error:
+            return str(error)
+        return ""
+
+    assert "which Python runs it" in eventually(complaint, 10, "the help to be read")
