@@ -44,7 +44,7 @@ RUNTIMES: Mapping[str, Runtime] = {
     "mlx-server": Runtime(
         executables=(
             Executable(mlx_server.SWIFT, "mlx_server", "install it (github.com/defilantech/mlx-server)"),
-            Executable(mlx_server.MLX_LM, "mlx_lm_server", "install it (brew install mlx-lm)", script=True),
+            Executable(mlx_server.MLX_LM, "mlx_lm_server", "install it (pipx install mlx-lm)", script=True),
         ),
         formats=frozenset({"mlx", "safetensors"}),
         refuse=mlx_server.refuse,

@@ -1,0 +1,90 @@
+"""mlx_lm's own server as our engine holds it: what ends it, with which exit code and which last words."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from metal_supervisor import mlx_engine
+from tests import mlx
+from tests.system import eventually, free_ports
+
+ENGINE = mlx_engine.__file__
+AT = ["--alias", "svc", "--host", "127.0.0.1"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mlx.tiny(tmp_path_factory.mktemp("mlx-engine") / "tiny")
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    """(exit code, last line) of an engine that ends by itself."""
+    command = [mlx.python(), "-E", ENGINE, *AT[:2], *arguments, *AT[2:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == ""
+    return done.returncode, done.stderr.strip().splitlines()[-1]
+
+
+def test_what_cannot_be_served_ends_it_in_one_line(model: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        code, words = run("--model", str(model), "--port", str(stranger.getsockname()[1]))
+    assert code == 1 and words.startswith("mlx_engine: OSError") and words.endswith("Address already in use")
+    (port,) = free_ports(1)
+    code, words = run("--model", str(tmp_path), "--port", str(port))
+    assert code == 1 and words.startswith("mlx_engine: the model cannot be loaded: FileNotFoundError")
+    code, words = run("--model", str(model), "--port", str(port), "--no-such-flag")
+    assert code == 2 and "unrecognized arguments: --no-such-flag" in words
+
+
+def test_it_answers_although_nobody_reads_what_it_says(model: Path) -> None:
+    (port,) = free_ports(1)
+    reader, writer = os.pipe()
+    command = [mlx.python(), "-E", ENGINE, *AT, "--model", str(model), "--port", str(port)]
+    with subprocess.Popen(command, stdout=writer, stderr=writer) as engine:
+        os.close(writer)
+        os.close(reader)
+
+        def asked() -> str:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            body = {"model": "svc", "messages": [{"role": "user", "content": "hi"}]}
+            connection.request("POST", "/v1/chat/completions", json.dumps(body))
+            answer = connection.getresponse()
+            found = answer.read().decode()
+            connection.close()
+            return found
+
+        try:
+            assert "hello world from tiny" in eventually(asked, 30, "an answer")
+            assert "hello world from tiny" in asked()
+        finally:
+            engine.terminate()
+    assert engine.returncode == -15
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        ("class APIHandler: pass", "mlx-lm 9.9 is not as it is known here: no APIHandler.handle_completion, "),
+        ("import nothing_of_this_name", "mlx_lm cannot be used: ModuleNotFoundError: No module named"),
+    ],
+)
+def test_an_mlx_lm_that_is_not_as_it_is_known_is_not_run(tmp_path: Path, server: str, words: str) -> None:
+    (tmp_path / "mlx_lm").mkdir()
+    (tmp_path / "mlx_lm" / "__init__.py").touch()
+    (tmp_path / "mlx_lm" / "server.py").write_text(server)
+    (tmp_path / "mlx_lm-9.9.dist-info").mkdir()
+    (tmp_path / "mlx_lm-9.9.dist-info" / "METADATA").write_text("Name: mlx-lm\nVersion: 9.9\n")
+    done = subprocess.run(
+        [sys.executable, ENGINE, *AT, "--port", "1"], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 69 and done.stderr.startswith(f"mlx_engine: {words}")
+    assert len(done.stderr.splitlines()) == 1

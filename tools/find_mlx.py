@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Tests need a real mlx_lm.server, which is a hundred packages that nobody wants beside their own.
+
+Prints the absolute path of one that works here, in a virtual environment of its own that is made the first time
+(diagnostics go to stderr). The first of:
+
+1. `$METAL_SUPERVISOR_MLX_LM_SERVER`, if set; then nothing else is tried;
+2. PACKAGES in `$METAL_SUPERVISOR_CACHE`, else in `~/.cache/metal-supervisor/engines`: 350 MB, made by pip in a minute.
+
+Several callers at once are safe, and so is killing it: an environment counts once it carries its mark.
+
+    python tools/find_mlx.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from find_llama_server import INSTALL_TIMEOUT_S, default_cache, is_program
+
+PACKAGES = ("mlx-lm==0.32.2", "mlx==0.32.4") if sys.platform == "darwin" else ("mlx-lm==0.32.2", "mlx[cpu]==0.32.4")
+MARK = "complete"
+VARIABLE = "METAL_SUPERVISOR_MLX_LM_SERVER"
+
+
+class NotFound(Exception):
+    """There is no mlx_lm.server to be had; the text says what is missing and how to get it."""
+
+
+def say(text: str) -> None:
+    print(f"find_mlx: {text}", file=sys.stderr, flush=True)
+
+
+def find(cache: Path | None = None) -> Path:
+    """Absolute path of an mlx_lm.server, installed into the cache if need be. Raises NotFound."""
+    if named := os.environ.get(VARIABLE):
+        path = Path(named).expanduser().absolute()
+        if not is_program(path):
+            raise NotFound(f"{VARIABLE}={named} is not an executable file")
+        return path
+    root = (cache or default_cache()).expanduser().absolute()
+    version = f"py{sys.version_info.major}{sys.version_info.minor}"
+    home = root / f"{PACKAGES[0].replace('==', '-')}-{version}"
+    if not (home / MARK).is_file():
+        root.mkdir(parents=True, exist_ok=True)
+        # A lock of its own: whoever waits for a llama-server need not wait for this.
+        with open(root / ".mlx-lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (home / MARK).is_file():
+                _install(home)
+    return home / "bin" / "mlx_lm.server"
+
+
+def _install(home: Path) -> None:
+    """Makes the environment, in its place: its scripts name its path. Raises NotFound."""
+    say(f"installing {' '.join(PACKAGES)}, once")
+    shutil.rmtree(home, ignore_errors=True)
+    # The interpreter behind a virtual environment, because the cache outlives the checkout that the environment is in.
+    python = getattr(sys, "_base_executable", None) or sys.executable
+    pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+    for command in ([python, "-m", "venv", str(home)], [*pip, "--only-binary", ":all:", *PACKAGES]):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
+            lines = [] if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no message"])
+        except (OSError, subprocess.TimeoutExpired) as error:
+            lines = [f"{type(error).__name__}: {error}"]
+        if lines:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(home)
+            wanted = " ".join(map(repr, PACKAGES))
+            raise NotFound(f"pip could not install {wanted} ({lines[-1]}); install mlx-lm, and set {VARIABLE}")
+    (home / MARK).touch()
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) > 1:
+        print(__doc__, file=sys.stderr)
+        return 0 if argv[1:] in (["-h"], ["--help"]) else 2
+    try:
+        print(find())
+    except NotFound as error:
+        say(str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
