@@ -24,7 +24,7 @@ from metal_supervisor.core.estimate_mlx import CannotEstimate, estimate_mlx
 from metal_supervisor.core.fit import Charge, Plan
 from metal_supervisor.core.gguf import BadGguf
 from metal_supervisor.core.shape import shape_of
-from metal_supervisor.core.sizes import MIB, amount
+from metal_supervisor.core.sizes import amount
 from metal_supervisor.core.types import Endpoint, Model, Service, Standing
 from metal_supervisor.runtimes import llama_memory, llama_server
 from metal_supervisor.runtimes.place import Binary, Place
