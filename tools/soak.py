@@ -196,7 +196,7 @@ class Soak:
         self.excuses.quiets.append(now)
         for name in (*soak_plan.PREY, *soak_plan.EXTRAS) if self.given.preemption else soak_quiet.waiting(self.hand):
             self.excuses.touch(now, name)  # what waits starts once others leave; what makes room ends once others come
-        self.hand.nudged.clear()
+        self.hand.forget_hands()
         self.checkpoints.append(soak_quiet.resources(self.hand))
         held = " ".join(f"{role} {each.fds}" for role, each in self.checkpoints[-1].items())
         word = "NOT all" if problems else "all"

@@ -11,7 +11,8 @@ Each rule has a number, by which a violation is reported:
 3. An answer under way is never cut, and an engine never restarted, unless something was done to that very
    service since everything was last quiet. What is done to our own processes is no excuse.
 4. No file is lost.  5. No process and no descriptor is leaked.
-6. What the specs of all live engines reserve is never more than the budget. One on its way out counts until it is gone.
+6. What the specs of all live engines reserve is never more than the budget. One on its way out counts until it is
+   gone; one that somebody started with supervisorctl although it is switched off does not.
 7. Once faults stop, all is as it was asked for. A service, or an edit of one, may wait for memory, but only while it
    would not fit, or would keep out one that waits ahead of it (`overdue`).
 """
@@ -100,6 +101,8 @@ class Excuses:
 
     touches: list[tuple[float, str]] = field(default_factory=list)
     quiets: list[float] = field(default_factory=list)
+    by_hand: dict[str, float] = field(default_factory=dict)
+    """Service that is switched off -> Unix time since when a start of its engine is somebody's own doing."""
 
     def touch(self, at: float, service: str) -> None:
         self.touches.append((at, service))
@@ -186,13 +189,15 @@ class Checker:
         return found
 
     def _over_budget(self, sample: Sample) -> list[Violation]:
-        reserved = reserved_bytes(sample.engines)
+        theirs = self._excuses.by_hand
+        counted = [each for each in sample.engines if each.started < theirs.get(each.service, float("inf"))]
+        reserved = reserved_bytes(counted)
         self.peak_bytes = max(self.peak_bytes, reserved)
         self.unsized += any(not engine.reserved_bytes for engine in sample.engines)
         before, self._over = self._over, self._budget_bytes is not None and reserved > self._budget_bytes
         if not self._over or before:
             return []
-        parts = ", ".join(f"{each.service} {each.reserved_bytes} (pid {each.pid})" for each in sample.engines)
+        parts = ", ".join(f"{each.service} {each.reserved_bytes} (pid {each.pid})" for each in counted)
         return [Violation(6, sample.at, f"{reserved} bytes of a budget of {self._budget_bytes}: {parts}")]
 
     def forget(self, service: str) -> None:

@@ -89,6 +89,8 @@ class Hand:
     _undo: list[tuple[float, int, str, Callable[[], None]]] = field(default_factory=list)
     _late: list[Callable[[], None]] = field(default_factory=list)
     _number: count[int] = field(default_factory=count)
+    _started_by_hand: dict[str, float] = field(default_factory=dict)
+    """Service -> Unix time at which somebody last typed a start of it."""
     _frozen: set[int] = field(default_factory=set)
 
     # ── doing and undoing ────────────────────────────────────────────────────────────────────────
@@ -215,6 +217,8 @@ class Hand:
 
     def ask_for(self, name: str, want: Want | None) -> None:
         """Changes what is wanted, and asks the API once. Raises ApiError."""
+        if want is None or not want.runs:
+            self._note_hand(name)
         if want is None:
             self.wanted.pop(name, None)
             self.checker.forget(name)
@@ -313,19 +317,37 @@ class Hand:
             start_new_session=True,
         ))  # fmt: skip
 
+    def _start_by_hand(self, name: str, *commands: str) -> None:
+        """Types commands that start a service, whether it is switched on or not."""
+        self._started_by_hand[name] = time.time()
+        if name not in self.wanted or not self.wanted[name].runs:
+            self._note_hand(name)
+        self.type(*commands)
+
+    def _note_hand(self, name: str) -> None:
+        """The service is switched off: an engine that starts because of what was typed is nobody's fault but ours."""
+        if name in self._started_by_hand:
+            self.excuses.by_hand.setdefault(name, self._started_by_hand[name])
+
+    def forget_hands(self) -> None:
+        """All is quiet: whatever was typed has had its effect."""
+        self.nudged.clear()
+        self._started_by_hand.clear()
+        self.excuses.by_hand.clear()
+
     def _ctl_stop(self, fault: Fault) -> Callable[[], None]:
         self.nudged.add(fault.target)
         self.type(f"stop default.{fault.target}")
-        return lambda: self.type(f"start default.{fault.target}")
+        return lambda: self._start_by_hand(fault.target, f"start default.{fault.target}")
 
     def _ctl_restart(self, fault: Fault) -> None:
         self.nudged.add(fault.target)
-        self.type(f"restart default.{fault.target}")
+        self._start_by_hand(fault.target, f"restart default.{fault.target}")
 
     def _ctl_remove(self, fault: Fault) -> Callable[[], None]:
         self.nudged.add(fault.target)
         self.type(f"stop default.{fault.target}", f"remove default.{fault.target}")
-        return lambda: self.type(f"start default.{fault.target}")
+        return lambda: self._start_by_hand(fault.target, f"start default.{fault.target}")
 
     def _ctl_update(self, _fault: Fault) -> None:
         self.type("update")

@@ -132,8 +132,8 @@ class _Book:
         self.charged = sum(entry.charge_bytes for entry in admitted) + leaving_bytes
         self.leaving_bytes = self.coming = leaving_bytes
         """Room that engines on their way out will leave, and that nobody waits for yet."""
-        self.blocked: list[tuple[Entry, int]] = []
-        """Who waits ahead in the queue, and what has passed each of them, in bytes."""
+        self.blocked: list[tuple[Entry, dict[Key, int]]] = []
+        """Who waits ahead in the queue, and what has passed each of them, in bytes by key."""
         self.kept = 0
         """Room that is free but kept for those who wait for more."""
         self.leaving: set[Key] = set()
@@ -147,20 +147,24 @@ class _Book:
     def admit(self, entry: Entry) -> None:
         self.charged += entry.needs_bytes
         self.admitted.append(entry)
-        self.blocked = [(ahead, passed + entry.charge_bytes) for ahead, passed in self.blocked]
+        for _, passed in self.blocked:
+            passed[entry.key] = entry.charge_bytes
 
     def fits(self, entry: Entry) -> bool:
         """Whether it can start now without keeping out one that is ahead of it."""
         return entry.needs_bytes <= self.left and self.held_up_by(entry) is None
 
     def held_up_by(self, entry: Entry) -> Entry | None:
-        """The one ahead in the queue that this one would keep out."""
-        need = entry.charge_bytes
-        return next((ahead for ahead, passed in self.blocked if ahead.charge_bytes + passed + need > self.budget), None)
+        """The one ahead in the queue that this one would keep out; what it takes the place of does not count too."""
+        for ahead, passed in self.blocked:
+            others = sum(size for key, size in passed.items() if key != entry.key)
+            if ahead.charge_bytes + others + entry.charge_bytes > self.budget:
+                return ahead
+        return None
 
     def block(self, entry: Entry) -> None:
         passed = [each for each in self.admitted if _rank(each) > _rank(entry) and each.admitted >= entry.asked]
-        self.blocked.append((entry, sum(each.charge_bytes for each in passed)))
+        self.blocked.append((entry, {each.key: each.charge_bytes for each in passed}))
 
     def victims(self, entry: Entry) -> list[Entry]:
         """Whom to stop so that the entry fits: lowest priority, largest, oldest; [] if it can't."""

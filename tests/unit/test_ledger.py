@@ -371,3 +371,13 @@ def test_every_queue_that_is_left_alone_drains_as_room_appears() -> None:
 def test_megabytes_are_told_as_such() -> None:
     found = admit(GIB, [Entry(key("a"), NORMAL, GIB - 10 * MIB, Phase.RUNNING, 0), waits("b", 0.5)])
     assert "needs 512 MiB, 10 MiB of 1.0 GiB left" in found.decisions[key("b")].message
+
+
+def test_an_edit_counts_once_beside_whom_it_would_keep_out_not_with_the_engine_whose_place_it_takes() -> None:
+    running = [runs("a", 20, 5), runs("b", 20, 5)]
+    ahead = waits("ahead", 26, 1)
+    edit = waits("b", 22, 2, holds_bytes=20 * GIB)
+    fits = admit(70 * GIB, [*running, runs("c", 15, 0), ahead, edit])
+    assert decisions(fits) == {"ahead": False, "b": True}, "26 + 20 + 22 fit, once c is gone"
+    larger = replace(edit, estimate_bytes=25 * GIB)
+    assert decisions(admit(70 * GIB, [*running, runs("c", 15, 0), ahead, larger])) == {"ahead": False, "b": False}

@@ -142,6 +142,14 @@ def test_an_engine_on_its_way_out_counts_beside_the_one_that_takes_its_room() ->
     assert rules(history((0.0, (old,), NONE), (0.2, (), NONE), (0.4, (new,), NONE)), budget_bytes=100) == []
 
 
+def test_what_somebody_starts_by_hand_although_it_is_off_is_not_counted_and_what_ran_before_is() -> None:
+    excuses, old = Excuses(by_hand={"one": 50.0}), Engine(11, "one", 9001, 40.0, 60)
+    other = Engine(12, "two", 9002, 70.0, 60)
+    assert rules([Sample(0.0, (old, other))], budget_bytes=100, excuses=excuses) == [6]
+    assert rules([Sample(0.0, (replace(old, started=51.0), other))], budget_bytes=100, excuses=excuses) == []
+    assert rules([Sample(0.0, (old, replace(other, started=51.0)))], budget_bytes=100, excuses=excuses) == [6]
+
+
 def test_a_reservation_below_zero_makes_no_room_and_one_that_nobody_can_read_is_counted() -> None:
     checker = soak_check.Checker(1.0, Excuses(), 100)
     strange = Engine(11, "one", 9001, 0.0, -50), Engine(12, "two", 9002, 0.0, 101)
