@@ -239,7 +239,8 @@ class Controller:
         found = self.intake.read(snapshot.services, snapshot.models, self.records)
         self._serving = self._ready(snapshot.observed)
         self._placed = placed = self.placement.place(
-            found, snapshot.services.keys() - found.keys(), self._serving, self.lookout.delay_s
+            found, snapshot.services.keys() - found.keys(), self._serving, self.lookout.delay_s,
+            frozenset(record.owner for record in self.records.values()),
         )
         self.store.want(placement.model_sources(found, placed, self.records.values()))
         for item in found.values():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import urllib.parse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from metal_supervisor.core.gguf import BadGguf
 from metal_supervisor.core.shape import shape_of
 from metal_supervisor.core.sizes import amount
 from metal_supervisor.core.types import Endpoint, Model, Service, Standing
-from metal_supervisor.runtimes import llama_memory, llama_server
+from metal_supervisor.runtimes import llama_memory, llama_server, mlx_memory
 from metal_supervisor.runtimes.place import Binary, Place
 from metal_supervisor.watchdog import budget_of
 
@@ -264,7 +264,8 @@ def _mlx(question: Question, path: Path) -> _Subject:
     def charge(plan: Plan) -> Estimate:
         each = max(plan.context // plan.slots, 1)
         try:
-            return estimate_mlx(weights, config, each, plan.slots, MLX_BITS[plan.kv_type])
+            made = estimate_mlx(weights, config, each, plan.slots, MLX_BITS[plan.kv_type])
+            return replace(made, prompt_cache_bytes=mlx_memory.prompt_cache_bytes(made))
         except CannotEstimate as error:
             raise CannotTell(f"{path.name}: {error}") from None
 

@@ -14,26 +14,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import importlib.metadata
 import io
 import json
 import os
 import sys
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
 KNOWN = "0.32.2"
 """The mlx_lm that this was written for."""
-NEEDED = """
-APIHandler.handle_completion APIHandler.handle_models_request APIHandler.handle_health_check
-APIHandler._set_completion_headers ModelProvider.load ModelProvider.reset ResponseGenerator._generate
-ResponseGenerator._tokenize ResponseGenerator.generate ThreadingHTTPServer main
-_image_parts _image_url _inline_image_urls
-"""
-"""What of `mlx_lm.server` is replaced or relied upon."""
-SAYS = "mlx_engine: "
 EXIT_CANNOT_SERVE, EXIT_UNKNOWN = 1, 69
 
 
@@ -48,7 +38,7 @@ class Log(io.TextIOBase):
 
 def end(why: str, code: int = EXIT_CANNOT_SERVE) -> None:
     """Ends the process at once: its other threads would keep it alive, and it cannot serve."""
-    sys.stderr.write(f"{SAYS}{why}\n")
+    sys.stderr.write(f"mlx_engine: {why}\n")
     os._exit(code)
 
 
@@ -79,7 +69,7 @@ def hold_to_one_model(server: Any, context: int) -> None:
         found = tokenize(self, tokenizer, request, args)
         room = context - len(found[0])
         if context and room <= 0:
-            raise ValueError(f"the prompt has {len(found[0])} tokens, and the context {context} (spec.contextSize)")
+            raise ValueError(f"the prompt has {len(found[0])} tokens, a slot {context} in all (spec.contextSize)")
         args.max_tokens = min(args.max_tokens, room) if context else args.max_tokens
         return found
 
@@ -95,6 +85,8 @@ def hold_to_one_model(server: Any, context: int) -> None:
 def hold_to_names(server: Any, names: list[str]) -> None:
     """Makes it answer under these names alone, fetch nothing for a request, and be healthy once it is loaded."""
     handler, complete = server.APIHandler, server.APIHandler.handle_completion
+    for each in (handler.handle_models_request, handler.handle_health_check, server._inline_image_urls, server.main):
+        assert callable(each)  # what is replaced below must have been there, or it is called by another name
 
     def answer(self: Any, status: int, body: dict[str, Any]) -> None:
         self._set_completion_headers(status)
@@ -128,11 +120,6 @@ def hold_to_names(server: Any, names: list[str]) -> None:
     handler.handle_completion, handler.handle_models_request, handler.handle_health_check = check, models, health
 
 
-def part_of(thing: Any, name: str) -> Any:
-    """What a dotted name means there, None for nothing."""
-    return reduce(lambda at, part: getattr(at, part, None), name.split("."), thing)
-
-
 def main(argv: list[str]) -> None:
     """Serves; ends the process."""
     sys.stdout = sys.stderr = Log()
@@ -145,10 +132,11 @@ def main(argv: list[str]) -> None:
         server = importlib.import_module("mlx_lm.server")
     except Exception as error:  # noqa: BLE001 - an installation may be broken in any way
         end(f"mlx_lm cannot be used: {type(error).__name__}: {error}; reinstall it"[:1000], EXIT_UNKNOWN)
-    if lacks := [name for name in NEEDED.split() if part_of(server, name) is None]:
-        end(f"mlx-lm {version} is not as it is known here: no {', '.join(lacks)}; install {KNOWN}", EXIT_UNKNOWN)
-    hold_to_one_model(server, int(own["--context"]))
-    hold_to_names(server, own["--alias"].split(","))
+    try:
+        hold_to_one_model(server, int(own["--context"]))
+        hold_to_names(server, own["--alias"].split(","))
+    except AttributeError as error:
+        end(f"mlx-lm {version} is not as it is known here: {error}; install mlx-lm=={KNOWN}", EXIT_UNKNOWN)
     sys.argv = ["mlx_lm.server", *argv]
     try:
         server.main()

@@ -86,8 +86,13 @@ class Placement:
         not_ours: Collection[Key],
         ready: Mapping[Key, frozenset[int]],
         delay_s: Callable[[Service | Rejected], float],
+        begun: Collection[Key] = (),
     ) -> Placed:
-        """What of `found` is this Mac's. `ready`: the slots that serve here; `delay_s`: how soon to offer for one."""
+        """What of `found` is this Mac's.
+
+        `ready`: the slots that serve here; `delay_s`: how soon to offer for a service, asked of each that will take
+        room here and is not among the `begun`, whose room is counted already.
+        """
         most = self._settings.replicas_per_mac
         if not self.on:
             mine = {key: tuple(range(min(most, max(1, item.replicas)))) for key, item in found.items()}
@@ -103,6 +108,9 @@ class Placement:
         lives = claims.judge(
             held, nodes, self._sightings, self._node, self._leases.connected_at, self._settings.lease_duration
         )
+        for key, item in found.items():
+            if key not in begun and any(claim.holder == self._node and slot[:2] == key for slot, claim in held.items()):
+                delay_s(item)  # got a moment ago: what it takes is not there for others
         asks = {
             key: Ask(
                 item.uid,

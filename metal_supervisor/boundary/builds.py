@@ -16,6 +16,8 @@ from metal_supervisor.runtimes.place import Binary, Executable
 
 LOOK_WAIT_S = 0.3
 AGAIN_S = 10.0
+HELP_WAIT_S, SCRIPT_HELP_WAIT_S = 5.0, 60.0
+"""How long a program may take to print its help; a script of Python's imports all that it can do first."""
 SHEBANG = re.compile(r"""#!(?:/bin/sh\n'''exec' ["']?)?(/[^\n"']*?/python[0-9.]*)["']?[ \n]""")
 """As installers write them: `#!PYTHON`, or for a long path or one with spaces a line of shell that execs it."""
 SHEBANG_BYTES = 2048
@@ -68,7 +70,8 @@ class Builds:
             raise host.NoBinary(f"{path} cannot be looked at: {error.strerror}") from None
         if build not in self._asked:
             done = self._asked[build] = threading.Event()
-            threading.Thread(target=self._ask, args=(build, done), name="builds", daemon=True).start()
+            asked = build, done, executable.script
+            threading.Thread(target=self._ask, args=asked, name="builds", daemon=True).start()
             done.wait(LOOK_WAIT_S)
         flags = self._flags.get(build)
         if flags is None:
@@ -80,9 +83,9 @@ class Builds:
             raise Broken(f"{path} does not say in its first line which Python runs it; reinstall it")
         return Binary(str(path), flags, executable.name, interpreter)
 
-    def _ask(self, build: tuple[Path, float], done: threading.Event) -> None:
+    def _ask(self, build: tuple[Path, float], done: threading.Event, script: bool) -> None:
         while True:
-            found = host.flags_of(build[0])
+            found = host.flags_of(build[0], SCRIPT_HELP_WAIT_S if script else HELP_WAIT_S)
             changed = self._flags.get(build) != found
             self._flags[build] = found
             done.set()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from metal_supervisor.core.demand import Demand, Reading
 from metal_supervisor.core.types import Engine, Service
-from metal_supervisor.runtimes import llama_memory, llama_server, mlx_server
+from metal_supervisor.runtimes import llama_memory, llama_server, mlx_memory, mlx_server
 from metal_supervisor.runtimes.place import Binary, Executable, Place
 
 __all__ = ["RUNTIMES", "Binary", "Executable", "Place", "Runtime"]
@@ -49,7 +49,7 @@ RUNTIMES: Mapping[str, Runtime] = {
         formats=frozenset({"mlx", "safetensors"}),
         refuse=mlx_server.refuse,
         engine=mlx_server.engine,
-        demand=mlx_server.demand,
+        demand=mlx_memory.demand,
         lacks=mlx_server.lacks,
     ),
 }

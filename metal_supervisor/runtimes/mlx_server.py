@@ -7,13 +7,10 @@ knows no aliases: it goes by a name of its own. Both take a directory of config.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
-from metal_supervisor.core.demand import Demand, Reading
-from metal_supervisor.core.estimate import Estimate, Settings, by_size
-from metal_supervisor.core.estimate_mlx import CannotEstimate, estimate_mlx
-from metal_supervisor.core.sizes import MIB
 from metal_supervisor.core.types import Engine, Probe, Service
+from metal_supervisor.runtimes.mlx_memory import estimate_of, prompt_cache_bytes, slot_tokens
 from metal_supervisor.runtimes.place import Binary, Place
 
 SWIFT, MLX_LM = "mlx-server", "mlx_lm.server"
@@ -54,8 +51,6 @@ NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
 """Options of the spec that no MLX server honours: the values that change nothing, and why the others are refused."""
 
 KV_BITS: Mapping[str, int] = {"f16": 0, "bf16": 0, "q8_0": 8, "q4_0": 4}
-PROMPT_CACHE_MIB, PROMPT_CACHE_MIB_UNKNOWN = 1024, 512
-"""The most that old prompts are given beside a model, and what beside one that cannot be judged."""
 
 
 def refuse(service: Service) -> tuple[str, str] | None:
@@ -96,15 +91,14 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
         argv = [binary.path, *argv, "--max-slots", slots, *service.extra_args]
         return Engine(tuple(argv), service.env, place.cwd, Probe(expects="ok", busy_path="", names_itself=True))
     names = ",".join(dict.fromkeys((service.name, service.model.name)))
-    made, bits = _estimate(service, argv, place.model), KV_BITS[service.options.get("cacheTypeK", "f16")]
+    made, bits = estimate_of(service, argv, place.model), KV_BITS[service.options.get("cacheTypeK", "f16")]
     own = ["--alias", names]
-    if (context := service.options.get("contextSize") or (made.context if made and made.basis == "config" else 0)) > 0:
+    if (context := made.context if made is not None else slot_tokens(service)) > 0:
         own += ["--context", str(context)]
-    cache_mib = min(-(-made.kv_bytes // MIB), PROMPT_CACHE_MIB) if made and made.kv_bytes else PROMPT_CACHE_MIB_UNKNOWN
     wanted = [
         ("--decode-concurrency", slots),
         ("--prompt-concurrency", slots),
-        ("--prompt-cache-bytes", str(cache_mib * MIB)),
+        ("--prompt-cache-bytes", str(prompt_cache_bytes(made))),
         *([("--kv-bits", str(bits)), ("--quantized-kv-start", "0")] if bits else []),
     ]
     argv += [part for flag, value in wanted if flag in binary.flags for part in (flag, value)]
@@ -112,43 +106,3 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
     offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": f"{place.cwd}/hub"}
     env = tuple(sorted({**dict(service.env), **offline}.items()))
     return Engine(tuple(argv), env, place.cwd, Probe(expects='"status"', identity=service.name, busy_path=""))
-
-
-def demand(
-    service: Service, argv: Sequence[str], model: Reading, _reading_of: Callable[[str], Reading | None]
-) -> Demand:
-    """What an MLX server with this command line and model will take.
-
-    It is charged for `spec.contextSize`, or else for all that the model was made for, of each of its slots: MLX
-    allocates as a conversation grows. mlx_lm is held to that; the Swift server is trusted with it.
-    """
-    made = _estimate(service, argv, model)
-    if made is None:
-        return Demand(None, text=model.problem or "the size of its model is not known")
-    return Demand(made.total_bytes, made.mapped_bytes, made.explain())
-
-
-def _estimate(service: Service, argv: Sequence[str], model: Reading) -> Estimate | None:
-    """By config.json, or else by size; None if neither is known."""
-    said = _values(argv)
-    context = _whole(said.get("--context"), service.options.get("contextSize", 0))
-    slots = _whole(said.get("--max-slots"), _whole(said.get("--decode-concurrency"), 1))
-    bits, cache = _whole(said.get("--kv-bits"), 0), _whole(said.get("--prompt-cache-bytes"), 0)
-    why = model.problem
-    if model.config is not None and model.size_bytes is not None:
-        try:
-            return estimate_mlx(model.size_bytes, model.config, context, slots, bits or None, cache)
-        except CannotEstimate as error:
-            why = str(error)
-    settings = Settings(context=context, slots=slots, prompt_cache_bytes=cache, mmap=False)
-    return None if model.size_bytes is None else by_size(model.size_bytes, settings, why)
-
-
-def _values(argv: Sequence[str]) -> dict[str, str]:
-    """flag -> its value."""
-    pairs = ((*flag.partition("="), following) for flag, following in zip(argv, (*argv[1:], ""), strict=True))
-    return {flag: value if equals else following for flag, equals, value, following in pairs}
-
-
-def _whole(text: str | None, default: int) -> int:
-    return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else default

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from metal_supervisor.boundary import builds as builds_module
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.builds import Broken, Builds, find, interpreter_of
 from metal_supervisor.runtimes import RUNTIMES, Binary
@@ -51,6 +52,16 @@ def test_the_first_executable_that_is_there_is_taken_and_a_script_with_its_inter
     builds = Builds(settings(tmp_path, mlx_lm_server=lm, mlx_server=swift), lambda: None)
     found = eventually(lambda: builds.look(MLX), 10, "the help to be read")
     assert found == Binary(str(swift), frozenset({"--max-slots"}), "mlx-server", "")
+
+
+def test_a_script_may_take_its_time_to_tell_what_it_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builds_module, "HELP_WAIT_S", 0.3)
+    slow = script(tmp_path / "slow", f"#!{sys.executable}\nimport time; time.sleep(1)")
+    lm = Builds(settings(tmp_path, mlx_lm_server=slow), lambda: None)
+    assert eventually(lambda: lm.look(MLX), 30, "the help to be read").flags == {"--model", "--kv-bits"}
+    swift = Builds(settings(tmp_path, mlx_server=slow.rename(tmp_path / "slower")), lambda: None)
+    with pytest.raises(Broken, match="--help does not work"):
+        eventually(lambda: swift.look(MLX), 30, "the help to be given up")
 
 
 def test_what_is_missing_and_what_is_broken_is_said_with_its_flag(tmp_path: Path) -> None:

@@ -231,14 +231,16 @@ def mlx(tmp_path: Path) -> Path:
 
 def test_a_directory_of_an_mlx_model_is_judged_by_its_config(shell: Shell, mlx: Path) -> None:
     said = shell.fit(mlx)
-    assert said.code == 0
+    assert said.code == 1
     assert said.lines[0] == "Qwen3-MLX: qwen3 (MLX), 4.0 GiB, trained for 40960 tokens"
     assert "KV cache (1 x 40960 tokens) 5.6 GiB" in said.lines[1] and "by config" in said.lines[1]
-    said = shell.fit(mlx, "--ctx", "81920", "--slots", "2")
+    assert "prompt cache 1.0 GiB" in said.lines[1]
+    assert shell.fit(mlx, "--ctx", "32768").code == 0
+    said = shell.fit(mlx, "--ctx", "65536", "--slots", "2")
     assert said.code == 1
     advice = [each for each in said.lines if each.startswith("it would fit")]
     assert any("--ctx" in each for each in advice) and any("--kv-type q8_0" in each for each in advice)
-    assert shell.fit(mlx, "--ctx", "81920", "--slots", "2", "--kv-type", "q8_0").code == 0
+    assert shell.fit(mlx, "--ctx", "65536", "--slots", "2", "--kv-type", "q8_0").code == 0
     assert shell.fit(mlx, "--kv-type", "q5_1").code == 2
 
 

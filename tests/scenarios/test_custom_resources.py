@@ -144,8 +144,8 @@ def test_what_no_definition_refused_is_refused_by_name_and_can_be_put_right(
 
 def test_23_a_format_that_the_runtime_does_not_serve_is_named_and_heals(mac: Mac) -> None:
     odd = mac.tiny_model("odd")
-    mac.apply({**odd, "spec": {**odd["spec"], "format": "mlx"}}, service("unfit", "odd"))
-    assert "spec.format is 'mlx', which no runtime of this Mac serves" in failed(mac, "unfit", "FormatMismatch")
+    mac.apply({**odd, "spec": {**odd["spec"], "format": "pytorch"}}, service("unfit", "odd"))
+    assert "spec.format is 'pytorch', which no runtime of this Mac serves" in failed(mac, "unfit", "FormatMismatch")
     mac.apply(odd)
     mac.ready("unfit")
     gone(mac, "unfit")

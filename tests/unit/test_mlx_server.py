@@ -11,7 +11,8 @@ from metal_supervisor.core.demand import Reading
 from metal_supervisor.core.sizes import GIB, MIB
 from metal_supervisor.core.types import Endpoint, Model, Probe, Service
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
-from metal_supervisor.runtimes.mlx_server import NOT_HERE, OWNED, demand, engine, lacks, refuse
+from metal_supervisor.runtimes.mlx_memory import demand
+from metal_supervisor.runtimes.mlx_server import NOT_HERE, OWNED, engine, lacks, refuse
 
 SWIFT = Binary("/opt/mlx-server", frozenset({"--max-slots"}), "mlx-server")
 FLAGS = {"--decode-concurrency", "--prompt-concurrency", "--prompt-cache-bytes", "--kv-bits", "--quantized-kv-start"}
@@ -58,7 +59,7 @@ def test_mlx_lm_is_held_to_the_name_the_context_and_the_slots() -> None:
     bounds = ["--decode-concurrency", "1", "--prompt-concurrency", "1", "--prompt-cache-bytes", str(KV)]
     assert argv(service()) == [*HEAD, "--context", "4096", *WHERE, *bounds]
     made = argv(service(contextSize=512, parallelSlots=4, cacheTypeK="q4_0", extra=("--temp", "0.5")))
-    assert made[5:7] == ["--context", "512"]
+    assert made[5:7] == ["--context", "128"], "each has its share"
     assert made[13:17] == ["--decode-concurrency", "4", "--prompt-concurrency", "4"]
     assert made[19:] == ["--kv-bits", "4", "--quantized-kv-start", "0", "--temp", "0.5"]
 
@@ -116,8 +117,11 @@ def test_other_caches_and_modes_are_refused(asked: dict[str, Any]) -> None:
 
 def test_it_is_charged_for_what_it_is_held_to() -> None:
     assert "KV cache (1 x 4096 tokens)" in charged(service())
-    assert "KV cache (2 x 512 tokens)" in charged(service(contextSize=512, parallelSlots=2))
-    assert "KV cache (2 x 512 tokens)" in charged(service(contextSize=512, parallelSlots=2), SWIFT)
+    assert "KV cache (2 x 256 tokens)" in charged(service(contextSize=512, parallelSlots=2))
+    assert "KV cache (2 x 256 tokens)" in charged(service(contextSize=512, parallelSlots=2), SWIFT)
+    extra = ("--decode-concurrency", "3", "--prompt-cache-bytes=0")
+    assert "KV cache (3 x 512 tokens)" in charged(service(contextSize=512, extra=extra)), "the last of several counts"
+    assert "prompt cache" not in charged(service(contextSize=512, extra=extra))
     whole = demand(service(), argv(service()), READ, lambda _: None)
     assert whole.bytes == GIB + KV + -(-GIB * 5 // 100) + KV + 256 * MIB
     assert whole.mapped_bytes == 0

@@ -1,0 +1,68 @@
+"""What an MLX server will take of the memory, read back from the command line that it will be started with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from metal_supervisor.core.demand import Demand, Reading
+from metal_supervisor.core.estimate import Estimate, Settings, by_size
+from metal_supervisor.core.estimate_mlx import CannotEstimate, estimate_mlx
+from metal_supervisor.core.sizes import MIB
+from metal_supervisor.core.types import Service
+
+PROMPT_CACHE_MIB, PROMPT_CACHE_MIB_UNKNOWN = 1024, 512
+"""The most that old prompts are given beside a model, and what beside one that cannot be judged."""
+
+
+def demand(
+    service: Service, argv: Sequence[str], model: Reading, _reading_of: Callable[[str], Reading | None]
+) -> Demand:
+    """What an MLX server with this command line and model will take.
+
+    It is charged for `spec.contextSize`, which its slots share, or else for all that the model was made for in each of
+    them: MLX allocates as a conversation grows. mlx_lm is held to that; the Swift server is trusted with it.
+    """
+    made = estimate_of(service, argv, model)
+    if made is None:
+        return Demand(None, text=model.problem or "the size of its model is not known")
+    return Demand(made.total_bytes, made.mapped_bytes, made.explain())
+
+
+def prompt_cache_bytes(made: Estimate | None) -> int:
+    """How much mlx_lm may keep of old conversations: without the last one, its next turn would begin from nothing."""
+    if made is None or made.basis != "config":
+        return PROMPT_CACHE_MIB_UNKNOWN * MIB
+    return min(made.kv_bytes + made.state_bytes, PROMPT_CACHE_MIB * MIB)
+
+
+def slot_tokens(service: Service) -> int:
+    """Tokens of one slot, 0 if the service does not say."""
+    total, slots = int(service.options.get("contextSize", 0)), int(service.options.get("parallelSlots", 1))
+    return max(total // slots, 1) if total else 0
+
+
+def estimate_of(service: Service, argv: Sequence[str], model: Reading) -> Estimate | None:
+    """By config.json, or else by size; None if neither is known."""
+    said = _values(argv)
+    context = _whole(said.get("--context"), slot_tokens(service))
+    slots = _whole(said.get("--max-slots"), _whole(said.get("--decode-concurrency"), 1))
+    bits, cache = _whole(said.get("--kv-bits"), 0), _whole(said.get("--prompt-cache-bytes"), 0)
+    why = model.problem
+    if model.config is not None and model.size_bytes is not None:
+        try:
+            return estimate_mlx(model.size_bytes, model.config, context, slots, bits or None, cache)
+        except CannotEstimate as error:
+            why = str(error)
+    settings = Settings(context=context, slots=slots, prompt_cache_bytes=cache, mmap=False)
+    return None if model.size_bytes is None else by_size(model.size_bytes, settings, why)
+
+
+def _values(argv: Sequence[str]) -> dict[str, str]:
+    """flag -> its value."""
+    pairs = ((*flag.partition("="), following) for flag, following in zip(argv, (*argv[1:], ""), strict=True))
+    return {flag: value if equals else following for flag, equals, value, following in pairs}
+
+
+def _whole(text: str | None, default: int) -> int:
+    return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else default
