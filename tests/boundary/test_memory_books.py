@@ -49,3 +49,11 @@ def test_without_a_note_it_is_charged_by_the_section_from_which_it_was_started(t
         assert (held.spec_file, held.bytes) == (OLD, 100)
     (tmp_path / "specs" / OLD).unlink()
     assert memory.ups({key: RECORD}, {}, UP, {}, {})[key].bytes == 100, "the record by which it was started"
+
+
+def test_a_spec_that_is_lost_while_its_engine_is_up_is_charged_all_the_same(tmp_path: Path) -> None:
+    memory, _ = books(tmp_path)
+    off = replace(RECORD, spec_file=None, reserved_bytes=0)
+    assert memory.ups({RECORD.key: RECORD}, {}, UP, {"default.one": NOTE}, {})[RECORD.key].bytes == 100
+    (tmp_path / "specs" / OLD).write_bytes(b"{ half")
+    assert memory.ups({RECORD.key: off}, {}, UP, {"default.one": NOTE}, {})[RECORD.key].bytes == 100
