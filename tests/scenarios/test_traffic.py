@@ -83,6 +83,7 @@ def test_a_hundred_services_at_once_are_placed_in_a_few_passes(tmp_path: Path) -
         mac = macs.add("mac-a", engine=engine)
         log = mac.state / "log" / "controller.log"
         mac.apply(mac.tiny_model())
+        eventually((mac.state / "controller.json").exists, what="the controller's first pass")
         asked = requests(mac)
         mac.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(map(service, names)))
 
