@@ -88,7 +88,7 @@ def test_an_engine_killed_in_the_middle_of_a_stream_is_withdrawn_within_a_second
     assert not cut.completed() and cut.chunks > 0
     assert other.completed(), f"{other.chunks} chunks, {other.error}"
     figure.add("streams of others cut", 0, "")
-    eventually(lambda: "terminated by SIGKILL" in events(system, "victim").get("Crashed", ""), 10, "an Event")
+    eventually(lambda: "terminated by SIGKILL" in events(system, "victim").get("Crashed", ""), 30, "an Event")
     assert (restarts(system, "victim"), system.observe("victim")["lastExit"]) == (1, "terminated by SIGKILL")
     figure.add("restarts", restarts(system, "victim"), "")
     gone(system, "victim")
@@ -109,7 +109,7 @@ def test_an_engine_that_crashes_with_sigsegv_is_withdrawn_and_back(system: Syste
     watch.when("serves", lambda: eventually(lambda: system.slice_ready("faulty"), 20, "the endpoint to be back"))
     assert system.pid("faulty") != before
     # Fails now and then: the sidecar may tell of a death before supervisord has logged how it came, as "unknown".
-    eventually(lambda: "terminated by SIGSEGV" in events(system, "faulty").get("Crashed", ""), 10, "an Event")
+    eventually(lambda: "terminated by SIGSEGV" in events(system, "faulty").get("Crashed", ""), 30, "an Event")
     assert system.observe("faulty")["lastExit"] == "terminated by SIGSEGV"
     gone(system, "faulty")
 
@@ -134,7 +134,7 @@ def test_two_deaths_in_one_moment_are_both_seen(system: System, figure: Figure) 
     assert all(system.pid(name) != before[name] for name in names)
     assert [restarts(system, name) for name in names] == [1, 1]
     for name in names:
-        eventually(lambda name=name: "Crashed" in events(system, name), 10, f"an Event of {name}")
+        eventually(lambda name=name: "Crashed" in events(system, name), 30, f"an Event of {name}")
     gone(system, *names)
 
 
@@ -212,7 +212,7 @@ def test_an_engine_that_leaks_memory_to_its_limit_is_withdrawn_and_back(system: 
     figure.add("held at its end", most / (1 << 20), "MiB")
     watch.when("withdrawn", lambda: withdrawn(system, "leaky", 10))
     watch.when("serves", lambda: eventually(lambda: system.slice_ready("leaky"), 20, "the endpoint to be back"))
-    eventually(lambda: "terminated by SIGKILL" in events(system, "leaky").get("Crashed", ""), 10, "an Event")
+    eventually(lambda: "terminated by SIGKILL" in events(system, "leaky").get("Crashed", ""), 30, "an Event")
     assert system.pid("leaky") != before
     gone(system, "leaky")
 
