@@ -48,7 +48,7 @@ run: $(READY)
 	@exec $(BIN)/python tools/make_run.py
 
 test: $(READY)
-	@$(BIN)/python -m pytest -n 3 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-fast: $(READY)
 	@$(BIN)/python -m pytest tests/unit
