@@ -110,6 +110,11 @@ class Watch:
         return eventually(look, within_s, f"{name} to be {word}")
 
 
+def lean(name: str, **spec: Any) -> dict[str, Any]:
+    """A service whose scratch is small: the model is padded by its width, and twenty of it must fit into the budget."""
+    return service(name, uBatchSize=32, **spec)
+
+
 def phase(event: dict[str, Any]) -> str:
     return str((event["object"].get("status") or {}).get("phase", ""))
 
@@ -159,7 +164,7 @@ def latencies(system: System, count: int) -> list[Figure]:
     slice_of = {}
     for name in names:
         start = time.monotonic()
-        system.apply(service(name))
+        system.apply(lean(name))
         pid_at = until(lambda name=name: engine_up(system, name))
         port = json.loads((system.state / "records" / f"default.{name}.json").read_text())["port"]
         healthy_at = until(lambda port=port: answers(port))
@@ -190,7 +195,7 @@ def latencies(system: System, count: int) -> list[Figure]:
         eventually(lambda name=name: f"default.{name}" not in system.rpc.table(), what="gone")
     for index in range(min(5, count)):
         name = f"exit-{index}"
-        system.apply(service(name))
+        system.apply(lean(name))
         pid = system.ready(name)
         start = time.monotonic()
         os.kill(pid, 15)
@@ -229,7 +234,7 @@ def outages(system: System, lengths_s: list[float]) -> Figure:
     """A change made while the API was away: from the API's return to the new process."""
     figure = Figure("API back -> change made meanwhile is applied", "aim 2 s")
     _, prefix = boot.saved_access(system.files)
-    system.apply(service("away"))
+    system.apply(lean("away"))
     system.ready("away")
     for index, length_s in enumerate(lengths_s):
         before = system.pid("away")
@@ -241,7 +246,7 @@ def outages(system: System, lengths_s: list[float]) -> Figure:
             kubeconfig.write(boot.kubeconfig(other.url))
             kubeconfig.flush()
             kube = Kube(Path(kubeconfig.name))
-            kube.apply(f"{ISVC}/away", service("away", contextSize=512 + 256 * (index + 1)), "test", force=True)
+            kube.apply(f"{ISVC}/away", lean("away", contextSize=512 + 256 * (index + 1)), "test", force=True)
             kube.close()
         time.sleep(max(0.0, length_s - (time.monotonic() - stopped)))
         system.rpc.start("apiserver")
@@ -262,7 +267,7 @@ def idle(system: System, services: int, seconds: float) -> list[Figure]:
     """What the system costs while nothing happens."""
     names = [f"idle-{index}" for index in range(services)]
     for name in names:
-        system.apply(service(name))
+        system.apply(lean(name))
     for name in names:
         system.ready(name)
     time.sleep(5)
@@ -317,7 +322,7 @@ def traced(pids: list[int], into: Path) -> Iterator[bool]:
 
 def chat_bytes(system: System, into: Path) -> str:
     """Whether a byte of a chat passed through one of our processes, as seen by the kernel."""
-    system.apply(service("secret"))
+    system.apply(lean("secret"))
     system.ready("secret")
     port = system.port("secret")
     pids = [system.own_pid(name) for name in (*OWN, "apiserver")] + [system.supervisord_pid()]

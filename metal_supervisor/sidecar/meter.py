@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from metal_supervisor.boundary import memory
 from metal_supervisor.boundary.memory import Held
 
-FIRST_S, LONGEST_S = 1.0, 60.0
-"""Pauses between two looks at one engine; each is twice as long as the one before."""
+FIRST_S, FACTOR, LONGEST_S = 2.0, 4, 300.0
+"""Pauses between two looks at one engine; each is so much longer than the one before."""
 TURN_S = 0.5
 
 
@@ -75,6 +75,6 @@ class Meter(threading.Thread):
             first = first or known.held is None
             known.held = memory.used_bytes(engine.pid, engine.mapped_bytes, engine.started)
             known.due_at = time.monotonic() + known.pause_s
-            known.pause_s = min(2 * known.pause_s, LONGEST_S)
+            known.pause_s = min(FACTOR * known.pause_s, LONGEST_S)
         if first:
             self._on_change()
