@@ -20,7 +20,7 @@ from metal_supervisor.boundary.supervisord import BrokenFile, Supervisord, refus
 from metal_supervisor.config import Settings
 from metal_supervisor.core import plan, programs
 from metal_supervisor.core.plan import Do, Hung, Step, Stopping, Wanted
-from metal_supervisor.core.types import LIVE, Diff, Observed, ProgramState, Record, RunNote, Standing
+from metal_supervisor.core.types import LIVE, Diff, Observed, ProgramState, Record, RunNote
 
 YOUNG_S = 1.0
 RELOAD_EVERY_S = 60.0
@@ -80,7 +80,7 @@ class Applier:
         known = {record.program for record in records}
         for record in records:
             self._ours.add(record.program)
-            if record.spec_file and record.verdict.standing is Standing.RUN:
+            if record.runs:
                 wanted[record.program] = record
         # What goes goes first: a boot that comes between must not start one beside the other that it made room for.
         for path in (self.state.path / "models.d").glob("*.conf"):
@@ -189,7 +189,7 @@ class Applier:
 
         for record in records:
             seen, known = observed.get(record.program), stopping.get(record.program)
-            if record.spec_file and record.verdict.standing is Standing.RUN:
+            if record.runs and record.spec_file:
                 hung = self._hung_engine(record.program, notes.get(record.program), seen)
                 hung = hung and replace(hung, told_at=on_wall(hung.told_at))
                 spec_file = self._possible(record.spec_file, notes.get(record.program))

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from metal_supervisor.core import fields
 from metal_supervisor.runtimes import RUNTIMES
 
 if sys.version_info >= (3, 11):
@@ -249,14 +250,6 @@ def _nearest(word: str, known: Sequence[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
 
 
-def _seconds(value: Any) -> Any:
-    """`1m30s` as Go programs write it, in seconds; anything else as it is."""
-    if not isinstance(value, str) or not re.fullmatch(r"(\d+(\.\d+)?(ms|s|m|h))+", value, re.ASCII):
-        return value
-    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-    return sum(float(number) * units[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)(ms|s|m|h)", value))
-
-
 def _convert(name: str, value: Any, origin: str) -> Any:
     """The value in the setting's type. Raises ConfigError, naming where the value came from."""
     wanted = _TYPES[name]
@@ -270,7 +263,8 @@ def _convert(name: str, value: Any, origin: str) -> Any:
             raise ValueError
         if wanted is int and isinstance(value, float) and not value.is_integer():
             raise ValueError
-        result = wanted(_seconds(value) if wanted is float else value)
+        length_s = fields.seconds_of(value) if wanted is float and isinstance(value, str) else None
+        result = wanted(value if length_s is None else length_s)
     except (TypeError, ValueError):
         raise ConfigError(f"{origin}: {name} must be {_WORDS[wanted]}, not {value!r}") from None
     check = FIELDS[name].metadata["check"]

@@ -306,7 +306,7 @@ class Controller:
         """Takes note of who was stopped, or started again, with supervisorctl."""
         for key, record in self.records.items():
             state_now, note = snapshot.table.get(record.program), snapshot.notes.get(record.program)
-            if record.spec_file and record.verdict.standing is Standing.RUN and not record.withdraw:
+            if record.runs and not record.withdraw:
                 by_hand = plan.stopped_by_hand(
                     record.stopped_by_hand, record.stop_sent, record.spec_file, state_now, note
                 )

@@ -96,21 +96,14 @@ class Lookout:
         source = service.model.source
         file = decide.fitting(self._store.state(source), service.model.format)
         port, problem = chosen
+        binary = None
+        if problem is None:
+            binary, problem = self._binary(service)
         if problem or port is None:
             self._store.give_leave(source)  # whatever it waits for, its file need not
-            return Outlook(file, record.port if record else None, problem=problem)
-        try:
-            binary = self._builds.look(RUNTIMES[service.runtime].executables)
-        except host.NoBinary as error:
-            self._store.give_leave(source)
-            return Outlook(file, port, problem=("RuntimeBinaryMissing", str(error)))
-        except Broken as error:
-            self._store.give_leave(source)
-            return Outlook(file, port, problem=("RuntimeBroken", str(error)))
+            return Outlook(file, port or (record.port if record else None), problem=problem)
         if binary is None:
             return Outlook(ASKING, port)
-        if lacking := RUNTIMES[service.runtime].lacks(service, binary):
-            return Outlook(file, port, problem=lacking)
         if file.phase != "Ready":
             return self._before_it_is_here(service, binary, file, port)
         composed = self._composed(service, binary, file.path, port, self._look(file.path))
@@ -124,6 +117,17 @@ class Lookout:
         running = self._running(name, record, engine, up)
         limit = service.model.limit.resolve(self.room.total)
         return Outlook(file, port, engine, program, running=running, demand=demand, limit_bytes=limit)
+
+    def _binary(self, service: Service) -> tuple[Binary | None, tuple[str, str] | None]:
+        """The engine's program, or what is in the way of one; neither while it is being asked what it knows."""
+        runtime = RUNTIMES[service.runtime]
+        try:
+            binary = self._builds.look(runtime.executables)
+        except host.NoBinary as error:
+            return None, ("RuntimeBinaryMissing", str(error))
+        except Broken as error:
+            return None, ("RuntimeBroken", str(error))
+        return binary, runtime.lacks(service, binary) if binary is not None else None
 
     def _look_from_home(self, path: str) -> Reading | None:
         """A file that a command line names: engines are started in the state directory."""
@@ -205,11 +209,8 @@ class Lookout:
         if isinstance(item, Rejected) or not item.replicas or item.suspended:
             return READY_S
         near = self._store.near(item.model.source)
-        try:
-            binary = self._builds.look(RUNTIMES[item.runtime].executables)
-        except (host.NoBinary, Broken):
-            return CANNOT_S
-        if binary is not None and RUNTIMES[item.runtime].lacks(item, binary):
+        binary, problem = self._binary(item)
+        if problem:
             return CANNOT_S
         if near and binary is not None and not self._has_room(item, binary):
             return CANNOT_S

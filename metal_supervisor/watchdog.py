@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metal_supervisor.boundary import engines, host
+from metal_supervisor.boundary import builds, engines, host
 from metal_supervisor.boundary import memory as host_memory
 from metal_supervisor.config import Settings
 from metal_supervisor.core.budget import Budget
 from metal_supervisor.core.pressure import Level, Pace, Sample, Watch, in_force, thresholds, watch
 from metal_supervisor.core.types import Key, Probe
+from metal_supervisor.runtimes import RUNTIMES
 
 ALERT_S = 2.0
 BUDGET_EVERY_S = 60.0
@@ -134,7 +135,7 @@ class Watchdog(threading.Thread):
 def budget_of(settings: Settings) -> Budget:
     """What models may have on this Mac. May take seconds: the engine is asked what Metal wires."""
     try:
-        binary: Path | None = host.find_binary(settings.llama_server, "llama-server", "")
+        binary: Path | None = builds.find(settings, RUNTIMES["llama-server"].executables)[1]
     except host.NoBinary:
         binary = None
     return host_memory.host_budget(settings.memory_fraction or None, binary)

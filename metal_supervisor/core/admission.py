@@ -101,29 +101,31 @@ def _entries(record: Record, was: Record | None, up: Up | None, now: float) -> t
         has = max(was.room_bytes, held)
         keeps = was.spec_file == record.spec_file
         never_judged = keeps and not was.room_bytes  # by a release that kept no books; it runs, and counts from now on
-        if never_judged or 0 < record.room_bytes <= has or (keeps and record.room_bytes <= has):
-            return [_having(record, max(held, record.room_bytes), up)], 0
+        no_more = record.room_bytes <= has and (keeps or record.room_bytes > 0)
+        if never_judged or no_more:
+            return [_having(record, up)], 0
         asking = _asking(record, was.edit_queued_at, now)
         # A larger spec of ours for when it ends anyway keeps nobody waiting.
-        return [_having(was, has, up), replace(asking, holds_bytes=has, optional=keeps)], 0
+        return [_having(was, up), replace(asking, holds_bytes=has, optional=keeps)], 0
     if up is None:
         return [_asking(record, record.queued_at, now)], 0
     if was is None and up.spec_file == record.spec_file:
-        return [_having(record, max(held, record.room_bytes), up)], 0
+        return [_having(record, up)], 0
     if was is None or was.verdict.standing is not Standing.WAIT:
-        ending = replace(_having(record, held, up), protected=True)
+        ending = replace(_having(record, up), estimate_bytes=None, protected=True)
         return [ending, replace(_asking(record, record.queued_at, now), holds_bytes=held)], 0
     return [_asking(record, record.queued_at, now)], held
 
 
-def _having(record: Record, size_bytes: int, up: Up | None) -> Entry:
+def _having(record: Record, up: Up | None) -> Entry:
     return Entry(
         record.key,
         rank_of(record.priority),
-        size_bytes or None,
+        record.room_bytes or None,
         Phase.RUNNING if up else Phase.STARTING,
         asked=record.queued_at or 0.0,
         admitted=record.admitted_at,
+        measured_bytes=up.bytes if up else None,
         protected=record.protected,
     )
 

@@ -88,6 +88,13 @@ DURATIONS = re.compile(rf"({DURATION.pattern}){{1,8}}")
 SECONDS = {"h": Decimal(3600), "m": Decimal(60), "s": Decimal(1), "ms": Decimal("0.001")}
 
 
+def seconds_of(text: str) -> Decimal | None:
+    """Seconds of a duration as Go programs write it, `1h30m`; None if it is none."""
+    if not DURATIONS.fullmatch(text):
+        return None
+    return sum((Decimal(number) * SECONDS[unit] for number, unit in DURATION.findall(text)), Decimal(0))
+
+
 def duration(value: Any, path: str, low_s: int, high_s: int) -> int | None:
     """Whole seconds, rounded up, of a duration such as `1h30m`, or of plain seconds; None for `off`, 0 or nothing.
 
@@ -98,9 +105,9 @@ def duration(value: Any, path: str, low_s: int, high_s: int) -> int | None:
         return None
     text = said if isinstance(said, str) else ""
     text += "s" if re.fullmatch(r"[0-9.]+", text) else ""
-    if not DURATIONS.fullmatch(text):
+    exact = seconds_of(text)
+    if exact is None:
         raise Bad("InvalidSpec", f'{path} must be a duration such as 15m, 1h30m or "off", not {value!r:.80}')
-    exact = sum((Decimal(number) * SECONDS[unit] for number, unit in DURATION.findall(text)), Decimal(0))
     length_s = int(exact.to_integral_value(ROUND_CEILING))
     if length_s and not low_s <= length_s <= high_s:
         raise Bad("InvalidSpec", f'{path} must be "off" or between {low_s} s and {high_s} s, not {value!r:.80}')

@@ -256,11 +256,11 @@ def admit(
     decisions: dict[Key, Decision] = {}
     position = 0
     for entry in waiting:
-        if not entry.held_back and (hopeless := _hopeless(entry, budget_bytes, book.left, mode)):
-            decisions[entry.key] = hopeless
-        elif entry.held_back:
+        if entry.held_back:
             book.block(entry)
             decisions[entry.key] = Decision(False, PRESSURE)
+        elif hopeless := _hopeless(entry, budget_bytes, book.left, mode):
+            decisions[entry.key] = hopeless
         elif not entry.needs_bytes and not entry.unknown:  # an edit that gives room back
             book.admit(entry)
             decisions[entry.key] = Decision(True)

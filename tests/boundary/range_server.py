@@ -9,14 +9,35 @@ import threading
 from collections.abc import Iterator
 
 
-class Web(http.server.ThreadingHTTPServer):
-    """Serves `files` by path. The first part of a path says how: `/range/…` well, others as `Page` has it."""
+class Quiet(http.server.ThreadingHTTPServer):
+    """A server on loopback that says nothing; `hold` is for pages that stall until it is set."""
 
     daemon_threads = True
     block_on_close = False
 
+    def __init__(self, page: type[QuietPage]) -> None:
+        super().__init__(("127.0.0.1", 0), page)
+        self.hold = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that left is what some tests want."""
+
+
+class QuietPage(http.server.BaseHTTPRequestHandler):
+    """One answer of such a server."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+class Web(Quiet):
+    """Serves `files` by path. The first part of a path says how: `/range/…` well, others as `Page` has it."""
+
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Page)
+        super().__init__(Page)
         self.files: dict[str, bytes] = {}
         self.padding: dict[str, int] = {}
         """Name → zeros that follow, which are sent but held nowhere."""
@@ -25,21 +46,12 @@ class Web(http.server.ThreadingHTTPServer):
         self.headers: list[dict[str, str]] = []
         self.connections: set[tuple[str, int]] = set()
         self.sent_bytes = 0
-        self.hold = threading.Event()
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that left is what some tests want."""
 
 
-class Page(http.server.BaseHTTPRequestHandler):
+class Page(QuietPage):
     """One answer."""
 
-    protocol_version = "HTTP/1.1"
     server: Web
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]

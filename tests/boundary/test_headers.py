@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import gguf
-import numpy
 import pytest
 import urllib3
 from range_server import Web, serving
@@ -19,6 +17,7 @@ from metal_supervisor.boundary import headers as headers_module
 from metal_supervisor.boundary.headers import Headers, read_file, read_remote
 from metal_supervisor.core.demand import Reading
 from metal_supervisor.core.gguf import Header, Prefix, read_header
+from tests.shards import write_shards
 from tests.system import eventually, free_ports, tiny_gguf
 
 WITHIN_S = 5.0
@@ -33,17 +32,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A model of six tensors in three files, by the reference implementation."""
-    directory = tmp_path_factory.mktemp("shards")
-    writer = gguf.GGUFWriter(directory / "my model.gguf", "llama", split_max_tensors=2)
-    writer.add_block_count(2)
-    for index in range(6):
-        writer.add_tensor(f"blk.{index % 2}.attn_k.{index}", numpy.zeros((4, 32), numpy.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return sorted(directory.iterdir())
+    """A model of six tensors in three files."""
+    return write_shards(tmp_path_factory.mktemp("shards"), "my model.gguf")
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import http.server
 import json
 import os
 import threading
@@ -12,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from range_server import Quiet, QuietPage
 
 from metal_supervisor.boundary import store as store_module
 from metal_supervisor.boundary.store import Store, Unusable, check_file
@@ -22,31 +22,19 @@ GGUF = b"GGUF" + bytes(range(256)) * 40
 WITHIN_S = 5.0
 
 
-class Web(http.server.ThreadingHTTPServer):
+class Web(Quiet):
     """Answers by path; `hold` stalls a body in the middle."""
 
-    daemon_threads = True
-    block_on_close = False
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Page)
+        super().__init__(Page)
         self.asked: list[str] = []
         self.bodies: dict[str, bytes] = {"/m.gguf": GGUF}
-        self.hold = threading.Event()
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that left is what some tests want."""
 
 
-class Page(http.server.BaseHTTPRequestHandler):
+class Page(QuietPage):
     """One answer."""
 
-    protocol_version = "HTTP/1.1"
     server: Web
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy
 import pytest
 from gguf.constants import GGML_QUANT_SIZES
 
@@ -33,6 +32,7 @@ from metal_supervisor.core.gguf import (
     read_header,
 )
 from metal_supervisor.core.shards import merge, shard_names
+from tests.shards import write_shards
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
@@ -300,17 +300,8 @@ def test_a_file_that_was_not_downloaded_to_its_end_is_told_by_its_size(tiny: Pat
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A model of six tensors in three files, by the reference implementation."""
-    directory = tmp_path_factory.mktemp("shards")
-    writer = gguf.GGUFWriter(directory / "m.gguf", "llama", split_max_tensors=2)
-    writer.add_block_count(2)
-    for index in range(6):
-        writer.add_tensor(f"blk.{index % 2}.attn_k.{index}", numpy.zeros((4, 32), numpy.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return sorted(directory.iterdir())
+    """A model of six tensors in three files."""
+    return write_shards(tmp_path_factory.mktemp("shards"), "m.gguf")
 
 
 def test_shards_are_judged_together(shards: list[Path]) -> None:
