@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-from metal_supervisor import launch, mlx_engine
+from metal_supervisor import launch, mlx_engine, omlx_engine
 from metal_supervisor.applier import put_aside_refused
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.state import StateDir, write_atomic
@@ -110,12 +110,13 @@ def link_current(directory: StateDir) -> None:
     current = directory.path / "current"
     # Unresolved: Homebrew's own link survives an upgrade of Python, what it points at does not.
     _replace_link(current / "python", getattr(sys, "_base_executable", "") or os.path.realpath(sys.executable))
-    for program in (launch, mlx_engine):
+    for program in (launch, mlx_engine, omlx_engine):
         path = Path(str(program.__file__)).absolute()
         _replace_link(current / path.name, str(path))
-    script = f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -m metal_supervisor \"$@\"\n"
-    write_atomic(current / "metal-supervisor", script)
-    (current / "metal-supervisor").chmod(0o700)
+    for name, module in (("metal-supervisor", "metal_supervisor"), ("attendant", "metal_supervisor.attendant")):
+        script = f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -m {module} \"$@\"\n"
+        write_atomic(current / name, script)
+        (current / name).chmod(0o700)
 
 
 def _write_conf(directory: StateDir, settings: Settings) -> None:

@@ -82,6 +82,16 @@ def _port_range(value: str) -> str | None:
     return None if good else "must look like 18100-18999, within 1024-65535"
 
 
+def _daemon_url(value: str) -> str | None:
+    good = value == "off" or re.fullmatch(r"http://(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?/?", value)
+    return None if good else "must be off, or look like http://127.0.0.1:11434: only a daemon of this machine"
+
+
+def _mirror(value: str) -> str | None:
+    good = not value or re.fullmatch(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?/?", value)
+    return None if good else "must look like https://registry.example.com"
+
+
 def _runtime_list(value: str) -> str | None:
     unknown = [each.strip() for each in value.split(",") if each.strip() and each.strip() not in RUNTIMES]
     return f"must name some of {', '.join(RUNTIMES)}" if unknown else None
@@ -113,6 +123,18 @@ class Settings:
     llama_server: str = _setting("", "Path of llama-server; empty: PATH, then Homebrew's prefixes.")
     mlx_server: str = _setting("", "Path of the Swift mlx-server; empty: PATH, then Homebrew's prefixes.")
     mlx_lm_server: str = _setting("", "Path of mlx_lm.server, used where there is no mlx-server; empty: as above.")
+    omlx: str = _setting("", "Path of omlx; empty: PATH, then Homebrew's prefixes.")
+    ollama: str = _setting("", "Path of ollama, for a daemon of ours; empty: PATH, then Homebrew's prefixes.")
+    ollama_url: str = _setting(
+        "http://127.0.0.1:11434", "Where the user's own Ollama is used, and never stopped, if it is up; off: nowhere.",
+        _daemon_url,
+    )
+    ollama_models: str = _setting(
+        "", "Where an Ollama of ours keeps its models; default: ollama/ beside the downloaded model files."
+    )
+    ollama_registry: str = _setting(
+        "", "Mirror of Ollama's library, as http(s)://HOST; empty: the library itself.", _mirror
+    )
     llama_server_startup_timeout: float = _setting(
         600.0, "Seconds an engine may take to load; one that still does no work then is restarted.",
         _between(1, 86400),
@@ -228,11 +250,18 @@ class Settings:
         return Path(self.state_dir).expanduser().resolve()
 
     @property
+    def ollama_models_path(self) -> str:
+        return self.ollama_models or str(self.store_path / "ollama")
+
+    @property
     def store_path(self) -> Path:
         return Path(self.model_store).expanduser().absolute() if self.model_store else self.state_path / "models"
 
 
-PATHS = frozenset({"state_dir", "model_store", "kubeconfig", "llama_server", "mlx_server", "mlx_lm_server", "procfs"})
+PATHS = frozenset({
+    "state_dir", "model_store", "kubeconfig", "llama_server", "mlx_server", "mlx_lm_server", "omlx", "ollama",
+    "ollama_models", "procfs",
+})  # fmt: skip
 FIELDS = {item.name: item for item in dataclasses.fields(Settings)}
 _TYPES = typing.get_type_hints(Settings)
 _WORDS: Mapping[Any, str] = types.MappingProxyType(

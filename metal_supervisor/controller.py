@@ -102,7 +102,7 @@ class Controller:
         for program, reason in bad.items():
             directory.quarantine(directory.record_path(program), reason)
             self.bulletin.quarantined(f"{program}.json", reason)
-        known = frozenset(record.uid for record in self.records.values())
+        known = frozenset(record.uid for record in self._own().values())
         self.services = Reflector(kube, collection(settings, "inferenceservices"), self.wake, known)
         known = frozenset(record.model_uid for record in self.records.values() if record.model_uid)
         self.models = Reflector(kube, collection(settings, "models"), self.wake, known)
@@ -114,7 +114,8 @@ class Controller:
         self._serving: Mapping[Key, frozenset[int]] = {}
         self.intake = Intake(settings, self.node, self.bulletin)
         self.applier = Applier(directory, supervisord, settings)
-        self.lookout = Lookout(settings, directory, self.store, Headers(self.wake), Builds(settings, self.wake))
+        headers, builds = Headers(self.wake), Builds(settings, self.wake)
+        self.lookout = Lookout(settings, directory, self.store, headers, builds, self.wake)
         self.memory = Memory(settings, directory, self.wake)
         self._seen: tuple[object, object] = (None, None)
         self._unkept = ""
@@ -179,7 +180,7 @@ class Controller:
         later = [step.again_in_s for step in steps if step.do is Do.WAIT]
         if any(self._stopped_just_now(record, snapshot.table.get(record.program)) for record in self.records.values()):
             later.append(plan.HAND_GRACE_S)
-        again = self._placed.again_in_s, self.memory.again_in_s(self.records)
+        again = self._placed.again_in_s, self.memory.again_in_s(self.records), self.lookout.daemons.again_in_s
         later += [each for each in again if each is not None]
         if self.bulletin.operator is None and snapshot.services is not None:
             later.append(mode.UNDECIDED_S)
@@ -205,7 +206,8 @@ class Controller:
     def _relieve(self, snapshot: Snapshot) -> None:
         """Somebody has to go, or may come back, because of how short memory is; whether or not the cluster answers."""
         ups = self._ups(self.records, snapshot)
-        self.records = self.memory.relieve(self.records, ups, snapshot.notes, snapshot.now)
+        daemons = self._daemons()
+        self.records = {**self.memory.relieve(self._own(), ups, snapshot.notes, snapshot.now), **daemons}
         self.lookout.room = self.memory.room
 
     def _ups(self, before: Mapping[Key, Record], snapshot: Snapshot) -> Mapping[Key, Up]:
@@ -224,8 +226,18 @@ class Controller:
         had = {
             key: record if key in ups or self._can_start(record) else replace(record, spec_file=None)
             for key, record in before.items()
+            if not record.is_daemon
         }
-        self.records = self.memory.settle(self.records, had, ups, snapshot.now)
+        settled = {**self.memory.settle(self._own(), had, ups, snapshot.now), **self._daemons()}
+        self.records = self.lookout.daemons.keep(settled, snapshot.table, snapshot.notes, snapshot.now)
+
+    def _own(self) -> dict[Key, Record]:
+        """The records of InferenceServices."""
+        return {key: record for key, record in self.records.items() if not record.is_daemon}
+
+    def _daemons(self) -> dict[Key, Record]:
+        """The records of shared daemons, which nothing is charged for: the models on them are."""
+        return {key: record for key, record in self.records.items() if record.is_daemon}
 
     def _can_start(self, record: Record) -> bool:
         """Whether what a record names is there to be started: a spec that was lost is composed only as it is now."""
@@ -240,15 +252,21 @@ class Controller:
         self._serving = self._ready(snapshot.observed)
         self._placed = placed = self.placement.place(
             found, snapshot.services.keys() - found.keys(), self._serving, self.lookout.delay_s,
-            frozenset(record.owner for record in self.records.values()),
+            frozenset(record.owner for record in self._own().values()),
         )
+        mine = (item for item in found.values() if isinstance(item, Service) and self._is_mine(item))
+        self.lookout.daemons.prepare(mine, self.records)
         self.store.want(placement.model_sources(found, placed, self.records.values()))
         for item in found.values():
             self._share_out(item, snapshot)
-        for record in list(self.records.values()):
+        for record in self._own().values():
             if record.owner not in found and (snapshot.complete or record.owner in snapshot.services):
                 why = decide.NOT_HERE if record.owner in snapshot.services else decide.DELETED
                 self.records[record.key] = decide.dismiss(record, snapshot.now, why)
+
+    def _is_mine(self, item: Service) -> bool:
+        """Whether an engine of a service is to be this Mac's, or is."""
+        return bool(self._placed.mine.get(item.key)) or any(each.owner == item.key for each in self.records.values())
 
     def _share_out(self, item: Service | Rejected, snapshot: Snapshot) -> None:
         """An engine for each slot of a service that is this Mac's; one that has a slot keeps it."""

@@ -5,7 +5,7 @@ The controller asks this for every service on every pass; it looks at the machin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from metal_supervisor.core.demand import Demand, Reading
 from metal_supervisor.core.ledger import too_large
 from metal_supervisor.core.plan import live_note
 from metal_supervisor.core.report import PORT_IN_USE
+from metal_supervisor.core.sources import library_model
 from metal_supervisor.core.types import (
     Engine,
     Json,
@@ -31,10 +32,14 @@ from metal_supervisor.core.types import (
     RunNote,
     Service,
 )
+from metal_supervisor.daemons import Daemons
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 
 READY_S, FETCH_S, CANNOT_S = 0.0, 2.0, 8.0
 ASKING = ModelFile("Checking", message="the engine's program is being asked what it knows")
+LOOKING = ModelFile("Checking", message="it is being found out whether the user's own daemon answers")
+LIBRARY = ModelFile("Ready")
+"""A model of Ollama's library is no file of ours."""
 READING = ModelFile("Checking", message="the header of the model file is being read")
 
 
@@ -53,7 +58,13 @@ class Lookout:
     """Looks at the machine on behalf of the controller."""
 
     def __init__(
-        self, settings: Settings, directory: StateDir, store: Store, headers: Headers, builds: Builds
+        self,
+        settings: Settings,
+        directory: StateDir,
+        store: Store,
+        headers: Headers,
+        builds: Builds,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings, self._state = settings, directory
         self._store, self._headers, self._builds = store, headers, builds
@@ -64,6 +75,10 @@ class Lookout:
         """What services would take for which this Mac has offered itself in this pass."""
         self.specs: dict[str, str] = {}
         """Content of the specs composed so far, by file name."""
+        self.daemons = Daemons(settings, directory, builds, self._keep_spec, wake)
+
+    def _keep_spec(self, name: str, text: str) -> None:
+        self.specs[name] = text
 
     def keep_specs(self, wanted: Collection[str | None]) -> None:
         """Drops the specs that no record names any more, and the headers that nobody asked for since the last time."""
@@ -82,8 +97,16 @@ class Lookout:
         """What this Mac can do for a service right now."""
         name = programs.program_name(service.key)
         up = live_note(notes.get(name), table.get(name))
-        found = self._found(service, record, self._port(service, record, records, notes), up)
-        return replace(found, host=self._settings.bind_address, live=self._live(up))
+        if RUNTIMES[service.runtime].shared is None:
+            found = self._found(service, record, self._port(service, record, records, notes), up)
+            return replace(found, host=self._settings.bind_address, live=self._live(up))
+        if not self.daemons.is_known(service.runtime):
+            return Outlook(LOOKING, record.port if record else None)
+        where, problem = self.daemons.address(service.runtime), self.daemons.problem(service)
+        if where is None:
+            problem = problem or self._no_port()
+        found = self._found(service, record, (None if problem or where is None else where[1], problem), up)
+        return replace(found, host=where[0] if where else "")
 
     def _found(
         self,
@@ -94,7 +117,8 @@ class Lookout:
     ) -> Outlook:
         """Everything of it but where the engine that is up listens. `chosen`: port, or what is in the way of one."""
         source = service.model.source
-        file = decide.fitting(self._store.state(source), service.model.format)
+        library = library_model(source)
+        file = LIBRARY if library else decide.fitting(self._store.state(source), service.model.format)
         port, problem = chosen
         binary = None
         if problem is None:
@@ -106,10 +130,13 @@ class Lookout:
             return Outlook(ASKING, port)
         if file.phase != "Ready":
             return self._before_it_is_here(service, binary, file, port)
-        composed = self._composed(service, binary, file.path, port, self._look(file.path))
+        reading = self._library(source) if library else self._look(file.path)
+        composed = self._composed(service, binary, file.path, port, reading)
         if composed is None:
             return Outlook(READING, port)
         engine, demand = composed
+        if library and demand.bytes is None and record is not None and record.reserved_bytes:
+            demand = Demand(record.reserved_bytes, record.mapped_bytes, record.memory)  # it was known when it was here
         bind, home, name = self._settings.bind_address, self._state.home, programs.program_name(service.key)
         sizes = demand.bytes or 0, demand.mapped_bytes
         program = programs.compose(name, engine, port, bind, home, service.asked, *sizes)
@@ -121,6 +148,8 @@ class Lookout:
     def _binary(self, service: Service) -> tuple[Binary | None, tuple[str, str] | None]:
         """The engine's program, or what is in the way of one; neither while it is being asked what it knows."""
         runtime = RUNTIMES[service.runtime]
+        if runtime.shared is not None and not self.daemons.needs_binary(service.runtime):
+            return Binary("", frozenset()), None
         try:
             binary = self._builds.look(runtime.executables)
         except host.NoBinary as error:
@@ -133,6 +162,11 @@ class Lookout:
         """A file that a command line names: engines are started in the state directory."""
         return self._look(str(Path(self._state.home, path)))
 
+    def _library(self, source: str) -> Reading | None:
+        """A model of Ollama's library, as its registry tells of it; None while it is being asked."""
+        self._read.add(source)
+        return self._headers.library(source, self._settings.ollama_registry)
+
     def _look(self, path: str) -> Reading | None:
         self._read.add(path)
         return self._headers.look(path)
@@ -144,7 +178,8 @@ class Lookout:
         if reading is None:
             return None
         cores, runtime = host.performance_cores(), RUNTIMES[service.runtime]
-        place = Place(path, self._settings.bind_address, port, cores, self._state.home, reading)
+        mirror, models = self._settings.ollama_registry, self._settings.ollama_models_path
+        place = Place(path, self._settings.bind_address, port, cores, self._state.home, reading, mirror, models)
         engine = runtime.engine(service, binary, place)
         demand = runtime.demand(service, engine.argv, reading, self._look_from_home)
         return None if demand is None else (engine, demand)
@@ -271,9 +306,10 @@ class Lookout:
         while port is not None and port not in (kept, wanted) and not host.port_free(port, self._settings.bind_address):
             taken[port] = service.key
             port = decide.choose_port(None, None, self._settings.port_range, taken)
-        if port is None:
-            return None, ("NoPort", f"no port of --ports {self._settings.ports} is free; widen the range")
-        return port, None
+        return (None, self._no_port()) if port is None else (port, None)
+
+    def _no_port(self) -> tuple[str, str]:
+        return "NoPort", f"no port of --ports {self._settings.ports} is free; widen the range"
 
 
 def _whole(found: object) -> int:

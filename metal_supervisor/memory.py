@@ -87,7 +87,7 @@ class Memory:
         found, reserved = {}, {}
         for key, record in {**decided, **records}.items():
             state, seen = table.get(record.program), observed.get(record.program)
-            if state is None or state.state not in LIVE:
+            if record.is_daemon or state is None or state.state not in LIVE:
                 continue
             note = live_note(notes.get(record.program), state)
             # Until its launcher has said what it runs, its section does: a new one is kept aside until it has ended.

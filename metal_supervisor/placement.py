@@ -20,6 +20,7 @@ from metal_supervisor.boundary.watch import Reflector
 from metal_supervisor.config import Settings
 from metal_supervisor.core import claims
 from metal_supervisor.core.claims import Ask, Life, Sighting, SlotId
+from metal_supervisor.core.sources import library_model
 from metal_supervisor.core.types import Json, Key, Record, Rejected, Service, Standing
 
 CLONED = "another Mac uses this one's identity (a copied state directory?); set --node-name on one of them"
@@ -214,7 +215,7 @@ def model_sources(found: Mapping[Key, Service | Rejected], placed: Placed, recor
     return {
         item.model.source
         for key, item in found.items()
-        if isinstance(item, Service) and item.replicas and not item.suspended
+        if isinstance(item, Service) and item.replicas and not item.suspended and not library_model(item.model.source)
         and (key in placed.mine or (not placed.known and any(each.owner == key for each in records)))
     }
 

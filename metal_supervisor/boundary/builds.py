@@ -70,7 +70,7 @@ class Builds:
             raise host.NoBinary(f"{path} cannot be looked at: {error.strerror}") from None
         if build not in self._asked:
             done = self._asked[build] = threading.Event()
-            asked = build, done, executable.script
+            asked = build, done, executable
             threading.Thread(target=self._ask, args=asked, name="builds", daemon=True).start()
             done.wait(LOOK_WAIT_S)
         flags = self._flags.get(build)
@@ -83,9 +83,10 @@ class Builds:
             raise Broken(f"{path} does not say in its first line which Python runs it; reinstall it")
         return Binary(str(path), flags, executable.name, interpreter)
 
-    def _ask(self, build: tuple[Path, float], done: threading.Event, script: bool) -> None:
+    def _ask(self, build: tuple[Path, float], done: threading.Event, executable: Executable) -> None:
+        wait_s = SCRIPT_HELP_WAIT_S if executable.script else HELP_WAIT_S
         while True:
-            found = host.flags_of(build[0], SCRIPT_HELP_WAIT_S if script else HELP_WAIT_S)
+            found = host.flags_of(build[0], wait_s, executable.help)
             changed = self._flags.get(build) != found
             self._flags[build] = found
             done.set()

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import urllib3
 
+from metal_supervisor.boundary.library import NotThere, blob_url
 from metal_supervisor.boundary.store import CONFIG, WEIGHTS, shown_url
 from metal_supervisor.core.demand import Reading
 from metal_supervisor.core.gguf import MAX_DATA_BYTES, MAX_HEADER_BYTES, BadGguf, NeedMore, Prefix, read_header
@@ -306,6 +307,16 @@ class Headers:
     def preview(self, url: str) -> Reading | None:
         """What is known of a file on a web server; None while it is not read."""
         return self._asked(url, lambda: read_remote(url, self._http), 0.0, REMOTE_AGAIN_S, None)
+
+    def library(self, source: str, registry: str) -> Reading | None:
+        """What is known of a model of Ollama's library; None while it is not read."""
+        return self._asked(source, lambda: self._read_library(source, registry), 0.0, REMOTE_AGAIN_S, None)
+
+    def _read_library(self, source: str, registry: str) -> Reading:
+        try:
+            return read_remote(blob_url(source, registry, self._http), self._http)
+        except NotThere as error:
+            return Reading(None, problem=str(error))
 
     def keep(self, sources: Iterable[str]) -> None:
         """Forgets all paths and URLs but these; one that is asked for again is read again."""

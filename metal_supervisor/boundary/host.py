@@ -162,7 +162,7 @@ def find_binary(setting: str, name: str, install: str, flag: str = "") -> Path:
 _known_flags: dict[tuple[Path, float], frozenset[str]] = {}
 
 
-def flags_of(path: Path, timeout_s: float = TIMEOUT_S) -> frozenset[str]:
+def flags_of(path: Path, timeout_s: float = TIMEOUT_S, asking: tuple[str, ...] = ("--help",)) -> frozenset[str]:
     """The `--flags` a binary names in its help; asked once per build of it, and again while that fails."""
     try:
         build = path, path.stat().st_mtime
@@ -170,7 +170,7 @@ def flags_of(path: Path, timeout_s: float = TIMEOUT_S) -> frozenset[str]:
         return frozenset()
     found = _known_flags.get(build)
     if found is None:
-        found = frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", _output(str(path), "--help", timeout_s=timeout_s)))
+        found = frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", _output(str(path), *asking, timeout_s=timeout_s)))
         if found:
             _known_flags[build] = found
     return found

@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from metal_supervisor.core import programs
+from metal_supervisor.core.attachment import Attachment
 from metal_supervisor.core.types import Observed, Record, RunNote
 
 T = TypeVar("T")
-DIRECTORIES = ("records", "specs", "models.d", "pending", "observed", "runs", "log", "quarantine", "current", "hub")
+DIRECTORIES = (
+    "records", "specs", "models.d", "pending", "observed", "runs", "attached", "log", "quarantine", "current", "hub",
+)  # fmt: skip
 # sun_path has 104 bytes on macOS, and supervisord first binds `<path>.<pid>`.
 LONGEST_HOME = 60
 LONGEST_ASIDE = 200
@@ -170,6 +173,9 @@ class StateDir:
         """How the paths of all specs of a program begin, as its launchers are given them."""
         return f"{self.home}/specs/{program}"
 
+    def attached_path(self, program: str) -> Path:
+        return self.path / "attached" / f"{program}.json"
+
     def log_path(self, program: str) -> Path:
         return self.path / "log" / f"{program}.log"
 
@@ -206,6 +212,30 @@ class StateDir:
             bad[name] = f"the record of {good.pop(name).program} under another name"
         return good, bad
 
+    def record_of(self, program: str) -> Record | None:
+        """The record of one program, None if there is none that can be read."""
+        try:
+            return self._parsed(self.record_path(program), programs.read_record)
+        except (OSError, UnicodeDecodeError, programs.Unreadable):
+            return None
+
+    def attachment(self, program: str) -> Attachment | None:
+        """The note of a model's attendant, None if there is none that can be read."""
+        try:
+            return self._parsed(self.attached_path(program), programs.read_attached)
+        except (OSError, UnicodeDecodeError, programs.Unreadable):
+            return None
+
+    def attachments(self) -> list[Attachment]:
+        """All notes of attendants."""
+        return list(self._read_all("attached", programs.read_attached)[0].values())
+
+    def write_attached(self, attachment: Attachment) -> None:
+        """Keeps an attendant's note. It is made anew with every start, so it is worth no sync."""
+        with contextlib.suppress(OSError):
+            text = programs.attached_text(attachment)
+            write_atomic(self.attached_path(attachment.program), text, durable=False)
+
     def observations(self) -> dict[str, Observed]:
         """What the sidecar saw, by program."""
         return self._read_all("observed", programs.read_observed)[0]
@@ -238,7 +268,7 @@ class StateDir:
         """Removes everything that is remembered of a program but its logs."""
         with contextlib.suppress(OSError):  # where it cannot be removed, the applier goes on trying
             self.section_path(program).unlink(missing_ok=True)
-        for path_of in (self.record_path, self.pending_path, self.note_path):
+        for path_of in (self.record_path, self.pending_path, self.note_path, self.attached_path):
             path_of(program).unlink(missing_ok=True)
         for path in (self.path / "specs").glob(f"{program}.*.json"):
             if path.name.count(".") == program.count(".") + 2:

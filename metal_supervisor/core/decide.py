@@ -194,7 +194,8 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
         return replace(fresh, verdict=verdict(before, standing, reason, message, now))
     assert outlook.program is not None and outlook.engine is not None
     now_spec, running, asked = outlook.program.spec_file, outlook.running, service.asked
-    fresh = replace(fresh, files=(outlook.file.path,), asked=asked, limit_bytes=outlook.limit_bytes)
+    files = (outlook.file.path,) if outlook.file.path else ()
+    fresh = replace(fresh, files=files, asked=asked, limit_bytes=outlook.limit_bytes, daemon=outlook.engine.daemon)
     fresh = _charged(fresh, outlook.demand)
     if running is not None and same_request(running.asked, asked) and running.spec_file != now_spec:
         # Nobody edited anything: the change is ours (a release, a setting, another build of the engine), and can wait.

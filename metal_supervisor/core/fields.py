@@ -83,6 +83,14 @@ def sentence(source: Any, path: str) -> str | None:
     return None if value is None else text(value, path)
 
 
+def size(source: Any, path: str) -> str | None:
+    """A size as oMLX understands it, `20GB`."""
+    value = word(source, path)
+    if value is not None and not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,3})?[KMGT]B", value):
+        raise Bad("InvalidSpec", f"{path} must be a size such as 20GB, not {value!r:.80}")
+    return value
+
+
 DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(ms|[hms])")
 DURATIONS = re.compile(rf"({DURATION.pattern}){{1,8}}")
 SECONDS = {"h": Decimal(3600), "m": Decimal(60), "s": Decimal(1), "ms": Decimal("0.001")}
@@ -147,5 +155,9 @@ OPTIONS: Mapping[str, Callable[[Any, str], Any]] = {
     "tensorOverrides": lambda source, path: texts(source, path) or None,
     "metadataOverrides": lambda source, path: texts(source, path) or None,
     "ropeScaling": rope_scaling,
+    "turboQuantBits": ranged(2, 8),
+    "pagedSSDCacheDir": sentence,
+    "pagedSSDCacheMaxSize": size,
+    "hotCacheMaxSize": size,
 }
 """Engine options of the spec that are understood; a runtime refuses those it cannot honour."""

@@ -17,15 +17,19 @@ from functools import lru_cache
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from metal_supervisor.core.attachment import Attachment
 from metal_supervisor.core.types import Engine, Json, Key, Observed, Program, Record, RunNote
 
 T = TypeVar("T")
 RECORD_FORMAT = 1
 SPEC_FORMAT = 1
 OBSERVED_FORMAT = 1
+ATTACHED_FORMAT = 1
 RUN_FORMAT = 1
 ANY_FORMAT = 1 << 30
 STOP_WAIT_S = 30
+DAEMONS = {"omlx": 90, "ollama": 60}
+"""Programs of shared daemons, and how long each may take to end: a KILL may leave wired memory behind on a Mac."""
 START_SECONDS = 2
 # A file name may have 255 bytes; the longest of ours adds ".<digest>.json", a leading dot and ".<pid>.tmp".
 LONGEST_NAME = 200
@@ -42,8 +46,10 @@ def program_name(key: Key) -> str:
     """supervisord's name of a service: `<namespace>.<name>`, shortened with a digest if it must be.
 
     A namespace has no dot, so the first dot splits the two. A further engine for the same service on this
-    Mac ends in `@1` and so on, which no name does.
+    Mac ends in `@1` and so on, which no name does. A shared daemon has no namespace, and goes by its name alone.
     """
+    if not key[0] and key[1] in DAEMONS:
+        return key[1]
     name = ".".join(key)
     if not PROGRAM_NAME.fullmatch(name):
         raise ValueError(f"not a Kubernetes name: {name!r:.100}")
@@ -66,7 +72,7 @@ def compose(
 
     The digest in the name is that of what the engine gets: what a release adds around it renames no spec.
     """
-    meaning = {
+    meaning: Json = {
         "program": program,
         "argv": list(engine.argv),
         "env": dict(engine.env),
@@ -74,6 +80,8 @@ def compose(
         "host": host,
         "port": port,
     }
+    if engine.daemon:
+        meaning["shared"] = True  # the port is the daemon's, and taken
     around = {
         "format": SPEC_FORMAT,
         "asked": asked,
@@ -98,7 +106,8 @@ def section(
     program: str, spec_file: str, home: str, autostart: bool, log_mib: int = 20, log_files: int = 3
 ) -> str:
     """The whole content of `models.d/<program>.conf`."""
-    if not (SAFE_HOME.fullmatch(home) and PROGRAM_NAME.fullmatch(program) and is_spec_of(program, spec_file)):
+    known = program in DAEMONS or PROGRAM_NAME.fullmatch(program)
+    if not (SAFE_HOME.fullmatch(home) and known and is_spec_of(program, spec_file)):
         raise ValueError(f"not safe in an ini: {home!r} {program!r} {spec_file!r}")
     body = f"""[program:{program}]
 command={home}/current/python -I -S {home}/current/launch.py {home}/specs/{spec_file}
@@ -108,7 +117,7 @@ autorestart=true
 startsecs={START_SECONDS}
 startretries=3
 stopsignal=TERM
-stopwaitsecs={STOP_WAIT_S}
+stopwaitsecs={DAEMONS.get(program, STOP_WAIT_S)}
 stopasgroup=false
 killasgroup=false
 umask=077
@@ -238,6 +247,16 @@ def observed_text(observed: Observed) -> str:
 def read_observed(text: str) -> Observed:
     """What the sidecar saw, from its file. Raises Unreadable."""
     return _built(Observed, _checked(text, OBSERVED_FORMAT, "observation"), "observation")
+
+
+def attached_text(attachment: Attachment) -> str:
+    """An attendant's note, as its file holds it."""
+    return _dump(ATTACHED_FORMAT, attachment)
+
+
+def read_attached(text: str) -> Attachment:
+    """An attendant's note, from its file. Raises Unreadable."""
+    return _built(Attachment, _checked(text, ATTACHED_FORMAT, "attachment"), "attachment")
 
 
 def read_run(text: str) -> RunNote:

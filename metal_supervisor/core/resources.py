@@ -15,6 +15,7 @@ from metal_supervisor.core import fields
 from metal_supervisor.core.budget import read_limit
 from metal_supervisor.core.decide import DIRECTORY_FORMATS
 from metal_supervisor.core.fields import Bad
+from metal_supervisor.core.sources import library_model
 from metal_supervisor.core.types import Endpoint, Json, Key, Model, Rejected, Service
 
 GROUP = "inference.llmkube.dev"
@@ -40,6 +41,7 @@ ELSEWHERE = {
     "llamacpp-router": "which routes between pods",
 }
 """Runtimes of LLMKube that are not for a Mac, and why."""
+LIBRARY_RUNTIME = "ollama"
 SOURCE_SCHEMES = ("http://", "https://", "file://")
 FORBIDDEN_ENV = re.compile(r"(LD_|DYLD_|SUPERVISOR_|METAL_SUPERVISOR_|LLAMA_ARG_)")
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -60,12 +62,11 @@ UNSUPPORTED = {
     "args": "engines on a Mac take their arguments from spec.extraArgs",
     "command": "the engine on a Mac is chosen with spec.runtime",
     "bindAddress": "what engines listen on is this Mac's setting --bind",
-    "hotCacheMaxSize": "only the omlx runtime has it, which this version does not run yet",
-    "pagedSSDCacheDir": "only the omlx runtime has it, which this version does not run yet",
-    "pagedSSDCacheMaxSize": "only the omlx runtime has it, which this version does not run yet",
-    "turboQuantBits": "only the omlx runtime has it, which this version does not run yet",
 }
 """Fields that would mean something on a Mac but are not honoured: refused by name, never dropped."""
+
+
+OMLX_OPTIONS = ("hotCacheMaxSize", "pagedSSDCacheDir", "pagedSSDCacheMaxSize", "turboQuantBits")
 
 
 def service_name(name: str) -> str:
@@ -188,6 +189,14 @@ def _runtime(resource: Json, written_model: Json, model: Model, policy: Policy) 
         ("" if said in UNSET_RUNTIMES else said, "spec.runtime"),
     )  # fmt: skip
     named = next(((runtime, origin) for runtime, origin in origins if runtime), None)
+    if library := library_model(model.source):
+        if LIBRARY_RUNTIME in policy.runtimes and (named is None or named[0] == LIBRARY_RUNTIME):
+            return LIBRARY_RUNTIME
+        raise Bad(
+            "UnsupportedSource",
+            f'Model "{model.name}": spec.source names {library} of Ollama\'s library, which only the runtime '
+            f"{LIBRARY_RUNTIME} serves" + (f", not {named[0]!r:.40} ({named[1]})" if named else f"; {_offers(policy)}"),
+        )
     if named is None:
         return _by_format(model, policy)
     runtime, origin = named
@@ -281,7 +290,11 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
         raise Bad("InvalidSpec", f"spec.priority must be one of {', '.join(PRIORITIES)}, not {priority!r:.80}")
     replicas = fields.ranged(0, fields.MAX)(resource, "spec.replicas")
     extra_args = fields.texts(resource, "spec.extraArgs")
+    runtime = _runtime(resource, found, model, policy)
     options = {option: read(resource, f"spec.{option}") for option, read in fields.OPTIONS.items()}
+    for name in OMLX_OPTIONS:
+        if options[name] is not None and runtime != "omlx":
+            raise Bad("UnsupportedField", f"spec.{name} is not supported by {runtime}: only the runtime omlx has it")
     options["idleTtlS"] = _idle_ttl_s(resource)
     return Service(
         namespace=namespace,
@@ -289,7 +302,7 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
         uid=resource["metadata"].get("uid", ""),
         generation=resource["metadata"].get("generation", 0),
         model=model,
-        runtime=_runtime(resource, found, model, policy),
+        runtime=runtime,
         replicas=1 if replicas is None else replicas,
         suspended=fields.get(resource, "spec.suspend", bool, False),
         endpoint=endpoint,

@@ -186,6 +186,8 @@ class Probe:
     """Tells `is_sleeping` without waking it (`busy_path` would); "" for an engine that never unloads its model."""
     names_itself: bool = False
     """The engine cannot be given the service's name: requests have to use one of its own."""
+    shared: bool = False
+    """What answers is a daemon that serves other models too, and not the process that supervisord knows."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,8 @@ class Engine:
     env: tuple[tuple[str, str], ...]
     cwd: str
     probe: Probe
+    daemon: str = ""
+    """Program of the shared daemon that serves the model: the process is its attendant. "" for one that serves."""
 
 
 @dataclass(frozen=True)
@@ -292,11 +296,18 @@ class Record:
     """How often that was so."""
     pressure: tuple[str, str] | None = None
     """(level, why) of the machine's shortage of memory, once there was one."""
+    daemon: str = ""
+    """Program of the shared daemon that serves its model, "" if its own process does."""
 
     @property
     def key(self) -> Key:
         """Key of the engine; of the service for the first one."""
         return engine_key(self.namespace, self.name, self.ordinal)
+
+    @property
+    def is_daemon(self) -> bool:
+        """Whether it is that of a shared daemon, which belongs to no InferenceService."""
+        return not self.namespace
 
     @property
     def runs(self) -> bool:

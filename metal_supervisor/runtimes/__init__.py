@@ -7,13 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from metal_supervisor.core.demand import Demand, Reading
 from metal_supervisor.core.types import Engine, Service
-from metal_supervisor.runtimes import llama_memory, llama_server, mlx_memory, mlx_server
+from metal_supervisor.runtimes import llama_memory, llama_server, mlx_memory, mlx_server, ollama, omlx
 from metal_supervisor.runtimes.place import Binary, Executable, Place
 
-__all__ = ["RUNTIMES", "Binary", "Executable", "Place", "Runtime"]
+__all__ = ["RUNTIMES", "Binary", "Executable", "Place", "Runtime", "Shared"]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A daemon that serves the models of several services."""
+
+    engine: Callable[[Binary, Place, Mapping[str, Any]], Engine]
+    """The daemon's own process, with the options that its services agree on."""
+    options: tuple[str, ...] = ()
+    """Options of a service that are the daemon's."""
+    per_file: Callable[[Service], object] | None = None
+    """What has to be the same for all services of one model file; None if each may have its own."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +44,8 @@ class Runtime:
     """(service, argv, its model, what is known of another file) -> what it takes; None while a file is being read."""
     lacks: Callable[[Service, Binary], tuple[str, str] | None] = lambda _service, _binary: None
     """(reason, message) if this build of it cannot honour what the service asks for."""
+    shared: Shared | None = None
+    """Set if the services are models of one daemon; `engine` is then the attendant of one."""
 
 
 RUNTIMES: Mapping[str, Runtime] = {
@@ -51,5 +66,23 @@ RUNTIMES: Mapping[str, Runtime] = {
         engine=mlx_server.engine,
         demand=mlx_memory.demand,
         lacks=mlx_server.lacks,
+    ),
+    omlx.NAME: Runtime(
+        executables=(
+            Executable("omlx", "omlx", "install it (brew install jundot/omlx/omlx)", True, ("serve", "--help")),
+        ),
+        formats=frozenset({"mlx", "safetensors"}),
+        refuse=omlx.refuse,
+        engine=omlx.engine,
+        demand=omlx.demand,
+        shared=Shared(omlx.daemon, options=omlx.DAEMON_OPTIONS),
+    ),
+    ollama.NAME: Runtime(
+        executables=(Executable("ollama", "ollama", "install it (brew install ollama)", help=("serve", "--help")),),
+        formats=frozenset({"gguf"}),
+        refuse=ollama.refuse,
+        engine=ollama.engine,
+        demand=ollama.demand,
+        shared=Shared(ollama.daemon, per_file=ollama.parameters),
     ),
 }

@@ -19,6 +19,8 @@ class Executable:
     """What to do where it is missing."""
     script: bool = False
     """It is a script of Python's, whose interpreter has to be known."""
+    help: tuple[str, ...] = ("--help",)
+    """What makes it tell its flags."""
 
 
 @dataclass(frozen=True)
@@ -46,3 +48,7 @@ class Place:
     cwd: str
     model: Reading = field(default_factory=lambda: Reading(None))
     """What is known of the model's file."""
+    registry: str = ""
+    """Base URL of the mirror that Ollama's library models are pulled from, "" for the library itself."""
+    daemon_models: str = ""
+    """Directory in which a supervised Ollama keeps its models."""

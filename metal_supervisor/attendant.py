@@ -1,0 +1,193 @@
+"""Keeps one model attached to a shared daemon, as the process that supervisord knows of its InferenceService.
+
+A daemon like oMLX or Ollama serves many models, and comes and goes on its own. One small process for each model makes
+it a program like any other: it is started, stopped, logged and seen with supervisorctl, survives whoever
+started it, and when it is told to end the model is unloaded. What it is doing is kept in `attached/` for the sidecar.
+
+It never gives up: a daemon that is away is waited for, a model that is refused is tried again, later each time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from metal_supervisor.boundary.daemon import Away, Daemon, Refused
+from metal_supervisor.boundary.doorbell import ring
+from metal_supervisor.boundary.engines import asked_at
+from metal_supervisor.boundary.ollama import OllamaModel
+from metal_supervisor.boundary.omlx import OmlxModel
+from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.core.attachment import JOB, Attachment, Phase
+from metal_supervisor.core.types import Json
+
+LOOK_EVERY_S = 2.0
+AWAY_S, LONGEST_AWAY_S = 0.2, 2.0
+AGAIN_S, LONGEST_AGAIN_S = 2.0, 60.0
+LOAD_S = 3600.0
+DETACH_S = 20.0
+"""Below the 30 s after which supervisord would kill us."""
+NEWS_EVERY_S = 1.0
+
+
+class Model(Protocol):
+    """A model of a daemon; a class of `boundary` for each kind."""
+
+    file: str
+
+    def attached(self, daemon: Daemon) -> bool: ...
+    def attach(self, daemon: Daemon, timeout_s: float, progress: Callable[[str], None]) -> None: ...
+    def detach(self, daemon: Daemon, timeout_s: float) -> None: ...
+
+
+KINDS: dict[str, Callable[[Json], Model]] = {"omlx": OmlxModel, "ollama": OllamaModel}
+
+
+@dataclass(frozen=True)
+class Pause:
+    """A pause that doubles."""
+
+    now_s: float
+    longest_s: float
+
+    def longer(self) -> Pause:
+        return Pause(min(self.now_s * 2, self.longest_s), self.longest_s)
+
+
+class Attendant:
+    """Attends to one model until told to end."""
+
+    def __init__(self, directory: StateDir, program: str, job: Json) -> None:
+        self._state, self._program, self._job = directory, program, job
+        self._model = KINDS[job["daemon"]](job)
+        self._over, self._news = threading.Event(), threading.Event()
+        self._told = Attachment("", 0, Phase.WAITING, "", 0.0, "")
+        self._told_at = 0.0
+
+    def end(self) -> None:
+        """Makes `run` unload the model and return. Safe to call from a signal handler."""
+        self._over.set()
+        self._news.set()
+
+    def run(self) -> None:
+        """Attaches, looks after it, and attaches again."""
+        away, again = Pause(AWAY_S, LONGEST_AWAY_S), Pause(AGAIN_S, LONGEST_AGAIN_S)
+        while not self._over.is_set():
+            try:
+                if self._model.attached(self._daemon()):
+                    self._tell(Phase.ATTACHED, "")
+                    away, again = Pause(AWAY_S, LONGEST_AWAY_S), Pause(AGAIN_S, LONGEST_AGAIN_S)
+                    self._over.wait(LOOK_EVERY_S)
+                    continue
+                self._tell(Phase.ATTACHING, f"{self._job['daemon']} is told to load the model")
+                self._attach()
+            except Away as error:
+                self._tell(Phase.WAITING, f"{self._job['daemon']} is waited for: {error}")
+                self._over.wait(away.now_s)
+                away = away.longer()
+            except Refused as error:
+                self._tell(Phase.REFUSED, f"{self._job['daemon']}: {error}; it is asked again in {again.now_s:g} s")
+                self._over.wait(again.now_s)
+                again = again.longer()
+        self._detach()
+
+    def _daemon(self) -> Daemon:
+        """The daemon, where it is now. Raises Away."""
+        record = self._state.record_of(self._job["daemon"])
+        if record is None or record.port is None:
+            raise Away("it is being started")
+        key = ""
+        if self._job.get("key_file"):
+            try:
+                key = Path(self._job["key_file"]).read_text("utf-8").strip()
+            except OSError as error:
+                raise Away(f"its key cannot be read: {error.strerror}") from None
+        return Daemon(asked_at(record.host), record.port, key, ours=record.spec_file is not None)
+
+    def _attach(self) -> None:
+        """Attaches in a thread of its own, because being told to end must not wait for a load. Raises Away, Refused."""
+        daemon, failed = self._daemon(), list[Exception]()
+
+        def work() -> None:
+            try:
+                self._model.attach(daemon, LOAD_S, self._progress)
+            except Exception as error:  # noqa: BLE001 - told by who waits
+                failed.append(error)
+            self._news.set()
+
+        self._news.clear()
+        threading.Thread(target=work, name="attach", daemon=True).start()
+        self._news.wait()
+        if failed and not self._over.is_set():
+            raise failed[0]
+
+    def _detach(self) -> None:
+        try:
+            if not self._needed_by_another():
+                self._model.detach(self._daemon(), DETACH_S)
+        except (Away, Refused) as error:
+            say(f"not unloaded: {error}")
+        self._state.attached_path(self._program).unlink(missing_ok=True)
+
+    def _needed_by_another(self) -> bool:
+        """Whether another service has the daemon run the very same file."""
+        others = [each for each in self._state.attachments() if each.program != self._program and each.file]
+        return any(each.file == self._model.file and is_alive(each.pid) for each in others)
+
+    def _progress(self, text: str) -> None:
+        if time.monotonic() - self._told_at >= NEWS_EVERY_S or self._told.phase is not Phase.ATTACHING:
+            self._tell(Phase.ATTACHING, text)
+
+    def _tell(self, phase: Phase, message: str) -> None:
+        """Keeps what is being done, and says it in the log when it changes."""
+        if (phase, message) == (self._told.phase, self._told.message) and self._told.pid:
+            return
+        self._told = Attachment(self._program, os.getpid(), phase, message, time.time(), self._model.file)
+        self._told_at = time.monotonic()
+        self._state.write_attached(self._told)
+        ring(self._state.path, "sidecar")
+        say(f"{phase.value}{': ' if message else ''}{message}")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process of ours."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return pid > 0
+
+
+def say(text: str) -> None:
+    """One line into the program's own log; nobody may be there to read it."""
+    try:
+        os.write(2, f"metal-supervisor: {text}\n".encode("utf-8", "replace"))
+    except OSError:
+        return
+
+
+def main(arguments: list[str]) -> int:
+    """`PROGRAM STATE_DIRECTORY`, with the job in the environment. Returns when told to end."""
+    program, home = arguments
+    try:
+        job = json.loads(os.environ[JOB])
+        attendant = Attendant(StateDir(Path(home)), program, job)
+    except (KeyError, ValueError, TypeError) as error:
+        say(f"cannot attend to {program}: {type(error).__name__}: {error}")
+        return 78
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, lambda *_: attendant.end())
+    attendant.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,38 @@
+"""A model on the shared oMLX daemon, attached and detached through the gate it is run behind (`omlx_engine.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import quote
+
+from metal_supervisor.boundary.daemon import Daemon, Refused
+from metal_supervisor.core.types import Json
+
+MODELS = "/metal-supervisor/models"
+
+
+class OmlxModel:
+    """One model, as a service wants it."""
+
+    def __init__(self, job: Json) -> None:
+        self._job = job
+        self._path = f"{MODELS}/{quote(job['name'])}"
+        self.file = ""
+        """What the daemon runs for several at once: nothing; each has its own."""
+
+    def attached(self, daemon: Daemon) -> bool:
+        """Whether it is loaded. Raises Away, Refused."""
+        listed = daemon.call("GET", MODELS).get("data")
+        if not isinstance(listed, list):
+            raise Refused(200, f"{MODELS} answered without a list of models; another server has oMLX's port")
+        name = self._job["name"]
+        return any(isinstance(each, dict) and each.get("id") == name and each.get("loaded") for each in listed)
+
+    def attach(self, daemon: Daemon, timeout_s: float, progress: Callable[[str], None]) -> None:
+        """Loads it; returns once it is. Raises Away, Refused."""
+        progress(f"oMLX loads {self._job['path']}")
+        daemon.call("PUT", self._path, {"path": self._job["path"], "settings": self._job["settings"]}, timeout_s)
+
+    def detach(self, daemon: Daemon, timeout_s: float) -> None:
+        """Unloads it. Raises Away, Refused."""
+        daemon.call("DELETE", self._path, timeout_s=timeout_s)

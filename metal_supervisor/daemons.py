@@ -1,0 +1,293 @@
+"""Daemons that serve the models of several InferenceServices: started when first needed, stopped when unused.
+
+Each has a record like a service's, without an InferenceService, and so is supervised, drained, restarted and watched
+like any engine. What it is started with is kept while anybody uses it: an edit of one service, or a release of ours,
+must not restart what answers for others. A user's own Ollama is used where it answers, and never stopped.
+"""
+
+from __future__ import annotations
+
+import http.client
+import secrets
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+
+from metal_supervisor.boundary import host
+from metal_supervisor.boundary.builds import Broken, Builds
+from metal_supervisor.boundary.daemon import Away, Daemon, Refused
+from metal_supervisor.boundary.state import StateDir, write_atomic
+from metal_supervisor.config import Settings
+from metal_supervisor.core import decide, programs
+from metal_supervisor.core.plan import live_note
+from metal_supervisor.core.types import LIVE, Json, Key, Probe, ProgramState, Record, RunNote, Service, Standing
+from metal_supervisor.runtimes import RUNTIMES, Place
+from metal_supervisor.runtimes.ollama import NAME as OLLAMA
+from metal_supervisor.runtimes.omlx import KEY_FILE
+from metal_supervisor.runtimes.omlx import NAME as OMLX
+
+UNUSED_S = 30.0
+LOOK_EVERY_S, LOOK_TIMEOUT_S = 5.0, 1.0
+FORSAKEN_S = 60.0
+"""How long a user's own daemon may be away before one of ours takes its place."""
+
+
+def key_of(program: str) -> Key:
+    """Key of a daemon's record."""
+    return "", program
+
+
+class Own:
+    """Whether the user's own Ollama answers, looked at in the background while anybody wants to know."""
+
+    def __init__(self, url: str, wake: Callable[[], None]) -> None:
+        parts = urllib.parse.urlsplit(url)
+        self.address = (parts.hostname or "127.0.0.1", parts.port or 80) if parts.scheme == "http" else None
+        self._wake = wake
+        self._wanted = threading.Event()
+        self._seen_at: float | None = None
+        self.known = self.address is None
+        """Whether it has been looked for."""
+        if self.address is not None:
+            threading.Thread(target=self._look, name="own ollama", daemon=True).start()
+
+    def want(self, wanted: bool) -> None:
+        """Whether anybody needs to know."""
+        if wanted:
+            self._wanted.set()
+        else:
+            self._wanted.clear()
+
+    def here(self, patience_s: float = 0.0) -> bool:
+        """Whether it answered at the latest look, or did so within that time."""
+        return self._seen_at is not None and time.monotonic() - self._seen_at <= patience_s + 2 * LOOK_EVERY_S
+
+    def _look(self) -> None:
+        assert self.address is not None
+        while True:
+            self._wanted.wait()
+            try:
+                Daemon(*self.address).call("GET", "/api/version", timeout_s=LOOK_TIMEOUT_S)
+                found = True
+            except (Away, Refused, http.client.HTTPException):
+                found = False
+            news = not self.known or found != self.here()
+            self._seen_at, self.known = time.monotonic() if found else self._seen_at, True
+            if news:
+                self._wake()
+            time.sleep(LOOK_EVERY_S)
+
+
+class Daemons:
+    """Keeps the records of shared daemons, and tells services where theirs is, or what is in the way."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        directory: StateDir,
+        builds: Builds,
+        keep_spec: Callable[[str, str], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._settings, self._state, self._builds, self._keep_spec = settings, directory, builds, keep_spec
+        self.own = Own("" if settings.ollama_url == "off" else settings.ollama_url, wake)
+        self._unused_since: dict[str, float] = {}
+        self._services: dict[str, list[Service]] = {}
+        self._records: Mapping[Key, Record] = {}
+        self._asked = False
+        """Whether the cluster has said what is asked for: until then daemons stay as they were."""
+        self.again_in_s: float | None = None
+        """When a pass is worthwhile only because one is unused."""
+
+    # ── what services are told ───────────────────────────────────────────────────────────────────
+
+    def prepare(self, services: Iterable[Service], records: Mapping[Key, Record]) -> None:
+        """Looks at what is asked for in this pass; those that run come first, then by name."""
+        self._records, self._services, self._asked = records, {}, True
+        ordered = sorted(services, key=lambda each: (not _runs(records.get(each.key)), each.key))
+        for each in ordered:
+            if RUNTIMES[each.runtime].shared is not None and each.replicas and not each.suspended:
+                self._services.setdefault(each.runtime, []).append(each)
+        self.own.want(OLLAMA in self._services or _is_own(records.get(key_of(OLLAMA))))
+
+    def address(self, program: str) -> tuple[str, int] | None:
+        """(host, port) of a daemon; None before it is known, or without a free port."""
+        if self._uses_own(program):
+            return self.own.address
+        record = self._records.get(key_of(program))
+        if record is not None and record.port is not None and not _is_own(record):
+            return record.host, record.port
+        taken = decide.taken_ports(list(self._records.values()), key_of(program))
+        for port in self._settings.port_range:
+            if port not in taken and host.port_free(port, self._settings.bind_address):
+                return self._settings.bind_address, port
+        return None
+
+    def needs_binary(self, program: str) -> bool:
+        """Whether one is supervised here; False while the user's own is used, or not known."""
+        return program != OLLAMA or (self.own.known and not self._uses_own(program))
+
+    def is_known(self, program: str) -> bool:
+        """Whether it has been found out which daemon is used."""
+        return program != OLLAMA or self.own.known
+
+    def problem(self, service: Service) -> tuple[str, str] | None:
+        """(reason, message) of what keeps a service off its daemon because of others on it."""
+        row = RUNTIMES[service.runtime].shared
+        if row is None:
+            return None
+        if service.ordinal:
+            text = f"the shared {service.runtime} daemon serves a service once; leave --replicas-per-mac at 1, or see "
+            return "ServedNameConflict", f"{text}other Macs"
+        others = self._services.get(service.runtime, [])
+        before = others[: next((at for at, each in enumerate(others) if each.key == service.key), len(others))]
+        for other in before:
+            where = "/".join(other.key)
+            if other.name == service.name:
+                text = f"{where} is served as {service.name!r} by the same {service.runtime} daemon; rename one of them"
+                return "ServedNameConflict", f"metadata.name: {text}"
+            told = _said(other, row.options)
+            for name in row.options if told else ():
+                if name in service.options and told.get(name) != service.options[name]:
+                    text = f"the {service.runtime} daemon has it as {where} says; make them alike, or leave it out"
+                    return "DaemonSettingsConflict", f"spec.{name}: {text}"
+            same = other.model.source == service.model.source
+            if row.per_file and same and row.per_file(other) != row.per_file(service):
+                text = f"{where} has {service.runtime} run that model with another context, batch size or gpu.layers"
+                return "DaemonSettingsConflict", f"spec.contextSize: {text}, and it runs a model once; make them alike"
+        return None
+
+    # ── the records ──────────────────────────────────────────────────────────────────────────────
+
+    def keep(
+        self,
+        records: Mapping[Key, Record],
+        table: Mapping[str, ProgramState],
+        notes: Mapping[str, RunNote],
+        now: float,
+    ) -> dict[Key, Record]:
+        """The records, with those of the daemons that are needed."""
+        result, self.again_in_s = dict(records), None
+        self._records = records
+        for program in (name for name, row in RUNTIMES.items() if row.shared is not None):
+            users = [each for each in records.values() if each.daemon == program and _is_up(each, table)]
+            known = records.get(key_of(program))
+            if users:
+                self._unused_since.pop(program, None)
+                if (kept := self._needed(program, known, notes.get(program), table.get(program), now)) is not None:
+                    result[kept.key] = kept
+            elif known is not None:
+                self._unneeded(result, known, now)
+        return result
+
+    def _needed(
+        self, program: str, known: Record | None, note: RunNote | None, state: ProgramState | None, now: float
+    ) -> Record | None:
+        """The record of a daemon that somebody uses; None while nothing can be said."""
+        if not (self._asked and self.is_known(program)):
+            return known
+        where = self.address(program)
+        if where is None:
+            return known
+        options: Json = {}
+        for service in self._services.get(program, ()):
+            row = RUNTIMES[program].shared
+            options = options or _said(service, row.options if row else ())
+        if self._uses_own(program):
+            return _record(program, known, where, Probe(), now)
+        runtime = RUNTIMES[program]
+        try:
+            binary = self._builds.look(runtime.executables)
+        except (host.NoBinary, Broken):
+            return known  # the services say so
+        if binary is None:
+            return known
+        place = Place("", *where, None, self._state.home, daemon_models=self._settings.ollama_models_path)
+        assert runtime.shared is not None
+        engine = runtime.shared.engine(binary, place, options)
+        made = programs.compose(program, engine, where[1], where[0], self._state.home)
+        self._keep_spec(made.spec_file, made.spec)
+        if program == OMLX:
+            self._make_key()
+        record = replace(_record(program, known, where, engine.probe, now), spec_file=made.spec_file)
+        up = live_note(note, state)
+        if known is not None and up is not None and up.spec_file != made.spec_file and known.spec_file == up.spec_file:
+            record = replace(record, spec_file=up.spec_file, next_spec=made.spec_file, probe=known.probe)
+        return record
+
+    def _unneeded(self, result: dict[Key, Record], known: Record, now: float) -> None:
+        if _is_own(known):
+            del result[known.key]
+            self._state.forget(known.program)
+            return
+        since = self._unused_since.setdefault(known.program, time.monotonic())
+        left_s = since + UNUSED_S - time.monotonic()
+        if left_s > 0 and known.verdict.standing is Standing.RUN:
+            self.again_in_s = left_s
+            return
+        result[known.key] = decide.dismiss(known, now, ("Unused", "no service uses it"))
+
+    def _uses_own(self, program: str) -> bool:
+        """Whether the user's own daemon is used: whichever was chosen stays, as long as it can."""
+        if program != OLLAMA or self.own.address is None:
+            return False
+        known = self._records.get(key_of(program))
+        if known is not None and not _is_own(known) and known.verdict.standing is Standing.RUN:
+            return False
+        return self.own.here(FORSAKEN_S if known is not None else 0.0)
+
+    def _make_key(self) -> None:
+        """oMLX's key is this Mac's own; nobody else needs it."""
+        path = self._state.path / KEY_FILE
+        if not path.exists():
+            write_atomic(path, secrets.token_urlsafe(32))
+
+
+def _runs(record: Record | None) -> bool:
+    return record is not None and record.runs
+
+
+def _is_own(record: Record | None) -> bool:
+    """Whether a daemon's record is that of the user's own one: we have nothing to run it from."""
+    return record is not None and record.spec_file is None and record.verdict.standing is Standing.RUN
+
+
+def _is_up(record: Record, table: Mapping[str, ProgramState]) -> bool:
+    """Whether a service needs its daemon: to run, or to be unloaded from it."""
+    state = table.get(record.program)
+    return record.runs or (state is not None and state.state in LIVE)
+
+
+def _said(service: Service, options: Collection[str]) -> Json:
+    """What a service says of its daemon."""
+    return {name: service.options[name] for name in options if name in service.options}
+
+
+def _record(program: str, known: Record | None, where: tuple[str, int], probe: Probe, now: float) -> Record:
+    before = known.verdict if known is not None else None
+    fresh = Record(
+        namespace="",
+        name=program,
+        uid="",
+        generation=0,
+        program=program,
+        model="",
+        runtime=program,
+        replicas=1,
+        mode="",
+        priority="critical",
+        verdict=decide.verdict(before, Standing.RUN, "Needed", "", now),
+        endpoint=None,
+        host=where[0],
+        port=where[1],
+        probe=probe,
+        protected=True,
+    )
+    if known is None:
+        return fresh
+    return replace(
+        fresh, withdraw=known.withdraw, retry_at=known.retry_at, stop_sent=known.stop_sent,
+        stopped_by_hand=known.stopped_by_hand,
+    )

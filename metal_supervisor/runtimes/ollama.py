@@ -1,0 +1,108 @@
+"""Ollama: one daemon for many models, the user's own if there is one. A service is a model attached to it.
+
+A model comes from Ollama's library, or from a GGUF file; either way the service gets one of its own name, made with its
+parameters. What the daemon decides for all models (cache types, slots, flash attention) cannot be asked for here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from metal_supervisor.core.attachment import JOB
+from metal_supervisor.core.demand import Demand, Reading
+from metal_supervisor.core.programs import program_name
+from metal_supervisor.core.sources import library_model
+from metal_supervisor.core.types import Engine, Probe, Service
+from metal_supervisor.runtimes import llama_memory
+from metal_supervisor.runtimes.llama_server import DEFAULT_CONTEXT
+from metal_supervisor.runtimes.place import Binary, Place
+
+NAME = "ollama"
+SHARED = "the shared daemon decides it for all its models"
+FLAGS = "it is a flag of llama-server; use that runtime"
+NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "parallelSlots": ((1,), f"{SHARED} (OLLAMA_NUM_PARALLEL)"),
+    "flashAttention": ((True,), f"{SHARED} (OLLAMA_FLASH_ATTENTION)"),
+    "cacheTypeK": (("f16",), f"{SHARED} (OLLAMA_KV_CACHE_TYPE)"),
+    "cacheTypeV": (("f16",), f"{SHARED} (OLLAMA_KV_CACHE_TYPE)"),
+    "cacheTypeCustomK": ((), f"{SHARED} (OLLAMA_KV_CACHE_TYPE)"),
+    "cacheTypeCustomV": ((), f"{SHARED} (OLLAMA_KV_CACHE_TYPE)"),
+    "uBatchSize": ((), "Ollama has one batch size; set spec.batchSize"),
+    "jinja": ((True,), "Ollama has templates of its own"),
+    "idleTtlS": ((), "a model of Ollama stays loaded while its service runs"),
+    **dict.fromkeys(("moeCPUOffload", "noKvOffload", "noWarmup"), ((False,), FLAGS)),
+    **dict.fromkeys(("reasoningBudget", "reasoningBudgetMessage", "ropeScaling"), ((), FLAGS)),
+    **dict.fromkeys(("tensorOverrides", "metadataOverrides"), ((), FLAGS)),
+    "moeCPULayers": ((0,), FLAGS),
+}
+"""Options of the spec that Ollama does not honour: the values that change nothing, and why the others are refused."""
+
+
+def refuse(service: Service) -> tuple[str, str] | None:
+    """(reason, message) for what Ollama cannot be asked for."""
+    said = {"extraArgs": service.extra_args, "env": service.env, "containerPort": service.container_port}
+    for field, given in said.items():
+        if given:
+            return "UnsupportedField", f"spec.{field} is not for Ollama: {SHARED}; remove it"
+    if service.mode == "rerank":
+        return "UnsupportedField", "spec.mode rerank is not served by Ollama; use llama-server"
+    for name, (neutral, why) in NOT_HERE.items():
+        if service.options.get(name) not in (None, *neutral):
+            field = "annotation metal-supervisor.io/idle-ttl" if name == "idleTtlS" else f"spec.{name}"
+            return "UnsupportedField", f"{field} has no meaning for Ollama: {why}"
+    return None
+
+
+def parameters(service: Service) -> dict[str, Any]:
+    """What its model is made with, by the names of Ollama's Modelfile; the context always, for its default is vast."""
+    made = {"num_ctx": service.options.get("contextSize", DEFAULT_CONTEXT)}
+    if "batchSize" in service.options:
+        made["num_batch"] = service.options["batchSize"]
+    if service.model.gpu_layers not in (None, 0):
+        made["num_gpu"] = service.model.gpu_layers
+    return made
+
+
+def engine(service: Service, _binary: Binary, place: Place) -> Engine:
+    """The attendant of one model, and how the daemon is asked for it."""
+    library = library_model(service.model.source)
+    job = {
+        "daemon": NAME,
+        "name": service.name,
+        "library": library,
+        "registry": place.registry if library else "",
+        "path": "" if library else place.model_path,
+        "models": place.daemon_models,
+        "parameters": parameters(service),
+        "mode": service.mode,
+    }
+    argv = (f"{place.cwd}/current/attendant", program_name(service.key), place.cwd)
+    probe = Probe(path="/", expects="Ollama is running", identity=service.name, busy_path="", shared=True)
+    return Engine(argv, ((JOB, json.dumps(job, sort_keys=True)),), place.cwd, probe, daemon=NAME)
+
+
+def daemon(binary: Binary, place: Place, _options: Mapping[str, Any]) -> Engine:
+    """The daemon itself. It unloads nothing on its own: which models fit is decided here."""
+    host = f"[{place.host}]" if ":" in place.host else place.host
+    env = {
+        "OLLAMA_HOST": f"{host}:{place.port}",
+        "OLLAMA_MODELS": place.daemon_models,
+        "OLLAMA_KEEP_ALIVE": "-1",
+        "OLLAMA_MAX_LOADED_MODELS": "64",
+        "OLLAMA_NOPRUNE": "1",
+        "OLLAMA_NO_CLOUD": "1",
+    }
+    probe = Probe(path="/", expects="Ollama is running", busy_path="")
+    return Engine((binary.path, "serve"), tuple(sorted(env.items())), place.cwd, probe)
+
+
+def demand(
+    service: Service, _argv: Sequence[str], model: Reading, reading_of: Callable[[str], Reading | None]
+) -> Demand | None:
+    """What a model takes: Ollama runs it by the same library as llama-server, as this command line would."""
+    made = parameters(service)
+    argv = ["--ctx-size", str(made["num_ctx"]), "--parallel", "1", "--cache-ram", "0", "--ctx-checkpoints", "0"]
+    argv += ["--batch-size", str(made.get("num_batch", 512)), "--ubatch-size", str(made.get("num_batch", 512))]
+    return llama_memory.demand([*argv, *(["--embedding"] if service.mode == "embedding" else [])], model, reading_of)

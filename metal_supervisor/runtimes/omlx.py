@@ -1,0 +1,117 @@
+"""oMLX: one daemon for many MLX models. Here a service is a model attached to it, and its process the attendant.
+
+The daemon is run behind our gate (`omlx_engine.py`), because by itself it finds a new model only by unloading all
+others. What belongs to all models together (caches, how many requests at once) is the daemon's, and cannot be had
+twice in different ways.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from metal_supervisor.core.attachment import JOB
+from metal_supervisor.core.demand import Demand, Reading
+from metal_supervisor.core.programs import program_name
+from metal_supervisor.core.types import Engine, Probe, Service
+from metal_supervisor.runtimes import mlx_memory
+from metal_supervisor.runtimes.mlx_server import NOT_HERE as NOT_MLX
+from metal_supervisor.runtimes.place import Binary, Place
+
+NAME = "omlx"
+DAEMON_OPTIONS = ("hotCacheMaxSize", "pagedSSDCacheDir", "pagedSSDCacheMaxSize")
+KEY_FILE, BASE = "omlx.key", "omlx"
+
+SHARED = "the shared daemon decides it for all its models"
+NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
+    **NOT_MLX,
+    "parallelSlots": ((1,), SHARED),
+    "cacheTypeK": (("f16", "bf16"), "set spec.turboQuantBits instead"),
+    "cacheTypeV": (("f16", "bf16"), "set spec.turboQuantBits instead"),
+    "idleTtlS": ((), "a model of oMLX stays loaded while its service runs"),
+}
+"""Options of the spec that oMLX does not honour: the values that change nothing, and why the others are refused."""
+
+
+def refuse(service: Service) -> tuple[str, str] | None:
+    """(reason, message) for what oMLX cannot be asked for."""
+    if service.extra_args:
+        return "UnsupportedField", f"spec.extraArgs are not for oMLX: {SHARED}; remove them"
+    if service.env:
+        return "UnsupportedField", f"spec.env is not for oMLX: {SHARED}; remove it"
+    if service.container_port is not None:
+        return "UnsupportedField", f"spec.containerPort is not for oMLX: {SHARED}; remove it"
+    for name, (neutral, why) in NOT_HERE.items():
+        if service.options.get(name) not in (None, *neutral):
+            field = "annotation metal-supervisor.io/idle-ttl" if name == "idleTtlS" else f"spec.{name}"
+            return "UnsupportedField", f"{field} has no meaning for oMLX: {why}"
+    directory = service.options.get("pagedSSDCacheDir")
+    if directory is not None and (not directory.startswith("/") or ".." in directory.split("/")):
+        return "InvalidSpec", "spec.pagedSSDCacheDir must be an absolute path without .."
+    if "pagedSSDCacheDir" not in service.options:
+        for name in ("pagedSSDCacheMaxSize", "hotCacheMaxSize"):
+            if name in service.options:
+                return "InvalidSpec", f"spec.{name} needs spec.pagedSSDCacheDir, which is not set"
+    return None
+
+
+def engine(service: Service, _binary: Binary, place: Place) -> Engine:
+    """The attendant of one model, and how the daemon is asked for it."""
+    settings: dict[str, Any] = {}
+    if "contextSize" in service.options:
+        settings["max_context_window"] = service.options["contextSize"]
+    if "turboQuantBits" in service.options:
+        settings |= {"turboquant_kv_enabled": True, "turboquant_kv_bits": service.options["turboQuantBits"]}
+    job = {
+        "daemon": NAME,
+        "name": service.name,
+        "path": place.model_path,
+        "settings": settings,
+        "key_file": f"{place.cwd}/{KEY_FILE}",
+    }
+    argv = (f"{place.cwd}/current/attendant", program_name(service.key), place.cwd)
+    probe = Probe(
+        expects='"healthy"',
+        identity_path="/metal-supervisor/models",
+        identity=service.name,
+        busy_path=f"/metal-supervisor/slots/{service.name}",
+        shared=True,
+    )
+    return Engine(argv, ((JOB, json.dumps(job, sort_keys=True)),), place.cwd, probe, daemon=NAME)
+
+
+def daemon(binary: Binary, place: Place, options: Mapping[str, Any]) -> Engine:
+    """The daemon itself; `options` are those of `DAEMON_OPTIONS` that its services agree on."""
+    home = place.cwd
+    argv = [binary.interpreter, "-E", f"{home}/current/omlx_engine.py"]
+    argv += ["--key-file", f"{home}/{KEY_FILE}", "--base-path", f"{home}/{BASE}"]
+    argv += ["--host", place.host, "--port", str(place.port)]
+    cache = [
+        (flag, str(options[name]))
+        for name, flag in (
+            ("pagedSSDCacheDir", "--paged-ssd-cache-dir"),
+            ("pagedSSDCacheMaxSize", "--paged-ssd-cache-max-size"),
+            ("hotCacheMaxSize", "--hot-cache-max-size"),
+        )
+        if name in options
+    ]
+    # By itself it would fill a tenth of the disk with caches that nobody asked for.
+    argv += [part for pair in cache for part in pair] if cache else ["--no-cache"]
+    env = (("HF_HUB_CACHE", f"{home}/hub"), ("HF_HUB_OFFLINE", "1"))
+    return Engine(tuple(argv), env, home, Probe(expects='"healthy"', busy_path=""))
+
+
+def demand(
+    service: Service, argv: Sequence[str], model: Reading, reading_of: Callable[[str], Reading | None]
+) -> Demand:
+    """What a model takes of the daemon's memory, and its share of the daemon itself."""
+    bits, hot = service.options.get("turboQuantBits"), service.options.get("hotCacheMaxSize")
+    told = [*argv, *(["--kv-bits", str(bits)] if bits else [])]
+    told += ["--prompt-cache-bytes", str(cache_bytes(hot))] if hot else []
+    return mlx_memory.demand(service, told, model, reading_of)
+
+
+def cache_bytes(said: str) -> int:
+    """Bytes of a size as oMLX reads it: `8GB` has 2^33."""
+    return int(float(said[:-2]) * 1024 ** (1 + "KMGT".index(said[-2])))
