@@ -1,7 +1,7 @@
 """MLX for tests: mlx_lm's own server in an environment of its own, tiny models, and a stand-in for the Swift server.
 
 The Swift mlx-server runs on a Mac alone; the stand-in follows what its documentation says: it loads before it
-listens, answers /health with a plain `ok`, knows no aliases, and has three routes.
+listens, answers /health with a plain `ok`, knows no aliases, has three routes, and wants a `model` in a chat.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Page(http.server.BaseHTTPRequestHandler):
         self.answer(200 if found else 404, found or "")
 
     def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not isinstance(asked.get("model"), str):
+            return self.answer(400, json.dumps({{"error": {{"message": "Malformed request body: no model"}}}}))
         words = {{"choices": [{{"message": {{"role": "assistant", "content": "hello world from swift"}}}}]}}
         self.answer(200 if self.path == "/v1/chat/completions" else 404, json.dumps(words))
 

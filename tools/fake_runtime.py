@@ -2,9 +2,9 @@
 """A stand-in for llama-server, for faults that a real engine cannot be made to show. It is not an engine.
 
 It speaks as much of llama-server's HTTP protocol as a supervisor sees (503 while loading, `/health`, `/v1/models`,
-`/slots`, `/metrics`, chat answers whole and streamed), takes any of its flags, and misbehaves on request: it loads for
-ever, hangs, answers HTML, ignores SIGTERM, dies on time, leaves a child behind, floods its log. Use the real thing
-(`tools/find_llama_server.py`) wherever it can show what a test needs.
+`/slots`, `/metrics`, chat answers whole and streamed, embeddings, reranks), takes any of its flags, and misbehaves on
+request: it loads for ever, hangs, answers HTML or errors, ignores SIGTERM, dies on time, leaves a child behind, floods
+its log. Use the real thing (`tools/find_llama_server.py`) wherever it can show what a test needs.
 
 Faults are flags, so that they can be given per service (`extraArgs`), or environment variables (`--fake-load-s 5` is
 `FAKE_LOAD_S=5`); the flag wins. Most can be changed while it runs: `POST /fake` with `{"hang": true}`. `/argv` tells
@@ -75,6 +75,9 @@ class Faults:
     ballast_mib: int = option(0, "hold so much memory")
     tokens: int = option(6, "length of an answer in tokens")
     tokens_per_s: float = option(0.0, "speed of an answer; 0 is at once")
+    answer_status: int = option(200, "answer chats, embeddings and reranks with an error of this status")
+    answer_delay_s: float = option(0.0, "take so long before any such answer")
+    api_key: str = option("", "want this key for them, and quote a wrong one")
     cut_after_tokens: int = option(0, "close the connection in the middle of a stream")
 
 
@@ -239,7 +242,9 @@ class Handler(BaseHTTPRequestHandler):
             ("GET", "/props"): self.props,
             ("GET", "/slots"): self.slots,
             ("GET", "/metrics"): self.metrics,
-            ("POST", "/v1/chat/completions"): lambda: self.chat(body),
+            ("POST", "/v1/chat/completions"): lambda: self.work(self.chat, body),
+            ("POST", "/v1/embeddings"): lambda: self.work(lambda _body: self.embed(), body),
+            ("POST", "/v1/rerank"): lambda: self.work(self.rerank, body),
         }
         route = routes.get(("GET" if method == "HEAD" else method, path))
         if route is None:
@@ -289,6 +294,30 @@ class Handler(BaseHTTPRequestHandler):
             message = "This server does not support metrics endpoint. Start it with `--metrics`"
             return self.send_error_json(501, message, "not_supported_error")
         return self.send(200, self.engine.metrics(), "text/plain; version=0.0.4")
+
+    def work(self, route: Any, body: bytes) -> None:
+        """What a client of the model asks for; each is a line in the log."""
+        faults = self.engine.faults
+        say(f"asked {self.path} {body.decode('utf-8', 'replace')}")
+        time.sleep(faults.answer_delay_s)
+        given = self.headers.get("Authorization") or ""
+        if faults.api_key and given != f"Bearer {faults.api_key}":
+            return self.send_error_json(401, f"Invalid API Key {given}", "authentication_error")
+        if faults.answer_status != 200:
+            return self.send_error_json(faults.answer_status, "no answer,\x1b[31m as asked", "server_error")
+        return route(body)
+
+    def embed(self) -> None:
+        if not {"--embedding", "--embeddings"} & self.engine.flags.keys():
+            return self.send_error_json(501, "This server does not support embeddings", "not_supported_error")
+        row = {"object": "embedding", "index": 0, "embedding": [0.5, 0.5]}
+        return self.send_json({"object": "list", "model": self.engine.names()[0], "data": [row]})
+
+    def rerank(self, body: bytes) -> None:
+        if not {"--reranking", "--rerank"} & self.engine.flags.keys():
+            return self.send_error_json(501, "This server does not support reranking", "not_supported_error")
+        rows = [{"index": index, "relevance_score": 0.5} for index, _ in enumerate(json.loads(body)["documents"])]
+        return self.send_json({"object": "list", "model": self.engine.names()[0], "results": rows})
 
     def chat(self, body: bytes) -> None:
         engine = self.engine

@@ -1,6 +1,7 @@
 """Asks an engine, over loopback HTTP, what a runtime described as data: does it serve, and is it ours?
 
-Every question has a timeout and asks for no tokens, so a probe can neither hang nor disturb.
+Every question has a timeout and asks for no tokens, so a probe can neither hang nor disturb. The one exception is the
+first request of a process, which may take as long as loading: it is looked at now and then, and can be given up.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import socket
 import time
 from dataclasses import dataclass
 
+from metal_supervisor.core import first_request
 from metal_supervisor.core.types import Probe
 
 TIMEOUT_S = 2.0
@@ -51,9 +53,7 @@ def _get(host: str, port: int, path: str, timeout_s: float = TIMEOUT_S) -> tuple
     """(status, body). One deadline for the whole of it: an engine that drips bytes is no better than one that hangs."""
     until = time.monotonic() + timeout_s
     data = bytearray()
-    with socket.create_connection((host, port), timeout=timeout_s) as connection:
-        if connection.getsockname() == connection.getpeername():
-            raise ConnectionRefusedError  # nobody listens, and the system gave this connection that very port
+    with _connected(host, port, timeout_s) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
         while len(data) < MOST_BYTES:
             connection.settimeout(max(0.001, until - time.monotonic()))
@@ -61,7 +61,23 @@ def _get(host: str, port: int, path: str, timeout_s: float = TIMEOUT_S) -> tuple
             if not part:
                 break
             data += part
-    answer = http.client.HTTPResponse(_Received(bytes(data)))  # type: ignore[arg-type]
+    return _parsed(bytes(data))
+
+
+def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
+    connection = socket.create_connection((host, port), timeout=timeout_s)
+    try:
+        if connection.getsockname() == connection.getpeername():
+            raise ConnectionRefusedError  # nobody listens, and the system gave this connection that very port
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _parsed(data: bytes) -> tuple[int, bytes]:
+    """(status, body) of a whole HTTP answer. Raises HTTPException if it is cut, or none."""
+    answer = http.client.HTTPResponse(_Received(data))  # type: ignore[arg-type]
     answer.begin()
     return answer.status, answer.read()
 
@@ -141,6 +157,71 @@ def _sleeps(host: str, port: int, asked: Probe, timeout_s: float) -> bool:
     except (http.client.HTTPException, ValueError, RecursionError):
         return False
     return isinstance(told, dict) and told.get("is_sleeping") is True
+
+
+class FirstRequest:
+    """The first request of an engine's process, under way from the first `wait` on."""
+
+    def __init__(
+        self, port: int, asked: Probe, key: tuple[str, str], timeout_s: float, host: str = "127.0.0.1"
+    ) -> None:
+        """`key`: (variable, key) as of `first_request.key_of`; `timeout_s`: for the whole of the answer."""
+        self._at, self._asked, self._key, self._timeout_s = (host, port), asked, key, timeout_s
+        self._until = time.monotonic() + timeout_s
+        self._connection: socket.socket | None = None
+        self._data = bytearray()
+
+    def wait(self, seconds: float) -> Answer | None:
+        """What came of it; None if nothing has within these seconds."""
+        path = self._asked.first_path
+        try:
+            connection = self._connection or self._sent()
+            if not self._received(connection, time.monotonic() + seconds):
+                late = time.monotonic() >= self._until
+                return Answer(False, f"{path} has not answered within {self._timeout_s:g} s") if late else None
+            why = first_request.fault(path, *_parsed(bytes(self._data)), self._key)
+            return Answer(not why, why)
+        except (OSError, http.client.HTTPException) as error:
+            return Answer(False, f"{path} was not answered to the end: {type(error).__name__}")
+
+    def close(self) -> None:
+        """Gives it up: an engine ends what nobody waits for."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _sent(self) -> socket.socket:
+        host, port = self._at
+        body = self._asked.first_body
+        if self._asked.names_itself:
+            body = first_request.named(body, _own_name(host, port, self._asked))
+        head = [f"POST {self._asked.first_path} HTTP/1.1", f"Host: {host}:{port}", "Connection: close"]
+        head += ["Content-Type: application/json", f"Content-Length: {len(body.encode())}"]
+        head += [f"Authorization: Bearer {self._key[1]}"] if self._key[1] else []
+        connection = self._connection = _connected(host, port, TIMEOUT_S)
+        connection.sendall("\r\n".join([*head, "", body]).encode())
+        return connection
+
+    def _received(self, connection: socket.socket, until: float) -> bool:
+        """Reads what comes until then; whether that was the end of the answer."""
+        while (left_s := until - time.monotonic()) > 0:
+            connection.settimeout(left_s)
+            try:
+                part = connection.recv(65536)
+            except TimeoutError:
+                return False
+            self._data += part
+            if not part or len(self._data) >= MOST_BYTES:
+                return True
+        return False
+
+
+def _own_name(host: str, port: int, asked: Probe) -> str:
+    """The first name under which an engine says that it serves, "" if it says none. Raises OSError, HTTPException."""
+    _, body = _get(host, port, asked.identity_path)
+    try:
+        return str(json.loads(body)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return ""
 
 
 def _identity(host: str, port: int, asked: Probe, timeout_s: float) -> Answer:

@@ -4,7 +4,8 @@ An engine is hung once it has been silent for the whole of a timeout in which it
 had nobody to work for. Work is processor time and bytes read and written: a slow disk or an overloaded machine leave
 traces of it, and so does a long prompt, but not where the GPU does it all (a Mac). There, and where the server itself
 still answers, somebody who is connected is given the benefit of the doubt for as long as loading may take. One that
-loads has the time that loading is given; then the same holds.
+loads has the time that loading is given; then the same holds. Its first answer is given as long again: kernels may be
+compiled for it.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class Look:
     """What is wrong, "" if nothing is."""
     signs: Signs | None = None
     """None when they were not looked for."""
+    asked: bool = False
+    """All that is missing is its first answer."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,18 @@ class Pulse:
     """Its server answered at the latest look, though its work loop did not."""
     hung: str = ""
     """Why it should be restarted, "" if it should not."""
+    asked_at: float | None = None
+    """When its first answer was first waited for."""
+
+    @property
+    def loading_since(self) -> float:
+        """From when the time counts that it may load."""
+        return self.born if self.asked_at is None else self.asked_at
 
 
 def wants_signs(pulse: Pulse, at: float, limits: Limits) -> bool:
     """Whether a look that finds something wrong should look for signs of work as well: that costs more."""
-    matters = pulse.served or at - pulse.born >= limits.loading_s - 2 * limits.silent_s
+    matters = pulse.served or at - pulse.loading_since >= limits.loading_s - 2 * limits.silent_s
     return matters and at - pulse.signs_at >= SIGNS_EVERY_S
 
 
@@ -100,6 +110,8 @@ def heard(pulse: Pulse, look: Look, limits: Limits) -> Pulse:
         pulse = replace(pulse, silent_since=look.at, moved_at=look.at)
     elif (gap := look.at - pulse.last_at - GAP_S) > 0:  # we were away ourselves: that was nobody's silence
         pulse = _later(pulse, gap)
+    if look.asked and pulse.asked_at is None:
+        pulse = replace(pulse, asked_at=look.at)
     pulse = replace(
         pulse, message=look.message, failures=pulse.failures + 1, last_at=look.at, answers=look.answers
     )
@@ -138,7 +150,7 @@ def _hung(pulse: Pulse, limits: Limits) -> str:
     if not limits.silent_s:
         return ""
     patient_s = limits.silent_s
-    if not pulse.served and pulse.last_at - pulse.born < limits.loading_s:
+    if not pulse.served and pulse.last_at - pulse.loading_since < limits.loading_s:
         return ""
     silent_s = pulse.last_at - pulse.silent_since
     idle_s = pulse.last_at - pulse.moved_at

@@ -170,7 +170,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Probe:
-    """How to ask an engine whether it serves: HTTP GETs on loopback, described as data."""
+    """How to ask an engine whether it serves: HTTP requests on loopback, described as data."""
 
     path: str = "/health"
     """Answers 200 when the engine can serve, 503 while it loads."""
@@ -188,6 +188,10 @@ class Probe:
     """The engine cannot be given the service's name: requests have to use one of its own."""
     shared: bool = False
     """What answers is a daemon that serves other models too, and not the process that supervisord knows."""
+    first_path: str = ""
+    """Where the smallest request of its mode is sent once per start, before it counts as ready; "" for none."""
+    first_body: str = ""
+    """That request, JSON; one that `names_itself` still lacks its `model`, which `identity_path` tells."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
+from metal_supervisor.core.first_request import smallest
 from metal_supervisor.core.types import Engine, Probe, Service
 from metal_supervisor.runtimes.llama_memory import VALUES, checkpoints, prompt_cache_mib
 from metal_supervisor.runtimes.place import Binary, Place
@@ -159,6 +161,12 @@ def _housekeeping(service: Service, binary: Binary, prompt_cache: int, kept: int
     ]
 
 
+def _unpooled(argv: list[str]) -> bool:
+    """Whether embeddings are asked for token by token."""
+    said = [value for flag, value in pairwise(argv) if _flag(flag) == "--pooling"]
+    return said[-1:] == ["none"] or "--pooling=none" in argv
+
+
 def engine(service: Service, binary: Binary, place: Place) -> Engine:
     """argv and probes of one llama-server. The user's extra arguments come last, so they win.
 
@@ -176,5 +184,14 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
         kept = checkpoints([*argv, "--cache-ram", str(prompt_cache), *service.extra_args], place.model)
     argv += _housekeeping(service, binary, prompt_cache, kept) + list(service.extra_args)
     sleeps = any(_flag(argument) == SLEEP for argument in argv)
-    probe = Probe(expects='"status"', identity=service.name, asleep_path="/props" if sleeps else "")
+    path, body = smallest(service.mode, service.name)
+    if _unpooled(argv):
+        path, body = "", ""  # no endpoint of OpenAI's answers then
+    probe = Probe(
+        expects='"status"',
+        identity=service.name,
+        asleep_path="/props" if sleeps else "",
+        first_path=path,
+        first_body=body,
+    )
     return Engine(argv=tuple(argv), env=service.env, cwd=place.cwd, probe=probe)

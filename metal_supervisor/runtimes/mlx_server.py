@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from metal_supervisor.core.first_request import smallest
 from metal_supervisor.core.types import Engine, Probe, Service
 from metal_supervisor.runtimes.mlx_memory import estimate_of, prompt_cache_bytes, slot_tokens
 from metal_supervisor.runtimes.place import Binary, Place
@@ -89,7 +90,9 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
     argv = ["--model", place.model_path, "--host", place.host, "--port", str(place.port)]
     if binary.name == SWIFT:
         argv = [binary.path, *argv, "--max-slots", slots, *service.extra_args]
-        return Engine(tuple(argv), service.env, place.cwd, Probe(expects="ok", busy_path="", names_itself=True))
+        path, body = smallest(service.mode)
+        probe = Probe(expects="ok", busy_path="", names_itself=True, first_path=path, first_body=body)
+        return Engine(tuple(argv), service.env, place.cwd, probe)
     names = ",".join(dict.fromkeys((service.name, service.model.name)))
     made, bits = estimate_of(service, argv, place.model), KV_BITS[service.options.get("cacheTypeK", "f16")]
     own = ["--alias", names]
@@ -105,4 +108,6 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
     argv = [binary.interpreter, "-E", f"{place.cwd}/current/mlx_engine.py", *own, *argv, *service.extra_args]
     offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": f"{place.cwd}/hub"}
     env = tuple(sorted({**dict(service.env), **offline}.items()))
-    return Engine(tuple(argv), env, place.cwd, Probe(expects='"status"', identity=service.name, busy_path=""))
+    path, body = smallest(service.mode, service.name)
+    probe = Probe(expects='"status"', identity=service.name, busy_path="", first_path=path, first_body=body)
+    return Engine(tuple(argv), env, place.cwd, probe)

@@ -12,6 +12,7 @@ from typing import Any
 
 from metal_supervisor.core.attachment import JOB
 from metal_supervisor.core.demand import Demand, Reading
+from metal_supervisor.core.first_request import smallest
 from metal_supervisor.core.programs import program_name
 from metal_supervisor.core.sources import library_model
 from metal_supervisor.core.types import Engine, Probe, Service
@@ -79,7 +80,16 @@ def engine(service: Service, _binary: Binary, place: Place) -> Engine:
         "mode": service.mode,
     }
     argv = (f"{place.cwd}/current/attendant", program_name(service.key), place.cwd)
-    probe = Probe(path="/", expects="Ollama is running", identity=service.name, busy_path="", shared=True)
+    first_path, first_body = smallest(service.mode, service.name)
+    probe = Probe(
+        path="/",
+        expects="Ollama is running",
+        identity=service.name,
+        busy_path="",
+        shared=True,
+        first_path=first_path,
+        first_body=first_body,
+    )
     return Engine(argv, ((JOB, json.dumps(job, sort_keys=True)),), place.cwd, probe, daemon=NAME)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from metal_supervisor.core.attachment import JOB
 from metal_supervisor.core.demand import Demand, Reading
+from metal_supervisor.core.first_request import smallest
 from metal_supervisor.core.programs import program_name
 from metal_supervisor.core.types import Engine, Probe, Service
 from metal_supervisor.runtimes import mlx_memory
@@ -71,12 +72,15 @@ def engine(service: Service, _binary: Binary, place: Place) -> Engine:
         "key_file": f"{place.cwd}/{KEY_FILE}",
     }
     argv = (f"{place.cwd}/current/attendant", program_name(service.key), place.cwd)
+    first_path, first_body = smallest(service.mode, service.name)
     probe = Probe(
         expects='"healthy"',
         identity_path="/metal-supervisor/models",
         identity=service.name,
         busy_path=f"/metal-supervisor/slots/{service.name}",
         shared=True,
+        first_path=first_path,
+        first_body=first_body,
     )
     return Engine(argv, ((JOB, json.dumps(job, sort_keys=True)),), place.cwd, probe, daemon=NAME)
 

@@ -27,6 +27,7 @@ from metal_supervisor.boundary.roam import AddressBook
 from metal_supervisor.boundary.state import SESSION_FILE, StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
 from metal_supervisor.config import Settings
+from metal_supervisor.core import first_request
 from metal_supervisor.core.claims import PREFIX, UNSCHEDULABLE
 from metal_supervisor.core.liveness import Limits
 from metal_supervisor.core.report import CRASH_LOOP, HELD, Report, happening, report
@@ -83,7 +84,8 @@ class Sidecar:
         listed = settings.fleet_node == "on" and not settings.embedded
         fleet_node = FleetNode(kube, self.node, host.memory_bytes()) if listed else None
         self.registrar = Registrar(kube, self.node, self.membership, self.wake, settings.embedded, fleet_node)
-        self.prober = Prober(self.wake, Limits(settings.llama_server_startup_timeout, settings.hang_timeout))
+        limits = Limits(settings.llama_server_startup_timeout, settings.hang_timeout)
+        self.prober = Prober(self.wake, limits, self._key_of)
         self.exits = ExitWatch(self._exited)
         self._meter = Meter(self.wake)
         self._dead: set[int] = set()
@@ -206,7 +208,8 @@ class Sidecar:
         pids = {name: self._engine_pid(self._table.get(name), notes.get(name)) for name in records}
         alive = {name: record for name, record in records.items() if pids[name]}
         self.prober.ask_only(
-            {name: (self._target(each, pids[name]), self._known(each, pids[name])) for name, each in alive.items()}
+            {name: (self._target(each, pids[name]), self._known(each, pids[name])) for name, each in alive.items()},
+            {name for name, each in alive.items() if self._ending(each, self._table.get(name))},
         )
         rows = [self._row(each, self._table.get(name), notes.get(name), pids[name]) for name, each in records.items()]
         self._meter.measure_only(
@@ -282,6 +285,15 @@ class Sidecar:
 
     def _target(self, record: Record, pid: int) -> Target:
         return Target(pid, record.host or self.settings.bind_address, record.port or 0, record.probe)
+
+    def _ending(self, record: Record, row: ProgramState | None) -> bool:
+        """Whether an engine is to end."""
+        return bool(record.withdraw) or self._leaving.is_set() or (row is not None and row.state is State.STOPPING)
+
+    def _key_of(self, program: str) -> tuple[str, str]:
+        """The key that a program's engine wants, as far as its own environment tells."""
+        note = self.state.run_note(program)
+        return first_request.key_of(self.state.read_spec(note.spec_file if note else "").get("env"))
 
     def _known(self, record: Record, pid: int) -> Finding:
         """What an earlier look, or an earlier sidecar, found of this very process: it must not take out what serves."""

@@ -3,17 +3,19 @@
 One small thread per engine, because a hung engine must not delay the news of another. Readiness is the
 answer of this very process: a probe belongs to a pid, and the answer of an earlier one counts for nothing.
 What an engine that does not answer is seen to do is looked at too, so that a hung one can be told from a busy one.
+And once per process, health is not enough: it has to answer the smallest request of its mode.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from metal_supervisor.boundary import engines, host
-from metal_supervisor.boundary.engines import ANY_V4, ANY_V6, Answer
+from metal_supervisor.boundary.engines import ANY_V4, ANY_V6, Answer, FirstRequest
 from metal_supervisor.core import liveness
 from metal_supervisor.core.liveness import Limits, Look, Pulse
 from metal_supervisor.core.types import Probe
@@ -22,6 +24,9 @@ READY_EVERY_S = 15.0
 DOUBT_EVERY_S = 1.0
 DRAIN_EVERY_S = 0.2
 PATIENT_S = 5.0
+FIRST_LOOK_S = 0.2
+FIRST_AGAIN_S = 1.0
+FIRST_AWAITED = "its first answer is waited for"
 # (until this many seconds after the start, ask this often): quick models are noticed at once, slow ones cheaply.
 LOADING_PACE = ((3.0, 0.02), (15.0, 0.1), (120.0, 0.5), (float("inf"), 2.0))
 
@@ -57,9 +62,20 @@ class Finding:
 class _Asker(threading.Thread):
     """Asks one target until told to end."""
 
-    def __init__(self, target: Target, known: Finding, limits: Limits, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        known: Finding,
+        limits: Limits,
+        on_change: Callable[[], None],
+        key: Callable[[], tuple[str, str]],
+    ) -> None:
         super().__init__(name=f"probe {target.port}", daemon=True)
-        self.target, self._limits, self._on_change = target, limits, on_change
+        self.target, self._limits, self._on_change, self._key = target, limits, on_change, key
+        self.ending = False
+        """It is to end, and a request of ours would only be in its way."""
+        self._first: FirstRequest | None = None
+        self._first_failed = False
         self._pulse = Pulse(born=time.monotonic(), ready=known.ready, served=known.served)
         self.finding = Finding(False, "")
         self.answered = False
@@ -79,21 +95,48 @@ class _Asker(threading.Thread):
             if (first or self.finding != was) and not self._over.is_set():
                 self._on_change()
             self._over.wait(self._pause_s())
+        self._give_up_first()
 
     def _look(self) -> Look:
+        if self._first is not None:
+            return self._first_looked_at(self._first)
         target = self.target
         # The first silence is doubted at once; an engine that is in doubt is given longer.
         patience_s = PATIENT_S if self._pulse.failures else engines.TIMEOUT_S
         answer = engines.probe(target.port, target.probe, not self._pulse.ready, target.host, patience_s)
         if answer.ready and not self._pulse.ready:
             answer = self._ours()
+            if answer.ready and target.probe.first_path and not self._pulse.served:
+                self._first = FirstRequest(
+                    target.port, target.probe, self._key(), self._limits.loading_s, target.host
+                )
+                return self._first_looked_at(self._first)
         elif answer.refused:
             answer = Answer(False, self._misplaced() or answer.message)
         turns = not answer.ready or engines.turns(target.port, target.probe, target.host, patience_s)
         message = answer.message if turns else "its work loop takes no requests"
-        now, fine = time.monotonic(), answer.ready and turns
-        closely = not fine and liveness.wants_signs(self._pulse, now, self._limits)
-        return Look(now, answer.ready, turns, message, host.signs(target.pid, target.port) if closely else None)
+        return self._seen(answer.ready, turns, message)
+
+    def _seen(self, answers: bool, turns: bool, message: str, asked: bool = False) -> Look:
+        """A look, with signs of work if something is wrong and they matter."""
+        now, target = time.monotonic(), self.target
+        closely = not (answers and turns) and liveness.wants_signs(self._pulse, now, self._limits)
+        return Look(now, answers, turns, message, host.signs(target.pid, target.port) if closely else None, asked)
+
+    def _first_looked_at(self, first: FirstRequest) -> Look:
+        """A look at the first request: it may take long, and what the engine does meanwhile has to be seen."""
+        answer = None if self.ending else first.wait(FIRST_LOOK_S)
+        if answer is not None or self.ending:
+            self._give_up_first()
+        if answer is None:
+            return self._seen(False, True, FIRST_AWAITED, asked=True)
+        self._first_failed = not answer.ready
+        return self._seen(answer.ready, True, answer.message, asked=not answer.ready)
+
+    def _give_up_first(self) -> None:
+        if self._first is not None:
+            self._first.close()
+            self._first = None
 
     def _ours(self) -> Answer:
         """Whether it is this very process that answers, and where it was told to."""
@@ -122,12 +165,15 @@ class _Asker(threading.Thread):
         return f"the engine listens on {', '.join(sorted(found))}, not on {self.target.bind}"
 
     def _pause_s(self) -> float:
+        if self._first is not None:
+            return 0.0
         if self._pulse.ready:
             return DOUBT_EVERY_S if self._pulse.failures else READY_EVERY_S
         if self._pulse.served:
             return DOUBT_EVERY_S
         age_s = time.monotonic() - self._pulse.born
-        return next(pause_s for until_s, pause_s in LOADING_PACE if age_s < until_s)
+        pause_s = next(pause_s for until_s, pause_s in LOADING_PACE if age_s < until_s)
+        return max(pause_s, FIRST_AGAIN_S) if self._first_failed or self.ending else pause_s
 
 
 class _Drain(threading.Thread):
@@ -153,20 +199,33 @@ class _Drain(threading.Thread):
 class Prober:
     """All the askers, one per program."""
 
-    def __init__(self, on_change: Callable[[], None], limits: Limits) -> None:
-        self._on_change, self._limits = on_change, limits
+    def __init__(
+        self,
+        on_change: Callable[[], None],
+        limits: Limits,
+        key_of: Callable[[str], tuple[str, str]] = lambda _program: ("", ""),
+    ) -> None:
+        """`key_of`: program -> what `first_request.key_of` says of its engine; called by several threads."""
+        self._on_change, self._limits, self._key_of = on_change, limits, key_of
         self._askers: dict[str, _Asker] = {}
         self._drains: dict[str, tuple[str, _Drain]] = {}
 
-    def ask_only(self, targets: Mapping[str, tuple[Target, Finding]]) -> None:
-        """Asks exactly these from now on. What is known already of a process counts until it has been asked."""
+    def ask_only(self, targets: Mapping[str, tuple[Target, Finding]], ending: Collection[str] = ()) -> None:
+        """Asks exactly these from now on. What is known already of a process counts until it has been asked.
+
+        Those that are ending are not sent a first request any more: their end would have to wait for it.
+        """
         for program, asker in list(self._askers.items()):
             if program not in targets or targets[program][0] != asker.target:
                 asker.end()
                 del self._askers[program]
         for program in targets.keys() - self._askers.keys():
-            asker = self._askers[program] = _Asker(*targets[program], self._limits, self._on_change)
+            key = functools.partial(self._key_of, program)
+            asker = self._askers[program] = _Asker(*targets[program], self._limits, self._on_change, key)
+            asker.ending = program in ending
             asker.start()
+        for program, asker in self._askers.items():
+            asker.ending = program in ending
 
     def busy(self, program: str, token: str, target: Target | None) -> bool | None:
         """Whether an engine that is to stop still answers somebody; None before the first answer.

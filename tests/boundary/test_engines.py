@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from metal_supervisor.boundary.engines import Answer, busy, probe, turns
+from metal_supervisor.boundary.engines import Answer, FirstRequest, busy, probe, turns
+from metal_supervisor.core.first_request import smallest
 from metal_supervisor.core.types import Probe
 from tests.system import free_ports
 
@@ -28,6 +29,8 @@ class Engine(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Page)
         self.answers: dict[str, tuple[int, bytes] | str | None] = {"/health": (200, b""), "/v1/models": (200, MODELS)}
         self.asked: list[str] = []
+        self.sent: list[tuple[str, str]] = []
+        """(Authorization, body) of each POST."""
         self.end = threading.Event()
         self.port = int(self.server_address[1])
 
@@ -42,6 +45,11 @@ class Page(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Quiet."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        self.server.sent.append((self.headers.get("Authorization", ""), body))
+        self.do_GET()
 
     def do_GET(self) -> None:
         self.server.asked.append(self.path)
@@ -194,3 +202,76 @@ def test_one_that_never_sleeps_is_not_asked_whether_it_does(engine: Engine) -> N
     engine.answers["/slots"] = (200, BUSY)
     assert busy(engine.port, ASKED) is True
     assert engine.asked == ["/slots"]
+
+
+# ── the first request ────────────────────────────────────────────────────────────────────────────
+
+CHAT = "/v1/chat/completions"
+FIRST = Probe(identity="tiny", first_path=CHAT, first_body=smallest("chat", "tiny")[1])
+KEY = ("LLAMA_API_KEY", "s3cret")
+
+
+def first(engine: Engine, asked: Probe = FIRST, key: tuple[str, str] = ("", ""), timeout_s: float = 10.0) -> Answer:
+    """What comes of a first request."""
+    request = FirstRequest(engine.port, asked, key, timeout_s)
+    try:
+        while (answer := request.wait(0.05)) is None:
+            pass
+        return answer
+    finally:
+        request.close()
+
+
+def test_a_first_request_that_is_answered_is_proof(engine: Engine) -> None:
+    engine.answers[CHAT] = (200, b'{"choices": []}')
+    assert first(engine) == Answer(True, "")
+    assert engine.asked == [CHAT]
+    ((authorization, body),) = engine.sent
+    assert (authorization, body) == ("", FIRST.first_body)
+
+
+def test_an_engine_with_a_name_of_its_own_is_asked_for_it(engine: Engine) -> None:
+    engine.answers[CHAT] = (200, b'{"choices": []}')
+    asked = Probe(names_itself=True, first_path=CHAT, first_body=smallest("chat")[1])
+    assert first(engine, asked).ready
+    assert engine.asked == ["/v1/models", CHAT]
+    assert engine.sent == [("", smallest("chat", "file.gguf")[1])]
+    engine.answers["/v1/models"] = (200, b"{}")
+    assert first(engine, asked).ready, "what it says to a request without a name is its own affair"
+
+
+def test_a_key_that_is_known_is_sent_and_not_told(engine: Engine) -> None:
+    engine.answers[CHAT] = (401, b'{"error": {"message": "Invalid API Key s3cret"}}')
+    assert first(engine) == Answer(True, ""), "somebody guards it"
+    told = first(engine, key=KEY)
+    assert told == Answer(False, f"{CHAT} answered 401 (with the key in spec.env LLAMA_API_KEY): Invalid API Key …")
+    assert [authorization for authorization, _ in engine.sent] == ["", "Bearer s3cret"]
+
+
+def test_an_answer_that_is_cut_is_none(engine: Engine) -> None:
+    engine.answers[CHAT] = (200, b'{"choices": [')
+    assert first(engine).message == f'{CHAT} answered 200 without a JSON object: {{"choices": ['
+
+
+def test_an_engine_that_ends_instead_of_answering_is_not_ready(engine: Engine) -> None:
+    engine.answers[CHAT] = None
+    request = FirstRequest(engine.port, FIRST, ("", ""), 10)
+    assert request.wait(0.05) is None
+    engine.end.set()  # the connection is closed without a word
+    told = None
+    while told is None:
+        told = request.wait(0.05)
+    assert told == Answer(False, f"{CHAT} was not answered to the end: RemoteDisconnected")
+    request.close()
+
+
+def test_nobody_who_listens_answers_nothing() -> None:
+    request = FirstRequest(free_ports(1)[0], FIRST, ("", ""), 10)
+    assert request.wait(1.0) == Answer(False, f"{CHAT} was not answered to the end: ConnectionRefusedError")
+    request.close()
+
+
+@pytest.mark.parametrize("kind", [None, "drip"])
+def test_a_first_answer_has_its_time_and_no_more(engine: Engine, kind: str | None) -> None:
+    engine.answers[CHAT] = kind
+    assert first(engine, timeout_s=0.3) == Answer(False, f"{CHAT} has not answered within 0.3 s")

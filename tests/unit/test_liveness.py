@@ -112,3 +112,34 @@ def test_signs_are_not_looked_for_while_they_do_not_matter() -> None:
     seen = heard(SERVING, Look(101.0, False, True, "x", IDLE), LIMITS)
     assert not wants_signs(seen, 101.5, LIMITS)
     assert wants_signs(seen, 102.0, LIMITS)
+
+
+def waiting(pulse: Pulse, seconds: int, *, cpu_share: float = 0.0, limits: Limits = LIMITS) -> Pulse:
+    """One look a second at an engine whose first answer is waited for."""
+    start = pulse.last_at
+    for passed in range(1, seconds + 1):
+        at = start + passed
+        signs = Signs(10.0 + cpu_share * passed, 1000, True, False, blind=True)
+        seen = signs if wants_signs(pulse, at, limits) else None
+        pulse = heard(pulse, Look(at, False, True, "its first answer is waited for", seen, asked=True), limits)
+    return pulse
+
+
+def test_a_first_answer_may_take_as_long_as_loading_did() -> None:
+    loaded = silence(Pulse(born=0.0), 590)
+    compiling = waiting(loaded, 595)
+    assert not compiling.hung and not compiling.ready and not compiling.served
+    assert "its first answer is waited for" in waiting(compiling, 10).hung
+    assert not waiting(loaded, 3600, cpu_share=0.05).hung, "it works on it"
+
+
+def test_a_first_answer_that_fails_again_and_again_is_given_that_time_once() -> None:
+    pulse = waiting(Pulse(born=0.0), 300)
+    pulse = heard(pulse, Look(301.0, False, True, "/v1/chat/completions answered 500: no", asked=True), LIMITS)
+    assert not waiting(pulse, 295).hung
+    assert waiting(pulse, 305).hung
+
+
+def test_a_first_answer_is_readiness() -> None:
+    answered = heard(waiting(Pulse(born=0.0), 10), Look(11.0, True, True, ""), LIMITS)
+    assert answered.ready and answered.served and not answered.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -132,8 +133,30 @@ def test_mode_flags_that_the_user_spelled_are_not_given_twice() -> None:
 def test_the_name_of_the_service_is_served_and_proves_who_answers() -> None:
     made = engine(service(model_name="tiny"), BARE, PLACE)
     assert made.argv[made.argv.index("--alias") + 1] == "tiny"
-    assert made.probe == Probe("/health", '"status"', "/v1/models", "tiny")
+    path, body = made.probe.first_path, made.probe.first_body
+    assert made.probe == Probe("/health", '"status"', "/v1/models", "tiny", first_path=path, first_body=body)
     assert made.cwd == "/state"
+
+
+@pytest.mark.parametrize(
+    ("mode", "path", "rest"),
+    [
+        ("chat", "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}),
+        ("embedding", "/v1/embeddings", {"input": "hi"}),
+        ("rerank", "/v1/rerank", {"query": "hi", "documents": ["hi"]}),
+    ],
+)
+def test_its_first_request_is_the_smallest_of_its_mode(mode: str, path: str, rest: dict[str, object]) -> None:
+    made = engine(service(mode=mode), BARE, PLACE).probe
+    assert (made.first_path, json.loads(made.first_body)) == (path, {"model": "tiny", **rest})
+
+
+@pytest.mark.parametrize("extra", [("--pooling", "none"), ("--pooling", "mean", "--pooling", "none"),
+                                   ("--pooling=none",)])
+def test_embeddings_token_by_token_are_not_asked_for_where_they_are_refused(extra: tuple[str, ...]) -> None:
+    assert not engine(service(mode="embedding", extra=extra), BARE, PLACE).probe.first_path
+    pooled = service(mode="embedding", extra=("--pooling", "none", "--pooling", "mean"))
+    assert engine(pooled, BARE, PLACE).probe.first_path
 
 
 SLEEPY = Binary("/x", frozenset({"--sleep-idle-seconds"}))

@@ -51,7 +51,10 @@ def charged(asked: Service, binary: Binary = MLX_LM, reading: Reading = READ) ->
 def test_the_swift_server_gets_its_documented_command_line() -> None:
     made = engine(service(parallelSlots=3, extra=("--reasoning", "off")), SWIFT, PLACE)
     assert list(made.argv) == ["/opt/mlx-server", *WHERE, "--max-slots", "3", "--reasoning", "off"]
-    assert made.probe == Probe("/health", "ok", "/v1/models", "", "", names_itself=True)
+    assert made.probe == Probe(
+        "/health", "ok", "/v1/models", "", "", names_itself=True, first_path="/v1/chat/completions",
+        first_body='{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}',
+    )
     assert argv(service(), SWIFT)[-2:] == ["--max-slots", "1"], "its own default is four"
 
 
@@ -77,7 +80,10 @@ def test_an_older_mlx_lm_gets_no_flag_that_it_does_not_name() -> None:
 def test_nothing_is_fetched_whatever_the_environment_says() -> None:
     made = engine(service(env=(("MLX_METAL_DEBUG", "1"),)), MLX_LM, PLACE)
     assert dict(made.env) == {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "/state/hub", "MLX_METAL_DEBUG": "1"}
-    assert made.probe == Probe("/health", '"status"', "/v1/models", "tiny", "")
+    assert made.probe == Probe(
+        "/health", '"status"', "/v1/models", "tiny", "", first_path="/v1/chat/completions",
+        first_body='{"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}',
+    )
     for name in ("HF_HUB_OFFLINE", "PYTHONPATH"):
         found = refuse(service(env=((name, "0"),)))
         assert found is not None and found[0] == "InvalidSpec" and name in found[1]

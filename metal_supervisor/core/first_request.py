@@ -1,0 +1,76 @@
+"""The first request of an engine's life: proof that it answers, which its health does not give.
+
+A chat template that fails, weights that are noise or kernels that cannot be compiled all leave `/health` at 200. So
+the smallest request of the service's mode is made once per start, and only what has answered it is sent anybody else's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+LONGEST_TEXT = 200
+HIDDEN = "…"
+KEY_VARIABLES = ("LLAMA_API_KEY", "VLLM_API_KEY")
+"""Environment variables by which an engine is told what key to want."""
+
+_REQUESTS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}),
+    "embedding": ("/v1/embeddings", {"input": "hi"}),
+    "rerank": ("/v1/rerank", {"query": "hi", "documents": ["hi"]}),
+}
+
+
+def smallest(mode: str, model: str = "") -> tuple[str, str]:
+    """(path, JSON body) of the smallest request of a mode; without `model`, the engine's own name is still to come."""
+    path, body = _REQUESTS[mode]
+    return path, json.dumps({"model": model, **body} if model else body)
+
+
+def named(body: str, model: str) -> str:
+    """The body with the name that the engine goes by, unless it has one."""
+    return json.dumps({"model": model, **json.loads(body)})
+
+
+def key_of(env: object) -> tuple[str, str]:
+    """(variable, key) of the key that an engine with this environment wants, ("", "") if it is not known to want one.
+
+    Of several, separated by commas, the first. One that no header can hold is not known.
+    """
+    for variable in KEY_VARIABLES:
+        value = env.get(variable) if isinstance(env, Mapping) else None
+        key = value.split(",")[0].strip() if isinstance(value, str) else ""
+        if key and key.isprintable():
+            return variable, key
+    return "", ""
+
+
+def fault(path: str, status: int, body: bytes, key: tuple[str, str] = ("", "")) -> str:
+    """Why an answer proves nothing, "" if it proves that the engine serves. `key`: what was sent, as in `key_of`.
+
+    One that wants a key which is not known here is guarded by somebody, and that is not ours to judge.
+    """
+    variable, secret = key
+    if status in (401, 403) and not secret:
+        return ""
+    try:
+        told = json.loads(body)
+    except (ValueError, RecursionError):
+        told = None
+    error = told.get("error") if isinstance(told, dict) else None
+    if 200 <= status < 300 and isinstance(told, dict) and not error:
+        return ""
+    text = error.get("message") if isinstance(error, dict) else error
+    shown = _shown(text if isinstance(text, str) else body.decode("utf-8", "replace"), secret)
+    detail = f" (with the key in spec.env {variable})" if status in (401, 403) else ""
+    detail = " without a JSON object" if status < 300 and not isinstance(told, dict) else detail
+    return f"{path} answered {status}{detail}: {shown}"
+
+
+def _shown(text: str, secret: str) -> str:
+    """The text without the secret, printable, on one line and cut."""
+    for spelling in (secret, json.dumps(secret)[1:-1]):
+        text = text.replace(spelling, HIDDEN) if spelling else text
+    words = "".join(char if char.isprintable() else " " for char in text).split()
+    return " ".join(words)[:LONGEST_TEXT] or "nothing"
