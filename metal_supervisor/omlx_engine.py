@@ -156,8 +156,10 @@ class Gate:
             await _answer(send, 404, {"error": {"message": "not here: only models are served to other machines"}})
 
     def _with_key(self, scope: dict[str, Any]) -> dict[str, Any]:
-        headers = [pair for pair in scope["headers"] if pair[0] not in (b"authorization", b"x-api-key")]
-        return {**scope, "headers": [*headers, (b"authorization", f"Bearer {self._key}".encode())]}
+        """As oMLX wants a request: with its key, and JSON called so, which other engines do not insist on."""
+        ours = {b"authorization": f"Bearer {self._key}".encode(), b"content-type": b"application/json"}
+        headers = [pair for pair in scope["headers"] if pair[0] not in (*ours, b"x-api-key")]
+        return {**scope, "headers": [*headers, *ours.items()]}
 
     async def _infer(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         try:

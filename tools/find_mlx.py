@@ -41,32 +41,43 @@ def say(text: str) -> None:
 
 def find(cache: Path | None = None) -> Path:
     """Absolute path of an mlx_lm.server, installed into the cache if need be. Raises NotFound."""
-    if named := os.environ.get(VARIABLE):
+    return program("mlx_lm.server", VARIABLE, ((*PACKAGES,),), cache)
+
+
+def program(name: str, variable: str, steps: tuple[tuple[str, ...], ...], cache: Path | None = None) -> Path:
+    """A program of Python packages, in an environment of its own; `steps`: what pip is given, one call each.
+
+    Raises NotFound.
+    """
+    if named := os.environ.get(variable):
         path = Path(named).expanduser().absolute()
         if not is_program(path):
-            raise NotFound(f"{VARIABLE}={named} is not an executable file")
+            raise NotFound(f"{variable}={named} is not an executable file")
         return path
     root = (cache or default_cache()).expanduser().absolute()
     version = f"py{sys.version_info.major}{sys.version_info.minor}"
-    home = root / f"{PACKAGES[0].replace('==', '-')}-{version}"
+    home = root / f"{steps[-1][0].replace('==', '-')}-{version}"
     if not (home / MARK).is_file():
         root.mkdir(parents=True, exist_ok=True)
         # A lock of its own: whoever waits for a llama-server need not wait for this.
-        with open(root / ".mlx-lock", "w") as lock:
+        with open(root / f".{name}-lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (home / MARK).is_file():
-                _install(home)
-    return home / "bin" / "mlx_lm.server"
+                _install(home, variable, steps)
+    return home / "bin" / name
 
 
-def _install(home: Path) -> None:
+def _install(home: Path, variable: str, steps: tuple[tuple[str, ...], ...]) -> None:
     """Makes the environment, in its place: its scripts name its path. Raises NotFound."""
-    say(f"installing {' '.join(PACKAGES)}, once")
+    wanted = " ".join(each for step in steps for each in step if not each.startswith("-"))
+    say(f"installing {wanted}, once")
     shutil.rmtree(home, ignore_errors=True)
     # The interpreter behind a virtual environment, because the cache outlives the checkout that the environment is in.
     python = getattr(sys, "_base_executable", None) or sys.executable
     pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-    for command in ([python, "-m", "venv", str(home)], [*pip, "--only-binary", ":all:", *PACKAGES]):
+    commands = [[python, "-m", "venv", str(home)]]
+    commands += [[*pip, "--only-binary", ":all:", *step] for step in steps]
+    for command in commands:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
             lines = [] if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no message"])
@@ -75,8 +86,7 @@ def _install(home: Path) -> None:
         if lines:
             with contextlib.suppress(OSError):
                 shutil.rmtree(home)
-            wanted = " ".join(map(repr, PACKAGES))
-            raise NotFound(f"pip could not install {wanted} ({lines[-1]}); install mlx-lm, and set {VARIABLE}")
+            raise NotFound(f"pip could not install {wanted!r} ({lines[-1]}); install it, and set {variable}")
     (home / MARK).touch()
 
 

@@ -224,16 +224,29 @@ def _own_name(host: str, port: int, asked: Probe) -> str:
         return ""
 
 
+def answers_at(host: str, port: int, timeout_s: float = 1.0) -> bool:
+    """Whether anybody listens there, asked from here."""
+    try:
+        _connected(host, port, timeout_s).close()
+    except OSError:
+        return False
+    return True
+
+
 def _identity(host: str, port: int, asked: Probe, timeout_s: float) -> Answer:
     status, body = _get(host, port, asked.identity_path, timeout_s)
     try:
         listed = json.loads(body)["data"]
-        names = {name for item in listed for name in (item.get("id"), *(item.get("aliases") or ()))}
+        loaded = [item for item in listed if item.get("loaded", True)]  # a daemon lists those it could load, too
+        names = {name for item in loaded for name in (item.get("id"), *(item.get("aliases") or ()))}
+        names |= {str(name).removesuffix(":latest") for name in names}  # Ollama's, by the tag that means nothing
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         names = None
     if status != 200 or names is None:
         return Answer(False, f"{asked.identity_path} answered {status} without a list of models")
     if asked.identity in names:
         return Answer(True, "")
+    if asked.shared:
+        return Answer(False, f"the daemon has not loaded {asked.identity}")
     shown = ", ".join(sorted(str(name) for name in names))[:200]
     return Answer(False, f"port {port} is answered by another server: it serves {shown}, not {asked.identity}")

@@ -110,6 +110,8 @@ def refuse(rejected: Rejected, record: Record | None, now: float) -> Record:
         warning=(rejected.reason, rejected.message) if off else None,
         slot=record.slot if record else 0,
         ordinal=rejected.ordinal,
+        probe=record.probe if record else Probe(),
+        daemon=record.daemon if record else "",
         evicted_at=record.evicted_at if record and not off else None,
         evicted_why=record.evicted_why if record else "",
         evictions=record.evictions if record else 0,
@@ -182,6 +184,9 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
         evicted_why=record.evicted_why if record else "",
         evictions=record.evictions if record else 0,
         pressure=record.pressure if record else None,
+        # Until it has ended, it is asked as it was when it was started.
+        probe=record.probe if record else Probe(),
+        daemon=record.daemon if record else "",
     )
     if service.suspended or service.replicas == 0:
         off = _off(service.suspended, before, now)

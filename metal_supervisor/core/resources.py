@@ -292,9 +292,9 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
     extra_args = fields.texts(resource, "spec.extraArgs")
     runtime = _runtime(resource, found, model, policy)
     options = {option: read(resource, f"spec.{option}") for option, read in fields.OPTIONS.items()}
-    for name in OMLX_OPTIONS:
-        if options[name] is not None and runtime != "omlx":
-            raise Bad("UnsupportedField", f"spec.{name} is not supported by {runtime}: only the runtime omlx has it")
+    for option in OMLX_OPTIONS:
+        if options[option] is not None and runtime != "omlx":
+            raise Bad("UnsupportedField", f"spec.{option} is not supported by {runtime}: only the runtime omlx has it")
     options["idleTtlS"] = _idle_ttl_s(resource)
     return Service(
         namespace=namespace,

@@ -44,7 +44,7 @@ from metal_supervisor.core.types import (
     State,
 )
 from metal_supervisor.runtimes import RUNTIMES
-from metal_supervisor.sidecar import farewell, words
+from metal_supervisor.sidecar import farewell, sharing, words
 from metal_supervisor.sidecar.board import Board, Row
 from metal_supervisor.sidecar.fleetnode import FleetNode
 from metal_supervisor.sidecar.membership import Membership, new_session
@@ -80,6 +80,8 @@ class Sidecar:
         self.wake = self.bell.ring
         self.node = host.node_name(directory.path, settings.node_name)
         self.board = Board(node=self.node)
+        self._rows: list[Row] = []
+        """What was seen in the latest pass, shared daemons included."""
         self.membership = Membership(kube, self.node, settings.lease_duration, self._session())
         listed = settings.fleet_node == "on" and not settings.embedded
         fleet_node = FleetNode(kube, self.node, host.memory_bytes()) if listed else None
@@ -162,7 +164,7 @@ class Sidecar:
                 # supervisord tells nobody when it gives up on a program; look often while it may.
                 held = any(row.state in (State.BACKOFF, State.STOPPING) for row in self._table.values())
                 held = held or bool(self._supervisord_since)
-                asked = any(row.record.withdraw and not row.observed.drained for row in self.board.rows)
+                asked = any(row.record.withdraw and not row.observed.drained for row in self._rows)
                 pause_s = UNCONFIRMED_S / 4 if asked else RETRY_S if held else TICK_S
             except Exception:
                 log.exception("pass failed; it is tried again")
@@ -205,15 +207,19 @@ class Sidecar:
         records = self._read_records()
         notes = self.state.run_notes()
         told = self._controller()
-        pids = {name: self._engine_pid(self._table.get(name), notes.get(name)) for name in records}
+        found = {name: self._engine_pid(self._table.get(name), notes.get(name)) for name in records}
+        pids = sharing.pids_with_daemons(records, found)
         alive = {name: record for name, record in records.items() if pids[name]}
         self.prober.ask_only(
             {name: (self._target(each, pids[name]), self._known(each, pids[name])) for name, each in alive.items()},
             {name for name, each in alive.items() if self._ending(each, self._table.get(name))},
         )
-        rows = [self._row(each, self._table.get(name), notes.get(name), pids[name]) for name, each in records.items()]
+        self._rows = [
+            self._row(each, self._table.get(name), notes, pids[name], records) for name, each in records.items()
+        ]
+        rows = [row for row in self._rows if not row.record.is_daemon]
         self._meter.measure_only(
-            {pid: self._engine(records[name], notes.get(name), pid) for name, pid in pids.items() if pid}
+            {pid: self._engine(records[name], notes, pid) for name, pid in pids.items() if pid}
         )
         for program in self._observed.keys() - records.keys():
             del self._observed[program]
@@ -231,13 +237,17 @@ class Sidecar:
             cluster_error=trouble,
             cluster_since=since,
             node=self.node,
-            programs={name: row.state.value for name, row in self._table.items() if name not in records},
+            programs={
+                name: row.state.value
+                for name, row in self._table.items()
+                if name not in records or records[name].is_daemon
+            },
         )
 
     def _read_records(self) -> dict[str, Record]:
         """The records; one that cannot be read is taken as it last was, until the controller has mended it."""
         good, bad = self.state.records()
-        before = {row.record.program: row.record for row in self.board.rows}
+        before = {row.record.program: row.record for row in self._rows}
         # Its record is removed only after its program: until then it was lost, and is being made again.
         lost = {name for name in before if name in bad or name in self._table}
         return {**{name: before[name] for name in lost}, **good}
@@ -284,7 +294,10 @@ class Sidecar:
         return 0 if pid in self._dead else pid
 
     def _target(self, record: Record, pid: int) -> Target:
-        return Target(pid, record.host or self.settings.bind_address, record.port or 0, record.probe)
+        # Whoever runs it, a daemon of the user's own listens where they told it to, which others may not reach.
+        strange = record.daemon and record.host != self.settings.bind_address and not self.settings.embedded
+        reached_at = self.addresses.address if strange else ""
+        return Target(pid, record.host or self.settings.bind_address, record.port or 0, record.probe, reached_at)
 
     def _ending(self, record: Record, row: ProgramState | None) -> bool:
         """Whether an engine is to end."""
@@ -301,12 +314,20 @@ class Sidecar:
         same = before is not None and before.pid == pid
         return Finding(before.ready, before.message, before.served) if same and before else Finding(False, "")
 
-    def _row(self, record: Record, row: ProgramState | None, note: RunNote | None, pid: int) -> Row:
+    def _row(
+        self,
+        record: Record,
+        row: ProgramState | None,
+        notes: Mapping[str, RunNote],
+        pid: int,
+        records: Mapping[str, Record],
+    ) -> Row:
         """Observes one service, keeps the observation, and reports on it."""
-        before = self._observed.get(record.program)
+        before, note = self._observed.get(record.program), notes.get(record.program)
         if row is not None and row.state in LIVE and not pid and before is not None and before.pid in self._dead:
             return self._just_died(record, before)
         finding = self.prober.finding(record.program) or self._known(record, pid)
+        finding = sharing.judged(record, finding, self.state.attachment(record.program) if record.daemon else None, pid)
         published = self.registrar.published(record.key)
         word = row.state.value if row else ""
         word = State.STOPPING.value if self._leaving.is_set() and pid else word
@@ -326,7 +347,8 @@ class Sidecar:
         overdue = bool(record.withdraw) and now - _asked_at(record.withdraw) > UNCONFIRMED_S
         carried_out = record.withdraw if published.withdrawn == record.withdraw or overdue else ""
         busy = self.prober.busy(record.program, carried_out, self._target(record, pid) if pid else None)
-        held = self._meter.held(self._engine(record, note, pid)) if pid else None
+        held = self._meter.held(self._engine(record, notes, pid)) if pid else None
+        held = sharing.share(record, held, records.values())
         observed = Observed(
             program=record.program,
             pid=pid,
@@ -341,7 +363,7 @@ class Sidecar:
             served=bool(pid) and finding.served,
             hung=finding.hung if pid else "",
             last_exit=self._exit(record, before, died, word),
-            published=published.problem,
+            published=message if message.startswith(sharing.UNREACHABLE) else published.problem,
             memory_bytes=self._charged(pid, held, before),
         )
         self._observed[record.program] = observed
@@ -353,8 +375,11 @@ class Sidecar:
         where = f"{address}:{record.port}" if told.wants_slice and address else ""
         return Row(record, observed, told, where, held.rss_bytes if held else 0)
 
-    def _engine(self, record: Record, note: RunNote | None, pid: int) -> Engine:
-        """A process as it is measured."""
+    def _engine(self, record: Record, notes: Mapping[str, RunNote], pid: int) -> Engine:
+        """A process as it is measured: of a model on a shared daemon, the daemon's."""
+        note = notes.get(record.daemon or record.program)
+        if record.daemon and note is not None and note.pid:
+            return Engine(note.pid, note.started, 0)
         return Engine(pid, note.started if note is not None and note.pid == pid else "", record.mapped_bytes)
 
     def _charged(self, pid: int, held: Held | None, before: Observed | None) -> int:
@@ -394,7 +419,7 @@ class Sidecar:
         lines = "\n".join(words.last_lines(self.state, record.program)) if died or told.reason == CRASH_LOOP else ""
         ended = f"the engine ended: {observed.last_exit or 'unknown'}\n{lines}" if died else ""
         what = happening(before, told, ended, lines)
-        if what and not (before is None and what.type == "Normal"):
+        if what and not record.is_daemon and not (before is None and what.type == "Normal"):
             self.registrar.tell(record, what)
 
     def _register(self, rows: list[Row], told: Json) -> None:
@@ -406,7 +431,8 @@ class Sidecar:
             with contextlib.suppress(KeyError, TypeError):  # written by another version
                 file = ModelFile(**item["file"])
                 models[namespace, short] = WantedModel(item["uid"], item["generation"], item["source"], file)
-        self._reports = {key: value for key, value in self._reports.items() if key in wanted}
+        known = {row.record.key for row in self._rows}
+        self._reports = {key: value for key, value in self._reports.items() if key in known}
         self.registrar.want(wanted, models, self._around(rows, told))
 
     def _around(self, rows: list[Row], told: Json) -> Around:

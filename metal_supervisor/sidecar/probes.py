@@ -40,6 +40,8 @@ class Target:
     """The address it was told to listen on."""
     port: int
     probe: Probe
+    reached_at: str = ""
+    """Address at which others are to reach it, if that has to be tried."""
 
     @property
     def host(self) -> str:
@@ -141,6 +143,12 @@ class _Asker(threading.Thread):
     def _ours(self) -> Answer:
         """Whether it is this very process that answers, and where it was told to."""
         target = self.target
+        if target.reached_at and not engines.answers_at(target.reached_at, target.port):
+            text = f"it does not answer at {target.reached_at}:{target.port}, where pods would ask it; "
+            fix = "make it listen there (OLLAMA_HOST=0.0.0.0), or set --ollama-url off to have one supervised"
+            return Answer(False, f"DaemonUnreachable: {text}{fix}")
+        if target.probe.shared:
+            return Answer(True, "")  # whose process it is is known by its daemon's own record
         found = host.listens(target.pid, target.port)
         if found is None or self._reachable(found):
             return Answer(True, "")

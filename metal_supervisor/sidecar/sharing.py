@@ -1,0 +1,43 @@
+"""Models that a shared daemon serves, seen like engines of their own: by their attendants, and by the daemon.
+
+supervisord knows a model's attendant, and what answers is the daemon. So a model lives while both do, is ready once its
+attendant has it loaded and the daemon says so too, and holds its share of the daemon's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from metal_supervisor.boundary.memory import Held
+from metal_supervisor.core.attachment import Attachment, Phase
+from metal_supervisor.core.types import Record
+from metal_supervisor.sidecar.probes import Finding
+
+UNREACHABLE = "DaemonUnreachable: "
+
+
+def pids_with_daemons(records: Mapping[str, Record], pids: Mapping[str, int]) -> dict[str, int]:
+    """Pids by program; a model whose daemon is gone is gone, whatever its attendant does. A user's own is not seen."""
+    gone = {name for name, record in records.items() if record.is_daemon and record.spec_file and not pids[name]}
+    return {name: 0 if records[name].daemon in gone else pid for name, pid in pids.items()}
+
+
+def judged(record: Record, finding: Finding, attachment: Attachment | None, pid: int) -> Finding:
+    """What is found of a model: it is ready only while its attendant has it attached, and is never hung by itself."""
+    if not record.daemon:
+        return finding
+    if attachment is None or attachment.pid != pid:
+        return replace(finding, ready=False, message="its attendant is starting", hung="")
+    if attachment.phase is not Phase.ATTACHED:
+        return replace(finding, ready=False, message=attachment.message, hung="")
+    return replace(finding, hung="")
+
+
+def share(record: Record, held: Held | None, records: Iterable[Record]) -> Held | None:
+    """A model's share of what its daemon holds, as it was estimated."""
+    if held is None or not record.daemon:
+        return held
+    total = sum(each.reserved_bytes for each in records if each.daemon == record.daemon and each.runs)
+    part = record.reserved_bytes / total if total else 0.0
+    return replace(held, charged_bytes=int(held.charged_bytes * part), rss_bytes=int(held.rss_bytes * part))

@@ -1,0 +1,200 @@
+"""The real oMLX, shared: its models come and go beside each other, under one agent with a real llama-server."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests import mlx
+from tests.engines import said
+from tests.mlx import mlx_model, mlx_service
+from tests.system import ROOT, System, eventually, kill, running, service
+
+sys.path.insert(0, str(ROOT / "tools"))
+
+import find_omlx
+
+GGUF, ONE, TWO = "words", "one", "two"
+
+
+def omlx() -> Path:
+    """A real omlx; the test is skipped where none is to be had, and says why."""
+    try:
+        return find_omlx.find()
+    except find_omlx.NotFound as error:
+        pytest.skip(str(error))
+
+
+def on_omlx(name: str, model: str, **spec: Any) -> dict[str, Any]:
+    return mlx_service(name, model, runtime="omlx", **spec)
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """A GGUF service, and two models of one oMLX, Ready at once."""
+    base = tmp_path_factory.mktemp("omlx")
+    for name in (ONE, TWO):
+        mlx.tiny(base / name, "--endless", "--context", "32768")
+    with running(base, "--omlx", str(omlx()), "--drain-timeout", "60", "--ollama-url", "off") as up:
+        up.apply(up.tiny_model(), service(GGUF))
+        for name in (ONE, TWO):
+            up.apply(mlx_model(name, base / name), on_omlx(name, name))
+        for name in (GGUF, ONE, TWO):
+            up.ready(name, within_s=90)
+        yield up
+
+
+def ask(system: System, name: str, path: str = "/v1/chat/completions", **body: Any) -> tuple[int, dict[str, Any]]:
+    """(status, answer) of one request to the registered endpoint of a service; without a body a GET."""
+    connection = http.client.HTTPConnection("127.0.0.1", system.port(name), timeout=20)
+    try:
+        if body:
+            body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **body}
+        connection.request("POST" if body else "GET", path, json.dumps(body) if body else None)
+        answer = connection.getresponse()
+        return answer.status, json.load(answer)
+    finally:
+        connection.close()
+
+
+class Stream:
+    """One long streamed answer."""
+
+    def __init__(self, system: System, name: str) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", system.port(name), timeout=60)
+        body = {"model": name, "stream": True, "max_tokens": 20000, "messages": [{"role": "user", "content": "hi"}]}
+        self._connection.request("POST", "/v1/chat/completions", json.dumps(body))
+        self._answer = self._connection.getresponse()
+        self.flows()
+
+    def flows(self) -> None:
+        """More of it comes."""
+        for _ in range(20):
+            assert self._answer.readline()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def stream(system: System, name: str) -> contextlib.closing[Stream]:
+    return contextlib.closing(Stream(system, name))
+
+
+def loaded(system: System) -> dict[str, bool]:
+    _, listed = ask(system, ONE, "/metal-supervisor/models")
+    return {each["id"]: each["loaded"] for each in listed["data"]}
+
+
+def test_each_answers_under_its_own_name_and_one_daemon_serves_both(system: System) -> None:
+    for name in (GGUF, ONE, TWO):
+        status, answer = ask(system, name, model=name)
+        assert status == 200 and answer["model"] in (name, "tiny")  # llama-server says the first of its names
+    assert system.port(ONE) == system.port(TWO) != system.port(GGUF)
+    assert loaded(system) == {ONE: True, TWO: True}
+    shown = system.supervisorctl("status")
+    for program in ("omlx", "default.one", "default.two", "default.words"):
+        assert f"{program} " in shown and "RUNNING" in shown
+
+
+def test_a_third_model_is_attached_while_the_first_answers(system: System, tmp_path: Path) -> None:
+    mlx.tiny(tmp_path / "three")
+    with stream(system, ONE) as answer:
+        system.apply(mlx_model("three", tmp_path / "three"), on_omlx("three", "three"))
+        system.ready("three", within_s=60)
+        assert ask(system, "three", model="three")[0] == 200
+        attendant = system.pid("three")
+        system.delete("three")
+        eventually(lambda: "three" not in loaded(system), what="the third model to be unloaded")
+        eventually(lambda: not psutil.pid_exists(attendant), what="its attendant to end")
+        answer.flows()
+    assert loaded(system) == {ONE: True, TWO: True}
+
+
+def test_an_edit_reloads_that_model_only(system: System) -> None:
+    before = {name: system.pid(name) for name in (ONE, TWO, GGUF)}
+    daemon = system.own_pid("omlx")
+    with stream(system, ONE) as answer:
+        system.apply(on_omlx(TWO, TWO, contextSize=4096))
+        eventually(lambda: system.pid(TWO) != before[TWO], what="the other to be attached anew")
+        system.ready(TWO, within_s=60)
+        answer.flows()
+    assert system.own_pid("omlx") == daemon
+    assert {name: system.pid(name) for name in (ONE, GGUF)} == {name: before[name] for name in (ONE, GGUF)}
+    status, answer = ask(system, TWO, model=TWO, messages=[{"role": "user", "content": "hi " * 6000}])
+    assert status == 400 and "4096" in str(answer), answer
+
+
+def test_a_model_that_answers_is_drained_before_it_is_unloaded(system: System) -> None:
+    with stream(system, TWO) as answer:
+        system.apply(on_omlx(TWO, TWO, replicas=0))
+        eventually(lambda: not system.slice_ready(TWO), what="the endpoint to be withdrawn")
+        answer.flows()
+        assert loaded(system)[TWO]
+    eventually(lambda: TWO not in loaded(system), what="it to be unloaded once it has answered")
+    system.apply(on_omlx(TWO, TWO))
+    system.ready(TWO, within_s=60)
+
+
+def test_a_daemon_that_is_killed_takes_its_models_out_and_brings_them_back(system: System) -> None:
+    daemon = system.own_pid("omlx")
+    kill(daemon)
+    for name in (ONE, TWO):
+        eventually(lambda name=name: system.slice_ready(name) is False, what=f"{name} to be withdrawn")
+    assert system.slice_ready(GGUF)
+    for name in (ONE, TWO):
+        eventually(lambda name=name: system.slice_ready(name), 90, f"{name} to be back")
+        assert ask(system, name, model=name)[0] == 200
+    assert system.own_pid("omlx") != daemon
+
+
+def test_stop_and_start_by_hand_unload_and_load(system: System) -> None:
+    system.supervisorctl("stop", f"default.{TWO}")
+    eventually(lambda: TWO not in loaded(system), what="it to be unloaded")
+    eventually(lambda: system.condition("MetalReady", TWO)["reason"] == "StoppedByHand", what="it to be told")
+    system.supervisorctl("start", f"default.{TWO}")
+    system.ready(TWO, within_s=60)
+
+
+def test_only_inference_is_for_everybody_and_the_rest_needs_the_key(system: System) -> None:
+    for path in ("/admin/api/models", "/api/status", "/v1/models/one/unload"):
+        assert ask(system, ONE, path)[0] in (401, 404, 405), path
+    connection = http.client.HTTPConnection("127.0.0.1", system.port(ONE), timeout=20)
+    asked = {"Content-Type": "application/json"}
+    for method, path in (("POST", "/v1/models/one/unload"), ("DELETE", "/metal-supervisor/models/one"),
+                         ("POST", "/admin/api/setup-api-key")):  # fmt: skip
+        connection.request(method, path, json.dumps({"api_key": "mine", "api_key_confirm": "mine"}), asked)
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.status in (400, 401), (path, answer.status)
+    assert loaded(system)[ONE]
+    connection.close()
+    key = (system.state / "omlx.key").read_text()
+    assert (system.state / "omlx.key").stat().st_mode & 0o077 == 0
+    status = subprocess.run(["ps", "-Ao", "args"], capture_output=True, text=True, check=True).stdout
+    said_everywhere = status + system.said() + system.fetch("/status")[1] + system.kubectl("get", "isvc", "-o", "yaml")
+    assert key not in said_everywhere
+
+
+def test_what_omlx_cannot_do_is_refused_by_name_on_that_service_alone(system: System) -> None:
+    system.apply(on_omlx("odd", ONE, extraArgs=["--max-concurrent-requests", "1"]))
+    eventually(lambda: "spec.extraArgs" in said(system, "odd"), what="extraArgs to be refused")
+    system.apply(on_omlx("odd", "tiny"))
+    eventually(lambda: "FormatMismatch" in said(system, "odd"), what="a GGUF model to be refused")
+    system.delete("odd")
+    assert system.slice_ready(ONE)
+
+
+def test_an_unused_daemon_is_stopped(system: System) -> None:
+    for name in (ONE, TWO):
+        system.delete(name)
+    eventually(lambda: "omlx " not in system.supervisorctl("status"), within_s=90, what="the daemon to be stopped")
+    assert system.slice_ready(GGUF)
