@@ -54,6 +54,8 @@ class Policy:
     runtimes: Mapping[str, frozenset[str]]
     """What this Mac offers: runtime name -> the `Model.spec.format`s it serves, the preferred first."""
     allowlist: frozenset[str] = frozenset()
+    allowed_args: frozenset[str] = frozenset()
+    """Flags of `spec.extraArgs` that are refused elsewhere."""
 
 
 UNSUPPORTED = {
@@ -301,6 +303,7 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
         env=_environment(resource),
         drain_s=_drain_s(resource),
         protected=fields.boolean(resource, "spec.evictionProtection") or False,
+        allowed_args=policy.allowed_args,
     )
 
 

@@ -117,6 +117,8 @@ class Service:
     """Which of this Mac's engines for it is meant."""
     protected: bool = False
     """`spec.evictionProtection`: never stopped to make room, nor when memory is short."""
+    allowed_args: frozenset[str] = frozenset()
+    """Flags that this Mac allows in `extra_args` though they reach beyond the engine."""
 
     @property
     def asked(self) -> str:

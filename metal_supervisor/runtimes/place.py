@@ -32,6 +32,8 @@ class Binary:
     """Which of its runtime's executables it is."""
     interpreter: str = ""
     """What runs it if it is a script, "" if it is none."""
+    help: str = ""
+    """All that its `--help` prints; "" if only its flags are known."""
 
 
 @dataclass(frozen=True)
