@@ -401,4 +401,5 @@ class Controller:
     def _file_of(self, model: Json) -> ModelFile:
         """Where a Model's file stands on this Mac; one that nothing here uses is not looked for."""
         used = any(record.model == model["metadata"]["name"] for record in self.records.values())
+        used = used or self.store.wants(source_of(model))  # a draft model is nobody's own
         return decide.fitting(self.store.state(source_of(model)), format_of(model)) if used else ModelFile("Pending")

@@ -210,12 +210,13 @@ def _uses(service: Json, model: str) -> bool:
 
 
 def model_sources(found: Mapping[Key, Service | Rejected], placed: Placed, records: Collection[Record]) -> set[str]:
-    """The sources of the models that this Mac is to have."""
+    """The sources of the models that this Mac is to have, companions among them."""
     return {
-        item.model.source
+        source
         for key, item in found.items()
         if isinstance(item, Service) and item.replicas and not item.suspended
         and (key in placed.mine or (not placed.known and any(each.owner == key for each in records)))
+        for source in (item.model.source, *(each.source for each in item.companions))
     }
 
 

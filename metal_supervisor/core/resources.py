@@ -11,11 +11,11 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from metal_supervisor.core import fields
+from metal_supervisor.core import companions, fields
 from metal_supervisor.core.budget import read_limit
 from metal_supervisor.core.decide import DIRECTORY_FORMATS
 from metal_supervisor.core.fields import Bad
-from metal_supervisor.core.types import Endpoint, Json, Key, Model, Rejected, Service
+from metal_supervisor.core.types import Companion, Endpoint, Json, Key, Model, Rejected, Role, Service
 
 GROUP = "inference.llmkube.dev"
 VERSION = "v1alpha1"
@@ -75,13 +75,15 @@ def service_name(name: str) -> str:
     return name.replace(".", "-")
 
 
-def read_model(resource: Json) -> Model:
-    """The Model of a custom resource, with defaults; raises Bad within this module."""
+def read_model(resource: Json, draft: str = "") -> Model:
+    """The Model of a custom resource, with defaults; raises Bad within this module.
+
+    `draft`: absolute path of the draft model that the service has beside it, "" without one.
+    """
     metadata, spec = resource.get("metadata", {}), {"spec": resource.get("spec")}
     source = fields.text(fields.get(spec, "spec.source", str, ""), "spec.source").strip()
-    for name in ("mmproj", "files"):
-        if fields.get(spec, "spec", dict, {}).get(name):
-            raise Bad("UnsupportedField", f"spec.{name} is not supported yet; this version serves single-file models")
+    projector = companions.projector_of(spec, source)
+    companions.check_files(spec, source, (projector, draft))
     if fields.get(spec, "spec.sourceSecretRef", dict, {}).get("name"):
         raise Bad("UnsupportedField", "spec.sourceSecretRef is not supported yet; use a source that needs no secret")
     if fields.get(spec, "spec.refreshPolicy", str, "IfNotPresent") != "IfNotPresent":
@@ -97,6 +99,7 @@ def read_model(resource: Json) -> Model:
         gpu_layers=fields.get(spec, "spec.hardware.gpu.layers", int, None),
         sha256=fields.get(spec, "spec.sha256", str, None),
         limit=read_limit(spec),
+        projector=projector,
     )
 
 
@@ -245,6 +248,48 @@ def _idle_ttl_s(resource: Json) -> int | None:
     return fields.duration(said, f"annotation {IDLE_TTL_ANNOTATION}", SHORTEST_IDLE_S, LONGEST_IDLE_S)
 
 
+def _readable(written: Json, draft: str = "") -> Model:
+    """A Model whose file this Mac can come by; raises Bad, which names it."""
+    try:
+        model = read_model(written, draft)
+    except Bad as bad:
+        raise Bad(bad.reason, f'Model "{written["metadata"]["name"]}": {bad.message}') from None
+    if problem := model_problem(model):
+        raise Bad(*problem)
+    return model
+
+
+def _files(
+    namespace: str, written: Json, speculation: Json | None, models: Mapping[Key, Json]
+) -> tuple[Model, tuple[Companion, ...]]:
+    """(the Model of a service, what its engine loads besides); raises Bad."""
+    said = speculation or {}
+    draft = None
+    if name := said.get("draftModel"):
+        draft = companions.draft_beside(fields.get(written, "spec.source", str, "").strip(), name)
+    model = _readable(written, draft.source if draft else "")
+    if name := said.get("draftModelRef"):
+        draft = _draft(namespace, name, models)
+    projector = Companion(Role.PROJECTOR, f'Model "{model.name}": spec.mmproj', model.projector)
+    return model, tuple(each for each in (projector, draft) if each is not None and each.source)
+
+
+def _draft(namespace: str, name: str, models: Mapping[Key, Json]) -> Companion:
+    """The draft model that is a Model of its own; raises Bad, which names the field."""
+    path = f"{companions.SPECULATION}.draftModelRef"
+    found = models.get((namespace, name))
+    if found is None:
+        text = f'{path} names "{name:.80}", and namespace "{namespace}" has no such Model; apply it, or change the name'
+        raise Bad("DraftModelNotFound", text)
+    try:
+        model = _readable(found)
+    except Bad as bad:
+        raise Bad(bad.reason, f"{path}: {bad.message}") from None
+    if model.format != "gguf":
+        raise Bad("FormatMismatch", f'{path}: Model "{model.name}" has spec.format {model.format!r:.40}, not gguf')
+    return Companion(Role.DRAFT, path, model.source, f"{model.uid}/{model.generation}", model.gpu_layers)
+
+
 def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Service:
     """The Service of one InferenceService; raises Bad."""
     namespace, name = resource["metadata"]["namespace"], resource["metadata"]["name"]
@@ -262,12 +307,8 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
     if resource["metadata"].get("deletionTimestamp"):
         held = ", ".join(map(str, resource["metadata"].get("finalizers") or ["nothing any more"]))
         raise Bad("Deleting", f"it is being deleted; its finalizers are waited for: {held}", keeps_running=False)
-    try:
-        model = read_model(found)
-    except Bad as bad:
-        raise Bad(bad.reason, f'Model "{reference}": {bad.message}') from None
-    if problem := model_problem(model):
-        raise Bad(*problem)
+    speculation = companions.speculation(resource)
+    model, further = _files(namespace, found, speculation, models)
     endpoint = _endpoint(resource, name)
     if len(endpoint.service) > 63:
         text = f"metadata.name has {len(name)} characters, but the Service it is reached by may have 63; shorten it"
@@ -276,22 +317,24 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
     for field_name, advice in UNSUPPORTED.items():
         if spec.get(field_name) not in (None, "", [], {}):
             raise Bad("UnsupportedField", f"spec.{field_name} is not supported: {advice}")
-    if fields.get(resource, "spec.speculativeDecoding.type", str, "none") not in ("none", "disabled"):
-        raise Bad("UnsupportedField", "spec.speculativeDecoding is not supported yet; remove it or set type: none")
     priority = fields.get(resource, "spec.priority", str, "normal")
     if priority not in PRIORITIES:
         raise Bad("InvalidSpec", f"spec.priority must be one of {', '.join(PRIORITIES)}, not {priority!r:.80}")
     replicas = fields.ranged(0, fields.MAX)(resource, "spec.replicas")
     extra_args = fields.texts(resource, "spec.extraArgs")
     options = {option: read(resource, f"spec.{option}") for option, read in fields.OPTIONS.items()}
-    options["idleTtlS"] = _idle_ttl_s(resource)
+    options["idleTtlS"], options["speculativeDecoding"] = _idle_ttl_s(resource), speculation
+    runtime = _runtime(resource, found, model, policy)
+    if runtime != "llama-server" and (speculation or further):
+        field_name = further[0].field if further else companions.SPECULATION
+        raise Bad("UnsupportedField", f"{field_name} has no meaning for {runtime}; remove it, or use llama-server")
     return Service(
         namespace=namespace,
         name=name,
         uid=resource["metadata"].get("uid", ""),
         generation=resource["metadata"].get("generation", 0),
         model=model,
-        runtime=_runtime(resource, found, model, policy),
+        runtime=runtime,
         replicas=1 if replicas is None else replicas,
         suspended=fields.get(resource, "spec.suspend", bool, False),
         endpoint=endpoint,
@@ -304,6 +347,7 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
         drain_s=_drain_s(resource),
         protected=fields.boolean(resource, "spec.evictionProtection") or False,
         allowed_args=policy.allowed_args,
+        companions=further,
     )
 
 

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from metal_supervisor.core.types import Engine, Probe, Service
+from metal_supervisor.core.companions import DRAFTED
+from metal_supervisor.core.types import Engine, Probe, Role, Service
 from metal_supervisor.runtimes.llama_flags import (
     LOAD_MODE,
     Option,
@@ -83,6 +84,14 @@ PRESET = re.compile(r"--(fim|gpt-oss|vision-gemma|embd-gemma)-.*|--(?!spec-).*-d
 SLEEP = "--sleep-idle-seconds"
 CHECKPOINTS = "--ctx-checkpoints"
 
+SPECULATES, LEAST_PROBABLE = "--spec-type", "--spec-draft-p-min"
+MOST_DRAFTED: Mapping[str, str] = {
+    **dict.fromkeys(DRAFTED, "--spec-draft-n-max"),
+    "ngram-mod": "--spec-ngram-mod-n-max",
+    **{kind: f"--spec-{kind}-size-m" for kind in ("ngram-simple", "ngram-map-k", "ngram-map-k4v")},
+}
+"""Kind of speculation -> what bounds how many tokens it proposes at once; ngram-cache has no such bound."""
+
 CACHE_TYPES = frozenset({"f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"})
 
 
@@ -121,6 +130,10 @@ def refuse(service: Service) -> tuple[str, str] | None:
             return "InvalidSpec", f"spec.extraArgs[{index}] {flag:.80} is not yours to set: {reason}"
     if service.options.get("ropeScaling", {}).get("type") == "longrope":
         return "UnsupportedField", "spec.ropeScaling.type longrope is unknown to llama-server; use linear or yarn"
+    asked = service.options.get("speculativeDecoding", {})
+    if "nDraftMax" in asked and asked["type"] not in MOST_DRAFTED:
+        text = f"spec.speculativeDecoding.nDraftMax means nothing to {asked['type']}; remove it"
+        return "UnsupportedField", text
     for name in ("cacheTypeK", "cacheTypeV"):
         value = service.options.get(name)
         if value is not None and value not in CACHE_TYPES:
@@ -137,7 +150,22 @@ def lacks(service: Service, binary: Binary) -> tuple[str, str] | None:
         value = service.options.get(name)
         if value is not None and value is not False and (problem := _misses(options, flag, value)):
             return "UnsupportedField", f"spec.{name}: {problem}"
-    return _unknown_argument(service.extra_args, options)
+    return _unable_to_speculate(service, options) or _unknown_argument(service.extra_args, options)
+
+
+def _unable_to_speculate(service: Service, options: Mapping[str, Option]) -> tuple[str, str] | None:
+    asked = service.options.get("speculativeDecoding")
+    if asked is None:
+        return None
+    wanted = {"type": (SPECULATES, asked["type"])}
+    if "nDraftMax" in asked:
+        wanted["nDraftMax"] = (MOST_DRAFTED[asked["type"]], "")
+    if "pMin" in asked:
+        wanted["pMin"] = (LEAST_PROBABLE, "")
+    for name, (flag, value) in wanted.items():
+        if problem := _misses(options, flag, value or None):
+            return "UnsupportedField", f"spec.speculativeDecoding.{name}: {problem}"
+    return None
 
 
 def _misses(options: Mapping[str, Option], flag: str, value: object) -> str:
@@ -217,6 +245,22 @@ def _behaviour(options: Mapping[str, Any]) -> list[str]:
     return argv
 
 
+def _further(service: Service, place: Place) -> list[str]:
+    """Companions of the model, and how it speculates."""
+    argv = ["--mmproj", place.further[Role.PROJECTOR]] if Role.PROJECTOR in place.further else []
+    asked = service.options.get("speculativeDecoding")
+    if asked is None:
+        return argv
+    argv += [SPECULATES, asked["type"]]
+    if Role.DRAFT in place.further:
+        argv += ["--model-draft", place.further[Role.DRAFT]]
+        layers = next(each.gpu_layers for each in service.companions if each.role is Role.DRAFT)
+        argv += ["--n-gpu-layers-draft", str(layers)] if layers not in (None, 0) else []
+    if "nDraftMax" in asked:
+        argv += [MOST_DRAFTED[asked["type"]], str(asked["nDraftMax"])]
+    return [*argv, LEAST_PROBABLE, str(asked["pMin"])] if "pMin" in asked else argv
+
+
 def _mode(service: Service) -> list[str]:
     wanted = {
         "chat": [],
@@ -259,7 +303,7 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
     names = dict.fromkeys((service.name, service.model.name))
     argv = [binary.path, "--model", place.model_path, "--alias", ",".join(names)]
     argv += ["--host", place.host, "--port", str(place.port)]
-    argv += _capacity(service, place) + _behaviour(service.options) + _mode(service)
+    argv += _capacity(service, place) + _behaviour(service.options) + _further(service, place) + _mode(service)
     # The engine's own default of 8 GiB would come on top of everything else.
     prompt_cache = prompt_cache_mib([*argv, *service.extra_args], place.model) if service.mode == "chat" else 0
     kept = None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from metal_supervisor.core.demand import Reading
+from metal_supervisor.core.types import Role
 
 
 @dataclass(frozen=True)
@@ -48,3 +50,5 @@ class Place:
     cwd: str
     model: Reading = field(default_factory=lambda: Reading(None))
     """What is known of the model's file."""
+    further: Mapping[Role, str] = field(default_factory=dict)
+    """Where the service's companions are."""

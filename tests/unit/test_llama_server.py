@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metal_supervisor.core.demand import Reading
-from metal_supervisor.core.types import Endpoint, Model, Probe, Service
+from metal_supervisor.core.types import Companion, Endpoint, Model, Probe, Role, Service
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 from metal_supervisor.runtimes.llama_server import GUARDED, OPTION_FLAGS, OWNED, engine, lacks, refuse
 from tests.published import GEMMA_27B, LLAMA_8B
@@ -251,6 +251,73 @@ def test_kinds_of_guarded_flags_are_known_by_how_they_begin(flag: str) -> None:
 
 def test_speculation_without_a_model_is_no_preset() -> None:
     assert refuse(service(extra=("--spec-default",))) is None
+
+
+# ── what is loaded besides ───────────────────────────────────────────────────────────────────────
+
+
+def speculating(said: dict[str, Any], layers: int | None = None) -> tuple[Service, Place]:
+    companion = Companion(Role.DRAFT, "spec.speculativeDecoding.draftModelRef", "/models/d.gguf", "d/1", layers)
+    asked = replace(service(speculativeDecoding=said), companions=(companion,))
+    return asked, replace(PLACE, further={Role.DRAFT: "/models/d.gguf"})
+
+
+def test_a_draft_model_is_given_with_its_kind_because_alone_it_would_only_be_loaded() -> None:
+    asked, place = speculating({"type": "draft-simple", "nDraftMax": 5, "pMin": 0.25, "draftModelRef": "d"})
+    assert argv(asked, place=place)[-8:] == [
+        "--spec-type", "draft-simple", "--model-draft", "/models/d.gguf", "--spec-draft-n-max", "5",
+        "--spec-draft-p-min", "0.25",
+    ]
+    asked, place = speculating({"type": "draft-simple"}, layers=7)
+    assert argv(asked, place=place)[-2:] == ["--n-gpu-layers-draft", "7"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "flag"),
+    [
+        ("draft-mtp", "--spec-draft-n-max"), ("ngram-mod", "--spec-ngram-mod-n-max"),
+        ("ngram-simple", "--spec-ngram-simple-size-m"), ("ngram-map-k", "--spec-ngram-map-k-size-m"),
+        ("ngram-map-k4v", "--spec-ngram-map-k4v-size-m"),
+    ],
+)
+def test_the_bound_of_a_proposal_has_a_flag_of_its_own_for_each_kind(kind: str, flag: str) -> None:
+    said = {"type": kind, "nDraftMax": 9}
+    assert argv(service(speculativeDecoding=said))[-4:] == ["--spec-type", kind, flag, "9"]
+    assert refuse(service(speculativeDecoding=said)) is None
+
+
+def test_a_bound_that_an_engine_does_not_know_is_refused_by_name() -> None:
+    found = refused_by(service(speculativeDecoding={"type": "ngram-cache", "nDraftMax": 9}))
+    assert "spec.speculativeDecoding.nDraftMax means nothing to ngram-cache" in found
+
+
+def refused_by(asked: Service) -> str:
+    found = refuse(asked)
+    assert found is not None and found[0] == "UnsupportedField"
+    return found[1]
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"type": "draft-dspark"}, ".type: this llama-server knows none, draft-simple, ngram-mod, not 'draft-dspark'"),
+        ({"type": "ngram-mod", "nDraftMax": 2}, ".nDraftMax: this llama-server has no --spec-ngram-mod-n-max"),
+        ({"type": "draft-simple", "pMin": 0.5}, ".pMin: this llama-server has no --spec-draft-p-min"),
+    ],
+)
+def test_speculation_that_this_build_does_not_know_is_refused_by_name(said: dict[str, Any], named: str) -> None:
+    text = "--spec-type none,draft-simple,ngram-mod\n     kinds\n--spec-draft-n-max N    most\n"
+    binary = Binary("/x", frozenset(), help=HELP + text)
+    found = lacks(service(speculativeDecoding=said), binary)
+    assert found is not None and found[0] == "UnsupportedField" and f"spec.speculativeDecoding{named}" in found[1]
+    assert lacks(service(speculativeDecoding={"type": "draft-simple", "nDraftMax": 3}), binary) is None
+    found = lacks(service(speculativeDecoding={"type": "draft-simple"}), KNOWS_LITTLE)
+    assert found is not None and "has no --spec-type" in found[1]
+
+
+def test_a_projector_is_given_where_it_is() -> None:
+    line = argv(service(), place=replace(PLACE, further={Role.PROJECTOR: "/models/p.gguf"}))
+    assert line[-2:] == ["--mmproj", "/models/p.gguf"]
 
 
 HELP = """\

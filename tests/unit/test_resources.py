@@ -538,19 +538,6 @@ def test_an_unsupported_field_is_refused_by_name_and_only_when_it_is_set(field: 
         accepted(service(**{field: unset}))
 
 
-@pytest.mark.parametrize("kind", ["draft", "mtp", "ngram-cache"])
-def test_speculative_decoding_is_refused_rather_than_dropped(kind: str) -> None:
-    assert "spec.speculativeDecoding" in refused(service(speculativeDecoding={"type": kind})).message
-    for off in ("none", "disabled"):
-        accepted(service(speculativeDecoding={"type": off}))
-
-
-@pytest.mark.parametrize("field", ["mmproj", "files"])
-def test_a_model_of_several_files_is_refused_rather_than_half_loaded(field: str) -> None:
-    found = refused(service(), model(**{field: ["x"]}))
-    assert found.reason == "UnsupportedField" and f"spec.{field}" in found.message and '"tiny"' in found.message
-
-
 @pytest.mark.parametrize("field", sorted(OPTIONS))
 @pytest.mark.parametrize("value", [object, -5, "two words", ["", 5]], ids=["object", "-5", "words", "list"])
 def test_every_option_refuses_what_it_cannot_be_and_names_itself(field: str, value: Any) -> None:

@@ -1,0 +1,79 @@
+"""Fields of the resources that only a real llama-server can show to have had their effect."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.engines import gone, reason, said
+from tests.system import MODELS, System, eventually, model, running, service
+
+REF = "spec.speculativeDecoding.draftModelRef"
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    with running(tmp_path_factory.mktemp("fields")) as up:
+        up.apply(up.tiny_model())
+        yield up
+
+
+def message(system: System, name: str, why: str) -> str:
+    """Waits until a service is reported with that reason; returns the message."""
+    eventually(lambda: reason(system, name) == why, 20, f"{name}: {why}")
+    return str(system.condition("MetalReady", name)["message"])
+
+
+def test_a_draft_model_is_waited_for_loaded_and_asked(system: System) -> None:
+    speculation = {"type": "draft-simple", "draftModelRef": "small", "nDraftMax": 4}
+    system.apply(service("drafted", speculativeDecoding=speculation))
+    assert f'{REF} names "small"' in message(system, "drafted", "DraftModelNotFound")
+    file = system.base / "small.gguf"
+    system.apply(model("small", str(file)))
+    assert message(system, "drafted", "ModelFileMissing").startswith(f"{REF}: {file} does not exist")
+    shutil.copy(system.tiny, file)
+    system.ready("drafted")
+    assert "hello world" in system.chat("drafted")
+    eventually(lambda: "draft acceptance" in said(system, "drafted"), 10, "the engine's word of it")
+    assert system.get(f"{MODELS}/small")["status"]["phase"] == "Ready"
+    gone(system, "drafted")
+
+
+def test_what_is_looked_up_needs_no_model_and_what_a_build_lacks_is_named(system: System) -> None:
+    system.apply(service("lookup", speculativeDecoding={"type": "ngram-simple"}))
+    pid = system.ready("lookup")
+    line = psutil.Process(pid).cmdline()
+    assert line[line.index("--spec-type") + 1] == "ngram-simple"
+    system.apply(service("lookup", extraArgs=["--threads", "1", "--no-such-flag"]))
+    eventually(lambda: system.condition("Degraded", "lookup").get("reason") == "UnsupportedField", 20, "Degraded")
+    assert "spec.extraArgs[2] '--no-such-flag'" in system.condition("Degraded", "lookup")["message"]
+    assert system.pid("lookup") == pid, "a bad edit stops nothing"
+    gone(system, "lookup")
+
+
+def test_a_projector_that_is_missing_is_named(system: System) -> None:
+    seeing = system.tiny_model("seeing")
+    system.apply({**seeing, "spec": {**seeing["spec"], "mmproj": "eyes.gguf"}}, service("seer", "seeing"))
+    found = message(system, "seer", "ModelFileMissing")
+    assert found.startswith(f'Model "seeing": spec.mmproj: {system.base}/eyes.gguf does not exist')
+    gone(system, "seer")
+
+
+def test_memory_is_locked_only_for_those_who_say_so_in_whatever_words(system: System) -> None:
+    system.apply(service("plain"), service("locked", extraArgs=["--threads", "1", "--mlock"]))
+    lines = {name: psutil.Process(system.ready(name)).cmdline() for name in ("plain", "locked")}
+    assert not {"--mlock", "--load-mode"} & set(lines["plain"])
+    assert lines["locked"][-2:] == ["--load-mode", "mmap+mlock"] or lines["locked"][-1] == "--mlock"
+    if sys.platform == "linux":
+        assert locked_bytes(system.pid("plain")) == 0 < locked_bytes(system.pid("locked"))
+    gone(system, "plain", "locked")
+
+
+def locked_bytes(pid: int) -> int:
+    line = next(each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if each.startswith("VmLck:"))
+    return int(line.split()[1]) * 1024
