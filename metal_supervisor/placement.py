@@ -209,14 +209,20 @@ def _uses(service: Json, model: str) -> bool:
     return isinstance(spec, dict) and spec.get("modelRef") == model
 
 
-def model_sources(found: Mapping[Key, Service | Rejected], placed: Placed, records: Collection[Record]) -> set[str]:
-    """The sources of the models that this Mac is to have, companions among them."""
-    return {
-        source
+def to_serve(found: Mapping[Key, Service | Rejected], placed: Placed, records: Collection[Record]) -> list[Service]:
+    """The services of which this Mac runs an engine, or is about to."""
+    return [
+        item
         for key, item in found.items()
         if isinstance(item, Service) and item.replicas and not item.suspended
         and (key in placed.mine or (not placed.known and any(each.owner == key for each in records)))
-        for source in (item.model.source, *(each.source for each in item.companions))
+    ]
+
+
+def model_sources(services: Collection[Service]) -> set[str]:
+    """The sources of the models of services, companions among them."""
+    return {
+        source for item in services for source in (item.model.source, *(each.source for each in item.companions))
     }
 
 

@@ -15,7 +15,8 @@ from metal_supervisor.core import companions, fields
 from metal_supervisor.core.budget import read_limit
 from metal_supervisor.core.decide import DIRECTORY_FORMATS
 from metal_supervisor.core.fields import Bad
-from metal_supervisor.core.types import Companion, Endpoint, Json, Key, Model, Rejected, Role, Service
+from metal_supervisor.core.references import read_reference
+from metal_supervisor.core.types import Companion, Endpoint, Json, Key, Model, Reference, Rejected, Role, Service
 
 GROUP = "inference.llmkube.dev"
 VERSION = "v1alpha1"
@@ -126,8 +127,10 @@ def model_problem(model: Model) -> tuple[str, str] | None:
     )
 
 
-def _environment(spec: Json) -> tuple[tuple[str, str], ...]:
-    pairs = {}
+def _environment(spec: Json) -> tuple[tuple[tuple[str, str], ...], tuple[Reference, ...]]:
+    """(name and value of each variable, those whose value is kept elsewhere); raises Bad."""
+    pairs: dict[str, str] = {}
+    kept: dict[str, Reference] = {}
     for index, item in enumerate(fields.get(spec, "spec.env", list, [])):
         path = f"spec.env[{index}]"
         if not isinstance(item, dict):
@@ -138,13 +141,16 @@ def _environment(spec: Json) -> tuple[tuple[str, str], ...]:
         if FORBIDDEN_ENV.match(name):
             text = f"{path}.name {name!r} would change the loader, the supervisor or flags of ours; remove it"
             raise Bad("InvalidSpec", text)
-        if item.get("valueFrom") is not None:
-            raise Bad("UnsupportedField", f"{path}.valueFrom is not supported yet; give {name} a plain value")
         value = item.get("value") or ""
         if not isinstance(value, str):
             raise Bad("InvalidSpec", f"{path}.value must be a string; put it in quotes")
         pairs[name] = fields.text(value, f"{path}.value")
-    return tuple(sorted(pairs.items()))
+        kept.pop(name, None)
+        if item.get("valueFrom") is not None:
+            if value:
+                raise Bad("InvalidSpec", f"{path}: set one of value and valueFrom, not both")
+            kept[name] = read_reference(name, item["valueFrom"], f"{path}.valueFrom")
+    return tuple(sorted(pairs.items())), tuple(kept.values())
 
 
 def _endpoint(resource: Json, name: str) -> Endpoint:
@@ -325,6 +331,7 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
     options = {option: read(resource, f"spec.{option}") for option, read in fields.OPTIONS.items()}
     options["idleTtlS"], options["speculativeDecoding"] = _idle_ttl_s(resource), speculation
     runtime = _runtime(resource, found, model, policy)
+    env, references = _environment(resource)
     if runtime != "llama-server" and (speculation or further):
         field_name = further[0].field if further else companions.SPECULATION
         raise Bad("UnsupportedField", f"{field_name} has no meaning for {runtime}; remove it, or use llama-server")
@@ -343,11 +350,12 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
         container_port=fields.ranged(1, 65535)(resource, "spec.containerPort"),
         options={option: value for option, value in options.items() if value is not None},
         extra_args=extra_args,
-        env=_environment(resource),
+        env=env,
         drain_s=_drain_s(resource),
         protected=fields.boolean(resource, "spec.evictionProtection") or False,
         allowed_args=policy.allowed_args,
         companions=further,
+        references=references,
     )
 
 

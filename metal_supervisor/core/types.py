@@ -102,6 +102,21 @@ class Companion:
 
 
 @dataclass(frozen=True)
+class Reference:
+    """A variable of an engine's environment whose value is kept elsewhere (`spec.env[].valueFrom`)."""
+
+    variable: str
+    kind: str
+    """`secrets` or `configmaps`."""
+    name: str
+    key: str
+    optional: bool
+    """Without it the variable is left out."""
+    path: str
+    """The field that names it, as a message has it."""
+
+
+@dataclass(frozen=True)
 class Endpoint:
     """How the cluster reaches a service (`spec.endpoint`)."""
 
@@ -146,6 +161,12 @@ class Service:
     """Flags that this Mac allows in `extra_args` though they reach beyond the engine."""
     companions: tuple[Companion, ...] = ()
     """Files that its engine needs besides the model."""
+    references: tuple[Reference, ...] = ()
+    """Values of its environment that are kept elsewhere; until they are filled in, `env` has them empty."""
+    values_digest: str = ""
+    """Of these values, once they are filled in."""
+    awaits: tuple[Standing, str, str] | None = None
+    """(standing, reason, message) of the value that it cannot have yet."""
 
     @property
     def asked(self) -> str:
@@ -156,7 +177,8 @@ class Service:
         digest = hashlib.sha256(json.dumps([*said, *model], sort_keys=True, default=str).encode()).hexdigest()[:16]
         idle = f"/{self.options['idleTtlS']}" if "idleTtlS" in self.options else ""  # annotations have no generation
         drafts = "".join(f"/{each.edition}" for each in self.companions if each.edition)
-        return f"{self.uid}/{self.generation}/{self.model.uid}/{self.model.generation}{idle}{drafts}|{digest}"
+        more = f"{idle}{drafts}" + (f"/{self.values_digest}" if self.values_digest else "")  # nor have values
+        return f"{self.uid}/{self.generation}/{self.model.uid}/{self.model.generation}{more}|{digest}"
 
     @property
     def key(self) -> Key:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
 import shutil
 import sys
 from collections.abc import Iterator
@@ -10,9 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from metal_supervisor.boundary.kube import MERGE
 from tests.engines import gone, reason, said
 from tests.system import MODELS, System, eventually, model, running, service
 
+OLD_KEY, NEW_KEY = "key-0f3a-old", "key-77b1-new"
 REF = "spec.speculativeDecoding.draftModelRef"
 
 
@@ -62,6 +67,53 @@ def test_a_projector_that_is_missing_is_named(system: System) -> None:
     found = message(system, "seer", "ModelFileMissing")
     assert found.startswith(f'Model "seeing": spec.mmproj: {system.base}/eyes.gguf does not exist')
     gone(system, "seer")
+
+
+SECRETS = "/api/v1/namespaces/default/secrets"
+
+
+def answered(system: System, key: str) -> int:
+    """Status of a chat with that key."""
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2})
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", system.port("keyed"), timeout=20)) as connection:
+        connection.request("POST", "/v1/chat/completions", body, headers)
+        return connection.getresponse().status
+
+
+def test_a_key_from_a_secret_is_waited_for_taken_renewed_and_never_shown(system: System) -> None:
+    """The Secret is looked at every half a minute."""
+    wanted = {"secretKeyRef": {"name": "keys", "key": "engine"}}
+    system.apply(service("keyed", env=[{"name": "LLAMA_API_KEY", "valueFrom": wanted}]))
+    assert message(system, "keyed", "SecretNotFound").startswith("spec.env[0].valueFrom.secretKeyRef: ")
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"engine": OLD_KEY}}
+    system.kube.request("POST", SECRETS, None, secret)
+    pid = system.ready("keyed")
+    assert (answered(system, OLD_KEY), answered(system, NEW_KEY)) == (200, 401)
+    system.kube.request("PATCH", f"{SECRETS}/keys", None, {"stringData": {"engine": NEW_KEY}}, MERGE)
+    eventually(lambda: system.pid("keyed") not in (0, pid), 45, "an engine with the new key")
+    pid = system.ready("keyed")
+    assert (answered(system, OLD_KEY), answered(system, NEW_KEY)) == (401, 200)
+    assert "keyed" in json.dumps(system.observe("keyed"))
+    system.kube.request("DELETE", f"{SECRETS}/keys")
+    eventually(lambda: system.condition("Degraded", "keyed").get("reason") == "SecretNotFound", 45, "Degraded")
+    assert system.pid("keyed") == pid and answered(system, NEW_KEY) == 200, "what runs goes on"
+    never_shown(system, OLD_KEY, NEW_KEY)
+    gone(system, "keyed")
+
+
+def never_shown(system: System, *keys: str) -> None:
+    """A key is in the spec file, which only its user can read, and nowhere else."""
+    found = set()
+    for path in system.state.rglob("*"):
+        hidden = path.is_file() and "apiserver" not in path.relative_to(system.state).parts[0]
+        if hidden and any(key.encode() in path.read_bytes() for key in keys):
+            found.add(path)
+    assert {path.parent.name for path in found} == {"specs"}, found
+    assert {path.stat().st_mode & 0o077 for path in found} == {0}
+    told = system.fetch("/status")[1] + system.fetch("/metrics")[1] + system.fetch("/")[1] + system.said()
+    told += json.dumps(system.status("keyed")) + "".join(psutil.Process(system.pid("keyed")).cmdline())
+    assert not any(key in told for key in keys)
 
 
 def test_memory_is_locked_only_for_those_who_say_so_in_whatever_words(system: System) -> None:

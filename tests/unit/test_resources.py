@@ -514,11 +514,6 @@ def test_an_owned_flag_cannot_come_in_as_environment_either(name: str) -> None:
     assert name in refused(service(env=[{"name": name, "value": "1"}])).message
 
 
-def test_an_env_value_from_elsewhere_is_refused_by_name() -> None:
-    found = refused(service(env=[{"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]))
-    assert found.reason == "UnsupportedField" and "spec.env[0].valueFrom" in found.message
-
-
 @pytest.mark.parametrize("item", ["A=B", 5, ["A"], None])
 def test_an_env_entry_that_is_no_object_is_refused(item: Any) -> None:
     assert "spec.env[0] must be an object" in refused(service(env=[item])).message
