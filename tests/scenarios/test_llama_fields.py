@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
+import http.server
 import json
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +50,30 @@ def test_a_draft_model_is_waited_for_loaded_and_asked(system: System) -> None:
     eventually(lambda: "draft acceptance" in said(system, "drafted"), 10, "the engine's word of it")
     assert system.get(f"{MODELS}/small")["status"]["phase"] == "Ready"
     gone(system, "drafted")
+
+
+@contextlib.contextmanager
+def served(directory: Path) -> Iterator[str]:
+    """A web server for the files of a directory; gives its URL."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(directory))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_draft_model_is_fetched_like_any_other_if_it_fits(system: System) -> None:
+    with served(system.base) as url:
+        system.apply(model("far", f"{url}/nowhere.gguf"))
+        system.apply(service("fetching", speculativeDecoding={"type": "draft", "draftModelRef": "far"}))
+        assert message(system, "fetching", "DownloadFailed").startswith(f"{REF}: {url}/nowhere.gguf answered 404")
+        system.apply(model("far", f"{url}/{system.tiny.name}"))
+        line = psutil.Process(system.ready("fetching")).cmdline()
+    fetched = Path(line[line.index("--model-draft") + 1])
+    assert fetched.is_relative_to(system.state / "models") and fetched.read_bytes() == system.tiny.read_bytes()
+    gone(system, "fetching")
 
 
 def test_what_is_looked_up_needs_no_model_and_what_a_build_lacks_is_named(system: System) -> None:
