@@ -26,6 +26,7 @@ from typing import Any
 
 from metal_supervisor.core import fields
 from metal_supervisor.runtimes import RUNTIMES
+from metal_supervisor.runtimes.llama_server import OWNED
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -97,6 +98,15 @@ def _runtime_list(value: str) -> str | None:
     return f"must name some of {', '.join(RUNTIMES)}" if unknown else None
 
 
+def _flag_list(value: str) -> str | None:
+    for each in filter(None, (item.strip() for item in value.split(","))):
+        if not re.fullmatch(r"--?[A-Za-z][A-Za-z0-9-]*", each, re.ASCII):
+            return "must look like --flag,--other-flag"
+        if each in OWNED:
+            return f"must not name {each}: {OWNED[each]}"
+    return None
+
+
 @dataclass(frozen=True)
 class Settings:
     """Everything a user may decide. Paths may start with `~`; "" means: find it yourself."""
@@ -134,6 +144,10 @@ class Settings:
     )
     ollama_registry: str = _setting(
         "", "Mirror of Ollama's library, as http(s)://HOST; empty: the library itself.", _mirror
+    )
+    allow_extra_args: str = _setting(
+        "", "Flags of llama-server that spec.extraArgs may hold though they reach beyond the engine (--slot-save-path, "
+        "--api-key-file, --tools …), separated by commas.", _flag_list,
     )
     llama_server_startup_timeout: float = _setting(
         600.0, "Seconds an engine may take to load; one that still does no work then is restarted.",
@@ -214,6 +228,11 @@ class Settings:
         """The runtimes that this Mac offers, the preferred first."""
         named = [each.strip() for each in self.runtimes.split(",") if each.strip()]
         return tuple(dict.fromkeys(named)) or tuple(RUNTIMES)
+
+    @property
+    def allowed_args(self) -> frozenset[str]:
+        """Flags that `spec.extraArgs` may hold though they reach beyond the engine."""
+        return frozenset(each.strip() for each in self.allow_extra_args.split(",") if each.strip())
 
     @property
     def uses_claims(self) -> bool:

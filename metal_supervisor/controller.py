@@ -23,6 +23,7 @@ from metal_supervisor.boundary.doorbell import Doorbell, ring
 from metal_supervisor.boundary.exits import ExitWatch
 from metal_supervisor.boundary.headers import Headers
 from metal_supervisor.boundary.kube import Kube
+from metal_supervisor.boundary.references import References
 from metal_supervisor.boundary.roam import Roamer
 from metal_supervisor.boundary.state import StateDir, StateError
 from metal_supervisor.boundary.store import Store
@@ -30,7 +31,7 @@ from metal_supervisor.boundary.supervisord import BrokenFile, Refused, Superviso
 from metal_supervisor.boundary.watch import Reflector
 from metal_supervisor.bulletin import Bulletin, format_of, source_of
 from metal_supervisor.config import Settings
-from metal_supervisor.core import decide, mode, plan, resources
+from metal_supervisor.core import decide, mode, plan, references, resources
 from metal_supervisor.core.admission import Up
 from metal_supervisor.core.plan import Do, Step
 from metal_supervisor.core.types import (
@@ -107,6 +108,7 @@ class Controller:
         known = frozenset(record.model_uid for record in self.records.values() if record.model_uid)
         self.models = Reflector(kube, collection(settings, "models"), self.wake, known)
         self.store = Store(settings.store_path, self.wake)
+        self.references = References(kube, self.wake)
         self.exits = ExitWatch(self._exited)
         self.node = host.node_name(directory.path, settings.node_name)
         self.placement = Placement(settings, directory, kube, self.node, self.wake)
@@ -256,9 +258,12 @@ class Controller:
         )
         mine = (item for item in found.values() if isinstance(item, Service) and self._is_mine(item))
         self.lookout.daemons.prepare(mine, self.records)
-        self.store.want(placement.model_sources(found, placed, self.records.values()))
+        serving = placement.to_serve(found, placed, self.records.values())
+        self.store.want(placement.model_sources(serving))
+        self.references.want({source for item in serving for source in references.sources(item)})
         for item in found.values():
-            self._share_out(item, snapshot)
+            known = references.filled(item, self.references.look) if isinstance(item, Service) else item
+            self._share_out(known, snapshot)
         for record in self._own().values():
             if record.owner not in found and (snapshot.complete or record.owner in snapshot.services):
                 why = decide.NOT_HERE if record.owner in snapshot.services else decide.DELETED
@@ -419,4 +424,5 @@ class Controller:
     def _file_of(self, model: Json) -> ModelFile:
         """Where a Model's file stands on this Mac; one that nothing here uses is not looked for."""
         used = any(record.model == model["metadata"]["name"] for record in self.records.values())
+        used = used or self.store.wants(source_of(model))  # a draft model is nobody's own
         return decide.fitting(self.store.state(source_of(model)), format_of(model)) if used else ModelFile("Pending")

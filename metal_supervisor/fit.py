@@ -220,7 +220,7 @@ def _gguf(settings: Settings, question: Question, name: str, reading: Reading) -
         raise CannotTell(f"{name}: {reading.problem or 'its size is not known'}")
     try:
         binary = host.find_binary(settings.llama_server, "llama-server", "")
-        engine = Binary(str(binary), host.flags_of(binary))
+        engine = Binary(str(binary), host.flags_of(binary), help=host.help_of(binary))
     except host.NoBinary:  # to judge a model before anything is installed: as a current release
         engine = Binary("llama-server", frozenset({"--cache-ram", "--ctx-checkpoints"}))
     try:

@@ -23,6 +23,7 @@ class Intake:
             default_runtime=settings.runtime,
             runtimes={name: RUNTIMES[name].formats for name in settings.offered},
             allowlist=settings.allowlist,
+            allowed_args=settings.allowed_args,
         )
 
     def read(

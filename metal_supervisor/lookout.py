@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.builds import Broken, Builds
@@ -29,12 +30,15 @@ from metal_supervisor.core.types import (
     ProgramState,
     Record,
     Rejected,
+    Role,
     RunNote,
     Service,
 )
 from metal_supervisor.daemons import Daemons
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 
+Files: TypeAlias = dict[Role | None, tuple[str, ModelFile]]
+"""What a file is to a service, None for its model -> its source, and where it stands on this Mac."""
 READY_S, FETCH_S, CANNOT_S = 0.0, 2.0, 8.0
 ASKING = ModelFile("Checking", message="the engine's program is being asked what it knows")
 LOOKING = ModelFile("Checking", message="it is being found out whether the user's own daemon answers")
@@ -116,22 +120,23 @@ class Lookout:
         up: RunNote | None,
     ) -> Outlook:
         """Everything of it but where the engine that is up listens. `chosen`: port, or what is in the way of one."""
-        source = service.model.source
-        library = library_model(source)
-        file = LIBRARY if library else decide.fitting(self._store.state(source), service.model.format)
+        files = self._files(service)
         port, problem = chosen
         binary = None
         if problem is None:
             binary, problem = self._binary(service)
         if problem or port is None:
-            self._store.give_leave(source)  # whatever it waits for, its file need not
-            return Outlook(file, port or (record.port if record else None), problem=problem)
+            for source, _ in files.values():
+                self._store.give_leave(source)  # whatever it waits for, its files need not
+            return Outlook(files[None][1], port or (record.port if record else None), problem=problem)
         if binary is None:
             return Outlook(ASKING, port)
-        if file.phase != "Ready":
-            return self._before_it_is_here(service, binary, file, port)
-        reading = self._library(source) if library else self._look(file.path)
-        composed = self._composed(service, binary, file.path, port, reading)
+        if any(file.phase != "Ready" for _, file in files.values()):
+            return self._before_all_is_here(service, binary, files, port)
+        file, further = files[None][1], {role: each.path for role, (_, each) in files.items() if role is not None}
+        library = library_model(service.model.source)
+        reading = self._library(service.model.source) if library else self._look(file.path)
+        composed = self._composed(service, binary, file.path, port, reading, further)
         if composed is None:
             return Outlook(READING, port)
         engine, demand = composed
@@ -144,6 +149,15 @@ class Lookout:
         running = self._running(name, record, engine, up)
         limit = service.model.limit.resolve(self.room.total)
         return Outlook(file, port, engine, program, running=running, demand=demand, limit_bytes=limit)
+
+    def _files(self, service: Service) -> Files:
+        """Where each file of a service stands, its model's first."""
+        source = service.model.source
+        file = LIBRARY if library_model(source) else decide.fitting(self._store.state(source), service.model.format)
+        found: Files = {None: (source, file)}
+        for each in service.companions:
+            found[each.role] = each.source, decide.fitting(self._store.state(each.source), "gguf")
+        return found
 
     def _binary(self, service: Service) -> tuple[Binary | None, tuple[str, str] | None]:
         """The engine's program, or what is in the way of one; neither while it is being asked what it knows."""
@@ -159,7 +173,10 @@ class Lookout:
         return binary, runtime.lacks(service, binary) if binary is not None else None
 
     def _look_from_home(self, path: str) -> Reading | None:
-        """A file that a command line names: engines are started in the state directory."""
+        """A file that a command line names: engines are started in the state directory. One to be fetched is a URL."""
+        if path.startswith(("http://", "https://")):
+            self._read.add(path)
+            return self._headers.preview(path)
         return self._look(str(Path(self._state.home, path)))
 
     def _library(self, source: str) -> Reading | None:
@@ -172,37 +189,64 @@ class Lookout:
         return self._headers.look(path)
 
     def _composed(
-        self, service: Service, binary: Binary, path: str, port: int, reading: Reading | None
+        self,
+        service: Service,
+        binary: Binary,
+        path: str,
+        port: int,
+        reading: Reading | None,
+        further: Mapping[Role, str],
     ) -> tuple[Engine, Demand] | None:
         """The engine of a service and what it takes of the memory; None while a header is being read."""
         if reading is None:
             return None
         cores, runtime = host.performance_cores(), RUNTIMES[service.runtime]
         mirror, models = self._settings.ollama_registry, self._settings.ollama_models_path
-        place = Place(path, self._settings.bind_address, port, cores, self._state.home, reading, mirror, models)
+        bind, home = self._settings.bind_address, self._state.home
+        place = Place(path, bind, port, cores, home, reading, further, mirror, models)
         engine = runtime.engine(service, binary, place)
         demand = runtime.demand(service, engine.argv, reading, self._look_from_home)
         return None if demand is None else (engine, demand)
 
-    def _before_it_is_here(self, service: Service, binary: Binary, file: ModelFile, port: int) -> Outlook:
-        """A model that is not on this Mac is judged by its header first: 80 GB that can never fit are not fetched."""
-        source = service.model.source
-        if not self._store.asks_leave(source):
+    def _before_all_is_here(self, service: Service, binary: Binary, files: Files, port: int) -> Outlook:
+        """What is not on this Mac is judged by its header first: 80 GB that can never fit are not fetched."""
+        awaited = {role: each for role, each in files.items() if each[1].phase != "Ready"}
+        asking = [source for source, _ in awaited.values() if self._store.asks_leave(source)]
+        if asking:
+            refusal = self._too_large(service, binary, files, port)
+            if refusal is None:
+                return Outlook(READING, port)
+            for source in asking:
+                if refusal.reason:
+                    self._store.refuse(source, refusal)
+                else:
+                    self._store.give_leave(source)
+            if refusal.reason:
+                return Outlook(refusal, port)
+        role, (_, file) = next(iter(awaited.items()))
+        if role is None:
             return Outlook(file, port)
-        self._read.add(source)
-        reading = self._headers.preview(source)
+        field = next(each.field for each in service.companions if each.role is role)
+        if file.phase == "Failed":
+            return Outlook(file, port, problem=(file.reason, f"{field}: {file.message}"))
+        return Outlook(replace(file, message=f"{field}: {file.message or 'its file is being looked at'}"), port)
+
+    def _too_large(self, service: Service, binary: Binary, files: Files, port: int) -> ModelFile | None:
+        """Why what a service still needs is not fetched, without a reason if it is; None while a header is read."""
+        paths = {role: file.path if file.phase == "Ready" else source for role, (source, file) in files.items()}
+        further = {role: path for role, path in paths.items() if role is not None}
+        reading = self._look_from_home(paths[None])
         if reading is None:
-            return Outlook(READING, port)
-        composed = self._composed(service, binary, source, port, reading) if reading.header else None
+            return None
+        composed = self._composed(service, binary, paths[None], port, reading, further) if reading.header else None
+        if composed is None and reading.header:
+            return None
         if composed is not None:
             limit = service.model.limit.resolve(self.room.total)
             if refusal := too_large(composed[1].bytes, limit, self.room.budget, self.room.left):
                 reason, message = refusal
-                refused = ModelFile("Pending", reason=reason, message=f"{message}; it is not fetched")
-                self._store.refuse(source, refused)
-                return Outlook(refused, port)
-        self._store.give_leave(source)
-        return Outlook(file, port)
+                return ModelFile("Pending", reason=reason, message=f"{message}; it is not fetched")
+        return ModelFile("Pending")
 
     def _live(self, up: RunNote | None) -> tuple[str, int] | None:
         """(address, port) of the engine that is up, whatever it is to run next."""
@@ -243,7 +287,8 @@ class Lookout:
         """How long to leave a free slot to Macs that could serve it sooner."""
         if isinstance(item, Rejected) or not item.replicas or item.suspended:
             return READY_S
-        near = self._store.near(item.model.source)
+        nears = [self._store.near(source) for source in (item.model.source, *(each.source for each in item.companions))]
+        near = None if None in nears else all(nears)
         binary, problem = self._binary(item)
         if problem:
             return CANNOT_S
@@ -257,7 +302,8 @@ class Lookout:
         True as well where that is not known: whoever has it waits then.
         """
         path = str(self._store.here(service.model.source) or "")
-        composed = self._composed(service, binary, path, 0, self._look(path) if path else None)
+        further = {each.role: str(self._store.here(each.source) or "") for each in service.companions}
+        composed = self._composed(service, binary, path, 0, self._look(path) if path else None, further)
         needs = composed[1].bytes or 0 if composed else 0
         if self._offered_bytes + needs > max(self.room.left, 0):
             return False

@@ -210,13 +210,23 @@ def _uses(service: Json, model: str) -> bool:
     return isinstance(spec, dict) and spec.get("modelRef") == model
 
 
-def model_sources(found: Mapping[Key, Service | Rejected], placed: Placed, records: Collection[Record]) -> set[str]:
-    """The sources of the models that this Mac is to have."""
-    return {
-        item.model.source
+def to_serve(found: Mapping[Key, Service | Rejected], placed: Placed, records: Collection[Record]) -> list[Service]:
+    """The services of which this Mac runs an engine, or is about to."""
+    return [
+        item
         for key, item in found.items()
-        if isinstance(item, Service) and item.replicas and not item.suspended and not library_model(item.model.source)
+        if isinstance(item, Service) and item.replicas and not item.suspended
         and (key in placed.mine or (not placed.known and any(each.owner == key for each in records)))
+    ]
+
+
+def model_sources(services: Collection[Service]) -> set[str]:
+    """The sources of the models of services, companions among them, but for those that Ollama fetches itself."""
+    return {
+        source
+        for item in services
+        for source in (item.model.source, *(each.source for each in item.companions))
+        if not library_model(source)
     }
 
 

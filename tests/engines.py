@@ -29,7 +29,7 @@ BYSTANDER = "bystander"
 
 
 def either(base: Path) -> Path:
-    """An executable that is the real engine, or the stand-in if its arguments ask for a fault.
+    """An executable that is the real engine, or the stand-in if its arguments ask for a fault; its help names both.
 
     TEST_OPEN_FILES in a service's environment is the number of files and connections that its engine may have open.
     """
@@ -39,6 +39,7 @@ def either(base: Path) -> Path:
         "#!/bin/sh\n"
         '[ -z "$TEST_OPEN_FILES" ] || ulimit -n "$TEST_OPEN_FILES"\n'
         f'for each; do case $each in --fake-*) exec {stand_in} "$@" ;; esac; done\n'
+        f'[ "$1" != --help ] || {stand_in} --help | sed -n "s/^\\(--fake-[a-z-]*\\).*/\\1 X/p"\n'
         f'exec {real} "$@"\n'
     )
     path.chmod(0o755)

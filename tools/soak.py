@@ -58,11 +58,12 @@ class Stop(Exception):
 
 
 def wrapper(path: Path) -> Path:
-    """An engine that is a real llama-server, or for services named `fake-…` a stand-in."""
+    """An engine that is a real llama-server, or for services named `fake-…` a stand-in; its help names both."""
     fake = f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'tools' / 'fake_runtime.py'))}"
     path.write_text(
         "#!/bin/sh\n"
         f'case " $* " in *" --alias fake-"*) exec {fake} "$@" ;; esac\n'
+        f'[ "$1" != --help ] || {fake} --help | sed -n "s/^\\(--fake-[a-z-]*\\).*/\\1 X/p"\n'
         f'exec {shlex.quote(str(engine_path()))} "$@"\n'
     )
     path.chmod(0o755)

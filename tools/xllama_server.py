@@ -281,7 +281,7 @@ def usage() -> str:
     lines.append(f"{'--version':<40}show version and build info")
     for flag in FLAGS:
         left = f"{', '.join(flag.names)} {flag.metavar}".rstrip()
-        lines.append(f"{left:<39} {flag.help}")
+        lines.append(f"{left:<38}  {flag.help}")
     return "\n".join(lines)
 
 

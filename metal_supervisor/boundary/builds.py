@@ -57,6 +57,7 @@ class Builds:
 
     def __init__(self, settings: object, on_change: Callable[[], None]) -> None:
         self._settings, self._on_change = settings, on_change
+        self._helps: dict[tuple[Path, float], str] = {}
         self._flags: dict[tuple[Path, float], frozenset[str]] = {}
         self._asked: dict[tuple[Path, float], threading.Event] = {}
         self._interpreters: dict[tuple[Path, float], str] = {}
@@ -81,12 +82,13 @@ class Builds:
         interpreter = self._interpreters.setdefault(build, interpreter_of(path)) if executable.script else ""
         if executable.script and not interpreter:
             raise Broken(f"{path} does not say in its first line which Python runs it; reinstall it")
-        return Binary(str(path), flags, executable.name, interpreter)
+        return Binary(str(path), flags, executable.name, interpreter, self._helps[build])
 
     def _ask(self, build: tuple[Path, float], done: threading.Event, executable: Executable) -> None:
         wait_s = SCRIPT_HELP_WAIT_S if executable.script else HELP_WAIT_S
         while True:
-            found = host.flags_of(build[0], wait_s, executable.help)
+            self._helps[build] = host.help_of(build[0], wait_s, executable.help)
+            found = host.flags_in(self._helps[build])
             changed = self._flags.get(build) != found
             self._flags[build] = found
             done.set()

@@ -159,21 +159,31 @@ def find_binary(setting: str, name: str, install: str, flag: str = "") -> Path:
     raise NoBinary(f"{name} was not found on PATH or in Homebrew's prefixes; {install}, or set {flag or f'--{name}'}")
 
 
-_known_flags: dict[tuple[Path, float], frozenset[str]] = {}
+_known_helps: dict[tuple[Path, float], str] = {}
 
 
-def flags_of(path: Path, timeout_s: float = TIMEOUT_S, asking: tuple[str, ...] = ("--help",)) -> frozenset[str]:
-    """The `--flags` a binary names in its help; asked once per build of it, and again while that fails."""
+def help_of(path: Path, timeout_s: float = TIMEOUT_S, asking: tuple[str, ...] = ("--help",)) -> str:
+    """What a binary's `--help` prints; asked once per build of it, and again while no flag is in it."""
     try:
         build = path, path.stat().st_mtime
     except OSError:
-        return frozenset()
-    found = _known_flags.get(build)
+        return ""
+    found = _known_helps.get(build)
     if found is None:
-        found = frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", _output(str(path), *asking, timeout_s=timeout_s)))
-        if found:
-            _known_flags[build] = found
+        found = _output(str(path), *asking, timeout_s=timeout_s)
+        if flags_in(found):
+            _known_helps[build] = found
     return found
+
+
+def flags_in(help_text: str) -> frozenset[str]:
+    """The `--flags` that a help names, wherever it does."""
+    return frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", help_text))
+
+
+def flags_of(path: Path, timeout_s: float = TIMEOUT_S) -> frozenset[str]:
+    """The `--flags` a binary names in its help."""
+    return flags_in(help_of(path, timeout_s))
 
 
 _known_versions: dict[tuple[Path, float], str] = {}

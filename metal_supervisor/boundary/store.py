@@ -159,6 +159,10 @@ class Store:
         task = self._tasks.get(source)
         return task.state if task else ModelFile("Checking")
 
+    def wants(self, source: str) -> bool:
+        """Whether a source is looked after."""
+        return source in self._tasks
+
     def asks_leave(self, source: str) -> bool:
         """Whether a source is not here, and waits for leave to be fetched."""
         task = self._tasks.get(source)

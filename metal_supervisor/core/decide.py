@@ -147,7 +147,7 @@ def _waiting(service: Service, outlook: Outlook) -> tuple[Standing, str, str] | 
         return Standing.FAILED, file.reason, f'Model "{service.model.name}": spec.source: {file.message}'
     if file.phase != "Ready":
         return Standing.WAIT, file.reason or file.phase, file.message or "the model file is being looked at"
-    return None
+    return service.awaits
 
 
 def accept(service: Service, record: Record | None, outlook: Outlook, now: float) -> Record:

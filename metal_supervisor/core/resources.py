@@ -11,12 +11,13 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from metal_supervisor.core import fields
+from metal_supervisor.core import companions, fields
 from metal_supervisor.core.budget import read_limit
 from metal_supervisor.core.decide import DIRECTORY_FORMATS
 from metal_supervisor.core.fields import Bad
+from metal_supervisor.core.references import read_reference
 from metal_supervisor.core.sources import library_model
-from metal_supervisor.core.types import Endpoint, Json, Key, Model, Rejected, Service
+from metal_supervisor.core.types import Companion, Endpoint, Json, Key, Model, Reference, Rejected, Role, Service
 
 GROUP = "inference.llmkube.dev"
 VERSION = "v1alpha1"
@@ -56,6 +57,8 @@ class Policy:
     runtimes: Mapping[str, frozenset[str]]
     """What this Mac offers: runtime name -> the `Model.spec.format`s it serves, the preferred first."""
     allowlist: frozenset[str] = frozenset()
+    allowed_args: frozenset[str] = frozenset()
+    """Flags of `spec.extraArgs` that are refused elsewhere."""
 
 
 UNSUPPORTED = {
@@ -74,13 +77,15 @@ def service_name(name: str) -> str:
     return name.replace(".", "-")
 
 
-def read_model(resource: Json) -> Model:
-    """The Model of a custom resource, with defaults; raises Bad within this module."""
+def read_model(resource: Json, draft: str = "") -> Model:
+    """The Model of a custom resource, with defaults; raises Bad within this module.
+
+    `draft`: absolute path of the draft model that the service has beside it, "" without one.
+    """
     metadata, spec = resource.get("metadata", {}), {"spec": resource.get("spec")}
     source = fields.text(fields.get(spec, "spec.source", str, ""), "spec.source").strip()
-    for name in ("mmproj", "files"):
-        if fields.get(spec, "spec", dict, {}).get(name):
-            raise Bad("UnsupportedField", f"spec.{name} is not supported yet; this version serves single-file models")
+    projector = companions.projector_of(spec, source)
+    companions.check_files(spec, source, (projector, draft))
     if fields.get(spec, "spec.sourceSecretRef", dict, {}).get("name"):
         raise Bad("UnsupportedField", "spec.sourceSecretRef is not supported yet; use a source that needs no secret")
     if fields.get(spec, "spec.refreshPolicy", str, "IfNotPresent") != "IfNotPresent":
@@ -96,6 +101,7 @@ def read_model(resource: Json) -> Model:
         gpu_layers=fields.get(spec, "spec.hardware.gpu.layers", int, None),
         sha256=fields.get(spec, "spec.sha256", str, None),
         limit=read_limit(spec),
+        projector=projector,
     )
 
 
@@ -122,8 +128,10 @@ def model_problem(model: Model) -> tuple[str, str] | None:
     )
 
 
-def _environment(spec: Json) -> tuple[tuple[str, str], ...]:
-    pairs = {}
+def _environment(spec: Json) -> tuple[tuple[tuple[str, str], ...], tuple[Reference, ...]]:
+    """(name and value of each variable, those whose value is kept elsewhere); raises Bad."""
+    pairs: dict[str, str] = {}
+    kept: dict[str, Reference] = {}
     for index, item in enumerate(fields.get(spec, "spec.env", list, [])):
         path = f"spec.env[{index}]"
         if not isinstance(item, dict):
@@ -134,13 +142,16 @@ def _environment(spec: Json) -> tuple[tuple[str, str], ...]:
         if FORBIDDEN_ENV.match(name):
             text = f"{path}.name {name!r} would change the loader, the supervisor or flags of ours; remove it"
             raise Bad("InvalidSpec", text)
-        if item.get("valueFrom") is not None:
-            raise Bad("UnsupportedField", f"{path}.valueFrom is not supported yet; give {name} a plain value")
         value = item.get("value") or ""
         if not isinstance(value, str):
             raise Bad("InvalidSpec", f"{path}.value must be a string; put it in quotes")
         pairs[name] = fields.text(value, f"{path}.value")
-    return tuple(sorted(pairs.items()))
+        kept.pop(name, None)
+        if item.get("valueFrom") is not None:
+            if value:
+                raise Bad("InvalidSpec", f"{path}: set one of value and valueFrom, not both")
+            kept[name] = read_reference(name, item["valueFrom"], f"{path}.valueFrom")
+    return tuple(sorted(pairs.items())), tuple(kept.values())
 
 
 def _endpoint(resource: Json, name: str) -> Endpoint:
@@ -252,6 +263,48 @@ def _idle_ttl_s(resource: Json) -> int | None:
     return fields.duration(said, f"annotation {IDLE_TTL_ANNOTATION}", SHORTEST_IDLE_S, LONGEST_IDLE_S)
 
 
+def _readable(written: Json, draft: str = "") -> Model:
+    """A Model whose file this Mac can come by; raises Bad, which names it."""
+    try:
+        model = read_model(written, draft)
+    except Bad as bad:
+        raise Bad(bad.reason, f'Model "{written["metadata"]["name"]}": {bad.message}') from None
+    if problem := model_problem(model):
+        raise Bad(*problem)
+    return model
+
+
+def _files(
+    namespace: str, written: Json, speculation: Json | None, models: Mapping[Key, Json]
+) -> tuple[Model, tuple[Companion, ...]]:
+    """(the Model of a service, what its engine loads besides); raises Bad."""
+    said = speculation or {}
+    draft = None
+    if name := said.get("draftModel"):
+        draft = companions.draft_beside(fields.get(written, "spec.source", str, "").strip(), name)
+    model = _readable(written, draft.source if draft else "")
+    if name := said.get("draftModelRef"):
+        draft = _draft(namespace, name, models)
+    projector = Companion(Role.PROJECTOR, f'Model "{model.name}": spec.mmproj', model.projector)
+    return model, tuple(each for each in (projector, draft) if each is not None and each.source)
+
+
+def _draft(namespace: str, name: str, models: Mapping[Key, Json]) -> Companion:
+    """The draft model that is a Model of its own; raises Bad, which names the field."""
+    path = f"{companions.SPECULATION}.draftModelRef"
+    found = models.get((namespace, name))
+    if found is None:
+        text = f'{path} names "{name:.80}", and namespace "{namespace}" has no such Model; apply it, or change the name'
+        raise Bad("DraftModelNotFound", text)
+    try:
+        model = _readable(found)
+    except Bad as bad:
+        raise Bad(bad.reason, f"{path}: {bad.message}") from None
+    if model.format != "gguf":
+        raise Bad("FormatMismatch", f'{path}: Model "{model.name}" has spec.format {model.format!r:.40}, not gguf')
+    return Companion(Role.DRAFT, path, model.source, f"{model.uid}/{model.generation}", model.gpu_layers)
+
+
 def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Service:
     """The Service of one InferenceService; raises Bad."""
     namespace, name = resource["metadata"]["namespace"], resource["metadata"]["name"]
@@ -269,12 +322,8 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
     if resource["metadata"].get("deletionTimestamp"):
         held = ", ".join(map(str, resource["metadata"].get("finalizers") or ["nothing any more"]))
         raise Bad("Deleting", f"it is being deleted; its finalizers are waited for: {held}", keeps_running=False)
-    try:
-        model = read_model(found)
-    except Bad as bad:
-        raise Bad(bad.reason, f'Model "{reference}": {bad.message}') from None
-    if problem := model_problem(model):
-        raise Bad(*problem)
+    speculation = companions.speculation(resource)
+    model, further = _files(namespace, found, speculation, models)
     endpoint = _endpoint(resource, name)
     if len(endpoint.service) > 63:
         text = f"metadata.name has {len(name)} characters, but the Service it is reached by may have 63; shorten it"
@@ -283,8 +332,6 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
     for field_name, advice in UNSUPPORTED.items():
         if spec.get(field_name) not in (None, "", [], {}):
             raise Bad("UnsupportedField", f"spec.{field_name} is not supported: {advice}")
-    if fields.get(resource, "spec.speculativeDecoding.type", str, "none") not in ("none", "disabled"):
-        raise Bad("UnsupportedField", "spec.speculativeDecoding is not supported yet; remove it or set type: none")
     priority = fields.get(resource, "spec.priority", str, "normal")
     if priority not in PRIORITIES:
         raise Bad("InvalidSpec", f"spec.priority must be one of {', '.join(PRIORITIES)}, not {priority!r:.80}")
@@ -295,7 +342,11 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
     for option in OMLX_OPTIONS:
         if options[option] is not None and runtime != "omlx":
             raise Bad("UnsupportedField", f"spec.{option} is not supported by {runtime}: only the runtime omlx has it")
-    options["idleTtlS"] = _idle_ttl_s(resource)
+    options["idleTtlS"], options["speculativeDecoding"] = _idle_ttl_s(resource), speculation
+    env, references = _environment(resource)
+    if runtime != "llama-server" and (speculation or further):
+        field_name = further[0].field if further else companions.SPECULATION
+        raise Bad("UnsupportedField", f"{field_name} has no meaning for {runtime}; remove it, or use llama-server")
     return Service(
         namespace=namespace,
         name=name,
@@ -311,9 +362,12 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
         container_port=fields.ranged(1, 65535)(resource, "spec.containerPort"),
         options={option: value for option, value in options.items() if value is not None},
         extra_args=extra_args,
-        env=_environment(resource),
+        env=env,
         drain_s=_drain_s(resource),
         protected=fields.boolean(resource, "spec.evictionProtection") or False,
+        allowed_args=policy.allowed_args,
+        companions=further,
+        references=references,
     )
 
 

@@ -74,6 +74,46 @@ class Model:
     sha256: str | None
     limit: ModelLimit = field(default_factory=ModelLimit)
     """What it may take of the memory at most (`spec.hardware.memoryBudget`, `memoryFraction`)."""
+    projector: str = ""
+    """Absolute path of the vision projector (`spec.mmproj`), "" without one."""
+
+
+class Role(str, Enum):
+    """What a further file is to an engine."""
+
+    DRAFT = "draft"
+    """A small model whose proposals the model only checks."""
+    PROJECTOR = "projector"
+    """What makes tokens of pictures."""
+
+
+@dataclass(frozen=True)
+class Companion:
+    """A further model file that an engine loads beside its model."""
+
+    role: Role
+    field: str
+    """The field that names it, as a message has it."""
+    source: str
+    """As `Model.source`."""
+    edition: str = ""
+    """uid and generation of the Model that has it, "" if that is the service's own."""
+    gpu_layers: int | None = None
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A variable of an engine's environment whose value is kept elsewhere (`spec.env[].valueFrom`)."""
+
+    variable: str
+    kind: str
+    """`secrets` or `configmaps`."""
+    name: str
+    key: str
+    optional: bool
+    """Without it the variable is left out."""
+    path: str
+    """The field that names it, as a message has it."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +157,28 @@ class Service:
     """Which of this Mac's engines for it is meant."""
     protected: bool = False
     """`spec.evictionProtection`: never stopped to make room, nor when memory is short."""
+    allowed_args: frozenset[str] = frozenset()
+    """Flags that this Mac allows in `extra_args` though they reach beyond the engine."""
+    companions: tuple[Companion, ...] = ()
+    """Files that its engine needs besides the model."""
+    references: tuple[Reference, ...] = ()
+    """Values of its environment that are kept elsewhere; until they are filled in, `env` has them empty."""
+    values_digest: str = ""
+    """Of these values, once they are filled in."""
+    awaits: tuple[Standing, str, str] | None = None
+    """(standing, reason, message) of the value that it cannot have yet."""
 
     @property
     def asked(self) -> str:
         """What was asked for, to be compared by `decide.same_request`: the editions, and a digest of what they say."""
         said = [self.uid, self.runtime, self.mode, self.container_port, dict(self.options), self.extra_args, self.env]
-        model = [self.model.uid, self.model.generation]
+        model: list[Any] = [self.model.uid, self.model.generation]
+        model += [[each.role.value, each.source, each.edition, each.gpu_layers] for each in self.companions]
         digest = hashlib.sha256(json.dumps([*said, *model], sort_keys=True, default=str).encode()).hexdigest()[:16]
         idle = f"/{self.options['idleTtlS']}" if "idleTtlS" in self.options else ""  # annotations have no generation
-        return f"{self.uid}/{self.generation}/{self.model.uid}/{self.model.generation}{idle}|{digest}"
+        drafts = "".join(f"/{each.edition}" for each in self.companions if each.edition)
+        more = f"{idle}{drafts}" + (f"/{self.values_digest}" if self.values_digest else "")  # nor have values
+        return f"{self.uid}/{self.generation}/{self.model.uid}/{self.model.generation}{more}|{digest}"
 
     @property
     def key(self) -> Key:

@@ -55,6 +55,7 @@ RUNTIMES: Mapping[str, Runtime] = {
         refuse=llama_server.refuse,
         engine=llama_server.engine,
         demand=lambda _service, argv, model, reading_of: llama_memory.demand(argv, model, reading_of),
+        lacks=llama_server.lacks,
     ),
     "mlx-server": Runtime(
         executables=(

@@ -46,6 +46,7 @@ SWITCHES = {
     "-kvu": ("unified", True), "--kv-unified": ("unified", True),
     "-no-kvu": ("unified", False), "--no-kv-unified": ("unified", False),
     "--swa-full": ("swa_full", True), "--mmap": ("mmap", True), "--no-mmap": ("mmap", False),
+    "-dio": ("mmap", False), "--direct-io": ("mmap", False),
     "--embedding": ("encodes", True), "--embeddings": ("encodes", True),
     "--rerank": ("encodes", True), "--reranking": ("encodes", True), "--no-mmproj": ("no_projector", True),
     "--no-mmproj-auto": ("no_projector", True), "--mmproj-auto": ("no_projector", False),
@@ -59,7 +60,7 @@ NAMES = {flag: name for name, flags in VALUES.items() for flag in flags}
 AUTO_SLOTS = 4
 UNLIMITED_PROMPT_CACHE_BYTES = 8192 * MIB
 """What is charged for `--cache-ram -1`: the engine's default, since it has no limit to go by."""
-UNMAPPED = frozenset({"none", "dio"})
+UNMAPPED = frozenset({"none", "dio", "mlock"})
 WHOLE = re.compile(r"\s*([+-]?\d{1,20})", re.ASCII)
 LARGEST = (1 << 31) - 1
 PROMPT_CACHE_MIB, PROMPT_CACHE_MIB_LEAST, PROMPT_CACHE_MIB_UNKNOWN = 2048, 64, 512

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from metal_supervisor.core.demand import Reading
+from metal_supervisor.core.types import Role
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Binary:
     """Which of its runtime's executables it is."""
     interpreter: str = ""
     """What runs it if it is a script, "" if it is none."""
+    help: str = ""
+    """All that its `--help` prints; "" if only its flags are known."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Place:
     cwd: str
     model: Reading = field(default_factory=lambda: Reading(None))
     """What is known of the model's file."""
+    further: Mapping[Role, str] = field(default_factory=dict)
+    """Where the service's companions are."""
     registry: str = ""
     """Base URL of the mirror that Ollama's library models are pulled from, "" for the library itself."""
     daemon_models: str = ""

@@ -414,6 +414,24 @@ def test_without_the_right_to_it_the_token_is_not_renewed_and_the_log_says_so(li
     assert renew(life, 0.7) == ""
 
 
+def test_a_secret_is_read_once_the_right_that_is_shipped_for_it_was_applied(life: Life) -> None:
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"engine": "s3cret"}}
+    life.kubectl("-n", SPACE, "apply", "-f", "-", given=json.dumps(secret))
+    wanted = {"secretKeyRef": {"name": "keys", "key": "engine"}}
+    life.mac.apply(life.mac.tiny_model(), service("keyed", env=[{"name": "LLAMA_API_KEY", "valueFrom": wanted}]))
+    eventually(lambda: life.mac.condition("MetalReady", "keyed").get("reason") == "SecretForbidden", 60, "a refusal")
+    told = life.mac.condition("MetalReady", "keyed")["message"]
+    assert told.startswith("spec.env[0].valueFrom.secretKeyRef: cannot get secrets")
+    assert "conf/rbac/secrets.yaml" in told
+    assert life.mac.pid("keyed") == 0
+    life.kubectl("apply", "-f", str(RBAC / "secrets.yaml"))
+    eventually(lambda: life.mac.status("keyed").get("phase") == "Ready", 60, "the right to be of use")
+    used = {each["verb"] for each in life.audit() if each.get("objectRef", {}).get("resource") == "secrets"}
+    assert used == {"get"}
+    life.mac.delete("keyed")
+    life.kubectl("delete", "-f", str(RBAC / "secrets.yaml"))
+
+
 def test_behind_the_fence_the_agent_lives_on_and_writes_nothing_for_others(life: Life) -> None:
     """conf/rbac/fence.yaml; its placeholder is right as it is."""
     kube, mac = life.kube, life.mac

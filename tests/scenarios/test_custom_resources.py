@@ -116,7 +116,11 @@ BAD: dict[str, tuple[Any, str, str]] = {
     "38-model-flag": ({"extraArgs": ["--model", "/etc/passwd"]}, "InvalidSpec", "spec.extraArgs[0]"),
     "40-secret-ref": (
         {"env": [{"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
-        "UnsupportedField", "spec.env[0].valueFrom",
+        "SecretNotFound", 'spec.env[0].valueFrom.secretKeyRef: the Secret "s"',
+    ),
+    "40-field-ref": (
+        {"env": [{"name": "T", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
+        "UnsupportedField", "spec.env[0].valueFrom.fieldRef",
     ),
     "40-env-name": ({"env": [{"name": "A=B", "value": "x"}]}, "InvalidSpec", "spec.env[0].name"),
     "41-string-for-int": ({"contextSize": "512"}, "InvalidSpec", "spec.contextSize must be a whole number"),

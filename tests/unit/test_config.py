@@ -88,6 +88,7 @@ def test_every_setting_can_be_given_in_each_of_the_three_ways(tmp_path: Path) ->
         "fleet_node": "on", "replicas_per_mac": "2", "status_mode": "operator", "memory_check_mode": "warn",
         "preemption": "true", "eviction_enabled": "true", "memory_watchdog_interval": "5",
         "memory_pressure_warning": "0.5", "memory_pressure_critical": "0.5", "memory_recovery": "5",
+        "allow_extra_args": " --tools",
     }
     for name in FIELDS:
         value = good.get(name, "/some/text")
@@ -260,6 +261,17 @@ def test_paths_begin_at_home_and_the_store_is_in_the_state_unless_said(monkeypat
     assert Settings().state_path == Path("/home/somebody/.metal-supervisor")
     assert Settings().store_path == Path("/home/somebody/.metal-supervisor/models")
     assert Settings(model_store="~/m").store_path == Path("/home/somebody/m")
+
+
+@pytest.mark.parametrize("value", ["--port", "--tools, -m", "tools", "--a b", "--x=1"])
+def test_no_flag_of_ours_can_be_allowed_and_nothing_that_is_none(value: str) -> None:
+    with pytest.raises(ConfigError, match="allow_extra_args must"):
+        read_env({"METAL_SUPERVISOR_ALLOW_EXTRA_ARGS": value})
+
+
+def test_flags_that_are_allowed_are_separated_by_commas() -> None:
+    assert Settings(allow_extra_args=" --tools, -lcd,,").allowed_args == {"--tools", "-lcd"}
+    assert Settings().allowed_args == frozenset()
 
 
 # ── the sample file ──────────────────────────────────────────────────────────────────────────────

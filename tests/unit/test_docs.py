@@ -13,14 +13,16 @@ from test_crds import load, problems, root
 from metal_supervisor import cli
 from metal_supervisor.boundary import addresses
 from metal_supervisor.core import claims, manifests
+from metal_supervisor.runtimes.llama_flags import SWITCHES as LOADING
 from metal_supervisor.runtimes.llama_memory import NAMES, SWITCHES
+from metal_supervisor.runtimes.llama_server import GUARDED, OWNED
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = sorted((REPOSITORY / "docs").glob("*.md"))
 FOREIGN = {
     "--cache-ram", "--ctx-checkpoints", "--kv-unified", "--swa-full", "--ubatch-size",  # llama-server
     "--server-side", "--rm", "--restart", "--image", "--accelerator", "--network-address", "--api-key", "--context",
-    *NAMES, *SWITCHES,
+    *NAMES, *SWITCHES, *GUARDED, *OWNED, *LOADING,
 }
 """Flags of kubectl, llmkube, colima and llama-server."""
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metal_supervisor.core.demand import Reading
-from metal_supervisor.core.types import Endpoint, Model, Probe, Service
+from metal_supervisor.core.types import Companion, Endpoint, Model, Probe, Role, Service
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
-from metal_supervisor.runtimes.llama_server import OWNED, engine, refuse
+from metal_supervisor.runtimes.llama_server import GUARDED, OPTION_FLAGS, OWNED, engine, lacks, refuse
 from tests.published import GEMMA_27B, LLAMA_8B
 
 BARE = Binary("/opt/llama-server", frozenset())
@@ -250,6 +250,165 @@ def test_what_would_move_or_expose_the_server_is_owned(flag: str) -> None:
 )
 def test_flags_that_bring_their_own_model_port_or_scheme_are_owned_too(flag: str) -> None:
     assert refuse(service(extra=(flag,))) is not None
+
+
+@pytest.mark.parametrize("argument", [each for flag in sorted(GUARDED) for each in spellings(flag)])
+def test_a_guarded_flag_is_refused_until_whoever_runs_the_mac_allows_it(argument: str) -> None:
+    found = refuse(service(extra=("--verbose", argument)))
+    assert found is not None and found[0] == "InvalidSpec"
+    flag = found[1].split()[1]
+    assert f"spec.extraArgs[1] {flag}" in found[1] and f"--allow-extra-args={flag}" in found[1]
+    assert refuse(replace(service(extra=("--verbose", argument)), allowed_args=frozenset({flag}))) is None
+
+
+def test_the_setting_opens_nothing_that_is_ours() -> None:
+    asked = replace(service(extra=("--port", "1")), allowed_args=frozenset({"--port", "-m", "--fim-qwen-7b-spec"}))
+    assert refuse(asked) is not None
+    assert refuse(replace(asked, extra_args=("--fim-qwen-7b-spec",))) is not None
+
+
+@pytest.mark.parametrize("flag", ["--tools-runtime", "--mcp-servers-json", "--mcp_servers_config"])
+def test_kinds_of_guarded_flags_are_known_by_how_they_begin(flag: str) -> None:
+    assert refuse(service(extra=(flag, "x"))) is not None
+
+
+def test_speculation_without_a_model_is_no_preset() -> None:
+    assert refuse(service(extra=("--spec-default",))) is None
+
+
+# ── what is loaded besides ───────────────────────────────────────────────────────────────────────
+
+
+def speculating(said: dict[str, Any], layers: int | None = None) -> tuple[Service, Place]:
+    companion = Companion(Role.DRAFT, "spec.speculativeDecoding.draftModelRef", "/models/d.gguf", "d/1", layers)
+    asked = replace(service(speculativeDecoding=said), companions=(companion,))
+    return asked, replace(PLACE, further={Role.DRAFT: "/models/d.gguf"})
+
+
+def test_a_draft_model_is_given_with_its_kind_because_alone_it_would_only_be_loaded() -> None:
+    asked, place = speculating({"type": "draft-simple", "nDraftMax": 5, "pMin": 0.25, "draftModelRef": "d"})
+    assert argv(asked, place=place)[-8:] == [
+        "--spec-type", "draft-simple", "--model-draft", "/models/d.gguf", "--spec-draft-n-max", "5",
+        "--spec-draft-p-min", "0.25",
+    ]
+    asked, place = speculating({"type": "draft-simple"}, layers=7)
+    assert argv(asked, place=place)[-2:] == ["--n-gpu-layers-draft", "7"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "flag"),
+    [
+        ("draft-mtp", "--spec-draft-n-max"), ("ngram-mod", "--spec-ngram-mod-n-max"),
+        ("ngram-simple", "--spec-ngram-simple-size-m"), ("ngram-map-k", "--spec-ngram-map-k-size-m"),
+        ("ngram-map-k4v", "--spec-ngram-map-k4v-size-m"),
+    ],
+)
+def test_the_bound_of_a_proposal_has_a_flag_of_its_own_for_each_kind(kind: str, flag: str) -> None:
+    said = {"type": kind, "nDraftMax": 9}
+    assert argv(service(speculativeDecoding=said))[-4:] == ["--spec-type", kind, flag, "9"]
+    assert refuse(service(speculativeDecoding=said)) is None
+
+
+def test_a_bound_that_an_engine_does_not_know_is_refused_by_name() -> None:
+    found = refused_by(service(speculativeDecoding={"type": "ngram-cache", "nDraftMax": 9}))
+    assert "spec.speculativeDecoding.nDraftMax means nothing to ngram-cache" in found
+
+
+def refused_by(asked: Service) -> str:
+    found = refuse(asked)
+    assert found is not None and found[0] == "UnsupportedField"
+    return found[1]
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"type": "draft-dspark"}, ".type: this llama-server knows none, draft-simple, ngram-mod, not 'draft-dspark'"),
+        ({"type": "ngram-mod", "nDraftMax": 2}, ".nDraftMax: this llama-server has no --spec-ngram-mod-n-max"),
+        ({"type": "draft-simple", "pMin": 0.5}, ".pMin: this llama-server has no --spec-draft-p-min"),
+    ],
+)
+def test_speculation_that_this_build_does_not_know_is_refused_by_name(said: dict[str, Any], named: str) -> None:
+    text = "--spec-type none,draft-simple,ngram-mod\n     kinds\n--spec-draft-n-max N    most\n"
+    binary = Binary("/x", frozenset(), help=HELP + text)
+    found = lacks(service(speculativeDecoding=said), binary)
+    assert found is not None and found[0] == "UnsupportedField" and f"spec.speculativeDecoding{named}" in found[1]
+    assert lacks(service(speculativeDecoding={"type": "draft-simple", "nDraftMax": 3}), binary) is None
+    found = lacks(service(speculativeDecoding={"type": "draft-simple"}), KNOWS_LITTLE)
+    assert found is not None and "has no --spec-type" in found[1]
+
+
+def test_a_projector_is_given_where_it_is() -> None:
+    line = argv(service(), place=replace(PLACE, further={Role.PROJECTOR: "/models/p.gguf"}))
+    assert line[-2:] == ["--mmproj", "/models/p.gguf"]
+
+
+HELP = """\
+-c,    --ctx-size N                     size of the context
+-t,    --threads N                      threads
+-fa,   --flash-attn [on|off|auto]       attention
+-ctk,  --cache-type-k TYPE              type of K
+                                        allowed values: f16, q8_0
+"""
+KNOWS_LITTLE = Binary("/x", frozenset({"--ctx-size"}), help=HELP)
+MODES = Binary("/x", frozenset({"--load-mode"}), help=HELP + "-lm,   --load-mode MODE                 how\n")
+SWITCHES = Binary("/x", frozenset({"--mlock"}), help=HELP + "--mlock      lock\n--mmap, --no-mmap      map\n")
+
+
+@pytest.mark.parametrize(
+    ("extra", "reason", "named"),
+    [
+        (("-t", "1", "--no-such", "2"), "UnsupportedField", "spec.extraArgs[2] '--no-such' is not known"),
+        (("--verbose",), "UnsupportedField", "spec.extraArgs[0] '--verbose' is not known"),
+        (("--threads=4",), "InvalidSpec", "write --threads and its value as two items"),
+        (("-t", "1", "2"), "InvalidSpec", "spec.extraArgs[2] '2' is neither a flag nor the value of one"),
+        (("--threads",), "InvalidSpec", "spec.extraArgs[0] '--threads' needs a value"),
+        (("--load-mode", "mlock"), "UnsupportedField", "spec.extraArgs[0] '--load-mode' is not known"),
+        (("--mlock",), "UnsupportedField", "spec.extraArgs[0] '--mlock' is not known"),
+        (("",), "InvalidSpec", "spec.extraArgs[0] ''"),
+    ],
+)
+def test_an_argument_at_which_this_build_would_end_is_refused_by_name(
+    extra: tuple[str, ...], reason: str, named: str
+) -> None:
+    found = lacks(service(extra=extra), KNOWS_LITTLE)
+    assert found is not None and found[0] == reason and named in found[1]
+    assert lacks(service(extra=extra), BARE) is None, "nothing is known of that one"
+
+
+def test_values_that_look_like_flags_and_other_spellings_are_fine() -> None:
+    assert lacks(service(extra=("--flash_attn", "--no-such", "-t", "-1", "-c", "5")), KNOWS_LITTLE) is None
+
+
+def test_how_the_model_is_loaded_is_said_as_the_build_wants_it() -> None:
+    assert lacks(service(extra=("--mlock",)), MODES) is None
+    assert argv(service(extra=("--mlock", "-t", "1")), MODES)[-4:] == ["--load-mode", "mmap+mlock", "-t", "1"]
+    assert lacks(service(extra=("-lm", "mmap+mlock")), SWITCHES) is None
+    assert argv(service(extra=("-lm", "mmap+mlock")), SWITCHES)[-2:] == ["--jinja", "--mlock"]
+    found = lacks(service(extra=("-lm", "dio")), SWITCHES)
+    assert found is not None and "spec.extraArgs[0] '-lm'" in found[1] and "auto, mmap" in found[1]
+    for binary in (MODES, SWITCHES):
+        assert not {"--mlock", "--load-mode"} & set(argv(service(), binary)), "nothing is locked unless it is asked for"
+
+
+@pytest.mark.parametrize("name", sorted(OPTION_FLAGS))
+def test_an_option_without_a_flag_in_this_build_is_refused_by_name(name: str) -> None:
+    values = {"ropeScaling": {"type": "yarn"}, "uBatchSize": 1, "moeCPULayers": 1, "reasoningBudget": 0}
+    switches = dict.fromkeys(("moeCPUOffload", "noKvOffload", "noWarmup"), True)
+    options: dict[str, Any] = {name: {**values, **switches}.get(name, "q8_0")}
+    line = f"-x,    {OPTION_FLAGS[name]} N      it\n"
+    assert lacks(service(**options), Binary("/x", frozenset(), help=f"-c,    --ctx-size N      size\n{line}")) is None
+    if name not in ("cacheTypeK", "cacheTypeCustomK"):
+        found = lacks(service(**options), KNOWS_LITTLE)
+        assert found is not None and found[0] == "UnsupportedField" and f"spec.{name}: " in found[1]
+    if name in switches:
+        assert lacks(service(**{name: False}), KNOWS_LITTLE) is None
+
+
+def test_a_cache_type_of_some_fork_is_refused_where_the_build_lists_others() -> None:
+    assert lacks(service(cacheTypeCustomK="q8_0"), KNOWS_LITTLE) is None
+    found = lacks(service(cacheTypeCustomK="turbo4"), KNOWS_LITTLE)
+    assert found is not None and "spec.cacheTypeCustomK" in found[1] and "f16, q8_0" in found[1]
 
 
 @pytest.mark.parametrize("flag", ["--verbose", "--threads", "-c", "--model-draft", "--porthole", "-ma", "--hosts"])

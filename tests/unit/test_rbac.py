@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from metal_supervisor.core import claims, manifests
+from metal_supervisor.core import claims, manifests, references
 
 RBAC = Path(__file__).resolve().parents[2] / "conf" / "rbac"
 Object = dict[str, Any]
@@ -54,23 +54,31 @@ def test_the_cluster_wide_variant_grants_the_same() -> None:
     assert role["rules"] == ROLE["rules"]
 
 
-@pytest.mark.parametrize("name", ["namespace.yaml", "mac.yaml", "cluster-wide.yaml"])
+@pytest.mark.parametrize("name", ["namespace.yaml", "mac.yaml", "cluster-wide.yaml", "secrets.yaml"])
 def test_nothing_is_granted_by_a_wildcard(name: str) -> None:
     for each in objects(name).values():
         assert all("*" not in right for right in rights(each.get("rules", [])))
 
 
 def test_every_binding_binds_what_is_shipped_to_the_account_of_one_mac() -> None:
-    everything = {**objects("namespace.yaml"), **objects("mac.yaml"), **objects("cluster-wide.yaml")}
+    files = "namespace.yaml", "mac.yaml", "cluster-wide.yaml", "secrets.yaml"
+    everything = {name: each for file in files for name, each in objects(file).items()}
     account = everything["ServiceAccount", "metal-mac-a"]
     bindings = [each for (kind, _), each in everything.items() if kind.endswith("RoleBinding")]
-    assert len(bindings) == 3
+    assert len(bindings) == 4
     for each in bindings:
         assert (each["roleRef"]["kind"], each["roleRef"]["name"]) in everything
         (subject,) = each["subjects"]
         assert subject == {
             "kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": account["metadata"]["namespace"]
         }
+
+
+def test_values_of_an_environment_are_got_one_by_one_and_only_by_those_who_ask_for_that_right() -> None:
+    role = objects("secrets.yaml")["ClusterRole", "metal-supervisor-references"]
+    assert rights(role["rules"]) == {("", "secrets", "get"), ("", "configmaps", "get")}
+    assert not {"secrets", "configmaps"} & {resource for _, resource, _ in rights(ROLE["rules"])}
+    assert references.RIGHTS == "conf/rbac/secrets.yaml"
 
 
 def test_a_mac_may_renew_its_own_token_only() -> None:

@@ -514,11 +514,6 @@ def test_an_owned_flag_cannot_come_in_as_environment_either(name: str) -> None:
     assert name in refused(service(env=[{"name": name, "value": "1"}])).message
 
 
-def test_an_env_value_from_elsewhere_is_refused_by_name() -> None:
-    found = refused(service(env=[{"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]))
-    assert found.reason == "UnsupportedField" and "spec.env[0].valueFrom" in found.message
-
-
 @pytest.mark.parametrize("item", ["A=B", 5, ["A"], None])
 def test_an_env_entry_that_is_no_object_is_refused(item: Any) -> None:
     assert "spec.env[0] must be an object" in refused(service(env=[item])).message
@@ -536,19 +531,6 @@ def test_an_unsupported_field_is_refused_by_name_and_only_when_it_is_set(field: 
     assert found.reason == "UnsupportedField" and f"spec.{field}" in found.message
     for unset in (None, "", [], {}):
         accepted(service(**{field: unset}))
-
-
-@pytest.mark.parametrize("kind", ["draft", "mtp", "ngram-cache"])
-def test_speculative_decoding_is_refused_rather_than_dropped(kind: str) -> None:
-    assert "spec.speculativeDecoding" in refused(service(speculativeDecoding={"type": kind})).message
-    for off in ("none", "disabled"):
-        accepted(service(speculativeDecoding={"type": off}))
-
-
-@pytest.mark.parametrize("field", ["mmproj", "files"])
-def test_a_model_of_several_files_is_refused_rather_than_half_loaded(field: str) -> None:
-    found = refused(service(), model(**{field: ["x"]}))
-    assert found.reason == "UnsupportedField" and f"spec.{field}" in found.message and '"tiny"' in found.message
 
 
 @pytest.mark.parametrize("field", sorted(OPTIONS))

@@ -1,0 +1,114 @@
+"""Values of the environment that are kept elsewhere: a key of a Secret or of a ConfigMap.
+
+What they hold reaches an engine's environment and nothing else. While it is not known the service waits; what is
+missing is named by the field that asks for it; and a value that changed is an edit of the service.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from metal_supervisor.core import fields
+from metal_supervisor.core.fields import Bad
+from metal_supervisor.core.types import Reference, Service, Standing
+
+Source: TypeAlias = tuple[str, str, str]
+"""(namespace, plural of the kind, name) of what holds values."""
+KINDS: Mapping[str, tuple[str, str]] = {
+    "secretKeyRef": ("secrets", "Secret"), "configMapKeyRef": ("configmaps", "ConfigMap"),
+}  # fmt: skip
+"""Field of valueFrom -> (plural, kind) of what it names."""
+KIND_OF = dict(KINDS.values())
+OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+KEY_NAME = re.compile(r"[-._a-zA-Z0-9]{1,253}")
+RIGHTS = "conf/rbac/secrets.yaml"
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What is known of a Secret or a ConfigMap."""
+
+    code: int
+    """HTTP status of the answer that counts: 200, 403, 404; 0 while there was none."""
+    values: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Its values by their keys."""
+    binary: frozenset[str] = frozenset()
+    """Keys of values that no environment can hold: not UTF-8, or with a NUL in it."""
+    text: str = ""
+    """What the server said when it did not give it."""
+
+
+def read_reference(variable: str, item: Any, path: str) -> Reference:
+    """A `valueFrom` of the environment. Raises Bad, which names the field."""
+    if not isinstance(item, dict):
+        raise Bad("InvalidSpec", f"{path} must be an object with secretKeyRef or configMapKeyRef")
+    said = [name for name, value in item.items() if value is not None]
+    foreign = next((name for name in said if name not in KINDS), None)
+    if foreign is not None:
+        text = f"{path}.{foreign:.40} is not supported: there is no pod that it could tell of; give a plain value"
+        raise Bad("UnsupportedField", text)
+    if len(said) != 1:
+        raise Bad("InvalidSpec", f"{path} must hold one of secretKeyRef and configMapKeyRef")
+    path = f"{path}.{said[0]}"
+    wanted = {"it": item[said[0]]}
+    try:
+        name, key = (fields.get(wanted, f"it.{part}", str, "") for part in ("name", "key"))
+        optional = fields.get(wanted, "it.optional", bool, False)
+    except Bad as bad:
+        raise Bad(bad.reason, f"{path}{bad.message.removeprefix('it')}") from None
+    if not OBJECT_NAME.fullmatch(name):
+        raise Bad("InvalidSpec", f"{path}.name {name!r:.80} is not the name of a {KINDS[said[0]][1]}")
+    if not KEY_NAME.fullmatch(key):
+        raise Bad("InvalidSpec", f"{path}.key {key!r:.80} is not a key: letters, digits, dashes, dots and underscores")
+    return Reference(variable, KINDS[said[0]][0], name, key, optional, path)
+
+
+def sources(service: Service) -> set[Source]:
+    """What a service's environment is read from."""
+    return {(service.namespace, each.kind, each.name) for each in service.references}
+
+
+def filled(service: Service, look: Callable[[Source], Holding | None]) -> Service:
+    """The service with the values of its references, or with what it has to wait for."""
+    if not service.references:
+        return service
+    env = dict(service.env)
+    for each in service.references:
+        found = look((service.namespace, each.kind, each.name))
+        hindrance = _hindrance(service.namespace, each, found)
+        if hindrance is not None:
+            return replace(service, awaits=hindrance)
+        value = found.values.get(each.key) if found is not None else None
+        if value is None:  # it is optional
+            del env[each.variable]
+        else:
+            env[each.variable] = value
+    taken = [[each.variable, env.get(each.variable)] for each in service.references]
+    digest = hashlib.sha256(json.dumps([service.uid, taken]).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return replace(service, env=tuple(sorted(env.items())), values_digest=digest)
+
+
+def _hindrance(namespace: str, asked: Reference, found: Holding | None) -> tuple[Standing, str, str] | None:
+    """(standing, reason, message) of why a value cannot be had, None if it can, or may be left out."""
+    kind = KIND_OF[asked.kind]
+    what = f'the {kind} "{asked.name}" of namespace "{namespace}"'
+    if found is None or found.code == 0:
+        why = f": {found.text}" if found is not None else ""
+        return Standing.WAIT, f"WaitingFor{kind}", f"{asked.path}: {what} has not been read yet{why}"
+    if found.code == 403:
+        text = f"{asked.path}: {found.text}; apply {RIGHTS}, or give a plain value"
+        return Standing.FAILED, f"{kind}Forbidden", text
+    if found.code == 404 and not asked.optional:
+        text = f"{asked.path}: {what} does not exist; create it, or set optional: true"
+        return Standing.FAILED, f"{kind}NotFound", text
+    if asked.key in found.binary:
+        return Standing.FAILED, f"{kind}NotText", f'{asked.path}: key "{asked.key}" of {what} holds no plain text'
+    if asked.key not in found.values and not asked.optional:
+        text = f'{asked.path}: {what} has no key "{asked.key}"; add it, or set optional: true'
+        return Standing.FAILED, f"{kind}KeyNotFound", text
+    return None
