@@ -113,6 +113,7 @@ class Settings:
     llama_server: str = _setting("", "Path of llama-server; empty: PATH, then Homebrew's prefixes.")
     mlx_server: str = _setting("", "Path of the Swift mlx-server; empty: PATH, then Homebrew's prefixes.")
     mlx_lm_server: str = _setting("", "Path of mlx_lm.server, used where there is no mlx-server; empty: as above.")
+    vllm_swift: str = _setting("", "Path of vllm-swift; empty: PATH, then Homebrew's prefixes.")
     llama_server_startup_timeout: float = _setting(
         600.0, "Seconds an engine may take to load; one that still does no work then is restarted.",
         _between(1, 86400),
@@ -232,7 +233,9 @@ class Settings:
         return Path(self.model_store).expanduser().absolute() if self.model_store else self.state_path / "models"
 
 
-PATHS = frozenset({"state_dir", "model_store", "kubeconfig", "llama_server", "mlx_server", "mlx_lm_server", "procfs"})
+PATHS = frozenset(
+    {"state_dir", "model_store", "kubeconfig", "llama_server", "mlx_server", "mlx_lm_server", "vllm_swift", "procfs"}
+)
 FIELDS = {item.name: item for item in dataclasses.fields(Settings)}
 _TYPES = typing.get_type_hints(Settings)
 _WORDS: Mapping[Any, str] = types.MappingProxyType(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from metal_supervisor.core.demand import Demand, Reading
 from metal_supervisor.core.types import Engine, Service
-from metal_supervisor.runtimes import llama_memory, llama_server, mlx_memory, mlx_server
+from metal_supervisor.runtimes import llama_memory, llama_server, mlx_memory, mlx_server, vllm_swift
 from metal_supervisor.runtimes.place import Binary, Executable, Place
 
 __all__ = ["RUNTIMES", "Binary", "Executable", "Place", "Runtime"]
@@ -51,5 +51,12 @@ RUNTIMES: Mapping[str, Runtime] = {
         engine=mlx_server.engine,
         demand=mlx_memory.demand,
         lacks=mlx_server.lacks,
+    ),
+    "vllm-swift": Runtime(
+        executables=(Executable(vllm_swift.NAME, "vllm_swift", "install it (brew install TheTom/tap/vllm-swift)"),),
+        formats=frozenset({"mlx", "safetensors"}),
+        refuse=vllm_swift.refuse,
+        engine=vllm_swift.engine,
+        demand=vllm_swift.demand,
     ),
 }
