@@ -3,11 +3,11 @@
 
     python tools/standin_vllm_swift.py serve DIRECTORY [flags of vLLM]
 
-It follows what vllm-swift and vLLM's server document: the model is the first word after `serve`; nothing listens until
-it is loaded; /health is an empty 200; every name of `--served-model-name` is listed and answered to, another is a 404;
-with VLLM_API_KEY everything below /v1 wants that key; an answer is at most `--max-num-seqs` at a time, and a prompt with
-its answer at most `--max-model-len` tokens. Every prompt is answered with the same words, over and over, until
-`max_tokens`. Flags that it does not know end it, as they end vLLM.
+It follows what vllm-swift and vLLM's server document. The model is the first word after `serve`, and nothing listens
+until it is loaded. /health is an empty 200. Every name of `--served-model-name` is listed and answered to, another is a
+404. With VLLM_API_KEY everything below /v1 wants that key. There are at most `--max-num-seqs` answers at a time, and a
+prompt with its answer has at most `--max-model-len` tokens. Every prompt is answered with the same four words, over and
+over if `max_tokens` says so. Flags that it does not know end it, as they end vLLM.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 VERSION = "0.0.0"
 WORDS = ("hello", "world", "from", "vllm")
 TOKEN_S = 0.002
-HELP = f"""vllm-swift (a stand-in)
+HELP = """vllm-swift (a stand-in)
 
   vllm-swift serve MODEL [flags of vLLM]   e.g. vllm-swift serve DIRECTORY --max-model-len 4096
   vllm-swift version
@@ -131,7 +131,7 @@ class Handler(BaseHTTPRequestHandler):
             self.fail(404, f"The model `{model}` does not exist.", "NotFoundError")
             return
         room = self.engine.context - read
-        tokens = int(asked.get("max_tokens") or room)
+        tokens = int(asked.get("max_tokens") or min(room, len(WORDS)))
         if tokens > room:
             self.fail(400, f"This model's maximum context length is {self.engine.context} tokens.", "BadRequestError")
             return

@@ -97,7 +97,8 @@ def test_what_is_ours_is_refused_by_name(argument: str) -> None:
     "argument",
     [
         "--por=1", "--port=1", "--hos", "--trust", "--trust_remote_code", "--served", "--data",
-        "--data_parallel_size=2", "--max_model_len=8", "--ssl", "--worker-cls=x", "--tool-parser-plugin", "--compilation_config.level=3",
+        "--data_parallel_size=2", "--max_model_len=8", "--ssl",
+        "--worker-cls=x", "--tool-parser-plugin", "--compilation_config.level=3",
         "--speculative-config", "--additional-config.kv_bits=4", "-O3", "-tp", "-dp=2", "-asc", "--", "-", "--X",
     ],
 )  # fmt: skip
@@ -165,7 +166,8 @@ def test_it_is_charged_for_every_slot_in_full() -> None:
     [
         (Reading(GIB, problem="its config.json cannot be read"), "by file size; its config.json cannot be read"),
         (Reading(GIB, config={}), "by file size; config.json: num_hidden_layers"),
-        (Reading(None, problem="gone"), "gone"), (Reading(None), "the size of its model is not known"),
+        (Reading(None, problem="gone"), "gone"),
+        (Reading(None), "the size of its model is not known"),
     ],
 )
 def test_a_model_that_tells_too_little_is_charged_by_size_or_not_at_all(reading: Reading, text: str) -> None:
