@@ -133,6 +133,7 @@ class Settings:
     llama_server: str = _setting("", "Path of llama-server; empty: PATH, then Homebrew's prefixes.")
     mlx_server: str = _setting("", "Path of the Swift mlx-server; empty: PATH, then Homebrew's prefixes.")
     mlx_lm_server: str = _setting("", "Path of mlx_lm.server, used where there is no mlx-server; empty: as above.")
+    vllm_swift: str = _setting("", "Path of vllm-swift; empty: PATH, then Homebrew's prefixes.")
     omlx: str = _setting("", "Path of omlx; empty: PATH, then Homebrew's prefixes.")
     ollama: str = _setting("", "Path of ollama, for a daemon of ours; empty: PATH, then Homebrew's prefixes.")
     ollama_url: str = _setting(
@@ -278,8 +279,8 @@ class Settings:
 
 
 PATHS = frozenset({
-    "state_dir", "model_store", "kubeconfig", "llama_server", "mlx_server", "mlx_lm_server", "omlx", "ollama",
-    "ollama_models", "procfs",
+    "state_dir", "model_store", "kubeconfig", "llama_server", "mlx_server", "mlx_lm_server", "vllm_swift", "omlx",
+    "ollama", "ollama_models", "procfs",
 })  # fmt: skip
 FIELDS = {item.name: item for item in dataclasses.fields(Settings)}
 _TYPES = typing.get_type_hints(Settings)

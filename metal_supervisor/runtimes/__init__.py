@@ -11,7 +11,7 @@ from typing import Any
 
 from metal_supervisor.core.demand import Demand, Reading
 from metal_supervisor.core.types import Engine, Service
-from metal_supervisor.runtimes import llama_memory, llama_server, mlx_memory, mlx_server, ollama, omlx
+from metal_supervisor.runtimes import llama_memory, llama_server, mlx_memory, mlx_server, ollama, omlx, vllm_swift
 from metal_supervisor.runtimes.place import Binary, Executable, Place
 
 __all__ = ["RUNTIMES", "Binary", "Executable", "Place", "Runtime", "Shared"]
@@ -85,5 +85,12 @@ RUNTIMES: Mapping[str, Runtime] = {
         engine=ollama.engine,
         demand=ollama.demand,
         shared=Shared(ollama.daemon, per_file=ollama.parameters),
+    ),
+    "vllm-swift": Runtime(
+        executables=(Executable(vllm_swift.NAME, "vllm_swift", "install it (brew install TheTom/tap/vllm-swift)"),),
+        formats=frozenset({"mlx", "safetensors"}),
+        refuse=vllm_swift.refuse,
+        engine=vllm_swift.engine,
+        demand=vllm_swift.demand,
     ),
 }

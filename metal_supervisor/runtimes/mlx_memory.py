@@ -44,10 +44,10 @@ def slot_tokens(service: Service) -> int:
 
 def estimate_of(service: Service, argv: Sequence[str], model: Reading) -> Estimate | None:
     """By config.json, or else by size; None if neither is known."""
-    said = _values(argv)
-    context = _whole(said.get("--context"), slot_tokens(service))
-    slots = _whole(said.get("--max-slots"), _whole(said.get("--decode-concurrency"), 1))
-    bits, cache = _whole(said.get("--kv-bits"), 0), _whole(said.get("--prompt-cache-bytes"), 0)
+    said = values_of(argv)
+    context = whole(said.get("--context"), slot_tokens(service))
+    slots = whole(said.get("--max-slots"), whole(said.get("--decode-concurrency"), 1))
+    bits, cache = whole(said.get("--kv-bits"), 0), whole(said.get("--prompt-cache-bytes"), 0)
     why = model.problem
     if model.config is not None and model.size_bytes is not None:
         try:
@@ -58,11 +58,12 @@ def estimate_of(service: Service, argv: Sequence[str], model: Reading) -> Estima
     return None if model.size_bytes is None else by_size(model.size_bytes, settings, why)
 
 
-def _values(argv: Sequence[str]) -> dict[str, str]:
+def values_of(argv: Sequence[str]) -> dict[str, str]:
     """flag -> its value."""
     pairs = ((*flag.partition("="), following) for flag, following in zip(argv, (*argv[1:], ""), strict=True))
     return {flag: value if equals else following for flag, equals, value, following in pairs}
 
 
-def _whole(text: str | None, default: int) -> int:
+def whole(text: str | None, default: int) -> int:
+    """A whole number that a flag gives, or else the default."""
     return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else default

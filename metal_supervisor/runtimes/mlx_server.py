@@ -66,14 +66,21 @@ def refuse(service: Service) -> tuple[str, str] | None:
             return "InvalidSpec", f"spec.env: {name} would change where the engine takes code or models from; remove it"
     if service.mode != "chat":
         return "UnsupportedField", f"spec.mode {service.mode} is not served by MLX servers; use a GGUF model"
-    for name, (neutral, why) in NOT_HERE.items():
-        if service.options.get(name) not in (None, *neutral):
-            field = "annotation metal-supervisor.io/idle-ttl" if name == "idleTtlS" else f"spec.{name}"
-            return "UnsupportedField", f"{field} has no meaning for MLX: {why}"
+    if found := meaningless(service, NOT_HERE):
+        return found
     kinds = service.options.get("cacheTypeK", "f16"), service.options.get("cacheTypeV")
     if kinds[0] not in KV_BITS or kinds[1] not in (None, kinds[0]):
         text = f"spec.cacheTypeK must be one of {', '.join(KV_BITS)} for MLX, and cacheTypeV the same or left out"
         return "UnsupportedField", text
+    return None
+
+
+def meaningless(service: Service, table: Mapping[str, tuple[tuple[object, ...], str]]) -> tuple[str, str] | None:
+    """(reason, message) for the first option of the spec that a table like NOT_HERE does not let pass."""
+    for name, (neutral, why) in table.items():
+        if service.options.get(name) not in (None, *neutral):
+            field = "annotation metal-supervisor.io/idle-ttl" if name == "idleTtlS" else f"spec.{name}"
+            return "UnsupportedField", f"{field} has no meaning for MLX: {why}"
     return None
 
 
