@@ -346,7 +346,7 @@ class System:
         found = self.slice(name)
         assert found is not None
         address, port = found["endpoints"][0]["addresses"][0], found["ports"][0]["port"]
-        body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+        body = json.dumps({"model": name, "messages": [{"role": "user", "content": "hi"}]}).encode()
         connection = http.client.HTTPConnection(address, port, timeout=20)
         with contextlib.closing(connection):
             connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from metal_supervisor.core.report import Report
 from metal_supervisor.core.types import Json, Observed, Record
+from metal_supervisor.sidecar.inventory import Offer, rows
 
 STALLED_AFTER_S = 60.0
 
@@ -45,6 +46,8 @@ class Board:
     node: str = ""
     programs: Mapping[str, str] = field(default_factory=dict)
     """supervisord's word on each of our own programs, e.g. controller -> RUNNING."""
+    engines: tuple[Offer, ...] = ()
+    """What this Mac can run; none before the binaries have answered."""
     requests: int = 0
     """Requests sent to the Kubernetes API since the start."""
 
@@ -106,6 +109,7 @@ def status(board: Board, version: str) -> Json:
             "reachable": not cluster_trouble(board),
             "error": cluster_trouble(board),
         },
+        "engines": rows(board.engines),
         "memory": board.controller.get("memory"),
         "controller": {key: board.controller.get(key) for key in ("at", "did", "notices", "elsewhere", "silent")},
         "services": [_service(row) for row in board.rows],

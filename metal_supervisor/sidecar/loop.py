@@ -18,7 +18,7 @@ from pathlib import Path
 
 from metal_supervisor import __version__, launch
 from metal_supervisor.accounts import Renewal
-from metal_supervisor.boundary import builds, host
+from metal_supervisor.boundary import host
 from metal_supervisor.boundary.doorbell import Doorbell, ring
 from metal_supervisor.boundary.exits import ExitWatch
 from metal_supervisor.boundary.kube import Kube
@@ -43,10 +43,10 @@ from metal_supervisor.core.types import (
     Standing,
     State,
 )
-from metal_supervisor.runtimes import RUNTIMES
 from metal_supervisor.sidecar import farewell, sharing, words
 from metal_supervisor.sidecar.board import Board, Row
 from metal_supervisor.sidecar.fleetnode import FleetNode
+from metal_supervisor.sidecar.inventory import Inventory, noted
 from metal_supervisor.sidecar.membership import Membership, new_session
 from metal_supervisor.sidecar.meter import Engine, Meter
 from metal_supervisor.sidecar.probes import Finding, Prober, Target
@@ -56,7 +56,6 @@ from metal_supervisor.sidecar.statuses import Wanted, WantedModel
 TICK_S = 15.0
 RETRY_S = 1.0
 WITHDRAW_ALL_S = 2.0
-ENGINES_EVERY_S = 60.0
 MEMORY_STEP_BYTES = 16 << 20
 # Below the 2 s that the controller waits for an answer.
 UNCONFIRMED_S = 1.0
@@ -97,23 +96,9 @@ class Sidecar:
         self._reports: dict[Key, Report] = {}
         self._table: Mapping[str, ProgramState] = {}
         self._supervisord_since, self._table_read = 0.0, False
-        self._engines = ""
+        self._inventory = Inventory(settings, self.wake)
         self._leaving = threading.Event()
         self.addresses = AddressBook(kube, settings.host_ip, settings.embedded, self.wake)
-
-    def _know_engines(self) -> None:
-        """Keeps the engines of this Mac with their versions, `llama-server 7200`. A binary may take long to say so."""
-        while True:
-            names = []
-            for runtime in self.settings.offered:
-                with contextlib.suppress(host.NoBinary):
-                    executable, path = builds.find(self.settings, RUNTIMES[runtime].executables)
-                    names.append(f"{executable.name} {host.version_of(path)}".strip())
-            found = ", ".join(names)
-            if found != self._engines:
-                self._engines = found
-                self.wake()
-            time.sleep(ENGINES_EVERY_S)
 
     def _renew_token(self) -> None:
         """Keeps this Mac's own token young, if it has one."""
@@ -153,9 +138,9 @@ class Sidecar:
             self.addresses.wait(RETRY_S)
         self.registrar.start()
         self._meter.start()
+        self._inventory.start()
         if not self.settings.embedded:
-            for name, work in (("token", self._renew_token), ("engines", self._know_engines)):
-                threading.Thread(target=work, name=name, daemon=True).start()
+            threading.Thread(target=self._renew_token, name="token", daemon=True).start()
         pause_s = 0.0
         while not stopped():
             self.bell.wait(pause_s)
@@ -237,6 +222,7 @@ class Sidecar:
             cluster_error=trouble,
             cluster_since=since,
             node=self.node,
+            engines=self._inventory.offers,
             programs={
                 name: row.state.value
                 for name, row in self._table.items()
@@ -457,7 +443,7 @@ class Sidecar:
         memory = told["memory"] if isinstance(told.get("memory"), dict) else {}
         notes = {
             **{PREFIX + name: text for name, text in host.capabilities().items()},
-            PREFIX + "engines": self._engines,
+            **noted(self._inventory.offers),
             PREFIX + "version": __version__,
             PREFIX + "address": self.addresses.address,
             **{f"{PREFIX}memory-{name}": str(memory[name]) for name in ("budget", "left") if name in memory},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,12 @@ def test_supervisorctl_shows_the_model_beside_our_own_programs(system: System) -
     eventually(lambda: system.supervisorctl("status").count("RUNNING") >= 4, what="all programs RUNNING")
     rows = dict(line.split(None, 2)[:2] for line in system.supervisorctl("status").splitlines())
     assert rows == dict.fromkeys(("apiserver", "controller", "default.tiny", "sidecar"), "RUNNING")
+
+
+def test_status_tells_which_engines_there_are_and_what_they_serve(system: System) -> None:
+    offers = eventually(lambda: json.loads(system.fetch("/status")[1])["engines"], what="the engines to be known")
+    (llama,) = (each for each in offers if each["runtime"] == "llama-server")
+    assert (llama["program"], llama["formats"]) == ("llama-server", ["gguf"]) and llama["version"]
 
 
 def test_supervisorctl_tail_stop_start_and_restart_work_on_a_model(system: System) -> None:

@@ -95,6 +95,16 @@ def test_a_service_deleted_while_the_controller_was_down_is_stopped(system: Syst
     eventually(lambda: not (system.state / "records" / "default.doomed.json").exists(), what="the record to be gone")
 
 
+def test_supervisorctl_models_tells_of_the_services_while_everything_of_ours_is_down(system: System) -> None:
+    system.ready("other")
+    system.supervisorctl("stop", "controller", "sidecar")
+    lines = system.supervisorctl("models", "default.other").splitlines()
+    system.supervisorctl("start", "controller", "sidecar")
+    assert lines[1].split()[:3] == ["default/other", "Ready", "llama-server"]
+    assert f"http://127.0.0.1:{system.port('other')}/v1" in lines[1]
+    assert system.supervisorctl("models", "default.nobody") == "default.nobody: ERROR (no such service)\n"
+
+
 def test_a_deleted_service_that_comes_back_at_once_runs_again(system: System) -> None:
     system.apply(service("again"))
     system.ready("again")

@@ -222,6 +222,8 @@ def test_a_service_goes_to_a_mac_that_has_room_for_it(tmp_path: Path) -> None:
         assert (told["schedulingStatus"], told["queuePosition"]) == ("InsufficientMemory", 1)
         lease = first.get(f"{LEASES}/metal-mac-a")["metadata"]["annotations"]
         assert int(lease["metal-supervisor.io/memory-left"]) < need <= int(lease["metal-supervisor.io/memory-budget"])
+        assert "llama-server" in lease["metal-supervisor.io/engines"]
+        assert "gguf" in lease["metal-supervisor.io/formats"].split()
         # Room appears on the Mac that waits with it.
         gone = next(name for name in names if macs.ready(name) and macs.holder(name) == macs.holder(left))
         first.delete(gone)

@@ -1,0 +1,81 @@
+"""Which engines this Mac has, in which versions, and which formats of models they serve.
+
+What a fleet can place here depends on it. A binary may take long to say its version, so it is asked in a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from metal_supervisor.boundary import builds, host
+from metal_supervisor.config import Settings
+from metal_supervisor.core.claims import PREFIX
+from metal_supervisor.core.types import Json
+from metal_supervisor.runtimes import RUNTIMES
+
+LOOK_EVERY_S = 60.0
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One runtime that this Mac can run."""
+
+    runtime: str
+    """Key into the runtimes table."""
+    program: str
+    """Name of the executable that serves it here, e.g. `mlx_lm.server`."""
+    version: str
+    """As it tells itself, "" if it does not."""
+    formats: tuple[str, ...]
+    """`Model.spec.format`s that it serves, sorted."""
+
+
+def look(settings: Settings) -> tuple[Offer, ...]:
+    """The runtimes that are offered and have an executable here, the preferred first. May take seconds."""
+    found = []
+    for name in settings.offered:
+        runtime = RUNTIMES[name]
+        with contextlib.suppress(host.NoBinary):
+            executable, path = builds.find(settings, runtime.executables)
+            found.append(Offer(name, executable.name, host.version_of(path), tuple(sorted(runtime.formats))))
+    return tuple(found)
+
+
+def noted(offers: Sequence[Offer]) -> dict[str, str]:
+    """What the node Lease says of them: `llama-server 7200, mlx_lm.server 0.32.2` and `gguf mlx safetensors`."""
+    return {
+        PREFIX + "engines": ", ".join(f"{each.program} {each.version}".strip() for each in offers),
+        PREFIX + "formats": " ".join(sorted({name for each in offers for name in each.formats})),
+    }
+
+
+def rows(offers: Sequence[Offer]) -> list[Json]:
+    """What /status says of them."""
+    return [
+        {"runtime": each.runtime, "program": each.program, "version": each.version, "formats": list(each.formats)}
+        for each in offers
+    ]
+
+
+class Inventory:
+    """Keeps what is offered, looking again now and then: engines are installed and upgraded while we run."""
+
+    def __init__(self, settings: Settings, on_change: Callable[[], None]) -> None:
+        self._settings, self._on_change = settings, on_change
+        self.offers: tuple[Offer, ...] = ()
+
+    def start(self) -> None:
+        """Begins to look, in a thread of its own."""
+        threading.Thread(target=self._run, name="engines", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            found = look(self._settings)
+            if found != self.offers:
+                self.offers = found
+                self._on_change()
+            time.sleep(LOOK_EVERY_S)
