@@ -412,7 +412,7 @@ EDITION = {
     for name in NAMES for edition in range(EDITIONS) for release in range(RELEASES)
 }  # fmt: skip
 SETTINGS: Any = SimpleNamespace(
-    log_size=20, log_files=3, drain_timeout=DRAIN_S, bind_address="::",
+    log_size=20, log_files=3, drain_timeout=DRAIN_S, bind_address="::", ollama_url="off",
     memory_check_mode="enforce", preemption=False, eviction_enabled=False,
 )  # fmt: skip
 

@@ -88,7 +88,7 @@ def test_every_setting_can_be_given_in_each_of_the_three_ways(tmp_path: Path) ->
         "fleet_node": "on", "replicas_per_mac": "2", "status_mode": "operator", "memory_check_mode": "warn",
         "preemption": "true", "eviction_enabled": "true", "memory_watchdog_interval": "5",
         "memory_pressure_warning": "0.5", "memory_pressure_critical": "0.5", "memory_recovery": "5",
-        "allow_extra_args": " --tools",
+        "allow_extra_args": " --tools", "ollama_url": "http://localhost:11434", "ollama_registry": "https://mirror",
     }
     for name in FIELDS:
         value = good.get(name, "/some/text")

@@ -18,6 +18,7 @@ from metal_supervisor.core.decide import same_request
 from metal_supervisor.core.fields import OPTIONS
 from metal_supervisor.core.resources import (
     IDLE_TTL_ANNOTATION,
+    OMLX_OPTIONS,
     RUNTIME_ANNOTATION,
     UNSUPPORTED,
     Policy,
@@ -29,6 +30,7 @@ from metal_supervisor.core.types import Json, Rejected, Service
 
 KEY = ("default", "tiny")
 POLICY = Policy("llama-server", {"llama-server": frozenset({"gguf"}), "mlx-server": frozenset({"mlx"})})
+ON_OMLX = Policy("llama-server", {**POLICY.runtimes, "omlx": frozenset({"mlx"})})
 PROPERTY = settings(max_examples=150, deadline=None, database=None, derandomize=True)
 
 SCALARS = (
@@ -282,10 +284,18 @@ def test_every_option_reaches_the_service_as_it_was_written() -> None:
         "moeCPUOffload": True, "moeCPULayers": 0, "noKvOffload": True, "noWarmup": False, "jinja": False,
         "reasoningBudget": 0, "reasoningBudgetMessage": "stop.\nnow", "tensorOverrides": ["a=CPU"],
         "metadataOverrides": ["k=int:1"], "ropeScaling": {"type": "yarn", "factor": "2.5", "originalContext": 8192},
+        "turboQuantBits": 6, "pagedSSDCacheDir": "/cache", "pagedSSDCacheMaxSize": "100GB", "hotCacheMaxSize": "0.5GB",
     }
     assert set(options) == set(OPTIONS), "an option was added: add it here"
     expected = {**options, "tensorOverrides": ("a=CPU",), "metadataOverrides": ("k=int:1",)}
-    assert dict(accepted(service(**options)).options) == expected
+    found = accepted(service(runtime="omlx", **options), model(format="mlx"), policy=ON_OMLX)
+    assert dict(found.options) == expected
+
+
+@pytest.mark.parametrize("field", OMLX_OPTIONS)
+def test_what_only_omlx_has_is_refused_by_name_elsewhere(field: str) -> None:
+    found = refused(service(**{field: "8GB" if field.endswith("Size") else 6 if field.endswith("Bits") else "/cache"}))
+    assert found.reason == "UnsupportedField" and f"spec.{field}" in found.message and "omlx" in found.message
 
 
 def test_zero_replicas_and_suspend_are_understood_rather_than_refused() -> None:
@@ -537,7 +547,7 @@ def test_an_unsupported_field_is_refused_by_name_and_only_when_it_is_set(field: 
 @pytest.mark.parametrize("value", [object, -5, "two words", ["", 5]], ids=["object", "-5", "words", "list"])
 def test_every_option_refuses_what_it_cannot_be_and_names_itself(field: str, value: Any) -> None:
     value = {"a": object} if value is object else value
-    if field == "reasoningBudgetMessage" and isinstance(value, str):
+    if field in ("reasoningBudgetMessage", "pagedSSDCacheDir") and isinstance(value, str):
         value = 5
     found = refused(service(**{field: value}))
     assert found.reason == "InvalidSpec" and f"spec.{field}" in found.message
