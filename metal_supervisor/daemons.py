@@ -119,7 +119,7 @@ class Daemons:
         record = self._records.get(key_of(program))
         if record is not None and record.port is not None and not _is_own(record):
             return record.host, record.port
-        others = [each for each in self._records.values() if each.daemon != program]
+        others = [each for each in self._records.values() if each.runtime != program]
         taken = decide.taken_ports(others, key_of(program))
         for port in self._settings.port_range:
             if port not in taken and host.port_free(port, self._settings.bind_address):

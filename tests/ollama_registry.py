@@ -50,8 +50,10 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._head(404, 0)
 
-    def _head(self, status: int, size: int, *, redirect: str = "") -> None:
+    def _head(self, status: int, size: int, *, redirect: str = "", of: str = "") -> None:
         self.send_response(status)
+        if of:
+            self.send_header("Content-Range", of)
         if status == 307:
             self.send_header("Location", f"http://localhost:{self.registry.port}/store/{redirect}")
             size = 0
@@ -62,8 +64,8 @@ class _Handler(BaseHTTPRequestHandler):
         """A range of a blob; it is held, or ends, where the registry says."""
         registry, content = self.registry, self.registry.blobs[digest]
         first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
-        rest = memoryview(content)[int(first) : int(last) + 1]
-        self._head(206, len(rest))
+        rest = memoryview(content)[int(first) : int(last or len(content)) + 1]
+        self._head(206, len(rest), of=f"bytes {first}-{int(first) + len(rest) - 1}/{len(content)}")
         sent = 0
         while sent < len(rest):
             limit = registry.limit_bytes

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from metal_supervisor.boundary.daemon import Daemon, Refused
+from metal_supervisor.boundary.daemon import Away, Daemon, Refused
 from metal_supervisor.core.types import Json
 
 STALL_S = 120.0
@@ -51,8 +51,7 @@ class OllamaModel:
             made = {"files": {"model.gguf": digest}}
         progress("Ollama makes the model")
         asked = {"model": job["name"], "parameters": job["parameters"], "stream": True, **made}
-        for _ in daemon.lines("POST", "/api/create", asked, STALL_S):
-            pass
+        _succeed(daemon, "/api/create", asked, lambda _: None)
         progress("Ollama loads the model")
         _keep(daemon, job, FOREVER, timeout_s)
         self._made = _digest_of(daemon, job["name"])
@@ -109,13 +108,31 @@ def _pulled(daemon: Daemon, job: Json, progress: Callable[[str], None]) -> str:
         return wanted
     progress(f"Ollama pulls {name}")
     sizes: dict[str, tuple[int, int]] = {}
-    asked = {"model": wanted, "insecure": job["registry"].startswith("http://"), "stream": True}
-    for line in daemon.lines("POST", "/api/pull", asked, STALL_S):
+    moved_at, most = time.monotonic(), 0
+
+    def told(line: Json) -> None:
+        nonlocal moved_at, most
         if isinstance(line.get("total"), int):
             sizes[str(line.get("digest"))] = int(line.get("completed") or 0), line["total"]
-            done, total = (sum(each[at] for each in sizes.values()) for at in (0, 1))
-            progress(f"Ollama pulls {name}: {100 * done // max(total, 1)} % of {total / 1e9:.1f} GB")
+        done, total = (sum(each[at] for each in sizes.values()) for at in (0, 1))
+        if done > most or not sizes:
+            moved_at, most = time.monotonic(), done
+        if time.monotonic() - moved_at > STALL_S:  # lines go on coming, also when nothing else does
+            raise Away(f"the pull of {name} stands still at {done / 1e9:.1f} of {total / 1e9:.1f} GB")
+        if total:
+            progress(f"Ollama pulls {name}: {100 * done // total} % of {total / 1e9:.1f} GB")
+
+    _succeed(daemon, "/api/pull", {"model": wanted, "insecure": job["registry"].startswith("http://"), "stream": True}, told)
     return wanted
+
+
+def _succeed(daemon: Daemon, path: str, asked: Json, told: Callable[[Json], None]) -> None:
+    """Asks for what is told of in lines, of which only the last says whether it came to pass. Raises Away, Refused."""
+    last: Json = {}
+    for last in daemon.lines("POST", path, asked, STALL_S):
+        told(last)
+    if last.get("status") != "success":
+        raise Away(f"{path} ended before it was done")
 
 
 def _blob(daemon: Daemon, job: Json, timeout_s: float, progress: Callable[[str], None]) -> str:

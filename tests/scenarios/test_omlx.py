@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from tests import mlx
-from tests.engines import said
 from tests.mlx import mlx_model, mlx_service
 from tests.system import ROOT, System, eventually, kill, running, service
 
@@ -64,6 +63,12 @@ def ask(system: System, name: str, path: str = "/v1/chat/completions", **body: A
         return answer.status, json.load(answer)
     finally:
         connection.close()
+
+
+def told(system: System, name: str) -> str:
+    """What MetalReady says of a service."""
+    found = system.condition("MetalReady", name)
+    return f"{found['reason']}: {found['message']}"
 
 
 class Stream:
@@ -186,9 +191,9 @@ def test_only_inference_is_for_everybody_and_the_rest_needs_the_key(system: Syst
 
 def test_what_omlx_cannot_do_is_refused_by_name_on_that_service_alone(system: System) -> None:
     system.apply(on_omlx("odd", ONE, extraArgs=["--max-concurrent-requests", "1"]))
-    eventually(lambda: "spec.extraArgs" in said(system, "odd"), what="extraArgs to be refused")
+    eventually(lambda: "spec.extraArgs" in told(system, "odd"), what="extraArgs to be refused")
     system.apply(on_omlx("odd", "tiny"))
-    eventually(lambda: "FormatMismatch" in said(system, "odd"), what="a GGUF model to be refused")
+    eventually(lambda: "FormatMismatch" in told(system, "odd"), what="a GGUF model to be refused")
     system.delete("odd")
     assert system.slice_ready(ONE)
 

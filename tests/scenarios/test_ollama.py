@@ -1,0 +1,141 @@
+"""The real Ollama under one agent: one of ours, and one of the user's that is only used."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests import ollama, ollama_registry
+from tests.system import System, eventually, kill, model, running, service
+
+GGUF, LOCAL, PULLED = "words", "local", "pulled"
+LIBRARY = "https://ollama.com/library/tiny:1b"
+
+
+def on_ollama(name: str, model: str, **spec: Any) -> dict[str, Any]:
+    """An InferenceService manifest; what llama-server would be told of threads means nothing here."""
+    return service(name, model, **{"extraArgs": [], "runtime": "ollama", **spec})
+
+
+def ask(system: System, name: str, path: str = "/v1/chat/completions", **body: Any) -> tuple[int, Any]:
+    """(status, answer) of one request to the registered endpoint of a service; without a body a GET."""
+    connection = http.client.HTTPConnection("127.0.0.1", system.port(name), timeout=30)
+    try:
+        if body:
+            body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **body}
+        connection.request("POST" if body else "GET", path, json.dumps(body) if body else None)
+        answer = connection.getresponse()
+        return answer.status, json.load(answer)
+    finally:
+        connection.close()
+
+
+def runs(system: System, name: str) -> list[dict[str, Any]]:
+    """What the daemon of a service runs."""
+    rows: list[dict[str, Any]] = ask(system, name, "/api/ps")[1]["models"]
+    return rows
+
+
+def told(system: System, name: str) -> str:
+    """What MetalReady says of a service."""
+    found = system.condition("MetalReady", name)
+    return f"{found['reason']}: {found['message']}"
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """A GGUF service on llama-server; on an Ollama of ours one of a file, and one of the library."""
+    base = tmp_path_factory.mktemp("ollama")
+    file = ollama.tiny(base / "file.gguf")
+    with ollama_registry.registry() as registry:
+        registry.publish("tiny", ollama.tiny(base / "library.gguf", n_layer=3), tag="1b")
+        flags = "--ollama", str(ollama.program()), "--ollama-url", "off"
+        with running(base, *flags, "--ollama-registry", f"http://127.0.0.1:{registry.port}") as up:
+            up.apply(up.tiny_model(), service(GGUF))
+            up.apply(model("file", str(file)), on_ollama(LOCAL, "file"))
+            up.apply(model("library", LIBRARY), service(PULLED, "library", extraArgs=[]))
+            for name in (GGUF, LOCAL, PULLED):
+                up.ready(name, within_s=90)
+            yield up
+
+
+def test_each_answers_under_its_own_name_a_library_model_too(system: System) -> None:
+    for name in (GGUF, LOCAL, PULLED):
+        status, answer = ask(system, name, model=name)
+        assert status == 200 and answer["model"] in (name, "tiny")  # llama-server says the first of its names
+    rows = runs(system, LOCAL)
+    assert len(rows) == 2 and {row["context_length"] for row in rows} == {512}
+    assert all(int(row["expires_at"][:4]) > 2100 for row in rows), "it would unload them by itself"
+    daemon = psutil.Process(system.own_pid("ollama"))
+    assert daemon.environ()["OLLAMA_MODELS"].startswith(str(system.state))
+
+
+def test_two_services_of_one_file_have_a_context_each(system: System) -> None:
+    system.apply(on_ollama("second", "file", contextSize=1024))
+    eventually(lambda: "DaemonSettingsConflict" in told(system, "second"), what="another context to be refused")
+    system.apply(on_ollama("second", "file"))
+    system.ready("second", within_s=60)
+    assert ask(system, "second", model="second")[0] == 200
+    system.delete("second")
+    eventually(lambda: len(runs(system, LOCAL)) == 2, what="it to be unloaded")
+    assert ask(system, LOCAL, model=LOCAL)[0] == 200
+
+
+def test_an_edit_reloads_that_model_only(system: System) -> None:
+    others = {name: system.pid(name) for name in (GGUF, PULLED)}
+    system.apply(on_ollama(LOCAL, "file", contextSize=1024))
+    eventually(lambda: {row["context_length"] for row in runs(system, PULLED)} == {512, 1024}, 60, "the new context")
+    eventually(lambda: system.slice_ready(LOCAL), what="it to be back")
+    assert {name: system.pid(name) for name in (GGUF, PULLED)} == others
+
+
+def test_a_daemon_that_is_killed_comes_back_with_its_models_and_leaves_no_runner(system: System) -> None:
+    daemon = psutil.Process(system.own_pid("ollama"))
+    runners = [each for each in daemon.children() if "runner" in each.cmdline()]
+    assert len(runners) == 2
+    kill(daemon.pid)
+    for name in (LOCAL, PULLED):
+        eventually(lambda name=name: system.slice_ready(name) is False, what=f"{name} to be withdrawn")
+    for name in (LOCAL, PULLED):
+        eventually(lambda name=name: system.slice_ready(name), 90, f"{name} to be back")
+        assert ask(system, name, model=name)[0] == 200
+    assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in runners)
+
+
+def test_a_model_of_the_library_that_is_not_there_is_told(system: System) -> None:
+    system.apply(model("none", "https://ollama.com/library/none"), service("none", "none", extraArgs=[]))
+    eventually(lambda: "none:latest" in told(system, "none"), what="it to be told that there is none")
+    system.delete("none")
+
+
+def test_stopped_it_is_unloaded_and_the_unused_daemon_ends(system: System) -> None:
+    system.apply(on_ollama(LOCAL, "file", replicas=0))
+    eventually(lambda: len(runs(system, PULLED)) == 1, what="it to be unloaded")
+    system.delete(LOCAL)
+    system.delete(PULLED)
+    eventually(lambda: "ollama " not in system.supervisorctl("status"), within_s=90, what="the daemon to be stopped")
+    assert system.slice_ready(GGUF)
+
+
+def test_the_users_own_is_used_and_never_stopped(tmp_path: Path) -> None:
+    file = ollama.tiny(tmp_path / "file.gguf")
+    with ollama.serving(tmp_path / "own") as own:
+        assert own.process is not None
+        with running(tmp_path, "--ollama-url", f"http://127.0.0.1:{own.port}") as up:
+            up.apply(model("file", str(file)), on_ollama(LOCAL, "file"))
+            up.ready(LOCAL, within_s=90)
+            assert up.port(LOCAL) == own.port and ask(up, LOCAL, model=LOCAL)[0] == 200
+            assert "ollama " not in up.supervisorctl("status")
+            own.create("theirs", own.link(file))
+            up.delete(LOCAL)
+            eventually(lambda: own.loaded() == {}, what="the model to be unloaded")
+            up.apply(on_ollama(LOCAL, "file"))
+            up.ready(LOCAL, within_s=60)
+        eventually(lambda: own.loaded() == {}, what="it to be unloaded at the end")
+        assert own.process.poll() is None and own.ask("GET", "/")[0] == 200
