@@ -122,7 +122,8 @@ def _pulled(daemon: Daemon, job: Json, progress: Callable[[str], None]) -> str:
         if total:
             progress(f"Ollama pulls {name}: {100 * done // total} % of {total / 1e9:.1f} GB")
 
-    _succeed(daemon, "/api/pull", {"model": wanted, "insecure": job["registry"].startswith("http://"), "stream": True}, told)
+    plain = job["registry"].startswith("http://")
+    _succeed(daemon, "/api/pull", {"model": wanted, "insecure": plain, "stream": True}, told)
     return wanted
 
 

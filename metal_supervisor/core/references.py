@@ -1,6 +1,6 @@
-"""Values of the environment that are kept elsewhere: a key of a Secret or of a ConfigMap.
+"""The environment of an engine, and its values that are kept elsewhere: a key of a Secret or of a ConfigMap.
 
-What they hold reaches an engine's environment and nothing else. While it is not known the service waits; what is
+What those hold reaches an engine's environment and nothing else. While it is not known the service waits; what is
 missing is named by the field that asks for it; and a value that changed is an edit of the service.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from metal_supervisor.core import fields
 from metal_supervisor.core.fields import Bad
-from metal_supervisor.core.types import Reference, Service, Standing
+from metal_supervisor.core.types import Json, Reference, Service, Standing
 
 Source: TypeAlias = tuple[str, str, str]
 """(namespace, plural of the kind, name) of what holds values."""
@@ -26,6 +26,8 @@ KINDS: Mapping[str, tuple[str, str]] = {
 KIND_OF = dict(KINDS.values())
 OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 KEY_NAME = re.compile(r"[-._a-zA-Z0-9]{1,253}")
+FORBIDDEN_ENV = re.compile(r"(LD_|DYLD_|SUPERVISOR_|METAL_SUPERVISOR_|LLAMA_ARG_)")
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 RIGHTS = "conf/rbac/secrets.yaml"
 
 
@@ -43,14 +45,41 @@ class Holding:
     """What the server said when it did not give it."""
 
 
-def read_reference(variable: str, item: Any, path: str) -> Reference:
+def read_environment(spec: Json) -> tuple[tuple[tuple[str, str], ...], tuple[Reference, ...]]:
+    """(name and value of each variable, those whose value is kept elsewhere); raises Bad."""
+    pairs: dict[str, str] = {}
+    kept: dict[str, Reference] = {}
+    for index, item in enumerate(fields.get(spec, "spec.env", list, [])):
+        path = f"spec.env[{index}]"
+        if not isinstance(item, dict):
+            raise Bad("InvalidSpec", f"{path} must be an object with name and value")
+        name = item.get("name")
+        if not isinstance(name, str) or not ENV_NAME.fullmatch(name):
+            raise Bad("InvalidSpec", f"{path}.name must be a variable name, not {name!r:.80}")
+        if FORBIDDEN_ENV.match(name):
+            text = f"{path}.name {name!r} would change the loader, the supervisor or flags of ours; remove it"
+            raise Bad("InvalidSpec", text)
+        value = item.get("value") or ""
+        if not isinstance(value, str):
+            raise Bad("InvalidSpec", f"{path}.value must be a string; put it in quotes")
+        pairs[name] = fields.text(value, f"{path}.value")
+        kept.pop(name, None)
+        if item.get("valueFrom") is not None:
+            if value:
+                raise Bad("InvalidSpec", f"{path}: set one of value and valueFrom, not both")
+            kept[name] = _reference(name, item["valueFrom"], f"{path}.valueFrom")
+    return tuple(sorted(pairs.items())), tuple(kept.values())
+
+
+def _reference(variable: str, item: Any, path: str) -> Reference:
     """A `valueFrom` of the environment. Raises Bad, which names the field."""
     if not isinstance(item, dict):
         raise Bad("InvalidSpec", f"{path} must be an object with secretKeyRef or configMapKeyRef")
     said = [name for name, value in item.items() if value is not None]
     foreign = next((name for name in said if name not in KINDS), None)
     if foreign is not None:
-        text = f"{path}.{foreign:.40} is not supported: there is no pod that it could tell of; give a plain value"
+        shown = foreign if foreign.isidentifier() else repr(foreign)
+        text = f"{path}.{shown:.80} is not supported: there is no pod that it could tell of; give a plain value"
         raise Bad("UnsupportedField", text)
     if len(said) != 1:
         raise Bad("InvalidSpec", f"{path} must hold one of secretKeyRef and configMapKeyRef")

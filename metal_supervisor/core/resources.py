@@ -15,9 +15,9 @@ from metal_supervisor.core import companions, fields
 from metal_supervisor.core.budget import read_limit
 from metal_supervisor.core.decide import DIRECTORY_FORMATS
 from metal_supervisor.core.fields import Bad
-from metal_supervisor.core.references import read_reference
+from metal_supervisor.core.references import OBJECT_NAME, read_environment
 from metal_supervisor.core.sources import library_model
-from metal_supervisor.core.types import Companion, Endpoint, Json, Key, Model, Reference, Rejected, Role, Service
+from metal_supervisor.core.types import Companion, Endpoint, Json, Key, Model, Rejected, Role, Service
 
 GROUP = "inference.llmkube.dev"
 VERSION = "v1alpha1"
@@ -44,8 +44,6 @@ ELSEWHERE = {
 """Runtimes of LLMKube that are not for a Mac, and why."""
 LIBRARY_RUNTIME = "ollama"
 SOURCE_SCHEMES = ("http://", "https://", "file://")
-FORBIDDEN_ENV = re.compile(r"(LD_|DYLD_|SUPERVISOR_|METAL_SUPERVISOR_|LLAMA_ARG_)")
-ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
@@ -126,32 +124,6 @@ def model_problem(model: Model) -> tuple[str, str] | None:
         f'Model "{model.name}": spec.source {model.source!r:.200} is not supported yet; '
         "use an absolute path, file:///… or http(s)://…"
     )
-
-
-def _environment(spec: Json) -> tuple[tuple[tuple[str, str], ...], tuple[Reference, ...]]:
-    """(name and value of each variable, those whose value is kept elsewhere); raises Bad."""
-    pairs: dict[str, str] = {}
-    kept: dict[str, Reference] = {}
-    for index, item in enumerate(fields.get(spec, "spec.env", list, [])):
-        path = f"spec.env[{index}]"
-        if not isinstance(item, dict):
-            raise Bad("InvalidSpec", f"{path} must be an object with name and value")
-        name = item.get("name")
-        if not isinstance(name, str) or not ENV_NAME.fullmatch(name):
-            raise Bad("InvalidSpec", f"{path}.name must be a variable name, not {name!r:.80}")
-        if FORBIDDEN_ENV.match(name):
-            text = f"{path}.name {name!r} would change the loader, the supervisor or flags of ours; remove it"
-            raise Bad("InvalidSpec", text)
-        value = item.get("value") or ""
-        if not isinstance(value, str):
-            raise Bad("InvalidSpec", f"{path}.value must be a string; put it in quotes")
-        pairs[name] = fields.text(value, f"{path}.value")
-        kept.pop(name, None)
-        if item.get("valueFrom") is not None:
-            if value:
-                raise Bad("InvalidSpec", f"{path}: set one of value and valueFrom, not both")
-            kept[name] = read_reference(name, item["valueFrom"], f"{path}.valueFrom")
-    return tuple(sorted(pairs.items())), tuple(kept.values())
 
 
 def _endpoint(resource: Json, name: str) -> Endpoint:
@@ -292,9 +264,11 @@ def _files(
 def _draft(namespace: str, name: str, models: Mapping[Key, Json]) -> Companion:
     """The draft model that is a Model of its own; raises Bad, which names the field."""
     path = f"{companions.SPECULATION}.draftModelRef"
+    if not OBJECT_NAME.fullmatch(name):
+        raise Bad("InvalidSpec", f"{path} {name!r:.80} is not the name of a Model; name one of the same namespace")
     found = models.get((namespace, name))
     if found is None:
-        text = f'{path} names "{name:.80}", and namespace "{namespace}" has no such Model; apply it, or change the name'
+        text = f'{path} names "{name}", and namespace "{namespace}" has no such Model; apply it, or change the name'
         raise Bad("DraftModelNotFound", text)
     try:
         model = _readable(found)
@@ -309,7 +283,7 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
     """The Service of one InferenceService; raises Bad."""
     namespace, name = resource["metadata"]["namespace"], resource["metadata"]["name"]
     reference = fields.get(resource, "spec.modelRef", str, "")
-    if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", reference):
+    if not OBJECT_NAME.fullmatch(reference):
         text = f"spec.modelRef {reference!r:.80} is not the name of a Model; name one of the same namespace"
         raise Bad("InvalidSpec", text)
     found = models.get((namespace, reference))
@@ -343,7 +317,7 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
         if options[option] is not None and runtime != "omlx":
             raise Bad("UnsupportedField", f"spec.{option} is not supported by {runtime}: only the runtime omlx has it")
     options["idleTtlS"], options["speculativeDecoding"] = _idle_ttl_s(resource), speculation
-    env, references = _environment(resource)
+    env, references = read_environment(resource)
     if runtime != "llama-server" and (speculation or further):
         field_name = further[0].field if further else companions.SPECULATION
         raise Bad("UnsupportedField", f"{field_name} has no meaning for {runtime}; remove it, or use llama-server")

@@ -152,6 +152,8 @@ def lacks(service: Service, binary: Binary) -> tuple[str, str] | None:
         value = service.options.get(name)
         if value is not None and value is not False and (problem := _misses(options, flag, value)):
             return "UnsupportedField", f"spec.{name}: {problem}"
+    if service.options.get("jinja") is False and (problem := _misses(options, "--no-jinja", None)):
+        return "UnsupportedField", f"spec.jinja: {problem}"
     return _unable_to_speculate(service, options) or _unknown_argument(service.extra_args, options)
 
 

@@ -405,6 +405,12 @@ def test_an_option_without_a_flag_in_this_build_is_refused_by_name(name: str) ->
         assert lacks(service(**{name: False}), KNOWS_LITTLE) is None
 
 
+def test_a_build_that_cannot_do_without_jinja_says_so() -> None:
+    found = lacks(service(jinja=False), KNOWS_LITTLE)
+    assert found is not None and found[0] == "UnsupportedField" and "spec.jinja: " in found[1]
+    assert lacks(service(jinja=True), KNOWS_LITTLE) is None
+
+
 def test_a_cache_type_of_some_fork_is_refused_where_the_build_lists_others() -> None:
     assert lacks(service(cacheTypeCustomK="q8_0"), KNOWS_LITTLE) is None
     found = lacks(service(cacheTypeCustomK="turbo4"), KNOWS_LITTLE)

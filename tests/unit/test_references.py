@@ -57,6 +57,7 @@ def test_of_two_entries_of_one_name_the_last_wins_whatever_it_is() -> None:
         ({"fieldRef": {"fieldPath": "metadata.name"}}, ".fieldRef is not supported"),
         ({"resourceFieldRef": {"resource": "limits.cpu"}}, ".resourceFieldRef is not supported"),
         ({"fileKeyRef": {}}, ".fileKeyRef is not supported"),
+        ({"a\nb": 5}, ".'a\\nb' is not supported"),
         ({}, " must hold one of"),
         ({"secretKeyRef": {"name": "a", "key": "b"}, "configMapKeyRef": {"name": "a", "key": "b"}}, " must hold one"),
         ({"secretKeyRef": {"key": "b"}}, ".secretKeyRef.name '' is not the name of a Secret"),
