@@ -21,7 +21,7 @@ SEED ?=
 $(foreach name,CLUSTER CONTEXT NAMESPACE PORT ARGS,$(if $(filter environment,$(origin $(name))),$(eval $(name) :=)))
 export CLUSTER CONTEXT NAMESPACE PORT ARGS
 
-.PHONY: help run test test-fast test-cluster lint format bench faults memory soak clean
+.PHONY: help run test test-fast test-cluster lint format bench faults memory fields soak clean
 .DEFAULT_GOAL := help
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo "make bench   latencies and idle cost, as a table and as JSON in build/bench.json"
 	@echo "make faults  the fault scenarios, and docs/faults.md with the figures they reach"
 	@echo "make memory  estimates against a real engine, and docs/memory.md with what it said"
+	@echo "make fields  docs/fields.md: what becomes of every field, tried out on the code"
 	@echo "make soak    random faults for SECONDS=3600, with an invariant checker"
 	@echo "make clean   removes the virtual environment and .run/"
 
@@ -72,6 +73,9 @@ faults: $(READY)
 memory: $(READY)
 	@$(BIN)/python -m pytest tests/boundary/test_estimate_real.py
 	@$(BIN)/python tools/memory.py
+
+fields: $(READY)
+	@$(BIN)/python tools/fields.py
 
 soak: $(READY)
 	@$(BIN)/python tools/soak.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

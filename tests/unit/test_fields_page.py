@@ -1,0 +1,259 @@
+"""docs/fields.md: every field is on it, what it says is what the code does, and a field that is dropped is noticed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from test_crds import FIELD, PLURALS, load, nodes, root
+
+from metal_supervisor import runtimes
+from metal_supervisor.core.types import Service
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import fields_leaves  # noqa: E402
+import fields_reasons  # noqa: E402
+import fields_samples  # noqa: E402
+from fields_leaves import KINDS, LIST, Leaf, leaves, merged, own, written  # noqa: E402
+from fields_table import Table, problems, table  # noqa: E402
+from fields_trial import Cell, cell, columns, names_field  # noqa: E402
+
+CONTEXT = Leaf("spec.contextSize", "integer")
+ROW = runtimes.RUNTIMES["llama-server"]
+
+
+def only(kind: str, *fields: Leaf) -> list[str]:
+    """Problems of these fields; that samples and reasons are there for fields that are left out is none."""
+    found = problems(table(kind, fields))
+    return [
+        each for each in found if not each.endswith(("no such field", "nothing needs the reason that is given for it"))
+    ]
+
+
+def instead(monkeypatch: pytest.MonkeyPatch, row: Any) -> None:
+    """Lets llama-server be the only runtime, and another one than it is."""
+    monkeypatch.setattr(runtimes, "RUNTIMES", {"llama-server": row})
+
+
+def forgetting(forget: Callable[[Service], Service]) -> runtimes.Runtime:
+    """llama-server, by somebody who forgot something that services say."""
+    return replace(ROW, engine=lambda service, binary, place: ROW.engine(forget(service), binary, place))
+
+
+# ── the page ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_page_is_what_the_code_says_and_no_field_is_dropped_silently() -> None:
+    done = subprocess.run(
+        [sys.executable, "tools/fields.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def shown(kind: str) -> dict[str, int]:
+    """The fields of a kind on the page, each with the number of those that its row stands for."""
+    (section,) = re.findall(rf"(?ms)^## {kind}$(.*?)(?=^## |\Z)", (ROOT / "docs" / "fields.md").read_text())
+    rows = re.findall(r"(?m)^\| `([^`]+)`(?: \((\d+) fields\))? \|", section)
+    return {f"spec.{name}": int(count or 1) for name, count in rows}
+
+
+def told_leaves(crd: Any) -> set[str]:
+    """The fields with a value of their own in a definition, by another reader than the page's."""
+    paths = {path.removeprefix(".").replace("{}", ".*") for path, _ in nodes(root(crd)) if path.startswith(".spec.")}
+    return {path for path in paths if not any(each.startswith((f"{path}.", f"{path}[]")) for each in paths)}
+
+
+def field_crd(plural: str) -> Any:
+    path = FIELD / f"inference.llmkube.dev_{plural}.yaml"
+    if not path.exists():
+        pytest.skip(f"the field's schemas are not beside this checkout: {path} is missing")
+    return yaml.safe_load(path.read_text())
+
+
+def missing(fields: set[str], rows: dict[str, int]) -> set[str]:
+    """Fields that have no row, neither of their own nor together with others."""
+    return {
+        path for path in fields
+        if path not in rows and not any(path.startswith(f"{row}.") and count > 1 for row, count in rows.items())
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_of_our_schemas_has_a_row(kind: str) -> None:
+    fields = told_leaves(load(KINDS[kind])) - {"spec.env[].valueFrom"}  # which the field's schema tells in detail
+    assert len(fields) >= 12 and missing(fields, shown(kind)) == set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_of_the_fields_schemas_has_a_row(kind: str) -> None:
+    fields = told_leaves(field_crd(KINDS[kind]))
+    assert len(fields) >= 32 and missing(fields, shown(kind)) == set()
+    assert sum(shown(kind).values()) == len(fields_leaves.every(kind)) >= len(fields)
+
+
+def test_the_list_of_the_fields_fields_is_that_of_its_schemas() -> None:
+    for plural in PLURALS:
+        field_crd(plural)
+    assert written(FIELD) == LIST.read_text()
+
+
+def test_what_one_schema_tells_in_detail_and_the_other_keeps_as_it_is_counts_in_detail() -> None:
+    ours = [Leaf("spec.b", "string", ("x",)), Leaf("spec.a[].from", "object")]
+    theirs = [Leaf("spec.c", "string"), Leaf("spec.a[].from.name", "string"), Leaf("spec.b", "string", ("x", "y"))]
+    assert merged(ours, theirs) == [
+        Leaf("spec.b", "string", ("x", "y")), Leaf("spec.a[].from.name", "string"), Leaf("spec.c", "string")
+    ]  # fmt: skip
+
+
+def test_maps_lists_and_values_that_may_be_of_two_types_are_leaves() -> None:
+    schema = {"properties": {
+        "map": {"additionalProperties": {"type": "string"}},
+        "list": {"items": {"properties": {"a": {"type": "integer"}}}},
+        "port": {"x-kubernetes-int-or-string": True}, "word": {"type": "string", "enum": ["x"]},
+    }}  # fmt: skip
+    assert list(leaves(schema, "spec")) == [
+        Leaf("spec.map.*", "string"), Leaf("spec.list[].a", "integer"), Leaf("spec.port", "quantity"),
+        Leaf("spec.word", "string", ("x",)),
+    ]  # fmt: skip
+
+
+# ── the trials ───────────────────────────────────────────────────────────────────────────────────
+
+
+def tried(kind: str, path: str, title: str) -> Cell:
+    (leaf,) = [each for each in fields_leaves.every(kind) if each.path == path]
+    (column,) = [each for each in columns() if each.title == title]
+    return cell(column, kind, leaf)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "title", "change"),
+    [
+        ("InferenceService", "spec.contextSize", "llama-server", "`--ctx-size`"),
+        ("InferenceService", "spec.contextSize", "mlx-server", "memory that is charged"),
+        ("InferenceService", "spec.contextSize", "mlx-server: mlx_lm.server", "`--context`"),
+        ("InferenceService", "spec.env[].value", "llama-server", "environment `YOUR_NAME`"),
+        ("InferenceService", "spec.nodeSelector.*", "llama-server", "which Macs claim it"),
+        ("InferenceService", "spec.endpoint.nodePort", "llama-server", "nodePort of the Service"),
+        ("InferenceService", "spec.rolloutPolicy.force", "llama-server", "how long running requests may finish"),
+        ("InferenceService", "spec.ropeScaling.factor", "llama-server", "`--rope-scale`"),
+        ("Model", "spec.source", "llama-server", "`--model`"),
+        ("Model", "spec.hardware.memoryFraction", "llama-server", "most memory that it is admitted with"),
+    ],
+)
+def test_a_field_that_is_honoured_is_shown_with_what_it_changes(kind: str, path: str, title: str, change: str) -> None:
+    found = tried(kind, path, title)
+    assert change in found.changes and found.refusals == ()
+
+
+def test_a_field_is_honoured_with_some_values_and_refused_with_others() -> None:
+    found = tried("InferenceService", "spec.cacheTypeK", "mlx-server: mlx_lm.server")
+    ((values, reason, message),) = found.refusals
+    assert "`--kv-bits`" in found.changes and found.idle == ("`f16`",)
+    assert "`q5_1`" in values and "`q8_0`" not in values
+    assert reason == "UnsupportedField" and "spec.cacheTypeK" in message
+
+
+def test_a_field_without_meaning_changes_nothing_at_all() -> None:
+    for column in columns():
+        assert cell(column, "Model", Leaf("spec.quantization", "string")) == Cell((), (), ("`example`",))
+
+
+def test_what_a_shared_daemon_is_called_with_counts_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attach(service: Service, _binary: Any, _place: Any) -> Any:
+        return {"calls": [{"num_batch": service.options.get("batchSize")}]}
+
+    dropping = forgetting(lambda service: replace(service, options={}))
+    instead(monkeypatch, SimpleNamespace(**{**vars(dropping), "attach": attach}))
+    batch = Leaf("spec.batchSize", "integer")
+    assert cell(columns()[0], "InferenceService", batch).changes == ("attach.calls.0.num_batch",)
+    assert cell(columns()[0], "InferenceService", CONTEXT).changes == ()
+
+
+# ── what is wrong is noticed ─────────────────────────────────────────────────────────────────────
+
+
+def test_a_runtime_that_drops_a_field_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert only("InferenceService", CONTEXT) == []
+    instead(monkeypatch, forgetting(lambda service: replace(service, options={})))
+    (told,) = only("InferenceService", CONTEXT)
+    assert told.startswith("InferenceService spec.contextSize with llama-server: it changes nothing")
+
+
+def test_a_runtime_that_drops_one_value_of_a_field_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Leaf("spec.cacheTypeV", "string", ("f16", "q8_0", "iq4_nl"))
+    assert only("InferenceService", cache) == []
+
+    def forget(service: Service) -> Service:
+        dropped = service.options.get("cacheTypeV") == "iq4_nl"
+        return replace(service, options={}) if dropped else service
+
+    instead(monkeypatch, forgetting(forget))
+    assert (
+        only("InferenceService", cache)[0]
+        == "InferenceService spec.cacheTypeV with llama-server: `iq4_nl` changes nothing"
+    )
+
+
+def test_a_field_that_is_new_in_a_schema_is_noticed() -> None:
+    told = only("Model", Leaf("spec.brandNew", "boolean"))
+    assert len(told) == len(columns()) and "spec.brandNew" in told[0] and "say why" in told[0]
+
+
+def test_a_refusal_that_does_not_name_its_field_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    instead(monkeypatch, replace(ROW, refuse=lambda service: ("No", "no spec.con") if service.options else None))
+    (told,) = only("InferenceService", CONTEXT)
+    assert "does not name it: no spec.con" in told
+
+
+def test_a_reason_that_nothing_needs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(fields_reasons.REASONS["InferenceService"], "spec.contextSize", "it is not needed")
+    told = problems(table("InferenceService", own("InferenceService")))
+    assert "InferenceService spec.contextSize: nothing needs the reason that is given for it" in told
+
+
+def test_a_reason_for_one_runtime_is_none_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(fields_reasons.GAPS["Model"], "spec.brandNew with mlx-server", "it is not needed")
+    (told,) = only("Model", Leaf("spec.brandNew", "boolean"))
+    assert told.startswith("Model spec.brandNew with llama-server: ")
+
+
+def test_a_value_that_is_not_neutral_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fields_samples, "NEUTRAL", {"spec.priority": frozenset({"high"})})
+    (leaf,) = [each for each in own("InferenceService") if each.path == "spec.priority"]
+    assert only("InferenceService", leaf) == ["InferenceService spec.priority: `high` is not neutral"]
+
+
+def test_a_base_that_is_refused_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    instead(monkeypatch, replace(ROW, refuse=lambda _service: ("No", "spec.contextSize, no")))
+    assert (
+        problems(Table("InferenceService", columns(), [])).count("InferenceService: llama-server: the base is refused")
+        == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "message", "named"),
+    [
+        ("InferenceService", "spec.env[].valueFrom.x.name", "spec.env[0].valueFrom is not supported", True),
+        ("InferenceService", "spec.nodeSelector.*", "spec.nodeSelector asks for a=b", True),
+        ("InferenceService", "spec.cacheTypeV", "spec.cacheTypeK must be f16, and cacheTypeV the same", True),
+        ("InferenceService", "spec.cacheTypeV", "spec.cacheTypeVX is wrong", False),
+        ("InferenceService", "spec.args[]", "spec.extraArgs is wrong", False),
+        ("InferenceService", "spec.env[].name", "the name is wrong", False),
+        ("Model", "spec.source", 'Model "m": spec.source is wrong', True),
+        ("Model", "spec.source", "spec.source is wrong", False),
+    ],
+)
+def test_a_message_names_a_field_or_what_it_is_a_part_of(kind: str, path: str, message: str, named: bool) -> None:
+    assert names_field(kind, path, message) is named

@@ -1,0 +1,120 @@
+"""What docs/fields.md is tried out with: values for fields, and words for what they change.
+
+No verdict stands here. `fields_trial.py` gives these values to the code and looks at what comes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+BASES: Mapping[str, Mapping[str, Any]] = {
+    "gguf": {"source": "/models/base.gguf"},
+    "mlx": {"source": "/models/base", "format": "mlx"},
+}
+"""A Model's spec to start from, by the name of a runtime or else by a format that it serves."""
+
+FLAGS: Mapping[str, frozenset[str]] = {
+    "mlx-server": frozenset({"--model", "--host", "--port", "--max-slots", "--reasoning"}),
+}
+"""Flags of executables that are documented to know no others; of all others the best build is meant."""
+
+MLX_CONFIG: Mapping[str, int] = {
+    "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "head_dim": 128, "max_position_embeddings": 131072,
+}  # fmt: skip
+"""config.json of the directory that MLX runtimes are tried with."""
+
+SCALARS: Mapping[str, tuple[Any, ...]] = {
+    "string": ("example",),
+    "integer": (3,),
+    "number": (0.5,),
+    "boolean": (True, False),
+    "quantity": (3,),
+    "object": ({"example": "example"},),
+}
+"""Values to try by type, of fields that are not listed below and whose schema names no values."""
+
+VALUES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    "Model": {
+        "spec.source": ("/models/example.gguf",),
+        "spec.files[]": ("example-00001-of-00002.gguf",),
+        "spec.mmproj": ("mmproj-example.gguf",),
+        "spec.sha256": ("0123456789abcdef" * 4,),
+        "spec.hardware.gpu.layers": (20,),
+        "spec.hardware.memoryBudget": ("8Gi",),
+    },
+    "InferenceService": {
+        "spec.replicas": (0, 3),
+        "spec.endpoint.port": (9000,),
+        "spec.endpoint.path": ("/v1/completions",),
+        "spec.endpoint.nodePort": (30080,),
+        "spec.containerPort": (9000,),
+        "spec.bindAddress": ("127.0.0.1",),
+        "spec.contextSize": (4096,),
+        "spec.batchSize": (512,),
+        "spec.uBatchSize": (256,),
+        "spec.cacheTypeCustomK": ("q8_0",),
+        "spec.cacheTypeCustomV": ("q8_0",),
+        "spec.tensorOverrides[]": ("blk.0.*=CPU",),
+        "spec.metadataOverrides[]": ("tokenizer.ggml.add_bos_token=bool:false",),
+        "spec.ropeScaling.factor": ("2.0",),
+        "spec.ropeScaling.originalContext": (8192,),
+        "spec.extraArgs[]": ("--your-flag",),
+        "spec.env[].name": ("YOUR_NAME",),
+        "spec.env[].value": ("yours",),
+        "spec.rolloutPolicy.idleTimeoutSeconds": (60,),
+        "spec.resources.memory": ("48Gi",),
+        "spec.resources.hostMemory": ("48Gi",),
+        "spec.vllmConfig.maxModelLen": (4096,),
+    },
+}
+"""Kind -> field -> values to try, where none of the type will do."""
+
+BESIDE: Mapping[str, Mapping[str, Any]] = {
+    "spec.endpoint.nodePort": {"spec.endpoint.type": "NodePort"},
+    "spec.ropeScaling.factor": {"spec.ropeScaling.type": "yarn"},
+    "spec.ropeScaling.originalContext": {"spec.ropeScaling.type": "yarn"},
+    "spec.env[].value": {"spec.env[].name": "YOUR_NAME"},
+    "spec.env[].valueFrom": {"spec.env[].name": "YOUR_NAME"},
+    "spec.speculativeDecoding.draftModelRef": {"spec.speculativeDecoding.type": "draft-simple"},
+    "spec.speculativeDecoding.draftModel": {"spec.speculativeDecoding.type": "draft-simple"},
+    "spec.speculativeDecoding.nDraftMax": {"spec.speculativeDecoding.type": "ngram-simple"},
+    "spec.speculativeDecoding.pMin": {"spec.speculativeDecoding.type": "ngram-simple"},
+}
+"""Field, or what it is below -> what has to be said with it; it is there before the field is added, too."""
+
+NEUTRAL: Mapping[str, frozenset[Any]] = {
+    "spec.format": frozenset({"gguf", "mlx", "safetensors"}),
+    "spec.refreshPolicy": frozenset({"IfNotPresent"}),
+    "spec.hardware.accelerator": frozenset({"metal"}),
+    "spec.runtime": frozenset({"llamacpp"}),
+    "spec.endpoint.type": frozenset({"ClusterIP"}),
+    "spec.mode": frozenset({"chat"}),
+    "spec.cacheTypeK": frozenset({"f16"}),
+    "spec.cacheTypeV": frozenset({"f16"}),
+    "spec.speculativeDecoding.type": frozenset({"none", "disabled"}),
+    "spec.priority": frozenset({"normal"}),
+}
+"""Values that ask for what there is without them, so that they may change nothing."""
+
+WORDS: Mapping[str, str] = {
+    "reserved_bytes": "memory that is charged",
+    "limit_bytes": "most memory that it is admitted with",
+    "standing": "whether it runs",
+    "replicas": "how many Macs claim it",
+    "priority": "order of admission and eviction",
+    "protected": "never evicted",
+    "drain_s": "how long running requests may finish",
+    "placement": "which Macs claim it",
+    "mode": "`status.mode`",
+    "runtime": "which engine runs it",
+    "url": "`status.endpoint`",
+    "Service.spec.type": "type of the Service",
+    "Service.spec.ports.0.port": "port of the Service",
+    "Service.spec.ports.0.nodePort": "nodePort of the Service",
+}
+"""What a field changed, besides command line and environment -> as the page says it."""
+
+BY_THE_WAY = frozenset({"reserved_bytes", "mode", "url", "model"})
+"""Changes that follow from others, and are told only where there is nothing else."""
