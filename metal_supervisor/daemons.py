@@ -22,6 +22,7 @@ from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.config import Settings
 from metal_supervisor.core import decide, programs
 from metal_supervisor.core.plan import live_note
+from metal_supervisor.core.report import PORT_IN_USE
 from metal_supervisor.core.types import LIVE, Json, Key, Probe, ProgramState, Record, RunNote, Service, Standing
 from metal_supervisor.runtimes import RUNTIMES, Place
 from metal_supervisor.runtimes.ollama import NAME as OLLAMA
@@ -98,6 +99,8 @@ class Daemons:
         self._records: Mapping[Key, Record] = {}
         self._asked = False
         """Whether the cluster has said what is asked for: until then daemons stay as they were."""
+        self._strange: dict[str, int] = {}
+        """A port of a daemon that a stranger was found to have, by program."""
         self.again_in_s: float | None = None
         """When a pass is worthwhile only because one is unused."""
 
@@ -117,10 +120,11 @@ class Daemons:
         if self._uses_own(program):
             return self.own.address
         record = self._records.get(key_of(program))
-        if record is not None and record.port is not None and not _is_own(record):
-            return record.host, record.port
+        if record is not None and record.port not in (None, self._strange.get(program)) and not _is_own(record):
+            return record.host, record.port or 0
         others = [each for each in self._records.values() if each.runtime != program]
         taken = decide.taken_ports(others, key_of(program))
+        taken |= {self._strange.get(program, 0): key_of(program)}
         for port in self._settings.port_range:
             if port not in taken and host.port_free(port, self._settings.bind_address):
                 return self._settings.bind_address, port
@@ -140,8 +144,8 @@ class Daemons:
         if row is None:
             return None
         if service.ordinal:
-            text = f"the shared {service.runtime} daemon serves a service once; leave --replicas-per-mac at 1, or see "
-            return "ServedNameConflict", f"{text}other Macs"
+            text = f"spec.replicas: the shared {service.runtime} daemon of a Mac serves a service once; each further"
+            return "ServedNameConflict", f"{text} replica takes a Mac of its own"
         others = self._services.get(service.runtime, [])
         before = others[: next((at for at, each in enumerate(others) if each.key == service.key), len(others))]
         for other in before:
@@ -173,11 +177,14 @@ class Daemons:
         result, self.again_in_s = dict(records), None
         self._records = records
         for program in (name for name, row in RUNTIMES.items() if row.shared is not None):
+            note = notes.get(program)
+            if note is not None and note.refused == PORT_IN_USE:
+                self._strange[program] = self._state.read_spec(note.spec_file).get("port", 0)
             users = [each for each in records.values() if each.daemon == program and _is_up(each, table)]
             known = records.get(key_of(program))
             if users:
                 self._unused_since.pop(program, None)
-                if (kept := self._needed(program, known, notes.get(program), table.get(program), now)) is not None:
+                if (kept := self._needed(program, known, note, table.get(program), now)) is not None:
                     result[kept.key] = kept
             elif known is not None:
                 self._unneeded(result, known, now)
@@ -226,7 +233,7 @@ class Daemons:
         since = self._unused_since.setdefault(known.program, time.monotonic())
         left_s = since + UNUSED_S - time.monotonic()
         if left_s > 0 and known.verdict.standing is Standing.RUN:
-            self.again_in_s = left_s
+            self.again_in_s = min(left_s, self.again_in_s or left_s)
             return
         result[known.key] = decide.dismiss(known, now, ("Unused", "no service uses it"))
 
@@ -288,7 +295,8 @@ def _record(program: str, known: Record | None, where: tuple[str, int], probe: P
     )
     if known is None:
         return fresh
+    leaving = known.verdict.standing is Standing.REMOVING  # it is needed again
     return replace(
-        fresh, withdraw=known.withdraw, retry_at=known.retry_at, stop_sent=known.stop_sent,
+        fresh, withdraw="" if leaving else known.withdraw, retry_at=known.retry_at, stop_sent=known.stop_sent,
         stopped_by_hand=known.stopped_by_hand,
     )

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
+import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from metal_supervisor import placement
+from metal_supervisor.boundary import builds, host
 from metal_supervisor.bulletin import Bulletin
 from metal_supervisor.config import Settings
 from metal_supervisor.core import resources
 from metal_supervisor.core.types import Json, Key, Record, Rejected, Service, Standing
 from metal_supervisor.runtimes import RUNTIMES
+
+LOOK_EVERY_S = 10.0
 
 
 class Intake:
@@ -19,6 +25,7 @@ class Intake:
     def __init__(self, settings: Settings, node: str, bulletin: Bulletin) -> None:
         self._settings, self._bulletin = settings, bulletin
         self._labels = placement.node_labels(settings, node, platform.system(), platform.machine())
+        self._look_at = 0.0
         self._policy = resources.Policy(
             default_runtime=settings.runtime,
             runtimes={name: RUNTIMES[name].formats for name in settings.offered},
@@ -30,9 +37,22 @@ class Intake:
         self, services: Mapping[Key, Json], models: Mapping[Key, Json], records: Mapping[Key, Record]
     ) -> dict[Key, Service | Rejected]:
         """Every InferenceService that is for this Mac, understood or refused."""
-        running = {key for key, record in records.items() if record.verdict.standing is Standing.RUN}
-        read = resources.interpret(services, models, self._policy, running)
+        running = {key: record for key, record in records.items() if record.verdict.standing is Standing.RUN}
+        kept = {key: (record.generation, record.runtime) for key, record in running.items()}
+        read = resources.interpret(services, models, self._offered(), running.keys(), kept)
         return self._for_this_mac(_refused_by_runtime(read, services), services, records.keys())
+
+    def _offered(self) -> resources.Policy:
+        """What this Mac offers, with what is installed of it now."""
+        if time.monotonic() >= self._look_at:
+            found = set()
+            for name in self._policy.runtimes:
+                with contextlib.suppress(host.NoBinary):
+                    builds.find(self._settings, RUNTIMES[name].executables)
+                    found.add(name)
+            self._policy = replace(self._policy, installed=frozenset(found))
+            self._look_at = time.monotonic() + LOOK_EVERY_S
+        return self._policy
 
     def _for_this_mac(
         self, found: Mapping[Key, Service | Rejected], written: Mapping[Key, Json], known: Collection[Key]

@@ -204,7 +204,8 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
     fresh = _charged(fresh, outlook.demand)
     if running is not None and same_request(running.asked, asked) and running.spec_file != now_spec:
         # Nobody edited anything: the change is ours (a release, a setting, another build of the engine), and can wait.
-        kept = replace(fresh, spec_file=running.spec_file, probe=running.probe, port=running.port)
+        where = port if outlook.engine.daemon else running.port
+        kept = replace(fresh, spec_file=running.spec_file, probe=running.probe, port=where)
         return _charged(replace(kept, next_spec=now_spec, next_bytes=outlook.demand.bytes or 0), running.demand)
     unedited = record is not None and (record.spec_file == now_spec or same_request(record.asked, asked))
     by_hand = bool(record and record.stopped_by_hand and unedited)

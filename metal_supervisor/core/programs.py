@@ -77,12 +77,14 @@ def compose(
         "argv": list(engine.argv),
         "env": dict(engine.env),
         "cwd": engine.cwd,
-        "host": host,
-        "port": port,
     }
+    where = {"host": host, "port": port}
     if engine.daemon:
-        meaning["shared"] = True  # the port is the daemon's, and taken
+        meaning["shared"] = True  # the port is the daemon's: taken, and its attendant finds it by itself
+    else:
+        meaning |= where
     around = {
+        **where,
         "format": SPEC_FORMAT,
         "asked": asked,
         "supervisor_log": f"{home}/log/supervisord.log",

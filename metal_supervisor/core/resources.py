@@ -57,6 +57,12 @@ class Policy:
     allowlist: frozenset[str] = frozenset()
     allowed_args: frozenset[str] = frozenset()
     """Flags of `spec.extraArgs` that are refused elsewhere."""
+    installed: frozenset[str] = frozenset()
+    """Of `runtimes`, those whose program is here: a service that names none gets one of these if it can."""
+
+    def serves(self, runtime: str) -> frozenset[str]:
+        """The formats that a runtime serves here."""
+        return self.runtimes.get(runtime, frozenset())
 
 
 UNSUPPORTED = {
@@ -162,7 +168,7 @@ def _annotated(resource: Json, what: str) -> str:
     return value or ""
 
 
-def _runtime(resource: Json, written_model: Json, model: Model, policy: Policy) -> str:
+def _runtime(resource: Json, written_model: Json, model: Model, policy: Policy, kept: str) -> str:
     """The runtime of a service: as it is annotated, there or on its Model, as it is said, or as the format has it."""
     said = fields.get(resource, "spec.runtime", str, "")
     origins = (
@@ -181,7 +187,7 @@ def _runtime(resource: Json, written_model: Json, model: Model, policy: Policy) 
             f"{LIBRARY_RUNTIME} serves" + (f", not {named[0]!r:.40} ({named[1]})" if named else f"; {_offers(policy)}"),
         )
     if named is None:
-        return _by_format(model, policy)
+        return _by_format(model, policy, kept)
     runtime, origin = named
     if runtime in ELSEWHERE:
         raise Bad("UnsupportedRuntime", f"{origin} is {runtime!r}, {ELSEWHERE[runtime]}; {_offers(policy)}")
@@ -202,11 +208,12 @@ def _offers(policy: Policy) -> str:
     return f"it runs {', '.join(policy.runtimes) or 'nothing'}"
 
 
-def _by_format(model: Model, policy: Policy) -> str:
-    """The runtime of a service that names none."""
-    if model.format in policy.runtimes.get(policy.default_runtime, ()):
-        return policy.default_runtime
-    found = next((name for name, formats in policy.runtimes.items() if model.format in formats), None)
+def _by_format(model: Model, policy: Policy, kept: str) -> str:
+    """The runtime of a service that names none: the one that it runs on, else the first that is installed here."""
+    able = [name for name in (kept, policy.default_runtime, *policy.runtimes) if model.format in policy.serves(name)]
+    if able and able[0] == kept:
+        return kept
+    found = next((name for name in able if name in policy.installed), able[0] if able else None)
     if found is None:
         served = ", ".join(sorted({each for formats in policy.runtimes.values() for each in formats}))
         raise Bad(
@@ -279,7 +286,7 @@ def _draft(namespace: str, name: str, models: Mapping[Key, Json]) -> Companion:
     return Companion(Role.DRAFT, path, model.source, f"{model.uid}/{model.generation}", model.gpu_layers)
 
 
-def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Service:
+def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy, kept: str) -> Service:
     """The Service of one InferenceService; raises Bad."""
     namespace, name = resource["metadata"]["namespace"], resource["metadata"]["name"]
     reference = fields.get(resource, "spec.modelRef", str, "")
@@ -311,7 +318,7 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy) -> Se
         raise Bad("InvalidSpec", f"spec.priority must be one of {', '.join(PRIORITIES)}, not {priority!r:.80}")
     replicas = fields.ranged(0, fields.MAX)(resource, "spec.replicas")
     extra_args = fields.texts(resource, "spec.extraArgs")
-    runtime = _runtime(resource, found, model, policy)
+    runtime = _runtime(resource, found, model, policy, kept)
     options = {option: read(resource, f"spec.{option}") for option, read in fields.OPTIONS.items()}
     for option in OMLX_OPTIONS:
         if options[option] is not None and runtime != "omlx":
@@ -379,12 +386,17 @@ def _created(resource: Json) -> str:
 
 
 def interpret(
-    services: Mapping[Key, Json], models: Mapping[Key, Json], policy: Policy, running: Collection[Key] = ()
+    services: Mapping[Key, Json],
+    models: Mapping[Key, Json],
+    policy: Policy,
+    running: Collection[Key] = (),
+    kept: Mapping[Key, tuple[int, str]] | None = None,
 ) -> dict[Key, Service | Rejected]:
     """Every InferenceService of this Mac, understood or refused. Those not on the allowlist are left out.
 
     Two whose names map to the same Service (`a.b` and `a-b`) cannot both be reached: the one that is among
-    the `running` keeps it, else the older one.
+    the `running` keeps it, else the older one. `kept`: (generation, runtime) of those that run; what was installed
+    since must not move an engine that nobody edited.
     """
     result: dict[Key, Service | Rejected] = {}
     taken: dict[tuple[str, str], str] = {}
@@ -393,7 +405,9 @@ def interpret(
         if policy.allowlist and name not in policy.allowlist:
             continue
         try:
-            service = _interpret(resource, models, policy)
+            generation, runtime = (kept or {}).get((namespace, name), (None, ""))
+            unedited = generation == resource["metadata"].get("generation")
+            service = _interpret(resource, models, policy, runtime if unedited else "")
             holder = taken.setdefault((namespace, service.endpoint.service), name)
             if holder != name:
                 text = f'metadata.name: "{name}" and "{holder}" both need the Service "{service.endpoint.service}"'
