@@ -96,6 +96,8 @@ def listing(state: StateDir, names: Sequence[str], now: float) -> tuple[list[str
     rows: list[tuple[str, ...]] = [COLUMNS]
     found: set[str] = set()
     for program, record in sorted(records.items()):
+        if record.is_daemon:
+            continue  # its models are told of, and `status` tells of it
         which = meant(record, names)
         found |= which
         if which or not names:

@@ -28,6 +28,7 @@ def upgrade(state: Path, say: Callable[[str], None]) -> int:
     supervisord = Supervisord(directory.socket)
     if not supervisord.answers():
         raise boot.CannotBoot(f"no supervisord runs on {directory.path}; start it with: metal-supervisor run")
+    directory.create()  # a release may know directories that the one before it did not
     boot.link_current(directory)
     failed = [program for program in boot.OWN_PROGRAMS if not _renewed(supervisord, program)]
     for program in failed:

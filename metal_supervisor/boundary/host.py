@@ -201,7 +201,7 @@ def version_of(path: Path) -> str:
             text = (done.stdout + done.stderr).decode("utf-8", "replace")
         except (OSError, subprocess.SubprocessError):
             text = ""
-        found = re.search(r"version:?\s+v?([A-Za-z0-9][\w.+-]{0,60})", text)
+        found = re.search(r"version(?:\s+is)?:?\s+v?([0-9][\w.+-]{0,60})", text)
         _known_versions[build] = found[1] if found else ""
     return _known_versions[build]
 
