@@ -35,7 +35,8 @@ AGAIN_S, LONGEST_AGAIN_S = 2.0, 60.0
 LOAD_S = 3600.0
 DETACH_S = 20.0
 """Below the 30 s after which supervisord would kill us."""
-NEWS_EVERY_S = 1.0
+NEWS_EVERY_S = 10.0
+"""Between two words on how far a pull has come."""
 
 
 class Model(Protocol):
@@ -89,11 +90,13 @@ class Attendant:
                     continue
                 self._tell(Phase.ATTACHING, f"{self._job['daemon']} is told to load the model")
                 self._attach()
+                if not self._over.is_set() and not self._model.attached(self._daemon()):
+                    raise Refused(200, "it has loaded the model, and does not have it now")
             except Away as error:
                 self._tell(Phase.WAITING, f"{self._job['daemon']} is waited for: {error}")
                 self._over.wait(away.now_s)
                 away = away.longer()
-            except Refused as error:
+            except (Refused, OSError) as error:
                 self._tell(Phase.REFUSED, f"{self._job['daemon']}: {error}; it is asked again in {again.now_s:g} s")
                 self._over.wait(again.now_s)
                 again = again.longer()
@@ -119,11 +122,13 @@ class Attendant:
         def work() -> None:
             try:
                 self._model.attach(daemon, LOAD_S, self._progress)
-            except Exception as error:  # noqa: BLE001 - told by who waits
+            except Exception as error:  # noqa: BLE001 - whoever waits is told
                 failed.append(error)
             self._news.set()
 
         self._news.clear()
+        if self._over.is_set():
+            return
         threading.Thread(target=work, name="attach", daemon=True).start()
         self._news.wait()
         if failed and not self._over.is_set():
