@@ -186,6 +186,7 @@ class Daemons:
                 self._unused_since.pop(program, None)
                 if (kept := self._needed(program, known, note, table.get(program), now)) is not None:
                     result[kept.key] = kept
+                    result |= self._told_to_wait(program, kept, result)
             elif known is not None:
                 self._unneeded(result, known, now)
         return result
@@ -224,6 +225,15 @@ class Daemons:
         if known is not None and up is not None and up.spec_file != made.spec_file and known.spec_file == up.spec_file:
             record = replace(record, spec_file=up.spec_file, next_spec=made.spec_file, probe=known.probe)
         return record
+
+    def _told_to_wait(self, program: str, daemon: Record, records: Mapping[Key, Record]) -> dict[Key, Record]:
+        """The services that say how their daemon is to run, while it still runs as it was started."""
+        row = RUNTIMES[program].shared
+        if not daemon.next_spec or row is None:
+            return {}
+        text = f"the shared {program} daemon takes up its settings when it starts next: supervisorctl restart {program}"
+        saying = [each.key for each in self._services.get(program, ()) if _said(each, row.options)]
+        return {key: replace(records[key], warning=("DaemonSettingsWait", text)) for key in saying if key in records}
 
     def _unneeded(self, result: dict[Key, Record], known: Record, now: float) -> None:
         if _is_own(known):
