@@ -66,6 +66,8 @@ class Models:
         self._state, self._directory = state, directory
         self._turns: dict[str, asyncio.Lock] = {}
         """Whoever attaches or detaches a model has its turn: what is asked last holds, also during a load."""
+        self._asked: dict[str, tuple[str, dict[str, Any]]] = {}
+        """Path and settings that each was attached with."""
         self.active: Counter[str] = Counter()
         """Answers that are being given, by model."""
 
@@ -85,12 +87,13 @@ class Models:
         return str(self._pool.resolve_model_id(str(asked), self._state.settings_manager))
 
     async def attach(self, name: str, path: str, settings: dict[str, Any]) -> None:
-        """Makes a model known, and loads it; one that is loaded already from there stays as it is."""
+        """Makes a model known, and loads it; one that is loaded already, from there and so set, stays as it is."""
         link = self._directory / name
         async with self._turns.setdefault(name, asyncio.Lock()):
             entry = self._pool.get_entry(name)
-            if entry is not None and entry.engine is not None and not self._leads_to(link, path):
+            if entry is not None and entry.engine is not None and self._asked.get(name) != (path, settings):
                 await self._pool._unload_engine(name)
+            self._asked[name] = path, settings
             link.unlink(missing_ok=True)
             link.symlink_to(path)
             self._apply(name, settings)
@@ -117,16 +120,12 @@ class Models:
     def _apply(self, name: str, settings: dict[str, Any]) -> None:
         """Settings of one model, by the names of oMLX's own `ModelSettings`."""
         manager = self._state.settings_manager
-        found = manager.get_settings(name)
+        found = type(manager.get_settings(name))()  # what an earlier one was given is not to stay
         for field, value in {**settings, "is_pinned": True}.items():
             if not hasattr(found, field):
                 raise Trouble(400, f"this oMLX has no {field}")
             setattr(found, field, value)
         manager.set_settings(name, found)
-
-    @staticmethod
-    def _leads_to(link: Path, path: str) -> bool:
-        return link.is_symlink() and os.readlink(link) == path  # noqa: PTH115 - compared as text
 
 
 class Gate:
