@@ -128,6 +128,28 @@ def test_maps_lists_and_values_that_may_be_of_two_types_are_leaves() -> None:
     ]  # fmt: skip
 
 
+def described(kind: str, path: str) -> str:
+    """What our schema says of a field and of what it is a part of, below spec."""
+    found = {at.removeprefix("."): schema.get("description", "") for at, schema in nodes(root(load(KINDS[kind])))}
+    names = path.removesuffix("[]").split(".")
+    return " ".join(found.get(".".join(names[:end]), "") for end in range(2, len(names) + 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_our_schema_promises_nothing_that_is_accepted_without_effect(kind: str) -> None:
+    told = {path: described(kind, path) for path in fields_reasons.GAPS[kind]}
+    assert [path for path, text in told.items() if not re.search(r"\b(yet|so far)\b", text)] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_our_schema_says_so_of_what_no_engine_can_be_asked_for(kind: str) -> None:
+    alone = [leaf for leaf in own(kind) if "valueFrom" not in leaf.path]  # whose message says it
+    found = [(leaf, cells) for leaf, cells in table(kind, alone).rows if all(each.refusals for each in cells)]
+    never = [leaf.path for leaf, cells in found if not any(each.changes or each.idle for each in cells)]
+    assert never
+    assert [path for path in never if "refused" not in described(kind, path).lower()] == []
+
+
 # ── the trials ───────────────────────────────────────────────────────────────────────────────────
 
 
