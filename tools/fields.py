@@ -29,7 +29,8 @@ HEAD = """# What becomes of every field
 Each field of our schemas (`conf/crds`) and of LLMKube's was set in a resource for each engine, and what came of that
 was compared with the same resource without it. A cell says
 
-- what the field changes: flags of the engine's command line, its environment, or what is done with the service;
+- what the field changes: flags of the engine's command line, its environment, or what is done with the service; with
+  *daemon:* a flag of the shared daemon's command line, or what it is asked for by the attendant of the model;
 - **refused**, with the reason of the condition; its message, which names the field, is the note. The service does not
   start with such a value, and one that runs keeps running as it last could;
 - –, that it changes nothing, and the note why it has no meaning there;

@@ -16,6 +16,9 @@ GPU = "it hands GPUs of a cluster's nodes to pods; a Mac has one, which all of i
 CHARGED = "it is of pods; memory is charged by the model's own header, see docs/memory.md"
 ELSEWHERE = "it is of an engine that runs in the cluster only, whose spec.runtime is refused"
 
+WHOLE = "MLX has the whole model on the GPU, whatever the number"
+
+MLX_RUNTIMES = ("mlx-server", "omlx", "vllm-swift")
 OF_GPUS = (
     "enabled", "count", "memory", "vendor", "runtime", "resourceName", "resourceClaims", "tolerationKey", "sharding",
 )  # fmt: skip
@@ -26,6 +29,7 @@ REASONS: Mapping[str, Mapping[str, str]] = {
     "Model": {
         "spec.quantization": "it is a name for people; what the file holds is read from its header",
         **dict.fromkeys((f"spec.hardware.gpu.{name}" for name in OF_GPUS), GPU),
+        **dict.fromkeys((f"spec.hardware.gpu.layers with {name}" for name in MLX_RUNTIMES), WHOLE),
         "spec.prefetch": "LLMKube's operator fetches ahead with Jobs; a Mac fetches what its services need",
         "spec.prefetchTolerations": "it is of those Jobs",
         "spec.resources": CHARGED,
@@ -68,7 +72,6 @@ REASONS: Mapping[str, Mapping[str, str]] = {
 GAPS: Mapping[str, Mapping[str, str]] = {
     "Model": {
         "spec.sha256": "a file that is fetched is not yet compared with it",
-        "spec.hardware.gpu.layers with mlx-server": "MLX has the whole model on the GPU; a number is not yet refused",
     },
     "InferenceService": {
         "spec.resources.memory": "it is not yet reserved where it is more than the estimate",

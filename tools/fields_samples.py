@@ -9,10 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 BASES: Mapping[str, Mapping[str, Any]] = {
-    "gguf": {"source": "/models/base.gguf"},
+    "gguf": {"source": "/models/base-00001-of-00002.gguf"},
     "mlx": {"source": "/models/base", "format": "mlx"},
 }
 """A Model's spec to start from, by the name of a runtime or else by a format that it serves."""
+
+DRAFT: Mapping[str, Any] = {"source": "/models/draft.gguf", "hardware": {"accelerator": "metal"}}
+"""Spec of a Model that drafts for another one."""
+
+HELD = ("engine", "example")
+"""Keys of any Secret and ConfigMap."""
 
 FLAGS: Mapping[str, frozenset[str]] = {
     "mlx-server": frozenset({"--model", "--host", "--port", "--max-slots", "--reasoning"}),
@@ -37,8 +43,8 @@ SCALARS: Mapping[str, tuple[Any, ...]] = {
 
 VALUES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "Model": {
-        "spec.source": ("/models/example.gguf",),
-        "spec.files[]": ("example-00001-of-00002.gguf",),
+        "spec.source": ("/models/example.gguf", "https://ollama.com/library/example:8b", "hf://example/example"),
+        "spec.files[]": ("base-00002-of-00002.gguf", "example.gguf"),
         "spec.mmproj": ("mmproj-example.gguf",),
         "spec.sha256": ("0123456789abcdef" * 4,),
         "spec.hardware.gpu.layers": (20,),
@@ -54,12 +60,17 @@ VALUES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "spec.contextSize": (4096,),
         "spec.batchSize": (512,),
         "spec.uBatchSize": (256,),
-        "spec.cacheTypeCustomK": ("q8_0",),
+        "spec.cacheTypeCustomK": ("q8_0", "turbo4"),
         "spec.cacheTypeCustomV": ("q8_0",),
         "spec.tensorOverrides[]": ("blk.0.*=CPU",),
         "spec.metadataOverrides[]": ("tokenizer.ggml.add_bos_token=bool:false",),
         "spec.ropeScaling.factor": ("2.0",),
         "spec.ropeScaling.originalContext": (8192,),
+        "spec.speculativeDecoding.draftModelRef": ("draft",),
+        "spec.speculativeDecoding.draftModel": ("draft.gguf",),
+        "spec.pagedSSDCacheDir": ("/caches/omlx",),
+        "spec.pagedSSDCacheMaxSize": ("100GB",),
+        "spec.hotCacheMaxSize": ("8GB",),
         "spec.extraArgs[]": ("--your-flag",),
         "spec.env[].name": ("YOUR_NAME",),
         "spec.env[].value": ("yours",),
@@ -71,21 +82,40 @@ VALUES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
 }
 """Kind -> field -> values to try, where none of the type will do."""
 
+NAMED = {"spec.env[].name": "YOUR_NAME"}
+SECRET, CONFIG_MAP = "spec.env[].valueFrom.secretKeyRef", "spec.env[].valueFrom.configMapKeyRef"
+DRAFTS, CACHE = {"spec.speculativeDecoding.type": "draft-mtp"}, {"spec.pagedSSDCacheDir": "/caches/omlx"}
 BESIDE: Mapping[str, Mapping[str, Any]] = {
     "spec.endpoint.nodePort": {"spec.endpoint.type": "NodePort"},
     "spec.ropeScaling.factor": {"spec.ropeScaling.type": "yarn"},
     "spec.ropeScaling.originalContext": {"spec.ropeScaling.type": "yarn"},
-    "spec.env[].value": {"spec.env[].name": "YOUR_NAME"},
-    "spec.env[].valueFrom": {"spec.env[].name": "YOUR_NAME"},
-    "spec.speculativeDecoding.draftModelRef": {"spec.speculativeDecoding.type": "draft-simple"},
-    "spec.speculativeDecoding.draftModel": {"spec.speculativeDecoding.type": "draft-simple"},
+    "spec.pagedSSDCacheMaxSize": CACHE,
+    "spec.hotCacheMaxSize": CACHE,
+    "spec.env[].value": NAMED,
+    "spec.env[].valueFrom": NAMED,
+    **{kept: {**NAMED, f"{kept}.name": "keys", f"{kept}.key": "engine"} for kept in (SECRET, CONFIG_MAP)},
+    **{
+        f"{kept}.optional": {**NAMED, f"{kept}.name": "keys", f"{kept}.key": "missing"}
+        for kept in (SECRET, CONFIG_MAP)
+    },
+    "spec.speculativeDecoding.draftModelRef": DRAFTS,
+    "spec.speculativeDecoding.draftModel": DRAFTS,
+    "spec.speculativeDecoding.pMin": DRAFTS,
     "spec.speculativeDecoding.nDraftMax": {"spec.speculativeDecoding.type": "ngram-simple"},
-    "spec.speculativeDecoding.pMin": {"spec.speculativeDecoding.type": "ngram-simple"},
 }
 """Field, or what it is below -> what has to be said with it; it is there before the field is added, too."""
 
+NEEDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "spec.speculativeDecoding.type": {
+        kind: {"spec.speculativeDecoding.draftModelRef": "draft"}
+        for kind in ("draft", "draft-simple", "draft-eagle3", "draft-dflash", "draft-dspark")
+    },
+}
+"""Field -> value -> what only that value has to be said with."""
+
 NEUTRAL: Mapping[str, frozenset[Any]] = {
     "spec.format": frozenset({"gguf", "mlx", "safetensors"}),
+    "spec.files[]": frozenset({"base-00002-of-00002.gguf"}),
     "spec.refreshPolicy": frozenset({"IfNotPresent"}),
     "spec.hardware.accelerator": frozenset({"metal"}),
     "spec.runtime": frozenset({"llamacpp"}),
@@ -109,6 +139,7 @@ WORDS: Mapping[str, str] = {
     "placement": "which Macs claim it",
     "mode": "`status.mode`",
     "runtime": "which engine runs it",
+    **dict.fromkeys(("probe.first_path", "probe.first_body"), "what it is asked first"),
     "url": "`status.endpoint`",
     "Service.spec.type": "type of the Service",
     "Service.spec.ports.0.port": "port of the Service",

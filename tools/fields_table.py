@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import fields_samples
 from fields_leaves import KINDS, Leaf, every
 from fields_reasons import GAPS, REASONS
-from fields_trial import Cell, Column, attempt, cell, columns, names_field, said, silent
+from fields_trial import Cell, Column, attempt, beside, cell, columns, names_field, said, silent
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,14 @@ def problems(found: Table) -> list[str]:
         for column, each in zip(found.columns, cells, strict=True):
             where = f"{found.kind} {leaf.path} with {column.title}"
             idle.setdefault(leaf.path, set()).update(each.idle)
-            if each.changes or each.refusals:
+            if each.untried:
+                told.append(f"{where}: its resource is refused without it: {each.untried}")
+            elif each.changes or each.refusals:
                 told += [f"{where}: {value} changes nothing" for value in silent(leaf, each)]
                 told += [
                     f"{where}: its refusal does not name it: {message}"
                     for _, _, message in each.refusals
-                    if not names_field(found.kind, leaf.path, message)
+                    if not any(names_field(found.kind, path, message) for path in (leaf.path, *beside(leaf.path)))
                 ]
             elif (why := reason(found.kind, leaf.path, column.runtime)) is not None:
                 used.add(why)

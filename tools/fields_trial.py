@@ -6,26 +6,42 @@ the objects that are published. What comes out is compared, so nobody has to say
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
 from fields_leaves import Leaf
-from fields_samples import BASES, BESIDE, BY_THE_WAY, FLAGS, MLX_CONFIG, NEUTRAL, SCALARS, VALUES, WORDS
+from fields_samples import (
+    BASES,
+    BESIDE,
+    BY_THE_WAY,
+    DRAFT,
+    FLAGS,
+    HELD,
+    MLX_CONFIG,
+    NEEDS,
+    NEUTRAL,
+    SCALARS,
+    VALUES,
+    WORDS,
+)
 
 from metal_supervisor import runtimes
 from metal_supervisor.core import claims, decide
+from metal_supervisor.core.attachment import JOB
 from metal_supervisor.core.demand import Demand, Reading
 from metal_supervisor.core.manifests import service_object, url_of
+from metal_supervisor.core.references import Holding, Source, filled
 from metal_supervisor.core.resources import Policy, interpret
 from metal_supervisor.core.sizes import GIB
-from metal_supervisor.core.types import Json, ModelFile, Program, Rejected, Service
+from metal_supervisor.core.types import Engine, Json, ModelFile, Program, Rejected, Service
 from metal_supervisor.runtimes import Binary, Executable, Place
 
-NAME, OTHER = "tiny", "example"
-"""The Model that services name, and one more."""
+NAME, OTHER, DRAFTING = "tiny", "example", "draft"
+"""The Model that services name, one more, and one that drafts."""
 PORT, HOST = 18100, "127.0.0.1"
 TOTAL_BYTES = 64 * GIB
 """Of the Mac that is asked."""
@@ -80,6 +96,10 @@ class Outcome:
     """Of the engine's command line, each flag with its values."""
     facts: Mapping[str, str]
     """Whatever else somebody acts on, by name."""
+    daemon: Counter[str] = field(default_factory=Counter)
+    """Of the command line of the daemon that serves it with others."""
+    elsewhere: bool = False
+    """Another engine runs it, so that nothing else can be compared."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +112,8 @@ class Cell:
     """(values, reason, message); values () if all that were tried were refused alike."""
     idle: tuple[str, ...]
     """Values that changed nothing."""
+    untried: str = ""
+    """Why nothing can be said: what its resource was refused for without it."""
 
 
 def steps(path: str) -> list[str | int]:
@@ -130,7 +152,11 @@ def attempt(column: Column, kind: str, values: Mapping[str, Any]) -> Outcome:
     for path, value in values.items():
         made[kind] = with_value(made[kind], steps(path), value)
     asked = made["InferenceService"]
-    models = {("default", NAME): made["Model"], ("default", OTHER): resource(OTHER, other)}
+    models = {
+        ("default", NAME): made["Model"],
+        ("default", OTHER): resource(OTHER, other),
+        ("default", DRAFTING): resource(DRAFTING, DRAFT),
+    }
     offered = {name: row.formats for name, row in runtimes.RUNTIMES.items()}
     found = interpret({("default", NAME): asked}, models, Policy("llama-server", offered))["default", NAME]
     if isinstance(found, Rejected):
@@ -138,16 +164,24 @@ def attempt(column: Column, kind: str, values: Mapping[str, Any]) -> Outcome:
     return _run(column, found, asked)
 
 
+def held(source: Source) -> Holding:
+    """A Secret or a ConfigMap: there is every one that is asked for."""
+    _, kind, name = source
+    return Holding(200, {key: f"{kind} {name} {key}" for key in HELD})
+
+
 def _run(column: Column, service: Service, asked: Json) -> Outcome:
     row, binary = runtimes.RUNTIMES[service.runtime], column.binary
     if service.runtime != column.runtime:
-        return Outcome(None, Counter(), {"runtime": service.runtime})
+        return Outcome(None, Counter(), {"runtime": repr(service.runtime)}, elsewhere=True)
     if refusal := row.refuse(service) or row.lacks(service, binary):
         return Outcome(refusal, Counter(), {})
+    service = filled(service, held)
     port = service.container_port or PORT
     path = service.model.source.removeprefix("file://")  # the store keeps what is downloaded by its source, too
     reading = Reading(4 * GIB, config=None if service.model.format == "gguf" else MLX_CONFIG)
-    place = Place(path, HOST, port, 8, "/state", reading)
+    further = {each.role: each.source for each in service.companions}
+    place = Place(path, HOST, port, 8, "/state", reading, further)
     engine = row.engine(service, binary, place)
     demand = row.demand(service, engine.argv, reading, lambda _path: reading) or Demand(None)
     limit = service.model.limit.resolve(TOTAL_BYTES)
@@ -157,20 +191,36 @@ def _run(column: Column, service: Service, asked: Json) -> Outcome:
     )  # fmt: skip
     record = decide.accept(service, None, outlook, 0.0)
     facts = {
-        **{f"environment `{name}`": value for name, value in engine.env},
+        **dict(environment(engine)),
         **dict(flat("probe", engine.probe)),
         **dict(flat("Service", service_object(record, service.endpoint))),
         **{name: repr(getattr(record, name)) for name in ACTED_ON},
-        "standing": record.verdict.standing.value,
+        "standing": (service.awaits[0] if service.awaits else record.verdict.standing).value,
         "url": url_of(service.namespace, service.endpoint),
         "placement": claims.misfit(asked["spec"].get("nodeSelector"), {}),
     }
-    attach = getattr(row, "attach", None)
-    if attach is not None:  # of a daemon that several services share
-        facts |= dict(flat("attach", attach(service, binary, place)))
-    return Outcome(None, arguments(engine.argv), facts)
+    return Outcome(None, arguments(engine.argv), facts, daemon_arguments(service, binary, place))
 
 
+def environment(engine: Engine) -> Iterator[tuple[str, str]]:
+    """(name, value) of the engine's environment; of an attendant, what it is to ask its daemon for."""
+    for name, value in engine.env:
+        if name == JOB:
+            yield from ((f"{DAEMON}`{path}`", each) for path, each in flat("", json.loads(value)))
+        else:
+            yield f"environment `{name}`", value
+
+
+def daemon_arguments(service: Service, binary: Binary, place: Place) -> Counter[str]:
+    """The command line of the daemon that the service shares, if that is how it is run."""
+    shared = runtimes.RUNTIMES[service.runtime].shared
+    if shared is None:
+        return Counter()
+    said = {name: service.options[name] for name in shared.options if name in service.options}
+    return arguments(shared.engine(binary, place, said).argv)
+
+
+DAEMON = "daemon: "
 ACTED_ON = ("replicas", "mode", "priority", "drain_s", "protected", "limit_bytes", "reserved_bytes", "runtime", "model")
 """Fields of a record that others act on."""
 
@@ -184,7 +234,7 @@ def flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
         yield name, str(inner)
         return
     for key, each in inner.items():
-        yield from flat(f"{name}.{key}", each)
+        yield from flat(f"{name}.{key}".lstrip("."), each)
 
 
 def arguments(argv: tuple[str, ...]) -> Counter[str]:
@@ -200,12 +250,19 @@ def arguments(argv: tuple[str, ...]) -> Counter[str]:
 
 def changes(before: Outcome, after: Outcome) -> set[str]:
     """What differs, as the page says it."""
-    added, removed = after.arguments - before.arguments, before.arguments - after.arguments
-    found = {f"`{each.split(' ')[0]}`" for each in added}
-    found = found or {f"no `{each.split(' ')[0]}`" for each in removed}
+    found = flags(before.arguments, after.arguments)
+    found |= {f"{DAEMON}{each}" for each in flags(before.daemon, after.daemon)}
     names = {name for name in {*before.facts, *after.facts} if before.facts.get(name) != after.facts.get(name)}
+    if after.elsewhere:
+        found, names = set(), names & set(after.facts)
     told = names - BY_THE_WAY if found or names - BY_THE_WAY else names
     return found | {WORDS.get(name, name) for name in told}
+
+
+def flags(before: Counter[str], after: Counter[str]) -> set[str]:
+    """The flags that are new or have other values, or else those that are gone."""
+    added, removed = after - before, before - after
+    return {f"`{each.split(' ')[0]}`" for each in added} or {f"no `{each.split(' ')[0]}`" for each in removed}
 
 
 def values_of(kind: str, leaf: Leaf) -> tuple[Any, ...]:
@@ -218,8 +275,9 @@ def values_of(kind: str, leaf: Leaf) -> tuple[Any, ...]:
 
 
 def beside(path: str) -> Mapping[str, Any]:
-    """What has to be said with a field."""
-    return next((what for above, what in BESIDE.items() if path == above or path.startswith(f"{above}.")), {})
+    """What has to be said with a field: by itself, or by the nearest that it is a part of."""
+    found = [above for above in BESIDE if path == above or path.startswith(f"{above}.")]
+    return BESIDE[max(found, key=len)] if found else {}
 
 
 def said(value: Any) -> str:
@@ -233,20 +291,22 @@ def cell(column: Column, kind: str, leaf: Leaf) -> Cell:
     before = attempt(column, kind, base)
     found: set[str] = set()
     refused: dict[tuple[str, str], list[str]] = {}
-    idle = []
+    idle, untried = [], ""
     values = values_of(kind, leaf)
     for value in values:
-        after = attempt(column, kind, {**base, leaf.path: value})
+        after = attempt(column, kind, {**base, **NEEDS.get(leaf.path, {}).get(str(value), {}), leaf.path: value})
         if after.refusal is not None:
             same = next((each for each in refused if each[0] == after.refusal[0]), after.refusal)
             refused.setdefault(same, []).append(said(value))
+        elif before.refusal is not None:
+            untried = before.refusal[1]
         elif change := changes(before, after):
             found |= change
         else:
             idle.append(said(value))
     alike = len(refused) == 1 and len(values) == len(next(iter(refused.values()), ()))
     refusals = tuple((() if alike else tuple(each), *why) for why, each in refused.items())
-    return Cell(tuple(sorted(found)), refusals, tuple(idle))
+    return Cell(tuple(sorted(found)), refusals, tuple(idle), untried)
 
 
 def names_field(kind: str, path: str, message: str) -> bool:

@@ -15,6 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
+from metal_supervisor.core.resources import Policy, interpret
+from metal_supervisor.core.types import Json, Key, Rejected, Service
+from metal_supervisor.runtimes import RUNTIMES
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 CRDS = REPOSITORY / "conf" / "crds"
 EXAMPLES = REPOSITORY / "conf" / "examples"
@@ -233,6 +237,31 @@ def test_examples_are_valid_and_complete(path: Path) -> None:
         assert not unknown, "an example may only use fields that mean something on a Mac"
         if document["kind"] == "Model":
             assert document["spec"]["hardware"]["accelerator"] == "metal"
+
+
+def understood(path: Path) -> dict[Key, Service | Rejected]:
+    """What becomes of an example on a Mac that has every engine."""
+    found: dict[str, dict[Key, Json]] = {"Model": {}, "InferenceService": {}}
+    for document in documents(path):
+        if document["kind"] in found:
+            key = document["metadata"]["namespace"], document["metadata"]["name"]
+            found[document["kind"]][key] = document
+    policy = Policy("llama-server", {name: row.formats for name, row in RUNTIMES.items()})
+    return interpret(found["InferenceService"], found["Model"], policy)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_examples_can_be_served_as_they_are(path: Path) -> None:
+    found = understood(path).values()
+    assert [each.message for each in found if isinstance(each, Rejected)] == []
+    services = [each for each in found if isinstance(each, Service)]
+    assert services and [RUNTIMES[each.runtime].refuse(each) for each in services] == [None] * len(services)
+
+
+def test_the_example_of_mixed_runtimes_has_four_of_them() -> None:
+    found = understood(EXAMPLES / "mixed-runtimes.yaml")
+    told = {name: each.runtime for (_, name), each in found.items() if isinstance(each, Service)}
+    assert told == {"embeddings": "llama-server", "qwen3-4b": "mlx-server", "qwen3-8b": "omlx", "smollm2": "ollama"}
 
 
 def test_the_example_check_notices_what_is_wrong() -> None:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ import yaml
 from test_crds import FIELD, PLURALS, load, nodes, root
 
 from metal_supervisor import runtimes
+from metal_supervisor.core.attachment import JOB
 from metal_supervisor.core.types import Service
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,11 +24,12 @@ sys.path.insert(0, str(ROOT / "tools"))
 import fields_leaves  # noqa: E402
 import fields_reasons  # noqa: E402
 import fields_samples  # noqa: E402
+import fields_trial  # noqa: E402
 from fields_leaves import KINDS, LIST, Leaf, leaves, merged, own, written  # noqa: E402
 from fields_table import Table, problems, table  # noqa: E402
 from fields_trial import Cell, cell, columns, names_field  # noqa: E402
 
-CONTEXT = Leaf("spec.contextSize", "integer")
+CONTEXT, DIRECTORY = Leaf("spec.contextSize", "integer"), Leaf("spec.pagedSSDCacheDir", "string")
 ROW = runtimes.RUNTIMES["llama-server"]
 
 
@@ -127,6 +128,28 @@ def test_maps_lists_and_values_that_may_be_of_two_types_are_leaves() -> None:
     ]  # fmt: skip
 
 
+def described(kind: str, path: str) -> str:
+    """What our schema says of a field and of what it is a part of, below spec."""
+    found = {at.removeprefix("."): schema.get("description", "") for at, schema in nodes(root(load(KINDS[kind])))}
+    names = path.removesuffix("[]").split(".")
+    return " ".join(found.get(".".join(names[:end]), "") for end in range(2, len(names) + 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_our_schema_promises_nothing_that_is_accepted_without_effect(kind: str) -> None:
+    told = {path: described(kind, path) for path in fields_reasons.GAPS[kind]}
+    assert [path for path, text in told.items() if not re.search(r"\b(yet|so far)\b", text)] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_our_schema_says_so_of_what_no_engine_can_be_asked_for(kind: str) -> None:
+    alone = [leaf for leaf in own(kind) if "valueFrom" not in leaf.path]  # whose message says it
+    found = [(leaf, cells) for leaf, cells in table(kind, alone).rows if all(each.refusals for each in cells)]
+    never = [leaf.path for leaf, cells in found if not any(each.changes or each.idle for each in cells)]
+    assert never
+    assert [path for path in never if "refused" not in described(kind, path).lower()] == []
+
+
 # ── the trials ───────────────────────────────────────────────────────────────────────────────────
 
 
@@ -147,7 +170,7 @@ def tried(kind: str, path: str, title: str) -> Cell:
         ("InferenceService", "spec.endpoint.nodePort", "llama-server", "nodePort of the Service"),
         ("InferenceService", "spec.rolloutPolicy.force", "llama-server", "how long running requests may finish"),
         ("InferenceService", "spec.ropeScaling.factor", "llama-server", "`--rope-scale`"),
-        ("Model", "spec.source", "llama-server", "`--model`"),
+        ("Model", "spec.mmproj", "llama-server", "`--mmproj`"),
         ("Model", "spec.hardware.memoryFraction", "llama-server", "most memory that it is admitted with"),
     ],
 )
@@ -169,15 +192,54 @@ def test_a_field_without_meaning_changes_nothing_at_all() -> None:
         assert cell(column, "Model", Leaf("spec.quantization", "string")) == Cell((), (), ("`example`",))
 
 
-def test_what_a_shared_daemon_is_called_with_counts_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    def attach(service: Service, _binary: Any, _place: Any) -> Any:
-        return {"calls": [{"num_batch": service.options.get("batchSize")}]}
+@pytest.mark.parametrize(
+    ("kind", "path", "title", "change"),
+    [
+        ("InferenceService", "spec.contextSize", "omlx", "daemon: `settings.max_context_window`"),
+        ("InferenceService", "spec.pagedSSDCacheDir", "omlx", "daemon: `--paged-ssd-cache-dir`"),
+        ("InferenceService", "spec.hotCacheMaxSize", "omlx", "daemon: `--hot-cache-max-size`"),
+        ("InferenceService", "spec.batchSize", "ollama", "daemon: `parameters.num_batch`"),
+        ("Model", "spec.hardware.gpu.layers", "ollama", "daemon: `parameters.num_gpu`"),
+        ("Model", "spec.source", "ollama", "daemon: `library`"),
+    ],
+)
+def test_what_a_shared_daemon_is_asked_for_and_started_with_counts_as_well(
+    kind: str, path: str, title: str, change: str
+) -> None:
+    assert change in tried(kind, path, title).changes
 
-    dropping = forgetting(lambda service: replace(service, options={}))
-    instead(monkeypatch, SimpleNamespace(**{**vars(dropping), "attach": attach}))
-    batch = Leaf("spec.batchSize", "integer")
-    assert cell(columns()[0], "InferenceService", batch).changes == ("attach.calls.0.num_batch",)
-    assert cell(columns()[0], "InferenceService", CONTEXT).changes == ()
+
+def test_an_attendants_job_is_told_by_its_parts_only() -> None:
+    (column,) = [each for each in columns() if each.title == "ollama"]
+    told = [each for leaf in own("InferenceService") for each in cell(column, "InferenceService", leaf).changes]
+    assert [each for each in told if JOB in each] == [] and "daemon: `parameters.num_ctx`" in told
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "change"),
+    [
+        ("Model", "spec.hardware.gpu.layers", "`--n-gpu-layers`"),
+        ("InferenceService", "spec.speculativeDecoding.draftModelRef", "`--model-draft`"),
+        ("InferenceService", "spec.speculativeDecoding.draftModel", "`--model-draft`"),
+        ("InferenceService", "spec.speculativeDecoding.type", "`--spec-type`"),
+        ("InferenceService", "spec.env[].valueFrom.secretKeyRef.key", "environment `YOUR_NAME`"),
+        ("InferenceService", "spec.env[].valueFrom.configMapKeyRef.optional", "whether it runs"),
+    ],
+)
+def test_further_files_and_values_that_are_kept_elsewhere_are_honoured(kind: str, path: str, change: str) -> None:
+    found = tried(kind, path, "llama-server")
+    assert change in found.changes and found.refusals == ()
+
+
+def test_files_that_are_shards_are_accepted_and_others_refused() -> None:
+    found = tried("Model", "spec.files[]", "llama-server")
+    ((values, reason, _),) = found.refusals
+    assert found.idle == ("`base-00002-of-00002.gguf`",) and values == ("`example.gguf`",)
+    assert reason == "UnsupportedField"
+
+
+def test_another_engine_is_told_as_that_and_nothing_else() -> None:
+    assert tried("InferenceService", "spec.runtime", "omlx").changes == ("which engine runs it",)
 
 
 # ── what is wrong is noticed ─────────────────────────────────────────────────────────────────────
@@ -210,6 +272,22 @@ def test_a_field_that_is_new_in_a_schema_is_noticed() -> None:
     assert len(told) == len(columns()) and "spec.brandNew" in told[0] and "say why" in told[0]
 
 
+def test_a_daemon_that_drops_an_option_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = runtimes.RUNTIMES["omlx"]
+    assert row.shared is not None
+    forgetful = replace(row.shared, engine=lambda binary, place, _options: row.shared.engine(binary, place, {}))
+    assert only("InferenceService", DIRECTORY) == []
+    monkeypatch.setattr(runtimes, "RUNTIMES", {"omlx": replace(row, shared=forgetful)})
+    (told,) = only("InferenceService", DIRECTORY)
+    assert told.startswith("InferenceService spec.pagedSSDCacheDir with omlx: it changes nothing")
+
+
+def test_a_field_whose_resource_is_refused_without_it_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fields_trial, "BESIDE", {"spec.ropeScaling": {"spec.ropeScaling.factor": "2.0"}})
+    told = only("InferenceService", Leaf("spec.ropeScaling.type", "string", ("yarn",)))
+    assert any("spec.ropeScaling.type with llama-server: its resource is refused without it" in each for each in told)
+
+
 def test_a_refusal_that_does_not_name_its_field_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     instead(monkeypatch, replace(ROW, refuse=lambda service: ("No", "no spec.con") if service.options else None))
     (told,) = only("InferenceService", CONTEXT)
@@ -224,8 +302,9 @@ def test_a_reason_that_nothing_needs_is_noticed(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_reason_for_one_runtime_is_none_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fields_reasons.GAPS["Model"], "spec.brandNew with mlx-server", "it is not needed")
-    (told,) = only("Model", Leaf("spec.brandNew", "boolean"))
-    assert told.startswith("Model spec.brandNew with llama-server: ")
+    told = only("Model", Leaf("spec.brandNew", "boolean"))
+    unexplained = {each.title for each in columns() if each.runtime != "mlx-server"}
+    assert {each.partition(" with ")[2].partition(": it changes")[0] for each in told} == unexplained
 
 
 def test_a_value_that_is_not_neutral_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
