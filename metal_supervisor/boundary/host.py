@@ -151,7 +151,8 @@ def find_binary(setting: str, name: str, install: str, flag: str = "") -> Path:
         path = Path(setting).expanduser().absolute()
         if path.is_file() and os.access(path, os.X_OK):
             return path
-        raise NoBinary(f"{flag or f'--{name}'} is {setting!r}, which is not an executable file")
+        text = f"{flag or f'--{name}'} is {setting!r}, which is not an executable file"
+        raise NoBinary(f"{text}; {install}, or correct it")
     places = [place for place in os.environ.get("PATH", "").split(os.pathsep) if place]
     found = shutil.which(name, path=os.pathsep.join([*places, *HOMEBREW]))
     if found:

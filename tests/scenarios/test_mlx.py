@@ -116,14 +116,6 @@ def test_an_edit_of_one_restarts_that_one_only(system: System) -> None:
     assert system.pid(MLX) == numbers
 
 
-def test_a_killed_engine_is_back_and_the_other_notices_nothing(system: System) -> None:
-    words, numbers = system.pid(GGUF), system.ready(MLX)
-    kill(numbers)
-    restarted(system, MLX, numbers)
-    answers(system, MLX)
-    assert system.pid(GGUF) == words
-
-
 def test_what_is_no_mlx_model_is_a_condition_of_that_service(system: System, tmp_path: Path) -> None:
     broken = mlx.tiny(tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"\xff" * 1000)

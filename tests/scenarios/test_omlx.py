@@ -6,31 +6,17 @@ import contextlib
 import http.client
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests import mlx
 from tests.mlx import mlx_model, mlx_service
-from tests.system import ROOT, System, eventually, kill, running, service
-
-sys.path.insert(0, str(ROOT / "tools"))
-
-import find_omlx
+from tests.runtimes import omlx
+from tests.system import System, eventually, running, service
 
 GGUF, ONE, TWO = "words", "one", "two"
-
-
-def omlx() -> Path:
-    """A real omlx; the test is skipped where none is to be had, and says why."""
-    try:
-        return find_omlx.find()
-    except find_omlx.NotFound as error:
-        pytest.skip(str(error))
 
 
 def on_omlx(name: str, model: str, **spec: Any) -> dict[str, Any]:
@@ -110,20 +96,6 @@ def test_each_answers_under_its_own_name_and_one_daemon_serves_both(system: Syst
         assert f"{program} " in shown and "RUNNING" in shown
 
 
-def test_a_third_model_is_attached_while_the_first_answers(system: System, tmp_path: Path) -> None:
-    mlx.tiny(tmp_path / "three")
-    with stream(system, ONE) as answer:
-        system.apply(mlx_model("three", tmp_path / "three"), on_omlx("three", "three"))
-        system.ready("three", within_s=60)
-        assert ask(system, "three", model="three")[0] == 200
-        attendant = system.pid("three")
-        system.delete("three")
-        eventually(lambda: "three" not in loaded(system), what="the third model to be unloaded")
-        eventually(lambda: not psutil.pid_exists(attendant), what="its attendant to end")
-        answer.flows()
-    assert loaded(system) == {ONE: True, TWO: True}
-
-
 def test_an_edit_reloads_that_model_only(system: System) -> None:
     before = {name: system.pid(name) for name in (ONE, TWO, GGUF)}
     daemon = system.own_pid("omlx")
@@ -147,18 +119,6 @@ def test_a_model_that_answers_is_drained_before_it_is_unloaded(system: System) -
     eventually(lambda: TWO not in loaded(system), what="it to be unloaded once it has answered")
     system.apply(on_omlx(TWO, TWO))
     system.ready(TWO, within_s=60)
-
-
-def test_a_daemon_that_is_killed_takes_its_models_out_and_brings_them_back(system: System) -> None:
-    daemon = system.own_pid("omlx")
-    kill(daemon)
-    for name in (ONE, TWO):
-        eventually(lambda name=name: system.slice_ready(name) is False, what=f"{name} to be withdrawn")
-    assert system.slice_ready(GGUF)
-    for name in (ONE, TWO):
-        eventually(lambda name=name: system.slice_ready(name), 90, f"{name} to be back")
-        assert ask(system, name, model=name)[0] == 200
-    assert system.own_pid("omlx") != daemon
 
 
 def test_stop_and_start_by_hand_unload_and_load(system: System) -> None:
