@@ -10,21 +10,28 @@ import pytest
 import yaml
 from test_crds import load, problems, root
 
-from metal_supervisor import cli
+from metal_supervisor import cli, daemons, omlx_engine
 from metal_supervisor.boundary import addresses
+from metal_supervisor.config import Settings
 from metal_supervisor.core import claims, manifests
+from metal_supervisor.core.resources import Policy, interpret
+from metal_supervisor.core.types import Service
+from metal_supervisor.runtimes import RUNTIMES, omlx
 from metal_supervisor.runtimes.llama_flags import SWITCHES as LOADING
 from metal_supervisor.runtimes.llama_memory import NAMES, SWITCHES
-from metal_supervisor.runtimes.llama_server import GUARDED, OWNED
+from metal_supervisor.runtimes.llama_server import GUARDED, OWNED, refuse
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DOCS = sorted((REPOSITORY / "docs").glob("*.md"))
+SHARED = ("omlx", "ollama")
+README = REPOSITORY / "README.md"
+DOCS = [README, *sorted((REPOSITORY / "docs").glob("*.md"))]
 FOREIGN = {
     "--cache-ram", "--ctx-checkpoints", "--kv-unified", "--swa-full", "--ubatch-size",  # llama-server
     "--server-side", "--rm", "--restart", "--image", "--accelerator", "--network-address", "--api-key", "--context",
+    "--replicas", "--for", "--strict", "--seed", "--prompt-cache-bytes", "--gpu-memory-utilization",
     *NAMES, *SWITCHES, *GUARDED, *OWNED, *LOADING,
 }
-"""Flags of kubectl, llmkube, colima and llama-server. Those in docs/fields.md are read from engines' command lines."""
+"""Flags of kubectl, llmkube, colima, tools and engines. Those in docs/fields.md are read from command lines."""
 
 
 def commands() -> dict[str, Any]:
@@ -57,6 +64,40 @@ def test_yaml_is_yaml_and_our_kinds_in_it_are_valid(path: Path) -> None:
         for document in yaml.safe_load_all(block):
             if document.get("kind") in schemas:
                 assert list(problems(schemas[document["kind"]], document)) == []
+
+
+def test_what_is_said_of_shared_daemons_is_what_the_code_does() -> None:
+    section = README.read_text().partition("## Several models on one daemon")[2].partition("\n## ")[0]
+    text = re.sub(r"\s+", " ", section)
+    for said in (
+        f"{daemons.UNUSED_S:g} s after", f"`{omlx.KEY_FILE}`", f"written for {omlx_engine.KNOWN}", "DaemonUnreachable",
+        Settings().ollama_url, "`ServedNameConflict`", "`DaemonSettingsConflict`", *(f"`{each}`" for each in SHARED),
+        *(f"`{name}`" for name in omlx.DAEMON_OPTIONS),
+    ):  # fmt: skip
+        assert said in text, said
+    assert {"/health", "/v1/models"} == omlx_engine.READING, "what is said of oMLX's list of models"
+
+
+def test_every_runtime_has_a_row_in_the_readme() -> None:
+    table = README.read_text().partition("## Runtimes")[2].partition("\n\nThey run")[0]
+    named = {name: row for name, row in RUNTIMES.items() if f"| `{name}`" in table}
+    assert set(named) == set(RUNTIMES)
+    assert [name for name, row in named.items() if row.shared is not None] == list(SHARED)
+    for row in named.values():
+        for executable in row.executables:
+            source = re.sub(r"^install it \(|\)$", "", executable.install)
+            assert source in table, source
+
+
+def test_extra_arguments_that_are_shown_are_a_users_to_set() -> None:
+    text = (REPOSITORY / "docs" / "llama-server.md").read_text()
+    shown = [yaml.safe_load(block)["spec"] for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    (spec,) = [each for each in shown if "extraArgs" in each]
+    key = "default", "large"
+    model = {"metadata": {"name": "large"}, "spec": {"source": "/m.gguf", "hardware": {"accelerator": "metal"}}}
+    asked = {"metadata": {"namespace": "default", "name": "large"}, "spec": spec}
+    found = interpret({key: asked}, {key: model}, Policy("llama-server", {"llama-server": frozenset({"gguf"})}))[key]
+    assert isinstance(found, Service) and found.extra_args[0] == "--lora" and refuse(found) is None
 
 
 def test_what_is_said_of_a_cluster_is_what_the_code_does() -> None:
