@@ -46,7 +46,7 @@ class Model(Protocol):
 
     def attached(self, daemon: Daemon) -> bool: ...
     def attach(self, daemon: Daemon, timeout_s: float, progress: Callable[[str], None]) -> None: ...
-    def detach(self, daemon: Daemon, timeout_s: float) -> None: ...
+    def detach(self, daemon: Daemon, timeout_s: float, keep: bool) -> None: ...
 
 
 KINDS: dict[str, Callable[[Json], Model]] = {"omlx": OmlxModel, "ollama": OllamaModel}
@@ -74,7 +74,7 @@ class Attendant:
         self._told_at = 0.0
 
     def end(self) -> None:
-        """Makes `run` unload the model and return. Safe to call from a signal handler."""
+        """Makes `run` unload the model and return. Called from another thread."""
         self._over.set()
         self._news.set()
 
@@ -136,8 +136,7 @@ class Attendant:
 
     def _detach(self) -> None:
         try:
-            if not self._needed_by_another():
-                self._model.detach(self._daemon(), DETACH_S)
+            self._model.detach(self._daemon(), DETACH_S, self._needed_by_another())
         except (Away, Refused) as error:
             say(f"not unloaded: {error}")
         self._state.attached_path(self._program).unlink(missing_ok=True)
@@ -148,6 +147,9 @@ class Attendant:
         return any(each.file == self._model.file and is_alive(each.pid) for each in others)
 
     def _progress(self, text: str) -> None:
+        """Told before each step of attaching, and during long ones. Raises Away once there is no use in going on."""
+        if self._over.is_set():
+            raise Away("it is not wanted any more")
         if time.monotonic() - self._told_at >= NEWS_EVERY_S or self._told.phase is not Phase.ATTACHING:
             self._tell(Phase.ATTACHING, text)
 
@@ -179,6 +181,11 @@ def say(text: str) -> None:
         return
 
 
+def _heed(signals: set[signal.Signals], attendant: Attendant) -> None:
+    signal.sigwait(signals)
+    attendant.end()
+
+
 def main(arguments: list[str]) -> int:
     """`PROGRAM STATE_DIRECTORY`, with the job in the environment. Returns when told to end."""
     program, home = arguments
@@ -188,8 +195,9 @@ def main(arguments: list[str]) -> int:
     except (KeyError, ValueError, TypeError) as error:
         say(f"cannot attend to {program}: {type(error).__name__}: {error}")
         return 78
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(signum, lambda *_: attendant.end())
+    ends = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # a handler might come while the very lock is held that it needs
+    threading.Thread(target=_heed, args=(ends, attendant), name="signals", daemon=True).start()
     attendant.run()
     return 0
 

@@ -23,6 +23,7 @@ from metal_supervisor.config import Settings
 from metal_supervisor.core import decide, programs
 from metal_supervisor.core.plan import live_note
 from metal_supervisor.core.report import PORT_IN_USE
+from metal_supervisor.core.sources import library_model
 from metal_supervisor.core.types import LIVE, Json, Key, Probe, ProgramState, Record, RunNote, Service, Standing
 from metal_supervisor.runtimes import RUNTIMES, Place
 from metal_supervisor.runtimes.ollama import NAME as OLLAMA
@@ -56,10 +57,11 @@ class Own:
 
     def want(self, wanted: bool) -> None:
         """Whether anybody needs to know."""
-        if wanted:
-            self._wanted.set()
-        else:
+        if not wanted:
             self._wanted.clear()
+        elif not self._wanted.is_set():
+            self.known = self.address is None  # what was known may be long ago
+            self._wanted.set()
 
     def here(self, patience_s: float = 0.0) -> bool:
         """Whether it answered at the latest look, or did so within that time."""
@@ -158,7 +160,9 @@ class Daemons:
                 if name in service.options and told.get(name) != service.options[name]:
                     text = f"the {service.runtime} daemon has it as {where} says; make them alike, or leave it out"
                     return "DaemonSettingsConflict", f"spec.{name}: {text}"
-            same = other.model.source == service.model.source
+            source = service.model.source
+            # An Ollama of ours has a link to a file for each service, and so runs it for each.
+            same = other.model.source == source and (bool(library_model(source)) or self._uses_own(service.runtime))
             if row.per_file and same and row.per_file(other) != row.per_file(service):
                 text = f"{where} has {service.runtime} run that model with another context, batch size or gpu.layers"
                 return "DaemonSettingsConflict", f"spec.contextSize: {text}, and it runs a model once; make them alike"

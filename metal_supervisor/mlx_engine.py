@@ -123,6 +123,8 @@ def hold_to_names(server: Any, names: list[str]) -> None:
 def main(argv: list[str]) -> None:
     """Serves; ends the process."""
     sys.stdout = sys.stderr = Log()
+    # What tracks our semaphores outlives us, and would have the last word: ours says why it ended.
+    sys.warnoptions.append("ignore::UserWarning:multiprocessing.resource_tracker")
     own = {"--alias": "", "--context": "0"}
     while len(argv) > 1 and argv[0] in own:
         own[argv[0]], argv = argv[1], argv[2:]

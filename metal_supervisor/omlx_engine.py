@@ -182,7 +182,7 @@ class Gate:
         try:
             await self._app(self._with_key(scope), once, send)
         finally:
-            self._models.active[name] -= 1
+            self._models.active -= Counter([name])  # without it once it has none: anybody may name anything
         return None
 
     async def _ours(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:

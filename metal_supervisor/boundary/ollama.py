@@ -49,6 +49,7 @@ class OllamaModel:
         else:
             digest = _blob(daemon, job, timeout_s, progress)
             made = {"files": {"model.gguf": digest}}
+        self._claim_name(daemon)
         progress("Ollama makes the model")
         asked = {"model": job["name"], "parameters": job["parameters"], "stream": True, **made}
         _succeed(daemon, "/api/create", asked, lambda _: None)
@@ -56,10 +57,32 @@ class OllamaModel:
         _keep(daemon, job, FOREVER, timeout_s)
         self._made = _digest_of(daemon, job["name"])
 
-    def detach(self, daemon: Daemon, timeout_s: float) -> None:
-        """Unloads it, once it has answered; it answers on for longer than `timeout_s`, and goes then.
+    def _claim_name(self, daemon: Daemon) -> None:
+        """Makes sure that what is replaced is not a model of the user's. Raises Away, Refused."""
+        name, book = self._job["name"], Path(self._job["book"])
+        made = set(book.read_text("utf-8").split()) if book.exists() else set()
+        if name in made:
+            return
+        if not daemon.ours and _digest_of(daemon, name):
+            text = f"this Ollama has a model {name!r} that was not made for this service; rename the InferenceService"
+            raise Refused(409, f"{text}, or remove that model (ollama rm {name})")
+        with book.open("a", encoding="utf-8") as file:
+            file.write(f"{name}\n")
 
-        Told during a load Ollama forgets it, so it is told until it has heeded. Raises Away, Refused.
+    def detach(self, daemon: Daemon, timeout_s: float, keep: bool) -> None:
+        """Unloads it, and forgets its name; with `keep` the file stays loaded, for another service has it.
+
+        Raises Away, Refused.
+        """
+        if not keep:
+            self._unload(daemon, timeout_s)
+        if daemon.ours:  # of the user's own daemon nothing is deleted without being asked
+            daemon.call("DELETE", "/api/delete", {"model": self._job["name"]})
+
+    def _unload(self, daemon: Daemon, timeout_s: float) -> None:
+        """Once it has answered; it may answer on for longer than `timeout_s`, and goes then.
+
+        Told during a load Ollama forgets it, so it is told until it has heeded.
         """
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:

@@ -17,11 +17,15 @@ class OmlxModel:
     def __init__(self, job: Json) -> None:
         self._job = job
         self._path = f"{MODELS}/{quote(job['name'])}"
+        self._asked = False
+        """Whether this process has asked for it: who was here before may have asked for another by its name."""
         self.file = ""
         """What the daemon runs for several at once: nothing; each has its own."""
 
     def attached(self, daemon: Daemon) -> bool:
         """Whether it is loaded. Raises Away, Refused."""
+        if not self._asked:
+            return False
         listed = daemon.call("GET", MODELS).get("data")
         if not isinstance(listed, list):
             raise Refused(200, f"{MODELS} answered without a list of models; another server has oMLX's port")
@@ -32,7 +36,8 @@ class OmlxModel:
         """Loads it; returns once it is. Raises Away, Refused."""
         progress(f"oMLX loads {self._job['path']}")
         daemon.call("PUT", self._path, {"path": self._job["path"], "settings": self._job["settings"]}, timeout_s)
+        self._asked = True
 
-    def detach(self, daemon: Daemon, timeout_s: float) -> None:
+    def detach(self, daemon: Daemon, timeout_s: float, _keep: bool) -> None:
         """Unloads it. Raises Away, Refused."""
         daemon.call("DELETE", self._path, timeout_s=timeout_s)

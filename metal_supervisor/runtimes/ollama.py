@@ -7,6 +7,7 @@ parameters. What the daemon decides for all models (cache types, slots, flash at
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from metal_supervisor.runtimes.llama_server import DEFAULT_CONTEXT
 from metal_supervisor.runtimes.place import Binary, Place
 
 NAME = "ollama"
+SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}\.gguf$")
 SHARED = "the shared daemon decides it for all its models"
 FLAGS = "it is a flag of llama-server; use that runtime"
 NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
@@ -47,6 +49,9 @@ def refuse(service: Service) -> tuple[str, str] | None:
     for field, given in said.items():
         if given:
             return "UnsupportedField", f"spec.{field} is not for Ollama: {SHARED}; remove it"
+    if SHARD.search(service.model.source):
+        text = f'Model "{service.model.name}": spec.source is one of several shards, and Ollama takes one file'
+        return "UnsupportedSource", f"{text}; use llama-server, or a model in one file"
     if service.mode == "rerank":
         return "UnsupportedField", "spec.mode rerank is not served by Ollama; use llama-server"
     for name, (neutral, why) in NOT_HERE.items():
@@ -76,6 +81,7 @@ def engine(service: Service, _binary: Binary, place: Place) -> Engine:
         "registry": place.registry if library else "",
         "path": "" if library else place.model_path,
         "models": place.daemon_models,
+        "book": f"{place.cwd}/ollama.made",
         "parameters": parameters(service),
         "mode": service.mode,
     }

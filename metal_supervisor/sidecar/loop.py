@@ -194,7 +194,12 @@ class Sidecar:
         told = self._controller()
         found = {name: self._engine_pid(self._table.get(name), notes.get(name)) for name in records}
         pids = sharing.pids_with_daemons(records, found)
-        alive = {name: record for name, record in records.items() if pids[name]}
+        attached = {name: self.state.attachment(name) for name, record in records.items() if record.daemon}
+        alive = {
+            name: record
+            for name, record in records.items()
+            if pids[name] and sharing.is_asked(record, attached.get(name), pids[name])
+        }
         self.prober.ask_only(
             {name: (self._target(each, pids[name]), self._known(each, pids[name])) for name, each in alive.items()},
             {name for name, each in alive.items() if self._ending(each, self._table.get(name))},

@@ -23,6 +23,13 @@ def pids_with_daemons(records: Mapping[str, Record], pids: Mapping[str, int]) ->
     return {name: 0 if records[name].daemon in gone else pid for name, pid in pids.items()}
 
 
+def is_asked(record: Record, attachment: Attachment | None, pid: int) -> bool:
+    """Whether a model's daemon may be asked for it: before it is attached, that would load whatever has its name."""
+    return not record.daemon or (
+        attachment is not None and attachment.pid == pid and attachment.phase is Phase.ATTACHED
+    )
+
+
 def judged(record: Record, finding: Finding, attachment: Attachment | None, pid: int) -> Finding:
     """What is found of a model: it is ready only while its attendant has it attached, and is never hung by itself."""
     if not record.daemon:

@@ -27,7 +27,7 @@ NASTY = [
 # An engine that only writes down how it was started.
 RECORDER = """#!/usr/bin/env python3
 import json, os, pathlib, sys, time
-if "--help" in sys.argv:
+if "--help" in sys.argv or sys.argv[1:] == ["--version"]:
     print("--metrics")
 else:
     seen = pathlib.Path(sys.argv[0]).with_name("seen.json")

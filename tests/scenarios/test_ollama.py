@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests import ollama, ollama_registry
-from tests.system import System, eventually, kill, model, running, service
+from tests.system import ISVC, System, eventually, kill, model, running, service
 
 GGUF, LOCAL, PULLED = "words", "local", "pulled"
 LIBRARY = "https://ollama.com/library/tiny:1b"
@@ -78,13 +78,24 @@ def test_each_answers_under_its_own_name_a_library_model_too(system: System) -> 
 
 def test_two_services_of_one_file_have_a_context_each(system: System) -> None:
     system.apply(on_ollama("second", "file", contextSize=1024))
-    eventually(lambda: "DaemonSettingsConflict" in told(system, "second"), what="another context to be refused")
-    system.apply(on_ollama("second", "file"))
     system.ready("second", within_s=60)
-    assert ask(system, "second", model="second")[0] == 200
+    for name in ("second", LOCAL, "second"):
+        assert ask(system, name, model=name)[0] == 200
+    assert sorted(row["context_length"] for row in runs(system, LOCAL)) == [512, 512, 1024]
     system.delete("second")
     eventually(lambda: len(runs(system, LOCAL)) == 2, what="it to be unloaded")
     assert ask(system, LOCAL, model=LOCAL)[0] == 200
+
+
+def test_two_services_of_one_library_model_have_to_agree(system: System) -> None:
+    system.apply(service("second", "library", extraArgs=[], contextSize=1024))
+    eventually(lambda: "DaemonSettingsConflict" in told(system, "second"), what="another context to be refused")
+    system.apply(service("second", "library", extraArgs=[]))
+    system.ready("second", within_s=60)
+    system.delete("second")
+    eventually(lambda: system.maybe(f"{ISVC}/second") is None, what="it to be gone")
+    assert ask(system, PULLED, model=PULLED)[0] == 200
+    assert sorted(row["name"] for row in runs(system, LOCAL)) == ["local:latest", "pulled:latest"]
 
 
 def test_an_edit_reloads_that_model_only(system: System) -> None:
@@ -133,6 +144,9 @@ def test_the_users_own_is_used_and_never_stopped(tmp_path: Path) -> None:
             assert up.port(LOCAL) == own.port and ask(up, LOCAL, model=LOCAL)[0] == 200
             assert "ollama " not in up.supervisorctl("status")
             own.create("theirs", own.link(file))
+            up.apply(on_ollama("theirs", "file"))
+            eventually(lambda: "ollama rm theirs" in told(up, "theirs"), what="a model of the user's to be left alone")
+            up.delete("theirs")
             up.delete(LOCAL)
             eventually(lambda: own.loaded() == {}, what="the model to be unloaded")
             up.apply(on_ollama(LOCAL, "file"))
