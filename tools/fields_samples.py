@@ -11,6 +11,7 @@ from typing import Any
 BASES: Mapping[str, Mapping[str, Any]] = {
     "gguf": {"source": "/models/base-00001-of-00002.gguf"},
     "mlx": {"source": "/models/base", "format": "mlx"},
+    "ollama": {"source": "/models/base.gguf"},  # it takes no shards
 }
 """A Model's spec to start from, by the name of a runtime or else by a format that it serves."""
 
