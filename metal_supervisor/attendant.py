@@ -83,7 +83,7 @@ class Attendant:
         away, again = Pause(AWAY_S, LONGEST_AWAY_S), Pause(AGAIN_S, LONGEST_AGAIN_S)
         while not self._over.is_set():
             try:
-                if self._model.attached(self._daemon()):
+                if self._model.attached(self._daemon(keyed=False)):
                     self._tell(Phase.ATTACHED, "")
                     away, again = Pause(AWAY_S, LONGEST_AWAY_S), Pause(AGAIN_S, LONGEST_AGAIN_S)
                     self._over.wait(LOOK_EVERY_S)
@@ -102,13 +102,13 @@ class Attendant:
                 again = again.longer()
         self._detach()
 
-    def _daemon(self) -> Daemon:
-        """The daemon, where it is now. Raises Away."""
+    def _daemon(self, keyed: bool = True) -> Daemon:
+        """The daemon, where it is now. `keyed`: to do more than look, which must not fail for a key. Raises Away."""
         record = self._state.record_of(self._job["daemon"])
         if record is None or record.port is None:
             raise Away("it is being started")
         key = ""
-        if self._job.get("key_file"):
+        if keyed and self._job.get("key_file"):
             try:
                 key = Path(self._job["key_file"]).read_text("utf-8").strip()
             except OSError as error:

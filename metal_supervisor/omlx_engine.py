@@ -131,8 +131,8 @@ class Models:
 class Gate:
     """Stands before oMLX's application (ASGI)."""
 
-    def __init__(self, app: Any, models: Models, key: str) -> None:
-        self._app, self._models, self._key = app, models, key
+    def __init__(self, app: Any, models: Models, key: str, key_file: Path) -> None:
+        self._app, self._models, self._key, self._key_file = app, models, key, key_file
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -159,6 +159,12 @@ class Gate:
         ours = {b"authorization": f"Bearer {self._key}".encode(), b"content-type": b"application/json"}
         headers = [pair for pair in scope["headers"] if pair[0] not in (*ours, b"x-api-key")]
         return {**scope, "headers": [*headers, *ours.items()]}
+
+    def _current_key(self) -> str:
+        """The key that we are asked with: its file, if it was lost, has been made again since the start."""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return self._key_file.read_text("utf-8").strip() or self._key
+        return self._key
 
     async def _infer(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         try:
@@ -193,7 +199,7 @@ class Gate:
             if scope["method"] == "GET" and kind == "slots":
                 return await _answer(send, 200, [{"is_processing": self._models.active[name] > 0}])
             given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, f"Bearer {self._key}".encode()):
+            if not hmac.compare_digest(given, f"Bearer {self._current_key()}".encode()):
                 raise Trouble(401, "the key is wrong")
             if kind != "models" or not name or "/" in name or name.startswith("."):
                 raise Trouble(404, "no such thing")
@@ -265,7 +271,8 @@ def main(argv: list[str]) -> None:
     base = Path(own["--base-path"])
     os.umask(0o077)
     try:
-        key = Path(own["--key-file"]).read_text("utf-8").strip()
+        key_file = Path(own["--key-file"])
+        key = key_file.read_text("utf-8").strip()
         directory = _begin(base, key)
     except OSError as error:
         end(f"its base path cannot be made: {error}")
@@ -282,7 +289,7 @@ def main(argv: list[str]) -> None:
         end(f"this oMLX is not as it is known here: {why}; install {KNOWN}", EXIT_UNKNOWN)
     uvicorn: Any = importlib.import_module("uvicorn")
     run = uvicorn.run
-    uvicorn.run = lambda app, **named: run(Gate(app, Models(state, directory), key), **named)
+    uvicorn.run = lambda app, **named: run(Gate(app, Models(state, directory), key, key_file), **named)
     sys.argv = ["omlx", "serve", "--base-path", str(base), "--model-dir", str(directory), *argv]
     try:
         cli.main()

@@ -28,6 +28,7 @@ KINDS = {
     "S": "supervisord",
     "P": "Engines",
     "L": "Engines that have to go",
+    "R": "Shared daemons",
     "M": "Host",
     "U": "Upgrade, restart, time",
 }

@@ -43,11 +43,14 @@ class Daemon:
         """One request; {} for an answer without JSON. Raises Away, Refused."""
         connection, answer = self._sent(method, path, body, timeout_s)
         try:
-            found = _parsed(answer.read(MOST_BYTES))
+            text = answer.read(MOST_BYTES)
+            if answer.length:  # a read up to a limit does not tell that the end is missing
+                raise http.client.IncompleteRead(text, answer.length)
         except (OSError, http.client.HTTPException) as error:
             raise Away(f"{path}: {type(error).__name__}") from None
         finally:
             connection.close()
+        found = _parsed(text)
         return _accepted(answer.status, found, path)
 
     def lines(self, method: str, path: str, body: Body, stall_s: float) -> Iterator[Json]:
