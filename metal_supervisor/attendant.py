@@ -119,6 +119,8 @@ class Attendant:
         def work() -> None:
             try:
                 self._model.attach(daemon, LOAD_S, self._progress)
+            except OSError as error:  # its file has gone, and may come back
+                failed.append(Refused(0, f"{error.filename}: {error.strerror}"))
             except Exception as error:  # noqa: BLE001 - told by who waits
                 failed.append(error)
             self._news.set()
