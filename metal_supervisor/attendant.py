@@ -96,7 +96,7 @@ class Attendant:
                 self._tell(Phase.WAITING, f"{self._job['daemon']} is waited for: {error}")
                 self._over.wait(away.now_s)
                 away = away.longer()
-            except (Refused, OSError) as error:
+            except Refused as error:
                 self._tell(Phase.REFUSED, f"{self._job['daemon']}: {error}; it is asked again in {again.now_s:g} s")
                 self._over.wait(again.now_s)
                 again = again.longer()
@@ -122,6 +122,8 @@ class Attendant:
         def work() -> None:
             try:
                 self._model.attach(daemon, LOAD_S, self._progress)
+            except OSError as error:  # its file has gone, and may come back
+                failed.append(Refused(0, f"{error.filename}: {error.strerror}"))
             except Exception as error:  # noqa: BLE001 - whoever waits is told
                 failed.append(error)
             self._news.set()

@@ -6,6 +6,7 @@ So a model is judged by its header before 40 GB of it are pulled, like any other
 from __future__ import annotations
 
 import json
+import re
 
 import urllib3
 
@@ -16,6 +17,7 @@ MODEL = "application/vnd.ollama.image.model"
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 TIMEOUT_S = 10.0
 MOST_BYTES = 1 << 20
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class NotThere(Exception):
@@ -39,7 +41,9 @@ def blob_url(source: str, registry: str, http: urllib3.PoolManager) -> str:
         raise NotThere(f"Ollama's library has no {name}:{tag} (it answered {answer.status})")
     try:
         layers = json.loads(text)["layers"]
-        digest = next(str(each["digest"]) for each in layers if each.get("mediaType") == MODEL)
-    except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
+        digest = next(each["digest"] for each in layers if each.get("mediaType") == MODEL)
+        if not DIGEST.fullmatch(digest):
+            raise ValueError(digest)
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError):
         raise NotThere(f"what Ollama's library says of {name}:{tag} names no model") from None
     return f"{base}/blobs/{digest}"

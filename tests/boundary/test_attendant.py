@@ -1,0 +1,268 @@
+"""Attendants of models on a daemon that is away, refuses, forgets, lies or stalls; they never give up, and end well."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon_support import Answer, Stand, said, standing
+
+from metal_supervisor import attendant
+from metal_supervisor.attendant import Attendant
+from metal_supervisor.boundary.omlx import MODELS
+from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.core.attachment import JOB, Attachment, Phase
+from metal_supervisor.core.types import Record, Standing, Verdict
+from tests.system import eventually, free_ports
+
+PROGRAM, NAME = "default.tiny", "tiny"
+MODEL = f"{MODELS}/{NAME}"
+PAST_MOST_PIDS = 1 << 30
+
+
+@pytest.fixture
+def stand() -> Iterator[Stand]:
+    with standing() as made:
+        yield made
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateDir:
+    """A state directory, and attendants that are in a hurry."""
+    for name in ("LOOK_EVERY_S", "AWAY_S", "AGAIN_S", "LONGEST_AWAY_S"):
+        monkeypatch.setattr(attendant, name, 0.02)
+    made = StateDir(tmp_path / "state")
+    made.create()
+    return made
+
+
+def listens(state: StateDir, daemon: str, port: int) -> None:
+    """Makes a daemon's record, as the controller does."""
+    verdict = Verdict(Standing.RUN, "Needed", "", 0.0)
+    record = Record("", daemon, "", 0, daemon, "", daemon, 1, "", "critical", verdict, None, port, "127.0.0.1")
+    state.write_record(record)
+
+
+def omlx(state: StateDir, **more: Any) -> dict[str, Any]:
+    """A job, as the runtime makes it; the key is there."""
+    key = state.path / "omlx.key"
+    if not key.exists():
+        key.write_text("secret\n")
+    return {"daemon": "omlx", "name": NAME, "path": "/m", "settings": {}, "key_file": str(key), **more}
+
+
+def ollama(path: Path) -> dict[str, Any]:
+    return {"daemon": "ollama", "name": NAME, "library": "", "registry": "", "path": str(path), "models": "",
+            "parameters": {}, "mode": "chat"}  # fmt: skip
+
+
+@contextlib.contextmanager
+def attending(state: StateDir, job: dict[str, Any]) -> Iterator[Attendant]:
+    """An attendant at work; told to end afterwards, and that it has ended is checked."""
+    made = Attendant(state, PROGRAM, job)
+    thread = threading.Thread(target=made.run, daemon=True)
+    thread.start()
+    try:
+        yield made
+    finally:
+        made.end()
+        thread.join(10)
+    assert not thread.is_alive()
+
+
+def phase(state: StateDir, wanted: Phase, words: str = "") -> str:
+    """Waits until an attendant says what it does; returns all that it says."""
+
+    def look() -> Attachment | None:
+        found = state.attachment(PROGRAM)
+        return found if found is not None and found.phase is wanted and words in found.message else None
+
+    return eventually(look, what=f"{wanted.value}: {words}; it is {state.attachment(PROGRAM)}").message
+
+
+class Omlx:
+    """A stand-in for our gate: models come and go, and it can be told to misbehave."""
+
+    def __init__(self, stand: Stand) -> None:
+        self.loaded = False
+        self.put: Callable[[], Answer] = self._put
+        stand.answers["GET", MODELS] = lambda: said(200, {"data": [{"id": NAME, "loaded": True}] * self.loaded})
+        stand.answers["PUT", MODEL] = lambda: self.put()  # noqa: PLW0108 - it may be another by then
+        stand.answers["DELETE", MODEL] = self._delete
+
+    def _put(self) -> Answer:
+        self.loaded = True
+        return said(200, {"id": NAME})
+
+    def _delete(self) -> Answer:
+        self.loaded = False
+        return said(200, {"id": NAME})
+
+
+def test_a_model_is_attached_with_the_key_and_unloaded_at_the_end(state: StateDir, stand: Stand) -> None:
+    Omlx(stand)
+    listens(state, "omlx", stand.port)
+    with attending(state, omlx(state, settings={"max_context_window": 512})):
+        phase(state, Phase.ATTACHED)
+        found = state.attachment(PROGRAM)
+        assert found is not None and found.pid == os.getpid()
+    changes = [each for each in stand.asked if each[0] != "GET"]
+    asked = json.dumps({"path": "/m", "settings": {"max_context_window": 512}}).encode()
+    assert changes == [("PUT", MODEL, asked, "Bearer secret"), ("DELETE", MODEL, b"", "Bearer secret")]
+    assert all(key == "" for method, _, _, key in stand.asked if method == "GET"), "a look needs none"
+    assert state.attachment(PROGRAM) is None
+
+
+def test_a_daemon_that_is_not_there_is_waited_for(state: StateDir, stand: Stand) -> None:
+    Omlx(stand)
+    with attending(state, omlx(state)):
+        phase(state, Phase.WAITING, "omlx is waited for: it is being started")
+        listens(state, "omlx", free_ports(1)[0])
+        phase(state, Phase.WAITING, "ConnectionRefusedError")
+        listens(state, "omlx", stand.port)
+        phase(state, Phase.ATTACHED)
+
+
+def test_a_model_that_the_daemon_has_lost_is_attached_again(state: StateDir, stand: Stand) -> None:
+    daemon = Omlx(stand)
+    listens(state, "omlx", stand.port)
+    with attending(state, omlx(state)):
+        phase(state, Phase.ATTACHED)
+        daemon.loaded = False
+        eventually(lambda: daemon.loaded, what="it to be loaded again")
+        phase(state, Phase.ATTACHED)
+    assert stand.paths("PUT") == [MODEL, MODEL]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [said(500, {"error": {"message": "ValueError: no such layer"}}), said(200, {"error": "ValueError: no such layer"})],
+    ids=["500", "200"],
+)
+def test_a_refusal_is_told_whatever_its_status_and_asked_again(state: StateDir, stand: Stand, answer: Answer) -> None:
+    daemon = Omlx(stand)
+    mended = daemon.put
+    daemon.put = lambda: answer
+    listens(state, "omlx", stand.port)
+    with attending(state, omlx(state)):
+        told = phase(state, Phase.REFUSED, "ValueError: no such layer")
+        assert told.startswith("omlx: ") and "; it is asked again in " in told
+        eventually(lambda: len(stand.paths("PUT")) > 2, what="it to be asked again")
+        daemon.put = mended
+        phase(state, Phase.ATTACHED)
+
+
+@pytest.mark.parametrize("answer", [Answer(200, b"<html>"), said(200, {"data": None}), said(200, [])])
+def test_another_server_at_the_daemons_port_is_told(state: StateDir, stand: Stand, answer: Answer) -> None:
+    stand.answers["GET", MODELS] = answer
+    listens(state, "omlx", stand.port)
+    with attending(state, omlx(state)):
+        phase(state, Phase.REFUSED, "another server has oMLX's port")
+    assert stand.paths("PUT") == []
+
+
+def test_without_the_key_a_model_that_is_loaded_serves_and_another_waits_for_it(state: StateDir, stand: Stand) -> None:
+    daemon = Omlx(stand)
+    job, key = omlx(state), state.path / "omlx.key"
+    key.unlink()
+    daemon.loaded = True
+    listens(state, "omlx", stand.port)
+    with attending(state, job):
+        phase(state, Phase.ATTACHED)
+        daemon.loaded = False
+        phase(state, Phase.WAITING, "its key cannot be read: No such file or directory")
+        key.write_text("another")
+        phase(state, Phase.ATTACHED)
+    assert {key for method, _, _, key in stand.asked if method == "PUT"} == {"Bearer another"}
+
+
+def test_told_to_end_during_a_load_it_unloads_and_ends(state: StateDir, stand: Stand) -> None:
+    daemon = Omlx(stand)
+    loading = threading.Event()
+
+    def never() -> Answer:
+        loading.set()
+        stand.hold.wait()
+        return Answer(200)
+
+    daemon.put = never
+    listens(state, "omlx", stand.port)
+    with attending(state, omlx(state)):
+        assert loading.wait(10)
+        phase(state, Phase.ATTACHING)
+    assert stand.paths("DELETE") == [MODEL]
+
+
+def test_it_ends_also_where_the_daemon_is_gone(state: StateDir, stand: Stand) -> None:
+    Omlx(stand)
+    listens(state, "omlx", stand.port)
+    with attending(state, omlx(state)):
+        phase(state, Phase.ATTACHED)
+        listens(state, "omlx", free_ports(1)[0])
+    assert state.attachment(PROGRAM) is None and stand.paths("DELETE") == []
+
+
+# ── Ollama, where several services may share what runs ───────────────────────────────────────────
+
+EVER = "2319-01-01T00:00:00Z"
+
+
+def ollama_stand(stand: Stand) -> None:
+    """One that has every blob, makes every model, and has loaded it."""
+    row = {"name": f"{NAME}:latest", "digest": "d", "expires_at": EVER}
+    loaded = {"rows": [row]}
+
+    def generate() -> Answer:
+        asked = json.loads(stand.asked[-1][2])
+        loaded["rows"] = [row] if asked["keep_alive"] else []
+        return said(200, {"done": True})
+
+    stand.answers["HEAD", "/api/blobs/sha256:" + "0" * 64] = Answer(200)
+    stand.answers["POST", "/api/create"] = said(200, {"status": "success"})
+    stand.answers["POST", "/api/generate"] = generate
+    stand.answers["GET", "/api/tags"] = said(200, {"models": [row]})
+    stand.answers["GET", "/api/ps"] = lambda: said(200, {"models": loaded["rows"]})
+
+
+def keep_alives(stand: Stand) -> list[int]:
+    return [json.loads(body)["keep_alive"] for _, path, body, _ in stand.asked if path == "/api/generate"]
+
+
+@pytest.mark.parametrize(("pid", "unloads"), [(os.getpid(), False), (PAST_MOST_PIDS, True)], ids=["lives", "is-gone"])
+def test_what_another_service_has_ollama_run_is_left_alone_while_that_one_lives(
+    state: StateDir, stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: int, unloads: bool
+) -> None:
+    monkeypatch.setattr("metal_supervisor.boundary.ollama._sha256", lambda _path: "0" * 64)
+    (file := tmp_path / "model.gguf").write_bytes(b"GGUF")
+    ollama_stand(stand)
+    listens(state, "ollama", stand.port)
+    with attending(state, ollama(file)):
+        phase(state, Phase.ATTACHED)
+        state.write_attached(Attachment("default.other", pid, Phase.ATTACHED, "", 0.0, str(file)))
+    assert keep_alives(stand) == [-1, 0][: 1 + unloads]
+
+
+def test_a_file_that_has_gone_is_told_and_waited_for(state: StateDir, stand: Stand, tmp_path: Path) -> None:
+    ollama_stand(stand)
+    listens(state, "ollama", stand.port)
+    with attending(state, ollama(tmp_path / "gone.gguf")):
+        phase(state, Phase.REFUSED, "gone.gguf: No such file or directory")
+        eventually(lambda: stand.paths("GET").count("/api/ps") > 2, what="it to be tried again")
+
+
+# ── the process ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("job", ["", "{", "[]", '{"daemon": "another"}', '{"daemon": "omlx"}'])
+def test_a_job_that_cannot_be_understood_ends_it_as_a_mistake_of_the_configuration(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], job: str
+) -> None:
+    monkeypatch.setenv(JOB, job)
+    assert attendant.main([PROGRAM, str(state.path)]) == 78
+    assert f"cannot attend to {PROGRAM}" in capfd.readouterr().err

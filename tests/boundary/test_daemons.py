@@ -1,0 +1,288 @@
+"""Shared daemons: which port, which options, whose Ollama, and when one is stopped; with plain parts around them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon_support import Stand, said, standing
+
+from metal_supervisor import daemons
+from metal_supervisor.boundary import host
+from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.config import Settings
+from metal_supervisor.core.types import (
+    Endpoint,
+    Key,
+    Model,
+    ProgramState,
+    Record,
+    RunNote,
+    Service,
+    Standing,
+    State,
+    Verdict,
+)
+from metal_supervisor.daemons import Daemons, key_of
+from metal_supervisor.runtimes import Binary
+from tests.system import eventually, free_ports
+
+ENDPOINT = Endpoint("one", 8080, "/v1/chat/completions", "ClusterIP", None)
+
+
+class Builds:
+    """Every executable is there, as `path` says, unless `missing`."""
+
+    def __init__(self) -> None:
+        self.path, self.missing = "/opt/daemon", False
+
+    def look(self, _executables: object) -> Binary:
+        if self.missing:
+            raise host.NoBinary("gone")
+        return Binary(self.path, frozenset({"--port"}), "daemon", "/opt/python")
+
+
+class Keeper:
+    """The daemons of one Mac, pass by pass."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        self.state, self.builds, self.specs = StateDir(path / "state"), Builds(), dict[str, str]()
+        self.state.create()
+        first, *_ = free_ports(1)
+        settings = {"ports": f"{first}-{first + 20}", "ollama_url": "off", **settings}
+        self.settings = replace(Settings(), state_dir=str(path / "state"), **settings)
+        self.woken = threading.Event()
+        self.daemons = Daemons(self.settings, self.state, self.builds, self.specs.__setitem__, self.woken.set)  # type: ignore[arg-type]
+        self.records: dict[Key, Record] = {}
+
+    def one_pass(
+        self, *services: Service, table: dict[str, ProgramState] | None = None, notes: dict[str, RunNote] | None = None
+    ) -> Record | None:
+        """What is asked for is looked at, accepted and kept; the record of oMLX or Ollama, whichever there is."""
+        own = {key: each for key, each in self.records.items() if each.is_daemon}
+        self.records = {**{each.key: record_of(each) for each in services}, **own}
+        self.daemons.prepare(services, self.records)
+        self.records = self.daemons.keep(self.records, table or {}, notes or {}, 1000.0)
+        found = [each for each in self.records.values() if each.is_daemon]
+        return found[0] if found else None
+
+
+def service(name: str = "one", runtime: str = "omlx", source: str = "/m", **more: Any) -> Service:
+    model = Model("default", "phi", "m", 1, source, "mlx", "metal", None, None)
+    options = more.pop("options", {})
+    made = Service("default", name, "u", 1, model, runtime, 1, False, ENDPOINT, "chat", "normal", None, options)
+    return replace(made, **more)
+
+
+def record_of(asked: Service) -> Record:
+    """As it is once it was accepted."""
+    verdict = Verdict(Standing.RUN, "Accepted", "", 0.0)
+    return Record(
+        asked.namespace, asked.name, "u", 1, f"{asked.namespace}.{asked.name}", "phi", asked.runtime, 1, "chat",
+        "normal", verdict, ENDPOINT, spec_file="spec", daemon=asked.runtime,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Keeper:
+    return Keeper(tmp_path)
+
+
+# ── a daemon of ours ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_daemon_is_made_for_its_first_service_with_a_key_and_the_first_free_port(keeper: Keeper) -> None:
+    assert keeper.one_pass() is None and not (keeper.state.path / "omlx.key").exists()
+    first = keeper.settings.port_range[0]
+    with socket.create_server((keeper.settings.bind_address, first)):
+        found = keeper.one_pass(service())
+    assert found is not None and found.runs and found.protected and found.port == first + 1
+    assert found.spec_file in keeper.specs and "--port" in keeper.specs[found.spec_file]
+    key = keeper.state.path / "omlx.key"
+    assert len(key.read_text()) > 30 and key.stat().st_mode & 0o077 == 0
+    assert key.read_text() not in keeper.specs[found.spec_file]
+
+
+def test_a_port_of_a_service_is_not_taken_and_its_own_is_kept(keeper: Keeper) -> None:
+    first = keeper.settings.port_range[0]
+    other = replace(record_of(service("gguf", "llama-server")), port=first, daemon="")
+    keeper.records[other.key] = other
+    keeper.daemons.prepare([service()], keeper.records)
+    assert keeper.daemons.address("omlx") == (keeper.settings.bind_address, first + 1)
+    found = keeper.one_pass(service())
+    assert found is not None
+    with socket.create_server((keeper.settings.bind_address, found.port or 0)):
+        again = keeper.one_pass(service())  # the daemon itself has it
+    assert again == found
+
+
+def test_without_an_executable_there_is_no_daemon_and_one_that_runs_goes_on(keeper: Keeper) -> None:
+    keeper.builds.missing = True
+    assert keeper.one_pass(service()) is None
+    keeper.builds.missing = False
+    found = keeper.one_pass(service())
+    keeper.builds.missing = True
+    assert found is not None and keeper.one_pass(service()) == found
+
+
+def test_one_that_runs_is_started_otherwise_only_once_it_ends(keeper: Keeper) -> None:
+    found = keeper.one_pass(service())
+    assert found is not None and found.spec_file
+    table = {"omlx": ProgramState("omlx", State.RUNNING, 4242, 1.0, 0.0, 2.0, "")}
+    notes = {"omlx": RunNote(4242, 4242, "started", found.spec_file, (1.0,), 0.0, "", "")}
+    keeper.builds.path = "/opt/another"
+    edited = service(options={"pagedSSDCacheDir": "/cache"})
+    goes_on = keeper.one_pass(edited, table=table, notes=notes)
+    assert goes_on is not None and goes_on.spec_file == found.spec_file != goes_on.next_spec and goes_on.next_spec
+    ended = keeper.one_pass(edited)
+    assert ended is not None and ended.spec_file == goes_on.next_spec and ended.next_spec == ""
+
+
+def test_a_key_that_was_lost_is_made_again(keeper: Keeper) -> None:
+    keeper.one_pass(service())
+    (keeper.state.path / "omlx.key").unlink()
+    keeper.one_pass(service())
+    assert (keeper.state.path / "omlx.key").read_text()
+
+
+def test_an_unused_one_is_stopped_after_a_while(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper.one_pass(service())
+    waits = keeper.one_pass()
+    assert waits is not None and waits.runs
+    assert keeper.daemons.again_in_s is not None and 0 < keeper.daemons.again_in_s <= daemons.UNUSED_S
+    used = keeper.one_pass(service())
+    assert used == waits and keeper.daemons.again_in_s is None
+    keeper.one_pass()
+    monkeypatch.setattr(daemons, "UNUSED_S", 0.0)
+    stopped = keeper.one_pass()
+    assert stopped is not None and stopped.verdict.standing is Standing.REMOVING and stopped.spec_file is None
+    again = keeper.one_pass(service())
+    assert again is not None and again.runs and again.port == waits.port
+
+
+def test_a_model_that_is_still_to_be_unloaded_needs_it(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper.one_pass(service())
+    monkeypatch.setattr(daemons, "UNUSED_S", 0.0)
+    leaving = replace(record_of(service()), spec_file=None, verdict=Verdict(Standing.REMOVING, "Deleted", "", 0.0))
+    keeper.records[leaving.key] = leaving
+    table = {"default.one": ProgramState("default.one", State.STOPPING, 4242, 1.0, 0.0, 2.0, "")}
+    kept = keeper.daemons.keep(keeper.records, table, {}, 1000.0)
+    assert kept[key_of("omlx")].runs
+    assert not keeper.daemons.keep(keeper.records, {}, {}, 1000.0)[key_of("omlx")].runs
+
+
+def test_until_the_cluster_has_spoken_a_daemon_stays_as_it_was(keeper: Keeper) -> None:
+    found = keeper.one_pass(service())
+    fresh = Daemons(keeper.settings, keeper.state, keeper.builds, keeper.specs.__setitem__, keeper.woken.set)  # type: ignore[arg-type]
+    keeper.builds.path = "/opt/another"
+    assert fresh.keep(keeper.records, {}, {}, 2000.0)[key_of("omlx")] == found
+
+
+# ── several services of one ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "reason", "words"),
+    [
+        (service(), service(namespace="other"), "ServedNameConflict", "metadata.name: default/one is served as 'one'"),
+        (service(), service("two", ordinal=1), "ServedNameConflict", "--replicas-per-mac"),
+        (
+            service(options={"pagedSSDCacheDir": "/a"}), service("two", options={"pagedSSDCacheDir": "/b"}),
+            "DaemonSettingsConflict", "spec.pagedSSDCacheDir: the omlx daemon has it as default/one says",
+        ),
+        (
+            service(options={"pagedSSDCacheDir": "/a"}),
+            service("two", options={"pagedSSDCacheDir": "/a", "hotCacheMaxSize": "1GB"}),
+            "DaemonSettingsConflict", "spec.hotCacheMaxSize",
+        ),
+        (
+            service("one", "ollama", options={"contextSize": 512}),
+            service("two", "ollama", options={"contextSize": 1024}), "DaemonSettingsConflict", "spec.contextSize",
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_one_that_came_first_excludes_is_refused_by_field(
+    keeper: Keeper, one: Service, two: Service, reason: str, words: str
+) -> None:
+    keeper.daemons.prepare([two, one], {one.key: record_of(one)})
+    found = keeper.daemons.problem(two)
+    assert found is not None and found[0] == reason and words in found[1]
+    assert keeper.daemons.problem(one) is None
+
+
+@pytest.mark.parametrize(
+    "two",
+    [
+        service("two"), service("two", options={"contextSize": 512}),
+        service("one", "llama-server", namespace="other"), service("two", "omlx", options={"pagedSSDCacheDir": "/a"}),
+    ],
+)  # fmt: skip
+def test_what_can_be_had_beside_it_is_not(keeper: Keeper, two: Service) -> None:
+    one = service(options={"pagedSSDCacheDir": "/a"})
+    keeper.daemons.prepare([two, one], {one.key: record_of(one)})
+    assert keeper.daemons.problem(two) is None
+
+
+def test_a_service_that_is_off_excludes_nobody(keeper: Keeper) -> None:
+    off = service(replicas=0), service(suspended=True)
+    for one in off:
+        keeper.daemons.prepare([one, two := service(namespace="other")], {one.key: record_of(one)})
+        assert keeper.daemons.problem(two) is None
+
+
+# ── the user's own Ollama ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def theirs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
+    """A user's own Ollama, as far as it is looked for."""
+    monkeypatch.setattr(daemons, "LOOK_EVERY_S", 0.5)
+    with standing() as made:
+        made.answers["GET", "/api/version"] = said(200, {"version": "0.17.4"})
+        yield made
+
+
+def with_own(path: Path, stand: Stand) -> Keeper:
+    """One that has looked for the user's own."""
+    keeper = Keeper(path, ollama_url=stand.url)
+    assert not keeper.daemons.is_known("ollama") and keeper.one_pass(service("one", "ollama")) is None
+    eventually(lambda: keeper.daemons.own.known, what="it to be looked for")
+    assert keeper.woken.is_set()
+    return keeper
+
+
+def test_the_users_own_is_used_without_a_program_of_ours(tmp_path: Path, theirs: Stand) -> None:
+    keeper = with_own(tmp_path, theirs)
+    keeper.builds.missing = True
+    found = keeper.one_pass(service("one", "ollama"))
+    assert found is not None and (found.host, found.port) == ("127.0.0.1", theirs.port)
+    assert found.spec_file is None and not keeper.daemons.needs_binary("ollama") and keeper.specs == {}
+    assert keeper.one_pass() is None, "nothing is remembered of it once it is unused"
+
+
+def test_the_users_own_may_be_away_for_a_while_and_is_then_replaced(
+    tmp_path: Path, theirs: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = with_own(tmp_path, theirs)
+    used = keeper.one_pass(service("one", "ollama"))
+    del theirs.answers["GET", "/api/version"]
+    eventually(lambda: not keeper.daemons.own.here(), what="it to be missed")
+    assert keeper.one_pass(service("one", "ollama")) == used, "it may only be restarted"
+    monkeypatch.setattr(daemons, "FORSAKEN_S", 0.0)
+    ours = keeper.one_pass(service("one", "ollama"))
+    assert ours is not None and ours.runs and ours.port in keeper.settings.port_range
+    theirs.answers["GET", "/api/version"] = said(200, {"version": "0.17.4"})
+    eventually(keeper.daemons.own.here, what="it to be back")
+    assert keeper.one_pass(service("one", "ollama")) == ours, "what runs is not moved"
+
+
+def test_where_there_is_none_one_of_ours_is_started(tmp_path: Path, theirs: Stand) -> None:
+    theirs.answers.clear()
+    keeper = with_own(tmp_path, theirs)
+    found = keeper.one_pass(service("one", "ollama"))
+    assert found is not None and found.runs and keeper.daemons.needs_binary("ollama")
