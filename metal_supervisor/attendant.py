@@ -90,7 +90,7 @@ class Attendant:
                     continue
                 self._tell(Phase.ATTACHING, f"{self._job['daemon']} is told to load the model")
                 self._attach()
-                if not self._over.is_set() and not self._model.attached(self._daemon()):
+                if not self._over.is_set() and not self._model.attached(self._daemon(keyed=False)):
                     raise Refused(200, "it has loaded the model, and does not have it now")
             except Away as error:
                 self._tell(Phase.WAITING, f"{self._job['daemon']} is waited for: {error}")
