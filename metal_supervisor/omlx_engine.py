@@ -7,7 +7,7 @@ has, and all else is for this machine alone, with the key.
 
     PUT    /metal-supervisor/models/NAME  {"path": …, "settings": {…}}   attached and loaded when it answers 200
     DELETE /metal-supervisor/models/NAME                                 unloaded; what it still answers is cut off
-    GET    /metal-supervisor/models                                      {"data": [{"id", "loaded", "active"}]}
+    GET    /metal-supervisor/models                                      {"data": [{"id", "loaded", "active", "asked"}]}
     GET    /metal-supervisor/slots/NAME                                  [{"is_processing": …}]
 
 Run as `python -E omlx_engine.py --key-file FILE --base-path DIRECTORY ARGUMENTS OF omlx serve`; the directory is ours
@@ -66,7 +66,7 @@ class Models:
         self._state, self._directory = state, directory
         self._turns: dict[str, asyncio.Lock] = {}
         """Whoever attaches or detaches a model has its turn: what is asked last holds, also during a load."""
-        self._asked: dict[str, tuple[str, dict[str, Any]]] = {}
+        self._asked: dict[str, dict[str, Any]] = {}
         """Path and settings that each was attached with."""
         self.active: Counter[str] = Counter()
         """Answers that are being given, by model."""
@@ -80,7 +80,10 @@ class Models:
     def listed(self) -> list[dict[str, Any]]:
         """What there is, as `/metal-supervisor/models` shows it."""
         entries = sorted(self._pool._entries.items())
-        return [{"id": name, "loaded": each.engine is not None, "active": self.active[name]} for name, each in entries]
+        return [
+            {"id": name, "loaded": each.engine is not None, "active": self.active[name], "asked": self._asked.get(name)}
+            for name, each in entries
+        ]
 
     def name_of(self, asked: object) -> str:
         """The model that a request means."""
@@ -88,12 +91,12 @@ class Models:
 
     async def attach(self, name: str, path: str, settings: dict[str, Any]) -> None:
         """Makes a model known, and loads it; one that is loaded already, from there and so set, stays as it is."""
-        link = self._directory / name
+        link, asked = self._directory / name, {"path": path, "settings": settings}
         async with self._turns.setdefault(name, asyncio.Lock()):
             entry = self._pool.get_entry(name)
-            if entry is not None and entry.engine is not None and self._asked.get(name) != (path, settings):
+            if entry is not None and entry.engine is not None and self._asked.get(name) != asked:
                 await self._pool._unload_engine(name)
-            self._asked[name] = path, settings
+            self._asked[name] = asked
             link.unlink(missing_ok=True)
             link.symlink_to(path)
             self._apply(name, settings)

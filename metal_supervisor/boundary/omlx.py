@@ -17,26 +17,23 @@ class OmlxModel:
     def __init__(self, job: Json) -> None:
         self._job = job
         self._path = f"{MODELS}/{quote(job['name'])}"
-        self._asked = False
-        """Whether this process has asked for it: who was here before may have asked for another by its name."""
+        self._body = {"path": job["path"], "settings": job["settings"]}
         self.file = ""
         """What the daemon runs for several at once: nothing; each has its own."""
 
     def attached(self, daemon: Daemon) -> bool:
-        """Whether it is loaded. Raises Away, Refused."""
-        if not self._asked:
-            return False
+        """Whether it is loaded, from where and as it is wanted. Raises Away, Refused."""
         listed = daemon.call("GET", MODELS).get("data")
         if not isinstance(listed, list):
             raise Refused(200, f"{MODELS} answered without a list of models; another server has oMLX's port")
-        name = self._job["name"]
-        return any(isinstance(each, dict) and each.get("id") == name and each.get("loaded") for each in listed)
+        wanted = self._job["name"], True, self._body
+        rows = [each for each in listed if isinstance(each, dict)]
+        return any((each.get("id"), each.get("loaded"), each.get("asked")) == wanted for each in rows)
 
     def attach(self, daemon: Daemon, timeout_s: float, progress: Callable[[str], None]) -> None:
         """Loads it; returns once it is. Raises Away, Refused."""
         progress(f"oMLX loads {self._job['path']}")
-        daemon.call("PUT", self._path, {"path": self._job["path"], "settings": self._job["settings"]}, timeout_s)
-        self._asked = True
+        daemon.call("PUT", self._path, self._body, timeout_s)
 
     def detach(self, daemon: Daemon, timeout_s: float, _keep: bool) -> None:
         """Unloads it. Raises Away, Refused."""

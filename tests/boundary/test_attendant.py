@@ -58,8 +58,9 @@ def omlx(state: StateDir, **more: Any) -> dict[str, Any]:
 
 
 def ollama(path: Path) -> dict[str, Any]:
+    """The same of a file, for an Ollama of the user's own."""
     return {"daemon": "ollama", "name": NAME, "library": "", "registry": "", "path": str(path), "models": "",
-            "parameters": {}, "mode": "chat"}  # fmt: skip
+            "book": f"{path}.made", "parameters": {}, "mode": "chat"}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -92,12 +93,17 @@ class Omlx:
     def __init__(self, stand: Stand) -> None:
         self.loaded = False
         self.put: Callable[[], Answer] = self._put
-        stand.answers["GET", MODELS] = lambda: said(200, {"data": [{"id": NAME, "loaded": True}] * self.loaded})
+        self.stand = stand
+        self.asked: dict[str, Any] = {"path": "/m", "settings": {}}
+        stand.answers["GET", MODELS] = lambda: said(
+            200, {"data": [{"id": NAME, "loaded": True, "asked": self.asked}] * self.loaded}
+        )
         stand.answers["PUT", MODEL] = lambda: self.put()  # noqa: PLW0108 - it may be another by then
         stand.answers["DELETE", MODEL] = self._delete
 
     def _put(self) -> Answer:
         self.loaded = True
+        self.asked = next(json.loads(body) for method, _, body, _ in reversed(self.stand.asked) if method == "PUT")
         return said(200, {"id": NAME})
 
     def _delete(self) -> Answer:
@@ -241,6 +247,7 @@ def test_what_another_service_has_ollama_run_is_left_alone_while_that_one_lives(
     monkeypatch.setattr("metal_supervisor.boundary.ollama._sha256", lambda _path: "0" * 64)
     (file := tmp_path / "model.gguf").write_bytes(b"GGUF")
     ollama_stand(stand)
+    Path(f"{file}.made").write_text(NAME)  # it was made for this service, by an earlier process
     listens(state, "ollama", stand.port)
     with attending(state, ollama(file)):
         phase(state, Phase.ATTACHED)

@@ -72,6 +72,9 @@ class Keeper:
         return found[0] if found else None
 
 
+LIBRARY = "https://ollama.com/library/tiny:1b"
+
+
 def service(name: str = "one", runtime: str = "omlx", source: str = "/m", **more: Any) -> Service:
     model = Model("default", "phi", "m", 1, source, "mlx", "metal", None, None)
     options = more.pop("options", {})
@@ -190,7 +193,7 @@ def test_until_the_cluster_has_spoken_a_daemon_stays_as_it_was(keeper: Keeper) -
     ("one", "two", "reason", "words"),
     [
         (service(), service(namespace="other"), "ServedNameConflict", "metadata.name: default/one is served as 'one'"),
-        (service(), service("two", ordinal=1), "ServedNameConflict", "--replicas-per-mac"),
+        (service(), service("two", ordinal=1), "ServedNameConflict", "spec.replicas: the shared omlx daemon"),
         (
             service(options={"pagedSSDCacheDir": "/a"}), service("two", options={"pagedSSDCacheDir": "/b"}),
             "DaemonSettingsConflict", "spec.pagedSSDCacheDir: the omlx daemon has it as default/one says",
@@ -201,8 +204,8 @@ def test_until_the_cluster_has_spoken_a_daemon_stays_as_it_was(keeper: Keeper) -
             "DaemonSettingsConflict", "spec.hotCacheMaxSize",
         ),
         (
-            service("one", "ollama", options={"contextSize": 512}),
-            service("two", "ollama", options={"contextSize": 1024}), "DaemonSettingsConflict", "spec.contextSize",
+            service("one", "ollama", LIBRARY, options={"contextSize": 512}),
+            service("two", "ollama", LIBRARY, options={"contextSize": 1024}), "DaemonSettingsConflict", "spec.contextSize",
         ),
     ],
 )  # fmt: skip

@@ -43,7 +43,7 @@ def test_a_service_of_a_file_is_an_attendant_that_makes_it() -> None:
     assert made.probe.shared and made.probe.identity == "tiny"
     assert job(service(contextSize=512)) == {
         "daemon": "ollama", "name": "tiny", "library": "", "registry": "", "path": FILE, "models": "/state/ollama",
-        "parameters": {"num_ctx": 512}, "mode": "chat",
+        "book": "/state/ollama.made", "parameters": {"num_ctx": 512}, "mode": "chat",
     }  # fmt: skip
 
 
