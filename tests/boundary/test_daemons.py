@@ -205,7 +205,8 @@ def test_until_the_cluster_has_spoken_a_daemon_stays_as_it_was(keeper: Keeper) -
         ),
         (
             service("one", "ollama", LIBRARY, options={"contextSize": 512}),
-            service("two", "ollama", LIBRARY, options={"contextSize": 1024}), "DaemonSettingsConflict", "spec.contextSize",
+            service("two", "ollama", LIBRARY, options={"contextSize": 1024}),
+            "DaemonSettingsConflict", "spec.contextSize",
         ),
     ],
 )  # fmt: skip
