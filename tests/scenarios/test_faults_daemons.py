@@ -14,9 +14,9 @@ from tests.engines import Stopwatch, gone, is_gone, reason
 from tests.faults import Figure, fault
 from tests.mlx import mlx_model, mlx_service
 from tests.runtimes import CONTEXT, NOWHERE, answers, ask, back, omlx, out, stream, told
-from tests.system import System, eventually, kill, model, running, service
+from tests.system import System, eventually, halted, kill, model, running, service
 
-GGUF, ONE, TWO = "words", "one", "two"
+GGUF, ONE, TWO = "words", "left", "right"
 THEIRS = "theirs"
 LIBRARY = "https://ollama.com/library/tiny:1b"
 
@@ -86,11 +86,13 @@ def test_a_model_that_omlx_does_not_know_is_a_404_and_one_of_ours_comes_back(sys
     status, answer = ask(system, ONE, model="nobody")
     assert status == 404 and "nobody" in str(answer), answer
     with stream(system, TWO) as other:
-        assert asked_with_key(system, "DELETE", f"/metal-supervisor/models/{ONE}") == 200
-        assert ask(system, ONE, model=ONE)[0] == 404
-        watch = Stopwatch(figure)
-        watch.when("withdrawn", lambda: out(system, ONE))
-        watch.when("serves", lambda: back(system, ONE, within_s=40))
+        with halted(attendant):  # or it would be back before anybody could ask
+            assert asked_with_key(system, "DELETE", f"/metal-supervisor/models/{ONE}") == 200
+            assert ask(system, ONE, model=ONE)[0] == 404
+        watch, since = Stopwatch(figure), system.observe(ONE)["since"]
+        watch.when("withdrawn and back", lambda: eventually(
+            lambda: (row := system.observe(ONE))["ready"] and row["since"] != since, 40, "it to be back"))
+        back(system, ONE)
         other.flows()
     assert (system.pid(ONE), system.own_pid("omlx")) == (attendant, daemon)
 
@@ -106,13 +108,13 @@ def test_a_key_that_is_deleted_stops_no_model_and_is_made_again(system: System, 
     before = {name: (system.pid(name), system.observe(name)["since"]) for name in (ONE, TWO)}
     old = key.read_text()
     key.unlink()
-    system.apply(on_omlx("three", ONE))
+    system.apply(on_omlx("middle", ONE))
     watch = Stopwatch(figure)
-    watch.when("another model attached", lambda: system.ready("three", within_s=90))
+    watch.when("another model attached", lambda: system.ready("middle", within_s=90))
     assert key.read_text() != old and key.stat().st_mode & 0o077 == 0
-    answers(system, ONE, TWO, "three")
+    answers(system, ONE, TWO, "middle")
     assert {name: (system.pid(name), system.observe(name)["since"]) for name in (ONE, TWO)} == before
-    gone(system, "three")
+    gone(system, "middle")
     listed = ask(system, ONE, "/metal-supervisor/models")[1]["data"]
     assert [each["id"] for each in listed] == [ONE, TWO], "it was detached with the new key"
     kill(system.own_pid("omlx"))
