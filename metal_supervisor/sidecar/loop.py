@@ -318,7 +318,10 @@ class Sidecar:
         if row is not None and row.state in LIVE and not pid and before is not None and before.pid in self._dead:
             return self._just_died(record, before)
         finding = self.prober.finding(record.program) or self._known(record, pid)
-        finding = sharing.judged(record, finding, self.state.attachment(record.program) if record.daemon else None, pid)
+        if record.daemon:
+            ours = record.daemon in records and records[record.daemon].spec_file is not None
+            daemon = self._observed.get(record.daemon) if ours else None
+            finding = sharing.judged(record, finding, self.state.attachment(record.program), pid, daemon)
         published = self.registrar.published(record.key)
         word = row.state.value if row else ""
         word = State.STOPPING.value if self._leaving.is_set() and pid else word

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from metal_supervisor.boundary.memory import Held
 from metal_supervisor.core.attachment import Attachment, Phase
-from metal_supervisor.core.types import Record
+from metal_supervisor.core.types import Observed, Record
 from metal_supervisor.sidecar.probes import Finding
 
 UNREACHABLE = "DaemonUnreachable: "
@@ -30,10 +30,15 @@ def is_asked(record: Record, attachment: Attachment | None, pid: int) -> bool:
     )
 
 
-def judged(record: Record, finding: Finding, attachment: Attachment | None, pid: int) -> Finding:
-    """What is found of a model: it is ready only while its attendant has it attached, and is never hung by itself."""
-    if not record.daemon:
-        return finding
+def judged(
+    record: Record, finding: Finding, attachment: Attachment | None, pid: int, daemon: Observed | None
+) -> Finding:
+    """What is found of a model: ready only while its attendant has it attached, and never hung by itself.
+
+    `daemon`: what was seen of a daemon of ours, which is known to be whoever answers at its port.
+    """
+    if daemon is not None and not daemon.ready:
+        return replace(finding, ready=False, message=f"{record.daemon}: {daemon.message or 'it is not up'}", hung="")
     if attachment is None or attachment.pid != pid:
         return replace(finding, ready=False, message="its attendant is starting", hung="")
     if attachment.phase is not Phase.ATTACHED:

@@ -138,7 +138,7 @@ def read_only(path: Path) -> Iterator[None]:
         mount("-o", "remount,bind,ro", str(path))
         yield
     finally:
-        subprocess.run(["umount", str(path)], check=True)
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 @contextlib.contextmanager
