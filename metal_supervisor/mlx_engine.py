@@ -17,6 +17,7 @@ import dataclasses
 import importlib.metadata
 import io
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -38,6 +39,7 @@ class Log(io.TextIOBase):
 
 def end(why: str, code: int = EXIT_CANNOT_SERVE) -> None:
     """Ends the process at once: its other threads would keep it alive, and it cannot serve."""
+    logging.disable()  # other threads are not to have the last word
     sys.stderr.write(f"mlx_engine: {why}\n")
     os._exit(code)
 

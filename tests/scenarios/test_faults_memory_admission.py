@@ -78,7 +78,9 @@ def test_what_does_not_fit_beside_another_starts_when_that_has_ended(
     assert re.fullmatch(r"needs 82 MiB, 18 MiB of 100 MiB left; try a smaller .* \(queue position 1\)", text), text
     status = system.status("second")
     assert (status["phase"], status["schedulingStatus"]) == ("Pending", "InsufficientMemory")
-    assert status["schedulingMessage"] == text == events(system, "second")["InsufficientMemory"]
+    assert status["schedulingMessage"] == text
+    told = eventually(lambda: events(system, "second").get("InsufficientMemory"), what="the Event")
+    assert told == text
     assert machine.metric("metal_supervisor_memory_waiting_services") == 1
     assert not system.pid("second")
     if leaves == "deleted":
