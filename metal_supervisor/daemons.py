@@ -7,7 +7,6 @@ must not restart what answers for others. A user's own Ollama is used where it a
 
 from __future__ import annotations
 
-import http.client
 import secrets
 import threading
 import time
@@ -30,6 +29,8 @@ from metal_supervisor.runtimes.ollama import NAME as OLLAMA
 from metal_supervisor.runtimes.omlx import KEY_FILE
 from metal_supervisor.runtimes.omlx import NAME as OMLX
 
+DAEMONS = {name: row.shared for name, row in RUNTIMES.items() if row.shared is not None}
+"""By their programs, which are called like the runtimes."""
 UNUSED_S = 30.0
 LOOK_EVERY_S, LOOK_TIMEOUT_S = 5.0, 1.0
 FORSAKEN_S = 60.0
@@ -74,7 +75,7 @@ class Own:
             try:
                 Daemon(*self.address).call("GET", "/api/version", timeout_s=LOOK_TIMEOUT_S)
                 found = True
-            except (Away, Refused, http.client.HTTPException):
+            except (Away, Refused):
                 found = False
             news = not self.known or found != self.here()
             self._seen_at, self.known = time.monotonic() if found else self._seen_at, True
@@ -113,7 +114,7 @@ class Daemons:
         self._records, self._services, self._asked = records, {}, True
         ordered = sorted(services, key=lambda each: (not _runs(records.get(each.key)), each.key))
         for each in ordered:
-            if RUNTIMES[each.runtime].shared is not None and each.replicas and not each.suspended:
+            if each.runtime in DAEMONS and each.replicas and not each.suspended:
                 self._services.setdefault(each.runtime, []).append(each)
         self.own.want(OLLAMA in self._services or _is_own(records.get(key_of(OLLAMA))))
 
@@ -142,7 +143,7 @@ class Daemons:
 
     def problem(self, service: Service) -> tuple[str, str] | None:
         """(reason, message) of what keeps a service off its daemon because of others on it."""
-        row = RUNTIMES[service.runtime].shared
+        row = DAEMONS.get(service.runtime)
         if row is None:
             return None
         if service.ordinal:
@@ -180,7 +181,7 @@ class Daemons:
         """The records, with those of the daemons that are needed."""
         result, self.again_in_s = dict(records), None
         self._records = records
-        for program in (name for name, row in RUNTIMES.items() if row.shared is not None):
+        for program in DAEMONS:
             note = notes.get(program)
             if note is not None and note.refused == PORT_IN_USE:
                 self._strange[program] = self._state.read_spec(note.spec_file).get("port", 0)
@@ -204,22 +205,17 @@ class Daemons:
         where = self.address(program)
         if where is None:
             return known
-        options: Json = {}
-        for service in self._services.get(program, ()):
-            row = RUNTIMES[program].shared
-            options = options or _said(service, row.options if row else ())
         if self._uses_own(program):
             return _record(program, known, where, Probe(), now)
-        runtime = RUNTIMES[program]
         try:
-            binary = self._builds.look(runtime.executables)
+            binary = self._builds.look(RUNTIMES[program].executables)
         except (host.NoBinary, Broken):
             return known  # the services say so
         if binary is None:
             return known
         place = Place("", *where, None, self._state.home, daemon_models=self._settings.ollama_models_path)
-        assert runtime.shared is not None
-        engine = runtime.shared.engine(binary, place, options)
+        said = (_said(each, DAEMONS[program].options) for each in self._services.get(program, ()))
+        engine = DAEMONS[program].engine(binary, place, next(filter(None, said), {}))
         made = programs.compose(program, engine, where[1], where[0], self._state.home)
         self._keep_spec(made.spec_file, made.spec)
         if program == OMLX:
@@ -232,11 +228,11 @@ class Daemons:
 
     def _told_to_wait(self, program: str, daemon: Record, records: Mapping[Key, Record]) -> dict[Key, Record]:
         """The services that say how their daemon is to run, while it still runs as it was started."""
-        row = RUNTIMES[program].shared
-        if not daemon.next_spec or row is None:
+        if not daemon.next_spec:
             return {}
         text = f"the shared {program} daemon takes up its settings when it starts next: supervisorctl restart {program}"
-        saying = [each.key for each in self._services.get(program, ()) if _said(each, row.options)]
+        options = DAEMONS[program].options
+        saying = [each.key for each in self._services.get(program, ()) if _said(each, options)]
         return {key: replace(records[key], warning=("DaemonSettingsWait", text)) for key in saying if key in records}
 
     def _unneeded(self, result: dict[Key, Record], known: Record, now: float) -> None:

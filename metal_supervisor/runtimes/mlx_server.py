@@ -75,12 +75,14 @@ def refuse(service: Service) -> tuple[str, str] | None:
     return None
 
 
-def meaningless(service: Service, table: Mapping[str, tuple[tuple[object, ...], str]]) -> tuple[str, str] | None:
+def meaningless(
+    service: Service, table: Mapping[str, tuple[tuple[object, ...], str]], engine: str = "MLX"
+) -> tuple[str, str] | None:
     """(reason, message) for the first option of the spec that a table like NOT_HERE does not let pass."""
     for name, (neutral, why) in table.items():
         if service.options.get(name) not in (None, *neutral):
             field = "annotation metal-supervisor.io/idle-ttl" if name == "idleTtlS" else f"spec.{name}"
-            return "UnsupportedField", f"{field} has no meaning for MLX: {why}"
+            return "UnsupportedField", f"{field} has no meaning for {engine}: {why}"
     return None
 
 

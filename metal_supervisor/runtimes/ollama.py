@@ -6,22 +6,21 @@ parameters. What the daemon decides for all models (cache types, slots, flash at
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from metal_supervisor.core.attachment import JOB
 from metal_supervisor.core.demand import Demand, Reading
-from metal_supervisor.core.first_request import smallest
-from metal_supervisor.core.programs import program_name
 from metal_supervisor.core.sources import library_model
 from metal_supervisor.core.types import Engine, Probe, Service
 from metal_supervisor.runtimes import llama_memory
+from metal_supervisor.runtimes.attended import attended
 from metal_supervisor.runtimes.llama_server import DEFAULT_CONTEXT
+from metal_supervisor.runtimes.mlx_server import meaningless
 from metal_supervisor.runtimes.place import Binary, Place
 
 NAME = "ollama"
+PROBE = Probe(path="/", expects="Ollama is running", busy_path="")
 SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}\.gguf$")
 SHARED = "the shared daemon decides it for all its models"
 FLAGS = "it is a flag of llama-server; use that runtime"
@@ -54,11 +53,7 @@ def refuse(service: Service) -> tuple[str, str] | None:
         return "UnsupportedSource", f"{text}; use llama-server, or a model in one file"
     if service.mode == "rerank":
         return "UnsupportedField", "spec.mode rerank is not served by Ollama; use llama-server"
-    for name, (neutral, why) in NOT_HERE.items():
-        if service.options.get(name) not in (None, *neutral):
-            field = "annotation metal-supervisor.io/idle-ttl" if name == "idleTtlS" else f"spec.{name}"
-            return "UnsupportedField", f"{field} has no meaning for Ollama: {why}"
-    return None
+    return meaningless(service, NOT_HERE, "Ollama")
 
 
 def parameters(service: Service) -> dict[str, Any]:
@@ -75,8 +70,6 @@ def engine(service: Service, _binary: Binary, place: Place) -> Engine:
     """The attendant of one model, and how the daemon is asked for it."""
     library = library_model(service.model.source)
     job = {
-        "daemon": NAME,
-        "name": service.name,
         "library": library,
         "registry": place.registry if library else "",
         "path": "" if library else place.model_path,
@@ -85,18 +78,7 @@ def engine(service: Service, _binary: Binary, place: Place) -> Engine:
         "parameters": parameters(service),
         "mode": service.mode,
     }
-    argv = (f"{place.cwd}/current/attendant", program_name(service.key), place.cwd)
-    first_path, first_body = smallest(service.mode, service.name)
-    probe = Probe(
-        path="/",
-        expects="Ollama is running",
-        identity=service.name,
-        busy_path="",
-        shared=True,
-        first_path=first_path,
-        first_body=first_body,
-    )
-    return Engine(argv, ((JOB, json.dumps(job, sort_keys=True)),), place.cwd, probe, daemon=NAME)
+    return attended(service, place, NAME, job, PROBE)
 
 
 def daemon(binary: Binary, place: Place, _options: Mapping[str, Any]) -> Engine:
@@ -110,8 +92,7 @@ def daemon(binary: Binary, place: Place, _options: Mapping[str, Any]) -> Engine:
         "OLLAMA_NOPRUNE": "1",
         "OLLAMA_NO_CLOUD": "1",
     }
-    probe = Probe(path="/", expects="Ollama is running", busy_path="")
-    return Engine((binary.path, "serve"), tuple(sorted(env.items())), place.cwd, probe)
+    return Engine((binary.path, "serve"), tuple(sorted(env.items())), place.cwd, PROBE)
 
 
 def demand(

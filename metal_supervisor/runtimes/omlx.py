@@ -7,17 +7,15 @@ twice in different ways.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from metal_supervisor.core.attachment import JOB
 from metal_supervisor.core.demand import Demand, Reading
-from metal_supervisor.core.first_request import smallest
-from metal_supervisor.core.programs import program_name
 from metal_supervisor.core.types import Engine, Probe, Service
 from metal_supervisor.runtimes import mlx_memory
+from metal_supervisor.runtimes.attended import attended
 from metal_supervisor.runtimes.mlx_server import NOT_HERE as NOT_MLX
+from metal_supervisor.runtimes.mlx_server import meaningless
 from metal_supervisor.runtimes.place import Binary, Place
 
 NAME = "omlx"
@@ -43,10 +41,8 @@ def refuse(service: Service) -> tuple[str, str] | None:
         return "UnsupportedField", f"spec.env is not for oMLX: {SHARED}; remove it"
     if service.container_port is not None:
         return "UnsupportedField", f"spec.containerPort is not for oMLX: {SHARED}; remove it"
-    for name, (neutral, why) in NOT_HERE.items():
-        if service.options.get(name) not in (None, *neutral):
-            field = "annotation metal-supervisor.io/idle-ttl" if name == "idleTtlS" else f"spec.{name}"
-            return "UnsupportedField", f"{field} has no meaning for oMLX: {why}"
+    if found := meaningless(service, NOT_HERE, "oMLX"):
+        return found
     directory = service.options.get("pagedSSDCacheDir")
     if directory is not None and (not directory.startswith("/") or ".." in directory.split("/")):
         return "InvalidSpec", "spec.pagedSSDCacheDir must be an absolute path without .."
@@ -64,25 +60,13 @@ def engine(service: Service, _binary: Binary, place: Place) -> Engine:
         settings["max_context_window"] = service.options["contextSize"]
     if "turboQuantBits" in service.options:
         settings |= {"turboquant_kv_enabled": True, "turboquant_kv_bits": service.options["turboQuantBits"]}
-    job = {
-        "daemon": NAME,
-        "name": service.name,
-        "path": place.model_path,
-        "settings": settings,
-        "key_file": f"{place.cwd}/{KEY_FILE}",
-    }
-    argv = (f"{place.cwd}/current/attendant", program_name(service.key), place.cwd)
-    first_path, first_body = smallest(service.mode, service.name)
+    job = {"path": place.model_path, "settings": settings, "key_file": f"{place.cwd}/{KEY_FILE}"}
     probe = Probe(
         expects='"healthy"',
         identity_path="/metal-supervisor/models",
-        identity=service.name,
         busy_path=f"/metal-supervisor/slots/{service.name}",
-        shared=True,
-        first_path=first_path,
-        first_body=first_body,
     )
-    return Engine(argv, ((JOB, json.dumps(job, sort_keys=True)),), place.cwd, probe, daemon=NAME)
+    return attended(service, place, NAME, job, probe)
 
 
 def daemon(binary: Binary, place: Place, options: Mapping[str, Any]) -> Engine:

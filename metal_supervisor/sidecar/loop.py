@@ -28,6 +28,7 @@ from metal_supervisor.boundary.state import SESSION_FILE, StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
 from metal_supervisor.config import Settings
 from metal_supervisor.core import first_request
+from metal_supervisor.core.attachment import Attachment
 from metal_supervisor.core.claims import PREFIX, UNSCHEDULABLE
 from metal_supervisor.core.liveness import Limits
 from metal_supervisor.core.report import CRASH_LOOP, HELD, Report, happening, report
@@ -79,6 +80,8 @@ class Sidecar:
         self.wake = self.bell.ring
         self.node = host.node_name(directory.path, settings.node_name)
         self.board = Board(node=self.node)
+        self._attached: dict[str, Attachment | None] = {}
+        """The notes of attendants, as of this pass."""
         self._rows: list[Row] = []
         """What was seen in the latest pass, shared daemons included."""
         self.membership = Membership(kube, self.node, settings.lease_duration, self._session())
@@ -194,11 +197,11 @@ class Sidecar:
         told = self._controller()
         found = {name: self._engine_pid(self._table.get(name), notes.get(name)) for name in records}
         pids = sharing.pids_with_daemons(records, found)
-        attached = {name: self.state.attachment(name) for name, record in records.items() if record.daemon}
+        self._attached = {name: self.state.attachment(name) for name, record in records.items() if record.daemon}
         alive = {
             name: record
             for name, record in records.items()
-            if pids[name] and sharing.is_asked(record, attached.get(name), pids[name])
+            if pids[name] and sharing.is_asked(record, self._attached.get(name), pids[name])
         }
         self.prober.ask_only(
             {name: (self._target(each, pids[name]), self._known(each, pids[name])) for name, each in alive.items()},
@@ -321,7 +324,7 @@ class Sidecar:
         if record.daemon:
             ours = record.daemon in records and records[record.daemon].spec_file is not None
             daemon = self._observed.get(record.daemon) if ours else None
-            finding = sharing.judged(record, finding, self.state.attachment(record.program), pid, daemon)
+            finding = sharing.judged(record, finding, self._attached.get(record.program), pid, daemon)
         published = self.registrar.published(record.key)
         word = row.state.value if row else ""
         word = State.STOPPING.value if self._leaving.is_set() and pid else word

@@ -39,10 +39,10 @@ def judged(
     """
     if daemon is not None and not daemon.ready:
         return replace(finding, ready=False, message=f"{record.daemon}: {daemon.message or 'it is not up'}", hung="")
-    if attachment is None or attachment.pid != pid:
-        return replace(finding, ready=False, message="its attendant is starting", hung="")
-    if attachment.phase is not Phase.ATTACHED:
-        return replace(finding, ready=False, message=attachment.message, hung="")
+    if not is_asked(record, attachment, pid):
+        ours = attachment if attachment is not None and attachment.pid == pid else None
+        why = ours.message if ours is not None else "its attendant is starting"
+        return replace(finding, ready=False, message=why, hung="")
     return replace(finding, hung="")
 
 
