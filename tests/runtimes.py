@@ -141,23 +141,10 @@ def installed(kinds: Sequence[Kind], base: Path, build: str = "first") -> list[s
     return flags
 
 
-def ask(system: System, name: str, path: str = "/v1/chat/completions", **body: Any) -> tuple[int, Any]:
-    """(status, answer) of one request to the registered endpoint of a service; without a body a GET."""
-    connection = http.client.HTTPConnection("127.0.0.1", system.port(name), timeout=30)
-    try:
-        if body:
-            body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **body}
-        connection.request("POST" if body else "GET", path, json.dumps(body) if body else None)
-        answer = connection.getresponse()
-        return answer.status, json.load(answer)
-    finally:
-        connection.close()
-
-
 def answers(system: System, *names: str) -> None:
     """Each service answers a chat under its own name."""
     for name in names:
-        status, answer = ask(system, name, model=name)
+        status, answer = system.ask(name, model=name)
         assert status == 200, (name, answer)
         # llama-server answers by one of its names, the Model's.
         assert answer["model"] in (name, GGUF) and answer["choices"][0]["message"]["content"].strip(), (name, answer)
@@ -166,7 +153,7 @@ def answers(system: System, *names: str) -> None:
 def back(system: System, *names: str, within_s: float = 90.0) -> None:
     """Waits until services are published again, and each answers."""
     for name in names:
-        eventually(lambda name=name: system.slice_ready(name), within_s, f"{name} to be back; {told(system, name)}")
+        eventually(lambda name=name: system.slice_ready(name), within_s, f"{name} to be back; {system.told(name)}")
     answers(system, *names)
 
 
@@ -174,12 +161,6 @@ def out(system: System, *names: str, within_s: float = 40.0) -> None:
     """Waits until services are withdrawn."""
     for name in names:
         eventually(lambda name=name: system.slice_ready(name) is False, within_s, f"{name} to be withdrawn")
-
-
-def told(system: System, name: str) -> str:
-    """What MetalReady says of a service."""
-    found = system.condition("MetalReady", name)
-    return f"{found.get('reason')}: {found.get('message')}"
 
 
 def server(system: System, kind: Kind, name: str) -> int:

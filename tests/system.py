@@ -352,6 +352,21 @@ class System:
             connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
             return str(json.load(connection.getresponse())["choices"][0]["message"]["content"])
 
+    def ask(self, name: str, path: str = "/v1/chat/completions", **body: Any) -> tuple[int, Any]:
+        """(status, answer) of one request to the registered endpoint of a service; without a body a GET."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port(name), timeout=20)
+        with contextlib.closing(connection):
+            if body:
+                body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **body}
+            connection.request("POST" if body else "GET", path, json.dumps(body) if body else None)
+            answer = connection.getresponse()
+            return answer.status, json.load(answer)
+
+    def told(self, name: str) -> str:
+        """What MetalReady says of a service."""
+        found = self.condition("MetalReady", name)
+        return f"{found.get('reason')}: {found.get('message')}"
+
     # ── the sidecar ──────────────────────────────────────────────────────────────────────────────
 
     def fetch(self, path: str, method: str = "GET") -> tuple[int, str]:

@@ -13,7 +13,7 @@ from tests import mlx, ollama, ollama_registry
 from tests.engines import Stopwatch, gone, is_gone, reason
 from tests.faults import Figure, fault
 from tests.mlx import mlx_model, mlx_service
-from tests.runtimes import CONTEXT, NOWHERE, answers, ask, back, omlx, out, stream, told
+from tests.runtimes import CONTEXT, NOWHERE, answers, back, omlx, out, stream
 from tests.system import System, eventually, halted, kill, model, running, service
 
 GGUF, ONE, TWO = "words", "left", "right"
@@ -70,7 +70,7 @@ def test_without_an_ollama_its_service_says_how_to_get_one(system: System, figur
     system.apply(on_ollama("nowhere", "tiny"))
     watch.when("apply to verdict", lambda: eventually(
         lambda: reason(system, "nowhere") == "RuntimeBinaryMissing", what="it to be told"))
-    assert "--ollama" in (said := told(system, "nowhere")) and "brew install ollama" in said
+    assert "--ollama" in (said := system.told("nowhere")) and "brew install ollama" in said
     answers(system, ONE, TWO)
     gone(system, "nowhere")
 
@@ -83,12 +83,12 @@ def test_without_an_ollama_its_service_says_how_to_get_one(system: System, figur
 )
 def test_a_model_that_omlx_does_not_know_is_a_404_and_one_of_ours_comes_back(system: System, figure: Figure) -> None:
     attendant, daemon = system.pid(ONE), system.own_pid("omlx")
-    status, answer = ask(system, ONE, model="nobody")
+    status, answer = system.ask(ONE, model="nobody")
     assert status == 404 and "nobody" in str(answer), answer
     with stream(system, TWO) as other:
         with halted(attendant):  # or it would be back before anybody could ask
             assert asked_with_key(system, "DELETE", f"/metal-supervisor/models/{ONE}") == 200
-            assert ask(system, ONE, model=ONE)[0] == 404
+            assert system.ask(ONE, model=ONE)[0] == 404
         watch, since = Stopwatch(figure), system.observe(ONE)["since"]
         watch.when("withdrawn and back", lambda: eventually(
             lambda: (row := system.observe(ONE))["ready"] and row["since"] != since, 40, "it to be back"))
@@ -115,7 +115,7 @@ def test_a_key_that_is_deleted_stops_no_model_and_is_made_again(system: System, 
     answers(system, ONE, TWO, "middle")
     assert {name: (system.pid(name), system.observe(name)["since"]) for name in (ONE, TWO)} == before
     gone(system, "middle")
-    listed = ask(system, ONE, "/metal-supervisor/models")[1]["data"]
+    listed = system.ask(ONE, "/metal-supervisor/models")[1]["data"]
     assert [each["id"] for each in listed] == [ONE, TWO], "it was detached with the new key"
     kill(system.own_pid("omlx"))
     watch = Stopwatch(figure)
@@ -200,7 +200,7 @@ def test_the_users_ollama_restarts_and_our_models_are_loaded_again(shared: Share
     assert own.stop() == 0
     watch = Stopwatch(figure)
     watch.when("withdrawn", lambda: out(system, ONE))
-    eventually(lambda: "ollama is waited for" in told(system, ONE), what="it to be told")
+    eventually(lambda: "ollama is waited for" in system.told(ONE), what="it to be told")
     assert system.slice_ready(GGUF)
     own.start()
     watch = Stopwatch(figure)
@@ -224,8 +224,8 @@ def test_an_error_that_comes_as_a_success_is_told_and_overcome(
     registry.blobs[digest] = content[:-1] + bytes([content[-1] ^ 1])
     watch = Stopwatch(figure)
     system.apply(model("bad", "https://ollama.com/library/bad:1b"), on_ollama("bad", "bad"))
-    watch.when("told", lambda: eventually(lambda: "digest mismatch" in told(system, "bad"), 40, "it to be told"))
-    assert "it is asked again in" in told(system, "bad")
+    watch.when("told", lambda: eventually(lambda: "digest mismatch" in system.told("bad"), 40, "it to be told"))
+    assert "it is asked again in" in system.told("bad")
     answers(system, ONE)
     registry.blobs[digest] = content
     watch = Stopwatch(figure)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -37,22 +35,9 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         yield up
 
 
-def ask(system: System, name: str, path: str = "/v1/chat/completions", **body: Any) -> tuple[int, dict[str, Any]]:
-    """(status, answer) of one request to the registered endpoint of a service; without a body a GET."""
-    connection = http.client.HTTPConnection("127.0.0.1", system.port(name), timeout=20)
-    try:
-        if body:
-            body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **body}
-        connection.request("POST" if body else "GET", path, json.dumps(body) if body else None)
-        answer = connection.getresponse()
-        return answer.status, json.load(answer)
-    finally:
-        connection.close()
-
-
 def answers(system: System, name: str) -> None:
     """Waits until a service answers and is said to be Ready."""
-    eventually(lambda: ask(system, name, model=name)[0] == 200, 60, f"{name} to answer; {said(system, name)[-500:]}")
+    eventually(lambda: system.ask(name, model=name)[0] == 200, 60, f"{name} to answer; {said(system, name)[-500:]}")
     system.ready(name)
 
 
@@ -64,14 +49,14 @@ def failed(system: System, name: str, why: str) -> str:
 
 def test_both_answer_under_their_own_names_at_once(system: System) -> None:
     for name, runtime in ((GGUF, "llama-server"), (MLX, "mlx-server")):
-        status, answer = ask(system, name, model=name)
+        status, answer = system.ask(name, model=name)
         assert status == 200 and answer["model"] in (name, "tiny")
         assert "hello world from tiny" in answer["choices"][0]["message"]["content"]
         assert system.condition("MetalReady", name)["message"].startswith(f"{runtime} serves {name} on port ")
         assert system.observe(name)["runtime"] == runtime
-    listed = {each["id"] for each in ask(system, MLX, "/v1/models")[1]["data"]}
+    listed = {each["id"] for each in system.ask(MLX, "/v1/models")[1]["data"]}
     assert listed == {MLX, "mlx"}, "no path, and nothing of a cache"
-    assert ask(system, MLX, model="mlx")[0] == ask(system, MLX, model="default_model")[0] == 200
+    assert system.ask(MLX, model="mlx")[0] == system.ask(MLX, model="default_model")[0] == 200
     eventually(lambda: system.get(f"{MODELS}/mlx")["status"]["phase"] == "Ready", 30, "the Model to be Ready too")
     assert str(system.base / "real") in psutil.Process(system.pid(MLX)).cmdline(), "not by its link"
 
@@ -80,13 +65,13 @@ def test_nothing_but_its_own_model_is_ever_loaded_or_fetched(system: System, tmp
     other, engine = mlx.tiny(tmp_path / "other"), system.pid(MLX)
     before = psutil.Process(engine).memory_info().rss
     for asked in (str(other), str(system.base / "real"), "mlx-community/Qwen3-0.6B-4bit", "../real", ""):
-        status, answer = ask(system, MLX, model=asked)
+        status, answer = system.ask(MLX, model=asked)
         assert status == 404 and "serves numbers, mlx, not" in answer["error"], answer
     for further in ({"adapters": str(other)}, {"draft_model": str(other)}):
-        assert ask(system, MLX, model=MLX, **further)[0] == 400
+        assert system.ask(MLX, model=MLX, **further)[0] == 400
     picture = {"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{system.http}/healthz"}}
-    assert ask(system, MLX, model=MLX, messages=[{"role": "user", "content": [picture]}])[0] == 400
-    assert system.pid(MLX) == engine and ask(system, MLX, model=MLX)[0] == 200
+    assert system.ask(MLX, model=MLX, messages=[{"role": "user", "content": [picture]}])[0] == 400
+    assert system.pid(MLX) == engine and system.ask(MLX, model=MLX)[0] == 200
     assert psutil.Process(engine).memory_info().rss < before + (20 << 20)
     assert not list((system.state / "hub").iterdir())
     environment = psutil.Process(engine).environ()
@@ -96,9 +81,9 @@ def test_nothing_but_its_own_model_is_ever_loaded_or_fetched(system: System, tmp
 def test_an_answer_ends_where_the_context_does(system: System) -> None:
     system.apply(mlx_service("short", "mlx", contextSize=128))
     system.ready("short", within_s=60)
-    status, answer = ask(system, "short", max_tokens=1000)
+    status, answer = system.ask("short", max_tokens=1000)
     assert status == 200 and answer["usage"]["total_tokens"] == 128
-    status, answer = ask(system, "short", messages=[{"role": "user", "content": "x" * 200}])
+    status, answer = system.ask("short", messages=[{"role": "user", "content": "x" * 200}])
     assert status == 404 and "a slot 128 in all (spec.contextSize)" in answer["error"]
     assert "KV cache (1 x 128 tokens)" in str(json.loads((system.state / "records/default.short.json").read_text()))
     gone(system, "short")
@@ -133,7 +118,7 @@ def test_what_is_no_mlx_model_is_a_condition_of_that_service(system: System, tmp
     system.apply(mlx_service("on-fields", "mlx", batchSize=512))
     assert "spec.batchSize has no meaning for MLX" in failed(system, "on-fields", "UnsupportedField")
     gone(system, "on-empty", "on-file", "on-broken", "on-directory", "on-fields")
-    assert ask(system, MLX, model=MLX)[0] == ask(system, GGUF, model=GGUF)[0] == 200
+    assert system.ask(MLX, model=MLX)[0] == system.ask(GGUF, model=GGUF)[0] == 200
 
 
 def test_a_port_that_is_taken_is_said_and_waited_for(system: System) -> None:
@@ -165,7 +150,7 @@ def test_a_killed_supervisord_leaves_the_engine_and_its_stream(system: System) -
     system.ready(MLX, within_s=60)
     assert system.pid(MLX) == engine and not is_gone(engine)
     # Nobody reads its log any more, and it goes on answering.
-    assert ask(system, MLX, model=MLX)[0] == 200 and ask(system, MLX, model="none")[0] == 404
+    assert system.ask(MLX, model=MLX)[0] == 200 and system.ask(MLX, model="none")[0] == 404
     assert "standing in for it" in said(system, MLX)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,29 +21,10 @@ def on_ollama(name: str, model: str, **spec: Any) -> dict[str, Any]:
     return service(name, model, **{"extraArgs": [], "runtime": "ollama", **spec})
 
 
-def ask(system: System, name: str, path: str = "/v1/chat/completions", **body: Any) -> tuple[int, Any]:
-    """(status, answer) of one request to the registered endpoint of a service; without a body a GET."""
-    connection = http.client.HTTPConnection("127.0.0.1", system.port(name), timeout=30)
-    try:
-        if body:
-            body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **body}
-        connection.request("POST" if body else "GET", path, json.dumps(body) if body else None)
-        answer = connection.getresponse()
-        return answer.status, json.load(answer)
-    finally:
-        connection.close()
-
-
 def runs(system: System, name: str) -> list[dict[str, Any]]:
     """What the daemon of a service runs."""
-    rows: list[dict[str, Any]] = ask(system, name, "/api/ps")[1]["models"]
+    rows: list[dict[str, Any]] = system.ask(name, "/api/ps")[1]["models"]
     return rows
-
-
-def told(system: System, name: str) -> str:
-    """What MetalReady says of a service."""
-    found = system.condition("MetalReady", name)
-    return f"{found['reason']}: {found['message']}"
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +46,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 def test_each_answers_under_its_own_name_a_library_model_too(system: System) -> None:
     for name in (GGUF, LOCAL, PULLED):
-        status, answer = ask(system, name, model=name)
+        status, answer = system.ask(name, model=name)
         assert status == 200 and answer["model"] in (name, "tiny")  # llama-server says the first of its names
     rows = runs(system, LOCAL)
     assert len(rows) == 2 and {row["context_length"] for row in rows} == {512}
@@ -80,21 +59,21 @@ def test_two_services_of_one_file_have_a_context_each(system: System) -> None:
     system.apply(on_ollama("second", "file", contextSize=1024))
     system.ready("second", within_s=60)
     for name in ("second", LOCAL, "second"):
-        assert ask(system, name, model=name)[0] == 200
+        assert system.ask(name, model=name)[0] == 200
     assert sorted(row["context_length"] for row in runs(system, LOCAL)) == [512, 512, 1024]
     system.delete("second")
     eventually(lambda: len(runs(system, LOCAL)) == 2, what="it to be unloaded")
-    assert ask(system, LOCAL, model=LOCAL)[0] == 200
+    assert system.ask(LOCAL, model=LOCAL)[0] == 200
 
 
 def test_two_services_of_one_library_model_have_to_agree(system: System) -> None:
     system.apply(service("second", "library", extraArgs=[], contextSize=1024))
-    eventually(lambda: "DaemonSettingsConflict" in told(system, "second"), what="another context to be refused")
+    eventually(lambda: "DaemonSettingsConflict" in system.told("second"), what="another context to be refused")
     system.apply(service("second", "library", extraArgs=[]))
     system.ready("second", within_s=60)
     system.delete("second")
     eventually(lambda: system.maybe(f"{ISVC}/second") is None, what="it to be gone")
-    assert ask(system, PULLED, model=PULLED)[0] == 200
+    assert system.ask(PULLED, model=PULLED)[0] == 200
     assert sorted(row["name"] for row in runs(system, LOCAL)) == ["local:latest", "pulled:latest"]
 
 
@@ -115,13 +94,13 @@ def test_a_daemon_that_is_killed_comes_back_with_its_models_and_leaves_no_runner
         eventually(lambda name=name: system.slice_ready(name) is False, what=f"{name} to be withdrawn")
     for name in (LOCAL, PULLED):
         eventually(lambda name=name: system.slice_ready(name), 90, f"{name} to be back")
-        assert ask(system, name, model=name)[0] == 200
+        assert system.ask(name, model=name)[0] == 200
     assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in runners)
 
 
 def test_a_model_of_the_library_that_is_not_there_is_told(system: System) -> None:
     system.apply(model("none", "https://ollama.com/library/none"), service("none", "none", extraArgs=[]))
-    eventually(lambda: "none:latest" in told(system, "none"), what="it to be told that there is none")
+    eventually(lambda: "none:latest" in system.told("none"), what="it to be told that there is none")
     system.delete("none")
 
 
@@ -141,11 +120,11 @@ def test_the_users_own_is_used_and_never_stopped(tmp_path: Path) -> None:
         with running(tmp_path, "--ollama-url", f"http://127.0.0.1:{own.port}") as up:
             up.apply(model("file", str(file)), on_ollama(LOCAL, "file"))
             up.ready(LOCAL, within_s=90)
-            assert up.port(LOCAL) == own.port and ask(up, LOCAL, model=LOCAL)[0] == 200
+            assert up.port(LOCAL) == own.port and up.ask(LOCAL, model=LOCAL)[0] == 200
             assert "ollama " not in up.supervisorctl("status")
             own.create("theirs", own.link(file))
             up.apply(on_ollama("theirs", "file"))
-            eventually(lambda: "ollama rm theirs" in told(up, "theirs"), what="a model of the user's to be left alone")
+            eventually(lambda: "ollama rm theirs" in up.told("theirs"), what="a model of the user's to be left alone")
             up.delete("theirs")
             up.delete(LOCAL)
             eventually(lambda: own.loaded() == {}, what="the model to be unloaded")

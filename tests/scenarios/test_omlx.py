@@ -38,25 +38,6 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         yield up
 
 
-def ask(system: System, name: str, path: str = "/v1/chat/completions", **body: Any) -> tuple[int, dict[str, Any]]:
-    """(status, answer) of one request to the registered endpoint of a service; without a body a GET."""
-    connection = http.client.HTTPConnection("127.0.0.1", system.port(name), timeout=20)
-    try:
-        if body:
-            body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **body}
-        connection.request("POST" if body else "GET", path, json.dumps(body) if body else None)
-        answer = connection.getresponse()
-        return answer.status, json.load(answer)
-    finally:
-        connection.close()
-
-
-def told(system: System, name: str) -> str:
-    """What MetalReady says of a service."""
-    found = system.condition("MetalReady", name)
-    return f"{found['reason']}: {found['message']}"
-
-
 class Stream:
     """One long streamed answer."""
 
@@ -81,13 +62,13 @@ def stream(system: System, name: str) -> contextlib.closing[Stream]:
 
 
 def loaded(system: System) -> dict[str, bool]:
-    _, listed = ask(system, ONE, "/metal-supervisor/models")
+    _, listed = system.ask(ONE, "/metal-supervisor/models")
     return {each["id"]: each["loaded"] for each in listed["data"]}
 
 
 def test_each_answers_under_its_own_name_and_one_daemon_serves_both(system: System) -> None:
     for name in (GGUF, ONE, TWO):
-        status, answer = ask(system, name, model=name)
+        status, answer = system.ask(name, model=name)
         assert status == 200 and answer["model"] in (name, "tiny")  # llama-server says the first of its names
     assert system.port(ONE) == system.port(TWO) != system.port(GGUF)
     assert loaded(system) == {ONE: True, TWO: True}
@@ -106,7 +87,7 @@ def test_an_edit_reloads_that_model_only(system: System) -> None:
         answer.flows()
     assert system.own_pid("omlx") == daemon
     assert {name: system.pid(name) for name in (ONE, GGUF)} == {name: before[name] for name in (ONE, GGUF)}
-    status, answer = ask(system, TWO, model=TWO, messages=[{"role": "user", "content": "hi " * 6000}])
+    status, answer = system.ask(TWO, model=TWO, messages=[{"role": "user", "content": "hi " * 6000}])
     assert status == 400 and "4096" in str(answer), answer
 
 
@@ -131,7 +112,7 @@ def test_stop_and_start_by_hand_unload_and_load(system: System) -> None:
 
 def test_only_inference_is_for_everybody_and_the_rest_needs_the_key(system: System) -> None:
     for path in ("/admin/api/models", "/api/status", "/v1/models/one/unload"):
-        assert ask(system, ONE, path)[0] in (401, 404, 405), path
+        assert system.ask(ONE, path)[0] in (401, 404, 405), path
     connection = http.client.HTTPConnection("127.0.0.1", system.port(ONE), timeout=20)
     asked = {"Content-Type": "application/json"}
     for method, path in (("POST", "/v1/models/one/unload"), ("DELETE", "/metal-supervisor/models/one"),
@@ -151,9 +132,9 @@ def test_only_inference_is_for_everybody_and_the_rest_needs_the_key(system: Syst
 
 def test_what_omlx_cannot_do_is_refused_by_name_on_that_service_alone(system: System) -> None:
     system.apply(on_omlx("odd", ONE, extraArgs=["--max-concurrent-requests", "1"]))
-    eventually(lambda: "spec.extraArgs" in told(system, "odd"), what="extraArgs to be refused")
+    eventually(lambda: "spec.extraArgs" in system.told("odd"), what="extraArgs to be refused")
     system.apply(on_omlx("odd", "tiny"))
-    eventually(lambda: "FormatMismatch" in told(system, "odd"), what="a GGUF model to be refused")
+    eventually(lambda: "FormatMismatch" in system.told("odd"), what="a GGUF model to be refused")
     system.delete("odd")
     assert system.slice_ready(ONE)
 

@@ -29,7 +29,6 @@ from tests.runtimes import (
     out,
     server,
     stream,
-    told,
     untouched,
 )
 from tests.system import System, eventually, kill, running
@@ -123,7 +122,7 @@ def test_a_model_of_another_format_is_refused_on_that_service_alone(system: Syst
             system.apply(manifest(kind, kind.two, model=MLX if kind.format == GGUF else GGUF))
         for kind in had():
             eventually(lambda kind=kind: reason(system, kind.two) == "FormatMismatch", what=f"{kind.two} to be refused")
-            assert kind.name in told(system, kind.two)
+            assert kind.name in system.told(kind.two)
         gone(system, *(kind.two for kind in had()))
 
 
@@ -161,7 +160,7 @@ def test_an_agent_without_any_engine_of_a_format_serves_the_other(tmp_path: Path
         up.apply(*models(tmp_path), *(manifest(kind, kind.one) for kind in (*serving, *absent)))
         for kind in absent:
             eventually(lambda kind=kind: reason(up, kind.one) == "RuntimeBinaryMissing", what=f"{kind.one} to be told")
-            said = told(up, kind.one)
+            said = up.told(kind.one)
             assert kind.setting in said and kind.advice in said, said
         for kind in serving:
             up.ready(kind.one, within_s=90)
