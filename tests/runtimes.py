@@ -27,6 +27,7 @@ from tests.system import ROOT, System, engine_path, eventually, model, service
 
 sys.path.insert(0, str(ROOT / "tools"))
 
+import find_mlx
 import find_omlx
 
 GGUF, MLX = "gguf", "mlx"
@@ -42,7 +43,7 @@ def omlx() -> Path:
     """A real omlx; the test is skipped where none is to be had, and says why."""
     try:
         return find_omlx.find()
-    except find_omlx.NotFound as error:
+    except find_mlx.NotFound as error:
         pytest.skip(str(error))
 
 

@@ -20,6 +20,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -32,7 +33,7 @@ VARIABLE = "METAL_SUPERVISOR_MLX_LM_SERVER"
 
 
 class NotFound(Exception):
-    """There is no mlx_lm.server to be had; the text says what is missing and how to get it."""
+    """There is no such program to be had; the text says what is missing and how to get it."""
 
 
 def say(text: str) -> None:
@@ -90,17 +91,18 @@ def _install(home: Path, variable: str, steps: tuple[tuple[str, ...], ...]) -> N
     (home / MARK).touch()
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], doc: str | None, find: Callable[[], Path]) -> int:
+    """The command line of a program that finds one: `doc` is its help."""
     if len(argv) > 1:
-        print(__doc__, file=sys.stderr)
+        print(doc, file=sys.stderr)
         return 0 if argv[1:] in (["-h"], ["--help"]) else 2
     try:
         print(find())
     except NotFound as error:
-        say(str(error))
+        print(f"{Path(argv[0]).stem}: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(main(sys.argv, __doc__, find))

@@ -34,6 +34,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from find_llama_server import HOMEBREW, default_cache, is_program
+from find_mlx import NotFound, main
 from kube_guard import Guard
 
 MODULE, VERSION = "github.com/ollama/ollama", "v0.17.4"
@@ -45,10 +46,6 @@ PLACE = "llama/llama.cpp/vendor"
 """Where the module looks for them."""
 VARIABLE = "METAL_SUPERVISOR_OLLAMA"
 TIMEOUT_S = 3000.0
-
-
-class NotFound(Exception):
-    """There is no ollama to be had; the text says what is missing and how to get it."""
 
 
 def say(text: str) -> None:
@@ -171,17 +168,5 @@ def _run(command: list[str], part: Path, cwd: Path) -> str:
     return said
 
 
-def main(argv: list[str]) -> int:
-    if len(argv) > 1:
-        print(__doc__, file=sys.stderr)
-        return 0 if argv[1:] in (["-h"], ["--help"]) else 2
-    try:
-        print(find())
-    except NotFound as error:
-        say(str(error))
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(main(sys.argv, __doc__, find))

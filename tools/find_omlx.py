@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from find_mlx import NotFound, program, say
+from find_mlx import main, program
 
 VARIABLE = "METAL_SUPERVISOR_OMLX"
 MLX = "mlx==0.32.4" if sys.platform == "darwin" else "mlx[cpu]==0.32.4"
@@ -36,14 +36,5 @@ def find(cache: Path | None = None) -> Path:
     return program("omlx", VARIABLE, STEPS, cache)
 
 
-def main() -> int:
-    try:
-        print(find())
-    except NotFound as error:
-        say(str(error))
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv, __doc__, find))
