@@ -1,0 +1,61 @@
+"""What a source comes to on its server: the files to fetch, each with all that proves it whole; and what may go wrong.
+
+Hugging Face, S3 and plain web servers tell of their files in different ways. Whoever asks one of them returns a
+`Listing`, and the loop that fetches bytes needs to know no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Retry(Enum):
+    """When it is worth trying again."""
+
+    SOON = "soon"
+    """The line was cut, or the server has trouble: within seconds, longer each time."""
+    LATER = "later"
+    """Somebody has to do something elsewhere: every few minutes, and as soon as a resource or a Secret changes."""
+    NEVER = "never"
+    """Not before the resource says something else."""
+
+
+class Unusable(Exception):
+    """A source cannot become a model; `reason` is CamelCase, the message says what to do and holds no secret."""
+
+    def __init__(self, reason: str, message: str, retry: Retry = Retry.LATER, after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.reason, self.retry = reason, retry
+        self.after_s = after_s
+        """How long the server wants to be left alone, 0 if it did not say."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One file to be fetched."""
+
+    name: str
+    """Its path below the model's directory, `/` between the parts; never leads out of it."""
+    url: str = field(repr=False)
+    """Where a GET of it begins; may be signed, so it is not for logs."""
+    size_bytes: int | None = None
+    """None if the server did not say."""
+    sha256: str = ""
+    """Lower-case hex, "" if the server does not tell it."""
+    validator: str = ""
+    """What changes when the file does: an ETag, else a date; "" if there is none."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of a model, its own (or its first shard) first."""
+
+    pieces: tuple[Piece, ...]
+    commit: str = ""
+    """The revision that all of them are of, where there are revisions."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What goes with each request to the host of `Piece.url`, and to no other."""
+    path: str = ""
+    """Absolute path where the files are already, to be used in place; then there are no pieces."""
