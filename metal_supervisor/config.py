@@ -34,6 +34,7 @@ else:
     import tomli as tomllib
 
 ENV_PREFIX = "METAL_SUPERVISOR_"
+HUB = "https://huggingface.co"
 OVERRIDES_FILE, GOOD_FILE = "overrides.json", "settings.json"
 
 
@@ -93,6 +94,31 @@ def _mirror(value: str) -> str | None:
     return None if good else "must look like https://registry.example.com"
 
 
+def _hub(value: str) -> str | None:
+    good = re.fullmatch(r"(/.*|https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[\w./-]*)?)?", value)
+    return None if good else "must look like https://mirror.example.com, or be an absolute directory"
+
+
+def _host_list(value: str) -> str | None:
+    for each in _listed(value):
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_network(each, strict=False)
+            continue
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", each, re.ASCII):
+            return "must name hosts, without scheme or port, or networks, separated by commas"
+    return None
+
+
+def _directory_list(value: str) -> str | None:
+    good = all(each.startswith(("/", "~")) for each in _listed(value))
+    return None if good else "must be absolute directories, separated by commas"
+
+
+def _listed(value: str) -> tuple[str, ...]:
+    """The parts of a setting that are separated by commas."""
+    return tuple(each.strip() for each in value.split(",") if each.strip())
+
+
 def _runtime_list(value: str) -> str | None:
     unknown = [each.strip() for each in value.split(",") if each.strip() and each.strip() not in RUNTIMES]
     return f"must name some of {', '.join(RUNTIMES)}" if unknown else None
@@ -135,6 +161,26 @@ class Settings:
     mlx_lm_server: str = _setting("", "Path of mlx_lm.server, used where there is no mlx-server; empty: as above.")
     vllm_swift: str = _setting("", "Path of vllm-swift; empty: PATH, then Homebrew's prefixes.")
     omlx: str = _setting("", "Path of omlx; empty: PATH, then Homebrew's prefixes.")
+    downloads: int = _setting(2, "How many models are fetched at the same time.", _between(1, 64))
+    stall_timeout: float = _setting(
+        60.0, "Seconds in which a server must send something of a model before it is asked anew.", _between(1, 3600)
+    )
+    hf_endpoint: str = _setting(
+        "", "Mirror of Hugging Face, as http(s)://HOST, or an absolute directory with O/R/FILE or a Hub cache in it; "
+        "empty: HF_ENDPOINT of the environment, else https://huggingface.co.", _hub,
+    )
+    allowed_roots: str = _setting(
+        "", "Directories whose files a Model may name, separated by commas; empty: all with the embedded API, else the "
+        "home directory, the model store, /Users/Shared and /Volumes.", _directory_list,
+    )
+    allowed_hosts: str = _setting(
+        "", "Hosts that models may be fetched from, their subdomains included, separated by commas; empty: any.",
+        _host_list,
+    )
+    private_hosts: str = _setting(
+        "", "Hosts and networks (192.168.1.0/24) whose addresses may be private, loopback or link-local; others that "
+        "have such an address are refused, whatever their name.", _host_list,
+    )
     ollama: str = _setting("", "Path of ollama, for a daemon of ours; empty: PATH, then Homebrew's prefixes.")
     ollama_url: str = _setting(
         "http://127.0.0.1:11434", "Where the user's own Ollama is used, and never stopped, if it is up; off: nowhere.",
@@ -264,6 +310,29 @@ class Settings:
     @property
     def bind_address(self) -> str:
         return self.bind or ("127.0.0.1" if self.embedded else "0.0.0.0")
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """The directories whose files a Model may name."""
+        usual = ("/",) if self.embedded else ("~", "/Users/Shared", "/Volumes", str(self.store_path))
+        found = (Path(each).expanduser() for each in _listed(self.allowed_roots) or usual)
+        return tuple(each.resolve() for each in found)
+
+    @property
+    def hub(self) -> str:
+        """Base URL of Hugging Face or of a mirror, or the absolute path of a local one."""
+        said = self.hf_endpoint or os.environ.get("HF_ENDPOINT", "")
+        return (said if said and _hub(said) is None else HUB).rstrip("/")
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that models may be fetched from; empty: any."""
+        return _listed(self.allowed_hosts)
+
+    @property
+    def private(self) -> tuple[str, ...]:
+        """Hosts and networks whose addresses need not be public."""
+        return _listed(self.private_hosts)
 
     @property
     def state_path(self) -> Path:

@@ -21,7 +21,8 @@ from metal_supervisor.boundary import host
 from metal_supervisor.boundary.builds import Builds
 from metal_supervisor.boundary.doorbell import Doorbell, ring
 from metal_supervisor.boundary.exits import ExitWatch
-from metal_supervisor.boundary.headers import Headers
+from metal_supervisor.boundary.filling import terms_of
+from metal_supervisor.boundary.headers import Headers, read_listing
 from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.boundary.references import References
 from metal_supervisor.boundary.roam import Roamer
@@ -29,10 +30,11 @@ from metal_supervisor.boundary.state import StateDir, StateError
 from metal_supervisor.boundary.store import Store
 from metal_supervisor.boundary.supervisord import BrokenFile, Refused, Supervisord, Unavailable
 from metal_supervisor.boundary.watch import Reflector
-from metal_supervisor.bulletin import Bulletin, format_of, source_of
+from metal_supervisor.bulletin import Bulletin, format_of
 from metal_supervisor.config import Settings
 from metal_supervisor.core import decide, mode, plan, references, resources
 from metal_supervisor.core.admission import Up
+from metal_supervisor.core.fields import Bad
 from metal_supervisor.core.plan import Do, Step
 from metal_supervisor.core.types import (
     LIVE,
@@ -107,7 +109,7 @@ class Controller:
         self.services = Reflector(kube, collection(settings, "inferenceservices"), self.wake, known)
         known = frozenset(record.model_uid for record in self.records.values() if record.model_uid)
         self.models = Reflector(kube, collection(settings, "models"), self.wake, known)
-        self.store = Store(settings.store_path, self.wake)
+        self.store = Store(settings.store_path, self.wake, terms_of(settings), read_listing)
         self.references = References(kube, self.wake)
         self.exits = ExitWatch(self._exited)
         self.node = host.node_name(directory.path, settings.node_name)
@@ -259,8 +261,10 @@ class Controller:
         mine = (item for item in found.values() if isinstance(item, Service) and self._is_mine(item))
         self.lookout.daemons.prepare(mine, self.records)
         serving = placement.to_serve(found, placed, self.records.values())
-        self.store.want(placement.model_sources(serving))
-        self.references.want({source for item in serving for source in references.sources(item)})
+        wanted = placement.artifacts(serving)
+        opening = {(*each.secret[:1], "secrets", each.secret[1]) for each in wanted if each.secret}
+        self.references.want(opening | {source for item in serving for source in references.sources(item)})
+        self.store.want({each: references.keys_of(each, self.references.look) for each in wanted})
         for item in found.values():
             known = references.filled(item, self.references.look) if isinstance(item, Service) else item
             self._share_out(known, snapshot)
@@ -423,6 +427,10 @@ class Controller:
 
     def _file_of(self, model: Json) -> ModelFile:
         """Where a Model's file stands on this Mac; one that nothing here uses is not looked for."""
+        try:
+            artifact = resources.read_artifact(model)
+        except Bad:
+            return ModelFile("Pending")  # its services say what is wrong
         used = any(record.model == model["metadata"]["name"] for record in self.records.values())
-        used = used or self.store.wants(source_of(model))  # a draft model is nobody's own
-        return decide.fitting(self.store.state(source_of(model)), format_of(model)) if used else ModelFile("Pending")
+        used = used or self.store.wants(artifact)  # a draft model is nobody's own
+        return decide.fitting(self.store.state(artifact), format_of(model)) if used else ModelFile("Pending")

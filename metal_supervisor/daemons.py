@@ -161,9 +161,10 @@ class Daemons:
                 if name in service.options and told.get(name) != service.options[name]:
                     text = f"the {service.runtime} daemon has it as {where} says; make them alike, or leave it out"
                     return "DaemonSettingsConflict", f"spec.{name}: {text}"
-            source = service.model.source
+            source = service.model.artifact.source
             # An Ollama of ours has a link to a file for each service, and so runs it for each.
-            same = other.model.source == source and (bool(library_model(source)) or self._uses_own(service.runtime))
+            shared = bool(library_model(source)) or self._uses_own(service.runtime)
+            same = other.model.artifact.source == source and shared
             if row.per_file and same and row.per_file(other) != row.per_file(service):
                 text = f"{where} has {service.runtime} run that model with another context, batch size or gpu.layers"
                 return "DaemonSettingsConflict", f"spec.contextSize: {text}, and it runs a model once; make them alike"

@@ -7,24 +7,28 @@ the model is charged as admission would charge it, from the command line that th
 from __future__ import annotations
 
 import json
-import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from metal_supervisor.boundary import headers, host
+from metal_supervisor.boundary.listing import Listing, Unusable
+from metal_supervisor.boundary.origins import locate
 from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.boundary.store import shown_url
+from metal_supervisor.boundary.web import Client
 from metal_supervisor.config import Settings
 from metal_supervisor.core import fit
 from metal_supervisor.core.demand import Reading
 from metal_supervisor.core.estimate import CACHE_TYPES, Estimate
 from metal_supervisor.core.estimate_mlx import CannotEstimate, estimate_mlx
+from metal_supervisor.core.fields import Bad
 from metal_supervisor.core.fit import Charge, Plan
 from metal_supervisor.core.gguf import BadGguf
 from metal_supervisor.core.shape import shape_of
 from metal_supervisor.core.sizes import amount
+from metal_supervisor.core.sources import Artifact, canonical, library_model, shown
+from metal_supervisor.core.trust import Rules
 from metal_supervisor.core.types import Endpoint, Model, Service, Standing
 from metal_supervisor.runtimes import llama_memory, llama_server, mlx_memory
 from metal_supervisor.runtimes.place import Binary, Place
@@ -117,7 +121,7 @@ def answer(settings: Settings, question: Question) -> Answer:
         lines.append(f"note: {each} tokens for a slot are more than the {subject.trained} it was trained for")
     lines += advice[: MOST_ADVICE - (len(lines) > 5)]
     body = {
-        "source": shown_url(question.source) if "://" in question.source else question.source,
+        "source": shown(question.source) if "://" in question.source else question.source,
         "name": subject.name,
         "architecture": subject.architecture,
         "sizeBytes": subject.size_bytes,
@@ -186,32 +190,56 @@ def _shown_running(running: Mapping[str, int]) -> str:
 
 
 def _subject(settings: Settings, question: Question) -> _Subject:
-    source, name = question.source, shown_url(question.source).rstrip("/").rpartition("/")[2]
-    if source.startswith(("http://", "https://")):
-        return _gguf(settings, question, urllib.parse.unquote(name), headers.read_remote(resolved(source), None))
-    if "://" in source and not source.startswith("file://"):
-        raise CannotTell(f"{shown_url(source)}: only files, http:// and https:// can be asked about")
+    """What is asked about. Raises CannotTell."""
+    source = question.source
     try:
-        if source.startswith("file://"):
-            source = urllib.parse.unquote(urllib.parse.urlsplit(source).path)
         path = Path(source).expanduser()
+        here = source.startswith(("/", "~", ".", "file://")) or path.exists()
+        if not here:
+            return _remote(settings, question)
+        if source.startswith("file://"):
+            path = Path(canonical(source, "SOURCE"))
         if path.is_dir():
-            return _mlx(question, path)
+            return _mlx(question, path.name, headers.read_file(path))
+    except Bad as bad:
+        raise CannotTell(bad.message) from None
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: nobody's home
         raise CannotTell(f"{source}: {getattr(error, 'strerror', None) or error}") from None
     return _gguf(settings, question, path.name, headers.read_file(path))
 
 
-def resolved(url: str) -> str:
-    """The file's own URL for that of its page on huggingface.co, which is what people copy; any other as it is."""
+def _remote(settings: Settings, question: Question) -> _Subject:
+    """A model on a server, of which no more than the header is read. Raises CannotTell, Bad."""
+    place = canonical(question.source, "SOURCE")
+    if library_model(place):
+        raise CannotTell(f"{place}: a model of Ollama's library is judged when a service asks for it")
+    client = Client(Rules(lax=True), headers.READ_S)
     try:
-        parts = urllib.parse.urlsplit(url)
-    except ValueError:  # whoever reads from it says so
-        return url
-    pieces = parts.path.split("/")
-    if parts.hostname in ("huggingface.co", "hf.co") and len(pieces) > 5 and pieces[3] == "blob":
-        return urllib.parse.urlunsplit(parts._replace(path="/".join([*pieces[:3], "resolve", *pieces[4:]])))
-    return url
+        listing = _listed(settings, place, client)
+        if listing.path:
+            return _subject(settings, replace(question, source=listing.path))
+        name = shown(place).rpartition("/")[2]
+        reading = headers.read_listing(listing, client)
+    except Unusable as error:
+        raise CannotTell(str(error)) from None
+    finally:
+        client.close()
+    if reading.config is not None:
+        return _mlx(question, name, reading)
+    return _gguf(settings, question, listing.pieces[0].name, reading)
+
+
+def _listed(settings: Settings, place: str, client: Client) -> Listing:
+    """One GGUF file, else a directory for MLX. Raises Unusable."""
+    try:
+        return locate(Artifact(place), {}, client, settings.hub)
+    except Unusable as error:
+        if error.reason != "InvalidModel":
+            raise
+        try:
+            return locate(Artifact(place, directory=True), {}, client, settings.hub)
+        except Unusable:
+            raise error from None
 
 
 def _gguf(settings: Settings, question: Question, name: str, reading: Reading) -> _Subject:
@@ -252,14 +280,13 @@ def _argv(plan: Plan, binary: Binary, reading: Reading) -> tuple[str, ...]:
     return llama_server.engine(service, binary, Place("/model.gguf", "127.0.0.1", 1, None, "/", reading)).argv
 
 
-def _mlx(question: Question, path: Path) -> _Subject:
+def _mlx(question: Question, name: str, reading: Reading) -> _Subject:
     """A directory as mlx_lm has it. Raises CannotTell."""
     if question.kv_type not in MLX_BITS:
         raise CannotTell(f"MLX has no KV cache of type {question.kv_type}; --kv-type {', '.join(MLX_BITS)}")
-    reading = headers.read_file(path)
     weights, config = reading.size_bytes or 0, reading.config
     if config is None:
-        raise CannotTell(f"{path}: {reading.problem}")
+        raise CannotTell(f"{name}: {reading.problem}")
 
     def charge(plan: Plan) -> Estimate:
         each = max(plan.context // plan.slots, 1)
@@ -267,14 +294,14 @@ def _mlx(question: Question, path: Path) -> _Subject:
             made = estimate_mlx(weights, config, each, plan.slots, MLX_BITS[plan.kv_type])
             return replace(made, prompt_cache_bytes=mlx_memory.prompt_cache_bytes(made))
         except CannotEstimate as error:
-            raise CannotTell(f"{path.name}: {error}") from None
+            raise CannotTell(f"{name}: {error}") from None
 
     try:
         trained = estimate_mlx(weights, config).context
     except CannotEstimate as error:
         if not question.context:
-            raise CannotTell(f"{path.name}: {error}") from None
+            raise CannotTell(f"{name}: {error}") from None
         trained = 0  # the one thing that --ctx stands in for; `charge` tells of everything else
     plan = Plan(question.context or trained * question.slots, question.slots, question.kv_type)
     architecture = f"{config.get('model_type', 'unknown architecture')!s:.40} (MLX)"
-    return _Subject(path.name, architecture, charge(plan).weights_bytes, trained, plan, charge)
+    return _Subject(name, architecture, charge(plan).weights_bytes, trained, plan, charge)

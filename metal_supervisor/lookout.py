@@ -22,7 +22,7 @@ from metal_supervisor.core.demand import Demand, Reading
 from metal_supervisor.core.ledger import too_large
 from metal_supervisor.core.plan import live_note
 from metal_supervisor.core.report import PORT_IN_USE
-from metal_supervisor.core.sources import library_model
+from metal_supervisor.core.sources import Artifact, library_model
 from metal_supervisor.core.types import (
     Engine,
     Json,
@@ -37,8 +37,10 @@ from metal_supervisor.core.types import (
 from metal_supervisor.daemons import Daemons
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 
-Files: TypeAlias = dict[Role | None, tuple[str, ModelFile]]
-"""What a file is to a service, None for its model -> its source, and where it stands on this Mac."""
+Files: TypeAlias = dict[Role | None, tuple[Artifact, ModelFile]]
+"""What a file is to a service, None for its model -> what it is, and where it stands on this Mac."""
+Look: TypeAlias = Callable[[str], Reading | None]
+"""What is known of a file that a command line names; None while it is being read."""
 READY_S, FETCH_S, CANNOT_S = 0.0, 2.0, 8.0
 ASKING = ModelFile("Checking", message="the engine's program is being asked what it knows")
 LOOKING = ModelFile("Checking", message="it is being found out whether the user's own daemon answers")
@@ -126,8 +128,8 @@ class Lookout:
         if problem is None:
             binary, problem = self._binary(service)
         if problem or port is None:
-            for source, _ in files.values():
-                self._store.give_leave(source)  # whatever it waits for, its files need not
+            for artifact, _ in files.values():
+                self._store.give_leave(artifact)  # whatever it waits for, its files need not
             return Outlook(files[None][1], port or (record.port if record else None), problem=problem)
         if binary is None:
             return Outlook(ASKING, port)
@@ -136,7 +138,7 @@ class Lookout:
         file, further = files[None][1], {role: each.path for role, (_, each) in files.items() if role is not None}
         library = library_model(service.model.source)
         reading = self._library(service.model.source) if library else self._look(file.path)
-        composed = self._composed(service, binary, file.path, port, reading, further)
+        composed = self._composed(service, binary, file.path, port, reading, further, self._look_from_home)
         if composed is None:
             return Outlook(READING, port)
         engine, demand = composed
@@ -152,11 +154,12 @@ class Lookout:
 
     def _files(self, service: Service) -> Files:
         """Where each file of a service stands, its model's first."""
-        source = service.model.source
-        file = LIBRARY if library_model(source) else decide.fitting(self._store.state(source), service.model.format)
-        found: Files = {None: (source, file)}
+        artifact = service.model.artifact
+        state = LIBRARY if library_model(artifact.source) else self._store.state(artifact)
+        file = state if state is LIBRARY else decide.fitting(state, service.model.format)
+        found: Files = {None: (artifact, file)}
         for each in service.companions:
-            found[each.role] = each.source, decide.fitting(self._store.state(each.source), "gguf")
+            found[each.role] = each.artifact, decide.fitting(self._store.state(each.artifact), "gguf")
         return found
 
     def _binary(self, service: Service) -> tuple[Binary | None, tuple[str, str] | None]:
@@ -173,10 +176,7 @@ class Lookout:
         return binary, runtime.lacks(service, binary) if binary is not None else None
 
     def _look_from_home(self, path: str) -> Reading | None:
-        """A file that a command line names: engines are started in the state directory. One to be fetched is a URL."""
-        if path.startswith(("http://", "https://")):
-            self._read.add(path)
-            return self._headers.preview(path)
+        """A file that a command line names: engines are started in the state directory."""
         return self._look(str(Path(self._state.home, path)))
 
     def _library(self, source: str) -> Reading | None:
@@ -196,6 +196,7 @@ class Lookout:
         port: int,
         reading: Reading | None,
         further: Mapping[Role, str],
+        look: Look,
     ) -> tuple[Engine, Demand] | None:
         """The engine of a service and what it takes of the memory; None while a header is being read."""
         if reading is None:
@@ -205,25 +206,26 @@ class Lookout:
         bind, home = self._settings.bind_address, self._state.home
         place = Place(path, bind, port, cores, home, reading, further, mirror, models)
         engine = runtime.engine(service, binary, place)
-        demand = runtime.demand(service, engine.argv, reading, self._look_from_home)
+        demand = runtime.demand(service, engine.argv, reading, look)
         return None if demand is None else (engine, demand)
 
     def _before_all_is_here(self, service: Service, binary: Binary, files: Files, port: int) -> Outlook:
         """What is not on this Mac is judged by its header first: 80 GB that can never fit are not fetched."""
         awaited = {role: each for role, each in files.items() if each[1].phase != "Ready"}
-        asking = [source for source, _ in awaited.values() if self._store.asks_leave(source)]
-        if asking:
+        failed = {role: each for role, each in awaited.items() if each[1].phase == "Failed"}
+        asking = [artifact for artifact, _ in awaited.values() if self._store.asks_leave(artifact)]
+        if asking and not failed:  # what lacks a part would not run, so nothing of it is fetched
             refusal = self._too_large(service, binary, files, port)
             if refusal is None:
                 return Outlook(READING, port)
-            for source in asking:
+            for artifact in asking:
                 if refusal.reason:
-                    self._store.refuse(source, refusal)
+                    self._store.refuse(artifact, refusal)
                 else:
-                    self._store.give_leave(source)
+                    self._store.give_leave(artifact)
             if refusal.reason:
                 return Outlook(refusal, port)
-        role, (_, file) = next(iter(awaited.items()))
+        role, (_, file) = next(iter((failed or awaited).items()))
         if role is None:
             return Outlook(file, port)
         field = next(each.field for each in service.companions if each.role is role)
@@ -233,13 +235,18 @@ class Lookout:
 
     def _too_large(self, service: Service, binary: Binary, files: Files, port: int) -> ModelFile | None:
         """Why what a service still needs is not fetched, without a reason if it is; None while a header is read."""
-        paths = {role: file.path if file.phase == "Ready" else source for role, (source, file) in files.items()}
-        further = {role: path for role, path in paths.items() if role is not None}
-        reading = self._look_from_home(paths[None])
+        paths = {role: file.path or each.source for role, (each, file) in files.items()}
+        remote = {each.source: each for each, file in files.values() if file.phase != "Ready"}
+
+        def look(path: str) -> Reading | None:
+            return self._store.reading(remote[path]) if path in remote else self._look_from_home(path)
+
+        reading, further = look(paths[None]), {role: path for role, path in paths.items() if role is not None}
         if reading is None:
             return None
-        composed = self._composed(service, binary, paths[None], port, reading, further) if reading.header else None
-        if composed is None and reading.header:
+        known = reading.header or reading.config
+        composed = self._composed(service, binary, paths[None], port, reading, further, look) if known else None
+        if composed is None and known:
             return None
         if composed is not None:
             limit = service.model.limit.resolve(self.room.total)
@@ -287,7 +294,8 @@ class Lookout:
         """How long to leave a free slot to Macs that could serve it sooner."""
         if isinstance(item, Rejected) or not item.replicas or item.suspended:
             return READY_S
-        nears = [self._store.near(source) for source in (item.model.source, *(each.source for each in item.companions))]
+        parts = item.model.artifact, *(each.artifact for each in item.companions)
+        nears = [self._store.near(artifact) for artifact in parts]
         near = None if None in nears else all(nears)
         binary, problem = self._binary(item)
         if problem:
@@ -301,9 +309,10 @@ class Lookout:
 
         True as well where that is not known: whoever has it waits then.
         """
-        path = str(self._store.here(service.model.source) or "")
-        further = {each.role: str(self._store.here(each.source) or "") for each in service.companions}
-        composed = self._composed(service, binary, path, 0, self._look(path) if path else None, further)
+        path = str(self._store.here(service.model.artifact) or "")
+        further = {each.role: str(self._store.here(each.artifact) or "") for each in service.companions}
+        look = self._look_from_home
+        composed = self._composed(service, binary, path, 0, self._look(path) if path else None, further, look)
         needs = composed[1].bytes or 0 if composed else 0
         if self._offered_bytes + needs > max(self.room.left, 0):
             return False

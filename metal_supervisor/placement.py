@@ -20,7 +20,7 @@ from metal_supervisor.boundary.watch import Reflector
 from metal_supervisor.config import Settings
 from metal_supervisor.core import claims
 from metal_supervisor.core.claims import Ask, Life, Sighting, SlotId
-from metal_supervisor.core.sources import library_model
+from metal_supervisor.core.sources import Artifact, library_model
 from metal_supervisor.core.types import Json, Key, Record, Rejected, Service, Standing
 
 CLONED = "another Mac uses this one's identity (a copied state directory?); set --node-name on one of them"
@@ -220,13 +220,13 @@ def to_serve(found: Mapping[Key, Service | Rejected], placed: Placed, records: C
     ]
 
 
-def model_sources(services: Collection[Service]) -> set[str]:
-    """The sources of the models of services, companions among them, but for those that Ollama fetches itself."""
+def artifacts(services: Collection[Service]) -> set[Artifact]:
+    """The models of services, companions among them, but for those that Ollama fetches itself."""
     return {
-        source
+        artifact
         for item in services
-        for source in (item.model.source, *(each.source for each in item.companions))
-        if not library_model(source)
+        for artifact in (item.model.artifact, *(each.artifact for each in item.companions))
+        if not library_model(artifact.source)
     }
 
 

@@ -27,7 +27,7 @@ OF_PODS = ("cpu", "ephemeralStorage", "gpu", "gpuMemory", "gpuSharing")
 
 REASONS: Mapping[str, Mapping[str, str]] = {
     "Model": {
-        "spec.quantization": "it is a name for people; what the file holds is read from its header",
+        **dict.fromkeys((f"spec.quantization with {name}" for name in MLX_RUNTIMES), "it tells GGUF files apart"),
         **dict.fromkeys((f"spec.hardware.gpu.{name}" for name in OF_GPUS), GPU),
         **dict.fromkeys((f"spec.hardware.gpu.layers with {name}" for name in MLX_RUNTIMES), WHOLE),
         "spec.prefetch": "LLMKube's operator fetches ahead with Jobs; a Mac fetches what its services need",
@@ -70,9 +70,6 @@ REASONS: Mapping[str, Mapping[str, str]] = {
 """
 
 GAPS: Mapping[str, Mapping[str, str]] = {
-    "Model": {
-        "spec.sha256": "a file that is fetched is not yet compared with it",
-    },
     "InferenceService": {
         "spec.resources.memory": "it is not yet reserved where it is more than the estimate",
         "spec.resources.hostMemory": "it is not yet reserved where it is more than the estimate",

@@ -44,7 +44,11 @@ SCALARS: Mapping[str, tuple[Any, ...]] = {
 
 VALUES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "Model": {
-        "spec.source": ("/models/example.gguf", "https://ollama.com/library/example:8b", "hf://example/example"),
+        "spec.source": (
+            "/models/example.gguf", "https://ollama.com/library/example:8b", "hf://example/example", "pvc://example/m",
+        ),
+        "spec.quantization": ("Q4_K_M",),
+        "spec.sourceSecretRef.name": ("keys",),
         "spec.files[]": ("base-00002-of-00002.gguf", "example.gguf"),
         "spec.mmproj": ("mmproj-example.gguf",),
         "spec.sha256": ("0123456789abcdef" * 4,),
@@ -86,7 +90,10 @@ VALUES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
 NAMED = {"spec.env[].name": "YOUR_NAME"}
 SECRET, CONFIG_MAP = "spec.env[].valueFrom.secretKeyRef", "spec.env[].valueFrom.configMapKeyRef"
 DRAFTS, CACHE = {"spec.speculativeDecoding.type": "draft-mtp"}, {"spec.pagedSSDCacheDir": "/caches/omlx"}
+HUB = {"spec.source": "hf://example/example"}
 BESIDE: Mapping[str, Mapping[str, Any]] = {
+    "spec.sourceSecretRef": HUB,
+    "spec.quantization": HUB,
     "spec.endpoint.nodePort": {"spec.endpoint.type": "NodePort"},
     "spec.ropeScaling.factor": {"spec.ropeScaling.type": "yarn"},
     "spec.ropeScaling.originalContext": {"spec.ropeScaling.type": "yarn"},
@@ -131,6 +138,9 @@ NEUTRAL: Mapping[str, frozenset[Any]] = {
 
 WORDS: Mapping[str, str] = {
     "reserved_bytes": "memory that is charged",
+    "fetched": "which files are fetched",
+    "digest": "what its file has to be",
+    "opened": "the Secret that opens its source",
     "limit_bytes": "most memory that it is admitted with",
     "standing": "whether it runs",
     "replicas": "how many Macs claim it",
@@ -148,5 +158,5 @@ WORDS: Mapping[str, str] = {
 }
 """What a field changed, besides command line and environment -> as the page says it."""
 
-BY_THE_WAY = frozenset({"reserved_bytes", "mode", "url", "model"})
+BY_THE_WAY = frozenset({"reserved_bytes", "mode", "url", "model", "fetched"})
 """Changes that follow from others, and are told only where there is nothing else."""

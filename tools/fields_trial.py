@@ -190,8 +190,12 @@ def _run(column: Column, service: Service, asked: Json) -> Outcome:
         limit_bytes=limit,
     )  # fmt: skip
     record = decide.accept(service, None, outlook, 0.0)
+    artifact = service.model.artifact
     facts = {
         **dict(environment(engine)),
+        "fetched": repr((artifact.source, artifact.directory, artifact.files, artifact.quantization)),
+        "digest": artifact.sha256,
+        "opened": repr(artifact.secret),
         **dict(flat("probe", engine.probe)),
         **dict(flat("Service", service_object(record, service.endpoint))),
         **{name: repr(getattr(record, name)) for name in ACTED_ON},

@@ -22,17 +22,20 @@ from pathlib import Path
 import urllib3
 
 from metal_supervisor.boundary.library import NotThere, blob_url
-from metal_supervisor.boundary.store import CONFIG, WEIGHTS, shown_url
+from metal_supervisor.boundary.listing import Listing, Piece, Unusable
+from metal_supervisor.boundary.model_files import CONFIG, WEIGHTS
+from metal_supervisor.boundary.web import Client, Stopped
 from metal_supervisor.core.demand import Reading
 from metal_supervisor.core.gguf import MAX_DATA_BYTES, MAX_HEADER_BYTES, BadGguf, NeedMore, Prefix, read_header
 from metal_supervisor.core.shards import merge, shard_names
+from metal_supervisor.core.sources import shown
+from metal_supervisor.core.trust import Rules
 
-CONNECT_S, READ_S = 10.0, 20.0
+READ_S = 20.0
 CONFIG_BYTES = 4 << 20
 """The longest config.json that is read; real ones have some KiB."""
 ALTOGETHER_S = 180.0
 """For all requests about one model; a server that drips bytes keeps nobody waiting for ever."""
-REDIRECTS = 5
 FIRST_BYTES, CHUNK_BYTES = 1 << 20, 1 << 16
 LOOK_WAIT_S = 0.1
 LOCAL_AGAIN_S, REMOTE_AGAIN_S = 10.0, 60.0
@@ -126,8 +129,8 @@ def _together(names: Sequence[str], readings: Sequence[Reading]) -> Reading:
 class _Remote:
     """The beginning of a file on a server, as far as it was asked for."""
 
-    def __init__(self, http: urllib3.PoolManager, url: str, headers: Mapping[str, str], until: float) -> None:
-        self._http, self._url, self._headers, self._until = http, url, headers, until
+    def __init__(self, client: Client, url: str, secret: Mapping[str, str], until: float) -> None:
+        self._client, self._url, self._secret, self._until = client, url, secret, until
         self._whole: urllib3.BaseHTTPResponse | None = None
         """The answer of a server that gives everything from the start, whatever range it is asked for."""
         self.data = b""
@@ -161,12 +164,7 @@ class _Remote:
 
     def _ask(self, upto: int) -> None:
         have = len(self.data)
-        answer = self._http.request(
-            "GET", self._url, preload_content=False, redirect=True,
-            headers={**self._headers, "Accept-Encoding": "identity", "Range": f"bytes={have}-{upto - 1}"},
-            timeout=urllib3.Timeout(connect=CONNECT_S, read=READ_S),
-            retries=urllib3.Retry(connect=0, read=0, redirect=REDIRECTS, other=0, status=0),
-        )  # fmt: skip
+        answer = self._client.get(self._url, {"Range": f"bytes={have}-{upto - 1}"}, self._secret)
         try:
             if answer.headers.get("Content-Encoding", "identity") != "identity":
                 raise _Failed("answers with an encoding of the file, not with its bytes")
@@ -200,45 +198,87 @@ class _Remote:
             self.size_bytes = size
 
 
-def read_remote(url: str, http: urllib3.PoolManager | None, headers: Mapping[str, str] | None = None) -> Reading:
+def read_remote(url: str, client: Client | None = None, headers: Mapping[str, str] | None = None) -> Reading:
     """What a GGUF file on a server says of itself, read from its first bytes; other shards are asked too.
 
-    `headers` go with every request (authorization is not passed on to other hosts). Never raises: what is wrong is
-    the reading's problem, in which the URL is shown without credentials or query.
+    `headers` go with every request (and not to other hosts). Never raises: what is wrong is the reading's problem, in
+    which the URL is shown without credentials or query.
     """
-    own = http or urllib3.PoolManager(retries=False)
-    until = time.monotonic() + ALTOGETHER_S
     try:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https"):
-            return Reading(None, problem=f"{shown_url(url)} is no URL of a web server")
+            return Reading(None, problem=f"{shown(url)} is no URL of a web server")
         directory, slash, name = parts.path.rpartition("/")
         names = shard_names(urllib.parse.unquote(name))
-        if len(names) == 1:
-            return _read_url(own, url, headers or {}, until)
-        paths = [directory + slash + urllib.parse.quote(each) for each in names]
+        paths = [directory + slash + urllib.parse.quote(each) for each in names] if len(names) > 1 else [parts.path]
         urls = [urllib.parse.urlunsplit(parts._replace(path=path)) for path in paths]
-        return _together(names, [_read_url(own, each, headers or {}, until) for each in urls])
     except ValueError:
-        return Reading(None, problem=f"{shown_url(url)} is no URL")
+        return Reading(None, problem=f"{shown(url)} is no URL")
+    pieces = tuple(Piece(name, each) for name, each in zip(names, urls, strict=True))
+    own = client or Client(Rules(lax=True), READ_S)
+    try:
+        return read_listing(Listing(pieces, headers=headers or {}), own)
+    except Stopped:
+        return Reading(None, problem=f"{shown(url)} is not wanted any more")
     finally:
-        if http is None:
-            own.clear()
+        if client is None:
+            own.close()
 
 
-def _read_url(http: urllib3.PoolManager, url: str, headers: Mapping[str, str], until: float) -> Reading:
-    remote = _Remote(http, url, headers, until)
+def read_listing(listing: Listing, client: Client) -> Reading:
+    """What a model that is listed on a server says of itself. Never raises Unusable; Stopped."""
+    until = time.monotonic() + ALTOGETHER_S
+    config = next((piece for piece in listing.pieces if piece.name.rpartition("/")[2] == CONFIG), None)
+    if config is not None:
+        return _read_config(client, config, listing, until)
+    readings = [_read_url(client, piece.url, listing.headers, until) for piece in listing.pieces]
+    return readings[0] if len(readings) == 1 else _together([piece.name for piece in listing.pieces], readings)
+
+
+def _read_config(client: Client, config: Piece, listing: Listing, until: float) -> Reading:
+    """An MLX model on a server: its config.json, and the size of the weights that are listed."""
+    weights = [piece.size_bytes for piece in listing.pieces if piece.name.endswith(WEIGHTS)]
+    size = sum(each or 0 for each in weights) if weights and all(weights) else None
+    remote = _Remote(client, config.url, listing.headers, until)
+    try:
+        while len(remote.data) < CONFIG_BYTES and remote.read_on(CONFIG_BYTES):
+            pass
+        found = json.loads(remote.data)
+    except (Unusable, _Failed) as error:
+        return Reading(size, problem=str(error))
+    except Exception as error:  # noqa: BLE001 - whatever a server makes a library raise
+        return Reading(size, problem=_why(client, config.url, error))
+    finally:
+        remote.close()
+    if not isinstance(found, dict):
+        return Reading(size, problem=f"its {CONFIG} is no object")
+    return Reading(size, config=found)
+
+
+def _why(client: Client, url: str, error: Exception) -> str:
+    """What went wrong, in words that quote nothing. Raises Stopped."""
+    if isinstance(error, ValueError | RecursionError):
+        return f"{shown(url)} cannot be read"
+    trouble = client.trouble(url, error)
+    if isinstance(trouble, Stopped):
+        raise trouble
+    return str(trouble)
+
+
+def _read_url(client: Client, url: str, headers: Mapping[str, str], until: float) -> Reading:
+    remote = _Remote(client, url, headers, until)
     try:
         return _read_prefix(remote)
     except BadGguf as error:
         return Reading(remote.size_bytes, problem=str(error))
     except _Failed as error:
-        return Reading(remote.size_bytes, problem=f"{shown_url(url)} {error}")
+        return Reading(remote.size_bytes, problem=f"{shown(url)} {error}")
+    except Unusable as error:
+        return Reading(remote.size_bytes, problem=str(error))
+    except Stopped:
+        raise
     except Exception as error:  # noqa: BLE001 - whatever a URL or a server makes a library raise
-        cause = getattr(error, "reason", None) or error
-        # Other errors may quote the URL with all that is in it.
-        why = str(cause) if isinstance(cause, urllib3.exceptions.ResponseError) else type(cause).__name__
-        return Reading(remote.size_bytes, problem=f"{shown_url(url)}: {why}; is the server up?")
+        return Reading(remote.size_bytes, problem=_why(client, url, error))
     finally:
         remote.close()
 
@@ -304,17 +344,13 @@ class Headers:
         # A local file is known within a millisecond: worth a moment, so that it needs no second pass.
         return self._asked(path, lambda: read_file(Path(path)), LOOK_WAIT_S, LOCAL_AGAIN_S, lambda: _state_of(path))
 
-    def preview(self, url: str) -> Reading | None:
-        """What is known of a file on a web server; None while it is not read."""
-        return self._asked(url, lambda: read_remote(url, self._http), 0.0, REMOTE_AGAIN_S, None)
-
     def library(self, source: str, registry: str) -> Reading | None:
         """What is known of a model of Ollama's library; None while it is not read."""
         return self._asked(source, lambda: self._read_library(source, registry), 0.0, REMOTE_AGAIN_S, None)
 
     def _read_library(self, source: str, registry: str) -> Reading:
         try:
-            return read_remote(blob_url(source, registry, self._http), self._http)
+            return read_remote(blob_url(source, registry, self._http))
         except NotThere as error:
             return Reading(None, problem=str(error))
 

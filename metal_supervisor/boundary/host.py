@@ -84,6 +84,14 @@ def _machine_id() -> str:
 
 
 @lru_cache(maxsize=1)
+@lru_cache(maxsize=1)
+def boot_id() -> str:
+    """What is another one each time that this machine is started."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    return str(int(psutil.boot_time()))
+
+
 def performance_cores() -> int | None:
     """Number of performance cores of an Apple chip; None elsewhere, where engines know better."""
     if sys.platform == "darwin":

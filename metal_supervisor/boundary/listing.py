@@ -18,6 +18,8 @@ class Retry(Enum):
     """The line was cut, or the server has trouble: within seconds, longer each time."""
     LATER = "later"
     """Somebody has to do something elsewhere: every few minutes, and as soon as a resource or a Secret changes."""
+    RUNG = "rung"
+    """What it waits for is on its way, and rings."""
     NEVER = "never"
     """Not before the resource says something else."""
 

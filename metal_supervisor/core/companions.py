@@ -1,20 +1,19 @@
 """Files that an engine loads beside its model: a draft model, a vision projector, the other shards.
 
 They are named in two resources: the projector and the shards in the Model, the draft model in the InferenceService, as
-another Model or as a file beside the model's own. A file that nobody would load is refused by name, as is what has to
-be fetched: only models that are on this Mac have files beside them so far.
+another Model or as a file beside the model's own. A file that nobody would load is refused by name.
 """
 
 from __future__ import annotations
 
-import posixpath
-import urllib.parse
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from metal_supervisor.core import fields
 from metal_supervisor.core.fields import Bad
 from metal_supervisor.core.shards import shard_names
+from metal_supervisor.core.sources import Artifact, beside
 from metal_supervisor.core.types import Companion, Json, Role
 
 SPECULATION = "spec.speculativeDecoding"
@@ -26,43 +25,20 @@ OFF = ("none", "disabled")
 OTHER_NAMES: Mapping[str, str] = {"mtp": "draft-mtp", "draft": "draft-simple"}
 
 
-def local_path(source: str) -> str:
-    """The absolute path of a source on this Mac, "" if it is elsewhere."""
-    if source.startswith("/"):
-        return source
-    if not source.startswith("file://"):
-        return ""
-    try:
-        return urllib.parse.unquote(urllib.parse.urlsplit(source).path)
-    except ValueError:
-        return ""
-
-
-def beside(source: str, name: str, path: str) -> str:
-    """The absolute path of a file that is named next to a model's source. Raises Bad, which names the field."""
-    fields.text(name, path)
-    model = local_path(source)
-    if not model:
-        raise Bad("UnsupportedField", f"{path} is only supported for a spec.source on this Mac yet: an absolute path")
-    plain = posixpath.normpath(name)
-    if name.startswith("/") or plain in (".", "..") or plain.startswith("../"):
-        raise Bad("InvalidSpec", f"{path} must name a file beside spec.source, not {name!r:.80}; leave out its path")
-    return posixpath.join(posixpath.dirname(model), plain)
-
-
-def projector_of(spec: Json, source: str) -> str:
-    """Absolute path of a Model's vision projector, "" without one. Raises Bad."""
+def projector_of(spec: Json, place: str) -> str:
+    """Source of a Model's vision projector, "" without one. `place`: of its own file, canonical. Raises Bad."""
     name = fields.get(spec, "spec.mmproj", str, "").strip()
-    return beside(source, name, "spec.mmproj") if name else ""
+    return beside(place, name, "spec.mmproj") if name else ""
 
 
-def check_files(spec: Json, source: str, known: Collection[str]) -> None:
-    """Raises Bad for a file of a Model that nothing loads. `known`: absolute paths of what is loaded besides."""
-    model = local_path(source)
-    shards = [posixpath.join(posixpath.dirname(model), name) for name in shard_names(posixpath.basename(model))]
+def check_files(spec: Json, place: str, known: Collection[str]) -> None:
+    """Raises Bad for a file of a Model that nothing loads. `known`: sources of what is loaded besides."""
+    directory, slash, last = place.rpartition("/")
+    shards = [f"{directory}{slash}{name}" for name in shard_names(last)]
     for index, name in enumerate(fields.texts(spec, "spec.files")):
         where = f"spec.files[{index}]"
-        if beside(source, name, where) not in (*shards, *known):
+        found = beside(place, name, where)
+        if found not in (*shards, *known):
             text = f"{where} {name!r:.80} would not be loaded: it is no shard of spec.source, nor spec.mmproj"
             raise Bad("UnsupportedField", f"{text}; remove it")
 
@@ -107,8 +83,10 @@ def _weights(resource: Json, name: str, said: str, kind: str) -> str | None:
     return value
 
 
-def draft_beside(source: str, name: str) -> Companion:
+def draft_beside(artifact: Artifact, name: str) -> Companion:
     """The draft model that is a file beside the model's own, or any other by its absolute path. Raises Bad."""
     field = f"{SPECULATION}.draftModel"
-    found = fields.text(name, field) if name.startswith("/") else beside(source, name, field)
-    return Companion(Role.DRAFT, field, found)
+    if name.startswith("/"):
+        return Companion(Role.DRAFT, field, fields.text(name, field))
+    found = beside(artifact.source, name, field)
+    return Companion(Role.DRAFT, field, found, origin=replace(artifact, source=found, sha256="", quantization=""))

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from metal_supervisor.core import fields
 from metal_supervisor.core.fields import Bad
+from metal_supervisor.core.sources import NO_KEYS, Artifact, Keys
 from metal_supervisor.core.types import Json, Reference, Service, Standing
 
 Source: TypeAlias = tuple[str, str, str]
@@ -29,6 +30,7 @@ KEY_NAME = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 FORBIDDEN_ENV = re.compile(r"(LD_|DYLD_|SUPERVISOR_|METAL_SUPERVISOR_|LLAMA_ARG_)")
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 RIGHTS = "conf/rbac/secrets.yaml"
+SECRET_FIELD = "spec.sourceSecretRef"
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,22 @@ def _reference(variable: str, item: Any, path: str) -> Reference:
 def sources(service: Service) -> set[Source]:
     """What a service's environment is read from."""
     return {(service.namespace, each.kind, each.name) for each in service.references}
+
+
+def keys_of(artifact: Artifact, look: Callable[[Source], Holding | None]) -> Keys:
+    """What opens a model's source, or why it cannot be had."""
+    if artifact.secret is None:
+        return NO_KEYS
+    namespace, name = artifact.secret
+    found, what = look((namespace, "secrets", name)), f'the Secret "{name}" of namespace "{namespace}"'
+    if found is None or found.code == 0:
+        why = f": {found.text}" if found is not None else ""
+        return Keys(problem=("WaitingForSecret", f"{SECRET_FIELD}: {what} has not been read yet{why}"), passing=True)
+    if found.code == 403:
+        return Keys(problem=("SecretForbidden", f"{SECRET_FIELD}: {found.text}; apply {RIGHTS}"))
+    if found.code != 200:
+        return Keys(problem=("SecretNotFound", f"{SECRET_FIELD}: {what} does not exist; create it"))
+    return Keys(found.values)
 
 
 def filled(service: Service, look: Callable[[Source], Holding | None]) -> Service:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from metal_supervisor.core import companions, fields
+from metal_supervisor.core import companions, fields, sources
 from metal_supervisor.core.budget import read_limit
 from metal_supervisor.core.decide import DIRECTORY_FORMATS
 from metal_supervisor.core.fields import Bad
 from metal_supervisor.core.references import OBJECT_NAME, read_environment
-from metal_supervisor.core.sources import library_model
+from metal_supervisor.core.sources import Artifact, library_model
 from metal_supervisor.core.types import Companion, Endpoint, Json, Key, Model, Rejected, Role, Service
 
 GROUP = "inference.llmkube.dev"
@@ -43,7 +43,6 @@ ELSEWHERE = {
 }
 """Runtimes of LLMKube that are not for a Mac, and why."""
 LIBRARY_RUNTIME = "ollama"
-SOURCE_SCHEMES = ("http://", "https://", "file://")
 
 
 @dataclass(frozen=True)
@@ -82,16 +81,16 @@ def service_name(name: str) -> str:
 
 
 def read_model(resource: Json, draft: str = "") -> Model:
-    """The Model of a custom resource, with defaults; raises Bad within this module.
+    """The Model of a custom resource, with defaults; raises Bad.
 
-    `draft`: absolute path of the draft model that the service has beside it, "" without one.
+    `draft`: name of the draft model that the service has beside it, "" without one.
     """
     metadata, spec = resource.get("metadata", {}), {"spec": resource.get("spec")}
-    source = fields.text(fields.get(spec, "spec.source", str, ""), "spec.source").strip()
-    projector = companions.projector_of(spec, source)
-    companions.check_files(spec, source, (projector, draft))
-    if fields.get(spec, "spec.sourceSecretRef", dict, {}).get("name"):
-        raise Bad("UnsupportedField", "spec.sourceSecretRef is not supported yet; use a source that needs no secret")
+    artifact = read_artifact(resource)
+    projector = companions.projector_of(spec, artifact.source)
+    if not artifact.directory or artifact.local:
+        drafts = [companions.draft_beside(artifact, draft).source] if draft else []
+        companions.check_files(spec, artifact.source, (projector, *drafts))
     if fields.get(spec, "spec.refreshPolicy", str, "IfNotPresent") != "IfNotPresent":
         raise Bad("UnsupportedField", "spec.refreshPolicy is not supported yet; leave it at IfNotPresent")
     return Model(
@@ -99,37 +98,62 @@ def read_model(resource: Json, draft: str = "") -> Model:
         name=metadata.get("name", ""),
         uid=metadata.get("uid", ""),
         generation=metadata.get("generation", 0),
-        source=source,
+        source=fields.get(spec, "spec.source", str, "").strip(),
         format=fields.get(spec, "spec.format", str, "gguf"),
         accelerator=fields.get(spec, "spec.hardware.accelerator", str, "cpu"),
         gpu_layers=fields.get(spec, "spec.hardware.gpu.layers", int, None),
-        sha256=fields.get(spec, "spec.sha256", str, None),
+        sha256=artifact.sha256 or None,
         limit=read_limit(spec),
         projector=projector,
+        artifact=artifact,
     )
+
+
+def read_artifact(resource: Json) -> Artifact:
+    """What the `spec.source` of a Model means, with all that tells which file of it; raises Bad."""
+    metadata, spec = resource.get("metadata", {}), {"spec": resource.get("spec")}
+    place = sources.canonical(fields.text(fields.get(spec, "spec.source", str, ""), "spec.source").strip())
+    directory = fields.get(spec, "spec.format", str, "gguf") in DIRECTORY_FORMATS
+    files = fields.texts(spec, "spec.files")
+    digest = fields.get(spec, "spec.sha256", str, "").lower()
+    if digest and not re.fullmatch(r"[0-9a-f]{64}", digest, re.ASCII):
+        raise Bad("InvalidSpec", f"spec.sha256 must be 64 hexadecimal digits, not {digest!r:.80}")
+    if digest and (directory or library_model(place)):
+        raise Bad("UnsupportedField", "spec.sha256 has no meaning for what is more than one file; remove it")
+    name = fields.get(spec, "spec.sourceSecretRef.name", str, "")
+    if name and not OBJECT_NAME.fullmatch(name):
+        raise Bad("InvalidSpec", f"spec.sourceSecretRef.name {name!r:.80} is not the name of a Secret")
+    remote = not place.startswith("/") and not library_model(place)
+    quantization = ""
+    if directory and remote:
+        _check_directory(place, files)
+    elif remote and not sources.is_file(place):
+        if files:
+            place = sources.beside(place, files[0], "spec.files[0]")
+        else:
+            quantization = fields.word(spec, "spec.quantization") or ""
+    return Artifact(
+        place, directory, files if directory and remote else (), quantization, digest,
+        (metadata.get("namespace", ""), name) if name and remote else None, metadata.get("name", ""),
+    )
+
+
+def _check_directory(place: str, files: tuple[str, ...]) -> None:
+    """Raises Bad if a directory cannot be fetched from there."""
+    if place.startswith("s3://") or (place.startswith("hf://") and not sources.is_file(place)):
+        return
+    if place.startswith("hf://"):
+        text = "names one file of a repository, and this spec.format a directory; name the repository, hf://O/R"
+        raise Bad("UnsupportedSource", f"spec.source {place!r:.200} {text}")
+    if not files:
+        text = "cannot be listed, and this spec.format is a directory; name its files in spec.files, or use hf://O/R"
+        raise Bad("UnsupportedSource", f"spec.source {sources.shown(place)!r:.200} {text}")
 
 
 def is_metal(resource: Json) -> bool:
     """Whether a Model is meant for a Mac, whatever else may be wrong with it."""
     hardware = (resource.get("spec") or {}).get("hardware") if isinstance(resource.get("spec"), dict) else None
     return isinstance(hardware, dict) and hardware.get("accelerator") == ACCELERATOR
-
-
-def model_problem(model: Model) -> tuple[str, str] | None:
-    """(reason, message) if this Mac cannot fetch what the Model points at."""
-    if not model.source:
-        return "InvalidModel", f'Model "{model.name}": spec.source is empty; give a path, a file:// or an http(s) URL'
-    if model.format in DIRECTORY_FORMATS and model.source.startswith(("http://", "https://")):
-        return "UnsupportedSource", (
-            f'Model "{model.name}": spec.source {model.source!r:.200} is not supported yet for spec.format '
-            f"{model.format}, which is a directory; fetch it, and name its absolute path or file:///…"
-        )
-    if model.source.startswith("/") or model.source.startswith(SOURCE_SCHEMES):
-        return None
-    return "UnsupportedSource", (
-        f'Model "{model.name}": spec.source {model.source!r:.200} is not supported yet; '
-        "use an absolute path, file:///… or http(s)://…"
-    )
 
 
 def _endpoint(resource: Json, name: str) -> Endpoint:
@@ -245,12 +269,9 @@ def _idle_ttl_s(resource: Json) -> int | None:
 def _readable(written: Json, draft: str = "") -> Model:
     """A Model whose file this Mac can come by; raises Bad, which names it."""
     try:
-        model = read_model(written, draft)
+        return read_model(written, draft)
     except Bad as bad:
         raise Bad(bad.reason, f'Model "{written["metadata"]["name"]}": {bad.message}') from None
-    if problem := model_problem(model):
-        raise Bad(*problem)
-    return model
 
 
 def _files(
@@ -258,13 +279,13 @@ def _files(
 ) -> tuple[Model, tuple[Companion, ...]]:
     """(the Model of a service, what its engine loads besides); raises Bad."""
     said = speculation or {}
-    draft = None
-    if name := said.get("draftModel"):
-        draft = companions.draft_beside(fields.get(written, "spec.source", str, "").strip(), name)
-    model = _readable(written, draft.source if draft else "")
+    beside = said.get("draftModel", "")
+    model = _readable(written, beside)
+    draft = companions.draft_beside(model.artifact, beside) if beside else None
     if name := said.get("draftModelRef"):
         draft = _draft(namespace, name, models)
-    projector = Companion(Role.PROJECTOR, f'Model "{model.name}": spec.mmproj', model.projector)
+    origin = replace(model.artifact, source=model.projector, sha256="", quantization="")
+    projector = Companion(Role.PROJECTOR, f'Model "{model.name}": spec.mmproj', model.projector, origin=origin)
     return model, tuple(each for each in (projector, draft) if each is not None and each.source)
 
 
@@ -283,7 +304,8 @@ def _draft(namespace: str, name: str, models: Mapping[Key, Json]) -> Companion:
         raise Bad(bad.reason, f"{path}: {bad.message}") from None
     if model.format != "gguf":
         raise Bad("FormatMismatch", f'{path}: Model "{model.name}" has spec.format {model.format!r:.40}, not gguf')
-    return Companion(Role.DRAFT, path, model.source, f"{model.uid}/{model.generation}", model.gpu_layers)
+    edition, artifact = f"{model.uid}/{model.generation}", model.artifact
+    return Companion(Role.DRAFT, path, artifact.source, edition, model.gpu_layers, artifact)
 
 
 def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy, kept: str) -> Service:

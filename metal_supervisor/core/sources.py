@@ -11,10 +11,12 @@ import json
 import posixpath
 import re
 import urllib.parse
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from metal_supervisor.core import fields
 from metal_supervisor.core.fields import Bad
+from metal_supervisor.core.shards import shard_names
 
 LIBRARY = re.compile(
     r"https?://(?:www\.)?(?:ollama\.com|registry\.ollama\.ai)/"
@@ -72,6 +74,24 @@ class Artifact:
         return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
+NOTHING = Artifact("")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What opens a source."""
+
+    values: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Of the Secret that the Model names: HF_TOKEN, AWS_ACCESS_KEY_ID …"""
+    problem: tuple[str, str] | None = None
+    """(reason, message) of why they cannot be had."""
+    passing: bool = False
+    """They will be, as soon as somebody answers."""
+
+
+NO_KEYS = Keys()
+
+
 def library_model(source: str) -> str:
     """`NAME:TAG` of a source like `https://ollama.com/library/NAME:TAG`, "" if it is none; no tag means `latest`."""
     found = LIBRARY.fullmatch(source)
@@ -104,12 +124,14 @@ def canonical(written: str, where: str = "spec.source") -> str:
     fields.text(written, where)
     if not written:
         raise Bad("InvalidModel", f"{where} is empty; give {FORMS}")
-    if written.startswith("/") or library_model(written):
-        return written
+    if written.startswith("/"):
+        return _first_shard(written)
+    if library := library_model(written):
+        return f"https://ollama.com/{'' if '/' in library else 'library/'}{library}"
     scheme, separator, _ = written.partition("://")
     scheme = scheme.lower()
     if not separator:
-        if BARE.fullmatch(written):
+        if BARE.fullmatch(written) and not written.endswith(".gguf"):
             return _hub(written, "", "", where)
         raise Bad("UnsupportedSource", f"{where} {written!r:.200} is not supported; use {FORMS}")
     if scheme in ELSEWHERE:
@@ -119,7 +141,7 @@ def canonical(written: str, where: str = "spec.source") -> str:
     if scheme == "s3":
         if bucket_key(written) is None:
             raise Bad("InvalidModel", f"{where} {written!r:.200} must look like s3://BUCKET/KEY")
-        return written
+        return _first_shard(written)
     if scheme == "hf":
         return _hub_uri(written, where)
     if scheme not in ("http", "https"):
@@ -134,7 +156,13 @@ def _file(written: str, where: str) -> str:
         raise Bad("InvalidModel", f"{where} {written!r:.200} is no URL") from None
     if parts.netloc not in ("", "localhost"):
         raise Bad("InvalidModel", f"{where} {written!r:.200}: file:// needs three slashes")
-    return urllib.parse.unquote(parts.path)
+    return _first_shard(urllib.parse.unquote(parts.path))
+
+
+def _first_shard(place: str) -> str:
+    """A set of shards goes by its first one, whichever was named."""
+    directory, slash, name = place.rpartition("/")
+    return directory + slash + shard_names(name)[0]
 
 
 def _hub_uri(written: str, where: str) -> str:
@@ -158,7 +186,7 @@ def _web(written: str, where: str) -> str:
     found = HUB_PAGE.fullmatch(urllib.parse.urlunsplit(parts._replace(query="", fragment="")))
     if found:
         return _hub(found[1], found[2] or "", found[3] or "", where)
-    return urllib.parse.urlunsplit(parts._replace(fragment=""))
+    return urllib.parse.urlunsplit(parts._replace(path=_first_shard(parts.path), fragment=""))
 
 
 def _hub(repository: str, revision: str, path: str, where: str) -> str:
@@ -167,7 +195,7 @@ def _hub(repository: str, revision: str, path: str, where: str) -> str:
         _inside(plain, where)
     revision = urllib.parse.quote(urllib.parse.unquote(revision or DEFAULT_REVISION), safe="")
     base = f"hf://{repository}@{revision}"
-    return f"{base}/{urllib.parse.quote(plain)}" if plain else base
+    return _first_shard(f"{base}/{urllib.parse.quote(plain)}") if plain else base
 
 
 def _inside(name: str, where: str) -> str:

@@ -7,12 +7,15 @@ All are frozen; a change is a new value.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
+
+from metal_supervisor.core.sources import NOTHING, Artifact
 
 Json: TypeAlias = dict[str, Any]
 Key: TypeAlias = tuple[str, str]
@@ -65,7 +68,7 @@ class Model:
     uid: str
     generation: int
     source: str
-    """`spec.source` as written: an absolute path, `file://…` or `http(s)://…`."""
+    """`spec.source` as written."""
     format: str
     """`spec.format`, `gguf` when unset."""
     accelerator: str
@@ -75,7 +78,9 @@ class Model:
     limit: ModelLimit = field(default_factory=ModelLimit)
     """What it may take of the memory at most (`spec.hardware.memoryBudget`, `memoryFraction`)."""
     projector: str = ""
-    """Absolute path of the vision projector (`spec.mmproj`), "" without one."""
+    """Source of the vision projector (`spec.mmproj`), "" without one."""
+    artifact: Artifact = NOTHING
+    """What `source` means."""
 
 
 class Role(str, Enum):
@@ -95,10 +100,16 @@ class Companion:
     field: str
     """The field that names it, as a message has it."""
     source: str
-    """As `Model.source`."""
+    """As `Artifact.source`."""
     edition: str = ""
     """uid and generation of the Model that has it, "" if that is the service's own."""
     gpu_layers: int | None = None
+    origin: Artifact | None = dataclasses.field(default=None, compare=False)
+    """How it is come by, if there is more to it than `source`."""
+
+    @property
+    def artifact(self) -> Artifact:
+        return self.origin or Artifact(self.source)
 
 
 @dataclass(frozen=True)
@@ -490,3 +501,7 @@ class ModelFile:
     reason: str = ""
     message: str = ""
     directory: bool = False
+    got_bytes: int = 0
+    """How much of it is here while it comes."""
+    total_bytes: int = 0
+    """How much there is, 0 if nobody said."""

@@ -9,17 +9,24 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from range_server import Quiet, QuietPage
 
 from metal_supervisor.boundary import store as store_module
-from metal_supervisor.boundary.store import Store, Unusable, check_file
+from metal_supervisor.boundary.filling import Terms
+from metal_supervisor.boundary.listing import Unusable
+from metal_supervisor.boundary.model_files import check_file
+from metal_supervisor.boundary.store import Store
+from metal_supervisor.core.sources import NO_KEYS, Artifact, canonical
+from metal_supervisor.core.trust import Rules
 from metal_supervisor.core.types import ModelFile
 from tests.system import eventually, free_ports
 
 GGUF = b"GGUF" + bytes(range(256)) * 40
 WITHIN_S = 5.0
+OURS = {"slot.json", ".used", ".lock"}
 
 
 class Web(Quiet):
@@ -96,14 +103,25 @@ def web() -> Iterator[Web]:
         thread.join()
 
 
-class Willing(Store):
-    """A store in which nothing is too large to be fetched."""
+LOOPBACK = Terms(Rules(private=("127.0.0.0/8",)))
 
-    def want(self, sources: Iterable[str]) -> None:
-        sources = list(sources)
-        super().want(sources)
-        for source in sources:
-            self.give_leave(source)
+
+def of(source: str, **more: Any) -> Artifact:
+    """The artifact of a source as a user spells it."""
+    return Artifact(canonical(source), **more)
+
+
+class Willing(Store):
+    """A store in which nothing is too large to be fetched, asked by sources."""
+
+    def want(self, sources: Iterable[str]) -> None:  # type: ignore[override]
+        wanted = {of(source): NO_KEYS for source in sources}
+        super().want(wanted)
+        for artifact in wanted:
+            self.give_leave(artifact)
+
+    def state(self, source: str) -> ModelFile:  # type: ignore[override]
+        return super().state(of(source))
 
 
 class Shelf:
@@ -112,7 +130,7 @@ class Shelf:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.rings = 0
-        self.store: Store = Willing(directory, self._ring)
+        self.store: Store = Willing(directory, self._ring, LOOPBACK)
 
     def _ring(self) -> None:
         self.rings += 1
@@ -131,15 +149,16 @@ class Shelf:
         return self.store.state(source)
 
     def parts(self) -> int:
-        return sum(name.endswith(".part") for name in self.files())
+        return sum(name.endswith(".partial") for name in self.files())
 
     def files(self) -> list[str]:
-        return sorted(path.name for path in self.directory.rglob("*") if path.is_file())
+        return sorted(path.name for path in self.directory.rglob("*") if path.is_file() and path.name not in OURS)
 
 
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelf]:
     monkeypatch.setattr(store_module, "FIRST_RETRY_S", 0.1)
+    monkeypatch.setattr(store_module, "FIRST_AGAIN_S", 0.05)
     made = Shelf(tmp_path / "models")
     yield made
     made.store.want([])
@@ -256,11 +275,6 @@ def test_a_file_url_may_be_percent_encoded(shelf: Shelf, tmp_path: Path, host: s
     assert shelf.ready(f"file://{host}{tmp_path}/my%20%C3%BC%23model.gguf").path == str(path)
 
 
-def test_a_file_url_with_a_host_is_refused(shelf: Shelf) -> None:
-    found = shelf.get("file://models/m.gguf")
-    assert (found.phase, found.reason, "three slashes" in found.message) == ("Failed", "InvalidModel", True)
-
-
 def test_a_file_that_appears_later_is_found(shelf: Shelf, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     assert shelf.get(str(path)).reason == "ModelFileMissing"
@@ -270,19 +284,23 @@ def test_a_file_that_appears_later_is_found(shelf: Shelf, tmp_path: Path) -> Non
     assert shelf.rings == 1
 
 
-@pytest.mark.parametrize(
-    "source", ["", "m.gguf", "ftp://h/m.gguf", "http://", "http://[bad/m.gguf", "file:///a%00b", "/a\0b", "/\udcff",
-               "http://h:99999/m", "hf://a/b", "http://\udcff/m", "http://127.0.0.1:1/\udcff"]
-)  # fmt: skip
+@pytest.mark.parametrize("source", ["/a\0b", "/\udcff", "http://h:99999/m", "http://\udcff/m", "http://127.0.0.1:1/\udcff", "http://[b"])
 def test_a_source_that_makes_no_sense_fails_with_a_message(shelf: Shelf, source: str) -> None:
-    found = shelf.get(source)
+    """The custom resource's reader refuses most of these by name; whatever gets past it must not end the worker."""
+    artifact = Artifact(source)
+    Store.want(shelf.store, {artifact: NO_KEYS})
+    found = eventually(lambda: decided(Store.state(shelf.store, artifact)), WITHIN_S, source)
     assert (found.phase, bool(found.reason and found.message)) == ("Failed", True)
+
+
+def decided(state: ModelFile) -> ModelFile | None:
+    return state if state.phase in ("Ready", "Failed") else None
 
 
 # ── http ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("name", ["m.gguf", "moved.gguf", "nolength.gguf", "drops.gguf", "oddlength.gguf", "zip.gguf"])
+@pytest.mark.parametrize("name", ["m.gguf", "moved.gguf", "nolength.gguf", "drops.gguf", "oddlength.gguf"])
 def test_a_model_is_fetched_whole(shelf: Shelf, web: Web, name: str) -> None:
     found = shelf.ready(f"{web.url}/{name}")
     assert Path(found.path).read_bytes() == GGUF
@@ -293,21 +311,24 @@ def test_a_model_is_fetched_whole(shelf: Shelf, web: Web, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "reason", "text"),
     [
-        ("none.gguf", "DownloadFailed", "answered 404"), ("html.gguf", "InvalidModelFile", "web page"),
-        ("empty.gguf", "InvalidModelFile", "is empty"), ("short.gguf", "DownloadFailed", ""),
-        ("loop.gguf", "DownloadFailed", ""), ("lfs.gguf", "InvalidModelFile", "LFS"),
+        ("none.gguf", "SourceNotFound", "answered 404"), ("html.gguf", "InvalidModelFile", "web page"),
+        ("empty.gguf", "InvalidModelFile", "is empty"), ("loop.gguf", "DownloadFailed", "more than 5 other addresses"),
+        ("lfs.gguf", "InvalidModelFile", "LFS"), ("zip.gguf", "DownloadFailed", "with an encoding of the file"),
     ],
 )  # fmt: skip
 def test_what_is_no_model_on_the_web_is_refused_and_not_kept(
     shelf: Shelf, web: Web, name: str, reason: str, text: str
 ) -> None:
     web.bodies |= {"/html.gguf": b"<html>login", "/empty.gguf": b"", "/lfs.gguf": b"version https://git-lfs.x"}
-    url = f"{web.url.replace('//', '//user:pass@')}/{name}?token=secret"
-    found = shelf.get(url)
+    found = shelf.get(f"{web.url}/{name}?token=secret")
     assert (found.phase, found.reason) == ("Failed", reason)
-    assert text in found.message
-    assert "secret" not in found.message and "pass" not in found.message
-    assert shelf.files() == []
+    assert text in found.message and "secret" not in found.message
+    assert [each for each in shelf.files() if not each.endswith(".json")] == []
+
+
+def test_a_file_that_never_comes_whole_is_refused_in_the_end(shelf: Shelf, web: Web) -> None:
+    found = shelf.get(f"{web.url}/short.gguf")
+    assert (found.phase, found.reason) == ("Failed", "DownloadFailed") and "tried again in" in found.message
 
 
 def test_a_server_that_is_not_there_is_named_and_the_fetch_heals(shelf: Shelf, web: Web) -> None:
@@ -321,10 +342,11 @@ def test_one_fetch_serves_many_and_the_file_is_kept(shelf: Shelf, web: Web) -> N
     url = f"{web.url}/m.gguf"
     shelf.store.want([url, url])
     shelf.ready(url)
+    asked = list(web.asked)
     shelf.store.want([url])
     shelf.store.want([])
     shelf.ready(url)
-    assert web.asked == ["/m.gguf"]
+    assert asked == web.asked == ["/m.gguf"] * 2  # what it is, and it
 
 
 def test_two_urls_that_end_alike_are_two_files(shelf: Shelf, web: Web) -> None:
@@ -332,13 +354,14 @@ def test_two_urls_that_end_alike_are_two_files(shelf: Shelf, web: Web) -> None:
     assert shelf.ready(f"{web.url}/m.gguf").path != shelf.ready(f"{web.url}/other/m.gguf").path
 
 
-def test_a_fetch_that_is_no_longer_wanted_stops_and_leaves_nothing(shelf: Shelf, web: Web) -> None:
+def test_a_fetch_that_is_no_longer_wanted_stops_and_what_came_stays(shelf: Shelf, web: Web) -> None:
     url = f"{web.url}/slow.gguf"
     shelf.store.want([url])
     eventually(lambda: shelf.parts() == 1, WITHIN_S, "the fetch to begin")
     eventually(lambda: shelf.store.state(url).phase == "Downloading", WITHIN_S, "progress")
     shelf.store.want([])
-    eventually(lambda: shelf.files() == [], WITHIN_S, "it to be gone")
+    eventually(lambda: not any(t.name == "store" for t in threading.enumerate()), WITHIN_S, "the thread to end")
+    assert shelf.files() == ["slow.gguf.partial", "slow.gguf.partial.json"]
 
 
 def test_a_fetch_that_is_wanted_again_at_once_is_not_spoilt_by_the_old_one(shelf: Shelf, web: Web) -> None:
@@ -347,9 +370,9 @@ def test_a_fetch_that_is_wanted_again_at_once_is_not_spoilt_by_the_old_one(shelf
     eventually(lambda: shelf.parts() == 1, WITHIN_S, "the fetch to begin")
     shelf.store.want([])
     shelf.store.want([url])
-    eventually(lambda: len(web.asked) == 2, WITHIN_S, "a second fetch")
+    eventually(lambda: len(web.asked) == 4, WITHIN_S, "a second fetch")
     eventually(lambda: sum(t.name == "store" for t in threading.enumerate()) == 1, WITHIN_S, "the old one to end")
-    assert shelf.parts() == len(shelf.files()) == 1
+    assert shelf.parts() == 1
 
 
 def test_a_fetched_file_that_was_damaged_is_fetched_again(shelf: Shelf, web: Web) -> None:
@@ -367,20 +390,18 @@ def test_a_disk_that_cannot_be_written_is_named(shelf: Shelf, web: Web) -> None:
     assert (found.phase, found.reason) == ("Failed", "DownloadFailed")
 
 
-def test_nothing_is_fetched_without_leave_and_what_is_dropped_needs_none(
-    web: Web, tmp_path: Path
-) -> None:
+def test_nothing_is_fetched_without_leave_and_what_is_dropped_needs_none(web: Web, tmp_path: Path) -> None:
     rang = threading.Event()
-    store = Store(tmp_path, rang.set)
-    source = f"{web.url}/m.gguf"
-    store.want([source])
-    eventually(lambda: store.asks_leave(source), WITHIN_S, "it asks")
-    assert rang.wait(WITHIN_S) or store.state(source).phase == "Pending"
-    assert store.state(source).phase == "Pending" and not web.asked
-    store.give_leave(source)
-    eventually(lambda: store.state(source).phase == "Ready", WITHIN_S, "it is fetched")
-    assert not store.asks_leave(source)
-    store.want([f"{web.url}/moved.gguf"])
-    eventually(lambda: store.asks_leave(f"{web.url}/moved.gguf"), WITHIN_S, "the other asks")
-    store.want([])
+    store = Store(tmp_path, rang.set, LOOPBACK)
+    model, other = of(f"{web.url}/m.gguf"), of(f"{web.url}/moved.gguf")
+    store.want({model: NO_KEYS})
+    eventually(lambda: store.asks_leave(model), WITHIN_S, "it asks")
+    assert rang.wait(WITHIN_S) or store.state(model).phase == "Pending"
+    assert store.state(model).phase == "Pending" and len(web.asked) == 1
+    store.give_leave(model)
+    eventually(lambda: store.state(model).phase == "Ready", WITHIN_S, "it is fetched")
+    assert not store.asks_leave(model)
+    store.want({other: NO_KEYS})
+    eventually(lambda: store.asks_leave(other), WITHIN_S, "the other asks")
+    store.want({})
     eventually(lambda: not any(t.name == "store" for t in threading.enumerate()), WITHIN_S, "the threads to end")

@@ -11,6 +11,7 @@ from test_resources import ANYTHING, POLICY, accepted, model, refused, service, 
 
 from metal_supervisor.core.decide import same_request
 from metal_supervisor.core.resources import Policy
+from metal_supervisor.core.sources import Artifact
 from metal_supervisor.core.types import Companion, Rejected, Role, Service
 
 PROPERTY = settings(max_examples=150, deadline=None, database=None, derandomize=True)
@@ -144,11 +145,29 @@ def test_a_projector_elsewhere_is_refused_by_name(name: str) -> None:
     assert 'Model "tiny": spec.mmproj' in found.message
 
 
-@pytest.mark.parametrize("field", ["mmproj", "files"])
-def test_a_model_of_several_files_that_has_to_be_fetched_is_refused_yet(field: str) -> None:
-    value = "p.gguf" if field == "mmproj" else ["m.gguf"]
-    found = refused(service(), model(source="https://example.com/m.gguf", **{field: value}))
-    assert found.reason == "UnsupportedField" and f"spec.{field}" in found.message and '"tiny"' in found.message
+@pytest.mark.parametrize(
+    ("source", "files", "model_file", "projector"),
+    [
+        ("https://example.com/a/m.gguf?sig=1", [], "https://example.com/a/m.gguf?sig=1", "https://example.com/a/p.gguf"),
+        ("hf://o/r", ["sub/m.gguf", "p.gguf"], "hf://o/r@main/sub/m.gguf", "hf://o/r@main/p.gguf"),
+        ("hf://o/r@v1/m.gguf", [], "hf://o/r@v1/m.gguf", "hf://o/r@v1/p.gguf"),
+        ("o/r", ["m.gguf"], "hf://o/r@main/m.gguf", "hf://o/r@main/p.gguf"),
+        ("s3://bucket/a/m.gguf", [], "s3://bucket/a/m.gguf", "s3://bucket/a/p.gguf"),
+        ("s3://bucket/a/", ["m.gguf"], "s3://bucket/a/m.gguf", "s3://bucket/a/p.gguf"),
+    ],
+)
+def test_a_projector_is_fetched_from_where_the_model_is(
+    source: str, files: list[str], model_file: str, projector: str
+) -> None:
+    found = accepted(service(), model(source=source, files=files, mmproj="p.gguf", sourceSecretRef={"name": "keys"}))
+    assert found.model.artifact == Artifact(model_file, secret=("default", "keys"))
+    assert [each.artifact for each in found.companions] == [Artifact(projector, secret=("default", "keys"))]
+
+
+def test_a_draft_model_that_is_fetched_has_the_secret_of_its_own_model() -> None:
+    small = model("small", source="hf://o/small", quantization="Q8_0", sourceSecretRef={"name": "other"})
+    found = accepted(speculates("draft", draftModelRef="small"), model(), small)
+    assert found.companions[0].artifact == Artifact("hf://o/small@main", quantization="Q8_0", secret=("default", "other"))
 
 
 def test_files_may_list_what_is_loaded_anyway() -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from metal_supervisor.core.estimate import CACHE_TYPES, Estimate
 from metal_supervisor.core.fit import LEAST_CONTEXT, Charge, Plan, changes, largest_context, smaller_weights
 from metal_supervisor.core.sizes import GIB, MIB
-from metal_supervisor.fit import resolved
 
 WEIGHTS = 4 * GIB
 STATE_BYTES = 64 * MIB
@@ -94,17 +93,3 @@ def test_whatever_is_suggested_fits(context: int, slots: int, kind: str, free_by
         return
     assert all(change.need_bytes <= free_bytes for change in changes(charge, plan, free_bytes))
     assert smaller_weights(charge, plan, free_bytes)
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("https://huggingface.co/o/r/blob/main/d/m.gguf?x=1", "https://huggingface.co/o/r/resolve/main/d/m.gguf?x=1"),
-        ("https://huggingface.co/o/r/resolve/main/m.gguf", "https://huggingface.co/o/r/resolve/main/m.gguf"),
-        ("https://huggingface.co/o/blob/m.gguf", "https://huggingface.co/o/blob/m.gguf"),
-        ("https://example.org/o/r/blob/main/m.gguf", "https://example.org/o/r/blob/main/m.gguf"),
-        ("http://[bad", "http://[bad"),
-    ],
-)
-def test_the_page_of_a_file_is_taken_for_the_file(url: str, expected: str) -> None:
-    assert resolved(url) == expected

@@ -634,10 +634,20 @@ def test_a_model_without_source_is_refused(source: Any) -> None:
     assert found.reason == "InvalidModel" and '"tiny"' in found.message and "spec.source" in found.message
 
 
-@pytest.mark.parametrize("source", ["hf://a/b", "s3://a", "models/x.gguf", "ftp://x", "HTTP://x"])
-def test_a_source_that_cannot_be_fetched_is_refused(source: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("pvc://claim/m.gguf", "UnsupportedSource"), ("oci://x/y", "UnsupportedSource"), ("ftp://x", "UnsupportedSource"),
+        ("models/x.gguf", "UnsupportedSource"), ("m.gguf", "UnsupportedSource"), ("a/b/c", "UnsupportedSource"),
+        ("s3://a", "InvalidModel"), ("http://", "InvalidModel"), ("hf://a", "InvalidModel"),
+        ("hf://datasets/a/b", "InvalidModel"), ("file://host/m.gguf", "InvalidModel"), ("http://[bad/m", "InvalidModel"),
+        ("https://user:secret@x/m.gguf", "InvalidModel"), ("http://h:99999/m", "InvalidModel"),
+    ],
+)  # fmt: skip
+def test_a_source_that_cannot_be_fetched_is_refused(source: str, reason: str) -> None:
     found = refused(service(), model(source=source))
-    assert found.reason == "UnsupportedSource" and "spec.source" in found.message
+    assert found.reason == reason and 'Model "tiny": spec.source' in found.message
+    assert "secret" not in found.message.replace("sourceSecretRef", "")
 
 
 @pytest.mark.parametrize("source", ["/m.gguf", "file:///m.gguf", "http://x/m.gguf", "https://x/m.gguf"])
@@ -717,7 +727,11 @@ def test_a_bad_edit_of_the_older_does_not_hand_its_service_to_the_younger() -> N
     assert isinstance(found["default", "a-b"], Rejected)
 
 
-def test_a_directory_cannot_be_fetched_yet() -> None:
+def test_a_directory_has_to_be_one_that_can_be_listed() -> None:
     found = refused(service(), model(format="mlx", source="https://example.org/m"))
-    assert found.reason == "UnsupportedSource" and "spec.format mlx, which is a directory" in found.message
+    assert found.reason == "UnsupportedSource" and "name its files in spec.files" in found.message
+    assert refused(service(), model(format="mlx", source="hf://o/r/config.json")).reason == "UnsupportedSource"
+    files = ["config.json", "model.safetensors"]
+    found = accepted(service(), model(format="mlx", source="https://example.org/m/", files=files))
+    assert (found.model.artifact.directory, found.model.artifact.files) == (True, tuple(files))
     assert accepted(service(), model(format="mlx", source="file:///models/m")).model.format == "mlx"

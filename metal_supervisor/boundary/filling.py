@@ -1,0 +1,329 @@
+"""One model: found where it is, or fetched into its slot of the store, file after file, each proven whole.
+
+A job does what has to be done for one artifact, in one thread, and may be stopped from any other. It raises what is in
+the way, and can be begun again at any time: whatever is whole stays, and the rest goes on where it was cut off.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from metal_supervisor.boundary import fetch, model_files
+from metal_supervisor.boundary.listing import Listing, Piece, Retry, Unusable
+from metal_supervisor.boundary.origins import locate
+from metal_supervisor.boundary.slots import Contents, Kept, Slot, kept, sync_directory, with_file
+from metal_supervisor.boundary.space import Space
+from metal_supervisor.boundary.web import STALL_S, Client, Stopped
+from metal_supervisor.config import HUB, Settings
+from metal_supervisor.core.progress import Meter
+from metal_supervisor.core.sizes import amount
+from metal_supervisor.core.sources import NO_KEYS, Artifact, Keys, hub_parts, shown
+from metal_supervisor.core.trust import Rules
+from metal_supervisor.core.types import ModelFile
+
+TELL_EVERY_S, SAY_EVERY_S = 2.0, 10.0
+"""How often bytes are told, and how often the words about them change."""
+POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How this Mac fetches."""
+
+    rules: Rules = field(default_factory=Rules)
+    roots: tuple[Path, ...] = (Path("/"),)
+    """Where files that are named by their path may be; resolved."""
+    hub: str = HUB
+    """Base URL of the Hub or of a mirror, or the absolute path of a local mirror."""
+    at_once: int = 2
+    """How many models are fetched at the same time."""
+    stall_s: float = STALL_S
+
+
+def terms_of(settings: Settings) -> Terms:
+    """How whoever runs this Mac wants it."""
+    own = urllib.parse.urlsplit(settings.hub).hostname  # of a mirror that is set it was decided that it is trusted
+    rules = Rules(settings.hosts, (*settings.private, *([own] if own else [])))
+    return Terms(rules, settings.roots, settings.hub, settings.downloads, settings.stall_timeout)
+
+
+class Shelf:
+    """What all jobs of a store share."""
+
+    def __init__(self, directory: Path, terms: Terms) -> None:
+        self.directory, self.terms = directory, terms
+        self.turns = threading.Semaphore(terms.at_once)
+        self.space = Space(directory)
+
+    def slot(self, artifact: Artifact) -> Slot:
+        return Slot(self.directory, artifact.slot)
+
+
+class Job:
+    """What is done for one artifact."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        shelf: Shelf,
+        say: Callable[[ModelFile], None],
+        ask: Callable[[Listing, Client], None],
+    ) -> None:
+        """`say`: hears how it stands; `ask`: waits for leave to fetch, and may raise."""
+        self.artifact, self.shelf, self.slot = artifact, shelf, shelf.slot(artifact)
+        self.keys: Keys = NO_KEYS
+        self.meter = Meter()
+        self.client = Client(shelf.terms.rules, shelf.terms.stall_s)
+        self.stopped = threading.Event()
+        self.say, self._ask = say, ask
+
+    def stop(self) -> None:
+        """Ends it, whatever it waits for."""
+        self.stopped.set()
+        self.client.stop()
+
+    def check(self) -> None:
+        """Raises Stopped if nobody wants it any more."""
+        if self.stopped.is_set():
+            raise Stopped
+
+    def ready(self) -> ModelFile:
+        """The model's place on this Mac, fetched if need be. Raises Unusable, Stopped, OSError."""
+        artifact = self.artifact
+        if artifact.local:
+            path = Path(artifact.source)
+            model_files.check_place(path, self.shelf.terms.roots)
+            return self._in_place(path)
+        path = self.slot.model_path() or self._fetched()
+        if not path.is_relative_to(self.slot.path):  # a local mirror
+            return self._in_place(path)
+        self._check_digest(path)
+        self.slot.touch()
+        return model_files.looked_at(path)
+
+    def _in_place(self, path: Path) -> ModelFile:
+        """A model that is used where it is. Raises Unusable, Stopped, OSError."""
+        found = model_files.looked_at(path)
+        if self.artifact.sha256 and not found.directory:
+            self.slot.prepare()
+            if self.slot.read() is None:
+                self.slot.write(Contents(shown(self.artifact.source), str(path)))
+            self._check_digest(path)
+        return found
+
+    def _check_digest(self, path: Path) -> None:
+        """Raises Unusable if a file is not what its Model says; it is hashed once, and the stamp is kept."""
+        wanted, contents = self.artifact.sha256, self.slot.read()
+        if not wanted or contents is None or contents.directory:
+            return
+        name = str(path.relative_to(self.slot.path)) if path.is_relative_to(self.slot.path) else str(path)
+        now, stamp = kept(path.resolve()), contents.files.get(name)
+        same = stamp is not None and (stamp.size_bytes, stamp.mtime_ns) == (now.size_bytes, now.mtime_ns)
+        known = stamp.sha256 if stamp is not None and same else ""
+        if not known:
+            known = fetch.digest(path, Hashing(self, now.size_bytes))
+            self.slot.write(with_file(contents, name, replace(now, sha256=known)))
+        if known != wanted:
+            text = f"{path} should have spec.sha256 {wanted}, and has {known}; correct one of them"
+            raise Unusable("ModelDigestMismatch", text, Retry.LATER if self.artifact.local else Retry.NEVER)
+
+    # ── a model that is not here ─────────────────────────────────────────────────────────────────
+
+    def _fetched(self) -> Path:
+        """Where a model is once it is here. Raises Unusable, Stopped, OSError."""
+        wanted, before = self.artifact.sha256, self.slot.read()
+        if before is not None and before.mismatch and before.mismatch[0] == wanted:
+            text = f"{shown(self.artifact.source)} should have spec.sha256 {wanted}, and had {before.mismatch[1]}"
+            raise Unusable("ModelDigestMismatch", f"{text}; it is not fetched again until that changes", Retry.NEVER)
+        if self.keys.problem:
+            raise Unusable(*self.keys.problem, Retry.RUNG if self.keys.passing else Retry.LATER)
+        pinned = before.commit if before else ""
+        listing = locate(self.artifact, self.keys.values, self.client, self.shelf.terms.hub, pinned)
+        if listing.path:
+            return Path(listing.path)
+        listing = _with_digest(self.artifact, listing)
+        self.check()
+        self._ask(listing, self.client)
+        self.slot.prepare()
+        while True:
+            with self.slot.locked() as ours:
+                path = self.slot.model_path()  # somebody else may have fetched it meanwhile
+                if path is not None:
+                    return path
+                if ours:
+                    return self._fill(listing)
+            here = f"another fetch of it is under way, {amount(self.slot.partial_bytes())} of a file are here"
+            self.say(ModelFile("Downloading", message=here))
+            self.stopped.wait(POLL_S)
+            self.check()
+
+    def _fill(self, listing: Listing) -> Path:
+        """Fetches what the slot lacks; each file is noted as soon as it is whole. Raises Unusable, Stopped, OSError."""
+        artifact, slot = self.artifact, self.slot
+        base = f"{directory_name(artifact)}/" if artifact.directory else ""
+        model = base.rstrip("/") or listing.pieces[0].name
+        known = slot.read() or Contents(shown(artifact.source), model, artifact.directory)
+        space = artifact.secret[0] if artifact.secret else ""
+        contents = replace(known, model=model, commit=listing.commit, namespace=space, mismatch=None)
+        slot.write(contents)
+        missing = [piece for piece in listing.pieces if not self._has(base + piece.name, piece)]
+        sizes = [piece.size_bytes for piece in listing.pieces]
+        self.meter = Meter(0 if None in sizes else sum(size or 0 for size in sizes))
+        self.meter.got(sum(piece.size_bytes or 0 for piece in listing.pieces if piece not in missing))
+        self._wait_for_a_turn()
+        try:
+            self._claim(missing, base)
+            for piece in missing:
+                found = self._piece(piece, slot.place(base + piece.name), listing)
+                contents = with_file(contents, base + piece.name, found)
+                slot.write(contents)
+        except fetch.Mismatch as error:
+            slot.write(replace(contents, mismatch=(error.wanted, error.found)))
+            raise
+        finally:
+            self.shelf.turns.release()
+            self.shelf.space.release(self)
+        slot.write(replace(contents, whole=True))
+        return slot.path / model
+
+    def _wait_for_a_turn(self) -> None:
+        while not self.shelf.turns.acquire(timeout=POLL_S):
+            others = f"{self.shelf.terms.at_once} other models are being fetched, see --downloads"
+            self.say(ModelFile("Downloading", message=f"it waits for its turn: {others}"))
+            self.check()
+
+    def _has(self, name: str, piece: Piece) -> bool:
+        """Whether a file is here and whole already."""
+        found = self.slot.whole_file(name)
+        if found is None or piece.size_bytes not in (None, found.size_bytes):
+            return False
+        return not (piece.sha256 and found.sha256) or piece.sha256 == found.sha256
+
+    def _claim(self, missing: Sequence[Piece], base: str) -> None:
+        """Raises Unusable if the disk has no room for what is still to come."""
+        here = [fetch.partial(self.slot.path / (base + piece.name)) for piece in missing]
+        need = sum(max(0, (piece.size_bytes or 0) - _size(path)) for piece, path in zip(missing, here, strict=True))
+        self.shelf.space.claim(self, need, shown(self.artifact.source), self.meter.total_bytes)
+
+    def _piece(self, piece: Piece, target: Path, listing: Listing) -> Kept:
+        """One file, fetched or taken over. Raises Unusable, Stopped, OSError."""
+        progress = Progress(self, piece)
+        if found := self._taken_over(piece, target, progress):
+            return found
+        progress.begin()
+        fetch.fetch(self.client, piece, target, listing.headers, progress)
+        return kept(target, piece.sha256)
+
+    def _taken_over(self, piece: Piece, target: Path, progress: Progress) -> Kept | None:
+        """A file that LLMKube's own agent, or an earlier release of ours, fetched: linked, so that both have it."""
+        for found in self._elsewhere(piece):
+            if piece.size_bytes is None or not model_files.is_whole(found, piece.size_bytes):
+                continue
+            with found.open("rb") as file:
+                if piece.name.endswith(".gguf") and file.read(len(fetch.MAGIC)) != fetch.MAGIC:
+                    continue
+            if piece.sha256 and fetch.digest(found, progress.hashed) != piece.sha256:
+                continue
+            if found != target:
+                target.unlink(missing_ok=True)
+                os.link(found, target)
+                sync_directory(target.parent)
+            progress.got(piece.size_bytes)
+            return kept(target, piece.sha256)
+        return None
+
+    def _elsewhere(self, piece: Piece) -> Sequence[Path]:
+        """Where a file may be that is here already."""
+        store, name, artifact = self.shelf.directory, Path(piece.name).name, self.artifact
+        found = [self.slot.path / name]  # what an earlier release fetched has no note
+        if parts := hub_parts(artifact.source):
+            repository, revision, path = parts
+            found.append(store / Artifact(f"{HUB}/{repository}/resolve/{revision}/{path}").slot / name)
+        if artifact.model:
+            found.append(store / artifact.model / name)
+        return found
+
+
+class Hashing:
+    """Tells how far a check of a file is, and ends it when nobody wants it any more."""
+
+    def __init__(self, job: Job, size_bytes: int) -> None:
+        self._job, self._meter, self._told_at = job, Meter(size_bytes), time.monotonic()
+
+    def __call__(self, more_bytes: int) -> None:
+        """So many bytes more. Raises Stopped."""
+        self._job.check()
+        self._meter.got(more_bytes)
+        now = time.monotonic()
+        if now - self._told_at >= TELL_EVERY_S:
+            self._told_at = now
+            self._meter.look(now)
+            self._job.say(ModelFile("Checking", message=f"its sha256 is being checked: {self._meter}"))
+
+
+class Progress:
+    """Tells how far one file is, and looks after the disk meanwhile."""
+
+    def __init__(self, job: Job, piece: Piece) -> None:
+        self._job = job
+        self.hashed = Hashing(job, piece.size_bytes or 0)
+        self._said_at, self._told_at, self._words = 0.0, 0.0, ""
+
+    def begin(self) -> None:
+        """The first bytes are about to come."""
+        now = time.monotonic()
+        self._job.meter.begin(now)
+        self._tell(now)
+
+    def got(self, more_bytes: int) -> None:
+        """So many bytes more are on the disk."""
+        self._job.meter.got(more_bytes)
+        now = time.monotonic()
+        if now - self._told_at >= TELL_EVERY_S:
+            self._tell(now)
+
+    def _tell(self, now: float) -> None:
+        meter = self._job.meter
+        meter.look(now)
+        self._job.shelf.space.left(self._job, max(0, meter.total_bytes - meter.got_bytes))
+        if not self._words or now - self._said_at >= SAY_EVERY_S:
+            self._words, self._said_at = str(meter), now
+        self._told_at = now
+        said = ModelFile("Downloading", message=self._words, got_bytes=meter.got_bytes, total_bytes=meter.total_bytes)
+        self._job.say(said)
+
+    def synced(self) -> None:
+        """Raises Unusable if the disk is getting full."""
+        self._job.shelf.space.check()
+
+
+def directory_name(artifact: Artifact) -> str:
+    """Name of the directory within its slot that a whole repository is kept in."""
+    parts = hub_parts(artifact.source)
+    last = (parts[0] if parts else artifact.source.rstrip("/")).rpartition("/")[2]
+    plain = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in last)
+    return plain[-96:].lstrip(".") or "model"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
+
+
+def _with_digest(artifact: Artifact, listing: Listing) -> Listing:
+    """With what the Model says of its file. Raises Unusable if its server says something else: no byte is fetched."""
+    first = listing.pieces[0]
+    if not artifact.sha256 or artifact.directory:
+        return listing
+    if first.sha256 not in ("", artifact.sha256):
+        text = f"{shown(artifact.source)} should have spec.sha256 {artifact.sha256}, and its server has {first.sha256}"
+        raise Unusable("ModelDigestMismatch", f"{text}; nothing was fetched", Retry.NEVER)
+    return replace(listing, pieces=(replace(first, sha256=artifact.sha256), *listing.pieces[1:]))

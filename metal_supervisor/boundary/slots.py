@@ -1,0 +1,194 @@
+"""The store of fetched models on the disk: a directory for each, and a note of what is in it and whether it is whole.
+
+What is not in the note does not count as a model, whatever lies there: a fetch may have been cut off at any byte. Two
+processes may want one model at once (the controller, and somebody at a terminal), so a slot is locked while it is
+filled. The store belongs to its user alone, and symbolic links within it are not followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from metal_supervisor.boundary.listing import Unusable
+
+FORMAT = 1
+NOTE, USED, LOCK = "slot.json", ".used", ".lock"
+PARTIAL = ".partial"
+USED_EVERY_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One file that is whole."""
+
+    size_bytes: int
+    mtime_ns: int
+    sha256: str = ""
+    """What it was found to be, "" if nothing was there to compare it with."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What is known of a slot."""
+
+    source: str
+    """Where it is from, without credentials or query."""
+    model: str
+    """Path below the slot that an engine is given: a file, or a directory."""
+    directory: bool = False
+    files: Mapping[str, Kept] = field(default_factory=dict)
+    """Path below the slot -> what is whole."""
+    commit: str = ""
+    whole: bool = False
+    """All of it is here."""
+    namespace: str = ""
+    """Whose Secret opened it, "" if none did."""
+    mismatch: tuple[str, str] | None = None
+    """(what a Model says that its sha256 is, what it was)."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.files.values())
+
+
+class Slot:
+    """One model's directory."""
+
+    def __init__(self, store: Path, name: str) -> None:
+        self.store, self.name, self.path = store, name, store / name
+
+    def prepare(self) -> None:
+        """Makes the directory. Raises Unusable, OSError."""
+        self.store.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.path.mkdir(exist_ok=True, mode=0o700)
+        self._check(self.path)
+
+    def _check(self, path: Path) -> None:
+        """Raises Unusable for a link where something of our own should be, OSError."""
+        if stat.S_ISLNK(path.lstat().st_mode):
+            text = f"{path} is a symbolic link, which is not followed within the model store; remove it"
+            raise Unusable("InvalidModelFile", text)
+
+    def place(self, name: str) -> Path:
+        """Where a file of it belongs, its directory made. Raises Unusable for one that would be elsewhere, OSError."""
+        target = self.path / name
+        if not name or not target.is_relative_to(self.path) or ".." in Path(name).parts:
+            raise Unusable("InvalidModelFile", f"{name!r:.80} is no name of a file within the model store")
+        directory = self.path
+        for part in Path(name).parts[:-1]:
+            directory = directory / part
+            directory.mkdir(exist_ok=True, mode=0o700)
+            self._check(directory)
+        return target
+
+    def read(self) -> Contents | None:
+        """The note, None if there is none that can be read."""
+        try:
+            said: Any = json.loads((self.path / NOTE).read_text("utf-8"))
+            if said.pop("format") != FORMAT:
+                return None
+            files = {str(name): Kept(**kept) for name, kept in said.pop("files").items()}
+            mismatch = said.pop("mismatch", None)
+            return Contents(**said, files=files, mismatch=tuple(mismatch) if mismatch else None)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+    def write(self, contents: Contents) -> None:
+        """Keeps the note, over a power cut too. Raises OSError."""
+        text = json.dumps({"format": FORMAT, **asdict(contents)}, indent=1)
+        fresh = self.path / f"{NOTE}.new"
+        with fresh.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self.path / NOTE)
+        sync_directory(self.path)
+
+    def model_path(self) -> Path | None:
+        """Where the model is if all of it is here and as it was when it came; None otherwise. Raises Unusable."""
+        contents = self.read()
+        if contents is None or not contents.whole:
+            return None
+        for name, kept in contents.files.items():
+            try:
+                found = (self.path / name).lstat()
+            except OSError:
+                return None
+            self._check(self.path / name)
+            if not stat.S_ISREG(found.st_mode) or found.st_size != kept.size_bytes:
+                return None
+        return self.path / contents.model
+
+    def whole_file(self, name: str) -> Kept | None:
+        """What is known of a file that is here and whole, None if it is not."""
+        contents = self.read()
+        kept = contents.files.get(name) if contents else None
+        try:
+            found = (self.path / name).lstat()
+        except OSError:
+            return None
+        same = kept is not None and stat.S_ISREG(found.st_mode) and found.st_size == kept.size_bytes
+        return kept if same else None
+
+    def partial_bytes(self) -> int:
+        """How much of what is still to come is here."""
+        with contextlib.suppress(OSError):
+            return sum(each.lstat().st_size for each in self.path.rglob(f"*{PARTIAL}"))
+        return 0
+
+    def touch(self) -> None:
+        """Notes that it is in use, at most once an hour."""
+        with contextlib.suppress(OSError):
+            used = self.path / USED
+            if not used.exists() or time.time() - used.stat().st_mtime > USED_EVERY_S:
+                used.touch(mode=0o600)
+
+    def last_used(self) -> float:
+        """Unix time of the last use that was noted, else of its making."""
+        for path in (self.path / USED, self.path / NOTE, self.path):
+            with contextlib.suppress(OSError):
+                return path.lstat().st_mtime
+        return 0.0
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[bool]:
+        """Whether it is this one's to fill now; somebody else does otherwise. Raises OSError."""
+        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                got = True
+            except BlockingIOError:
+                got = False
+            yield got
+        finally:
+            os.close(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes names that were given in a directory last. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def kept(path: Path, sha256: str = "") -> Kept:
+    """What a file that is whole is remembered by. Raises OSError."""
+    status = path.lstat()
+    return Kept(status.st_size, status.st_mtime_ns, sha256)
+
+
+def with_file(contents: Contents, name: str, found: Kept) -> Contents:
+    """The note with one more file that is whole."""
+    return replace(contents, files={**contents.files, name: found})
