@@ -153,9 +153,7 @@ class Hub:
         """Requests whose path, without its query, ends so."""
         with self._lock:
             return [
-                each
-                for each in self.log
-                if _plain(each.path).endswith(path_suffix) and method in ("", each.method)
+                each for each in self.log if _plain(each.path).endswith(path_suffix) and method in ("", each.method)
             ]
 
     def sent(self, path_suffix: str) -> int:

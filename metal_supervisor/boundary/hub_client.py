@@ -117,9 +117,7 @@ class _Transport(httpx2.BaseTransport):
             if origin not in (("https", call.origin[1], 443), ALSO_THE_HUB):
                 raise _Failed("it sends us to another server", retry=Retry.LATER)
         request.headers["Accept-Encoding"] = "identity"
-        request.extensions["timeout"] = dict.fromkeys(
-            ("connect", "read", "write", "pool"), min(call.timeout_s, left_s)
-        )
+        request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), min(call.timeout_s, left_s))
 
     def close(self) -> None:
         self._plain.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 from metal_supervisor.core.fields import Bad
@@ -25,7 +26,7 @@ LONGEST_PART_BYTES, LONGEST_NAME_BYTES = 240, 900
 
 def is_safe(name: str) -> bool:
     """Whether a name can be a path below a directory: it stays inside, and every part of it is a file name."""
-    if "\\" in name or any(ord(char) < 32 or 127 <= ord(char) < 160 or "\ud800" <= char <= "\udfff" for char in name):
+    if "\\" in name or not name.isprintable():  # which takes care of control characters and halves of surrogates
         return False
     parts = name.split("/")
     if any(part in ("", ".", "..") or len(part.encode()) > LONGEST_PART_BYTES for part in parts):
@@ -112,15 +113,20 @@ def _refuse_collisions(wanted: set[str], of: str) -> None:
     """A Mac's disk takes A.json and a.json for one file, and nothing can be a file and a directory."""
     seen: dict[str, str] = {}
     for name in sorted(wanted):
-        other = seen.setdefault(name.casefold(), name)
+        other = seen.setdefault(_on_a_mac(name), name)
         if other != name:
             raise Bad("InvalidModelFile", f"{of} has {other!r:.120} and {name!r:.120}, which are one file on a Mac")
     for name in sorted(wanted):
-        parent = posixpath.dirname(name.casefold())
+        parent = posixpath.dirname(_on_a_mac(name))
         while parent:
             if parent in seen:
                 raise Bad("InvalidModelFile", f"{of} has {seen[parent]!r:.120} as a file and as a directory")
             parent = posixpath.dirname(parent)
+
+
+def _on_a_mac(name: str) -> str:
+    """The same for names that its disk does not tell apart."""
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
 
 
 def _some(names: Sequence[str]) -> str:
