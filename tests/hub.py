@@ -101,6 +101,8 @@ class Hub:
         """A pause after each 64 KiB of a file."""
         self.forced_status, self.forced_times, self.retry_after = 0, 0, ""
         """The next so many requests answer with this status, and this Retry-After if there is one."""
+        self.forced_path = ""
+        """Only those whose path has this in it."""
         self.expires = 0
         """After how many uses a signed address of the CDN answers 403; 0: never."""
         self.left_out: set[str] = set()
@@ -241,7 +243,7 @@ class _Answer(http.server.BaseHTTPRequestHandler):
     def _answer(self) -> None:
         hub, path = self.server.hub, _plain(self.path)
         try:
-            if hub.forced_status and hub.taken("forced_times"):
+            if hub.forced_status and hub.forced_path in path and hub.taken("forced_times"):
                 again = {"Retry-After": hub.retry_after} if hub.retry_after else {}
                 return self._send(hub.forced_status, again)
             if path in hub.redirects:

@@ -116,8 +116,9 @@ def test_more_files_than_any_model_has_are_refused() -> None:
     assert "spec.files" in refused("directory", names, (), "o/r")[1]
 
 
-HOSTILE = ["..", "../a.json", "a/../b.json", "/etc/passwd", "a//b", "a/", "", ".", "a/./b", "a\\b", "a\nb", "a\0b",
-           "a\x7fb", "a\x9bb", "\ud800.json", "a\u2028b", "a\u202eb", "x" * 256, "/".join(["y" * 100] * 10)]  # fmt: skip
+HOSTILE = ["..", "../a.json", "a/../b.json", "/etc/passwd", "a//b", "a/", "", ".", "a/./b", "a\\b", "a\nb",
+           "a\0b", "a\x7fb", "a\x9bb", "\ud800.json", "a\u2028b", "a\u202eb", "x" * 256,
+           "/".join(["y" * 100] * 10)]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HOSTILE)
