@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import os
@@ -137,6 +138,12 @@ def test_a_mirror_without_the_headers_of_the_hub_will_do(server: Hub) -> None:
     server.left_out |= {"etag", "content-length"}
     (bare,) = asked(server, "hf://o/gguf/m-Q4_K_M.gguf").pieces
     assert (bare.validator, bare.size_bytes) == ("", None)
+
+
+def test_the_size_is_what_the_server_says(server: Hub) -> None:
+    server.size_off_bytes = 7
+    assert asked(server, "hf://o/gguf/m-Q4_K_M.gguf").pieces[0].size_bytes == len(GGUF) + 7
+    assert [piece.size_bytes for piece in asked(server, "o/mlx", directory=True).pieces] == [14, 14, 9, 9]
 
 
 @pytest.mark.parametrize("commit", ["../../x", "main", "A" * 40, "1" * 41])
@@ -402,6 +409,19 @@ def test_a_list_that_goes_on_elsewhere_does_not_take_the_token_along(server: Hub
         server.redirects[f"/api/models/o/mlx/tree/{COMMIT}"] = f"{other.url}/api/models/o/mlx/tree/{COMMIT}"
         error = refused(server, "o/mlx", TOKEN, directory=True)
         assert error.reason == "DownloadFailed" and "another server" in str(error) and not other.log
+
+
+def test_a_mirror_that_sends_us_to_the_hub_does_not_send_the_token() -> None:
+    from metal_supervisor.boundary import hub_client as client
+
+    call = client._Call(("http", "mirror.example", 80), 1.0, time.monotonic() + 60)
+    for url, kept in (
+        ("http://mirror.example/api", True), ("https://huggingface.co/api", False), ("https://mirror.example/x", False),
+    ):  # fmt: skip
+        request = client.httpx2.Request("GET", url, headers={"Authorization": f"Bearer {TOKEN}"})
+        with contextlib.closing(client._Transport()) as transport:
+            transport._prepare(request, call)
+        assert ("Authorization" in request.headers) is kept
 
 
 def test_a_repository_that_was_renamed_is_followed(server: Hub) -> None:
