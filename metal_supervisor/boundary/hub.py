@@ -103,12 +103,22 @@ def _shards(hub: Hub, revision: str, path: str) -> tuple[str, tuple[Piece, ...]]
     pieces = []
     for name in shard_names(base):
         found = hub.head(commit or revision, posixpath.join(folder, name))
+        if not commit and not found.commit and (commit := _told_apart(hub, revision)):
+            found = hub.head(commit, found.name)
         commit = commit or found.commit
         if found.commit not in ("", commit):
             text = f"{shown(hub.endpoint)} serves another commit of {hub.repo} than it was asked for"
             raise Unusable("DownloadFailed", f"{text}; is it a mirror of Hugging Face?")
         pieces.append(_piece(hub, found, name, commit or revision))
     return commit, tuple(pieces)
+
+
+def _told_apart(hub: Hub, revision: str) -> str:
+    """The commit by a mirror that does not say it with each file: some follow the Hub's redirects themselves."""
+    try:
+        return hub.commit(revision)
+    except Unusable:
+        return ""  # it has files, and nothing else
 
 
 def _directory(hub: Hub, artifact: Artifact, commit: str, path: str) -> tuple[Piece, ...]:

@@ -130,11 +130,19 @@ def test_a_mirror_without_the_headers_of_the_hub_will_do(server: Hub) -> None:
     server.left_out = {"x-linked-etag", "x-linked-size", "x-repo-commit"}
     found = asked(server, "hf://o/gguf/m-Q4_K_M.gguf")
     (piece,) = found.pieces
-    assert (found.commit, piece.sha256, piece.size_bytes) == ("", "", None)
-    assert len(piece.validator) == 40 and piece.url == f"{server.url}/o/gguf/resolve/main/m-Q4_K_M.gguf"
+    assert (found.commit, piece.sha256, piece.size_bytes, len(piece.validator)) == (COMMIT, "", None, 40)
+    assert piece.url == f"{server.url}/o/gguf/resolve/{COMMIT}/m-Q4_K_M.gguf"
+    assert len({piece.url.split("/")[6] for piece in asked(server, "o/big").pieces}) == 1
+
+
+def test_a_mirror_that_has_files_and_nothing_else_will_do(server: Hub) -> None:
+    server.left_out, server.lfs = {"x-repo-commit"}, False
+    server.forced_status, server.forced_times, server.forced_path = 404, 99, "/api/"
+    found = asked(server, "hf://o/gguf/m-Q4_K_M.gguf")
+    (piece,) = found.pieces
+    assert (found.commit, piece.size_bytes) == ("", len(GGUF))
+    assert piece.url == f"{server.url}/o/gguf/resolve/main/m-Q4_K_M.gguf"
     assert asked(server, "hf://o/gguf/m-Q4_K_M.gguf", pinned=COMMIT).commit == COMMIT
-    server.lfs = False
-    assert asked(server, "hf://o/gguf/m-Q4_K_M.gguf").pieces[0].size_bytes == len(GGUF)
     server.left_out |= {"etag", "content-length"}
     (bare,) = asked(server, "hf://o/gguf/m-Q4_K_M.gguf").pieces
     assert (bare.validator, bare.size_bytes) == ("", None)
@@ -149,6 +157,7 @@ def test_the_size_is_what_the_server_says(server: Hub) -> None:
 @pytest.mark.parametrize("commit", ["../../x", "main", "A" * 40, "1" * 41])
 def test_what_is_no_commit_never_gets_into_an_address(server: Hub, commit: str) -> None:
     server.resolve_as = commit
+    server.forced_status, server.forced_times, server.forced_path = 404, 99, "/api/"
     found = asked(server, "hf://o/gguf/m-Q4_K_M.gguf")
     assert found.commit == "" and "/resolve/main/" in found.pieces[0].url
 
