@@ -223,6 +223,8 @@ def test_a_bucket_is_addressed_as_its_server_wants_it(bucket: str, keys: dict[st
         ({s3.ID: " \n", s3.SECRET: "", s3.TOKEN: "t"}, "lacks AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
         ({**KEYS, "AWS_REGION": "evil.test/"}, "AWS_REGION in the Secret must be a region such as us-east-1"),
         ({**KEYS, "AWS_ENDPOINT_URL": "https://user:pass@minio"}, "AWS_ENDPOINT_URL in the Secret must look like"),
+        ({**KEYS, "AWS_ENDPOINT_URL": "https://minio?key=pass"}, "AWS_ENDPOINT_URL in the Secret must look like"),
+        ({**KEYS, "AWS_ENDPOINT_URL": "https://minio#pass"}, "AWS_ENDPOINT_URL in the Secret must look like"),
         ({**KEYS, "AWS_ENDPOINT_URL_S3": "ftp://minio"}, "AWS_ENDPOINT_URL_S3 in the Secret must look like"),
         ({**KEYS, "AWS_ENDPOINT_URL": "http://minio:x"}, "AWS_ENDPOINT_URL in the Secret must look like"),
         ({**KEYS, "AWS_ENDPOINT_URL": "http://[::1"}, "AWS_ENDPOINT_URL in the Secret must look like"),
@@ -329,6 +331,12 @@ def test_a_server_that_sends_us_round_in_circles_is_left(status: int, told: str)
     assert [urllib.parse.urlsplit(url).hostname for url in asked] == [
         "models.s3.us-east-1.amazonaws.com", "models.s3.a-1.amazonaws.com",
     ]  # fmt: skip
+
+
+def test_a_refusal_that_names_the_region_we_are_in_is_a_refusal() -> None:
+    played = Played(403, b"<Error><Code>AccessDenied</Code></Error>", {"x-amz-bucket-region": s3.DEFAULT_REGION})
+    assert refused(Artifact("s3://models/m.gguf"), KEYS, played.get).reason == "SourceUnauthorized"
+    assert len(played.asked) == 1
 
 
 @pytest.mark.parametrize("region", ["evil.test/", "a b", "x" * 40, "é"])
