@@ -157,6 +157,10 @@ class Stream:
         return self.answers > 0 and not self.error and not self._thread.is_alive()
 
 
+LOOPBACK = "--private-hosts", "127.0.0.0/8,::1", "--allowed-roots", "/"
+"""What tests fetch from are servers of this machine, and their files are anywhere."""
+
+
 class System:
     """One running metal-supervisor."""
 
@@ -168,7 +172,7 @@ class System:
         first = 10000 + (first % 220) * 100
         self.flags = [
             "--state-dir", str(self.state), "--port", str(self.http), "--ports", f"{first}-{first + 99}",
-            "--llama-server", str(engine or engine_path()), *flags,
+            "--llama-server", str(engine or engine_path()), *LOOPBACK, *flags,
         ]
         self.log = base / "run.log"
         self.process: subprocess.Popen[bytes] | None = None

@@ -70,6 +70,7 @@ REASONS: Mapping[str, Mapping[str, str]] = {
 """
 
 GAPS: Mapping[str, Mapping[str, str]] = {
+    "Model": {},
     "InferenceService": {
         "spec.resources.memory": "it is not yet reserved where it is more than the estimate",
         "spec.resources.hostMemory": "it is not yet reserved where it is more than the estimate",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import urllib.parse
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from metal_supervisor.boundary import web
@@ -17,6 +17,15 @@ from metal_supervisor.core.shards import shard_names
 from metal_supervisor.core.sources import Artifact, bucket_key, hub_parts, shown
 
 LONGEST_ANSWER_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """A small answer, read."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
 
 
 def locate(artifact: Artifact, keys: Mapping[str, str], client: web.Client, hub: str, pinned: str = "") -> Listing:
@@ -43,8 +52,8 @@ def _on_hub(artifact: Artifact, keys: Mapping[str, str], client: web.Client, whe
 def _in_bucket(artifact: Artifact, keys: Mapping[str, str], client: web.Client) -> Listing:
     from metal_supervisor.boundary import s3
 
-    def get(_method: str, url: str, headers: Mapping[str, str]) -> s3.Answer:
-        answer = client.get(url, headers)
+    def get(method: str, url: str, headers: Mapping[str, str]) -> s3.Answer:
+        answer = client.once(method, url, headers)
         try:
             parts, size = [], 0
             for part in web.body(client, url, answer, 1 << 16):
@@ -52,7 +61,7 @@ def _in_bucket(artifact: Artifact, keys: Mapping[str, str], client: web.Client) 
                 size += len(part)
                 if size > LONGEST_ANSWER_BYTES:
                     break
-            return s3.Answer(answer.status, answer.headers, b"".join(parts))
+            return _Answer(answer.status, answer.headers, b"".join(parts))
         finally:
             answer.close()
 

@@ -72,7 +72,7 @@ class Client:
         first, current = _origin(url), url
         for _ in range(REDIRECTS + 1):
             own = secret if secret and _origin(current) == first else {}
-            answer = self._one(current, {"Accept-Encoding": "identity", **(headers or {}), **(own or {})})
+            answer = self.once("GET", current, {"Accept-Encoding": "identity", **(headers or {}), **(own or {})})
             where = answer.headers.get("Location")
             if answer.status not in MOVED or not where:
                 return answer
@@ -95,12 +95,12 @@ class Client:
         except (_Forbidden, OSError, UnicodeError) as error:
             raise self.trouble(url, error) from None
 
-    def _one(self, url: str, headers: Mapping[str, str]) -> Answer:
-        """One request. Raises Unusable, Stopped."""
+    def once(self, method: str, url: str, headers: Mapping[str, str]) -> Answer:
+        """The answer to one request, redirects among them. Raises Unusable, Stopped."""
         self._check_name(url)
         try:
             return self._http.request(
-                "GET", url, headers=dict(headers), preload_content=False, decode_content=False, redirect=False
+                method, url, headers=dict(headers), preload_content=False, decode_content=False, redirect=False
             )
         except Exception as error:  # noqa: BLE001 - whatever a URL or a server makes a library raise
             raise self.trouble(url, error) from None

@@ -72,6 +72,8 @@ def directory(names: Iterable[str], files: Sequence[str], of: str) -> tuple[str,
     """What an engine reads of a repository, or exactly `files` if there are any; config.json first. Raises Bad."""
     there = set(names)
     wanted = _named(there, files, of) if files else _read_by_engines(there)
+    if strange := next((name for name in sorted(wanted) if not is_safe(name)), None):
+        raise Bad("InvalidModelFile", f"{of} has {strange!r:.120}, which is no name of a file on this Mac")
     top = {name for name in wanted if "/" not in name}
     lacks = CONFIG if CONFIG not in top else "" if any(name.endswith(WEIGHTS) for name in top) else "*.safetensors"
     if lacks:

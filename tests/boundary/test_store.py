@@ -284,7 +284,9 @@ def test_a_file_that_appears_later_is_found(shelf: Shelf, tmp_path: Path) -> Non
     assert shelf.rings == 1
 
 
-@pytest.mark.parametrize("source", ["/a\0b", "/\udcff", "http://h:99999/m", "http://\udcff/m", "http://127.0.0.1:1/\udcff", "http://[b"])
+@pytest.mark.parametrize(
+    "source", ["/a\0b", "/\udcff", "http://h:99999/m", "http://\udcff/m", "http://127.0.0.1:1/\udcff", "http://[b"]
+)
 def test_a_source_that_makes_no_sense_fails_with_a_message(shelf: Shelf, source: str) -> None:
     """The custom resource's reader refuses most of these by name; whatever gets past it must not end the worker."""
     artifact = Artifact(source)

@@ -167,7 +167,8 @@ def test_a_projector_is_fetched_from_where_the_model_is(
 def test_a_draft_model_that_is_fetched_has_the_secret_of_its_own_model() -> None:
     small = model("small", source="hf://o/small", quantization="Q8_0", sourceSecretRef={"name": "other"})
     found = accepted(speculates("draft", draftModelRef="small"), model(), small)
-    assert found.companions[0].artifact == Artifact("hf://o/small@main", quantization="Q8_0", secret=("default", "other"))
+    secret = "default", "other"
+    assert found.companions[0].artifact == Artifact("hf://o/small@main", quantization="Q8_0", secret=secret)
 
 
 def test_files_may_list_what_is_loaded_anyway() -> None:

