@@ -27,17 +27,17 @@ from metal_supervisor.core.types import (
     Engine,
     Json,
     ModelFile,
+    PartKey,
     ProgramState,
     Record,
     Rejected,
-    Role,
     RunNote,
     Service,
 )
 from metal_supervisor.daemons import Daemons
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 
-Files: TypeAlias = dict[Role | None, tuple[Artifact, ModelFile]]
+Files: TypeAlias = dict[PartKey | None, tuple[Artifact, ModelFile]]
 """What a file is to a service, None for its model -> what it is, and where it stands on this Mac."""
 Look: TypeAlias = Callable[[str], Reading | None]
 """What is known of a file that a command line names; None while it is being read."""
@@ -159,7 +159,7 @@ class Lookout:
         file = state if state is LIBRARY else decide.fitting(state, service.model.format)
         found: Files = {None: (artifact, file)}
         for each in service.companions:
-            found[each.role] = each.artifact, decide.fitting(self._store.state(each.artifact), "gguf")
+            found[each.key] = each.artifact, decide.fitting(self._store.state(each.artifact), "gguf")
         return found
 
     def _binary(self, service: Service) -> tuple[Binary | None, tuple[str, str] | None]:
@@ -195,7 +195,7 @@ class Lookout:
         path: str,
         port: int,
         reading: Reading | None,
-        further: Mapping[Role, str],
+        further: Mapping[PartKey, str],
         look: Look,
     ) -> tuple[Engine, Demand] | None:
         """The engine of a service and what it takes of the memory; None while a header is being read."""
@@ -228,7 +228,7 @@ class Lookout:
         role, (_, file) = next(iter((failed or awaited).items()))
         if role is None:
             return Outlook(file, port)
-        field = next(each.field for each in service.companions if each.role is role)
+        field = next(each.field for each in service.companions if each.key == role)
         if file.phase == "Failed":
             return Outlook(file, port, problem=(file.reason, f"{field}: {file.message}"))
         return Outlook(replace(file, message=f"{field}: {file.message or 'its file is being looked at'}"), port)
@@ -310,7 +310,7 @@ class Lookout:
         True as well where that is not known: whoever has it waits then.
         """
         path = str(self._store.here(service.model.artifact) or "")
-        further = {each.role: str(self._store.here(each.artifact) or "") for each in service.companions}
+        further = {each.key: str(self._store.here(each.artifact) or "") for each in service.companions}
         look = self._look_from_home
         composed = self._composed(service, binary, path, 0, self._look(path) if path else None, further, look)
         needs = composed[1].bytes or 0 if composed else 0

@@ -33,6 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
+import bench_fetch  # noqa: E402
 import bench_header  # noqa: E402
 import psutil  # noqa: E402
 import tiny_gguf  # noqa: E402
@@ -348,6 +349,17 @@ def header_reading(base: Path) -> Figure:
     return Figure("header of a 70 GiB model, 150,000 tokens", "aim 0.05 s", values=bench_header.measure(base))
 
 
+def fetching(base: Path, quick: bool) -> list[Figure]:
+    """How fast a model comes over loopback beside curl, and how fast it is checked."""
+    found = bench_fetch.measure(base, 64 if quick else 512, 2 if quick else 5)
+    gib_s = [1.073741824e3 / rate for rate in found["hash"]]
+    shares = [curl / ours for ours, curl in zip(found["ours"], found["curl"], strict=True)]
+    return [
+        Figure("a download beside curl's on loopback, time", "aim 1.11 times", "x", shares),
+        Figure("check of a GiB's sha256", "", "s", gib_s),
+    ]
+
+
 def main() -> int:
     """Measures everything, or with --quick a little of everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -364,7 +376,7 @@ def main() -> int:
         tiny_gguf.write_tiny_gguf(base / "tiny.gguf", context=32768, pad_mib=PAD_MIB)
         with running(base) as system:
             system.apply(system.tiny_model())
-            figures = [header_reading(base), *latencies(system, given.services)]
+            figures = [header_reading(base), *fetching(base, given.quick), *latencies(system, given.services)]
             figures.append(outages(system, [given.outage_s, *([] if given.quick else [5.0] * 4)]))
             figures += idle(system, min(10, given.services), given.idle_s)
             chat = chat_bytes(system, base / "strace.txt")

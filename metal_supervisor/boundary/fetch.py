@@ -22,7 +22,7 @@ from metal_supervisor.boundary.listing import Piece, Retry, Unusable
 from metal_supervisor.boundary.slots import PARTIAL, sync_directory
 from metal_supervisor.core.sources import shown
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 256 << 10
 SYNC_BYTES = 64 << 20
 SLOWEST_BYTES = 64 << 10
 """What must come within the stall timeout: a server that drips does not count as one that sends."""

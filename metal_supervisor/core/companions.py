@@ -6,14 +6,15 @@ another Model or as a file beside the model's own. A file that nobody would load
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from metal_supervisor.core import fields
 from metal_supervisor.core.fields import Bad
 from metal_supervisor.core.shards import shard_names
-from metal_supervisor.core.sources import Artifact, beside
+from metal_supervisor.core.sources import Artifact, beside, canonical, is_file, library_model, shown
 from metal_supervisor.core.types import Companion, Json, Role
 
 SPECULATION = "spec.speculativeDecoding"
@@ -81,6 +82,36 @@ def _weights(resource: Json, name: str, said: str, kind: str) -> str | None:
     if value is not None and (kind in LOOKED_UP or said == "mtp"):
         raise Bad("InvalidSpec", f"{SPECULATION}.{name} means nothing to {said}, which loads no draft model; remove it")
     return value
+
+
+def adapter_source(value: str) -> str:
+    """Source of a LoRA adapter that an argument names by a URL, "" if it names none."""
+    if "://" not in value:
+        return ""
+    try:
+        return canonical(value)
+    except Bad:
+        return ""
+
+
+def adapters(extra_args: Sequence[str], model: Artifact) -> tuple[Companion, ...]:
+    """The LoRA adapters that have to be fetched: `--lora` with a URL instead of a path. Raises Bad.
+
+    They are opened by the same Secret as the model.
+    """
+    found = []
+    for index, (flag, value) in enumerate(pairwise(extra_args), 1):
+        if flag.replace("_", "-") not in ("--lora", "--lora-scaled", "--control-vector") or "://" not in value:
+            continue
+        where = f"spec.extraArgs[{index}]"
+        if flag != "--lora":
+            raise Bad("UnsupportedField", f"{where}: only --lora takes a URL; give {flag:.40} a path on this Mac")
+        place = canonical(value, where)
+        if not is_file(place) or library_model(place):
+            raise Bad("InvalidSpec", f"{where} {shown(value)!r:.120} must name one GGUF file")
+        origin = Artifact(place, secret=None if place.startswith("/") else model.secret)
+        found.append(Companion(Role.ADAPTER, where, place, origin=origin))
+    return tuple({each.source: each for each in found}.values())
 
 
 def draft_beside(artifact: Artifact, name: str) -> Companion:

@@ -340,6 +340,7 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy, kept:
         raise Bad("InvalidSpec", f"spec.priority must be one of {', '.join(PRIORITIES)}, not {priority!r:.80}")
     replicas = fields.ranged(0, fields.MAX)(resource, "spec.replicas")
     extra_args = fields.texts(resource, "spec.extraArgs")
+    further += companions.adapters(extra_args, model.artifact)
     runtime = _runtime(resource, found, model, policy, kept)
     options = {option: read(resource, f"spec.{option}") for option, read in fields.OPTIONS.items()}
     for option in OMLX_OPTIONS:

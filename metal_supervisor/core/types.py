@@ -90,6 +90,12 @@ class Role(str, Enum):
     """A small model whose proposals the model only checks."""
     PROJECTOR = "projector"
     """What makes tokens of pictures."""
+    ADAPTER = "adapter"
+    """What changes the model's weights; there may be several."""
+
+
+PartKey: TypeAlias = Role | str
+"""What a companion is told apart by: its role, or the source of an adapter."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,10 @@ class Companion:
     @property
     def artifact(self) -> Artifact:
         return self.origin or Artifact(self.source)
+
+    @property
+    def key(self) -> PartKey:
+        return self.source if self.role is Role.ADAPTER else self.role
 
 
 @dataclass(frozen=True)

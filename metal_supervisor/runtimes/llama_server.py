@@ -18,7 +18,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from metal_supervisor.core.companions import DRAFTED
+from metal_supervisor.core.companions import DRAFTED, adapter_source
 from metal_supervisor.core.first_request import smallest
 from metal_supervisor.core.types import Engine, Probe, Role, Service
 from metal_supervisor.runtimes.llama_flags import (
@@ -309,7 +309,8 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
 
     A build that does not know how to unload an idle model (`--sleep-idle-seconds`) keeps it loaded.
     """
-    service = replace(service, extra_args=as_built(service.extra_args, options_of(binary.help)))
+    said = tuple(place.further.get(adapter_source(value), value) for value in service.extra_args)
+    service = replace(service, extra_args=as_built(said, options_of(binary.help)))
     names = dict.fromkeys((service.name, service.model.name))
     argv = [binary.path, "--model", place.model_path, "--alias", ",".join(names)]
     argv += ["--host", place.host, "--port", str(place.port)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from metal_supervisor.core.demand import Reading
-from metal_supervisor.core.types import Role
+from metal_supervisor.core.types import PartKey
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Place:
     cwd: str
     model: Reading = field(default_factory=lambda: Reading(None))
     """What is known of the model's file."""
-    further: Mapping[Role, str] = field(default_factory=dict)
+    further: Mapping[PartKey, str] = field(default_factory=dict)
     """Where the service's companions are."""
     registry: str = ""
     """Base URL of the mirror that Ollama's library models are pulled from, "" for the library itself."""

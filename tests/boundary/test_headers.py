@@ -200,7 +200,8 @@ def test_remote_shards_are_judged_together(web: Web, shards: list[Path]) -> None
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        ("loop", "more than 5 other addresses"), ("ftp", ""), ("file", ""), ("forbidden", "answered 403"), ("gzip", "encoding"),
+        ("loop", "more than 5 other addresses"), ("ftp", ""), ("file", ""), ("forbidden", "answered 403"),
+        ("gzip", "encoding"),
         ("shifted", "was asked for a range from byte 0"), ("smaller", "cut short"), ("breaking", ""),
     ],
 )  # fmt: skip

@@ -13,6 +13,7 @@ from metal_supervisor.core.decide import same_request
 from metal_supervisor.core.resources import Policy
 from metal_supervisor.core.sources import Artifact
 from metal_supervisor.core.types import Companion, Rejected, Role, Service
+from metal_supervisor.runtimes import Binary, Place, llama_server
 
 PROPERTY = settings(max_examples=150, deadline=None, database=None, derandomize=True)
 DRAFT = model("small", source="/models/small.gguf")
@@ -169,6 +170,32 @@ def test_a_draft_model_that_is_fetched_has_the_secret_of_its_own_model() -> None
     found = accepted(speculates("draft", draftModelRef="small"), model(), small)
     secret = "default", "other"
     assert found.companions[0].artifact == Artifact("hf://o/small@main", quantization="Q8_0", secret=secret)
+
+
+def test_an_adapter_that_is_elsewhere_is_fetched_with_the_models_secret() -> None:
+    args = ["--lora", "hf://o/r/a.gguf", "--lora", "https://example.com/b.gguf?sig=1", "--lora", "/c.gguf"]
+    asked = model(source="hf://o/big/m.gguf", sourceSecretRef={"name": "keys"})
+    found = accepted(service(extraArgs=args), asked)
+    secret = "default", "keys"
+    assert [each.artifact for each in found.companions] == [
+        Artifact("hf://o/r@main/a.gguf", secret=secret), Artifact("https://example.com/b.gguf?sig=1", secret=secret)
+    ]  # fmt: skip
+    kept = {each.key: f"/store/{index}.gguf" for index, each in enumerate(found.companions)}
+    place = Place("/m.gguf", "::1", 1, None, "/", further=kept)
+    argv = llama_server.engine(found, Binary("/l", frozenset()), place).argv
+    assert argv[-6:] == ("--lora", "/store/0.gguf", "--lora", "/store/1.gguf", "--lora", "/c.gguf")
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["--lora-scaled", "hf://o/r/a.gguf:0.5"], "spec.extraArgs[1]: only --lora takes a URL"),
+        (["--lora", "hf://o/r"], "spec.extraArgs[1] 'hf://o/r' must name one GGUF file"),
+        (["-v", "--lora", "pvc://c/a.gguf"], "spec.extraArgs[2] 'pvc://c/a.gguf' names a volume"),
+    ],
+)
+def test_an_adapter_that_cannot_be_fetched_is_refused_by_its_place(args: list[str], text: str) -> None:
+    assert text in refused(service(extraArgs=args)).message
 
 
 def test_files_may_list_what_is_loaded_anyway() -> None:
