@@ -18,6 +18,7 @@ from typing import Any
 from metal_supervisor import placement
 from metal_supervisor.applier import Applier
 from metal_supervisor.boundary import host
+from metal_supervisor.boundary.backups import is_temporary
 from metal_supervisor.boundary.builds import Builds
 from metal_supervisor.boundary.doorbell import Doorbell, ring
 from metal_supervisor.boundary.exits import ExitWatch
@@ -105,6 +106,8 @@ class Controller:
         for program, reason in bad.items():
             directory.quarantine(directory.record_path(program), reason)
             self.bulletin.quarantined(f"{program}.json", reason)
+        if settings.model_store and is_temporary(settings.store_path):
+            self.bulletin.tell("--model-store", f"{settings.store_path} is temporary: the system empties it")
         known = frozenset(record.uid for record in self._own().values())
         self.services = Reflector(kube, collection(settings, "inferenceservices"), self.wake, known)
         known = frozenset(record.model_uid for record in self.records.values() if record.model_uid)

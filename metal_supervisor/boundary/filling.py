@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from metal_supervisor.boundary import fetch, model_files
+from metal_supervisor.boundary import backups, fetch, model_files
 from metal_supervisor.boundary.listing import Listing, Piece, Retry, Unusable
 from metal_supervisor.boundary.origins import locate
 from metal_supervisor.boundary.slots import Contents, Kept, Slot, kept, sync_directory, with_file
@@ -150,7 +150,10 @@ class Job:
         listing = _with_digest(self.artifact, listing)
         self.check()
         self._ask(listing, self.client)
+        fresh = not self.shelf.directory.exists()
         self.slot.prepare()
+        if fresh:
+            backups.exclude(self.shelf.directory)
         while True:
             with self.slot.locked() as ours:
                 path = self.slot.model_path()  # somebody else may have fetched it meanwhile

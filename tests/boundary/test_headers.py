@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import threading
@@ -10,13 +11,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import urllib3
 from range_server import Web, serving
 
 from metal_supervisor.boundary import headers as headers_module
-from metal_supervisor.boundary.headers import Headers, read_file, read_remote
+from metal_supervisor.boundary.headers import Headers, read_file, read_listing, read_remote
+from metal_supervisor.boundary.listing import Listing, Piece
+from metal_supervisor.boundary.web import Client
 from metal_supervisor.core.demand import Reading
 from metal_supervisor.core.gguf import Header, Prefix, read_header
+from metal_supervisor.core.trust import Rules
 from tests.shards import write_shards
 from tests.system import eventually, free_ports, tiny_gguf
 
@@ -248,10 +251,11 @@ def test_a_server_that_drips_is_given_up(web: Web, monkeypatch: pytest.MonkeyPat
 
 def test_headers_of_the_caller_go_to_the_server_and_its_own_connection_is_used(web: Web, tiny: Path) -> None:
     web.files["tiny.gguf"] = tiny.read_bytes()
-    with urllib3.PoolManager() as http:
-        for _ in range(2):
-            found = read_remote(f"{web.url}/range/tiny.gguf", http, {"Authorization": "Bearer t"})
-            assert found.header is not None
+    client = Client(Rules(lax=True))
+    for _ in range(2):
+        found = read_remote(f"{web.url}/range/tiny.gguf", client, {"Authorization": "Bearer t"})
+        assert found.header is not None
+    client.close()
     assert [each["Authorization"] for each in web.headers] == ["Bearer t"] * 2
     assert len(web.connections) == 1
 
@@ -349,30 +353,27 @@ def test_what_is_forgotten_while_it_is_read_rings_no_bell(
     assert asker.rings == 0
 
 
-def test_a_preview_rings_when_it_is_there(asker: Asker, web: Web, tiny: Path) -> None:
-    web.files["tiny.gguf"] = tiny.read_bytes()
-    url = f"{web.url}/range/tiny.gguf"
-    asker.headers.preview(url)
-    eventually(lambda: asker.rings == 1, WITHIN_S, "the bell")
-    assert until_read(lambda: asker.headers.preview(url)).header == header_of(tiny)
-    assert len(web.asked) == 1
-
-
 def test_what_failed_is_tried_again_after_a_while(
-    asker: Asker, web: Web, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asker: Asker, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, path = f"{web.url}/range/tiny.gguf", tmp_path / "late.gguf"
-    assert until_read(lambda: asker.headers.preview(url)).problem
+    path = tmp_path / "late.gguf"
     missing = asker.headers.look(str(path))
     assert missing is not None and missing.problem
-    web.files["tiny.gguf"] = tiny.read_bytes()
     path.write_bytes(tiny.read_bytes())
-    for _ in range(5):
-        assert asker.headers.preview(url) == until_read(lambda: asker.headers.preview(url))
-    assert len(web.asked) == 1, "not before the time has come"
-    monkeypatch.setattr(headers_module, "REMOTE_AGAIN_S", 0.0)
+    assert asker.headers.look(str(path)) == missing, "not before the time has come"
     monkeypatch.setattr(headers_module, "LOCAL_AGAIN_S", 0.0)
     rings = asker.rings
-    eventually(lambda: until_read(lambda: asker.headers.preview(url)).header, WITHIN_S, "the second try")
     eventually(lambda: until_read(lambda: asker.headers.look(str(path))).header, WITHIN_S, "the file")
-    eventually(lambda: asker.rings == rings + 2, WITHIN_S, "a bell for each")
+    eventually(lambda: asker.rings == rings + 1, WITHIN_S, "a bell")
+
+
+def test_a_repository_on_a_server_is_judged_by_its_config_and_what_is_listed(web: Web) -> None:
+    web.files["config.json"] = json.dumps({"model_type": "llama"}).encode()
+    pieces = Piece("config.json", f"{web.url}/range/config.json"), Piece("a.safetensors", "http://x/", 70 << 30)
+    client = Client(Rules(lax=True))
+    assert read_listing(Listing(pieces), client) == Reading(70 << 30, config={"model_type": "llama"})
+    web.files["config.json"] = b"<html>"
+    assert "cannot be read" in read_listing(Listing(pieces), client).problem
+    del web.files["config.json"]
+    assert "answered 404" in read_listing(Listing(pieces), client).problem
+    client.close()

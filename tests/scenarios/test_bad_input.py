@@ -142,7 +142,7 @@ def test_http_sources_are_fetched_or_refused_with_a_reason(system: System) -> No
         for name in ("model", "login", "empty", "denied"):
             system.apply(model(f"web-{name}", f"{url}/{name}.gguf?token=s3cr3t"), service(f"web-{name}", f"web-{name}"))
         # The query is not part of the path the site knows, so only those without it are found.
-        assert "answered 403" in failed(system, "web-denied", "DownloadFailed")
+        assert "answered 403" in failed(system, "web-denied", "SourceUnauthorized")
         for name in ("model", "login", "empty"):
             system.apply(model(f"web-{name}", f"{url}/{name}.gguf"))
         system.ready("web-model")

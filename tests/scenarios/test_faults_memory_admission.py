@@ -180,9 +180,9 @@ def test_a_model_that_cannot_fit_is_not_fetched(machine: Tight, figure: Figure) 
         system.apply(model("big", f"{web.url}/range/big.gguf"), lean("big", model="big"))
         text = watch.when("apply to verdict", lambda: machine.waits("big", "InsufficientMemory"))
         assert text.endswith("; it is not fetched"), text
-        assert {said for _, said in web.asked} == {"bytes=0-1048575"}
+        assert {said for _, said in web.asked} == {"bytes=0-0", "bytes=0-1048575"}
         figure.add("read", web.sent_bytes / MIB, "MiB")
-        assert web.sent_bytes <= MIB
+        assert web.sent_bytes <= MIB + 1
     assert system.status("big")["phase"] == "Pending"
     gone(system, "big")
 

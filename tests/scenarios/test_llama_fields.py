@@ -68,7 +68,7 @@ def test_a_draft_model_is_fetched_like_any_other_if_it_fits(system: System) -> N
     with served(system.base) as url:
         system.apply(model("far", f"{url}/nowhere.gguf"))
         system.apply(service("fetching", speculativeDecoding={"type": "draft", "draftModelRef": "far"}))
-        assert message(system, "fetching", "DownloadFailed").startswith(f"{REF}: {url}/nowhere.gguf answered 404")
+        assert message(system, "fetching", "SourceNotFound").startswith(f"{REF}: {url}/nowhere.gguf answered 404")
         system.apply(model("far", f"{url}/{system.tiny.name}"))
         line = psutil.Process(system.ready("fetching")).cmdline()
     fetched = Path(line[line.index("--model-draft") + 1])

@@ -1,0 +1,40 @@
+"""Keeps fetched models out of Time Machine: hundreds of gigabytes that can be fetched again fill its disk in a night.
+
+Temporary directories are no place for them either: macOS empties those.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+TMUTIL = "/usr/bin/tmutil"
+TIMEOUT_S = 10.0
+TEMPORARY = ("/tmp", "/private/tmp", "/var/tmp", "/private/var/tmp", "/var/folders", "/private/var/folders")
+
+
+def exclude(
+    directory: Path, run: Callable[..., Any] = subprocess.run, platform: str = sys.platform
+) -> Sequence[str] | None:
+    """Has Time Machine leave a directory out, also when it is moved; returns what was run, None where there is none.
+
+    That it fails is no reason not to fetch a model.
+    """
+    if platform != "darwin":
+        return None
+    command = (TMUTIL, "addexclusion", str(directory))
+    try:
+        run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return command
+
+
+def is_temporary(directory: Path) -> bool:
+    """Whether the system may empty a directory."""
+    found = {Path(each) for each in (*TEMPORARY, tempfile.gettempdir())}
+    return any(directory.is_relative_to(each) or directory.resolve().is_relative_to(each.resolve()) for each in found)
