@@ -10,7 +10,7 @@ GB = 10**9
 
 
 def metered(total: int, steps: list[tuple[float, int]], here: int = 0) -> Meter:
-    """A meter that began at 100 s with `here` bytes, and got so many bytes by so many seconds later, step after step."""
+    """A meter that began at 100 s with `here` bytes; steps: (seconds since then, bytes more)."""
     meter = Meter(total)
     meter.got(here)
     meter.begin(100.0)

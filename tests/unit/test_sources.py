@@ -78,7 +78,7 @@ UNEQUAL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("spellings", EQUAL, ids=lambda each: min(each))
+@pytest.mark.parametrize("spellings", EQUAL, ids=min)
 def test_equal_spellings_are_one(spellings: set[str]) -> None:
     assert len({canonical(each) for each in spellings}) == 1
 
@@ -120,11 +120,11 @@ def test_no_secret_of_a_url_is_in_a_refusal(written: str) -> None:
 
 
 PARTS = st.sampled_from(
-    ["http://", "https://", "hf://", "s3://", "file://", "HTTP://", "pvc://", "/", "//", "huggingface.co", "hf.co/", "h",
-     ":80", ":443", ":", "@", "@main", "O", "R", "O/R", "models/", "datasets/", "spaces/", "resolve/", "blob/", "tree/",
-     "main/", "refs/pr/1/", "m.gguf", "m-00002-of-00003.gguf", "%2F", "%2e%2e", "..", ".", "%", "%00", "%25", "%ff", "?",
-     "#", "a=b", "[", "]", "[::1]", "\\", " ", "\n", "\t", "\0", "\x1b", "\u202e", "ü", "\ud800", "🦙", "ollama.com/",
-     "library/", "x:latest", "localhost", "bucket"]
+    ["http://", "https://", "hf://", "s3://", "file://", "HTTP://", "pvc://", "/", "//", "huggingface.co", "hf.co/",
+     "h", ":80", ":443", ":", "@", "@main", "O", "R", "O/R", "models/", "datasets/", "spaces/", "resolve/", "blob/",
+     "tree/", "main/", "refs/pr/1/", "m.gguf", "m-00002-of-00003.gguf", "%2F", "%2e%2e", "..", ".", "%", "%00", "%25",
+     "%ff", "?", "#", "a=b", "[", "]", "[::1]", "\\", " ", "\n", "\t", "\0", "\x1b", "\u202e", "ü", "\ud800", "🦙",
+     "ollama.com/", "library/", "x:latest", "localhost", "bucket"]
 )  # fmt: skip
 
 
