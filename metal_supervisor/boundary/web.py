@@ -77,12 +77,7 @@ class Client:
             if answer.status not in MOVED or not where:
                 return answer
             answer.close()
-            following = urllib.parse.urljoin(current, where)
-            schemes = urllib.parse.urlsplit(current).scheme, urllib.parse.urlsplit(following).scheme
-            if schemes[1] not in ("http", "https") or schemes == ("https", "http"):
-                text = f"{shown(url)} leads to a {schemes[1]!r:.20} address, which is not followed; check spec.source"
-                raise Unusable("SourceNotAllowed", text)
-            current = following
+            current = _following(url, current, where)
         text = f"{shown(url)} leads to more than {REDIRECTS} other addresses; check spec.source"
         raise Unusable("DownloadFailed", text)
 
@@ -108,10 +103,9 @@ class Client:
     def _check_name(self, url: str) -> None:
         if self.stopped:
             raise Stopped
-        try:
-            host = urllib.parse.urlsplit(url).hostname or ""
-        except ValueError:
-            raise Unusable("InvalidModel", f"{shown(url)} is no URL; check spec.source") from None
+        host = _origin(url)[1]
+        if not host:
+            raise Unusable("InvalidModel", f"{shown(url)} is no URL; check spec.source")
         if not self._rules.allows_host(host):
             text = f"{shown(url)}: {host:.253} is not one of --allowed-hosts of this Mac"
             raise Unusable("SourceNotAllowed", text)
@@ -172,6 +166,8 @@ def _pools(client: Client) -> dict[str, type[HTTPConnectionPool]]:
         except (OSError, UnicodeError) as error:
             raise urllib3.exceptions.NewConnectionError(connection, f"no address: {type(error).__name__}") from None
         for address in addresses:
+            if client.stopped:
+                raise Stopped
             connection._dns_host = address
             try:
                 return HTTPConnection._new_conn(connection)
@@ -207,12 +203,26 @@ def _pools(client: Client) -> dict[str, type[HTTPConnectionPool]]:
 
 
 def _origin(url: str) -> tuple[str, str, int]:
+    """(scheme, host, port), all empty for what is no URL. Read by whoever connects: others read some URLs otherwise."""
     try:
-        parts = urllib.parse.urlsplit(url)
-        scheme = parts.scheme.lower()
-        return scheme, (parts.hostname or "").lower(), parts.port or {"https": 443}.get(scheme, 80)
-    except ValueError:
+        parts = urllib3.util.parse_url(url)
+    except (ValueError, urllib3.exceptions.HTTPError):
         return "", "", 0
+    scheme, host = (parts.scheme or "").lower(), (parts.host or "").lower().strip("[]")
+    return (scheme, host, parts.port or {"https": 443}.get(scheme, 80)) if host else (scheme, "", 0)
+
+
+def _following(first: str, current: str, where: str) -> str:
+    """Where a redirect leads. Raises Unusable if that is not to be followed; `first`: what was asked for."""
+    try:
+        following = urllib.parse.urljoin(current, where)
+    except ValueError:
+        raise Unusable("DownloadFailed", f"{shown(first)} leads to what is no URL; check spec.source") from None
+    schemes = _origin(current)[0], _origin(following)[0]
+    if schemes[1] not in ("http", "https") or schemes == ("https", "http"):
+        text = f"{shown(first)} leads to a {schemes[1]!r:.20} address, which is not followed; check spec.source"
+        raise Unusable("SourceNotAllowed", text)
+    return following
 
 
 def body(client: Client, url: str, answer: Answer, chunk_bytes: int) -> Iterator[bytes]:
@@ -222,6 +232,8 @@ def body(client: Client, url: str, answer: Answer, chunk_bytes: int) -> Iterator
             yield part
     except Exception as error:  # noqa: BLE001 - whatever a server makes a library raise
         raise client.trouble(url, error, underway=True) from None
+    if client.stopped:  # which ends a body of unknown length as if it were whole
+        raise Stopped
 
 
 def refusal(url: str, answer: Answer, has_secret: bool = False) -> Unusable:

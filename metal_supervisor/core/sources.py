@@ -132,8 +132,10 @@ def canonical(written: str, where: str = "spec.source") -> str:
     scheme = scheme.lower()
     if not separator:
         if BARE.fullmatch(written) and not written.endswith(".gguf"):
-            return _hub(written, "", "", where)
+            return _hub_uri(f"hf://{written}", where)
         raise Bad("UnsupportedSource", f"{where} {written!r:.200} is not supported; use {FORMS}")
+    if not written.isprintable():
+        raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} has a control character; remove it")
     if scheme in ELSEWHERE:
         raise Bad("UnsupportedSource", f"{where} {written!r:.200} {ELSEWHERE[scheme]}")
     if scheme == "file":
@@ -156,7 +158,9 @@ def _file(written: str, where: str) -> str:
         raise Bad("InvalidModel", f"{where} {written!r:.200} is no URL") from None
     if parts.netloc not in ("", "localhost"):
         raise Bad("InvalidModel", f"{where} {written!r:.200}: file:// needs three slashes")
-    return _first_shard(urllib.parse.unquote(parts.path))
+    if not parts.path.startswith("/"):
+        raise Bad("InvalidModel", f"{where} {written!r:.200} names no file")
+    return _first_shard(fields.text(urllib.parse.unquote(parts.path), where))
 
 
 def _first_shard(place: str) -> str:
@@ -175,14 +179,16 @@ def _hub_uri(written: str, where: str) -> str:
 def _web(written: str, where: str) -> str:
     try:
         parts = urllib.parse.urlsplit(written)
-        host = parts.hostname
-        _ = parts.port
+        host, port = parts.hostname, parts.port
     except ValueError:
         raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} is no URL") from None
     if not host:
         raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} names no host")
     if parts.username is not None or parts.password is not None:
         raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} holds a user or password; use spec.sourceSecretRef")
+    named = f"[{host}]" if ":" in host else host  # lower case by now
+    usual = port in (None, {"http": 80, "https": 443}[parts.scheme])
+    parts = parts._replace(netloc=named if usual else f"{named}:{port}")
     found = HUB_PAGE.fullmatch(urllib.parse.urlunsplit(parts._replace(query="", fragment="")))
     if found:
         return _hub(found[1], found[2] or "", found[3] or "", where)
@@ -218,7 +224,7 @@ def beside(source: str, name: str, where: str) -> str:
     if source.startswith("/"):
         return posixpath.join(posixpath.dirname(source), plain)
     if parts := hub_parts(source):
-        return _hub(parts[0], parts[1], plain, where)
+        return _hub(parts[0], urllib.parse.quote(parts[1], safe=""), urllib.parse.quote(plain), where)
     if source.startswith("s3://"):
         return source[: source.rindex("/") + 1] + plain
     web = urllib.parse.urlsplit(source)

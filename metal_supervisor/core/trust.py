@@ -14,6 +14,8 @@ from typing import TypeAlias
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
+UNICAST = ipaddress.ip_network("2000::/3")
+"""What IPv6 gives to the internet; the rest is special in one way or another, and no list of that is complete."""
 
 
 @dataclass(frozen=True)
@@ -59,4 +61,6 @@ def is_public(address: Address) -> bool:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(inner)
+        if address not in UNICAST:
+            return False
     return address.is_global and not address.is_multicast
