@@ -438,10 +438,12 @@ def load(overrides: Overrides) -> Settings:
     return Settings(**{**from_file, **overrides.values})
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag per setting, plus --config."""
+def add_flags(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> None:
+    """One flag per setting, or for those named, plus --config."""
     parser.add_argument("--config", default=None, metavar="FILE", help="TOML file with settings")
     for name, item in FIELDS.items():
+        if only and name not in only:
+            continue
         shown = f"{item.metadata['help']} [{item.default}]" if item.default != "" else item.metadata["help"]
         alone: dict[str, Any] = {"nargs": "?", "const": "true"} if _TYPES[name] is bool else {}
         parser.add_argument(

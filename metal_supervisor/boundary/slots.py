@@ -173,6 +173,20 @@ class Slot:
         finally:
             os.close(descriptor)
 
+    def busy(self) -> bool:
+        """Whether somebody fills it now. Looks only; a filler who comes at this very moment tries again."""
+        try:
+            descriptor = os.open(self.path / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+
 
 def sync_directory(path: Path) -> None:
     """Makes names that were given in a directory last. Raises OSError."""

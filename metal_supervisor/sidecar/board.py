@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from metal_supervisor.core.downloads import Download, downloads
 from metal_supervisor.core.report import Report
 from metal_supervisor.core.types import Json, Observed, Record
 from metal_supervisor.sidecar.inventory import Offer, rows
@@ -112,7 +113,20 @@ def status(board: Board, version: str) -> Json:
         "engines": rows(board.engines),
         "memory": board.controller.get("memory"),
         "controller": {key: board.controller.get(key) for key in ("at", "did", "notices", "elsewhere", "silent")},
+        "downloads": [_download(each) for each in downloads(board.controller)],
         "services": [_service(row) for row in board.rows],
+    }
+
+
+def _download(found: Download) -> Json:
+    """A Model whose file is not whole here; its source may hold what is nobody's business."""
+    return {
+        "namespace": found.namespace,
+        "model": found.model,
+        "phase": found.phase,
+        "gotBytes": found.got_bytes,
+        "totalBytes": found.total_bytes,
+        "message": found.message,
     }
 
 

@@ -15,6 +15,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from metal_supervisor import __version__
+from metal_supervisor.core.downloads import downloads
 from metal_supervisor.sidecar.board import Board, cluster_trouble
 
 INCUMBENT, OURS = "llmkube_metal_agent", "metal_supervisor"
@@ -115,6 +116,7 @@ def _ours(board: Board) -> Iterator[Metric]:
         if row.record.retry_at:
             due.add_metric(names, row.record.retry_at)
     yield from (due, hung)
+    yield from _downloads(board)
     yield GaugeMetricFamily(
         f"{OURS}_cluster_reachable", "1 if the Kubernetes API can be read and written.",
         value=int(not cluster_trouble(board)),
@@ -130,6 +132,24 @@ def _ours(board: Board) -> Iterator[Metric]:
     yield CounterMetricFamily(
         f"{OURS}_api_requests", "Requests the sidecar sent to the Kubernetes API.", value=board.requests
     )
+
+
+def _downloads(board: Board) -> Iterator[Metric]:
+    """Models that are being fetched; a series ends with its download."""
+    labels = ("namespace", "model")
+    got = GaugeMetricFamily(
+        f"{OURS}_model_download_bytes", "How much of a model that is being fetched is here.", labels=labels
+    )
+    total = GaugeMetricFamily(
+        f"{OURS}_model_download_total_bytes", "How large it is; not there while nobody knows.", labels=labels
+    )
+    for each in downloads(board.controller):
+        if not each.under_way:
+            continue
+        got.add_metric(each.key, each.got_bytes)
+        if each.total_bytes:
+            total.add_metric(each.key, each.total_bytes)
+    yield from (got, total)
 
 
 def exposition(board: Board, accept: str) -> tuple[bytes, str]:
