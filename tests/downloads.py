@@ -37,7 +37,7 @@ def lean(name: str, model: str | None = None, **spec: Any) -> dict[str, Any]:
     return service(name, model or name, **{"extraArgs": list(NARROW), **spec})
 
 
-def served(system: System, name: str, within_s: float = 60.0) -> Path:
+def served(system: System, name: str, within_s: float = 60.0, store: Path | None = None) -> Path:
     """Waits until a service answers; the file that its engine has, which its Model tells too."""
     pid = system.ready(name, within_s)
     assert "hello world" in system.chat(name)
@@ -47,7 +47,7 @@ def served(system: System, name: str, within_s: float = 60.0) -> Path:
         lambda: (found := system.get(f"{MODELS}/{name}")["status"])["phase"] == "Ready" and found, 20, f"Model {name}"
     )
     assert status["path"] == str(path) and re.fullmatch(r"\d+\.\d [KM]iB", status["size"]), status
-    assert path.is_relative_to(system.state / "models") and not list(path.parent.glob("*.partial*"))
+    assert path.is_relative_to(store or system.state / "models") and not list(path.parent.glob("*.partial*"))
     return path
 
 
@@ -69,10 +69,8 @@ def whole(hub: Hub, suffix: str) -> int:
     return sum(each.sent_bytes for each in hub.asked(suffix, "GET") if not bounded.fullmatch(each.range))
 
 
-def lines(hub: Hub) -> int:
-    """How many connections lead to a server."""
+def lines(system: System, hub: Hub) -> int:
+    """How many connections of the controller lead to a server."""
     port = int(hub.url.rpartition(":")[2])
-    return sum(
-        each.status == psutil.CONN_ESTABLISHED and bool(each.raddr) and each.raddr.port == port
-        for each in psutil.net_connections("tcp")
-    )
+    held = psutil.Process(system.own_pid("controller")).net_connections("tcp")
+    return sum(each.status == psutil.CONN_ESTABLISHED and bool(each.raddr) and each.raddr.port == port for each in held)

@@ -25,6 +25,7 @@ from metal_supervisor.core.sources import Artifact
 from tests import mlx, s3
 from tests.downloads import MIB, at, downloading, from_web, lean, lines, padded, served, whole
 from tests.engines import BYSTANDER, beside_a_bystander, gone, is_gone, reason, untouched
+from tests.faults import Figure, fault
 from tests.hub import COMMIT, Content, Hub
 from tests.mlx import mlx_model, mlx_service
 from tests.system import MODELS, System, eventually, kill, model, running, tiny_gguf
@@ -210,22 +211,28 @@ def test_one_serves_while_three_others_come(place: Place) -> None:
     gone(system, "once", *three)
 
 
+@fault(
+    "D124", "a service is deleted or suspended, or its Model's source replaced, while it is downloaded",
+    happens="the connection is closed, other downloads go on", sees="Suspended; or the new source's progress",
+    bound="1 s",
+)
 @pytest.mark.parametrize("how", ["deleted", "suspended", "replaced"])
-def test_what_is_not_wanted_any_more_ends_within_a_second(place: Place, how: str) -> None:
+def test_what_is_not_wanted_any_more_ends_within_a_second(place: Place, how: str, figure: Figure) -> None:
     system, name = place.system, how[0] + "x"
     with Hub({"d/r": {"m.gguf": place.large}}) as own, Hub({"d/r": {"m.gguf": place.large}}) as other:
         own.bytes_per_s = other.bytes_per_s = DRIP_BYTES_PER_S
         system.apply(*from_web(name, at(own)), *from_web("goes-on", at(other)))
         for each in (name, "goes-on"):
             downloading(system, each)
-        eventually(lambda: lines(own) and whole(own, "m.gguf"), 10, "bytes to come")
+        eventually(lambda: lines(system, own) and whole(own, "m.gguf"), 10, "bytes to come")
         if how == "deleted":
             system.delete(name)
         elif how == "suspended":
             system.apply(lean(name, suspend=True))
         else:
             system.apply(model(name, "hf://o/replaced/m.gguf"))
-        eventually(lambda: not lines(own), 1.0, "the connection to be closed")
+        with figure.timed("until the connection is closed"):
+            eventually(lambda: not lines(system, own), 1.0, "the connection to be closed")
         if how == "replaced":
             assert served(system, name).read_bytes() == system.tiny.read_bytes()
         elif how == "suspended":
@@ -233,11 +240,16 @@ def test_what_is_not_wanted_any_more_ends_within_a_second(place: Place, how: str
             assert reason(system, name) != "Downloading"
         before = whole(other, "m.gguf")
         eventually(lambda: whole(other, "m.gguf") > before, 5, "the other one to go on")
-        assert lines(other) and reason(system, "goes-on") == "Downloading"
+        assert lines(system, other) and reason(system, "goes-on") == "Downloading"
         gone(system, *({name, "goes-on"} if how != "deleted" else {"goes-on"}))
 
 
-def test_one_file_comes_once_whoever_wants_it_however_it_is_spelt(place: Place) -> None:
+@fault(
+    "D123", "several services and Models want one file, and spell its source differently",
+    happens="it is downloaded once, and is one file", sees="Downloading, then Ready, of all of them",
+    bound="0 bytes fetched twice",
+)
+def test_one_file_comes_once_whoever_wants_it_however_it_is_spelt(place: Place, figure: Figure) -> None:
     system = place.system
     with Hub({"d/r": {"m.gguf": padded(system.base / "twice.gguf", system.tiny, 6 * MIB)}}) as web:
         web.bytes_per_s = 8 * MIB
@@ -246,6 +258,7 @@ def test_one_file_comes_once_whoever_wants_it_however_it_is_spelt(place: Place) 
         found = {served(system, name) for name in ("twice", "again")}
         system.ready("second")
         assert len(found) == 1
+        figure.add("fetched twice", whole(web, "m.gguf") - 6 * MIB, "bytes")
         assert whole(web, "m.gguf") == 6 * MIB, list(web.log)
     gone(system, "twice", "second", "again")
     before = whole(place.hub, "m.gguf")
@@ -287,7 +300,12 @@ def killed_at(system: System, part: Path, more_than_bytes: int) -> int:
     return have
 
 
-def test_a_controller_that_is_killed_again_and_again_fetches_nothing_twice(place: Place) -> None:
+@fault(
+    "D125", "the controller is killed five times in the middle of a download",
+    happens="each goes on from the last byte; what is not whole is never served", sees="Downloading, then Ready",
+    bound="1 MiB and what sockets hold, each time",
+)
+def test_a_controller_that_is_killed_again_and_again_fetches_nothing_twice(place: Place, figure: Figure) -> None:
     system, name = place.system, "killed"
     size = 12 * MIB
     with Hub({"d/r": {"m.gguf": padded(system.base / "killed.gguf", system.tiny, size)}}) as web:
@@ -299,11 +317,13 @@ def test_a_controller_that_is_killed_again_and_again_fetches_nothing_twice(place
             kept = [0]
             for _ in range(KILLS):
                 kept.append(killed_at(system, part, kept[-1]))
+                assert not system.pid(name) and not part.with_name("m.gguf").exists()
             web.bytes_per_s = 0.0
             path = served(system, name)
     starts = [int(each.range[6:-1]) for each in web.asked("m.gguf", "GET") if re.fullmatch(r"bytes=\d+-", each.range)]
     assert path.stat().st_size == size and len(starts) >= KILLS
     assert set(starts) <= set(kept), "each went on where the one before had come to"
+    figure.add("sent beyond the size", (whole(web, "m.gguf") - size) / KILLS / MIB, "MiB a kill")
     assert whole(web, "m.gguf") - size <= KILLS * (MIB + SOCKET_BYTES)
     gone(system, name)
 
