@@ -265,8 +265,10 @@ class Controller:
         self.lookout.daemons.prepare(mine, self.records)
         serving = placement.to_serve(found, placed, self.records.values())
         wanted = placement.artifacts(serving)
-        opening = {(*each.secret[:1], "secrets", each.secret[1]) for each in wanted if each.secret}
-        self.references.want(opening | {source for item in serving for source in references.sources(item)})
+        opening = {each: (each.secret[0], "secrets", each.secret[1]) for each in wanted if each.secret}
+        others = {source for item in serving for source in references.sources(item)}
+        in_vain = {source for each, source in opening.items() if self.store.state(each).phase == "Failed"}
+        self.references.want(others.union(opening.values()), in_vain)
         self.store.want({each: references.keys_of(each, self.references.look) for each in wanted})
         for item in found.values():
             known = references.filled(item, self.references.look) if isinstance(item, Service) else item

@@ -30,6 +30,8 @@ KINDS = {
     "L": "Engines that have to go",
     "R": "Shared daemons",
     "M": "Host",
+    "D": "Downloads",
+    "G": "Security",
     "U": "Upgrade, restart, time",
 }
 ELSEWHERE = ("boundary/test_memory_held.py", "boundary/test_watchdog.py")

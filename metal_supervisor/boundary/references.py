@@ -40,13 +40,18 @@ class References:
         self._kube, self._on_change = kube, on_change
         self._changed = threading.Condition()
         self._entries: dict[Source, _Entry] = {}
+        self._soon: frozenset[Source] = frozenset()
         self._thread: threading.Thread | None = None
 
-    def want(self, sources: Collection[Source]) -> None:
-        """Looks after exactly these from now on; waits a moment for those that are new."""
+    def want(self, sources: Collection[Source], soon: Collection[Source] = ()) -> None:
+        """Looks after exactly these from now on; waits a moment for those that are new.
+
+        `soon`: those that somebody is likely to be putting right at this moment.
+        """
         with self._changed:
             fresh = [source for source in sources if source not in self._entries]
             self._entries = {source: self._entries.get(source) or _Entry() for source in sources}
+            self._hurry(frozenset(soon))
             if not fresh:
                 return
             if self._thread is None:
@@ -55,6 +60,14 @@ class References:
             self._changed.notify_all()
             # Most answers come within milliseconds: worth a moment, so that nothing is reported as missing meanwhile.
             self._changed.wait_for(lambda: all(self._entries[each].holding for each in fresh), LOOK_WAIT_S)
+
+    def _hurry(self, soon: frozenset[Source]) -> None:
+        latest, news = time.monotonic() + FAILED_AGAIN_S, soon - self._soon
+        self._soon = soon
+        for source in news & self._entries.keys():
+            self._entries[source].due = min(self._entries[source].due, latest)
+        if news:
+            self._changed.notify_all()
 
     def look(self, source: Source) -> Holding | None:
         """What is known of a wanted source; None while nothing is."""
@@ -80,7 +93,8 @@ class References:
             entry = self._entries.get(source)
             if entry is None:
                 return False
-            entry.due = time.monotonic() + (AGAIN_S if found.code == 200 else FAILED_AGAIN_S)
+            usual = found.code == 200 and source not in self._soon
+            entry.due = time.monotonic() + (AGAIN_S if usual else FAILED_AGAIN_S)
             before = entry.holding
             if not found.code and before is not None and before.code:
                 return False  # the server is away: what it said before still counts

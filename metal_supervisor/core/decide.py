@@ -144,7 +144,8 @@ def _waiting(service: Service, outlook: Outlook) -> tuple[Standing, str, str] | 
         return Standing.FAILED, *outlook.problem
     file = outlook.file
     if file.phase == "Failed":
-        return Standing.FAILED, file.reason, f'Model "{service.model.name}": spec.source: {file.message}'
+        field = "" if file.message.startswith("spec.") else "spec.source: "
+        return Standing.FAILED, file.reason, f'Model "{service.model.name}": {field}{file.message}'
     if file.phase != "Ready":
         return Standing.WAIT, file.reason or file.phase, file.message or "the model file is being looked at"
     return service.awaits

@@ -96,6 +96,21 @@ def test_what_is_made_later_is_found(kube: Kube, reader: References, told: threa
     assert told.wait(10) and reader.look(KEYS) == Holding(200, {"engine": "one"})
 
 
+def test_what_is_being_put_right_is_looked_at_sooner(
+    kube: Kube, reader: References, told: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AGAIN_S", 1000.0)
+    keep(kube, SECRETS, "keys", stringData={"engine": "wrong"})
+    reader.want({KEYS})
+    told.clear()
+    reader.want({KEYS}, {KEYS})
+    kube.request("PATCH", f"{SECRETS}/keys", None, {"stringData": {"engine": "right"}}, MERGE)
+    assert told.wait(10) and reader.look(KEYS) == Holding(200, {"engine": "right"})
+    told.clear()
+    kube.request("PATCH", f"{SECRETS}/keys", None, {"stringData": {"engine": "renewed"}}, MERGE)
+    assert told.wait(10) and reader.look(KEYS) == Holding(200, {"engine": "renewed"})
+
+
 @pytest.mark.parametrize("action", [{"status": 503}, {"status": 500}, {"drop": True}])
 def test_a_server_that_does_not_answer_takes_no_value_away(kube: Kube, reader: References, action: Any) -> None:
     keep(kube, SECRETS, "keys", stringData={"engine": "one"})

@@ -159,6 +159,10 @@ def test_suspended_and_scaled_to_zero_take_a_running_engine_down_whatever_else_i
             {"file": ModelFile("Failed", reason="ModelFileMissing", message="/m.gguf does not exist")},
             Standing.FAILED, "ModelFileMissing", 'Model "phi": spec.source: /m.gguf does not exist',
         ),
+        (
+            {"file": ModelFile("Failed", reason="SecretNotFound", message="spec.sourceSecretRef: create it")},
+            Standing.FAILED, "SecretNotFound", 'Model "phi": spec.sourceSecretRef: create it',
+        ),
         ({"problem": ("RuntimeBroken", "no llama-server")}, Standing.FAILED, "RuntimeBroken", "no llama-server"),
         (
             {"problem": ("NoPort", "none free"), "file": ModelFile("Downloading")},
