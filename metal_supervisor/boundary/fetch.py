@@ -19,7 +19,7 @@ from typing import Protocol
 
 from metal_supervisor.boundary import host, web
 from metal_supervisor.boundary.listing import Piece, Retry, Unusable
-from metal_supervisor.boundary.slots import PARTIAL, sync_directory
+from metal_supervisor.boundary.slots import PARTIAL, open_own, sync, sync_directory, write_text
 from metal_supervisor.core.sources import shown
 
 CHUNK_BYTES = 256 << 10
@@ -66,7 +66,7 @@ def fetch(client: web.Client, piece: Piece, target: Path, secret: Mapping[str, s
         watcher.got(have)
     try:
         if piece.size_bytes == 0:
-            part.touch()
+            os.close(open_own(part, os.O_WRONLY | os.O_CREAT))
         elif piece.size_bytes is None or have < piece.size_bytes:
             _download(client, piece, part, note, journal, secret, watcher, have)
         check_beginning(part, piece)
@@ -74,12 +74,17 @@ def fetch(client: web.Client, piece: Piece, target: Path, secret: Mapping[str, s
         if error.reason == "InvalidModelFile":
             discard(target)
         raise
-    if piece.sha256:
+    if piece.digest:
         found = digest(part, watcher.hashed)
-        if found != piece.sha256:
+        if found != piece.digest:
             discard(target)
-            text = f"{shown(piece.url)} should have sha256 {piece.sha256}, and has {found}"
-            raise Mismatch(piece.sha256, found, text)
+            text = f"{shown(piece.url)} should have sha256 {piece.digest}, and has {found}"
+            raise Mismatch(piece.digest, found, text)
+    descriptor = open_own(part, os.O_RDONLY)  # what a process wrote that was killed then is not on the disk yet
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
     part.replace(target)
     sync_directory(target.parent)
     note.unlink(missing_ok=True)
@@ -116,7 +121,11 @@ def _usable(part: Path, note: Path, wanted: Journal) -> int:
         if same and (before.size_bytes is None or before.size_bytes == wanted.size_bytes):
             have = size if before.boot == wanted.boot else min(size, before.durable_bytes)
             if wanted.size_bytes is None or have <= wanted.size_bytes:
-                os.truncate(part, have)
+                descriptor = open_own(part, os.O_WRONLY)
+                try:
+                    os.ftruncate(descriptor, have)
+                finally:
+                    os.close(descriptor)
                 wanted.durable_bytes = min(before.durable_bytes, have)
                 return have
     except (OSError, ValueError, TypeError):
@@ -145,20 +154,23 @@ def _download(
             discard(part.with_name(part.name.removesuffix(PARTIAL)))
             raise Unusable("DownloadFailed", f"{shown(piece.url)} has become shorter; it is fetched anew", Retry.SOON)
         if answer.status not in (200, 206):
-            raise web.refusal(piece.url, answer, bool(secret))
+            refusal = web.refusal(piece.url, answer, bool(secret))
+            if answer.status in (401, 403):
+                refusal.retry = Retry.SOON  # it was allowed when it was asked about: a link that is too old by now
+            raise refusal
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             text = f"{shown(piece.url)} answers with an encoding of the file, not with its bytes"
             raise Unusable("DownloadFailed", text)
         start, size = _extent(answer, piece, have)
         if start != have:
             watcher.got(start - have)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(part, flags, 0o600)
-        with os.fdopen(descriptor, "wb", buffering=0) as file:
+        with os.fdopen(open_own(part, os.O_WRONLY | os.O_CREAT), "wb", buffering=0) as file:
             file.truncate(start)
             file.seek(start)
             journal.size_bytes, journal.durable_bytes = size, min(journal.durable_bytes, start)
-            _note(note, journal)
+            if answer.status == 200:  # which may be another edition than the one that was asked about
+                journal.validator = web.validator(answer) or piece.validator
+            write_text(note, json.dumps(asdict(journal)))
             got = _stream(client, piece, answer, file.fileno(), start, note, journal, watcher)
     finally:
         answer.close()
@@ -173,6 +185,8 @@ def _extent(answer: web.Answer, piece: Piece, have: int) -> tuple[int, int | Non
         found = CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", "").strip())
         if found is None or int(found[1]) != have:
             raise Unusable("DownloadFailed", f"{shown(piece.url)} does not give the range that it is asked for")
+        if have and not piece.sha256 and _is_other(answer.headers.get("ETag", ""), piece.validator):
+            raise Unusable("DownloadFailed", f"{shown(piece.url)} has changed; it is fetched anew", Retry.SOON)
         start, size = have, None if found[2] == "*" else int(found[2])
     else:  # all of it, whatever was asked for: the server knows no ranges, or the file is another by now
         said = answer.headers.get("Content-Length", "")
@@ -181,6 +195,11 @@ def _extent(answer: web.Answer, piece: Piece, have: int) -> tuple[int, int | Non
         text = f"{shown(piece.url)} has {size} bytes, and should have {piece.size_bytes}; is it being replaced?"
         raise Unusable("DownloadFailed", text, Retry.SOON)
     return start, size if size is not None else piece.size_bytes
+
+
+def _is_other(tag: str, validator: str) -> bool:
+    """Whether an ETag says that a file is not the one that another ETag was of; a date says nothing of that."""
+    return bool(tag) and validator.endswith('"') and tag != validator
 
 
 def _stream(
@@ -195,10 +214,13 @@ def _stream(
 ) -> int:
     """Writes what comes; returns the size of the file then. Raises Unusable, Stopped, OSError."""
     got, unsynced, window, window_at = start, 0, 0, time.monotonic()
-    head = b"" if start < len(MAGIC) else MAGIC
+    head = b"" if start == 0 else MAGIC
     for chunk in web.body(client, piece.url, answer, CHUNK_BYTES):
         if len(head) < len(MAGIC):
-            head = _beginning(piece, head + chunk[:512]) if piece.name.endswith(".gguf") else MAGIC
+            head = _beginning(piece, head + chunk[:512]) if piece.is_gguf else MAGIC
+        if journal.size_bytes is not None and got + len(chunk) > journal.size_bytes:
+            text = f"{shown(piece.url)} sends more than the {journal.size_bytes} bytes that it has"
+            raise Unusable("DownloadFailed", text, Retry.SOON)
         view = memoryview(chunk)
         while view:
             view = view[os.write(descriptor, view) :]
@@ -206,23 +228,17 @@ def _stream(
         got, unsynced, window = got + size, unsynced + size, window + size
         watcher.got(size)
         if unsynced >= SYNC_BYTES:
-            os.fsync(descriptor)
+            sync(descriptor)
             journal.durable_bytes, unsynced = got, 0
-            _note(note, journal)
+            write_text(note, json.dumps(asdict(journal)))
             watcher.synced()
+            window, window_at = 0, time.monotonic()  # a slow disk is not a slow server
         if window >= SLOWEST_BYTES:
             window, window_at = 0, time.monotonic()
         elif time.monotonic() - window_at > client.stall_s:
             text = f"{shown(piece.url)} sent only {window} bytes in {client.stall_s:.0f} s"
             raise Unusable("DownloadFailed", text, Retry.SOON)
-    os.fsync(descriptor)
     return got
-
-
-def _note(note: Path, journal: Journal) -> None:
-    fresh = note.with_name(f"{note.name}.new")
-    fresh.write_text(json.dumps(asdict(journal)), "utf-8")
-    fresh.replace(note)
 
 
 def _beginning(piece: Piece, head: bytes) -> bytes:
@@ -234,7 +250,7 @@ def _beginning(piece: Piece, head: bytes) -> bytes:
 
 def check_beginning(path: Path, piece: Piece) -> None:
     """Raises Unusable for a file that does not begin as its name says, OSError."""
-    if not piece.name.endswith(".gguf"):
+    if not piece.is_gguf:
         return
     with path.open("rb") as file:
         head = file.read(512)

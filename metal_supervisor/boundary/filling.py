@@ -6,18 +6,20 @@ the way, and can be begun again at any time: whatever is whole stays, and the re
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from metal_supervisor.boundary import backups, fetch, model_files
 from metal_supervisor.boundary.listing import Listing, Piece, Retry, Unusable
 from metal_supervisor.boundary.origins import locate
-from metal_supervisor.boundary.slots import Contents, Kept, Slot, kept, sync_directory, with_file
+from metal_supervisor.boundary.slots import Contents, Kept, Slot, kept, status_below, sync_directory, with_file
 from metal_supervisor.boundary.space import Space
 from metal_supervisor.boundary.web import STALL_S, Client, Stopped
 from metal_supervisor.config import HUB, Settings
@@ -98,7 +100,7 @@ class Job:
         artifact = self.artifact
         if artifact.local:
             path = Path(artifact.source)
-            model_files.check_place(path, self.shelf.terms.roots)
+            model_files.check_places(path, self.shelf.terms.roots)
             return self._in_place(path)
         path = self.slot.model_path() or self._fetched()
         if not path.is_relative_to(self.slot.path):  # a local mirror
@@ -112,23 +114,23 @@ class Job:
         found = model_files.looked_at(path)
         if self.artifact.sha256 and not found.directory:
             self.slot.prepare()
-            if self.slot.read() is None:
-                self.slot.write(Contents(shown(self.artifact.source), str(path)))
             self._check_digest(path)
         return found
 
     def _check_digest(self, path: Path) -> None:
         """Raises Unusable if a file is not what its Model says; it is hashed once, and the stamp is kept."""
-        wanted, contents = self.artifact.sha256, self.slot.read()
-        if not wanted or contents is None or contents.directory:
+        wanted = self.artifact.sha256
+        if not wanted or self.artifact.directory:
             return
         name = str(path.relative_to(self.slot.path)) if path.is_relative_to(self.slot.path) else str(path)
-        now, stamp = kept(path.resolve()), contents.files.get(name)
-        same = stamp is not None and (stamp.size_bytes, stamp.mtime_ns) == (now.size_bytes, now.mtime_ns)
-        known = stamp.sha256 if stamp is not None and same else ""
-        if not known:
-            known = fetch.digest(path, Hashing(self, now.size_bytes))
-            self.slot.write(with_file(contents, name, replace(now, sha256=known)))
+        with self._alone():
+            contents = self.slot.read() or Contents(shown(self.artifact.source), name)
+            now, stamp = kept(path.resolve()), contents.files.get(name)
+            same = stamp is not None and (stamp.size_bytes, stamp.mtime_ns) == (now.size_bytes, now.mtime_ns)
+            known = stamp.sha256 if stamp is not None and same else ""
+            if not known:
+                known = fetch.digest(path, Hashing(self, now.size_bytes))
+                self.slot.write(with_file(contents, name, replace(now, sha256=known)))
         if known != wanted:
             text = f"{path} should have spec.sha256 {wanted}, and has {known}; correct one of them"
             raise Unusable("ModelDigestMismatch", text, Retry.LATER if self.artifact.local else Retry.NEVER)
@@ -147,20 +149,24 @@ class Job:
         listing = locate(self.artifact, self.keys.values, self.client, self.shelf.terms.hub, pinned)
         if listing.path:
             return Path(listing.path)
-        listing = _with_digest(self.artifact, listing)
+        listing = _expected(self.artifact, listing)
         self.check()
         self._ask(listing, self.client)
         fresh = not self.shelf.directory.exists()
         self.slot.prepare()
         if fresh:
             backups.exclude(self.shelf.directory)
+        with self._alone():
+            return self.slot.model_path() or self._fill(listing)  # somebody else may have fetched it meanwhile
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The slot, with nobody else at it, in this process or in another. Raises Stopped, OSError."""
         while True:
             with self.slot.locked() as ours:
-                path = self.slot.model_path()  # somebody else may have fetched it meanwhile
-                if path is not None:
-                    return path
                 if ours:
-                    return self._fill(listing)
+                    yield
+                    return
             here = f"another fetch of it is under way, {amount(self.slot.partial_bytes())} of a file are here"
             self.say(ModelFile("Downloading", message=here))
             self.stopped.wait(POLL_S)
@@ -173,27 +179,52 @@ class Job:
         model = base.rstrip("/") or listing.pieces[0].name
         known = slot.read() or Contents(shown(artifact.source), model, artifact.directory)
         space = artifact.secret[0] if artifact.secret else ""
-        contents = replace(known, model=model, commit=listing.commit, namespace=space, mismatch=None)
+        names = {base + piece.name for piece in listing.pieces}  # an earlier listing may have had others
+        files = {name: found for name, found in known.files.items() if name in names}
+        contents = replace(
+            known, model=model, commit=listing.commit, namespace=space, mismatch=None, whole=False, files=files
+        )
         slot.write(contents)
-        missing = [piece for piece in listing.pieces if not self._has(base + piece.name, piece)]
         sizes = [piece.size_bytes for piece in listing.pieces]
         self.meter = Meter(0 if None in sizes else sum(size or 0 for size in sizes))
-        self.meter.got(sum(piece.size_bytes or 0 for piece in listing.pieces if piece not in missing))
+        missing = []
+        for piece in listing.pieces:
+            name = base + piece.name
+            target = slot.place(name)
+            if self._has(name, piece):
+                self.meter.got(piece.size_bytes or 0)
+            elif found := self._taken_over(piece, target):
+                contents = with_file(contents, name, found)
+                slot.write(contents)
+            else:
+                missing.append((name, piece, target))
+        if missing:
+            contents = self._fetch(missing, listing, contents)
+        slot.write(replace(contents, whole=True))
+        return slot.path / model
+
+    def _fetch(self, missing: Sequence[tuple[str, Piece, Path]], listing: Listing, contents: Contents) -> Contents:
+        """The note with these files, (name, what it is, where it goes), too. Raises Unusable, Stopped, OSError."""
         self._wait_for_a_turn()
         try:
-            self._claim(missing, base)
-            for piece in missing:
-                found = self._piece(piece, slot.place(base + piece.name), listing)
-                contents = with_file(contents, base + piece.name, found)
-                slot.write(contents)
+            self._claim(missing)
+            for name, piece, target in missing:
+                progress = Progress(self, piece)
+                progress.begin()
+                fetch.fetch(self.client, piece, target, listing.headers, progress)
+                contents = with_file(contents, name, kept(target, piece.digest))
+                self.slot.write(contents)
         except fetch.Mismatch as error:
-            slot.write(replace(contents, mismatch=(error.wanted, error.found)))
+            self.slot.write(replace(contents, mismatch=(error.wanted, error.found)))
             raise
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self.shelf.space.full(shown(self.artifact.source), self.meter.total_bytes - self.meter.got_bytes)
         finally:
             self.shelf.turns.release()
             self.shelf.space.release(self)
-        slot.write(replace(contents, whole=True))
-        return slot.path / model
+        return contents
 
     def _wait_for_a_turn(self) -> None:
         while not self.shelf.turns.acquire(timeout=POLL_S):
@@ -206,45 +237,45 @@ class Job:
         found = self.slot.whole_file(name)
         if found is None or piece.size_bytes not in (None, found.size_bytes):
             return False
-        return not (piece.sha256 and found.sha256) or piece.sha256 == found.sha256
+        return not (piece.digest and found.sha256) or piece.digest == found.sha256
 
-    def _claim(self, missing: Sequence[Piece], base: str) -> None:
+    def _claim(self, missing: Sequence[tuple[str, Piece, Path]]) -> None:
         """Raises Unusable if the disk has no room for what is still to come."""
-        here = [fetch.partial(self.slot.path / (base + piece.name)) for piece in missing]
-        need = sum(max(0, (piece.size_bytes or 0) - _size(path)) for piece, path in zip(missing, here, strict=True))
+        need = sum(max(0, (piece.size_bytes or 0) - _size(fetch.partial(target))) for _, piece, target in missing)
         self.shelf.space.claim(self, need, shown(self.artifact.source), self.meter.total_bytes)
 
-    def _piece(self, piece: Piece, target: Path, listing: Listing) -> Kept:
-        """One file, fetched or taken over. Raises Unusable, Stopped, OSError."""
-        progress = Progress(self, piece)
-        if found := self._taken_over(piece, target, progress):
-            return found
-        progress.begin()
-        fetch.fetch(self.client, piece, target, listing.headers, progress)
-        return kept(target, piece.sha256)
-
-    def _taken_over(self, piece: Piece, target: Path, progress: Progress) -> Kept | None:
+    def _taken_over(self, piece: Piece, target: Path) -> Kept | None:
         """A file that LLMKube's own agent, or an earlier release of ours, fetched: linked, so that both have it."""
-        for found in self._elsewhere(piece):
-            if piece.size_bytes is None or not model_files.is_whole(found, piece.size_bytes):
-                continue
-            with found.open("rb") as file:
-                if piece.name.endswith(".gguf") and file.read(len(fetch.MAGIC)) != fetch.MAGIC:
+        for found in self._elsewhere(piece, target) if piece.size_bytes else ():
+            try:
+                if not self._is_it(found, piece):
                     continue
-            if piece.sha256 and fetch.digest(found, progress.hashed) != piece.sha256:
-                continue
-            if found != target:
-                target.unlink(missing_ok=True)
-                os.link(found, target)
-                sync_directory(target.parent)
-            progress.got(piece.size_bytes)
-            return kept(target, piece.sha256)
+                if found != target:
+                    target.unlink(missing_ok=True)
+                    os.link(found, target)
+                    sync_directory(target.parent)
+                self.meter.got(piece.size_bytes or 0)
+                return kept(target, piece.digest)
+            except (OSError, Unusable):
+                continue  # it cannot be read, or linked: then it is fetched
         return None
 
-    def _elsewhere(self, piece: Piece) -> Sequence[Path]:
+    def _is_it(self, found: Path, piece: Piece) -> bool:
+        """Whether a file in the store is the one that is wanted. Raises Unusable for a link, Stopped, OSError."""
+        status_below(self.shelf.directory, str(found.relative_to(self.shelf.directory)))
+        if not model_files.is_whole(found, piece.size_bytes):
+            return False
+        with found.open("rb") as file:
+            if piece.is_gguf and file.read(len(fetch.MAGIC)) != fetch.MAGIC:
+                return False
+        return not piece.digest or fetch.digest(found, Hashing(self, piece.size_bytes or 0)) == piece.digest
+
+    def _elsewhere(self, piece: Piece, target: Path) -> Sequence[Path]:
         """Where a file may be that is here already."""
         store, name, artifact = self.shelf.directory, Path(piece.name).name, self.artifact
-        found = [self.slot.path / name]  # what an earlier release fetched has no note
+        found = [target]  # what an earlier release fetched has no note
+        if artifact.directory:
+            return found  # a config.json is in many of them, and of one size in some
         if parts := hub_parts(artifact.source):
             repository, revision, path = parts
             found.append(store / Artifact(f"{HUB}/{repository}/resolve/{revision}/{path}").slot / name)
@@ -321,12 +352,12 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _with_digest(artifact: Artifact, listing: Listing) -> Listing:
+def _expected(artifact: Artifact, listing: Listing) -> Listing:
     """With what the Model says of its file. Raises Unusable if its server says something else: no byte is fetched."""
-    first = listing.pieces[0]
-    if not artifact.sha256 or artifact.directory:
+    if artifact.directory:
         return listing
-    if first.sha256 not in ("", artifact.sha256):
+    first, *others = (replace(piece, gguf=True) for piece in listing.pieces)
+    if artifact.sha256 and first.sha256 not in ("", artifact.sha256):
         text = f"{shown(artifact.source)} should have spec.sha256 {artifact.sha256}, and its server has {first.sha256}"
         raise Unusable("ModelDigestMismatch", f"{text}; nothing was fetched", Retry.NEVER)
-    return replace(listing, pieces=(replace(first, sha256=artifact.sha256), *listing.pieces[1:]))
+    return replace(listing, pieces=(replace(first, wanted_sha256=artifact.sha256), *others))

@@ -48,6 +48,19 @@ class Piece:
     """Lower-case hex, "" if the server does not tell it."""
     validator: str = ""
     """What changes when the file does: an ETag, else a date; "" if there is none."""
+    wanted_sha256: str = ""
+    """What its Model says that it is, "" if it says nothing: a wish, while `sha256` is known before a byte came."""
+    gguf: bool = False
+    """Whether it must begin like a GGUF file whatever its name is."""
+
+    @property
+    def digest(self) -> str:
+        """What it must be, "" if nobody said."""
+        return self.sha256 or self.wanted_sha256
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.gguf or self.name.endswith(".gguf")
 
 
 @dataclass(frozen=True)

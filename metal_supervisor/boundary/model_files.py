@@ -32,6 +32,16 @@ def check_place(path: Path, roots: Sequence[Path]) -> None:
         raise Unusable("SourceNotAllowed", f"{path} is not below --allowed-roots of this Mac ({where})")
 
 
+def check_places(path: Path, roots: Sequence[Path]) -> None:
+    """The same for a model with all that belongs to it, its shards or the files of its directory. Raises Unusable."""
+    check_place(path, roots)
+    for name in shard_names(path.name):
+        check_place(path.with_name(name), roots)
+    with contextlib.suppress(OSError):  # what cannot be listed is told by whoever looks at it
+        for each in path.iterdir():
+            check_place(each, roots)
+
+
 def check_file(path: Path) -> int:
     """Size in bytes of a usable model file. Raises Unusable."""
     try:

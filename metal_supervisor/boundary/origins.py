@@ -72,7 +72,10 @@ def _on_web(artifact: Artifact, keys: Mapping[str, str], client: web.Client) -> 
     parts = urllib.parse.urlsplit(artifact.source)
     directory, slash, last = parts.path.rpartition("/")
     names = _files(artifact) if artifact.directory else shard_names(urllib.parse.unquote(last))
-    token = keys.get("HF_TOKEN", "")
+    token = keys.get("HF_TOKEN", "").strip()
+    if not token.isascii() or not token.isprintable():
+        text = "the token of spec.sourceSecretRef (key HF_TOKEN) has characters that none has; write it again"
+        raise Unusable("SourceUnauthorized", text)
     secret = {"Authorization": f"Bearer {token}"} if token else {}
     pieces = []
     for name in names:
@@ -105,9 +108,8 @@ def _asked(client: web.Client, piece: Piece, secret: Mapping[str, str]) -> Piece
             raise web.refusal(piece.url, answer, bool(secret))
         found = CONTENT_RANGE.fullmatch(said) if answer.status == 206 else None
         text = found[2] if found else answer.headers.get("Content-Length", "") if answer.status == 200 else ""
-        validator = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
         encoded = answer.headers.get("Content-Encoding", "identity") != "identity"
         size = int(text) if re.fullmatch(r"\d{1,18}", text, re.ASCII) and not encoded else None
-        return replace(piece, size_bytes=size, validator=validator)
+        return replace(piece, size_bytes=size, validator=web.validator(answer))
     finally:
         answer.close()

@@ -23,6 +23,8 @@ from metal_supervisor.boundary.listing import Unusable
 FORMAT = 1
 NOTE, USED, LOCK = "slot.json", ".used", ".lock"
 PARTIAL = ".partial"
+OURS, SUFFIXES = (NOTE, f"{NOTE}.new", USED, LOCK), (PARTIAL, f"{PARTIAL}.json", f"{PARTIAL}.json.new")
+"""Names that no file of a model may have in its slot."""
 USED_EVERY_S = 3600.0
 
 
@@ -70,28 +72,25 @@ class Slot:
         """Makes the directory. Raises Unusable, OSError."""
         self.store.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path.mkdir(exist_ok=True, mode=0o700)
-        self._check(self.path)
-
-    def _check(self, path: Path) -> None:
-        """Raises Unusable for a link where something of our own should be, OSError."""
-        if stat.S_ISLNK(path.lstat().st_mode):
-            text = f"{path} is a symbolic link, which is not followed within the model store; remove it"
-            raise Unusable("InvalidModelFile", text)
+        check_own(self.path)
 
     def place(self, name: str) -> Path:
         """Where a file of it belongs, its directory made. Raises Unusable for one that would be elsewhere, OSError."""
         target = self.path / name
-        if not name or not target.is_relative_to(self.path) or ".." in Path(name).parts:
+        ours = name in OURS or any(part.endswith(SUFFIXES) for part in Path(name).parts)
+        if not name or ours or not target.is_relative_to(self.path) or ".." in Path(name).parts:
             raise Unusable("InvalidModelFile", f"{name!r:.80} is no name of a file within the model store")
         directory = self.path
         for part in Path(name).parts[:-1]:
             directory = directory / part
             directory.mkdir(exist_ok=True, mode=0o700)
-            self._check(directory)
+            check_own(directory)
         return target
 
     def read(self) -> Contents | None:
-        """The note, None if there is none that can be read."""
+        """The note, None if there is none that can be read. Raises Unusable for a link in its place."""
+        if status_below(self.store, f"{self.name}/{NOTE}") is None:
+            return None
         try:
             said: Any = json.loads((self.path / NOTE).read_text("utf-8"))
             if said.pop("format") != FORMAT:
@@ -104,13 +103,7 @@ class Slot:
 
     def write(self, contents: Contents) -> None:
         """Keeps the note, over a power cut too. Raises OSError."""
-        text = json.dumps({"format": FORMAT, **asdict(contents)}, indent=1)
-        fresh = self.path / f"{NOTE}.new"
-        with fresh.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self.path / NOTE)
+        write_text(self.path / NOTE, json.dumps({"format": FORMAT, **asdict(contents)}, indent=1))
         sync_directory(self.path)
 
     def model_path(self) -> Path | None:
@@ -118,26 +111,19 @@ class Slot:
         contents = self.read()
         if contents is None or not contents.whole:
             return None
-        for name, kept in contents.files.items():
-            try:
-                found = (self.path / name).lstat()
-            except OSError:
-                return None
-            self._check(self.path / name)
-            if not stat.S_ISREG(found.st_mode) or found.st_size != kept.size_bytes:
-                return None
+        if not all(self._has(name, kept) for name, kept in contents.files.items()):
+            return None
         return self.path / contents.model
 
     def whole_file(self, name: str) -> Kept | None:
-        """What is known of a file that is here and whole, None if it is not."""
+        """What is known of a file that is here and whole, None if it is not. Raises Unusable for a link."""
         contents = self.read()
         kept = contents.files.get(name) if contents else None
-        try:
-            found = (self.path / name).lstat()
-        except OSError:
-            return None
-        same = kept is not None and stat.S_ISREG(found.st_mode) and found.st_size == kept.size_bytes
-        return kept if same else None
+        return kept if kept is not None and self._has(name, kept) else None
+
+    def _has(self, name: str, kept: Kept) -> bool:
+        found = status_below(self.store, f"{self.name}/{name}")
+        return found is not None and stat.S_ISREG(found.st_mode) and found.st_size == kept.size_bytes
 
     def partial_bytes(self) -> int:
         """How much of what is still to come is here."""
@@ -148,9 +134,12 @@ class Slot:
     def touch(self) -> None:
         """Notes that it is in use, at most once an hour."""
         with contextlib.suppress(OSError):
-            used = self.path / USED
-            if not used.exists() or time.time() - used.stat().st_mtime > USED_EVERY_S:
-                used.touch(mode=0o600)
+            descriptor = open_own(self.path / USED, os.O_WRONLY | os.O_CREAT)
+            try:
+                if not 0 <= time.time() - os.fstat(descriptor).st_mtime <= USED_EVERY_S:
+                    os.utime(descriptor)
+            finally:
+                os.close(descriptor)
 
     def last_used(self) -> float:
         """Unix time of the last use that was noted, else of its making."""
@@ -162,7 +151,7 @@ class Slot:
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
         """Whether it is this one's to fill now; somebody else does otherwise. Raises OSError."""
-        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = open_own(self.path / LOCK, os.O_RDWR | os.O_CREAT)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -188,11 +177,56 @@ class Slot:
             os.close(descriptor)
 
 
+def check_own(path: Path) -> None:
+    """Raises Unusable for a link where something of our own should be, OSError."""
+    if stat.S_ISLNK(path.lstat().st_mode):
+        text = f"{path} is a symbolic link, which is not followed within the model store; remove it"
+        raise Unusable("InvalidModelFile", text)
+
+
+def status_below(store: Path, name: str) -> os.stat_result | None:
+    """Of something in the store, None if it is not there. Raises Unusable for a link on the way to it."""
+    path = store
+    try:
+        for part in Path(name).parts:
+            path = path / part
+            check_own(path)
+        return path.lstat()
+    except (OSError, ValueError):
+        return None
+
+
+def open_own(path: Path, flags: int) -> int:
+    """A descriptor of a file of our own, which no link may stand for. Raises OSError."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file as a whole, also if the power is cut meanwhile. Raises OSError."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.unlink(missing_ok=True)  # of one that was killed, or a link
+    with os.fdopen(open_own(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        sync(file.fileno())
+    fresh.replace(path)
+
+
+def sync(descriptor: int) -> None:
+    """Makes what was written last, over a power cut too. Raises OSError."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)  # on a Mac, fsync leaves it in the cache of the disk
+    if full is not None:
+        with contextlib.suppress(OSError):  # not every file system can
+            fcntl.fcntl(descriptor, full)
+            return
+    os.fsync(descriptor)
+
+
 def sync_directory(path: Path) -> None:
     """Makes names that were given in a directory last. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)
 

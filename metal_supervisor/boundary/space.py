@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 from metal_supervisor.boundary.listing import Unusable
 from metal_supervisor.core.sizes import amount
@@ -38,6 +39,12 @@ class Space:
                     text += f", {amount(others)} are for other downloads"
                 raise Unusable("InsufficientDisk", f"{text}; free some, see metal-supervisor models gc")
             self._claims[id(who)] = need_bytes
+
+    def full(self, what: str, need_bytes: int) -> NoReturn:
+        """Says that a write found no room. Raises Unusable, OSError."""
+        text = f"{what}: the disk is full; {amount(max(0, need_bytes), 'up')} are still to come, and "
+        text += f"{amount(self._free(), 'down')} are free"
+        raise Unusable("InsufficientDisk", f"{text}; free some, see metal-supervisor models gc")
 
     def left(self, who: object, need_bytes: int) -> None:
         """Less is needed than before."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from metal_supervisor.boundary import model_files
 from metal_supervisor.boundary.filling import Job, Shelf, Terms
 from metal_supervisor.boundary.listing import Listing, Retry, Unusable
 from metal_supervisor.boundary.web import Client, Stopped
@@ -136,6 +137,7 @@ class Store:
         try:
             if artifact.local:
                 path = Path(artifact.source)
+                model_files.check_place(path, self._shelf.terms.roots)  # nobody learns of what is elsewhere
                 return path if path.exists() else None
             return self._shelf.slot(artifact).model_path()
         except (OSError, ValueError, Unusable):
@@ -169,9 +171,8 @@ class Store:
 
     def _look_after(self, task: _Task) -> None:
         """Until it is ready, or nobody wants it any more."""
-        job, pause_s, again_s = task.job, FIRST_RETRY_S, FIRST_AGAIN_S
+        job, pause_s, again_s, most_bytes = task.job, FIRST_RETRY_S, FIRST_AGAIN_S, 0
         while not job.stopped.is_set():
-            had = job.meter.got_bytes
             try:
                 self._say(task, job.ready())
                 return
@@ -181,9 +182,12 @@ class Store:
                 trouble = _trouble(job, error)
             finally:
                 job.client.close()
-            soon, moved = trouble.retry is Retry.SOON, job.meter.got_bytes > had
+            # A try that got no farther than one before it, on a server that cannot resume, brought nothing.
+            soon, moved = trouble.retry is Retry.SOON, job.meter.got_bytes > most_bytes
+            most_bytes = max(most_bytes, job.meter.got_bytes)
             task.fruitless = 0 if moved else task.fruitless + 1
             again_s = FIRST_AGAIN_S if moved or not soon else again_s
+            pause_s = FIRST_RETRY_S if moved else pause_s
             wait_s = max(again_s if soon else pause_s, trouble.after_s)
             self._failed(task, trouble, wait_s)
             self._wait(task, wait_s)

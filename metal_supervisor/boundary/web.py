@@ -249,6 +249,11 @@ def refusal(url: str, answer: Answer, has_secret: bool = False) -> Unusable:
     return Unusable("DownloadFailed", f"{what} answered {status}; check spec.source")
 
 
+def validator(answer: Answer) -> str:
+    """What changes when the file does: an ETag, else a date; "" if there is none."""
+    return answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+
+
 def retry_after_s(answer: Answer) -> float:
     """How long the server wants to be left alone, at most five minutes; 0 if it does not say so in seconds."""
     said = answer.headers.get("Retry-After", "")
