@@ -27,6 +27,8 @@ from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavaila
 from metal_supervisor.config import Overrides, Settings
 from metal_supervisor.core.report import report
 from metal_supervisor.core.types import Key, Standing
+from metal_supervisor.incoming import Incoming
+from metal_supervisor.terminal import Live
 
 LOOK_EVERY_S = 0.1
 API_WAIT_S = 15.0
@@ -34,6 +36,7 @@ HINT_AFTER_S = 30.0
 STOP_WAIT_S, STOP_EACH_S, RETRY_S = 75.0, 0.5, 2.0
 QUICK_END_S = 3.0
 KUBECTL_TIMEOUT_S = 60.0
+COMING = ("Downloading",)
 
 
 class Foreground:
@@ -51,11 +54,15 @@ class Foreground:
         self._hinted = False
         self._joining = False
         self._written: list[tuple[str, int]] = []
+        self._live = Live(out) if Live.possible(out) else None
+        self._incoming = Incoming()
 
     # ── words ────────────────────────────────────────────────────────────────────────────────────
 
     def say(self, text: str) -> None:
         """One plain line."""
+        if self._live is not None:
+            self._live.clear()
         with contextlib.suppress(BrokenPipeError, ValueError):
             self._out.write(text + "\n")
             self._out.flush()
@@ -195,6 +202,7 @@ class Foreground:
         joined = self._supervisord_of(directory)
         while not self._stop:
             self._look(directory)
+            self._show_downloads(directory)
             ready = any(phase == "Ready" for phase, _, _ in self._phases.values())
             if not self._hinted and (ready or time.monotonic() - self._started > HINT_AFTER_S):
                 self._hint(directory)
@@ -257,12 +265,20 @@ class Foreground:
             if record.warning:
                 text += f" [{record.warning[0]}: {record.warning[1]}]"
             state = phase, told.reason, text
-            if self._phases.get(record.key) != state:
+            before = self._phases.get(record.key)
+            if before != state:
                 self._phases[record.key] = state
-                self.tell(program, phase, text)
+                # How far a download is the line below says, where there is one.
+                if self._live is None or told.reason not in COMING or before is None or before[:2] != state[:2]:
+                    self.tell(program, phase, text)
         for key in self._phases.keys() - seen:
             del self._phases[key]
             self.tell(".".join(key), "Gone", "")
+
+    def _show_downloads(self, directory: StateDir) -> None:
+        """A line for each model that is being fetched, on a terminal only."""
+        if self._live is not None:
+            self._live.draw(self._incoming.lines(directory.path, time.monotonic(), self._live.size().columns))
 
     def _hint(self, directory: StateDir) -> None:
         """The commands to try next, as one would type them here."""

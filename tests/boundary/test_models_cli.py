@@ -78,8 +78,9 @@ class Mac:
             "default", name, "u", 1, f"default.{name}", "m", "llama-server", 1, "chat", "normal", verdict, None
         )  # fmt: skip
         if argv:
-            (self.state.path / "specs" / f"default.{name}.1.json").write_text(json.dumps({"argv": list(argv)}))
-            record = replace(record, spec_file=f"default.{name}.1.json")
+            spec_file = f"default.{name}.0123456789ab.json"
+            self.state.spec_path(spec_file).write_text(json.dumps({"argv": list(argv)}))
+            record = replace(record, spec_file=spec_file)
         record = replace(record, files=(str(path),) if path else ())
         self.state.record_path(record.program).write_text(record_text(record))
 

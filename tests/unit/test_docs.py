@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -34,10 +34,14 @@ FOREIGN = {
 """Flags of kubectl, llmkube, colima, tools and engines. Those in docs/fields.md are read from command lines."""
 
 
-def commands() -> dict[str, Any]:
-    """The parsers of our commands."""
-    (chosen,) = [action for action in cli.parser()._actions if hasattr(action, "choices") and action.choices]
-    return dict(chosen.choices)
+def commands(parser: argparse.ArgumentParser | None = None) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of our commands, `models ls` among them as `models.ls`."""
+    found = {}
+    for action in (parser or cli.parser())._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, each in action.choices.items():
+                found |= {name: each, **{f"{name}.{below}": more for below, more in commands(each).items()}}
+    return found
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.stem)

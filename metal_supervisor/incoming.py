@@ -1,0 +1,60 @@
+"""The models that a running system fetches, as lines of a terminal.
+
+The controller's report tells how much of each is here, every few seconds; how fast that is has to be worked out.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from metal_supervisor.core import bar
+from metal_supervisor.core.downloads import Download, downloads
+from metal_supervisor.core.progress import Meter
+
+REPORT = "controller.json"
+
+
+class Incoming:
+    """Follows the report of one state directory."""
+
+    def __init__(self) -> None:
+        self._edition: tuple[int, int] | None = None
+        self._found: tuple[Download, ...] = ()
+        self._meters: dict[tuple[str, str], Meter] = {}
+
+    def lines(self, state: Path, now: float, width: int) -> list[str]:
+        """A line for each, by name. `now`: seconds of a steady clock; `width`: columns of the terminal."""
+        self._read(state / REPORT, now)
+        return [self._line(each, width) for each in self._found]
+
+    def _line(self, each: Download, width: int) -> str:
+        note = "" if each.got_bytes else each.message or "about to begin"
+        return bar.line(".".join(each.key), self._meters[each.key], width, note)
+
+    def _read(self, path: Path, now: float) -> None:
+        """Reads the report if it was replaced; one that cannot be read changes nothing."""
+        try:
+            status = path.stat()
+            edition = status.st_ino, status.st_mtime_ns
+            if edition == self._edition:
+                return
+            told = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError):
+            return
+        self._edition = edition
+        self._found = tuple(each for each in downloads(told) if each.under_way) if isinstance(told, dict) else ()
+        before = self._meters
+        self._meters = {each.key: before.get(each.key, Meter()) for each in self._found}
+        for each in self._found:
+            _count(self._meters[each.key], each, now)
+
+
+def _count(meter: Meter, each: Download, now: float) -> None:
+    meter.total_bytes = each.total_bytes
+    if each.got_bytes < meter.got_bytes or not meter.got_bytes:
+        meter.got_bytes, meter.rate = each.got_bytes, 0.0
+        meter.begin(now)
+    elif each.got_bytes > meter.got_bytes:
+        meter.got_bytes = each.got_bytes
+        meter.look(now)

@@ -1,0 +1,55 @@
+"""Lines of a running system's downloads, from reports as its controller writes them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from metal_supervisor.core.types import ModelFile
+from metal_supervisor.incoming import REPORT, Incoming
+
+GIB = 1 << 30
+
+
+def tell(state: Path, **files: ModelFile) -> None:
+    body = {"models": {f"default/{name}": {"source": "", "file": asdict(file)} for name, file in files.items()}}
+    fresh = state / "fresh"
+    fresh.write_text(json.dumps(body))
+    fresh.replace(state / REPORT)
+
+
+def coming(gib: int) -> ModelFile:
+    return ModelFile("Downloading", message="so many", got_bytes=gib * GIB, total_bytes=8 * GIB)
+
+
+def test_each_download_has_a_line_with_its_rate_and_goes_when_it_is_over(tmp_path: Path) -> None:
+    incoming = Incoming()
+    assert incoming.lines(tmp_path, 0.0, 100) == []
+    tell(tmp_path, big=coming(1), small=ModelFile("Downloading", message="it waits for its turn"))
+    assert incoming.lines(tmp_path, 10.0, 100) == [
+        "default.big  [===                           ]   12 %  1.0 of 8.0 GiB", "default.small  it waits for its turn",
+    ]  # fmt: skip
+    tell(tmp_path, big=coming(2))
+    (line,) = incoming.lines(tmp_path, 20.0, 100)
+    assert line == "default.big  [=======                       ]   25 %  2.0 of 8.0 GiB  107 MB/s  60 s left"
+    tell(tmp_path, big=ModelFile("Ready", "/m"), failed=ModelFile("Failed", message="404"))
+    assert incoming.lines(tmp_path, 30.0, 100) == []
+
+
+def test_a_download_that_begins_anew_is_not_told_at_the_old_rate(tmp_path: Path) -> None:
+    incoming = Incoming()
+    for at, gib in ((0.0, 1), (10.0, 3), (20.0, 2)):
+        tell(tmp_path, m=coming(gib))
+        (line,) = incoming.lines(tmp_path, at, 100)
+        assert ("MB/s" in line) is (gib == 3)
+
+
+def test_half_a_report_changes_nothing(tmp_path: Path) -> None:
+    incoming = Incoming()
+    tell(tmp_path, m=coming(1))
+    before = incoming.lines(tmp_path, 0.0, 100)
+    for text in ("{", "[]"):
+        (tmp_path / REPORT).unlink()
+        (tmp_path / REPORT).write_text(text)
+        assert incoming.lines(tmp_path, 1.0, 100) == (before if text == "{" else [])
