@@ -28,7 +28,7 @@ DOCS = [README, *sorted((REPOSITORY / "docs").glob("*.md"))]
 FOREIGN = {
     "--cache-ram", "--ctx-checkpoints", "--kv-unified", "--swa-full", "--ubatch-size",  # llama-server
     "--server-side", "--rm", "--restart", "--image", "--accelerator", "--network-address", "--api-key", "--context",
-    "--replicas", "--for", "--strict", "--seed", "--prompt-cache-bytes", "--gpu-memory-utilization",
+    "--replicas", "--for", "--local-dir", "--strict", "--seed", "--prompt-cache-bytes", "--gpu-memory-utilization",
     *NAMES, *SWITCHES, *GUARDED, *OWNED, *LOADING,
 }
 """Flags of kubectl, llmkube, colima, tools and engines. Those in docs/fields.md are read from command lines."""
@@ -53,10 +53,16 @@ def test_every_file_that_is_named_is_there(path: Path) -> None:
         assert (REPOSITORY / name).exists(), name
 
 
+def below(parser: Any) -> list[Any]:
+    """The parsers of a command's own commands."""
+    return [each for action in parser._actions if isinstance(action.choices, dict) for each in action.choices.values()]
+
+
 @pytest.mark.parametrize("path", [each for each in DOCS if each.stem != "fields"], ids=lambda path: path.stem)
 def test_every_flag_and_command_is_ours_or_known_to_be_anothers(path: Path) -> None:
     text = path.read_text()
-    ours = {flag for parser in commands().values() for action in parser._actions for flag in action.option_strings}
+    parsers = [parser for command in commands().values() for parser in (command, *below(command))]
+    ours = {flag for parser in parsers for action in parser._actions for flag in action.option_strings}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= ours | FOREIGN
     assert set(re.findall(r"metal-supervisor ([a-z]+)", text)) <= set(commands())
 
