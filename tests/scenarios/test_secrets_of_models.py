@@ -42,7 +42,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     repos["o/slow"] = {"m.gguf": padded(base / "slow.gguf", tiny, 12 * MIB)}
     with Hub(repos) as hub, pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", OWN)
-        with running(base, "--hf-endpoint", hub.url, "--log-level", "debug") as system:
+        patch.setenv("HF_ENDPOINT", hub.url)
+        with running(base, "--log-level", "debug") as system:
             yield Place(system, hub)
 
 
