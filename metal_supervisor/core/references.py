@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from metal_supervisor.core import fields
 from metal_supervisor.core.fields import Bad
-from metal_supervisor.core.sources import NO_KEYS, Artifact, Keys
+from metal_supervisor.core.sources import NO_KEYS, Artifact, Keys, hub_parts
 from metal_supervisor.core.types import Json, Reference, Service, Standing
 
 Source: TypeAlias = tuple[str, str, str]
@@ -30,7 +30,7 @@ KEY_NAME = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 FORBIDDEN_ENV = re.compile(r"(LD_|DYLD_|SUPERVISOR_|METAL_SUPERVISOR_|LLAMA_ARG_)")
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 RIGHTS = "conf/rbac/secrets.yaml"
-SECRET_FIELD = "spec.sourceSecretRef"
+SECRET_FIELD, HUB_KEY = "spec.sourceSecretRef", "HF_TOKEN"
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,9 @@ def keys_of(artifact: Artifact, look: Callable[[Source], Holding | None]) -> Key
         return Keys(problem=("SecretForbidden", f"{SECRET_FIELD}: {found.text}; apply {RIGHTS}"))
     if found.code != 200:
         return Keys(problem=("SecretNotFound", f"{SECRET_FIELD}: {what} does not exist; create it"))
+    if hub_parts(artifact.source) and not found.values.get(HUB_KEY, "").strip():  # nobody's own token instead of it
+        lacks = f'holds no plain text in key "{HUB_KEY}"' if HUB_KEY in found.binary else f'has no key "{HUB_KEY}"'
+        return Keys(problem=("SecretKeyNotFound", f"{SECRET_FIELD}: {what} {lacks}; add your token, or remove it"))
     return Keys(found.values)
 
 

@@ -24,7 +24,7 @@ import pytest
 from metal_supervisor.core.sources import Artifact
 from tests import mlx, s3
 from tests.downloads import MIB, at, downloading, from_web, lean, lines, padded, served, whole
-from tests.engines import BYSTANDER, beside_a_bystander, gone, is_gone, reason, untouched
+from tests.engines import BYSTANDER, beside_a_bystander, gone, is_gone, reason, stand_in, untouched
 from tests.faults import Figure, fault
 from tests.hub import COMMIT, Content, Hub
 from tests.mlx import mlx_model, mlx_service
@@ -97,6 +97,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     repos = {
         **{f"o/{name}": one for name in ("uri", "bare", "page", "draft", "small", "seeing", "once", "replaced")},
         "o/quants": {"q/m-Q4_K_M.gguf": tiny, "q/m-Q8_0.gguf": b"GGUF", "README.md": b"#"},
+        "o/sighted": {"m.gguf": tiny, "mmproj-m.gguf": tiny},
         "o/shards": shards_of(base / "shards"),
         "o/old": one,
     }
@@ -157,6 +158,8 @@ def test_a_plain_url_is_fetched_and_served(place: Place) -> None:
         system.apply(model("web", at(web)), lean("web"))
         assert served(system, "web").read_bytes() == system.tiny.read_bytes()
         assert not any(each.authorization for each in web.log), "nobody gave it a token"
+    shown = system.kubectl("get", "model", "web", "-o", "jsonpath={.status.phase} {.status.path}")
+    assert shown.startswith(f"Ready {system.state}/models/") and shown.endswith("/m.gguf")
     gone(system, "web")
 
 
@@ -177,7 +180,7 @@ def test_a_model_of_a_bucket_is_fetched_with_the_keys_of_a_secret(place: Place) 
 
 
 def test_what_a_model_has_beside_it_is_fetched_too(place: Place) -> None:
-    """A draft model is loaded by the real engine; a projector that is missing is named, and holds up the rest."""
+    """A draft model is loaded by the real engine. No real one loads so small a projector: a stand-in is given it."""
     system = place.system
     speculation = {"type": "draft-simple", "draftModelRef": "draft", "nDraftMax": 4}
     system.apply(model("draft", "hf://o/draft/m.gguf"), lean("drafted", "tiny", speculativeDecoding=speculation))
@@ -188,7 +191,13 @@ def test_what_a_model_has_beside_it_is_fetched_too(place: Place) -> None:
     eventually(lambda: reason(system, "seeing") == "SourceNotFound", 20, f"a projector: {system.told('seeing')}")
     assert "spec.mmproj: " in system.told("seeing") and "mmproj-m.gguf" in system.told("seeing")
     assert not system.pid("seeing")
-    gone(system, "drafted", "seeing")
+    system.apply(model("sighted", "hf://o/sighted/m.gguf", mmproj="mmproj-m.gguf"))
+    system.apply({**stand_in("sighted"), "spec": {**stand_in("sighted")["spec"], "modelRef": "sighted"}})
+    line = psutil.Process(system.ready("sighted")).cmdline()
+    model_path, projector = (Path(line[line.index(flag) + 1]) for flag in ("--model", "--mmproj"))
+    assert model_path.read_bytes() == projector.read_bytes() == system.tiny.read_bytes()
+    assert (model_path.name, projector.name) == ("m.gguf", "mmproj-m.gguf")
+    gone(system, "drafted", "seeing", "sighted")
 
 
 # ── while they come ──────────────────────────────────────────────────────────────────────────────

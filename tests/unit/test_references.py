@@ -12,7 +12,8 @@ from test_decide import outlook
 from test_resources import ANYTHING, accepted, refused, service, understood
 
 from metal_supervisor.core.decide import accept, same_request
-from metal_supervisor.core.references import Holding, Source, filled, sources
+from metal_supervisor.core.references import Holding, Source, filled, keys_of, sources
+from metal_supervisor.core.sources import Artifact, Keys
 from metal_supervisor.core.types import Reference, Rejected, Service, Standing
 
 NOW = 100.0
@@ -155,3 +156,33 @@ def test_a_service_without_references_is_left_as_it_is() -> None:
     plain = understood(service())
     assert not isinstance(plain, Rejected)
     assert filled(plain, lambda _: None) is plain
+
+
+OPENED = Artifact("hf://o/r@main/m.gguf", secret=("default", "hub"))
+NAMED = 'spec.sourceSecretRef: the Secret "hub" of namespace "default"'
+
+
+@pytest.mark.parametrize(
+    ("holding", "reason", "text"),
+    [
+        (None, "WaitingForSecret", f"{NAMED} has not been read yet"),
+        (Holding(0, text="no answer"), "WaitingForSecret", f"{NAMED} has not been read yet: no answer"),
+        (Holding(404), "SecretNotFound", f"{NAMED} does not exist; create it"),
+        (Holding(403, text="not yours"), "SecretForbidden", "spec.sourceSecretRef: not yours; apply conf/rbac"),
+        (Holding(200, {"OTHER": "x"}), "SecretKeyNotFound", f'{NAMED} has no key "HF_TOKEN"; add your token'),
+        (Holding(200, {"HF_TOKEN": " \n"}), "SecretKeyNotFound", f'{NAMED} has no key "HF_TOKEN"; add your token'),
+        (Holding(200, {}, frozenset({"HF_TOKEN"})), "SecretKeyNotFound", f'{NAMED} holds no plain text in key "HF_TOK'),
+    ],
+)
+def test_a_model_says_what_is_wrong_with_its_secret(holding: Holding | None, reason: str, text: str) -> None:
+    keys = keys_of(OPENED, lambda source: holding if source == ("default", "secrets", "hub") else None)
+    assert keys.problem is not None and not keys.values
+    assert keys.problem[0] == reason and keys.problem[1].startswith(text), keys.problem
+    assert keys.passing == (reason == "WaitingForSecret")
+
+
+def test_a_secret_that_holds_what_its_source_needs_is_taken() -> None:
+    token, bucket = {"HF_TOKEN": "hf_x"}, {"AWS_ACCESS_KEY_ID": "a"}
+    assert keys_of(OPENED, lambda _: Holding(200, token)) == Keys(token)
+    assert keys_of(replace(OPENED, source="s3://b/m.gguf"), lambda _: Holding(200, bucket)) == Keys(bucket)
+    assert keys_of(replace(OPENED, secret=None), lambda _: None) == Keys()
