@@ -103,8 +103,7 @@ HUB = "hf://o/r/m.gguf"
 def elsewhere_filled(slot: Slot) -> Iterator[None]:
     """A slot that another process fills."""
     code = (
-        "import sys; from pathlib import Path; from metal_supervisor.boundary import stock
-from metal_supervisor.boundary.slots import Slot\n"
+        "import sys; from pathlib import Path; from metal_supervisor.boundary.slots import Slot\n"
         "with Slot(Path(sys.argv[1]), sys.argv[2]).locked() as ours:\n    print(ours, flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(slot.store), slot.name]

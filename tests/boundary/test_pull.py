@@ -25,6 +25,7 @@ from metal_supervisor.boundary.slots import PARTIAL, Slot
 from metal_supervisor.config import Settings
 from metal_supervisor.core.sources import Artifact, canonical
 from tests.hub import Hub
+from tests.s3 import SECRET, Server
 from tests.system import eventually
 
 MIB = 1 << 20
@@ -139,6 +140,22 @@ def test_a_key_goes_to_a_web_server_that_it_is_meant_for(mac: Mac, web: Web) -> 
 def test_a_local_file_is_used_where_it_is(mac: Mac, tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(GGUF)
     assert mac.pull(str(tmp_path / "m.gguf"))[0] == f"{tmp_path}/m.gguf\n"
+
+
+def test_keys_of_s3_are_those_of_the_environment_and_its_server_may_be_private(mac: Mac, tmp_path: Path) -> None:
+    server = Server(tmp_path / "s3")
+    try:
+        server.put("models", "", b"")
+        server.put("models", "tiny/m.gguf", GGUF)
+        mac.environ |= server.keys
+        said, beside = mac.pull("s3://models/tiny/m.gguf")
+        assert Path(said.strip()).read_bytes() == GGUF
+        mac.environ["AWS_SECRET_ACCESS_KEY"] = "wrong"
+        refused = mac.pull("s3://models/tiny/other.gguf", code=1)[1]
+        assert "403" in refused and "spec." not in refused
+    finally:
+        server.end()
+    assert SECRET not in said + beside + refused
 
 
 # ── what does not ────────────────────────────────────────────────────────────────────────────────
