@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from metal_supervisor.core import bar
-from metal_supervisor.core.downloads import Download, downloads
+from metal_supervisor.core.downloads import Download, counts, downloads
 from metal_supervisor.core.progress import Meter
 
 REPORT = "controller.json"
@@ -29,7 +29,8 @@ class Incoming:
         return [self._line(each, width) for each in self._found]
 
     def _line(self, each: Download, width: int) -> str:
-        note = "" if each.got_bytes else each.message or "about to begin"
+        numbers = counts(each.got_bytes, each.total_bytes, each.message)
+        note = "" if numbers else each.message or "about to begin"
         return bar.line(".".join(each.key), self._meters[each.key], width, note)
 
     def _read(self, path: Path, now: float) -> None:

@@ -21,6 +21,7 @@ from metal_supervisor.boundary.filling import Terms, terms_of
 from metal_supervisor.boundary.store import Store
 from metal_supervisor.config import Settings
 from metal_supervisor.core import bar
+from metal_supervisor.core.downloads import AGAIN, counts
 from metal_supervisor.core.fields import Bad
 from metal_supervisor.core.progress import Meter, duration
 from metal_supervisor.core.resources import read_artifact
@@ -33,8 +34,6 @@ OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 LOOK_S, SAY_S = 0.2, 10.0
 FIRST_TRIES = 4
 """How often a server is asked that has not sent a byte yet."""
-AGAIN = "; tried again in "
-"""What the store says of a failure that passes."""
 FIELDS = {
     "spec.sourceSecretRef": "--secret-env", "spec.source": "SOURCE", "spec.files": "--files",
     "spec.sha256": "--sha256", "spec.quantization": "--quantization", "spec.format": "--format",
@@ -127,7 +126,7 @@ class _Pull:
         self._meter = Meter()
         self._name = shown(artifact.source).rstrip("/").rpartition("/")[2]
         self._began_at = self._said_at = time.monotonic()
-        self._first_bytes = -1
+        self._began = False
         self._troubles: set[str] = set()
 
     def run(self) -> int:
@@ -167,29 +166,25 @@ class _Pull:
         if AGAIN not in state.message:
             return True
         self._troubles.add(state.message)
-        return self._first_bytes < 0 and len(self._troubles) >= FIRST_TRIES
+        return not self._meter.got_bytes and len(self._troubles) >= FIRST_TRIES
 
     def _show(self, state: ModelFile) -> None:
         now = time.monotonic()
-        self._count(state, now)
+        numbers = counts(state.got_bytes, state.total_bytes, state.message)
+        if state.phase == "Downloading" and numbers:
+            self._count(state, now)
         if self._live is not None:
-            note = "" if self._counts(state) else state.message
+            note = "" if numbers else state.message
             line = bar.line(self._name, self._meter, self._live.size().columns, for_a_terminal(note))
             self._live.draw([line])
         elif now - self._said_at >= SAY_S:
             self._said_at = now
-            text = str(self._meter) if self._counts(state) else state.message
+            text = str(self._meter) if numbers else state.message
             self._complain(for_a_terminal(f"{self._name}: {text}"))
 
-    def _counts(self, state: ModelFile) -> bool:
-        """Whether its numbers say more than its words."""
-        return bool(state.got_bytes) and AGAIN not in state.message
-
     def _count(self, state: ModelFile, now: float) -> None:
-        if state.phase != "Downloading" or not state.got_bytes:
-            return
-        if self._first_bytes < 0:
-            self._first_bytes = self._meter.got_bytes = state.got_bytes
+        if not self._began:
+            self._began, self._meter.got_bytes = True, state.got_bytes
             self._meter.begin(now)
         self._meter.total_bytes = state.total_bytes
         if state.got_bytes != self._meter.got_bytes:
@@ -203,7 +198,7 @@ class _Pull:
     def _done(self, state: ModelFile) -> int:
         self._clear()
         passed = time.monotonic() - self._began_at
-        came = f"in {duration(passed)}" if self._first_bytes >= 0 or passed > 1 else "here"
+        came = f"in {duration(passed)}" if self._began or passed > 1 else "here"
         self._complain(for_a_terminal(f"{self._name}: {amount(state.size_bytes)}, {came}"))
         print(state.path)
         return OK

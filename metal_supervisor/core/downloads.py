@@ -10,6 +10,9 @@ from typing import Any
 
 from metal_supervisor.core.types import Json
 
+AGAIN = "; tried again in "
+"""What the store says of a failure that passes."""
+
 
 @dataclass(frozen=True)
 class Download:
@@ -34,6 +37,11 @@ class Download:
     def under_way(self) -> bool:
         """Whether bytes come, or are about to."""
         return self.phase == "Downloading"
+
+
+def counts(got_bytes: int, total_bytes: int, message: str) -> bool:
+    """Whether the numbers of a download say more than its words do."""
+    return bool(got_bytes or total_bytes) and AGAIN not in message
 
 
 def downloads(told: Json) -> tuple[Download, ...]:

@@ -68,7 +68,7 @@ def choose(items: Sequence[Item], bounds: Bounds, store_bytes: int, now: float) 
         if bounds.older_s is not None and idle_s > bounds.older_s:
             chosen[item.name] = f"unused for {age(idle_s)}"
         elif bounds.keep is not None and len(unused) - at > bounds.keep:
-            chosen[item.name] = f"more than {bounds.keep} are unused"
+            chosen[item.name] = f"more than {bounds.keep} are unused" if bounds.keep else "nothing uses it"
         elif bounds.size_bytes is not None and left_bytes > bounds.size_bytes and item.frees_bytes:
             chosen[item.name] = f"the store is larger than {sizes.amount(bounds.size_bytes)}"
         if item.name in chosen:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from metal_supervisor.boundary import stock
 from metal_supervisor.boundary.slots import Contents, Slot, kept, with_file
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.core.programs import record_text
@@ -253,6 +254,25 @@ def test_what_is_being_fetched_stays_even_if_it_is_forced(mac: Mac) -> None:
     assert (slot.path / "m.gguf.partial").exists()
     mac.models("rm", slot.name, "--yes")
     assert not slot.path.exists()
+
+
+def test_a_fetch_that_begins_while_somebody_is_asked_keeps_what_it_fills(mac: Mac) -> None:
+    slot = mac.slot(HUB, whole=False)
+    (entry,) = stock.look(mac.store, mac.state, mac.store / "ollama").entries
+    assert not entry.busy
+    with elsewhere_filled(slot), pytest.raises(stock.Busy):
+        stock.remove(entry)
+    assert (slot.path / "m.gguf.partial").exists() and [each.name for each in mac.store.iterdir()] == [slot.name]
+
+
+def test_a_slot_that_became_a_link_is_not_removed(mac: Mac, tmp_path: Path) -> None:
+    slot = mac.slot(HUB)
+    (entry,) = stock.look(mac.store, mac.state, mac.store / "ollama").entries
+    slot.path.rename(tmp_path / "precious")
+    slot.path.symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="is not below the model store"):
+        stock.remove(entry)
+    assert (tmp_path / "precious" / "m.gguf").exists()
 
 
 def test_a_record_that_cannot_be_read_may_use_anything(mac: Mac) -> None:

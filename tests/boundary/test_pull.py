@@ -20,9 +20,12 @@ from pathlib import Path
 import pytest
 from range_server import Web, serving
 
+from metal_supervisor import pull
 from metal_supervisor.boundary.slots import PARTIAL, Slot
+from metal_supervisor.config import Settings
 from metal_supervisor.core.sources import Artifact, canonical
 from tests.hub import Hub
+from tests.s3 import SECRET, Server
 from tests.system import eventually
 
 MIB = 1 << 20
@@ -139,6 +142,22 @@ def test_a_local_file_is_used_where_it_is(mac: Mac, tmp_path: Path) -> None:
     assert mac.pull(str(tmp_path / "m.gguf"))[0] == f"{tmp_path}/m.gguf\n"
 
 
+def test_keys_of_s3_are_those_of_the_environment_and_its_server_may_be_private(mac: Mac, tmp_path: Path) -> None:
+    server = Server(tmp_path / "s3")
+    try:
+        server.put("models", "", b"")
+        server.put("models", "tiny/m.gguf", GGUF)
+        mac.environ |= server.keys
+        said, beside = mac.pull("s3://models/tiny/m.gguf")
+        assert Path(said.strip()).read_bytes() == GGUF
+        mac.environ["AWS_SECRET_ACCESS_KEY"] = "wrong"
+        refused = mac.pull("s3://models/tiny/other.gguf", code=1)[1]
+        assert "403" in refused and "spec." not in refused
+    finally:
+        server.end()
+    assert SECRET not in said + beside + refused
+
+
 # ── what does not ────────────────────────────────────────────────────────────────────────────────
 
 
@@ -223,6 +242,47 @@ def test_what_somebody_else_fetches_already_is_watched_and_not_fetched_twice(mac
             assert first.returncode == second.returncode == 0
     assert paths == {f"{mac.slot(source).path}/m-Q4_K_M.gguf\n"}
     assert hub.sent("m-Q4_K_M.gguf") <= len(GGUF) + 1024
+
+
+def test_off_a_terminal_there_is_a_plain_line_now_and_then(
+    mac: Mac, hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pull, "SAY_S", 0.05)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setenv("HF_HOME", mac.environ["HF_HOME"])
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        if "25" in text or len(said) > 20:
+            hub.chunk_delay_s = 0.0
+
+    hub.chunk_delay_s = 0.3
+    settings = Settings(state_dir=str(mac.state), hf_endpoint=hub.url)
+    assert pull.main(settings, pull.Order("hf://o/r/m-Q4_K_M.gguf"), say) == 0
+    assert all(line.startswith("m-Q4_K_M.gguf: ") and line.isprintable() for line in said)
+    assert any(re.search(r"\d % of 1 MiB", line) for line in said) and said[-1].startswith("m-Q4_K_M.gguf: 1 MiB, in ")
+    assert capsys.readouterr() == (f"{mac.slot('hf://o/r/m-Q4_K_M.gguf').path}/m-Q4_K_M.gguf\n", "")
+
+
+def test_hosts_that_are_typed_may_be_private_and_no_others() -> None:
+    settings = Settings(private_hosts="nas.lan", allowed_hosts="h", hf_endpoint="https://hub.lan")
+    own = "nas.lan", "hub.lan"
+    web = pull.terms_for(settings, Artifact("http://192.168.1.5:8080/m.gguf"), pull.Keys())
+    assert web.rules.private == (*own, "192.168.1.5") and web.rules.hosts == ("h",)
+    keys = pull.Keys({"AWS_ENDPOINT_URL_S3": "http://minio.lan:9000", "AWS_REGION": "http://other"})
+    assert pull.terms_for(settings, Artifact("s3://b/k"), keys).rules.private == (*own, "minio.lan")
+    assert pull.terms_for(settings, Artifact("hf://o/r@main"), pull.Keys()).rules.private == own
+
+
+def test_keys_of_s3_come_from_the_environment_for_s3_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("MY_KEY", "secret")
+    order = pull.Order("s3://bucket/m.gguf", secrets=("MY_KEY",))
+    found = pull.keys_of(order, pull.artifact_of(order)).values
+    assert found["AWS_ACCESS_KEY_ID"] == "id" and found["MY_KEY"] == "secret"
+    order = pull.Order("https://h/m.gguf")
+    assert pull.keys_of(order, pull.artifact_of(order)).values == {}
 
 
 class Terminal:

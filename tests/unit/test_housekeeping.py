@@ -67,6 +67,10 @@ def test_each_bound_holds_beside_the_others_and_says_why() -> None:
     }  # fmt: skip
 
 
+def test_to_keep_none_is_said_plainly() -> None:
+    assert set(choose(STORE, Bounds(keep=0), 6 * GIB, NOW).values()) == {"nothing uses it"}
+
+
 def test_a_model_without_a_note_is_a_model() -> None:
     assert [each.name for each in unused_models([item("noteless", 3, kind=Kind.UNKNOWN)])] == ["noteless"]
 

@@ -45,6 +45,15 @@ def test_a_download_that_begins_anew_is_not_told_at_the_old_rate(tmp_path: Path)
         assert ("MB/s" in line) is (gib == 3)
 
 
+def test_words_are_shown_while_there_is_nothing_to_count_or_the_line_is_cut(tmp_path: Path) -> None:
+    incoming = Incoming()
+    cut = ModelFile("Downloading", message="the line was cut; tried again in 4 s", got_bytes=GIB, total_bytes=8 * GIB)
+    tell(tmp_path, begun=ModelFile("Downloading", message="0 %", total_bytes=8 * GIB), cut=cut)
+    begun, waits = incoming.lines(tmp_path, 0.0, 100)
+    assert "]    0 %  0 MiB of 8.0 GiB" in begun
+    assert waits == "default.cut  the line was cut; tried again in 4 s"
+
+
 def test_half_a_report_changes_nothing(tmp_path: Path) -> None:
     incoming = Incoming()
     tell(tmp_path, m=coming(1))
