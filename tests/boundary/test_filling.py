@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import subprocess
 import threading
 from collections import namedtuple
 from collections.abc import Iterator
@@ -547,6 +548,34 @@ def test_a_write_that_finds_no_room_is_told_with_the_arithmetic(
     room[0] = 1 << 30
     home.until(artifact, "Ready")
     assert web.starts() == [None, 100_000]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A real disk of 128 KiB. Needs root."""
+    where = tmp_path / "small"
+    where.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", where], capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    yield where
+    subprocess.run(["umount", "-l", where], check=True)
+
+
+def test_a_real_disk_that_is_full_is_told_and_goes_on_once_there_is_room(
+    home: Home, web: Uneven, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1 << 40, 0, 1 << 39))  # which is wrong, as quotas are
+    home.directory = small / "models"
+    home.restart()
+    artifact = link_to(web)
+    home.failed(artifact, "InsufficientDisk", "the disk is full")
+    here = fetch_module.partial(home.slot(artifact) / "m.gguf").stat().st_size
+    assert 0 < here < 128 << 10
+    subprocess.run(["mount", "-o", "remount,size=4m", small], check=True)
+    home.store.look_again()
+    assert Path(home.until(artifact, "Ready").path).read_bytes() == MODEL
+    assert web.sent() < 2 * len(MODEL)
+    home.stop()
 
 
 # ── keys ─────────────────────────────────────────────────────────────────────────────────────────
