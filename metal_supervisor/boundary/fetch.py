@@ -19,7 +19,7 @@ from typing import Protocol
 
 from metal_supervisor.boundary import host, web
 from metal_supervisor.boundary.listing import Piece, Retry, Unusable
-from metal_supervisor.boundary.slots import PARTIAL, open_own, sync, sync_directory, write_text
+from metal_supervisor.boundary.slots import PARTIAL, SUFFIXES, open_own, sync, sync_directory, write_text
 from metal_supervisor.core.sources import shown
 
 CHUNK_BYTES = 256 << 10
@@ -87,7 +87,7 @@ def fetch(client: web.Client, piece: Piece, target: Path, secret: Mapping[str, s
         os.close(descriptor)
     part.replace(target)
     sync_directory(target.parent)
-    note.unlink(missing_ok=True)
+    discard(target)
 
 
 class Mismatch(Unusable):
@@ -105,8 +105,8 @@ def partial(target: Path) -> Path:
 
 def discard(target: Path) -> None:
     """Throws away what came of a file so far."""
-    partial(target).unlink(missing_ok=True)
-    target.with_name(f"{target.name}{PARTIAL}.json").unlink(missing_ok=True)
+    for suffix in SUFFIXES:
+        target.with_name(target.name + suffix).unlink(missing_ok=True)
 
 
 def _usable(part: Path, note: Path, wanted: Journal) -> int:

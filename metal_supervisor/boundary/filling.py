@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import threading
 import time
 import urllib.parse
@@ -16,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from metal_supervisor.boundary import backups, fetch, model_files
+from metal_supervisor.boundary import backups, fetch, model_files, takeover
 from metal_supervisor.boundary.listing import Listing, Piece, Retry, Unusable
 from metal_supervisor.boundary.origins import locate
-from metal_supervisor.boundary.slots import Contents, Kept, Slot, kept, status_below, sync_directory, with_file
+from metal_supervisor.boundary.slots import Contents, Kept, Slot, kept, with_file
 from metal_supervisor.boundary.space import Space
 from metal_supervisor.boundary.web import STALL_S, Client, Stopped
 from metal_supervisor.config import HUB, Settings
@@ -194,6 +193,7 @@ class Job:
             if self._has(name, piece):
                 self.meter.got(piece.size_bytes or 0)
             elif found := self._taken_over(piece, target):
+                self.meter.got(piece.size_bytes or 0)
                 contents = with_file(contents, name, found)
                 slot.write(contents)
             else:
@@ -202,6 +202,10 @@ class Job:
             contents = self._fetch(missing, listing, contents)
         slot.write(replace(contents, whole=True))
         return slot.path / model
+
+    def _taken_over(self, piece: Piece, target: Path) -> Kept | None:
+        hashed = Hashing(self, piece.size_bytes or 0)
+        return takeover.taken_over(piece, target, self.shelf.directory, self.artifact, hashed)
 
     def _fetch(self, missing: Sequence[tuple[str, Piece, Path]], listing: Listing, contents: Contents) -> Contents:
         """The note with these files, (name, what it is, where it goes), too. Raises Unusable, Stopped, OSError."""
@@ -243,45 +247,6 @@ class Job:
         """Raises Unusable if the disk has no room for what is still to come."""
         need = sum(max(0, (piece.size_bytes or 0) - _size(fetch.partial(target))) for _, piece, target in missing)
         self.shelf.space.claim(self, need, shown(self.artifact.source), self.meter.total_bytes)
-
-    def _taken_over(self, piece: Piece, target: Path) -> Kept | None:
-        """A file that LLMKube's own agent, or an earlier release of ours, fetched: linked, so that both have it."""
-        for found in self._elsewhere(piece, target) if piece.size_bytes else ():
-            try:
-                if not self._is_it(found, piece):
-                    continue
-                if found != target:
-                    target.unlink(missing_ok=True)
-                    os.link(found, target)
-                    sync_directory(target.parent)
-                self.meter.got(piece.size_bytes or 0)
-                return kept(target, piece.digest)
-            except (OSError, Unusable):
-                continue  # it cannot be read, or linked: then it is fetched
-        return None
-
-    def _is_it(self, found: Path, piece: Piece) -> bool:
-        """Whether a file in the store is the one that is wanted. Raises Unusable for a link, Stopped, OSError."""
-        status_below(self.shelf.directory, str(found.relative_to(self.shelf.directory)))
-        if not model_files.is_whole(found, piece.size_bytes):
-            return False
-        with found.open("rb") as file:
-            if piece.is_gguf and file.read(len(fetch.MAGIC)) != fetch.MAGIC:
-                return False
-        return not piece.digest or fetch.digest(found, Hashing(self, piece.size_bytes or 0)) == piece.digest
-
-    def _elsewhere(self, piece: Piece, target: Path) -> Sequence[Path]:
-        """Where a file may be that is here already."""
-        store, name, artifact = self.shelf.directory, Path(piece.name).name, self.artifact
-        found = [target]  # what an earlier release fetched has no note
-        if artifact.directory:
-            return found  # a config.json is in many of them, and of one size in some
-        if parts := hub_parts(artifact.source):
-            repository, revision, path = parts
-            found.append(store / Artifact(f"{HUB}/{repository}/resolve/{revision}/{path}").slot / name)
-        if artifact.model:
-            found.append(store / artifact.model / name)
-        return found
 
 
 class Hashing:

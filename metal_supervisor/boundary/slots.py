@@ -97,7 +97,8 @@ class Slot:
                 return None
             files = {str(name): Kept(**kept) for name, kept in said.pop("files").items()}
             mismatch = said.pop("mismatch", None)
-            return Contents(**said, files=files, mismatch=tuple(mismatch) if mismatch else None)
+            found = Contents(**said, files=files, mismatch=tuple(mismatch) if mismatch else None)
+            return found if all(isinstance(text, str) for text in (found.source, found.model, found.commit)) else None
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
