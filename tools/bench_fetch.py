@@ -34,6 +34,9 @@ from metal_supervisor.core.trust import Rules
 class Nobody:
     """Listens to nothing."""
 
+    def begin(self) -> None:
+        """Nothing."""
+
     def got(self, more_bytes: int) -> None:
         """Nothing."""
 

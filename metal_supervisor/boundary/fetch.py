@@ -34,6 +34,9 @@ CONTENT_RANGE = re.compile(r"bytes +(\d{1,18})-\d{1,18}/(\d{1,18}|\*)", re.ASCII
 class Watcher(Protocol):
     """Who is told how it goes, and may end it by raising."""
 
+    def begin(self) -> None:
+        """What was told so far was here before; what is told from now on comes over the line."""
+
     def got(self, more_bytes: int) -> None:
         """So many bytes more are on the disk."""
 
@@ -64,6 +67,7 @@ def fetch(client: web.Client, piece: Piece, target: Path, secret: Mapping[str, s
     have = _usable(part, note, journal)
     if have:
         watcher.got(have)
+    watcher.begin()
     try:
         if piece.size_bytes == 0:
             os.close(open_own(part, os.O_WRONLY | os.O_CREAT))

@@ -49,7 +49,8 @@ class Terms:
 
 def terms_of(settings: Settings) -> Terms:
     """How whoever runs this Mac wants it."""
-    own = urllib.parse.urlsplit(settings.hub).hostname  # of a mirror that is set it was decided that it is trusted
+    # Of a mirror that is set it was decided that it is trusted.
+    own = urllib.parse.urlsplit(settings.hub).hostname if settings.hub != HUB else None
     rules = Rules(settings.hosts, (*settings.private, *([own] if own else [])))
     return Terms(rules, settings.roots, settings.hub, settings.downloads, settings.stall_timeout)
 
@@ -138,10 +139,9 @@ class Job:
 
     def _fetched(self) -> Path:
         """Where a model is once it is here. Raises Unusable, Stopped, OSError."""
-        wanted, before = self.artifact.sha256, self.slot.read()
-        if before is not None and before.mismatch and before.mismatch[0] == wanted:
-            text = f"{shown(self.artifact.source)} should have spec.sha256 {wanted}, and had {before.mismatch[1]}"
-            raise Unusable("ModelDigestMismatch", f"{text}; it is not fetched again until that changes", Retry.NEVER)
+        before = self.slot.read()
+        mismatch = before.mismatch if before is not None else None
+        self._refuse_again(mismatch, self.artifact.sha256)
         if self.keys.problem:
             raise Unusable(*self.keys.problem, Retry.RUNG if self.keys.passing else Retry.LATER)
         pinned = before.commit if before else ""
@@ -149,6 +149,8 @@ class Job:
         if listing.path:
             return Path(listing.path)
         listing = _expected(self.artifact, listing)
+        for piece in listing.pieces:
+            self._refuse_again(mismatch, piece.digest)
         self.check()
         self._ask(listing, self.client)
         fresh = not self.shelf.directory.exists()
@@ -157,6 +159,12 @@ class Job:
             backups.exclude(self.shelf.directory)
         with self._alone():
             return self.slot.model_path() or self._fill(listing)  # somebody else may have fetched it meanwhile
+
+    def _refuse_again(self, mismatch: tuple[str, str] | None, wanted: str) -> None:
+        """Raises Unusable if what was fetched before was another than this digest."""
+        if mismatch is not None and wanted and mismatch[0] == wanted:
+            text = f"{shown(self.artifact.source)} should have sha256 {wanted}, and had {mismatch[1]}"
+            raise Unusable("ModelDigestMismatch", f"{text}; it is not fetched again until that changes", Retry.NEVER)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -213,9 +221,7 @@ class Job:
         try:
             self._claim(missing)
             for name, piece, target in missing:
-                progress = Progress(self, piece)
-                progress.begin()
-                fetch.fetch(self.client, piece, target, listing.headers, progress)
+                fetch.fetch(self.client, piece, target, listing.headers, Progress(self, piece))
                 contents = with_file(contents, name, kept(target, piece.digest))
                 self.slot.write(contents)
         except fetch.Mismatch as error:
@@ -275,7 +281,7 @@ class Progress:
         self._said_at, self._told_at, self._words = 0.0, 0.0, ""
 
     def begin(self) -> None:
-        """The first bytes are about to come."""
+        """What is here already is counted, and came at no rate."""
         now = time.monotonic()
         self._job.meter.begin(now)
         self._tell(now)

@@ -76,7 +76,10 @@ class Store:
     def want(self, wanted: Mapping[Artifact, Keys]) -> None:
         """Looks after exactly these from now on; others are dropped, their fetches stopped."""
         for artifact in self._tasks.keys() - wanted.keys():
-            self._tasks.pop(artifact).drop()
+            task = self._tasks.pop(artifact)
+            task.drop()
+            if task.state.phase == "Ready" and not artifact.local:
+                task.job.slot.touch()
         started = []
         for artifact, keys in wanted.items():
             known = self._tasks.get(artifact)

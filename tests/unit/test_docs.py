@@ -53,16 +53,10 @@ def test_every_file_that_is_named_is_there(path: Path) -> None:
         assert (REPOSITORY / name).exists(), name
 
 
-def below(parser: Any) -> list[Any]:
-    """The parsers of a command's own commands."""
-    return [each for action in parser._actions if isinstance(action.choices, dict) for each in action.choices.values()]
-
-
 @pytest.mark.parametrize("path", [each for each in DOCS if each.stem != "fields"], ids=lambda path: path.stem)
 def test_every_flag_and_command_is_ours_or_known_to_be_anothers(path: Path) -> None:
     text = path.read_text()
-    parsers = [parser for command in commands().values() for parser in (command, *below(command))]
-    ours = {flag for parser in parsers for action in parser._actions for flag in action.option_strings}
+    ours = {flag for parser in commands().values() for action in parser._actions for flag in action.option_strings}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= ours | FOREIGN
     assert set(re.findall(r"metal-supervisor ([a-z]+)", text)) <= set(commands())
 
