@@ -52,6 +52,9 @@ class Counting:
     def __init__(self) -> None:
         self.bytes = self.hashed_bytes = self.syncs = 0
 
+    def begin(self) -> None:
+        """Nothing."""
+
     def got(self, more_bytes: int) -> None:
         self.bytes += more_bytes
 
