@@ -78,8 +78,12 @@ class Bulletin:
         file_of: Callable[[Json], ModelFile],
         placing: tuple[Placement, Placed],
         memory: Json,
+        slots: Sequence[str] = (),
     ) -> None:
-        """Writes the report. `found`: services and models; `file_of`: where a Model's file stands on this Mac."""
+        """Writes the report. `found`: services and models; `file_of`: where a Model's file stands on this Mac.
+
+        `slots`: names of the store's slots that are wanted.
+        """
         (services, models), (placer, placed) = found, placing
         body = {
             "format": FORMAT,
@@ -108,6 +112,7 @@ class Bulletin:
             },
             "notices": self._notices,
             "memory": memory,
+            "slots": list(slots),
         }
         if write_atomic(self._state.path / FILE, json.dumps(body, indent=1), durable=False):
             ring(self._state.path, "sidecar")

@@ -428,7 +428,8 @@ class Controller:
             log.info("pass", extra={"did": sentence})
         watches, placing = (self.services, self.models), (self.placement, self._placed)
         found = snapshot.services or {}, snapshot.models
-        self.bulletin.publish(snapshot.now, sentence, watches, found, self._file_of, placing, self.memory.said())
+        said, slots = self.memory.said(), self.store.slots()
+        self.bulletin.publish(snapshot.now, sentence, watches, found, self._file_of, placing, said, slots)
 
     def _file_of(self, model: Json) -> ModelFile:
         """Where a Model's file stands on this Mac; one that nothing here uses is not looked for."""

@@ -33,6 +33,11 @@ from metal_supervisor.terminal import Live
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 LOOK_S, SAY_S = 0.2, 10.0
 FIRST_TRIES = 4
+OF_S3 = (
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3",
+)  # fmt: skip
+"""Variables of the environment that open S3; others of that name are of tools."""
 """How often a server is asked that has not sent a byte yet."""
 FIELDS = {
     "spec.sourceSecretRef": "--secret-env", "spec.source": "SOURCE", "spec.files": "--files",
@@ -78,7 +83,7 @@ def keys_of(order: Order, artifact: Artifact) -> Keys:
 
     The Hub's token is found by the Hub's side itself; other web servers get none unless they are meant to.
     """
-    names = [name for name in os.environ if name.startswith("AWS_")] if bucket_key(artifact.source) else []
+    names = [name for name in OF_S3 if os.environ.get(name)] if bucket_key(artifact.source) else []
     for name in order.secrets:
         if not os.environ.get(name):
             raise Bad("InvalidSpec", f"--secret-env {name!r:.80} is not set in the environment")

@@ -20,6 +20,7 @@ from typing import Protocol
 from metal_supervisor.boundary import host, web
 from metal_supervisor.boundary.listing import Piece, Retry, Unusable
 from metal_supervisor.boundary.slots import PARTIAL, SUFFIXES, open_own, sync, sync_directory, write_text
+from metal_supervisor.core.gguf import BadGguf, read_header
 from metal_supervisor.core.sources import shown
 
 CHUNK_BYTES = 256 << 10
@@ -150,7 +151,7 @@ def _download(
 ) -> None:
     """Everything from byte `have` on. Raises Unusable, Stopped, OSError."""
     asked = {"Range": f"bytes={have}-"} if have else {}
-    if have and not piece.sha256 and not piece.validator.startswith("W/"):
+    if have and (piece.validator.startswith('"') or not (piece.sha256 or piece.validator.startswith("W/"))):
         asked["If-Range"] = piece.validator
     answer = client.get(piece.url, asked, secret)
     try:
@@ -176,10 +177,34 @@ def _download(
                 journal.validator = web.validator(answer) or piece.validator
             write_text(note, json.dumps(asdict(journal)))
             got = _stream(client, piece, answer, file.fileno(), start, note, journal, watcher)
+        ends = "chunked" in answer.headers.get("Transfer-Encoding", "").lower()
     finally:
         answer.close()
+    if size is None and not (ends or piece.digest):
+        _check_end(part, piece, got)
     if size is not None and got != size:
         raise Unusable("DownloadFailed", f"{shown(piece.url)} ended after {got} of {size} bytes", Retry.SOON)
+
+
+def _check_end(part: Path, piece: Piece, size: int) -> None:
+    """Raises Unusable if nothing shows that a body without a length was not cut off: its own header may."""
+    try:
+        with part.open("rb") as file:
+            read_header(_Opened(file.fileno()), size)
+    except BadGguf as error:
+        discard(part.with_name(part.name.removesuffix(PARTIAL)))
+        text = f"{shown(piece.url)} tells no length, and what came of it does not end as it should: {error}"
+        raise Unusable("DownloadFailed", text, Retry.SOON) from None
+
+
+class _Opened:
+    """An open file, as the reader of headers wants it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read(self, offset: int, size: int) -> bytes:
+        return os.pread(self._descriptor, size, offset)
 
 
 def _extent(answer: web.Answer, piece: Piece, have: int) -> tuple[int, int | None]:

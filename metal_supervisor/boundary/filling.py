@@ -50,8 +50,9 @@ class Terms:
 def terms_of(settings: Settings) -> Terms:
     """How whoever runs this Mac wants it."""
     # Of a mirror that is set it was decided that it is trusted.
-    own = urllib.parse.urlsplit(settings.hub).hostname if settings.hub != HUB else None
-    rules = Rules(settings.hosts, (*settings.private, *([own] if own else [])))
+    parts = urllib.parse.urlsplit(settings.hub if settings.hub != HUB else "")
+    own = (parts.hostname, parts.port or {"https": 443}.get(parts.scheme, 80)) if parts.hostname else None
+    rules = Rules(settings.hosts, settings.private, own)
     return Terms(rules, settings.roots, settings.hub, settings.downloads, settings.stall_timeout)
 
 
@@ -62,6 +63,13 @@ class Shelf:
         self.directory, self.terms = directory, terms
         self.turns = threading.Semaphore(terms.at_once)
         self.space = Space(directory)
+        self._told = False
+
+    def keep_out_of_backups(self) -> None:
+        """Once for each process: it costs nothing to say it again."""
+        told, self._told = self._told, True
+        if not told:
+            backups.exclude(self.directory)
 
     def slot(self, artifact: Artifact) -> Slot:
         return Slot(self.directory, artifact.slot)
@@ -142,10 +150,11 @@ class Job:
         before = self.slot.read()
         mismatch = before.mismatch if before is not None else None
         self._refuse_again(mismatch, self.artifact.sha256)
-        if self.keys.problem:
-            raise Unusable(*self.keys.problem, Retry.RUNG if self.keys.passing else Retry.LATER)
+        keys = self.keys  # which may be others by the next line
+        if keys.problem:
+            raise Unusable(*keys.problem, Retry.RUNG if keys.passing else Retry.LATER)
         pinned = before.commit if before else ""
-        listing = locate(self.artifact, self.keys.values, self.client, self.shelf.terms.hub, pinned)
+        listing = locate(self.artifact, keys.values, self.client, self.shelf.terms.hub, pinned)
         if listing.path:
             return Path(listing.path)
         listing = _expected(self.artifact, listing)
@@ -153,10 +162,8 @@ class Job:
             self._refuse_again(mismatch, piece.digest)
         self.check()
         self._ask(listing, self.client)
-        fresh = not self.shelf.directory.exists()
         self.slot.prepare()
-        if fresh:
-            backups.exclude(self.shelf.directory)
+        self.shelf.keep_out_of_backups()
         with self._alone():
             return self.slot.model_path() or self._fill(listing)  # somebody else may have fetched it meanwhile
 
@@ -169,13 +176,16 @@ class Job:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """The slot, with nobody else at it, in this process or in another. Raises Stopped, OSError."""
+        said_at = -SAY_EVERY_S
         while True:
             with self.slot.locked() as ours:
                 if ours:
                     yield
                     return
-            here = f"another fetch of it is under way, {amount(self.slot.partial_bytes())} of a file are here"
-            self.say(ModelFile("Downloading", message=here))
+            if time.monotonic() - said_at >= SAY_EVERY_S:
+                said_at = time.monotonic()
+                here = f"another fetch of it is under way, {amount(self.slot.partial_bytes())} of a file are here"
+                self.say(ModelFile("Downloading", message=here))
             self.stopped.wait(POLL_S)
             self.check()
 
@@ -222,7 +232,7 @@ class Job:
             self._claim(missing)
             for name, piece, target in missing:
                 fetch.fetch(self.client, piece, target, listing.headers, Progress(self, piece))
-                contents = with_file(contents, name, kept(target, piece.digest))
+                contents = with_file(contents, name, kept(target, piece.digest, piece.validator))
                 self.slot.write(contents)
         except fetch.Mismatch as error:
             self.slot.write(replace(contents, mismatch=(error.wanted, error.found)))
@@ -247,7 +257,9 @@ class Job:
         found = self.slot.whole_file(name)
         if found is None or piece.size_bytes not in (None, found.size_bytes):
             return False
-        return not (piece.digest and found.sha256) or piece.digest == found.sha256
+        if piece.digest and found.sha256:
+            return piece.digest == found.sha256
+        return not piece.digest and found.validator == piece.validator
 
     def _claim(self, missing: Sequence[tuple[str, Piece, Path]]) -> None:
         """Raises Unusable if the disk has no room for what is still to come."""
@@ -260,14 +272,16 @@ class Hashing:
 
     def __init__(self, job: Job, size_bytes: int) -> None:
         self._job, self._meter, self._told_at = job, Meter(size_bytes), time.monotonic()
+        self._every_s = TELL_EVERY_S
+        """First soon, so that it is not taken for a stall."""
 
     def __call__(self, more_bytes: int) -> None:
         """So many bytes more. Raises Stopped."""
         self._job.check()
         self._meter.got(more_bytes)
         now = time.monotonic()
-        if now - self._told_at >= TELL_EVERY_S:
-            self._told_at = now
+        if now - self._told_at >= self._every_s:
+            self._told_at, self._every_s = now, SAY_EVERY_S
             self._meter.look(now)
             self._job.say(ModelFile("Checking", message=f"its sha256 is being checked: {self._meter}"))
 

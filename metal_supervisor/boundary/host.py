@@ -84,7 +84,6 @@ def _machine_id() -> str:
 
 
 @lru_cache(maxsize=1)
-@lru_cache(maxsize=1)
 def boot_id() -> str:
     """What is another one each time that this machine is started."""
     with contextlib.suppress(OSError):
@@ -92,6 +91,7 @@ def boot_id() -> str:
     return str(int(psutil.boot_time()))
 
 
+@lru_cache(maxsize=1)
 def performance_cores() -> int | None:
     """Number of performance cores of an Apple chip; None elsewhere, where engines know better."""
     if sys.platform == "darwin":

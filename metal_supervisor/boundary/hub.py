@@ -134,7 +134,9 @@ def _directory(hub: Hub, artifact: Artifact, commit: str, path: str) -> tuple[Pi
 
 
 def _piece(hub: Hub, entry: Entry, name: str, revision: str) -> Piece:
-    return Piece(name, hub.url(revision, entry.name), entry.size_bytes, entry.sha256, entry.etag)
+    # The library takes the quotes off; with them it is what the server says of the file itself.
+    validator = entry.etag if entry.sha256 or not entry.etag else f'"{entry.etag}"'
+    return Piece(name, hub.url(revision, entry.name), entry.size_bytes, entry.sha256, validator)
 
 
 def _gguf(names: Iterable[str], artifact: Artifact, of: str) -> str:

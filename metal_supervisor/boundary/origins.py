@@ -46,7 +46,8 @@ def _on_hub(artifact: Artifact, keys: Mapping[str, str], client: web.Client, whe
     if where.startswith("/"):
         return Listing((), path=str(hub.local(artifact, Path(where))))
     client.check(where)
-    return hub.listing(artifact, where.rstrip("/"), keys.get("HF_TOKEN") or hub.own_token(), pinned)
+    token = keys.get("HF_TOKEN") or ("" if artifact.secret else hub.own_token())
+    return hub.listing(artifact, where.rstrip("/"), token, pinned)
 
 
 def _in_bucket(artifact: Artifact, keys: Mapping[str, str], client: web.Client) -> Listing:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from metal_supervisor.boundary.listing import Unusable
+from metal_supervisor.core import repository
 
 FORMAT = 1
 NOTE, USED, LOCK = "slot.json", ".used", ".lock"
@@ -36,6 +37,8 @@ class Kept:
     mtime_ns: int
     sha256: str = ""
     """What it was found to be, "" if nothing was there to compare it with."""
+    validator: str = ""
+    """What its server said that changes when the file does."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Slot:
         """Where a file of it belongs, its directory made. Raises Unusable for one that would be elsewhere, OSError."""
         target = self.path / name
         ours = name in OURS or any(part.endswith(SUFFIXES) for part in Path(name).parts)
-        if not name or ours or not target.is_relative_to(self.path) or ".." in Path(name).parts:
+        if ours or not repository.is_safe(name) or not target.is_relative_to(self.path):
             raise Unusable("InvalidModelFile", f"{name!r:.80} is no name of a file within the model store")
         directory = self.path
         for part in Path(name).parts[:-1]:
@@ -156,8 +159,8 @@ class Slot:
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                got = True
-            except BlockingIOError:
+                got = os.path.samestat(os.fstat(descriptor), os.lstat(self.path / LOCK))
+            except (BlockingIOError, FileNotFoundError):  # the slot may have been removed, and made anew, meanwhile
                 got = False
             yield got
         finally:
@@ -232,10 +235,10 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def kept(path: Path, sha256: str = "") -> Kept:
+def kept(path: Path, sha256: str = "", validator: str = "") -> Kept:
     """What a file that is whole is remembered by. Raises OSError."""
     status = path.lstat()
-    return Kept(status.st_size, status.st_mtime_ns, sha256)
+    return Kept(status.st_size, status.st_mtime_ns, sha256, validator)
 
 
 def with_file(contents: Contents, name: str, found: Kept) -> Contents:

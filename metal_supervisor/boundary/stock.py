@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from metal_supervisor.boundary.listing import Unusable
 from metal_supervisor.boundary.slots import PARTIAL, Contents, Slot
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.core.downloads import downloads
@@ -131,7 +132,7 @@ def _entry(
 ) -> Entry | None:
     slot, files = Slot(store, path.name), tuple(files_of(path))
     going = path.name.startswith(GOING)
-    contents = None if going else slot.read()
+    contents = None if going else _noted(slot)
     own = bool(SLOT_NAME.fullmatch(path.name))
     if not own and not going:
         return Entry(slot, Kind.LLMKUBE, None, files, slot.last_used(), _users(path, texts)) if files else None
@@ -146,11 +147,20 @@ def _entry(
     else:
         kind = Kind.WHOLE if whole else Kind.PARTIAL
     source = contents.source if contents else ""
-    waiting = tuple(name for name, each in wanted if source and each == source) if kind is Kind.PARTIAL else ()
+    users = _users(path, texts)
+    found = (name for name, each in wanted if path.name == each or (source and each == source))
+    waiting = () if users else tuple(dict.fromkeys(found))
     # What was put aside to be removed is nobody's, and its last byte says nothing.
     used_at = 0.0 if going else slot.last_used()
     files = tuple(File(f.path, f.inode, f.links, f.size_bytes, 0.0) for f in files) if going else files
-    return Entry(slot, kind, contents, files, used_at, _users(path, texts), waiting, not going and slot.busy())
+    return Entry(slot, kind, contents, files, used_at, users, waiting, not going and slot.busy())
+
+
+def _noted(slot: Slot) -> Contents | None:
+    try:
+        return slot.read()
+    except Unusable:
+        return None  # a link where the note should be
 
 
 def files_of(path: Path) -> Iterable[File]:
@@ -222,13 +232,16 @@ def _users(path: Path, texts: Sequence[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def _wanted(state: StateDir) -> list[tuple[str, str]]:
-    """(Model, its source as a slot has it) of what the controller fetches or waits to."""
+    """(who, a slot's name or its source) of what the controller looks after, whether or not it is used now."""
     try:
         told = json.loads((state.path / "controller.json").read_text("utf-8"))
     except (OSError, ValueError):
         return []
-    found = []
-    for each in downloads(told) if isinstance(told, dict) else ():
+    if not isinstance(told, dict):
+        return []
+    slots = told.get("slots")
+    found = [("a service", str(name)) for name in slots] if isinstance(slots, list) else []
+    for each in downloads(told):
         with contextlib.suppress(Bad):
             found.append((f"Model {each.namespace}/{each.model}", shown(canonical(each.source))))
     return found

@@ -16,6 +16,7 @@ from pathlib import Path
 from metal_supervisor.boundary import model_files
 from metal_supervisor.boundary.filling import Job, Shelf, Terms
 from metal_supervisor.boundary.listing import Listing, Retry, Unusable
+from metal_supervisor.boundary.slots import Contents
 from metal_supervisor.boundary.web import Client, Stopped
 from metal_supervisor.core.demand import Reading
 from metal_supervisor.core.progress import duration
@@ -27,7 +28,7 @@ FIRST_AGAIN_S, LONGEST_AGAIN_S = 1.0, 60.0
 """After the line was cut."""
 PATIENT_TRIES = 4
 """How often in a row a cut line is no news."""
-LOOK_WAIT_S = 0.1
+LOOK_WAIT_S, LOOK_AT_NOTE_S = 0.1, 2.0
 
 
 @dataclass
@@ -83,6 +84,9 @@ class Store:
         started = []
         for artifact, keys in wanted.items():
             known = self._tasks.get(artifact)
+            if known is not None and self._is_gone(artifact, known):
+                self._tasks.pop(artifact).drop()  # somebody removed it: it is fetched again
+                known = None
             if known is not None:
                 if known.job.keys != keys:
                     known.job.keys = keys
@@ -94,6 +98,14 @@ class Store:
         for task in started:
             task.first_look.wait(max(0.0, until - time.monotonic()))
             task.waited_for = False
+
+    def slots(self) -> list[str]:
+        """Names of the slots that are wanted."""
+        return sorted({artifact.slot for artifact in self._tasks if not artifact.local})
+
+    def _is_gone(self, artifact: Artifact, task: _Task) -> bool:
+        """Whether a model that was ready was removed from the store."""
+        return task.state.phase == "Ready" and not artifact.local and not Path(task.state.path).exists()
 
     def look_again(self) -> None:
         """Checks what failed again now, e.g. because somebody edited a resource."""
@@ -215,9 +227,19 @@ class Store:
         return self._say(task, state)
 
     def _wait(self, task: _Task, wait_s: float) -> None:
-        """For the next try; one that is in vain is not made, whoever asks for it."""
-        task.again.wait(None if task.final else wait_s)
+        """For the next try; one in vain is not made, whoever asks for it, until what spoke against it is removed."""
+        noted = _note(task.job)
+        while not task.again.wait(LOOK_AT_NOTE_S if task.final else wait_s) and task.final:
+            if noted is not None and _note(task.job) is None:
+                break  # somebody removed it
         task.again.clear()
+
+
+def _note(job: Job) -> Contents | None:
+    try:
+        return job.slot.read()
+    except (Unusable, OSError):
+        return None
 
 
 def _trouble(job: Job, error: Exception) -> Unusable:

@@ -1,13 +1,15 @@
 """Model files that are in the store already, put there by LLMKube's own agent or by an earlier release of ours.
 
 Neither left a note of what is whole, so a file counts only if its size is the one that its server tells, if it begins
-like a model, and if its digest is right wherever one is known. It is linked, not moved: whoever has it keeps it.
+like a model, and if its digest is right; only what an earlier release had for this very source needs none. It is
+linked, not moved: whoever has it keeps it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from metal_supervisor.boundary import fetch, model_files
@@ -55,6 +57,9 @@ def _elsewhere(piece: Piece, target: Path, store: Path, artifact: Artifact) -> S
     if parts := hub_parts(artifact.source):
         repository, revision, path = parts
         found.append(store / Artifact(f"{HUB}/{repository}/resolve/{revision}/{path}").slot / name)
-    if artifact.model:
-        found.append(store / artifact.model / name)
+    if piece.digest:  # of these, names and sizes prove nothing: whoever writes a Model chooses both
+        if artifact.secret:
+            found.append(store / replace(artifact, secret=None).slot / name)
+        if artifact.model:
+            found.append(store / artifact.model / name)
     return found

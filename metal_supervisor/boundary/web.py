@@ -135,7 +135,7 @@ class Client:
         """The addresses of a host that may be connected to. Raises _Forbidden, socket.gaierror."""
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         known = dict.fromkeys(str(each[4][0]).partition("%")[0] for each in found)
-        allowed = [each for each in known if self._rules.allows_address(host, ipaddress.ip_address(each))]
+        allowed = [each for each in known if self._rules.allows_address(host, ipaddress.ip_address(each), port)]
         if known and not allowed:
             text = f"{host:.253} is at {next(iter(known))}, which is no public address; --private-hosts can allow it"
             raise _Forbidden(text)

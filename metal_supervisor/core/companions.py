@@ -14,7 +14,7 @@ from typing import Any
 from metal_supervisor.core import fields
 from metal_supervisor.core.fields import Bad
 from metal_supervisor.core.shards import shard_names
-from metal_supervisor.core.sources import Artifact, beside, canonical, is_file, library_model, shown
+from metal_supervisor.core.sources import Artifact, beside, canonical, is_file, library_model, same_origin, shown
 from metal_supervisor.core.types import Companion, Json, Role
 
 SPECULATION = "spec.speculativeDecoding"
@@ -97,7 +97,7 @@ def adapter_source(value: str) -> str:
 def adapters(extra_args: Sequence[str], model: Artifact) -> tuple[Companion, ...]:
     """The LoRA adapters that have to be fetched: `--lora` with a URL instead of a path. Raises Bad.
 
-    They are opened by the same Secret as the model.
+    Those that are where the model is are opened by its Secret; nobody else gets that.
     """
     found = []
     for index, (flag, value) in enumerate(pairwise(extra_args), 1):
@@ -109,7 +109,7 @@ def adapters(extra_args: Sequence[str], model: Artifact) -> tuple[Companion, ...
         place = canonical(value, where)
         if not is_file(place) or library_model(place):
             raise Bad("InvalidSpec", f"{where} {shown(value)!r:.120} must name one GGUF file")
-        origin = Artifact(place, secret=None if place.startswith("/") else model.secret)
+        origin = Artifact(place, secret=model.secret if same_origin(place, model.source) else None)
         found.append(Companion(Role.ADAPTER, where, place, origin=origin))
     return tuple({each.source: each for each in found}.values())
 

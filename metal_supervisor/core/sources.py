@@ -119,6 +119,12 @@ def is_file(source: str) -> bool:
     return not source.endswith("/")
 
 
+def same_origin(one: str, other: str) -> bool:
+    """Whether what opens one canonical source is for the other, too: both on the Hub, on S3, or on one web server."""
+    first, second = urllib.parse.urlsplit(one), urllib.parse.urlsplit(other)
+    return first.scheme == second.scheme and (first.scheme in ("hf", "s3") or first.netloc == second.netloc)
+
+
 def canonical(written: str, where: str = "spec.source") -> str:
     """The one spelling of a source. Raises Bad, which names the field, for one that this Mac cannot come by."""
     fields.text(written, where)
@@ -133,21 +139,21 @@ def canonical(written: str, where: str = "spec.source") -> str:
     if not separator:
         if BARE.fullmatch(written) and not written.endswith(".gguf"):
             return _hub_uri(f"hf://{written}", where)
-        raise Bad("UnsupportedSource", f"{where} {written!r:.200} is not supported; use {FORMS}")
+        raise Bad("UnsupportedSource", f"{where} {shown(written)!r:.200} is not supported; use {FORMS}")
     if not written.isprintable():
         raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} has a control character; remove it")
     if scheme in ELSEWHERE:
-        raise Bad("UnsupportedSource", f"{where} {written!r:.200} {ELSEWHERE[scheme]}")
+        raise Bad("UnsupportedSource", f"{where} {shown(written)!r:.200} {ELSEWHERE[scheme]}")
     if scheme == "file":
         return _file(written, where)
     if scheme == "s3":
         if bucket_key(written) is None:
-            raise Bad("InvalidModel", f"{where} {written!r:.200} must look like s3://BUCKET/KEY")
+            raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} must look like s3://BUCKET/KEY")
         return _first_shard(written)
     if scheme == "hf":
         return _hub_uri(written, where)
     if scheme not in ("http", "https"):
-        raise Bad("UnsupportedSource", f"{where} {written!r:.200} is not supported; use {FORMS}")
+        raise Bad("UnsupportedSource", f"{where} {shown(written)!r:.200} is not supported; use {FORMS}")
     return _web(written, where)
 
 
@@ -155,11 +161,11 @@ def _file(written: str, where: str) -> str:
     try:
         parts = urllib.parse.urlsplit(written)
     except ValueError:
-        raise Bad("InvalidModel", f"{where} {written!r:.200} is no URL") from None
+        raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} is no URL") from None
     if parts.netloc not in ("", "localhost"):
-        raise Bad("InvalidModel", f"{where} {written!r:.200}: file:// needs three slashes")
+        raise Bad("InvalidModel", f"{where} {shown(written)!r:.200}: file:// needs three slashes")
     if not parts.path.startswith("/"):
-        raise Bad("InvalidModel", f"{where} {written!r:.200} names no file")
+        raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} names no file")
     return _first_shard(fields.text(urllib.parse.unquote(parts.path), where))
 
 
@@ -172,7 +178,7 @@ def _first_shard(place: str) -> str:
 def _hub_uri(written: str, where: str) -> str:
     found = HUB_URI.fullmatch(written)
     if found is None or re.match(r"hf://(datasets|spaces)/", written):
-        raise Bad("InvalidModel", f"{where} {written!r:.200} must look like hf://O/R, hf://O/R@REV or hf://O/R@REV/FILE")
+        raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} must look like hf://O/R, hf://O/R@REV or hf://O/R@REV/FILE")
     return _hub(found[1], found[2] or "", found[3] or "", where)
 
 

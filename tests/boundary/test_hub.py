@@ -88,7 +88,7 @@ def test_a_name_with_spaces_is_quoted_once(server: Hub) -> None:
 
 def test_a_file_outside_lfs_has_a_validator_and_no_digest(server: Hub) -> None:
     (piece,) = asked(server, "hf://o/gguf/plain.txt").pieces
-    assert piece.sha256 == "" and len(piece.validator) == 40 and piece.size_bytes == 4
+    assert piece.sha256 == "" and len(piece.validator) == 42 and piece.size_bytes == 4
 
 
 def test_all_shards_are_found_from_any_and_are_of_one_commit(server: Hub) -> None:
@@ -130,7 +130,7 @@ def test_a_mirror_without_the_headers_of_the_hub_will_do(server: Hub) -> None:
     server.left_out = {"x-linked-etag", "x-linked-size", "x-repo-commit"}
     found = asked(server, "hf://o/gguf/m-Q4_K_M.gguf")
     (piece,) = found.pieces
-    assert (found.commit, piece.sha256, piece.size_bytes, len(piece.validator)) == (COMMIT, "", None, 40)
+    assert (found.commit, piece.sha256, piece.size_bytes, len(piece.validator)) == (COMMIT, "", None, 42)
     assert piece.url == f"{server.url}/o/gguf/resolve/{COMMIT}/m-Q4_K_M.gguf"
     assert len({piece.url.split("/")[6] for piece in asked(server, "o/big").pieces}) == 1
 
@@ -186,7 +186,7 @@ def test_a_directory_is_what_an_engine_reads(server: Hub) -> None:
         assert piece.size_bytes == len(MLX[piece.name])
     weights = found.pieces[1]
     assert weights.sha256 == weights.validator == hashlib.sha256(b"weights").hexdigest()
-    assert found.pieces[0].sha256 == "" and len(found.pieces[0].validator) == 40
+    assert found.pieces[0].sha256 == "" and len(found.pieces[0].validator) == 42
     # What the list says a file's tag is, the file says too.
     assert asked(server, "hf://o/mlx/config.json").pieces[0].validator == found.pieces[0].validator
 

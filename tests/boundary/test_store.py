@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from metal_supervisor.boundary.store import Store
 from metal_supervisor.core.sources import NO_KEYS, Artifact, canonical
 from metal_supervisor.core.trust import Rules
 from metal_supervisor.core.types import ModelFile
-from tests.system import eventually, free_ports
+from tests.system import eventually, free_ports, tiny_gguf
 
 GGUF = b"GGUF" + bytes(range(256)) * 40
 WITHIN_S = 5.0
@@ -36,6 +37,7 @@ class Web(Quiet):
         super().__init__(Page)
         self.asked: list[str] = []
         self.bodies: dict[str, bytes] = {"/m.gguf": GGUF}
+        self.unsized = GGUF
 
 
 class Page(QuietPage):
@@ -56,10 +58,10 @@ class Page(QuietPage):
             self.close_connection = True
         elif path == "/nolength.gguf":
             self._head(200, None, Connection="close")
-            self.wfile.write(GGUF)
+            self.wfile.write(self.server.unsized)
         elif path == "/oddlength.gguf":
             self._head(200, "many", Connection="close")
-            self.wfile.write(GGUF)
+            self.wfile.write(self.server.unsized)
         elif path == "/drops.gguf":
             self._head(200, None, **{"Transfer-Encoding": "chunked"})
             for start in (0, 1, 3):
@@ -302,7 +304,7 @@ def decided(state: ModelFile) -> ModelFile | None:
 # ── http ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("name", ["m.gguf", "moved.gguf", "nolength.gguf", "drops.gguf", "oddlength.gguf"])
+@pytest.mark.parametrize("name", ["m.gguf", "moved.gguf", "drops.gguf"])
 def test_a_model_is_fetched_whole(shelf: Shelf, web: Web, name: str) -> None:
     found = shelf.ready(f"{web.url}/{name}")
     assert Path(found.path).read_bytes() == GGUF
@@ -326,6 +328,28 @@ def test_what_is_no_model_on_the_web_is_refused_and_not_kept(
     assert (found.phase, found.reason) == ("Failed", reason)
     assert text in found.message and "secret" not in found.message
     assert [each for each in shelf.files() if not each.endswith(".json")] == []
+
+
+@pytest.mark.parametrize("name", ["nolength.gguf", "oddlength.gguf"])
+def test_a_file_without_a_length_has_to_end_where_its_header_says(
+    name: str, shelf: Shelf, web: Web, tmp_path: Path
+) -> None:
+    """A line that is cut looks like the end of such a body."""
+    tiny_gguf.write_tiny_gguf(tmp_path / "tiny.gguf", context=512)
+    web.unsized = (tmp_path / "tiny.gguf").read_bytes()
+    assert Path(shelf.ready(f"{web.url}/{name}").path).read_bytes() == web.unsized
+    whole, web.unsized = web.unsized, web.unsized[:-100]
+    found = shelf.get(f"{web.url}/{name}?again")
+    assert (found.phase, found.reason) == ("Failed", "DownloadFailed") and "tells no length" in found.message
+    web.unsized = whole
+    shelf.ready(f"{web.url}/{name}?again")
+
+
+def test_a_model_that_somebody_removed_is_fetched_again(shelf: Shelf, web: Web) -> None:
+    url = f"{web.url}/m.gguf"
+    path = Path(shelf.ready(url).path)
+    shutil.rmtree(path.parent)
+    assert shelf.ready(url).path == str(path) and path.read_bytes() == GGUF
 
 
 def test_a_file_that_never_comes_whole_is_refused_in_the_end(shelf: Shelf, web: Web) -> None:

@@ -178,8 +178,8 @@ def test_an_adapter_that_is_elsewhere_is_fetched_with_the_models_secret() -> Non
     found = accepted(service(extraArgs=args), asked)
     secret = "default", "keys"
     assert [each.artifact for each in found.companions] == [
-        Artifact("hf://o/r@main/a.gguf", secret=secret), Artifact("https://example.com/b.gguf?sig=1", secret=secret)
-    ]  # fmt: skip
+        Artifact("hf://o/r@main/a.gguf", secret=secret), Artifact("https://example.com/b.gguf?sig=1")
+    ], "a token of the Hub is not for other servers"
     kept = {each.key: f"/store/{index}.gguf" for index, each in enumerate(found.companions)}
     place = Place("/m.gguf", "::1", 1, None, "/", further=kept)
     argv = llama_server.engine(found, Binary("/l", frozenset()), place).argv
