@@ -16,6 +16,7 @@ from metal_supervisor import daemons
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.config import Settings
+from metal_supervisor.core.sources import Artifact, canonical
 from metal_supervisor.core.types import (
     Endpoint,
     Key,
@@ -76,7 +77,8 @@ LIBRARY = "https://ollama.com/library/tiny:1b"
 
 
 def service(name: str = "one", runtime: str = "omlx", source: str = "/m", **more: Any) -> Service:
-    model = Model("default", "phi", "m", 1, source, "mlx", "metal", None, None)
+    artifact = Artifact(canonical(source))
+    model = Model("default", "phi", "m", 1, source, "mlx", "metal", None, None, artifact=artifact)
     options = more.pop("options", {})
     made = Service("default", name, "u", 1, model, runtime, 1, False, ENDPOINT, "chat", "normal", None, options)
     return replace(made, **more)
