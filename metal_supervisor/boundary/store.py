@@ -28,7 +28,7 @@ FIRST_AGAIN_S, LONGEST_AGAIN_S = 1.0, 60.0
 """After the line was cut."""
 PATIENT_TRIES = 4
 """How often in a row a cut line is no news."""
-LOOK_WAIT_S, LOOK_AT_NOTE_S = 0.1, 2.0
+LOOK_WAIT_S, LOOK_AT_NOTE_S, LOOK_AT_STORE_S = 0.1, 2.0, 15.0
 
 
 @dataclass
@@ -84,9 +84,6 @@ class Store:
         started = []
         for artifact, keys in wanted.items():
             known = self._tasks.get(artifact)
-            if known is not None and self._is_gone(artifact, known):
-                self._tasks.pop(artifact).drop()  # somebody removed it: it is fetched again
-                known = None
             if known is not None:
                 if known.job.keys != keys:
                     known.job.keys = keys
@@ -102,10 +99,6 @@ class Store:
     def slots(self) -> list[str]:
         """Names of the slots that are wanted."""
         return sorted({artifact.slot for artifact in self._tasks if not artifact.local})
-
-    def _is_gone(self, artifact: Artifact, task: _Task) -> bool:
-        """Whether a model that was ready was removed from the store."""
-        return task.state.phase == "Ready" and not artifact.local and not Path(task.state.path).exists()
 
     def look_again(self) -> None:
         """Checks what failed again now, e.g. because somebody edited a resource."""
@@ -188,15 +181,20 @@ class Store:
         """Until it is ready, or nobody wants it any more."""
         job, pause_s, again_s, most_bytes = task.job, FIRST_RETRY_S, FIRST_AGAIN_S, 0
         while not job.stopped.is_set():
+            trouble = None
             try:
                 self._say(task, job.ready())
-                return
             except Stopped:
                 return
             except Exception as error:  # noqa: BLE001 - whatever a URL or a server makes a library raise
                 trouble = _trouble(job, error)
             finally:
                 job.client.close()
+            if trouble is None:
+                if job.artifact.local:
+                    return
+                self._stay(task)
+                continue
             # A try that got no farther than one before it, on a server that cannot resume, brought nothing.
             soon, moved = trouble.retry is Retry.SOON, job.meter.got_bytes > most_bytes
             most_bytes = max(most_bytes, job.meter.got_bytes)
@@ -210,6 +208,12 @@ class Store:
                 again_s = min(LONGEST_AGAIN_S, again_s * 2)
             elif not job.artifact.local:
                 pause_s = min(LONGEST_RETRY_S, pause_s * 2)
+
+    def _stay(self, task: _Task) -> None:
+        """Until a model that was ready is gone from the store, or nobody wants it. In a pass a disk might hang."""
+        while not task.again.wait(LOOK_AT_STORE_S) and Path(task.state.path).exists():
+            pass
+        task.again.clear()
 
     def _failed(self, task: _Task, trouble: Unusable, wait_s: float) -> None:
         """Says why a try failed. That a line is cut now and then is no failure of the model."""

@@ -345,11 +345,15 @@ def test_a_file_without_a_length_has_to_end_where_its_header_says(
     shelf.ready(f"{web.url}/{name}?again")
 
 
-def test_a_model_that_somebody_removed_is_fetched_again(shelf: Shelf, web: Web) -> None:
+def test_a_model_that_somebody_removed_is_fetched_again(
+    shelf: Shelf, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "LOOK_AT_STORE_S", 0.05)
     url = f"{web.url}/m.gguf"
     path = Path(shelf.ready(url).path)
     shutil.rmtree(path.parent)
-    assert shelf.ready(url).path == str(path) and path.read_bytes() == GGUF
+    eventually(lambda: path.exists() and path.read_bytes() == GGUF, WITHIN_S, "it to be fetched again")
+    shelf.ready(url)
 
 
 def test_a_file_that_never_comes_whole_is_refused_in_the_end(shelf: Shelf, web: Web) -> None:
