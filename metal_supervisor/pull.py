@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from metal_supervisor.boundary import s3
 from metal_supervisor.boundary.filling import Terms, terms_of
 from metal_supervisor.boundary.store import Store
 from metal_supervisor.config import Settings
@@ -33,12 +34,9 @@ from metal_supervisor.terminal import Live
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 LOOK_S, SAY_S = 0.2, 10.0
 FIRST_TRIES = 4
-OF_S3 = (
-    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION",
-    "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3",
-)  # fmt: skip
-"""Variables of the environment that open S3; others of that name are of tools."""
 """How often a server is asked that has not sent a byte yet."""
+OF_S3 = s3.ID, s3.SECRET, s3.TOKEN, *s3.REGIONS, *s3.ENDPOINTS
+"""Variables of the environment that open S3; others of that name are of tools."""
 FIELDS = {
     "spec.sourceSecretRef": "--secret-env", "spec.source": "SOURCE", "spec.files": "--files",
     "spec.sha256": "--sha256", "spec.quantization": "--quantization", "spec.format": "--format",

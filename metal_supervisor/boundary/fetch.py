@@ -190,14 +190,14 @@ def _check_end(part: Path, piece: Piece, size: int) -> None:
     """Raises Unusable if nothing shows that a body without a length was not cut off: its own header may."""
     try:
         with part.open("rb") as file:
-            read_header(_Opened(file.fileno()), size)
+            read_header(Opened(file.fileno()), size)
     except BadGguf as error:
         discard(part.with_name(part.name.removesuffix(PARTIAL)))
         text = f"{shown(piece.url)} tells no length, and what came of it does not end as it should: {error}"
         raise Unusable("DownloadFailed", text, Retry.SOON) from None
 
 
-class _Opened:
+class Opened:
     """An open file, as the reader of headers wants it."""
 
     def __init__(self, descriptor: int) -> None:

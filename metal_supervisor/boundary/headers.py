@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import stat
 import threading
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import urllib3
 
+from metal_supervisor.boundary.fetch import Opened
 from metal_supervisor.boundary.library import NotThere, blob_url
 from metal_supervisor.boundary.listing import Listing, Piece, Unusable
 from metal_supervisor.boundary.model_files import CONFIG, WEIGHTS
@@ -50,16 +50,6 @@ class _Failed(Exception):
 # ── files on this Mac ────────────────────────────────────────────────────────────────────────────
 
 
-class _File:
-    """An open file, as the reader of headers wants it."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def read(self, offset: int, size: int) -> bytes:
-        return os.pread(self._descriptor, size, offset)
-
-
 def read_file(path: Path) -> Reading:
     """What a GGUF file on this Mac says of itself, together with the other shards if it is one of a set.
 
@@ -83,7 +73,7 @@ def _read_one(path: Path) -> Reading:
             return Reading(None, problem="it is not a regular file")
         size = status.st_size
         with path.open("rb", buffering=0) as file:
-            return Reading(size, read_header(_File(file.fileno()), size))
+            return Reading(size, read_header(Opened(file.fileno()), size))
     except OSError as error:
         return Reading(size, problem=f"it cannot be read: {error.strerror or type(error).__name__}")
     except (BadGguf, ValueError) as error:  # ValueError: a path that no file can have

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 
-from metal_supervisor.core.progress import Meter, duration
+from metal_supervisor.core.progress import Meter, duration, speed
 from metal_supervisor.core.sizes import GIB, amount
 
 SHORTEST_NAME, LONGEST_NAME = 12, 40
@@ -71,7 +71,7 @@ def _bar(meter: Meter, length: int) -> str:
 
 def _numbers(meter: Meter) -> list[str]:
     """What there is to say, the most important first."""
-    rate = f"{meter.rate / 1e6:.{1 if meter.rate < 1e8 else 0}f} MB/s" if meter.rate else ""
+    rate = speed(meter.rate) if meter.rate else ""
     if not meter.total_bytes:
         return [each for each in (amount(meter.got_bytes), rate) if each]
     share = f"{min(100, 100 * meter.got_bytes // meter.total_bytes):3d} %"

@@ -52,14 +52,15 @@ class Meter:
 
     def __str__(self) -> str:
         if not self.total_bytes:
-            return f"{amount(self.got_bytes)}, {_rate(self.rate)}" if self.rate else amount(self.got_bytes)
+            return f"{amount(self.got_bytes)}, {speed(self.rate)}" if self.rate else amount(self.got_bytes)
         share = min(100, 100 * self.got_bytes // self.total_bytes)
         text = f"{share} % of {amount(self.total_bytes)}"
         left = self.left_s
-        return text if left is None else f"{text}, {_rate(self.rate)}, {duration(left)} left"
+        return text if left is None else f"{text}, {speed(self.rate)}, {duration(left)} left"
 
 
-def _rate(rate: float) -> str:
+def speed(rate: float) -> str:
+    """`7.5 MB/s`, from bytes a second."""
     return f"{rate / 1e6:.1f} MB/s" if rate < 1e8 else f"{rate / 1e6:.0f} MB/s"
 
 
