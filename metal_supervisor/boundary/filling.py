@@ -194,7 +194,8 @@ class Job:
         artifact, slot = self.artifact, self.slot
         base = f"{directory_name(artifact)}/" if artifact.directory else ""
         model = base.rstrip("/") or listing.pieces[0].name
-        known = slot.read() or Contents(shown(artifact.source), model, artifact.directory)
+        noted = slot.read()
+        known = noted or Contents(shown(artifact.source), model, artifact.directory)
         space = artifact.secret[0] if artifact.secret else ""
         names = {base + piece.name for piece in listing.pieces}  # an earlier listing may have had others
         files = {name: found for name, found in known.files.items() if name in names}
@@ -210,7 +211,7 @@ class Job:
             target = slot.place(name)
             if self._has(name, piece):
                 self.meter.got(piece.size_bytes or 0)
-            elif found := self._taken_over(piece, target):
+            elif found := self._taken_over(piece, target, noted is None):
                 self.meter.got(piece.size_bytes or 0)
                 contents = with_file(contents, name, found)
                 slot.write(contents)
@@ -221,9 +222,9 @@ class Job:
         slot.write(replace(contents, whole=True))
         return slot.path / model
 
-    def _taken_over(self, piece: Piece, target: Path) -> Kept | None:
+    def _taken_over(self, piece: Piece, target: Path, unnoted: bool) -> Kept | None:
         hashed = Hashing(self, piece.size_bytes or 0)
-        return takeover.taken_over(piece, target, self.shelf.directory, self.artifact, hashed)
+        return takeover.taken_over(piece, target, self.shelf.directory, self.artifact, unnoted, hashed)
 
     def _fetch(self, missing: Sequence[tuple[str, Piece, Path]], listing: Listing, contents: Contents) -> Contents:
         """The note with these files, (name, what it is, where it goes), too. Raises Unusable, Stopped, OSError."""

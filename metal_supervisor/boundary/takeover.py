@@ -20,10 +20,14 @@ from metal_supervisor.core.sources import Artifact, hub_parts
 
 
 def taken_over(
-    piece: Piece, target: Path, store: Path, artifact: Artifact, hashed: Callable[[int], None]
+    piece: Piece, target: Path, store: Path, artifact: Artifact, unnoted: bool, hashed: Callable[[int], None]
 ) -> Kept | None:
-    """The piece as `target`, if it is here already; None if it has to be fetched. Raises what `hashed` does."""
-    for found in _elsewhere(piece, target, store, artifact) if piece.size_bytes else ():
+    """The piece as `target`, if it is here already; None if it has to be fetched. Raises what `hashed` does.
+
+    `unnoted`: the slot has no note, so an earlier release filled it.
+    """
+    own = [target] if unnoted or piece.digest else []  # else it is of another edition, for the note says no more of it
+    for found in [*own, *_elsewhere(piece, store, artifact)] if piece.size_bytes else ():
         try:
             if not _is_it(found, piece, store, hashed):
                 continue
@@ -31,7 +35,7 @@ def taken_over(
                 target.unlink(missing_ok=True)
                 os.link(found, target)
                 sync_directory(target.parent)
-            return kept(target, piece.digest)
+            return kept(target, piece.digest, piece.validator)
         except (OSError, Unusable):
             continue  # it cannot be read, or linked, or is a link: then it is fetched
     return None
@@ -48,9 +52,9 @@ def _is_it(found: Path, piece: Piece, store: Path, hashed: Callable[[int], None]
     return not piece.digest or fetch.digest(found, hashed) == piece.digest
 
 
-def _elsewhere(piece: Piece, target: Path, store: Path, artifact: Artifact) -> Sequence[Path]:
-    """Where a file may be that is here already."""
-    found = [target]
+def _elsewhere(piece: Piece, store: Path, artifact: Artifact) -> Sequence[Path]:
+    """Where else in the store a file may be."""
+    found: list[Path] = []
     if artifact.directory:
         return found  # a config.json is in many of them, and of one size in some
     name = Path(piece.name).name

@@ -152,6 +152,21 @@ def test_two_stores_that_want_one_file_fetch_it_once(home: Home, web: Uneven) ->
     assert web.sent() == len(MODEL) and len(web.asked) == 1
 
 
+def test_shards_of_two_editions_are_not_put_together(home: Home, web: Uneven) -> None:
+    """Of equal size, and without a digest: only what the server said of the first one tells them apart."""
+    first, second = (f"/s-0000{number}-of-00002.gguf" for number in (1, 2))
+    web.files |= {first: File(MODEL, '"old-1"'), second: File(MODEL, '"old-2"', stalls_at=1 << 14)}
+    artifact = of(f"{web.url}{first}")
+    home.want(artifact)
+    assert web.stalled.wait(WITHIN_S)
+    home.store.want({})
+    fresh = MODEL[:-8] + b"edition2"
+    web.files |= {first: File(fresh, '"new-1"'), second: File(fresh, '"new-2"')}
+    web.hold.set()
+    path = Path(home.ready(artifact).path)
+    assert [each.read_bytes() == fresh for each in (path, path.with_name(second[1:]))] == [True, True]
+
+
 def test_one_that_waits_for_another_goes_on_where_that_one_died(home: Home, web: Uneven) -> None:
     artifact, web.files["/m.gguf"].stalls_at = link_to(web), 1 << 16
     home.want(artifact)
