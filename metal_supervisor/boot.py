@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -55,7 +55,7 @@ def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
         say(f"put {name} aside: {reason}")
     if settings.embedded:
         embedded_access(directory)  # after the sweep, which frees the port that its predecessor held
-    _write_conf(directory, settings)
+    write_conf(directory, settings)
     return directory
 
 
@@ -119,9 +119,16 @@ def link_current(directory: StateDir) -> None:
         (current / name).chmod(0o700)
 
 
-def _write_conf(directory: StateDir, settings: Settings) -> None:
-    parts = ["supervisord.conf", *(["apiserver.conf"] if settings.embedded else [])]
-    text = "".join((conf_dir() / part).read_text("utf-8") for part in parts)
+def _parts(settings: Settings) -> Iterator[str]:
+    """The files of conf/ that these settings ask for."""
+    yield "supervisord.conf"
+    if settings.embedded:
+        yield "apiserver.conf"
+
+
+def write_conf(directory: StateDir, settings: Settings) -> None:
+    """Writes supervisord's own file; what is in models.d is the controller's."""
+    text = "".join((conf_dir() / part).read_text("utf-8") for part in _parts(settings))
     text = text.replace("@HOME@", directory.home).replace("@SOCKET@", directory.socket)
     text = text.replace("@STOP_WAIT@", str(int(settings.stop_timeout) + SIDECAR_STOP_S))
     write_atomic(directory.path / "supervisord.conf", text)

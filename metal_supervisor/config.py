@@ -1,8 +1,8 @@
 """Settings, declared once: TOML file < environment `METAL_SUPERVISOR_*` < flags.
 
 The flags carry the names of LLMKube's own agent, so that a launchd plist can be ported by changing one
-path. Each setting is a field of `Settings` with its help beside it; the TOML file, the environment names,
-the flags, `conf/metal-supervisor.toml` and the error messages all follow from that one declaration.
+path. The TOML file, the environment names, the flags, `conf/metal-supervisor.toml` and the error messages all
+follow from the one declaration in settings.py.
 """
 
 from __future__ import annotations
@@ -11,30 +11,28 @@ import argparse
 import contextlib
 import dataclasses
 import difflib
-import ipaddress
 import json
 import os
-import re
 import sys
 import types
 import typing
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from metal_supervisor.core import fields
-from metal_supervisor.runtimes import RUNTIMES
-from metal_supervisor.runtimes.llama_server import OWNED
+from metal_supervisor.settings import FIELDS, HUB, PATHS, Settings
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+__all__ = ["FIELDS", "HUB", "PATHS", "Settings"]
+
 ENV_PREFIX = "METAL_SUPERVISOR_"
-HUB = "https://huggingface.co"
 OVERRIDES_FILE, GOOD_FILE = "overrides.json", "settings.json"
 
 
@@ -42,316 +40,6 @@ class ConfigError(Exception):
     """A setting is wrong; the message names it, where it came from, and what to do."""
 
 
-def _setting(default: Any, help_text: str, check: Callable[[Any], str | None] | None = None) -> Any:
-    return field(default=default, metadata={"help": help_text, "check": check})
-
-
-def _one_of(*words: str) -> Callable[[Any], str | None]:
-    return lambda value: None if value in words else f"must be one of {', '.join(words)}"
-
-
-def _between(low: float, high: float) -> Callable[[Any], str | None]:
-    return lambda value: None if low <= value <= high else f"must be between {low} and {high}"
-
-
-def _address(value: str) -> str | None:
-    try:
-        ipaddress.ip_address(value or "127.0.0.1")
-    except ValueError:
-        return "must be an IP address"
-    return None
-
-
-def _node_name(value: str) -> str | None:
-    good = not value or re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?", value)
-    if value == "reaper":
-        return "must not be the name of the cluster's reaper"
-    return None if good else "must be a name of lower-case letters, digits and dashes, at most 50"
-
-
-def _label_list(value: str) -> str | None:
-    part = r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,252}[A-Za-z0-9])?"
-    for each in filter(None, (item.strip() for item in value.split(","))):
-        if not re.fullmatch(rf"{part}=({part})?", each, re.ASCII):
-            return "must look like name=value,name=value"
-    return None
-
-
-def _port_range(value: str) -> str | None:
-    low, dash, high = value.partition("-")
-    digits = re.fullmatch(r"\d{4,5}-\d{4,5}", value, re.ASCII)
-    good = dash and digits and 1024 <= int(low) <= int(high) <= 65535
-    return None if good else "must look like 18100-18999, within 1024-65535"
-
-
-def _daemon_url(value: str) -> str | None:
-    good = value == "off" or re.fullmatch(r"http://(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?/?", value)
-    return None if good else "must be off, or look like http://127.0.0.1:11434: only a daemon of this machine"
-
-
-def _mirror(value: str) -> str | None:
-    good = not value or re.fullmatch(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?/?", value)
-    return None if good else "must look like https://registry.example.com"
-
-
-def _hub(value: str) -> str | None:
-    good = re.fullmatch(r"(/.*|https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[\w./-]*)?)?", value)
-    return None if good else "must look like https://mirror.example.com, or be an absolute directory"
-
-
-def _host_list(value: str) -> str | None:
-    for each in _listed(value):
-        with contextlib.suppress(ValueError):
-            ipaddress.ip_network(each, strict=False)
-            continue
-        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", each, re.ASCII):
-            return "must name hosts, without scheme or port, or networks, separated by commas"
-    return None
-
-
-def _directory_list(value: str) -> str | None:
-    good = all(each.startswith(("/", "~")) for each in _listed(value))
-    return None if good else "must be absolute directories, separated by commas"
-
-
-def _listed(value: str) -> tuple[str, ...]:
-    """The parts of a setting that are separated by commas."""
-    return tuple(each.strip() for each in value.split(",") if each.strip())
-
-
-def _runtime_list(value: str) -> str | None:
-    unknown = [each.strip() for each in value.split(",") if each.strip() and each.strip() not in RUNTIMES]
-    return f"must name some of {', '.join(RUNTIMES)}" if unknown else None
-
-
-def _flag_list(value: str) -> str | None:
-    for each in filter(None, (item.strip() for item in value.split(","))):
-        if not re.fullmatch(r"--?[A-Za-z][A-Za-z0-9-]*", each, re.ASCII):
-            return "must look like --flag,--other-flag"
-        if each in OWNED:
-            return f"must not name {each}: {OWNED[each]}"
-    return None
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Everything a user may decide. Paths may start with `~`; "" means: find it yourself."""
-
-    namespace: str = _setting("default", "Namespace to watch; empty for all namespaces.")
-    state_dir: str = _setting("~/.metal-supervisor", "This Mac's memory: records, specs, logs, the supervisord socket.")
-    model_store: str = _setting("", "Where downloaded model files are kept; default: models/ in the state directory.")
-    kubeconfig: str = _setting("", "Kubeconfig of the cluster; empty: the embedded Kubernetes API.")
-    context: str = _setting("", "Context within the kubeconfig; empty: its current context.")
-    host_ip: str = _setting("", "Address to advertise in the cluster; empty: the one that routes to it.", _address)
-    bind: str = _setting(
-        "", "Address the engines listen on; empty: loopback with the embedded API, else all interfaces.", _address
-    )
-    port: int = _setting(9090, "Port of health, metrics and status, on loopback.", _between(1, 65535))
-    ports: str = _setting("18100-18999", "Range of the engines' ports; a service keeps the one it got.", _port_range)
-    runtime: str = _setting(
-        "llama-server", "Runtime of services that name none, as far as it serves their model's format.",
-        _one_of(*RUNTIMES),
-    )
-    runtimes: str = _setting(
-        "", "Runtimes that this Mac offers, separated by commas, the preferred first; empty: all there are.",
-        _runtime_list,
-    )
-    llama_server: str = _setting("", "Path of llama-server; empty: PATH, then Homebrew's prefixes.")
-    mlx_server: str = _setting("", "Path of the Swift mlx-server; empty: PATH, then Homebrew's prefixes.")
-    mlx_lm_server: str = _setting("", "Path of mlx_lm.server, used where there is no mlx-server; empty: as above.")
-    vllm_swift: str = _setting("", "Path of vllm-swift; empty: PATH, then Homebrew's prefixes.")
-    omlx: str = _setting("", "Path of omlx; empty: PATH, then Homebrew's prefixes.")
-    downloads: int = _setting(2, "How many models are fetched at the same time.", _between(1, 64))
-    stall_timeout: float = _setting(
-        60.0, "Seconds in which a server must send something of a model before it is asked anew.", _between(1, 3600)
-    )
-    hf_endpoint: str = _setting(
-        "", "Mirror of Hugging Face, as http(s)://HOST, or an absolute directory with O/R/FILE or a Hub cache in it; "
-        "empty: HF_ENDPOINT of the environment, else https://huggingface.co.", _hub,
-    )
-    allowed_roots: str = _setting(
-        "", "Directories whose files a Model may name, separated by commas; empty: all with the embedded API, else the "
-        "home directory, the model store, /Users/Shared and /Volumes.", _directory_list,
-    )
-    allowed_hosts: str = _setting(
-        "", "Hosts that models may be fetched from, their subdomains included, separated by commas; empty: any.",
-        _host_list,
-    )
-    private_hosts: str = _setting(
-        "", "Hosts and networks (192.168.1.0/24) whose addresses may be private, loopback or link-local; others that "
-        "have such an address are refused, whatever their name.", _host_list,
-    )
-    ollama: str = _setting("", "Path of ollama, for a daemon of ours; empty: PATH, then Homebrew's prefixes.")
-    ollama_url: str = _setting(
-        "http://127.0.0.1:11434", "Where the user's own Ollama is used, and never stopped, if it is up; off: nowhere.",
-        _daemon_url,
-    )
-    ollama_models: str = _setting(
-        "", "Where an Ollama of ours keeps its models; default: ollama/ beside the downloaded model files."
-    )
-    ollama_registry: str = _setting(
-        "", "Mirror of Ollama's library, as http(s)://HOST; empty: the library itself.", _mirror
-    )
-    allow_extra_args: str = _setting(
-        "", "Flags of llama-server that spec.extraArgs may hold though they reach beyond the engine (--slot-save-path, "
-        "--api-key-file, --tools …), separated by commas.", _flag_list,
-    )
-    llama_server_startup_timeout: float = _setting(
-        600.0, "Seconds an engine may take to load; one that still does no work then is restarted.",
-        _between(1, 86400),
-    )
-    hang_timeout: float = _setting(
-        60.0, "Seconds an engine may be silent without any sign of work before it is restarted; 0: for ever.",
-        _between(0, 86400),
-    )
-    drain_timeout: float = _setting(
-        300.0, "Seconds an engine that is to stop may finish what it answers.", _between(0, 86400)
-    )
-    stop_timeout: float = _setting(
-        20.0, "Seconds for the same when the whole system is stopped; below launchd's ExitTimeOut.", _between(0, 600)
-    )
-    log_size: int = _setting(20, "MiB after which the log of an engine is rotated.", _between(1, 4096))
-    log_files: int = _setting(3, "How many rotated logs of an engine are kept.", _between(0, 100))
-    memory_fraction: float = _setting(
-        0.0, "Share of the memory that models may use; 0: by the size of the machine.", _between(0, 1)
-    )
-    memory_check_mode: str = _setting(
-        "enforce", "What becomes of models of unknown size: enforce (refused) or warn (started with a warning).",
-        _one_of("enforce", "warn"),
-    )
-    preemption: bool = _setting(
-        False, "Whether a model may stop ones of lower spec.priority when there is no room for it."
-    )
-    memory_watchdog_interval: float = _setting(
-        5.0, "Seconds between looks at how short the machine is of memory; 0: it is not watched.", _between(0, 3600)
-    )
-    memory_pressure_warning: float = _setting(
-        0.20, "Share of the memory below which little is available: nothing starts. Half of what the budget leaves "
-        "free counts if that is less.", _between(0, 1)
-    )
-    memory_pressure_critical: float = _setting(
-        0.10, "Share below which it is critical, or a quarter of what the budget leaves free.", _between(0, 1)
-    )
-    memory_recovery: float = _setting(
-        300.0, "Seconds for which memory must have been ample before a model that was stopped for it comes back.",
-        _between(1, 86400),
-    )
-    eviction_enabled: bool = _setting(
-        False, "Whether the least important model is stopped while memory is critical and our models are why."
-    )
-    procfs: str = _setting("/proc", "Where Linux tells of memory and pressure; not used on a Mac.")
-    inference_service_allowlist: str = _setting(
-        "", "Comma-separated InferenceService names; empty: every metal service of the namespace."
-    )
-    node_name: str = _setting(
-        "", "Name of this Mac in the cluster; empty: made of the host's name and its hardware id.", _node_name
-    )
-    node_labels: str = _setting(
-        "", "Labels of this Mac for spec.nodeSelector, as name=value,name=value; hostname, os and arch are there.",
-        _label_list,
-    )
-    claims: str = _setting(
-        "auto", "auto: Leases decide which Mac runs what, in a real cluster; off: this Mac runs everything.",
-        _one_of("auto", "off"),
-    )
-    replicas_per_mac: int = _setting(
-        1, "How many replicas of one service this Mac may run; the others are left to other Macs.", _between(1, 64)
-    )
-    fleet_node: str = _setting(
-        "off", "on: also list this Mac among LLMKube Foreman's FleetNodes, as one that takes no tasks.",
-        _one_of("off", "on"),
-    )
-    lease_duration: float = _setting(
-        40.0, "Seconds of silence after which peers take this Mac's services over.", _between(2, 3600)
-    )
-    status_mode: str = _setting(
-        "auto", "Who writes status: auto, operator (LLMKube's, beside our own condition) or standalone (all of it).",
-        _one_of("auto", "operator", "standalone"),
-    )
-    log_level: str = _setting("info", "debug, info, warning or error.", _one_of("debug", "info", "warning", "error"))
-
-    @property
-    def offered(self) -> tuple[str, ...]:
-        """The runtimes that this Mac offers, the preferred first."""
-        named = [each.strip() for each in self.runtimes.split(",") if each.strip()]
-        return tuple(dict.fromkeys(named)) or tuple(RUNTIMES)
-
-    @property
-    def allowed_args(self) -> frozenset[str]:
-        """Flags that `spec.extraArgs` may hold though they reach beyond the engine."""
-        return frozenset(each.strip() for each in self.allow_extra_args.split(",") if each.strip())
-
-    @property
-    def uses_claims(self) -> bool:
-        """Whether Leases decide what runs here: the embedded API serves one Mac only."""
-        return self.claims == "auto" and not self.embedded
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """The configured labels of this Mac."""
-        pairs = (each.strip().partition("=") for each in self.node_labels.split(",") if each.strip())
-        return {name: value for name, _, value in pairs}
-
-    @property
-    def allowlist(self) -> frozenset[str]:
-        """Names this Mac is limited to; empty means no limit."""
-        return frozenset(name.strip() for name in self.inference_service_allowlist.split(",") if name.strip())
-
-    @property
-    def port_range(self) -> range:
-        low, high = self.ports.split("-")
-        return range(int(low), int(high) + 1)
-
-    @property
-    def embedded(self) -> bool:
-        """True when the embedded Kubernetes API is the cluster."""
-        return not self.kubeconfig
-
-    @property
-    def bind_address(self) -> str:
-        return self.bind or ("127.0.0.1" if self.embedded else "0.0.0.0")
-
-    @property
-    def roots(self) -> tuple[Path, ...]:
-        """The directories whose files a Model may name."""
-        usual = ("/",) if self.embedded else ("~", "/Users/Shared", "/Volumes", str(self.store_path))
-        found = (Path(each).expanduser() for each in _listed(self.allowed_roots) or usual)
-        return tuple(each.resolve() for each in found)
-
-    @property
-    def hub(self) -> str:
-        """Base URL of Hugging Face or of a mirror, or the absolute path of a local one."""
-        said = self.hf_endpoint or os.environ.get("HF_ENDPOINT", "")
-        return (said if said and _hub(said) is None else HUB).rstrip("/")
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The hosts that models may be fetched from; empty: any."""
-        return _listed(self.allowed_hosts)
-
-    @property
-    def private(self) -> tuple[str, ...]:
-        """Hosts and networks whose addresses need not be public."""
-        return _listed(self.private_hosts)
-
-    @property
-    def state_path(self) -> Path:
-        return Path(self.state_dir).expanduser().resolve()
-
-    @property
-    def ollama_models_path(self) -> str:
-        return self.ollama_models or str(self.store_path / "ollama")
-
-    @property
-    def store_path(self) -> Path:
-        return Path(self.model_store).expanduser().absolute() if self.model_store else self.state_path / "models"
-
-
-PATHS = frozenset({
-    "state_dir", "model_store", "kubeconfig", "llama_server", "mlx_server", "mlx_lm_server", "vllm_swift", "omlx",
-    "ollama", "ollama_models", "procfs",
-})  # fmt: skip
-FIELDS = {item.name: item for item in dataclasses.fields(Settings)}
 _TYPES = typing.get_type_hints(Settings)
 _WORDS: Mapping[Any, str] = types.MappingProxyType(
     {str: "text", int: "a whole number", float: "a number", bool: "true or false"}

@@ -1,7 +1,8 @@
 """An installation takes over a running system: its own programs start anew from here, and no engine notices.
 
 Program sections name our code through `<state>/current/`, so pointing that here is all there is to an upgrade,
-and to the downgrade after it. supervisord itself goes on; its own file is written anew at the next boot.
+and to the downgrade after it. supervisord itself goes on: of its own file, written anew, it takes over the programs of
+ours that came, went or changed, and what is said about itself at its next boot.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from metal_supervisor import __version__, boot
+from metal_supervisor import __version__, boot, config
 from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.boundary.supervisord import Supervisord, Unavailable
+from metal_supervisor.boundary.supervisord import BrokenFile, Supervisord, Unavailable
 from metal_supervisor.core.types import LIVE, State
 
 WAIT_S = 60.0
@@ -30,12 +31,43 @@ def upgrade(state: Path, say: Callable[[str], None]) -> int:
         raise boot.CannotBoot(f"no supervisord runs on {directory.path}; start it with: metal-supervisor run")
     directory.create()  # a release may know directories that the one before it did not
     boot.link_current(directory)
+    boot.write_conf(directory, config.load_good(directory.path)[0])
+    _take_over(supervisord, say)
     failed = [program for program in boot.OWN_PROGRAMS if not _renewed(supervisord, program)]
     for program in failed:
         say(f"{program} does not come up; see {directory.log_path(program)}, or go back with the old installation")
     if not failed:
         say(f"{directory.path} goes on with {__version__}; the engines were not touched")
     return 1 if failed else 0
+
+
+def _take_over(supervisord: Supervisord, say: Callable[[str], None]) -> None:
+    """Has supervisord run what its file now says of our own programs; models are the controller's."""
+    try:
+        diff = supervisord.reload()
+    except BrokenFile as error:  # the controller puts such a file aside, and the next upgrade goes on
+        say(f"programs that are new in this release have to wait: {error}")
+        return
+    ours = frozenset(boot.OWN_PROGRAMS)
+    for program in sorted((diff.removed | diff.changed) & ours):
+        supervisord.stop(program)
+        _ended(supervisord, program)
+        if program in diff.changed:
+            supervisord.replace(program)
+        else:
+            supervisord.remove(program)
+    if new := sorted(diff.added & ours):
+        supervisord.add(*new)
+
+
+def _ended(supervisord: Supervisord, program: str) -> None:
+    """Waits until a program that was told to stop has no process."""
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        row = supervisord.table().get(program)
+        if row is None or row.state not in LIVE:
+            return
+        time.sleep(0.05)
 
 
 def _renewed(supervisord: Supervisord, program: str) -> bool:

@@ -1,0 +1,46 @@
+"""Small programs of the system, asked and believed only as far as they answer: launchctl, pmset, ioreg and their like.
+
+Nothing here raises, and nothing is looked up on PATH: callers name a program by its absolute path, because launchd's
+PATH is a short one. A `Runner` is passed to whoever asks, so that tests answer with what a Mac was recorded to say.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+TIMEOUT_S = 5.0
+NOT_FOUND, TIMED_OUT = 127, 124
+"""Exit codes of a program that is not there, or that did not end in time, as a shell has them."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a program said."""
+
+    code: int
+    """Its exit code; negative: the signal that ended it."""
+    out: str
+    err: str
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0
+
+
+Runner = Callable[[Sequence[str], float], Done]
+"""(argv, seconds it may take) -> what it said. Does not raise."""
+
+
+def run(argv: Sequence[str], timeout_s: float = TIMEOUT_S) -> Done:
+    """Runs a program without a terminal and without input."""
+    try:
+        done = subprocess.run(
+            list(argv), stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, start_new_session=True
+        )
+    except subprocess.TimeoutExpired:
+        return Done(TIMED_OUT, "", f"{argv[0]} did not end within {timeout_s:g} s")
+    except OSError as error:
+        return Done(NOT_FOUND, "", f"{argv[0]}: {error.strerror}")
+    return Done(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
