@@ -16,6 +16,7 @@ import secrets
 import shlex
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -34,6 +35,18 @@ from metal_supervisor.core import programs
 OWN_PROGRAMS = ("apiserver", "controller", "sidecar")
 TERM_WAIT_S, KILL_WAIT_S = 5.0, 2.0
 SIDECAR_STOP_S = 10
+HANDOVER_FILE, HANDOVER_S = "handover", 60.0
+"""While an installer has this file there, nothing may start: it is exchanging the job that does."""
+LAUNCHD_LOG_BYTES = 4 << 20
+SCRIPTS = {"metal-supervisor": "metal_supervisor", "attendant": "metal_supervisor.attendant"}
+CTL = """\
+for word do
+  case $word in -c* | --configuration* | -s* | --serverurl*) exec {python} -I -m supervisor.supervisorctl "$@" ;; esac
+  case $word in -*) ;; *) break ;; esac
+done
+exec {python} -I -m supervisor.supervisorctl -c {conf} "$@"
+"""
+"""supervisorctl for this system, unless the reader says which; it takes no option twice."""
 Say = Callable[[str], None]
 
 
@@ -74,9 +87,35 @@ def environment() -> dict[str, str]:
 def boot(settings: Settings, overrides: Overrides, say: Say) -> None:
     """What launchd runs: prepares, then becomes supervisord."""
     os.umask(0o077)
+    _shorten_log()
+    _wait_for_handover(settings.state_path, say)
     directory = prepare(settings, overrides, say)
     arguments = command(directory)
     os.execve(arguments[0], arguments, environment())
+
+
+def _shorten_log() -> None:
+    """Empties what launchd writes our words to, once it is long: it never does that itself."""
+    with contextlib.suppress(OSError):
+        found = os.fstat(2)
+        if stat.S_ISREG(found.st_mode) and found.st_size > LAUNCHD_LOG_BYTES:
+            os.ftruncate(2, 0)
+
+
+def _wait_for_handover(state: Path, say: Say) -> None:
+    """Waits while an installer exchanges the job; one that never came back is not waited for any longer."""
+    marker, told = state / HANDOVER_FILE, False
+    while True:
+        try:
+            age_s = time.time() - marker.stat().st_mtime
+        except OSError:
+            return
+        if not 0 <= age_s < HANDOVER_S:
+            return
+        if not told:
+            say("waiting: an installation is under way")
+            told = True
+        time.sleep(0.1)
 
 
 def start(directory: StateDir) -> subprocess.Popen[bytes]:
@@ -113,9 +152,11 @@ def link_current(directory: StateDir) -> None:
     for program in (launch, mlx_engine, omlx_engine):
         path = Path(str(program.__file__)).absolute()
         _replace_link(current / path.name, str(path))
-    for name, module in (("metal-supervisor", "metal_supervisor"), ("attendant", "metal_supervisor.attendant")):
-        script = f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -m {module} \"$@\"\n"
-        write_atomic(current / name, script)
+    python = shlex.quote(sys.executable)
+    scripts = {name: f"exec {python} -I -m {module} \"$@\"\n" for name, module in SCRIPTS.items()}
+    scripts["supervisorctl"] = CTL.format(python=python, conf=shlex.quote(f"{directory.home}/supervisord.conf"))
+    for name, text in scripts.items():
+        write_atomic(current / name, f"#!/bin/sh\n{text}")
         (current / name).chmod(0o700)
 
 
@@ -208,6 +249,16 @@ def _holder(directory: StateDir, program: str) -> list[tuple[str, int, str]]:
 def own_processes(directory: StateDir) -> list[tuple[str, int, str]]:
     """The live processes of our own programs: (program, pid, start identity)."""
     return [holder for program in OWN_PROGRAMS for holder in _holder(directory, program)]
+
+
+def left_over(directory: StateDir) -> list[tuple[str, int, str]]:
+    """Whatever of a system lives though its supervisord does not: (program, pid, start identity)."""
+    notes = [
+        (program, note.pid, note.started)
+        for program, note in directory.run_notes().items()
+        if note.pid and launch.start_time(note.pid) == note.started
+    ]
+    return [*own_processes(directory), *notes]
 
 
 def _sweep(directory: StateDir, say: Say) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from metal_supervisor import __version__, config, model_flags
+from metal_supervisor import __version__, config, install_flags, model_flags
 from metal_supervisor.core.sizes import amount
 
 NOT_RUNNING, BAD_CONFIG = 3, 78
@@ -307,17 +307,18 @@ def parser() -> argparse.ArgumentParser:
         ("drain", "hand what this Mac runs over to other Macs, and wait until they serve it"),
     ):
         command = commands.add_parser(name, help=help_text, description=help_text)
-        command.add_argument("--state-dir", default=config.Settings().state_dir)
+        command.add_argument("--state-dir", default=config.usual_state_dir(os.environ))
         command.set_defaults(action=_cordon)
         if name == "drain":
             command.add_argument("--timeout", type=float, default=600.0, help="seconds to wait [600]")
     text = "let a running system go on with this installation; no engine is touched"
     command = commands.add_parser("upgrade", help=text, description=text)
-    command.add_argument("--state-dir", default=config.Settings().state_dir)
+    command.add_argument("--state-dir", default=config.usual_state_dir(os.environ))
     command.set_defaults(action=_upgrade)
     _add_kubeconfig(commands)
     _add_fit(commands)
     model_flags.add(commands, _say)
+    install_flags.add(commands, _say)
     command = commands.add_parser("version", help="print the version")
     command.add_argument("--json", action="store_true", help="print JSON, with the versions that matter")
     command.set_defaults(action=_version)
@@ -335,11 +336,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        from metal_supervisor import accounts, boot
-        from metal_supervisor.boundary import kube, state, supervisord
+        from metal_supervisor import accounts, boot, install_steps
+        from metal_supervisor.boundary import kube, launchctl, state, supervisord
 
         ours = accounts.AccountError, boot.CannotBoot, state.StateError, kube.BadKubeconfig, supervisord.Unavailable
-        if isinstance(error, ours):
+        if isinstance(error, (*ours, install_steps.InstallError, launchctl.LaunchdError)):
             _say(str(error))
             return 1
         raise

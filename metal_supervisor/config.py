@@ -51,6 +51,11 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def usual_state_dir(environ: Mapping[str, str]) -> str:
+    """The state directory of commands that need no other setting."""
+    return environ.get(f"{ENV_PREFIX}STATE_DIR") or Settings().state_dir
+
+
 def _nearest(word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
@@ -85,15 +90,42 @@ def _convert(name: str, value: Any, origin: str) -> Any:
 def read_toml(path: Path) -> dict[str, Any]:
     """The settings of a TOML file. Raises ConfigError with the file, the line or the key."""
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    return parsed(text, str(path))
+
+
+def parsed(text: str, where: str) -> dict[str, Any]:
+    """The settings of a TOML text that is, or will be, in that file. Raises ConfigError."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: not valid TOML: {error}") from None
     for key in content:
         if key not in FIELDS:
-            raise ConfigError(f"{path}: unknown setting {key!r}{_nearest(key, list(FIELDS))}")
-    return {key: _convert(key, value, str(path)) for key, value in content.items()}
+            raise ConfigError(f"{where}: unknown setting {key!r}{_nearest(key, list(FIELDS))}")
+    return {key: _convert(key, value, where) for key, value in content.items()}
+
+
+def edited(text: str, values: Mapping[str, Any], where: str) -> str:
+    """The text of a TOML file with these settings in it, and all else as its owner wrote it. Raises ConfigError."""
+    lines = text.splitlines()
+    for name, value in values.items():
+        line = f"{name} = {json.dumps(value, ensure_ascii=False)}"
+        at = next((i for i, each in enumerate(lines) if each.partition("=")[0].strip(" \t\"'") == name), None)
+        if at is None:
+            lines.append(line)
+        else:
+            lines[at] = line
+    result = "\n".join(lines) + "\n"
+    wanted = {**parsed(text, where), **values}
+    with contextlib.suppress(ConfigError):
+        if parsed(result, where) == wanted:
+            return result
+    raise ConfigError(f"{where}: cannot set {', '.join(values)} in it; write each setting on a line of its own")
 
 
 def read_env(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -215,7 +247,16 @@ def sample() -> str:
     return "\n".join(lines)
 
 
+def _shipped(name: str) -> Path:
+    package = Path(__file__).parent
+    return next(path for path in (package / f"_{name}", package.parent / name) if path.is_dir())
+
+
 def conf_dir() -> Path:
     """The directory of shipped configuration: beside the package in a checkout, inside it when installed."""
-    package = Path(__file__).parent
-    return next(path for path in (package / "_conf", package.parent / "conf") if path.is_dir())
+    return _shipped("conf")
+
+
+def launchd_dir() -> Path:
+    """The same for what launchd is given."""
+    return _shipped("launchd")

@@ -212,8 +212,7 @@ class System:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.stop()
         self.rpc.close()
-        if self._kube is not None:
-            self._kube.close()
+        self.forget()
         left = []
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
@@ -248,6 +247,12 @@ class System:
         if self._kube is None:
             self._kube = Kube(self.kubeconfig)
         return self._kube
+
+    def forget(self) -> None:
+        """Reads the kubeconfig anew: the embedded API has a new address."""
+        if self._kube is not None:
+            self._kube.close()
+        self._kube = None
 
     def get(self, path: str) -> dict[str, Any]:
         return self.kube.request("GET", path)

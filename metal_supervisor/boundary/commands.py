@@ -35,12 +35,21 @@ Runner = Callable[[Sequence[str], float], Done]
 
 def run(argv: Sequence[str], timeout_s: float = TIMEOUT_S) -> Done:
     """Runs a program without a terminal and without input."""
+    return _run(argv, timeout_s, own_session=True)
+
+
+def _run(argv: Sequence[str], timeout_s: float, own_session: bool) -> Done:
     try:
         done = subprocess.run(
-            list(argv), stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, start_new_session=True
+            list(argv), stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, start_new_session=own_session
         )
     except subprocess.TimeoutExpired:
         return Done(TIMED_OUT, "", f"{argv[0]} did not end within {timeout_s:g} s")
     except OSError as error:
         return Done(NOT_FOUND, "", f"{argv[0]}: {error.strerror}")
     return Done(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
+
+
+def run_here(argv: Sequence[str], timeout_s: float = TIMEOUT_S) -> Done:
+    """The same within this terminal's session, so that sudo can ask for a password there."""
+    return _run(argv, timeout_s, own_session=False)

@@ -1,0 +1,70 @@
+"""The property list that tells launchd how to run us, rendered from its template.
+
+Values are put in after parsing: a home directory with an ampersand in its name is text like any other.
+"""
+
+from __future__ import annotations
+
+import plistlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+LABEL, INCUMBENT = "dev.metal-supervisor", "com.llmkube.metal-agent"
+PREFIXES = ("/opt/homebrew/bin", "/opt/homebrew/sbin", "/usr/local/bin")
+SYSTEM_PATH = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
+OF_A_DAEMON = ("UserName", "GroupName", "InitGroups")
+STOPPING_S = 100
+"""Beyond stop_timeout: the sidecar's goodbye (10), the controller (5), an engine that must be killed (10), and rest."""
+NOTE = "<!-- Written by `metal-supervisor install`. An edited one is kept and loaded by the next install. -->"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Where and as whom the job runs."""
+
+    user: str
+    group: str
+    home: str
+    state: str
+    stop_timeout_s: float
+    agent: bool = False
+    """Whether it is a LaunchAgent, which belongs to its user's login."""
+
+    @property
+    def path(self) -> str:
+        """PATH of the job: Homebrew's prefixes, what users install for themselves, and the system's own."""
+        return ":".join((*PREFIXES, f"{self.home}/.local/bin", *SYSTEM_PATH))
+
+    @property
+    def exit_timeout_s(self) -> int:
+        """How long launchd has to wait for an end in order."""
+        return int(self.stop_timeout_s) + STOPPING_S
+
+
+def rendered(template: bytes, job: Job) -> bytes:
+    """The property list for one Mac. Raises ValueError over a placeholder that is not known."""
+    known = {"@USER@": job.user, "@GROUP@": job.group, "@HOME@": job.home, "@STATE@": job.state, "@PATH@": job.path}
+    content = {key: _filled(value, known) for key, value in plistlib.loads(template).items()}
+    content["ExitTimeOut"] = job.exit_timeout_s
+    if job.agent:
+        content = {key: value for key, value in content.items() if key not in OF_A_DAEMON}
+    head, mark, rest = plistlib.dumps(content, sort_keys=False).decode("utf-8").partition("<plist ")
+    return f"{head}{NOTE}\n{mark}{rest}".encode()
+
+
+def _filled(value: Any, known: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        return re.sub(r"@[A-Z]+@", lambda found: _known(found[0], known), value)
+    if isinstance(value, list):
+        return [_filled(each, known) for each in value]
+    if isinstance(value, dict):
+        return {key: _filled(each, known) for key, each in value.items()}
+    return value
+
+
+def _known(place: str, known: Mapping[str, str]) -> str:
+    if place not in known:
+        raise ValueError(f"the template has {place}, which is not known")
+    return known[place]

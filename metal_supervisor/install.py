@@ -1,0 +1,224 @@
+"""`metal-supervisor install`: a job of launchd on this Mac, made once, changed as often as one likes.
+
+Whatever is done to it, no answer is cut. When settings change, the controller and the sidecar start anew. Only when
+launchd's own file changes must the job be exchanged, and then supervisord is ended by a signal that it cannot answer by
+stopping its engines: they go on, and the job that comes after stands in for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from metal_supervisor import __version__, boot, upgrade
+from metal_supervisor.boundary.launchctl import INCUMBENT, LABEL, Launchctl
+from metal_supervisor.boundary.state import StateDir, write_atomic
+from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
+from metal_supervisor.core import launchd
+from metal_supervisor.core.types import State
+from metal_supervisor.install_plan import Places, Plan, places, read
+from metal_supervisor.install_steps import (
+    SUDO,
+    File,
+    InstallError,
+    Link,
+    Machine,
+    Say,
+    Step,
+    ask_for_sudo,
+    needs_root,
+)
+
+UP_WAIT_S, LOOK_S = 60.0, 0.1
+UP = ("controller", "sidecar")
+RUNNING = "running.json"
+KEPT_FROM_JOBS = ("Desktop", "Documents", "Downloads")
+
+def show(found: Plan, machine: Machine, say: Say) -> None:
+    """Says everything that would be done, and does nothing."""
+    for step in found.due():
+        for line in step.lines():
+            say(line)
+    launchctl = _launchctl(found.places, machine)
+    for line in _exchange_lines(found, launchctl):
+        say(line)
+    for note in found.notes:
+        say(f"note   {note}")
+
+
+def install(found: Plan, machine: Machine, say: Say) -> int:
+    """Carries a plan out and waits until all is up; 1 if it does not come up.
+
+    Raises InstallError, LaunchdError, StateError, OSError.
+    """
+    where = found.places
+    launchctl = _launchctl(where, machine)
+    _refuse(found, machine, launchctl)
+    for note in found.notes:
+        say(f"note      {note}")
+    due, loaded = found.due(), launchctl.job(LABEL) is not None
+    exchanged = not loaded or read(where.loaded) != found.plist
+    if where.root and (exchanged or any(map(needs_root, due))):
+        ask_for_sudo(machine, f"the job runs as {machine.user}, but its file and launchd's commands are root's", say)
+    _place([step for step in due if not (loaded and exchanged and _is_plist(step, where))], machine, say)
+    directory = StateDir(where.state)
+    directory.create()
+    if not loaded:
+        boot.link_current(directory)
+        launchctl.enable(LABEL)
+        launchctl.load(LABEL, where.plist)
+        say(f"loaded    {launchctl.domain}/{LABEL}")
+    elif exchanged:
+        _exchange(found, machine, launchctl, say)
+    elif _outdated(where):
+        upgrade.upgrade(where.state, say)
+    else:
+        say("nothing to do: all of it is as it should be")
+    if not loaded or exchanged:
+        write_atomic(where.loaded, found.plist)
+    if any(_is_plist(step, where) for step in found.steps):
+        write_atomic(where.rendered, found.plist)
+    write_atomic(where.launchd / RUNNING, _running(where))
+    if not _up(found, machine):
+        _say_what_failed(found, launchctl, say)
+        return 1
+    return 0
+
+
+def _launchctl(where: Places, machine: Machine) -> Launchctl:
+    return Launchctl(machine.run, where.domain, (SUDO,) if where.root else (), machine.pause)
+
+
+def _is_plist(step: Step, where: Places) -> bool:
+    return isinstance(step, File) and step.path == where.plist
+
+
+def _place(steps: Sequence[Step], machine: Machine, say: Say) -> None:
+    for step in steps:
+        step.do(machine)
+        if isinstance(step, File | Link):
+            say(f"written   {machine.shown(step.path)}")
+
+
+def _running(where: Places) -> str:
+    """What our programs run with once they were started now: this release, and the settings as they are."""
+    settings = hashlib.sha256(read(where.settings) + read(where.kubeconfig)).hexdigest()
+    return json.dumps({"version": __version__, "python": sys.executable, "settings": settings}) + "\n"
+
+
+def _outdated(where: Places) -> bool:
+    """Whether our programs were started with something else, as far as we did it."""
+    return read(where.launchd / RUNNING).decode("utf-8", "replace") != _running(where)
+
+
+def _refuse(found: Plan, machine: Machine, launchctl: Launchctl) -> None:
+    """Raises InstallError if it must not be installed here, or not now."""
+    where = found.places
+    for domain in (f"gui/{machine.uid}", "system"):
+        if Launchctl(machine.run, domain).job(INCUMBENT) is not None:
+            text = f"LLMKube's own agent is loaded ({domain}/{INCUMBENT}), and both would run the same models"
+            sudo = "sudo " if domain == "system" else ""
+            raise InstallError(f"{text}; end it first: {sudo}launchctl bootout {domain}/{INCUMBENT}")
+    other = places(machine, where.state, agent=where.root)
+    if Launchctl(machine.run, other.domain).job(LABEL) is not None:
+        text = f"it is installed as {other.domain}/{LABEL} already; `metal-supervisor uninstall` first"
+        raise InstallError(f"{text}, or install {'with' if where.root else 'without'} --agent")
+    for name, path in (("the state directory", where.state), ("this installation", Path(sys.prefix))):
+        kept = [each for each in KEPT_FROM_JOBS if path.is_relative_to(machine.home / each)]
+        if kept:
+            text = f"{name}, {path}, is in {kept[0]}, which macOS keeps from launchd's jobs"
+            raise InstallError(f"{text}; use a place outside of it")
+    if launchctl.job(LABEL) is None and where.state.is_dir():
+        with contextlib.suppress(FileNotFoundError), (where.state / "run.lock").open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InstallError(f"`metal-supervisor run` uses {where.state}; stop it first with Ctrl-C") from None
+        if Supervisord(StateDir(where.state).socket).answers():
+            raise InstallError(f"a supervisord that launchd does not know runs on {where.state}; end it first")
+
+
+def _exchange_lines(found: Plan, launchctl: Launchctl) -> Iterator[str]:
+    """The commands that load the job, or exchange it."""
+    where = found.places
+    name = f"{where.domain}/{LABEL}"
+    if launchctl.job(LABEL) is None:
+        yield f"run    {' '.join(launchctl.argv('enable', name))}"
+        yield f"run    {' '.join(launchctl.argv('bootstrap', where.domain, str(where.plist)))}"
+    elif read(where.loaded) != found.plist:
+        yield f"run    {' '.join(launchctl.argv('kill', 'SIGKILL', name))}"
+        yield f"run    {' '.join(launchctl.argv('bootout', name))}"
+        yield f"run    {' '.join(launchctl.argv('bootstrap', where.domain, str(where.plist)))}"
+    elif found.due() or _outdated(where):
+        yield "run    metal-supervisor upgrade"
+
+
+def _exchange(found: Plan, machine: Machine, launchctl: Launchctl, say: Say) -> None:
+    """Loads a changed property list while the engines go on: only an orderly end of supervisord would end them."""
+    where = found.places
+    directory = StateDir(where.state)
+    boot.link_current(directory)
+    marker = where.state / boot.HANDOVER_FILE
+    write_atomic(marker, "")
+    try:
+        launchctl.kill(LABEL, "SIGKILL")
+        launchctl.unload(LABEL, found.settings.stop_timeout + launchd.STOPPING_S)
+        _place([step for step in found.due() if _is_plist(step, where)], machine, say)
+    finally:
+        marker.unlink(missing_ok=True)
+        launchctl.load(LABEL, where.plist)
+    say(f"reloaded  {launchctl.domain}/{LABEL}; the engines go on")
+
+
+def _up(found: Plan, machine: Machine) -> bool:
+    """Waits until supervisord runs our own programs."""
+    supervisord = Supervisord(StateDir(found.places.state).socket)
+    until = machine.clock() + UP_WAIT_S
+    while machine.clock() < until:
+        with contextlib.suppress(Unavailable, Refused):
+            table = supervisord.table()
+            if all(name in table and table[name].state is State.RUNNING for name in UP):
+                return True
+        machine.pause(LOOK_S)
+    return False
+
+
+def _say_what_failed(found: Plan, launchctl: Launchctl, say: Say) -> None:
+    job = launchctl.job(LABEL)
+    log = found.places.state / "log" / "launchd.log"
+    told = f"launchd says {job.state or 'nothing'}, last exit {job.last_exit}" if job else "launchd has no such job"
+    say(f"it does not come up: {told}")
+    if job and "78" in job.last_exit.split(":")[0]:
+        say(f"exit code 78 is launchd's own: {log.parent} or its file cannot be written by the job's user")
+    for line in read(log).decode("utf-8", "replace").splitlines()[-5:]:
+        say(f"  {line}")
+    say("see also: metal-supervisor doctor")
+
+
+def summary(found: Plan, machine: Machine) -> Iterator[str]:
+    """What a user wants to know afterwards."""
+    where, settings = found.places, found.settings
+    shown = machine.shown
+    how = "a LaunchDaemon: it starts at boot, before anybody logs in"
+    if not where.root:
+        how = f"a LaunchAgent: it runs while {machine.user} is logged in, and may not reach hosts of the local network"
+    yield ""
+    yield f"  job       {shown(where.plist)}, {how}"
+    yield f"  settings  {shown(where.settings)}; after an edit: metal-supervisor upgrade"
+    embedded = f"the embedded one, with {shown(where.state / 'kubeconfig')}"
+    yield f"  cluster   {embedded if settings.embedded else shown(where.kubeconfig)}"
+    yield f"  models    {shown(settings.store_path)}"
+    yield f"  logs      {shown(where.state / 'log')}, also in ~/Library/Logs/metal-supervisor"
+    yield ""
+    yield "  try       supervisorctl status"
+    yield "            metal-supervisor doctor"
+    if settings.embedded:
+        yield f"            kubectl --kubeconfig {shown(where.state / 'kubeconfig')} get isvc"
+    yield "  undo      metal-supervisor uninstall"
+    yield "  a Mac that sleeps serves nobody; for one that never does:"
+    yield "            sudo pmset -a sleep 0 disksleep 0 womp 1 autorestart 1 powernap 0"

@@ -1,0 +1,234 @@
+"""What installing on this Mac comes to: which files with what in them, decided before anything is touched.
+
+Settings live in a file of ours and not in launchd's, so that a change of settings never touches the job. What somebody
+wrote into either by hand stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from metal_supervisor import config
+from metal_supervisor.boundary import kubeconfig_copy
+from metal_supervisor.boundary.kubeconfig_copy import Copy
+from metal_supervisor.boundary.launchctl import LABEL
+from metal_supervisor.core import launchd
+from metal_supervisor.install_steps import Directory, File, InstallError, Link, Machine, Step
+from metal_supervisor.settings import Settings
+
+SETTINGS_FILE, CLUSTER = "metal-supervisor.toml", "cluster"
+MARK = "metal-supervisor install wrote this"
+HEADER = """\
+# Settings of metal_supervisor on this Mac; conf/metal-supervisor.toml of the project has them all.
+# After an edit: metal-supervisor upgrade. No model is stopped for it.
+"""
+SCRIPT = """\
+#!/bin/sh
+# {mark}; `metal-supervisor uninstall` removes it.
+[ -n "$METAL_SUPERVISOR_STATE_DIR" ] || METAL_SUPERVISOR_STATE_DIR={state}
+export METAL_SUPERVISOR_STATE_DIR
+exec {state}/current/{name} "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the user asks for."""
+
+    kubeconfig: Path | None
+    """Kubeconfig to copy; None: see `embedded`."""
+    embedded: bool
+    """The embedded API. Neither: what the settings say that are there."""
+    context: str
+    values: Mapping[str, Any]
+    """Settings from flags and the environment."""
+    config: Path | None
+    """Settings to begin with."""
+    agent: bool
+    force: bool
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things are on one Mac."""
+
+    state: Path
+    plist: Path
+    programs: Path
+    """Directory of the scripts that users call."""
+    domain: str
+    root: bool
+    """Whether plist and programs are root's."""
+
+    @property
+    def settings(self) -> Path:
+        return self.state / SETTINGS_FILE
+
+    @property
+    def kubeconfig(self) -> Path:
+        """Our copy of a cluster's."""
+        return self.state / CLUSTER / "kubeconfig"
+
+    @property
+    def launchd(self) -> Path:
+        """What was last given to launchd."""
+        return self.state / "launchd"
+
+    @property
+    def loaded(self) -> Path:
+        """Copy of the property list that launchd has loaded."""
+        return self.launchd / "loaded.plist"
+
+    @property
+    def rendered(self) -> Path:
+        """Copy of the property list as it was last written by us."""
+        return self.launchd / f"{LABEL}.plist"
+
+
+def places(machine: Machine, state: Path, agent: bool) -> Places:
+    """The usual ones for a LaunchDaemon, or for a LaunchAgent."""
+    name = f"{LABEL}.plist"
+    if agent:
+        library = machine.home / "Library" / "LaunchAgents"
+        return Places(state, library / name, machine.home / ".local" / "bin", f"gui/{machine.uid}", False)
+    library = machine.root / "Library" / "LaunchDaemons"
+    return Places(state, library / name, machine.root / "usr" / "local" / "bin", "system", True)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What there is to do, and what it leads to."""
+
+    places: Places
+    settings: Settings
+    steps: tuple[Step, ...]
+    plist: bytes
+    """What the property list will hold."""
+    notes: tuple[str, ...]
+
+    def due(self) -> tuple[Step, ...]:
+        """The steps that would change something."""
+        return tuple(step for step in self.steps if step.due())
+
+
+
+def plan(order: Order, machine: Machine) -> Plan:
+    """What installing comes to on this Mac; changes nothing. Raises InstallError, ConfigError, BadKubeconfig."""
+    state = Path(str(order.values.get("state_dir", machine.home / ".metal-supervisor"))).absolute()
+    where = places(machine, state, order.agent)
+    text, copy = _settings(order, where)
+    settings = _checked(text, where)
+    steps: list[Step] = [Directory(state), Directory(state / "log"), Directory(where.launchd)]
+    if copy is not None:
+        steps += _copied(state / CLUSTER, copy)
+    before = read(where.settings)
+    if order.config is not None and before not in (b"", text.encode()):
+        steps.append(File(where.settings.with_suffix(".toml.before"), before))
+    steps.append(File(where.settings, text.encode()))
+    plist, edited = _plist(order, machine, where, settings)
+    notes = [f"{where.plist} was edited by hand and stays; --force writes ours"] if edited else []
+    if copy is not None and copy.plugin:
+        path = launchd.Job("", "", str(machine.home), "", 0).path
+        notes.append(f"the kubeconfig's command {copy.plugin} has to be in {path}")
+    if not edited:
+        steps += _installed(where, plist)
+    for name in ("metal-supervisor", "supervisorctl"):
+        script = where.programs / name
+        if _is_anothers(script):
+            notes.append(f"{script} is not ours and stays; ours is {state}/current/{name}")
+        else:
+            if not where.programs.is_dir():
+                steps.append(Directory(where.programs, 0o755, where.root))
+            steps.append(_script(where, name))
+    steps.append(Link(machine.home / "Library" / "Logs" / "metal-supervisor", state / "log"))
+    return Plan(where, settings, tuple(dict.fromkeys(steps)), plist, tuple(notes))
+
+
+def _settings(order: Order, where: Places) -> tuple[str, Copy | None]:
+    """(text of the settings file, copy of the kubeconfig that is to be taken along)."""
+    text = HEADER
+    for source in (order.config, where.settings):
+        if source is not None and source.exists():
+            text = source.read_text("utf-8")
+            break
+    found = config.parsed(text, str(order.config or where.settings))
+    values = {name: value for name, value in order.values.items() if name != "state_dir"}
+    kept = where.kubeconfig
+    if order.embedded:
+        return config.edited(text, {**values, "kubeconfig": "", "context": ""}, str(where.settings)), None
+    named = str(order.kubeconfig or values.get("kubeconfig") or found.get("kubeconfig", ""))
+    if not named:
+        if "kubeconfig" not in found:
+            raise InstallError("say which cluster: --cluster KUBECONFIG, or --embedded for the one that we bring along")
+        return config.edited(text, values, str(where.settings)), None
+    source = Path(named).expanduser().absolute()
+    if source == kept:
+        return config.edited(text, values, str(where.settings)), None
+    context = order.context or str(values.get("context") or found.get("context", ""))
+    copy = kubeconfig_copy.copy(source, context)
+    return config.edited(text, {**values, "kubeconfig": str(kept), "context": ""}, str(where.settings)), copy
+
+
+def _checked(text: str, where: Places) -> Settings:
+    """The settings of a text. Raises ConfigError, InstallError."""
+    found = config.parsed(text, str(where.settings))
+    if "state_dir" in found and Path(str(found["state_dir"])).expanduser().absolute() != where.state:
+        raise InstallError(f"state_dir in the settings is not {where.state}; remove it there, or give --state-dir")
+    return Settings(**{**found, "state_dir": str(where.state)})
+
+
+def _plist(order: Order, machine: Machine, where: Places, settings: Settings) -> tuple[bytes, bool]:
+    """(the property list that will be there, whether somebody edited it and it stays)."""
+    job = launchd.Job(
+        machine.user, machine.group, str(machine.home), str(where.state), settings.stop_timeout, order.agent
+    )
+    ours = launchd.rendered((config.launchd_dir() / f"{LABEL}.plist").read_bytes(), job)
+    there, before = read(where.plist), read(where.rendered)
+    if there and before and there not in (before, ours) and not order.force:
+        return there, True
+    return ours, False
+
+
+def read(path: Path) -> bytes:
+    """A file's content, b"" if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _copied(kept: Path, copy: Copy) -> Iterator[Step]:
+    """The copy's files, unless it was taken already: its token may have been renewed since."""
+    digest = hashlib.sha256(f"{copy.kubeconfig}\0{copy.token}".encode()).hexdigest().encode()
+    yield Directory(kept)
+    if read(kept / "source") != digest or not (kept / "kubeconfig").exists():
+        yield File(kept / "kubeconfig", copy.kubeconfig.encode(), secret=True)
+        if copy.token:
+            yield File(kept / kubeconfig_copy.TOKEN_FILE, copy.token.encode(), secret=True)
+        yield File(kept / "source", digest)
+
+
+def _installed(where: Places, plist: bytes) -> Iterator[Step]:
+    if where.root:
+        yield File(where.plist, plist, 0o644, staged=where.rendered)
+    else:
+        yield Directory(where.plist.parent, 0o755)
+        yield File(where.plist, plist, 0o644)
+
+
+def _script(where: Places, name: str) -> File:
+    """A command for users, which goes through current/ as launchd does."""
+    state = shlex.quote(str(where.state))
+    text = SCRIPT.format(mark=MARK, state=state, name=name)
+    return File(where.programs / name, text.encode(), 0o755, staged=where.launchd / name if where.root else None)
+
+
+def _is_anothers(script: Path) -> bool:
+    """Whether a file of that name is there that we did not write."""
+    content = read(script)
+    return (script.exists() or script.is_symlink()) and MARK.encode() not in content

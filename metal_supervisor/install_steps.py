@@ -1,0 +1,181 @@
+"""What an installation does to a Mac, one thing after another: each can be shown before it is done, and done twice.
+
+What belongs to the user is done by the user. What belongs to root is one command of sudo's, with literal arguments,
+and its content lies ready in the state directory: nothing of ours runs as root.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from metal_supervisor.boundary.commands import Runner
+from metal_supervisor.boundary.state import write_atomic
+
+SUDO, INSTALL, REMOVE = "/usr/bin/sudo", "/usr/bin/install", "/bin/rm"
+OWNER = ("-o", "root", "-g", "wheel")
+COMMAND_S, PASSWORD_S = 30.0, 300.0
+Say = Callable[[str], None]
+
+
+class InstallError(Exception):
+    """It cannot be installed; the message says what is in the way and what to do."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The Mac that this is about."""
+
+    root: Path
+    """`/`, or the directory that a test takes for it."""
+    home: Path
+    user: str
+    group: str
+    uid: int
+    run: Runner
+    pause: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+
+    def shown(self, path: Path) -> str:
+        """A path as its owner would write it."""
+        return f"~/{path.relative_to(self.home)}" if path.is_relative_to(self.home) else str(path)
+
+    def as_root(self, *argv: str, timeout_s: float = COMMAND_S) -> None:
+        """One command by sudo. Raises InstallError."""
+        done = self.run([SUDO, *argv], timeout_s)
+        if not done.ok:
+            said = " ".join((done.err or done.out).split())[:300] or "it said nothing"
+            raise InstallError(f"sudo {' '.join(argv)} failed with {done.code}: {said}")
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A directory that has to be there."""
+
+    path: Path
+    mode: int = 0o700
+    root: bool = False
+
+    def due(self) -> bool:
+        return not self.path.is_dir()
+
+    def lines(self) -> Iterator[str]:
+        """What will be done."""
+        if self.root:
+            yield f"run    sudo {' '.join(self._argv())}"
+        else:
+            yield f"make   {self.path}/ ({self.mode:04o})"
+
+    def do(self, machine: Machine) -> None:
+        """Does it. Raises InstallError, OSError."""
+        if self.root:
+            machine.as_root(*self._argv())
+        else:
+            self.path.mkdir(mode=self.mode, parents=True, exist_ok=True)
+
+    def _argv(self) -> list[str]:
+        return [INSTALL, "-d", "-m", f"{self.mode:04o}", *OWNER, str(self.path)]
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that has to hold this."""
+
+    path: Path
+    content: bytes = field(repr=False)
+    mode: int = 0o600
+    staged: Path | None = None
+    """Where its content lies ready for root to put it in place; None: it is the user's own."""
+    secret: bool = False
+    """Whether nobody may be shown what is in it."""
+
+    def due(self) -> bool:
+        try:
+            return self.path.read_bytes() != self.content or self.path.stat().st_mode & 0o777 != self.mode
+        except OSError:
+            return True
+
+    def lines(self) -> Iterator[str]:
+        """What will be done, with what is in it."""
+        yield f"write  {self.staged or self.path} ({0o600 if self.staged else self.mode:04o})"
+        shown = ["(not shown: it holds credentials)"] if self.secret else self.content.decode("utf-8").splitlines()
+        yield from (f"       | {line}" for line in shown)
+        if self.staged:
+            yield f"run    sudo {' '.join(self._argv())}"
+
+    def do(self, machine: Machine) -> None:
+        """Does it. Raises InstallError, OSError."""
+        place = self.staged or self.path
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(place, self.content)
+        if self.staged:
+            machine.as_root(*self._argv())
+        else:
+            place.chmod(self.mode)
+
+    def _argv(self) -> list[str]:
+        return [INSTALL, "-m", f"{self.mode:04o}", *OWNER, str(self.staged), str(self.path)]
+
+
+@dataclass(frozen=True)
+class Link:
+    """A symbolic link for convenience; what is in its place and not a link stays."""
+
+    path: Path
+    target: Path
+
+    def due(self) -> bool:
+        if self.path.is_symlink():
+            return self.path.readlink() != self.target
+        return not self.path.exists()
+
+    def lines(self) -> Iterator[str]:
+        """What will be done."""
+        yield f"link   {self.path} -> {self.target}"
+
+    def do(self, _machine: Machine) -> None:
+        """Does it. Raises OSError."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.unlink(missing_ok=True)
+        self.path.symlink_to(self.target)
+
+
+@dataclass(frozen=True)
+class Remove:
+    """A file or link that has to go."""
+
+    path: Path
+    root: bool = False
+
+    def due(self) -> bool:
+        return self.path.is_symlink() or self.path.exists()
+
+    def lines(self) -> Iterator[str]:
+        """What will be done."""
+        yield f"run    sudo {REMOVE} -f {self.path}" if self.root else f"remove {self.path}"
+
+    def do(self, machine: Machine) -> None:
+        """Does it. Raises InstallError, OSError."""
+        if self.root:
+            machine.as_root(REMOVE, "-f", str(self.path))
+        else:
+            self.path.unlink(missing_ok=True)
+
+
+Step = Directory | File | Link | Remove
+
+
+def needs_root(step: Step) -> bool:
+    """Whether a step asks for sudo."""
+    return step.staged is not None if isinstance(step, File) else getattr(step, "root", False)
+
+
+def ask_for_sudo(machine: Machine, why: str, say: Say) -> None:
+    """Has sudo ask for the password once, on the terminal. Raises InstallError."""
+    if machine.run([SUDO, "-n", "-v"], COMMAND_S).ok:
+        return
+    say(f"sudo may ask for your password: {why}")
+    if not machine.run([SUDO, "-v"], PASSWORD_S).ok:
+        raise InstallError("sudo refused; run this in a terminal as somebody who may use sudo, or with --agent")

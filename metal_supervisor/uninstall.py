@@ -1,0 +1,169 @@
+"""`metal-supervisor uninstall`: takes out of this Mac what install put there, and says what it leaves.
+
+Weights cost hours to fetch and objects of the embedded API cannot be fetched at all, so both stay. Credentials, specs
+with secrets in them and what only a running system needs go. In a cluster, this Mac's endpoints are deleted while there
+still is a credential to do it with; without that, its peers and the reaper have taken them out of service anyhow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from metal_supervisor import boot, config
+from metal_supervisor.boundary import host
+from metal_supervisor.boundary.kube import BadKubeconfig, Kube, KubeError
+from metal_supervisor.boundary.launchctl import LABEL, Launchctl
+from metal_supervisor.boundary.state import DIRECTORIES, StateDir
+from metal_supervisor.core import claims, launchd
+from metal_supervisor.core.sizes import amount
+from metal_supervisor.install_plan import CLUSTER, MARK, SETTINGS_FILE, Places, places, read
+from metal_supervisor.install_steps import SUDO, Machine, Remove, Say, ask_for_sudo
+from metal_supervisor.settings import Settings
+
+KEPT = ("log", "hub")
+PASSING = (
+    *(name for name in DIRECTORIES if name not in KEPT), "kubectl-cache", "omlx", "launchd", CLUSTER,
+    "apiserver.json", "kubeconfig", "controller.json", "controller.bell", "sidecar.bell", "overrides.json",
+    "settings.json", "session", "supervisord.conf", "supervisord.pid", "supervisor.sock", "run.lock", "omlx.key",
+    "cordon", "handover",
+)  # fmt: skip
+"""What only a running system needs, or nobody may find afterwards."""
+DATABASE = tuple(f"apiserver.db{end}" for end in ("", "-wal", "-shm"))
+USERS = (SETTINGS_FILE, f"{SETTINGS_FILE}.before", *DATABASE, "node", *KEPT)
+"""What is the user's; --purge removes it too."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is installed."""
+
+    places: tuple[Places, ...]
+    """Those of which a job is loaded or a file is there."""
+    settings: Settings
+    steps: tuple[Remove, ...]
+
+
+def find(machine: Machine, state: Path) -> Found:
+    """Looks for what install may have made; changes nothing."""
+    here, steps = [], []
+    for agent in (False, True):
+        where = places(machine, state, agent)
+        ours = [Remove(where.plist, where.root)]
+        for name in ("metal-supervisor", "supervisorctl"):
+            if MARK.encode() in read(where.programs / name):
+                ours.append(Remove(where.programs / name, where.root))
+        if any(step.due() for step in ours) or Launchctl(machine.run, where.domain).job(LABEL) is not None:
+            here.append(where)
+            steps += ours
+    logs = machine.home / "Library" / "Logs" / "metal-supervisor"
+    if logs.is_symlink():
+        steps.append(Remove(logs))
+    settings = Settings(state_dir=str(state))
+    with contextlib.suppress(config.ConfigError):
+        settings = config.load_good(state)[0]
+    return Found(tuple(here), settings, tuple(step for step in steps if step.due()))
+
+
+def show(found: Found, machine: Machine, purge: bool, say: Say) -> None:
+    """Says everything that would be done, and does nothing."""
+    for where in found.places:
+        launchctl = _launchctl(where, machine)
+        if launchctl.job(LABEL) is not None:
+            say(f"run    {' '.join(launchctl.argv('bootout', f'{where.domain}/{LABEL}'))}")
+    for step in found.steps:
+        for line in step.lines():
+            say(line)
+    for path in _going(found.settings, purge):
+        say(f"remove {path}")
+    for line in left(found.settings, machine, purge):
+        say(line)
+
+
+def uninstall(found: Found, machine: Machine, purge: bool, say: Say) -> None:
+    """Ends the system in order and removes it. Raises InstallError, LaunchdError, OSError."""
+    settings = found.settings
+    if any(where.root for where in found.places):
+        ask_for_sudo(machine, "the job's file and launchd's commands are root's", say)
+    for where in found.places:
+        launchctl = _launchctl(where, machine)
+        if launchctl.job(LABEL) is not None:
+            say(f"stopping  {where.domain}/{LABEL}: answers end (at most {settings.stop_timeout:g} s), then the models")
+            launchctl.unload(LABEL, settings.stop_timeout + launchd.STOPPING_S)
+    directory = StateDir(settings.state_path)
+    boot.end_all(boot.left_over(directory))
+    for line in _leave_cluster(directory, settings):
+        say(line)
+    for step in found.steps:
+        step.do(machine)
+        say(f"removed   {machine.shown(step.path)}")
+    for path in _going(settings, purge):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    directory.remove_link()
+    with contextlib.suppress(OSError):
+        settings.state_path.rmdir()  # only if nothing is left in it
+    for line in left(settings, machine, purge):
+        say(line)
+
+
+def _launchctl(where: Places, machine: Machine) -> Launchctl:
+    return Launchctl(machine.run, where.domain, (SUDO,) if where.root else (), machine.pause)
+
+
+def _going(settings: Settings, purge: bool) -> Iterator[Path]:
+    """The files and directories of the state directory that go, by their names: it may hold others' too."""
+    for name in (*PASSING, *(USERS if purge else ())):
+        path = settings.state_path / name
+        if (path.is_symlink() or path.exists()) and not settings.store_path.is_relative_to(path):
+            yield path
+
+
+def _leave_cluster(directory: StateDir, settings: Settings) -> Iterator[str]:
+    """Deletes this Mac's endpoints and Lease, as far as the cluster answers."""
+    namespaces = sorted({record.namespace for record in directory.records()[0].values()})
+    if settings.embedded or not namespaces:
+        return
+    node = host.node_name(directory.path, settings.node_name)
+    try:
+        kube = Kube(Path(settings.kubeconfig).expanduser(), settings.context)
+        for namespace in namespaces:
+            slices = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+            for item in kube.request("GET", slices, {"labelSelector": f"{claims.NODE}={node}"}).get("items", []):
+                kube.request("DELETE", f"{slices}/{item['metadata']['name']}")
+            lease = claims.node_lease_object(namespace, node, 0.0, {}, "")["metadata"]["name"]
+            with contextlib.suppress(KubeError):
+                kube.request("DELETE", f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease}")
+        yield f"deleted   this Mac's endpoints in {', '.join(namespaces)}"
+    except (BadKubeconfig, KubeError) as error:
+        yield f"left      this Mac's endpoints in {', '.join(namespaces)}, out of service: {error}"
+
+
+def left(settings: Settings, machine: Machine, purge: bool) -> Iterator[str]:
+    """What stays on the disk, how big it is and how to remove it."""
+    store = settings.store_path
+    if size_bytes := _size_bytes(store):
+        how = f"rm -r {shlex.quote(str(store))}"
+        yield f"left      {amount(size_bytes)} of models in {machine.shown(store)}; remove them with: {how}"
+    kept = () if purge else USERS
+    users = [path for name in kept if (path := settings.state_path / name).exists() and path != store]
+    if users:
+        names = ", ".join(path.name for path in users)
+        yield f"left      {names} in {machine.shown(settings.state_path)}; uninstall --purge removes them"
+
+
+def _size_bytes(path: Path) -> int:
+    """What a directory takes on the disk; a file with several names counts once."""
+    seen: dict[tuple[int, int], int] = {}
+    with contextlib.suppress(OSError):
+        for each in path.rglob("*"):
+            with contextlib.suppress(OSError):
+                found = each.lstat()
+                seen[found.st_dev, found.st_ino] = found.st_blocks * 512
+    return sum(seen.values())

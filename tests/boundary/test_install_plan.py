@@ -1,0 +1,299 @@
+"""What install and uninstall decide, and what they show with --dry-run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metal_supervisor import cli, install, install_plan, uninstall
+from metal_supervisor.boundary.commands import Done
+from metal_supervisor.boundary.credentials import BadKubeconfig, Login, choose
+from metal_supervisor.boundary.kubeconfig_copy import copy
+from metal_supervisor.config import ConfigError, edited
+from metal_supervisor.install_steps import File, InstallError, Machine
+from tests.launchd import Mac, no_pause
+
+GOLDEN = Path(__file__).resolve().parents[1] / "data" / "install"
+PEM = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
+
+
+def kubeconfig(directory: Path, **user: Any) -> Path:
+    """A kubeconfig with two contexts, of which one names files."""
+    directory.mkdir(exist_ok=True)
+    (directory / "ca.crt").write_text(PEM)
+    (directory / "tok").write_text("secret-token\n")
+    content = {
+        "clusters": [
+            {"name": "c", "cluster": {"server": "https://10.0.0.1:6443", "certificate-authority": "ca.crt"}},
+            {"name": "other", "cluster": {"server": "https://other"}},
+        ],
+        "users": [{"name": "u", "user": user or {"tokenFile": "tok"}}, {"name": "o", "user": {"token": "others"}}],
+        "contexts": [
+            {"name": "mac", "context": {"cluster": "c", "user": "u"}},
+            {"name": "other", "context": {"cluster": "other", "user": "o"}},
+        ],
+        "current-context": "other",
+    }
+    path = directory / "config"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def machine(run: Any, root: Path = Path("/"), home: Path = Path("/Users/anna")) -> Machine:
+    return Machine(root, home, "anna", "staff", 501, run, no_pause)
+
+
+def order(state: str, **more: Any) -> install_plan.Order:
+    usual: dict[str, Any] = {"kubeconfig": None, "embedded": False, "context": "", "config": None, "agent": False}
+    return install_plan.Order(**{**usual, "values": {"state_dir": state}, "force": False, **more})
+
+
+def nothing_loaded(argv: Sequence[str], _timeout_s: float) -> Done:
+    assert "print" in argv
+    return Done(113, "", "Could not find service")
+
+
+# ── golden files ─────────────────────────────────────────────────────────────────────────────────
+
+
+def golden(name: str, lines: Sequence[str]) -> None:
+    """Compares with the file of that name; METAL_GOLDEN=1 writes it."""
+    path = GOLDEN / f"{name}.txt"
+    text = "\n".join(lines) + "\n"
+    if os.environ.get("METAL_GOLDEN"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    assert text == path.read_text("utf-8")
+
+
+def test_a_dry_run_shows_every_file_and_command_of_a_daemon() -> None:
+    mac = machine(nothing_loaded)
+    found = install_plan.plan(
+        order("/Users/anna/.metal-supervisor", embedded=True, values={"memory_fraction": 0.5, "namespace": "llm"}), mac
+    )
+    said: list[str] = []
+    install.show(found, mac, said.append)
+    golden("daemon-embedded", said)
+
+
+def test_a_dry_run_shows_no_credential_of_an_agent_with_a_cluster(tmp_path: Path) -> None:
+    mac = machine(nothing_loaded)
+    found = install_plan.plan(
+        order("/Users/anna/.metal-supervisor", kubeconfig=kubeconfig(tmp_path / "k"), context="mac", agent=True), mac
+    )
+    said: list[str] = []
+    install.show(found, mac, said.append)
+    said += install.summary(found, mac)
+    assert "secret-token" not in "".join(said)
+    golden("agent-cluster", said)
+
+
+def test_a_dry_run_of_uninstall_shows_what_goes_and_what_stays(tmp_path: Path) -> None:
+    root, home = tmp_path / "root", tmp_path / "home"
+    state = home / ".metal-supervisor"
+    for path in ("records/default.tiny.json", "specs/x.json", "models/m/file.gguf", "cluster/token", "log/a.log"):
+        (state / path).parent.mkdir(parents=True, exist_ok=True)
+        (state / path).write_bytes(b"x" * 5_000_000)
+    (state / "metal-supervisor.toml").write_text("")
+    (state / "of-somebody-else").write_text("")
+    for path in (root / "Library/LaunchDaemons/dev.metal-supervisor.plist", root / "usr/local/bin/supervisorctl"):
+        path.parent.mkdir(parents=True)
+        path.write_text(install_plan.MARK)
+    (root / "usr/local/bin/metal-supervisor").write_text("somebody else's")
+    mac = machine(nothing_loaded, root, home)
+    for purge in (False, True):
+        said: list[str] = []
+        uninstall.show(uninstall.find(mac, state), mac, purge, said.append)
+        golden(f"uninstall{'-purge' if purge else ''}", [line.replace(str(tmp_path), "") for line in said])
+
+
+# ── deciding ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def planned(tmp_path: Path, **more: Any) -> install_plan.Plan:
+    home = tmp_path / "home"
+    home.mkdir(exist_ok=True)
+    return install_plan.plan(order(str(home / ".metal-supervisor"), **more), machine(nothing_loaded, tmp_path, home))
+
+
+def content(found: install_plan.Plan, name: str) -> str:
+    return next(step.content.decode() for step in found.steps if isinstance(step, File) and step.path.name == name)
+
+
+def test_without_a_word_about_the_cluster_the_first_time_it_asks(tmp_path: Path) -> None:
+    with pytest.raises(InstallError, match="--cluster KUBECONFIG, or --embedded"):
+        planned(tmp_path)
+
+
+def test_a_file_of_settings_says_which_cluster(tmp_path: Path) -> None:
+    given = tmp_path / "mine.toml"
+    given.write_text(f'# mine\nkubeconfig = "{kubeconfig(tmp_path / "k")}" # theirs\nmemory_fraction = 0.4\n')
+    found = planned(tmp_path, config=given, values={"state_dir": str(tmp_path / "s"), "log_level": "debug"})
+    text = content(found, "metal-supervisor.toml")
+    assert text.startswith("# mine\n") and "memory_fraction = 0.4" in text and 'log_level = "debug"' in text
+    assert f'kubeconfig = "{tmp_path}/s/cluster/kubeconfig"' in text
+    assert found.settings.memory_fraction == 0.4 and not found.settings.embedded
+    assert json.loads(content(found, "kubeconfig"))["current-context"] == "other"
+
+
+def test_settings_that_are_replaced_by_a_file_are_kept_beside_it(tmp_path: Path) -> None:
+    state = tmp_path / "s"
+    state.mkdir()
+    (state / "metal-supervisor.toml").write_text('kubeconfig = ""\nnamespace = "by-hand"\n')
+    given = tmp_path / "mine.toml"
+    given.write_text('kubeconfig = ""\n')
+    found = planned(tmp_path, config=given, values={"state_dir": str(state)})
+    assert "by-hand" in content(found, "metal-supervisor.toml.before")
+    assert "by-hand" not in content(found, "metal-supervisor.toml")
+
+
+def test_a_setting_that_is_wrong_is_named(tmp_path: Path) -> None:
+    given = tmp_path / "mine.toml"
+    given.write_text('kubeconfig = ""\nmemory_fractoin = 0.4\n')
+    with pytest.raises(ConfigError, match=r"memory_fractoin.*did you mean 'memory_fraction'"):
+        planned(tmp_path, config=given)
+
+
+def test_another_state_directory_in_the_settings_is_not_overlooked(tmp_path: Path) -> None:
+    given = tmp_path / "mine.toml"
+    given.write_text('kubeconfig = ""\nstate_dir = "/elsewhere"\n')
+    with pytest.raises(InstallError, match="state_dir in the settings is not"):
+        planned(tmp_path, config=given)
+
+
+def test_commands_of_that_name_that_are_somebody_elses_stay(tmp_path: Path) -> None:
+    theirs = tmp_path / "usr/local/bin/supervisorctl"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("#!/bin/sh\n")
+    found = planned(tmp_path, embedded=True)
+    assert all(step.path != theirs for step in found.steps)
+    assert f"{theirs} is not ours and stays; ours is" in found.notes[0]
+
+
+def test_a_renewed_token_survives_an_install_with_the_kubeconfig_of_before(tmp_path: Path) -> None:
+    source = kubeconfig(tmp_path / "k")
+    for step in planned(tmp_path, kubeconfig=source, context="mac").steps:
+        if step.path.is_relative_to(tmp_path / "home" / ".metal-supervisor"):
+            step.do(machine(nothing_loaded))
+    token = tmp_path / "home/.metal-supervisor/cluster/token"
+    assert (token.read_text(), token.stat().st_mode & 0o777) == ("secret-token\n", 0o600)
+    token.write_text("renewed\n")
+    again = planned(tmp_path, kubeconfig=source, context="mac")
+    assert all(step.path != token for step in again.steps)
+    (tmp_path / "k" / "tok").write_text("a-new-one\n")
+    assert content(planned(tmp_path, kubeconfig=source, context="mac"), "token") == "a-new-one\n"
+    assert "cluster/kubeconfig" in content(planned(tmp_path), "metal-supervisor.toml"), "nothing said: it stays"
+
+
+@pytest.mark.parametrize("domain", ["gui/501", "system"])
+def test_the_incumbent_and_we_never_run_at_once(tmp_path: Path, domain: str) -> None:
+    def run(argv: Sequence[str], _timeout_s: float) -> Done:
+        return Done(0, "x = {\n\tstate = running\n}", "") if f"{domain}/com.llmkube.metal-agent" in argv else Done(
+            113, "", ""
+        )
+
+    mac = machine(run, tmp_path, tmp_path)
+    with pytest.raises(InstallError, match=f"launchctl bootout {domain}/com.llmkube.metal-agent"):
+        install.install(install_plan.plan(order(str(tmp_path / "s"), embedded=True), mac), mac, print)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_place_that_macos_keeps_from_jobs_is_refused(tmp_path: Path) -> None:
+    mac = machine(Mac(), tmp_path, tmp_path)
+    with pytest.raises(InstallError, match="is in Documents, which macOS keeps from launchd's jobs"):
+        install.install(install_plan.plan(order(str(tmp_path / "Documents/s"), embedded=True), mac), mac, print)
+
+
+def test_the_other_kind_of_job_has_to_go_first(tmp_path: Path) -> None:
+    def run(argv: Sequence[str], _timeout_s: float) -> Done:
+        return Done(0, "x = {\n}", "") if "gui/501/dev.metal-supervisor" in argv else Done(113, "", "")
+
+    mac = machine(run, tmp_path, tmp_path)
+    with pytest.raises(InstallError, match=r"installed as gui/501/dev.metal-supervisor already.*install with --agent"):
+        install.install(install_plan.plan(order(str(tmp_path / "s"), embedded=True), mac), mac, print)
+
+
+def test_the_fake_disk_is_never_the_real_one() -> None:
+    assert not Path("/Library/LaunchDaemons").exists()
+
+
+def test_without_sudo_nothing_is_touched(tmp_path: Path) -> None:
+    mac = Mac()
+    mac.sudo = False
+    here = machine(mac, tmp_path, tmp_path)
+    with pytest.raises(InstallError, match="sudo refused; run this in a terminal"):
+        install.install(install_plan.plan(order(str(tmp_path / "s"), embedded=True), here), here, print)
+    assert not (tmp_path / "s").exists()
+
+
+def test_on_a_machine_that_is_no_mac_only_the_dry_run_works(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    state = str(tmp_path / "s")
+    assert cli.main(["install", "--embedded", "--state-dir", state]) == 1
+    assert "launchd is only on a Mac" in capsys.readouterr().err
+    assert cli.main(["install", "--embedded", "--dry-run", "--state-dir", state]) == 0
+    assert "launchctl bootstrap system" in capsys.readouterr().out
+    assert cli.main(["uninstall", "--dry-run", "--state-dir", state]) == 0
+
+
+# ── the copy of a kubeconfig ─────────────────────────────────────────────────────────────────────
+
+
+def test_a_copy_has_one_context_and_needs_no_other_file(tmp_path: Path) -> None:
+    found = copy(kubeconfig(tmp_path / "k"), "mac")
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "kubeconfig").write_text(found.kubeconfig)
+    (kept / "token").write_text(found.token)
+    assert "others" not in found.kubeconfig and "secret-token" not in found.kubeconfig + repr(found)
+    (tmp_path / "k" / "ca.crt").unlink()
+    (tmp_path / "k" / "tok").unlink()
+    login = Login(choose(kept / "kubeconfig")).current()
+    assert login.authorization == "Bearer secret-token" and b"MIIB" in login.authority
+
+
+def test_a_plugin_keeps_its_path_or_has_to_be_found_by_its_name(tmp_path: Path) -> None:
+    plugin = tmp_path / "k" / "bin" / "login"
+    spec = {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never"}
+    source = kubeconfig(tmp_path / "k", exec={**spec, "command": "./bin/login"})
+    plugin.parent.mkdir()
+    answer = {"apiVersion": spec["apiVersion"], "kind": "ExecCredential", "status": {"token": "t"}}
+    plugin.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
+    plugin.chmod(0o755)
+    found = copy(source, "mac")
+    assert json.loads(found.kubeconfig)["users"][0]["user"]["exec"]["command"] == str(plugin)
+    assert found.plugin == ""
+    source = kubeconfig(tmp_path / "k", exec={**spec, "command": "env", "args": [str(plugin)]})
+    assert copy(source, "mac").plugin == "env"
+    noted = planned(tmp_path, kubeconfig=source, context="mac").notes
+    assert any("the kubeconfig's command env has to be in /opt/homebrew/bin:" in note for note in noted)
+
+
+def test_what_cannot_be_used_is_not_copied(tmp_path: Path) -> None:
+    with pytest.raises(BadKubeconfig, match="has no context"):
+        copy(kubeconfig(tmp_path / "k"), "nowhere")
+    with pytest.raises(BadKubeconfig, match="does not exist"):
+        copy(kubeconfig(tmp_path / "k", tokenFile="gone"), "mac")
+
+
+# ── settings in a file ───────────────────────────────────────────────────────────────────────────
+
+
+def test_an_edit_leaves_alone_what_it_does_not_change() -> None:
+    text = "# words of mine\nport = 1234   # mine too\n\n[unfinished"
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        edited(text, {"namespace": "x"}, "f")
+    text = '# words of mine\n"port" = 1234\nnamespace="a"\n'
+    assert edited(text, {"namespace": 'q"\\é\n'[:-1], "log_size": 3}, "f") == (
+        '# words of mine\n"port" = 1234\nnamespace = "q\\"\\\\é"\nlog_size = 3\n'
+    )
+    assert edited(text, {"port": 99}, "f") == '# words of mine\nport = 99\nnamespace="a"\n'
+
+
+def test_an_edit_that_would_not_say_what_was_meant_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot set namespace in it; write each setting on a line of its own"):
+        edited('inference_service_allowlist = """\\\nnamespace = """\nport = 1\n', {"namespace": "x"}, "f")

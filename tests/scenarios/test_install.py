@@ -1,0 +1,161 @@
+"""An installation on a Mac whose launchd is a stand-in (tests/launchd.py): all else in it is real.
+
+It is installed, changed in every way there is and taken out again, while a model answers.
+"""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metal_supervisor import boot, install, install_plan, uninstall
+from metal_supervisor.boundary.launchctl import LABEL
+from metal_supervisor.install_steps import InstallError, Machine
+from tests.launchd import Mac, no_pause
+from tests.system import System, eventually, service
+
+
+class Home:
+    """One Mac with one user."""
+
+    def __init__(self, base: Path) -> None:
+        self.root, self.home = base / "root", base / "home"
+        self.home.mkdir()
+        (self.root / "Library" / "LaunchDaemons").mkdir(parents=True)
+        self.mac = Mac()
+        self.machine = Machine(self.root, self.home, "anna", "staff", 501, self.mac, no_pause)
+        self.state = self.home / ".metal-supervisor"
+        self.system = System(base, state=self.state)
+        flags = dict(zip(self.system.flags[2::2], self.system.flags[3::2], strict=True))
+        self.values: dict[str, object] = {name[2:].replace("-", "_"): value for name, value in flags.items()}
+        self.values["port"] = int(flags["--port"])
+        self.values["caffeinate"] = ""
+        self.said: list[str] = []
+
+    def order(self, **more: object) -> install_plan.Order:
+        agent, force = bool(more.pop("agent", False)), bool(more.pop("force", False))
+        values = {"state_dir": str(self.state), **self.values, **more}
+        return install_plan.Order(None, True, "", values, None, agent, force)
+
+    def install(self, **more: object) -> list[str]:
+        """Installs; returns the commands that changed something."""
+        before = len(self.mac.asked)
+        self.said.clear()
+        found = install_plan.plan(self.order(**more), self.machine)
+        assert install.install(found, self.machine, self.said.append) == 0, self.said
+        return self.mac.asked[before:]
+
+    def supervisorctl(self, *arguments: str) -> str:
+        """As a user types it, with nothing but the usual PATH."""
+        done = subprocess.run(
+            ["supervisorctl", *arguments], capture_output=True, text=True, timeout=60,
+            env={"PATH": f"{self.root}/usr/local/bin:{os.environ['PATH']}", "HOME": str(self.home)},
+        )  # fmt: skip
+        return done.stdout + done.stderr
+
+
+@pytest.fixture
+def mac(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path)
+    yield home
+    home.mac.close()
+    boot.end_all(boot.left_over(home.system.files))
+    home.system.close()
+
+
+def test_a_mac_is_installed_changed_in_every_way_and_left_while_a_model_answers(mac: Home) -> None:
+    system = mac.system
+    mac.mac.too_early = 2
+    commands = mac.install()
+    assert [each.split()[2] for each in commands if "launchctl" in each][-1] == "bootstrap"
+    assert "loaded    system/dev.metal-supervisor" in mac.said
+    assert {path.stat().st_mode & 0o777 for path in mac.state.glob("*.toml")} == {0o600}
+    system.apply(system.tiny_model(), service())
+    engine = system.ready()
+    eventually(lambda: "RUNNING" in mac.supervisorctl("status", "default.tiny"), 20, "it to run")
+    assert "RUNNING" in mac.supervisorctl("-c", str(mac.state / "supervisord.conf"), "status", "default.tiny")
+    assert "RUNNING" in mac.supervisorctl("-s", f"unix://{system.files.socket}", "status", "default.tiny")
+    stream = system.stream(tokens=400)
+
+    # Twice: nothing is done.
+    started = system.own_pid("controller"), system.own_pid("sidecar"), system.supervisord_pid()
+    assert mac.install() == []
+    assert mac.said == ["nothing to do: all of it is as it should be"]
+    assert started == (system.own_pid("controller"), system.own_pid("sidecar"), system.supervisord_pid())
+
+    # A setting: controller and sidecar start anew.
+    assert mac.install(memory_fraction=0.5) == []
+    assert system.supervisord_pid() == started[2]
+    assert started[0] != system.own_pid("controller") and started[1] != system.own_pid("sidecar")
+    assert "memory_fraction = 0.5" in (mac.state / "metal-supervisor.toml").read_text()
+    assert mac.install() == [], "what was said once need not be said again"
+    assert "memory_fraction = 0.5" in (mac.state / "metal-supervisor.toml").read_text()
+
+    # One that launchd has to know: the job is exchanged around the engine.
+    commands = mac.install(stop_timeout=30.0)
+    verbs = [each.split("launchctl ")[1].split()[0] for each in commands if "launchctl" in each]
+    assert (verbs[0], verbs[-1], set(verbs)) == ("kill", "bootstrap", {"kill", "bootout", "bootstrap"})
+    assert plistlib.loads((mac.root / "Library/LaunchDaemons" / f"{LABEL}.plist").read_bytes())["ExitTimeOut"] == 130
+    assert system.supervisord_pid() != started[2]
+    eventually(lambda: system.pid() == engine, 30, "the engine to be stood in for")
+    system.ready()
+
+    # An edit of launchd's own file by hand stays, and counts.
+    plist = mac.root / "Library" / "LaunchDaemons" / f"{LABEL}.plist"
+    plist.write_bytes(plist.read_bytes().replace(b"<integer>15</integer>", b"<integer>20</integer>"))
+    supervisord = system.supervisord_pid()
+    mac.install()
+    assert mac.said[0] == f"note      {plist} was edited by hand and stays; --force writes ours"
+    assert mac.mac.jobs[f"system/{LABEL}"].content["ThrottleInterval"] == 20
+    assert system.supervisord_pid() != supervisord
+    mac.install(force=True)
+    assert mac.mac.jobs[f"system/{LABEL}"].content["ThrottleInterval"] == 15
+    eventually(lambda: system.pid() == engine, 30, "the engine to be stood in for")
+    system.ready()
+    assert stream.completed(), stream.error
+
+    # And out of it again.
+    store = mac.state / "models" / "some" / "model.gguf"
+    store.parent.mkdir(parents=True, exist_ok=True)
+    store.write_bytes(b"x" * 3_000_000)
+    mac.said.clear()
+    found = uninstall.find(mac.machine, mac.state)
+    uninstall.uninstall(found, mac.machine, False, mac.said.append)
+    assert mac.mac.jobs == {} and not plist.exists() and not list((mac.root / "usr/local/bin").iterdir())
+    assert system.processes() == []
+    assert sorted(path.name for path in mac.state.iterdir()) == [
+        "apiserver.db", "hub", "log", "metal-supervisor.toml", "models", "node",
+    ]  # fmt: skip
+    weights = "left      3 MiB of models in ~/.metal-supervisor/models; remove them with: rm -r "
+    assert any(line.startswith(weights) for line in mac.said), mac.said
+
+    # Coming back, all is there again.
+    mac.install()
+    assert "memory_fraction = 0.5" in (mac.state / "metal-supervisor.toml").read_text()
+    system.forget()
+    system.ready()
+    uninstall.uninstall(uninstall.find(mac.machine, mac.state), mac.machine, True, mac.said.append)
+    assert [path.name for path in mac.state.iterdir()] == ["models"]
+
+
+def test_what_runs_in_a_terminal_is_not_installed_over(mac: Home) -> None:
+    mac.system.start()
+    with pytest.raises(InstallError, match="stop it first with Ctrl-C"):
+        mac.install()
+    assert mac.mac.asked == []
+
+
+def test_a_job_that_cannot_start_is_told_with_its_last_words(mac: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "UP_WAIT_S", 1.0)
+    found = install_plan.plan(mac.order(), mac.machine)
+    broken = mac.state / "supervisord.conf" / "in-the-way"
+    broken.mkdir(parents=True)
+    assert install.install(found, mac.machine, mac.said.append) == 1
+    assert any(line.startswith("it does not come up: launchd says ") for line in mac.said)
+    assert mac.said[-1] == "see also: metal-supervisor doctor"
+    assert any("supervisord.conf" in line for line in mac.said), mac.said
