@@ -21,7 +21,8 @@ SEED ?=
 $(foreach name,CLUSTER CONTEXT NAMESPACE PORT ARGS,$(if $(filter environment,$(origin $(name))),$(eval $(name) :=)))
 export CLUSTER CONTEXT NAMESPACE PORT ARGS
 
-.PHONY: help run test test-fast test-cluster lint format bench faults memory fields soak clean
+.PHONY: help run test test-fast test-cluster lint format bench faults memory fields soak clean \
+        build-metal-agent install-metal-agent uninstall-metal-agent
 .DEFAULT_GOAL := help
 
 help:
@@ -36,6 +37,8 @@ help:
 	@echo "make memory  estimates against a real engine, and docs/memory.md with what it said"
 	@echo "make fields  docs/fields.md: what becomes of every field, tried out on the code"
 	@echo "make soak    random faults for SECONDS=3600, with an invariant checker"
+	@echo "make install-metal-agent EMBEDDED=1, or METAL_KUBECONFIG=~/.kube/config [METAL_KUBE_CONTEXT=...]"
+	@echo "             onto this Mac, under launchd; ARGS=\"--dry-run\" shows it first; uninstall-metal-agent undoes it"
 	@echo "make clean   removes the virtual environment and .run/"
 
 # pip rewrites nothing when all is there; the stamp keeps that off the way of the second run.
@@ -79,6 +82,20 @@ fields: $(READY)
 
 soak: $(READY)
 	@$(BIN)/python tools/soak.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+# The names that LLMKube's users know.
+METAL_KUBECONFIG ?=
+METAL_KUBE_CONTEXT ?=
+EMBEDDED ?=
+export METAL_KUBECONFIG METAL_KUBE_CONTEXT EMBEDDED
+
+build-metal-agent: dist
+
+install-metal-agent: build-metal-agent
+	@$(PYTHON) tools/metal_agent.py install $(ARGS)
+
+uninstall-metal-agent:
+	@$(PYTHON) tools/metal_agent.py uninstall $(ARGS)
 
 clean:
 	rm -rf $(VENV) .run build

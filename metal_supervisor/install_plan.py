@@ -164,7 +164,8 @@ def _settings(order: Order, where: Places) -> tuple[str, Copy | None]:
     named = str(order.kubeconfig or values.get("kubeconfig") or found.get("kubeconfig", ""))
     if not named:
         if "kubeconfig" not in found:
-            raise InstallError("say which cluster: --cluster KUBECONFIG, or --embedded for the one that we bring along")
+            raise InstallError("say which cluster: --cluster KUBECONFIG, or --embedded for the one that we bring along "
+                               "(with make: METAL_KUBECONFIG=KUBECONFIG or EMBEDDED=1)")
         return config.edited(text, values, str(where.settings)), None
     source = Path(named).expanduser().absolute()
     if source == kept:

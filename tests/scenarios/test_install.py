@@ -15,32 +15,39 @@ import pytest
 
 from metal_supervisor import boot, install, install_plan, uninstall
 from metal_supervisor.boundary.launchctl import LABEL
+from metal_supervisor.core import claims
+from metal_supervisor.install_plan import SETTINGS_FILE
 from metal_supervisor.install_steps import InstallError, Machine
-from tests.launchd import Mac, no_pause
+from tests import launchd
+from tests.launchd import no_pause
+from tests.macs import LEASES, Mac, embedded_cluster
 from tests.system import System, eventually, service
+
+NODE_LEASE = claims.node_lease_object("default", "studio", 1.0, {}, "")["metadata"]["name"]
 
 
 class Home:
     """One Mac with one user."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, system: System | None = None) -> None:
         self.root, self.home = base / "root", base / "home"
         self.home.mkdir()
         (self.root / "Library" / "LaunchDaemons").mkdir(parents=True)
-        self.mac = Mac()
+        self.mac = launchd.Mac()
         self.machine = Machine(self.root, self.home, "anna", "staff", 501, self.mac, no_pause)
         self.state = self.home / ".metal-supervisor"
-        self.system = System(base, state=self.state)
+        self.system = system or System(base, state=self.state)
         flags = dict(zip(self.system.flags[2::2], self.system.flags[3::2], strict=True))
         self.values: dict[str, object] = {name[2:].replace("-", "_"): value for name, value in flags.items()}
         self.values["port"] = int(flags["--port"])
+        self.kubeconfig = Path(str(self.values.pop("kubeconfig"))) if "kubeconfig" in self.values else None
         self.values["caffeinate"] = ""
         self.said: list[str] = []
 
     def order(self, **more: object) -> install_plan.Order:
         agent, force = bool(more.pop("agent", False)), bool(more.pop("force", False))
         values = {"state_dir": str(self.state), **self.values, **more}
-        return install_plan.Order(None, True, "", values, None, agent, force)
+        return install_plan.Order(self.kubeconfig, self.kubeconfig is None, "", values, None, agent, force)
 
     def install(self, **more: object) -> list[str]:
         """Installs; returns the commands that changed something."""
@@ -159,3 +166,25 @@ def test_a_job_that_cannot_start_is_told_with_its_last_words(mac: Home, monkeypa
     assert any(line.startswith("it does not come up: launchd says ") for line in mac.said)
     assert mac.said[-1] == "see also: metal-supervisor doctor"
     assert any("supervisord.conf" in line for line in mac.said), mac.said
+
+
+def test_a_mac_of_a_cluster_leaves_nothing_behind_in_it(tmp_path: Path) -> None:
+    with embedded_cluster(tmp_path) as kubeconfig:
+        there = Mac(tmp_path / "mac", "studio", kubeconfig, 11, state=tmp_path / "mac" / "home" / ".metal-supervisor")
+        home = Home(tmp_path / "mac", there)
+        try:
+            home.install(agent=True)
+            assert f"loaded    gui/501/{LABEL}" in home.said
+            there.apply(there.tiny_model(), service())
+            there.ready()
+            assert there.slice_ready() and there.maybe(f"{LEASES}/{NODE_LEASE}")
+            kept = home.state / "cluster" / "kubeconfig"
+            assert kept.stat().st_mode & 0o777 == 0o600 and str(kept) in (home.state / SETTINGS_FILE).read_text()
+            found = uninstall.find(home.machine, home.state)
+            uninstall.uninstall(found, home.machine, False, home.said.append)
+            assert "deleted   this Mac's endpoints in default" in home.said
+            assert there.slice() is None and not there.maybe(f"{LEASES}/{NODE_LEASE}")
+            assert not kept.exists() and there.processes() == []
+        finally:
+            home.mac.close()
+            there.close()
