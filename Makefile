@@ -21,7 +21,7 @@ SEED ?=
 $(foreach name,CLUSTER CONTEXT NAMESPACE PORT ARGS,$(if $(filter environment,$(origin $(name))),$(eval $(name) :=)))
 export CLUSTER CONTEXT NAMESPACE PORT ARGS
 
-.PHONY: help run test test-fast test-cluster lint format bench faults memory fields soak clean
+.PHONY: help run test test-fast test-cluster lint format bench faults memory fields soak dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo "make memory  estimates against a real engine, and docs/memory.md with what it said"
 	@echo "make fields  docs/fields.md: what becomes of every field, tried out on the code"
 	@echo "make soak    random faults for SECONDS=3600, with an invariant checker"
+	@echo "make dist    the wheel and the sdist, in dist/"
 	@echo "make clean   removes the virtual environment and .run/"
 
 # pip rewrites nothing when all is there; the stamp keeps that off the way of the second run.
@@ -80,5 +81,10 @@ fields: $(READY)
 soak: $(READY)
 	@$(BIN)/python tools/soak.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
+# What builds them is in the environment already: nothing is fetched for it.
+dist: $(READY)
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation
+
 clean:
-	rm -rf $(VENV) .run build
+	rm -rf $(VENV) .run build dist

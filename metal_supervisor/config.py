@@ -222,5 +222,14 @@ def sample() -> str:
 
 def conf_dir() -> Path:
     """The directory of shipped configuration: beside the package in a checkout, inside it when installed."""
+    return _shipped("conf")
+
+
+def launchd_dir() -> Path:
+    """The directory of the templates for launchd, as conf_dir."""
+    return _shipped("launchd")
+
+
+def _shipped(name: str) -> Path:
     package = Path(__file__).parent
-    return next(path for path in (package / "_conf", package.parent / "conf") if path.is_dir())
+    return next(path for path in (package / f"_{name}", package.parent / name) if path.is_dir())
