@@ -21,7 +21,7 @@ SEED ?=
 $(foreach name,CLUSTER CONTEXT NAMESPACE PORT ARGS,$(if $(filter environment,$(origin $(name))),$(eval $(name) :=)))
 export CLUSTER CONTEXT NAMESPACE PORT ARGS
 
-.PHONY: help run test test-fast test-cluster lint format bench faults memory fields soak clean \
+.PHONY: help run test test-fast test-cluster lint format bench faults memory fields soak dist clean \
         build-metal-agent install-metal-agent uninstall-metal-agent
 .DEFAULT_GOAL := help
 
@@ -39,6 +39,7 @@ help:
 	@echo "make soak    random faults for SECONDS=3600, with an invariant checker"
 	@echo "make install-metal-agent EMBEDDED=1, or METAL_KUBECONFIG=~/.kube/config [METAL_KUBE_CONTEXT=...]"
 	@echo "             onto this Mac, under launchd; ARGS=\"--dry-run\" shows it first; uninstall-metal-agent undoes it"
+	@echo "make dist    the wheel and the sdist, in dist/"
 	@echo "make clean   removes the virtual environment and .run/"
 
 # pip rewrites nothing when all is there; the stamp keeps that off the way of the second run.
@@ -97,5 +98,10 @@ install-metal-agent: build-metal-agent
 uninstall-metal-agent:
 	@$(PYTHON) tools/metal_agent.py uninstall $(ARGS)
 
+# What builds them is in the environment already: nothing is fetched for it.
+dist: $(READY)
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation
+
 clean:
-	rm -rf $(VENV) .run build
+	rm -rf $(VENV) .run build dist

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from metal_supervisor import __version__, config, install_flags, model_flags
+from metal_supervisor import __version__, completion, config, import_flags, install_flags, model_flags
 from metal_supervisor.core.sizes import amount
 
 NOT_RUNNING, BAD_CONFIG = 3, 78
@@ -319,6 +319,8 @@ def parser() -> argparse.ArgumentParser:
     _add_fit(commands)
     model_flags.add(commands, _say)
     install_flags.add(commands, _say)
+    import_flags.add(commands, _say)
+    completion.add(commands, parser)
     command = commands.add_parser("version", help="print the version")
     command.add_argument("--json", action="store_true", help="print JSON, with the versions that matter")
     command.set_defaults(action=_version)

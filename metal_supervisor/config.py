@@ -87,6 +87,11 @@ def _convert(name: str, value: Any, origin: str) -> Any:
     return result
 
 
+def checked(name: str, value: Any, origin: str) -> Any:
+    """A value for the setting of that name, in its type. Raises ConfigError, which begins with `origin`."""
+    return _convert(name, value, origin)
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The settings of a TOML file. Raises ConfigError with the file, the line or the key."""
     try:
