@@ -453,7 +453,7 @@ class Sidecar:
         """What the node Lease says of this Mac."""
         memory = told["memory"] if isinstance(told.get("memory"), dict) else {}
         notes = {
-            **{PREFIX + name: text for name, text in host.capabilities().items()},
+            **{PREFIX + name: text for name, text in host.capabilities(self._inventory.chip).items()},
             **noted(self._inventory.offers),
             PREFIX + "version": __version__,
             PREFIX + "address": self.addresses.address,
