@@ -16,6 +16,8 @@ LONGEST_NOTE_BYTES = 1000
 HELD = ("FATAL", "BACKOFF")
 PORT_IN_USE, CLAIM_LOST, HUNG, CRASH_LOOP = "PortInUse", "ClaimLost", "Hung", "CrashLoopBackOff"
 EVICTED = "Evicted"
+MOVED = "AddressChanged"
+"""Reason of the Event that tells of another address of this Mac."""
 TROUBLE = frozenset({
     HUNG, "Unresponsive", CRASH_LOOP, PORT_IN_USE, "PublishFailed", "EndpointNameConflict", "NoRoutableAddress",
     "InsufficientMemory", "MemoryCheckFailed", "MemoryPressure", EVICTED,

@@ -31,7 +31,7 @@ from metal_supervisor.core import first_request
 from metal_supervisor.core.attachment import Attachment
 from metal_supervisor.core.claims import PREFIX, UNSCHEDULABLE
 from metal_supervisor.core.liveness import Limits
-from metal_supervisor.core.report import CRASH_LOOP, HELD, Report, happening, report
+from metal_supervisor.core.report import CRASH_LOOP, HELD, MOVED, Happening, Report, happening, report
 from metal_supervisor.core.types import (
     LIVE,
     Json,
@@ -97,6 +97,8 @@ class Sidecar:
         """A process has ended, and no pass has told of it."""
         self._observed = directory.observations()
         self._reports: dict[Key, Report] = {}
+        self._address = ""
+        """What pods were told last."""
         self._table: Mapping[str, ProgramState] = {}
         self._supervisord_since, self._table_read = 0.0, False
         self._inventory = Inventory(settings, self.wake)
@@ -230,6 +232,7 @@ class Sidecar:
             cluster_error=trouble,
             cluster_since=since,
             node=self.node,
+            address=self.addresses.choice,
             engines=self._inventory.offers,
             programs={
                 name: row.state.value
@@ -421,6 +424,7 @@ class Sidecar:
 
     def _register(self, rows: list[Row], told: Json) -> None:
         where = self.addresses.address, self.addresses.problem
+        self._tell_of_move(where[0])
         wanted = {row.record.key: Wanted(row.record, row.report, *where) for row in rows}
         models = {}
         for name, item in (told.get("models") or {}).items():
@@ -431,6 +435,13 @@ class Sidecar:
         known = {row.record.key for row in self._rows}
         self._reports = {key: value for key, value in self._reports.items() if key in known}
         self.registrar.want(wanted, models, self._around(rows, told))
+
+    def _tell_of_move(self, address: str) -> None:
+        """An Event if pods are told another address of this Mac from now on: what they knew is worth nothing."""
+        if address and self._address and address != self._address:
+            text = f"this Mac is reached at {address} now, and no longer at {self._address}; its endpoints say so"
+            self.registrar.tell_of_mac(Happening("Normal", MOVED, text))
+        self._address = address or self._address
 
     def _around(self, rows: list[Row], told: Json) -> Around:
         """What surrounds this Mac, from the controller's report."""

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.system import ROOT, System, eventually, running, service
+from tests.mac_part import say, standing_in
+from tests.system import System, eventually, running, service
 
 REASON = "MetalUnavailable"
-
-
-@contextlib.contextmanager
-def controlled(system: System, says: Path) -> Iterator[None]:
-    """The system's controller is one of a Mac whose Metal is what the file says."""
-    system.supervisorctl("stop", "controller")
-    with (system.state / "log" / "mac.log").open("ab") as log:
-        command = [sys.executable, "-m", "tests.mac_controller", str(system.files.path), str(says)]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-    try:
-        yield
-        assert process.poll() is None, (system.state / "log" / "mac.log").read_text()[-3000:]
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +24,9 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 def test_nothing_starts_without_metal_what_runs_is_kept_and_it_begins_when_metal_is_there(
     system: System, tmp_path: Path
 ) -> None:
-    engine, says = system.ready("kept"), tmp_path / "says"
-    says.write_text("no")
-    with controlled(system, says):
+    engine = system.ready("kept")
+    say(tmp_path, "metal", "no")
+    with standing_in(system, "controller", tmp_path):
         stream = system.stream("kept", tokens=400)
         system.apply(service("late"))
         told = eventually(lambda: REASON in system.told("late") and system.told("late"), what="the refusal")
@@ -53,27 +36,26 @@ def test_nothing_starts_without_metal_what_runs_is_kept_and_it_begins_when_metal
         assert system.pid("kept") == engine and system.slice_ready("kept")
         assert stream.completed(), stream.error
 
-        says.write_text("yes")
+        say(tmp_path, "metal", "yes")
         system.ready("late")
         eventually(lambda: not system.condition("Degraded", "kept"), what="the warning to go")
         assert system.pid("kept") == engine
 
 
 def test_not_knowing_refuses_nothing(system: System, tmp_path: Path) -> None:
-    (tmp_path / "says").write_text("nobody knows")
-    with controlled(system, tmp_path / "says"):
+    say(tmp_path, "metal", "nobody knows")
+    with standing_in(system, "controller", tmp_path):
         system.apply(service("unknown"))
         system.ready("unknown")
 
 
 def test_an_engine_that_was_stopped_without_metal_is_refused_too(system: System, tmp_path: Path) -> None:
-    says = tmp_path / "says"
-    says.write_text("no")
-    with controlled(system, says):
+    say(tmp_path, "metal", "no")
+    with standing_in(system, "controller", tmp_path):
         eventually(lambda: system.condition("Degraded", "kept").get("reason") == REASON, what="it to be known")
         system.supervisorctl("stop", "default.kept")
         eventually(lambda: REASON in system.told("kept"), what="the refusal of what does not run any more")
         kept = system.rpc.table().get("default.kept")
         assert kept is None or not kept.pid
-        says.write_text("yes")
+        say(tmp_path, "metal", "yes")
         system.ready("kept")
