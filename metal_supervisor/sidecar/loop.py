@@ -103,7 +103,7 @@ class Sidecar:
         self._supervisord_since, self._table_read = 0.0, False
         self._inventory = Inventory(settings, self.wake)
         self._leaving = threading.Event()
-        self.addresses = AddressBook(kube, settings.host_ip, settings.embedded, self.wake)
+        self.addresses = AddressBook(kube, settings.host_ip, settings.embedded, self._roamed)
 
     def _renew_token(self) -> None:
         """Keeps this Mac's own token young, if it has one."""
@@ -125,6 +125,11 @@ class Sidecar:
     def current(self) -> Board:
         """The board, with what is counted elsewhere."""
         return replace(self.board, requests=self.kube.requests)
+
+    def _roamed(self) -> None:
+        """The machine has slept, or is somewhere else."""
+        self.registrar.look_now()
+        self.wake()
 
     def _exited(self, pid: int) -> None:
         self._dead.add(pid)

@@ -61,4 +61,4 @@ def test_an_address_of_containers_is_told_as_asked_and_doubted_in_the_log_and_in
 
 def test_status_tells_of_no_address_before_one_is_known() -> None:
     assert board.status(board.Board(), "1")["address"]["address"] == ""
-    assert board.NO_ADDRESS == addresses.Choice("", "")
+    assert addresses.Choice("", "") == board.NO_ADDRESS
