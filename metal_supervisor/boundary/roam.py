@@ -29,8 +29,13 @@ class Roamer(threading.Thread):
 
     def run(self) -> None:
         while True:
+            self._pause.clear()
             self.look()
             self._pause.wait(EVERY_S)
+
+    def look_now(self) -> None:
+        """Has the thread look at once."""
+        self._pause.set()
 
     def look(self) -> None:
         """One look."""

@@ -52,6 +52,7 @@ from metal_supervisor.sidecar.membership import Membership, new_session
 from metal_supervisor.sidecar.meter import Engine, Meter
 from metal_supervisor.sidecar.probes import Finding, Prober, Target
 from metal_supervisor.sidecar.registrar import Around, Registrar
+from metal_supervisor.sidecar.slumber import Slumber
 from metal_supervisor.sidecar.statuses import Wanted, WantedModel
 
 TICK_S = 15.0
@@ -102,6 +103,7 @@ class Sidecar:
         self._table: Mapping[str, ProgramState] = {}
         self._supervisord_since, self._table_read = 0.0, False
         self._inventory = Inventory(settings, self.wake)
+        self._slumber = Slumber(directory.path, self.registrar)
         self._leaving = threading.Event()
         self.addresses = AddressBook(kube, settings.host_ip, settings.embedded, self._roamed)
 
@@ -161,6 +163,7 @@ class Sidecar:
                 held = held or bool(self._supervisord_since)
                 asked = any(row.record.withdraw and not row.observed.drained for row in self._rows)
                 pause_s = UNCONFIRMED_S / 4 if asked else RETRY_S if held else TICK_S
+                pause_s = min(pause_s, self._slumber.again_in_s)
             except Exception:
                 log.exception("pass failed; it is tried again")
                 pause_s = RETRY_S
@@ -199,6 +202,8 @@ class Sidecar:
     def one_pass(self) -> None:
         """One pass: observe, keep, tell."""
         error = self._read_table()
+        if self._slumber.look():
+            self.addresses.look_now()
         records = self._read_records()
         notes = self.state.run_notes()
         told = self._controller()
@@ -225,6 +230,7 @@ class Sidecar:
             del self._observed[program]
             self.state.forget_observed(program)
         self._register(rows, told)
+        self._slumber.answer()
         trouble, since = self.registrar.trouble
         self.board = Board(
             at=time.time(),
@@ -374,7 +380,7 @@ class Sidecar:
         self._observed[record.program] = observed
         if self.state.write_observed(observed):
             ring(self.state.path, "controller")
-        told = report(record, observed)
+        told = report(record, observed, self._slumber.coming is not None)
         self._announce(record, told, observed, crashed)
         address = self.addresses.address
         where = f"{address}:{record.port}" if told.wants_slice and address else ""

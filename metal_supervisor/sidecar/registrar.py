@@ -118,6 +118,11 @@ class Registrar(threading.Thread):
         """(why the cluster cannot be written to, Unix time since when); ("", 0) when it can."""
         return self._trouble.error, self._trouble.since
 
+    @property
+    def settled(self) -> bool:
+        """Whether everything wanted is shown."""
+        return self._settled.is_set()
+
     def flush(self, timeout_s: float) -> bool:
         """Waits until everything wanted is shown; False if that took too long."""
         return self._settled.wait(timeout_s)
