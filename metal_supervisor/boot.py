@@ -32,7 +32,7 @@ from metal_supervisor.boundary.supervisord import Supervisord
 from metal_supervisor.config import Overrides, Settings, conf_dir, save_overrides
 from metal_supervisor.core import programs
 
-OWN_PROGRAMS = ("apiserver", "controller", "sidecar")
+OWN_PROGRAMS = ("apiserver", "controller", "sidecar", "sleepwatch")
 TERM_WAIT_S, KILL_WAIT_S = 5.0, 2.0
 SIDECAR_STOP_S = 10
 HANDOVER_FILE, HANDOVER_S = "handover", 60.0
@@ -165,6 +165,8 @@ def _parts(settings: Settings) -> Iterator[str]:
     yield "supervisord.conf"
     if settings.embedded:
         yield "apiserver.conf"
+    elif sys.platform == "darwin":
+        yield "sleepwatch.conf"
 
 
 def write_conf(directory: StateDir, settings: Settings) -> None:

@@ -168,6 +168,18 @@ def _apiserver(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _sleepwatch(arguments: argparse.Namespace) -> int:
+    from metal_supervisor import boot, sleepwatch
+    from metal_supervisor.boundary import iokit
+
+    settings, _, _ = _program(arguments)
+    try:
+        sleepwatch.run(settings.state_path, iokit.load())
+    except OSError as error:
+        raise boot.CannotBoot(f"this system does not tell of its sleep: {error}") from None
+    return 0
+
+
 def _status(arguments: argparse.Namespace) -> int:
     settings, overrides = _settings(arguments)
     if "port" not in overrides.values and (settings.state_path / config.OVERRIDES_FILE).exists():
@@ -297,7 +309,12 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("--apply", metavar="FILE", help="manifest to apply once, to the embedded API only")
         if name == "status":
             command.add_argument("--json", action="store_true", help="print JSON")
-    for name, action in (("controller", _controller), ("sidecar", _sidecar), ("apiserver", _apiserver)):
+    for name, action in (
+        ("controller", _controller),
+        ("sidecar", _sidecar),
+        ("apiserver", _apiserver),
+        ("sleepwatch", _sleepwatch),
+    ):
         command = commands.add_parser(name, help=f"the {name}; supervisord starts it")
         command.add_argument("--state-dir", required=True)
         command.set_defaults(action=action)

@@ -25,6 +25,7 @@ from metal_supervisor.boundary.exits import ExitWatch
 from metal_supervisor.boundary.filling import terms_of
 from metal_supervisor.boundary.headers import Headers, read_listing
 from metal_supervisor.boundary.kube import Kube
+from metal_supervisor.boundary.metal import Metal, Question, question_of
 from metal_supervisor.boundary.references import References
 from metal_supervisor.boundary.roam import Roamer
 from metal_supervisor.boundary.state import StateDir, StateError
@@ -96,7 +97,15 @@ def collection(settings: Settings, plural: str) -> str:
 class Controller:
     """Holds what has to be remembered between passes, all of which could be made again."""
 
-    def __init__(self, settings: Settings, directory: StateDir, kube: Kube, supervisord: Supervisord) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        directory: StateDir,
+        kube: Kube,
+        supervisord: Supervisord,
+        metal: Question | None = None,
+    ) -> None:
+        """`metal`: another question than this machine's own after its Metal device."""
         self.settings, self.state, self.kube, self.supervisord = settings, directory, kube, supervisord
         self.bell = Doorbell(directory.path, "controller")
         self.wake = self.bell.ring
@@ -122,7 +131,8 @@ class Controller:
         self.intake = Intake(settings, self.node, self.bulletin)
         self.applier = Applier(directory, supervisord, settings)
         headers, builds = Headers(self.wake), Builds(settings, self.wake)
-        self.lookout = Lookout(settings, directory, self.store, headers, builds, self.wake)
+        self.metal = Metal(metal or question_of(settings), self.wake)
+        self.lookout = Lookout(settings, directory, self.store, headers, builds, self.wake, self.metal)
         self.memory = Memory(settings, directory, self.wake)
         self._seen: tuple[object, object] = (None, None)
         self._unkept = ""
@@ -142,6 +152,7 @@ class Controller:
         self.models.start()
         self.placement.start()
         self.memory.start()
+        self.metal.start()
         if not self.settings.embedded:  # loopback outlasts every sleep and every network
             Roamer(self.kube).start()
         pause_s = 0.0

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from metal_supervisor import placement
-from metal_supervisor.boundary import builds, host
+from metal_supervisor.boundary import builds, chip, darwin_memory, host
 from metal_supervisor.bulletin import Bulletin
 from metal_supervisor.config import Settings
 from metal_supervisor.core import resources
@@ -24,7 +24,8 @@ class Intake:
 
     def __init__(self, settings: Settings, node: str, bulletin: Bulletin) -> None:
         self._settings, self._bulletin = settings, bulletin
-        self._labels = placement.node_labels(settings, node, platform.system(), platform.machine())
+        label = chip.quick(darwin_memory.mac()).label
+        self._labels = placement.node_labels(settings, node, platform.system(), platform.machine(), label)
         self._look_at = 0.0
         self._policy = resources.Policy(
             default_runtime=settings.runtime,

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.builds import Broken, Builds
 from metal_supervisor.boundary.headers import Headers
+from metal_supervisor.boundary.metal import UNAVAILABLE, Metal
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.boundary.store import Store
 from metal_supervisor.config import Settings
@@ -24,6 +25,7 @@ from metal_supervisor.core.plan import live_note
 from metal_supervisor.core.report import PORT_IN_USE
 from metal_supervisor.core.sources import Artifact, library_model
 from metal_supervisor.core.types import (
+    LIVE,
     Engine,
     Json,
     ModelFile,
@@ -71,8 +73,11 @@ class Lookout:
         headers: Headers,
         builds: Builds,
         wake: Callable[[], None] = lambda: None,
+        metal: Metal | None = None,
     ) -> None:
+        """`metal`: whether it is there; None where that is nobody's question."""
         self._settings, self._state = settings, directory
+        self.metal = metal or Metal(None, wake)
         self._store, self._headers, self._builds = store, headers, builds
         self._read: set[str] = set()
         """Files whose headers were asked for in this pass."""
@@ -103,6 +108,19 @@ class Lookout:
         """What this Mac can do for a service right now."""
         name = programs.program_name(service.key)
         up = live_note(notes.get(name), table.get(name))
+        found = self._placed(service, record, records, notes, up)
+        no_metal = found.problem is not None and found.problem[0] == UNAVAILABLE
+        return replace(found, barred=no_metal and not _is_live(table.get(name)))
+
+    def _placed(
+        self,
+        service: Service,
+        record: Record | None,
+        records: Collection[Record],
+        notes: Mapping[str, RunNote],
+        up: RunNote | None,
+    ) -> Outlook:
+        """What can be done for a service, where its engine is to listen and where the one that is up does."""
         if RUNTIMES[service.runtime].shared is None:
             found = self._found(service, record, self._port(service, record, records, notes), up)
             return replace(found, host=self._settings.bind_address, live=self._live(up))
@@ -131,7 +149,7 @@ class Lookout:
             for artifact, _ in files.values():
                 self._store.give_leave(artifact)  # whatever it waits for, its files need not
             return Outlook(files[None][1], port or (record.port if record else None), problem=problem)
-        if binary is None:
+        if binary is None or (self.metal.asking and not (record and record.runs)):
             return Outlook(ASKING, port)
         if any(file.phase != "Ready" for _, file in files.values()):
             return self._before_all_is_here(service, binary, files, port)
@@ -166,7 +184,9 @@ class Lookout:
         """The engine's program, or what is in the way of one; neither while it is being asked what it knows."""
         runtime = RUNTIMES[service.runtime]
         if runtime.shared is not None and not self.daemons.needs_binary(service.runtime):
-            return Binary("", frozenset()), None
+            return Binary("", frozenset()), None  # the user's own daemon, in a context of its own
+        if self.metal.problem:
+            return None, self.metal.problem
         try:
             binary = self._builds.look(runtime.executables)
         except host.NoBinary as error:
@@ -365,6 +385,10 @@ class Lookout:
 
     def _no_port(self) -> tuple[str, str]:
         return "NoPort", f"no port of --ports {self._settings.ports} is free; widen the range"
+
+
+def _is_live(state: ProgramState | None) -> bool:
+    return state is not None and state.state in LIVE
 
 
 def _whole(found: object) -> int:

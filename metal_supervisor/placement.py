@@ -230,8 +230,8 @@ def artifacts(services: Collection[Service]) -> set[Artifact]:
     }
 
 
-def node_labels(settings: Settings, node: str, system: str, machine: str) -> dict[str, str]:
-    """What `spec.nodeSelector` is held against: the well-known labels, and the configured ones."""
+def node_labels(settings: Settings, node: str, system: str, machine: str, chip: str = "") -> dict[str, str]:
+    """What `spec.nodeSelector` is held against: the well-known labels, one for the chip, and the configured ones."""
     arch = {"arm64": "arm64", "aarch64": "arm64", "x86_64": "amd64", "amd64": "amd64"}.get(machine.lower(), machine)
     found = {
         "kubernetes.io/hostname": node,
@@ -239,7 +239,7 @@ def node_labels(settings: Settings, node: str, system: str, machine: str) -> dic
         "kubernetes.io/arch": arch,
         "metal-supervisor.io/node": node,
     }
-    return {**found, **settings.labels}
+    return {**found, **({"metal-supervisor.io/chip": chip} if chip else {}), **settings.labels}
 
 
 def unplaced(written: Json, labels: Mapping[str, str]) -> str:

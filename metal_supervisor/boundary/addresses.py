@@ -13,7 +13,7 @@ import ipaddress
 import socket
 import urllib.parse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.host import Interface
@@ -23,6 +23,8 @@ TAILNETS = tuple(map(ipaddress.ip_network, ("100.64.0.0/10", "fd7a:115c:a1e0::/4
 PRIVATE = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
 VIRTUAL = tuple(map(ipaddress.ip_network, ("172.17.0.0/16", "192.168.64.0/24", "192.168.65.0/24")))
 """Docker's bridge, and the networks of virtual machines on this Mac: nobody outside routes to them."""
+OF_MACHINES = ("bridge", "vmenet", "vmnet", "docker", "veth", "virbr", "br-")
+"""Interfaces that containers and virtual machines bring along; a VPN's may well lead to pods."""
 VIRTUAL_NAMES = ("bridge", "utun", "vmenet", "vmnet", "docker", "veth", "virbr", "br-", "awdl", "llw", "anpi")
 HOST_NAMES = ("host.minikube.internal", "host.docker.internal")
 HTTPS = 443
@@ -87,9 +89,7 @@ def choose(asked: str, around: Surroundings) -> Choice:
     """The address to advertise. `asked`: the setting --host-ip, which always wins, and is checked all the same."""
     if asked:
         choice = _checked(asked, "--host-ip")
-        if choice.problem or any(_parsed(each.address) == _parsed(asked) for each in around.interfaces):
-            return choice
-        return Choice(choice.address, choice.origin, note=f"{asked} (--host-ip) is no address of this machine now")
+        return choice if choice.problem else replace(choice, note=doubt(choice.address, around.interfaces))
     route = _parsed(around.route) if around.route else None
     if route is None:
         text = f"this Mac has no route to the API server {around.server}; check the network, or set --host-ip"
@@ -97,6 +97,17 @@ def choose(asked: str, around: Surroundings) -> Choice:
     if not route.is_loopback:
         return _checked(str(route), f"the route to {around.server}")
     return _beside_the_cluster(around)
+
+
+def doubt(address: str, interfaces: Sequence[Interface]) -> str:
+    """Why pods may not reach an address that was asked for with --host-ip; "" if nothing speaks against it."""
+    parsed = _parsed(address)
+    names = [each.name for each in interfaces if _parsed(each.address) == parsed]
+    if parsed is None or _within(parsed, VIRTUAL) or any(name.startswith(OF_MACHINES) for name in names):
+        where = f" ({names[0]})" if names else ""
+        text = f"{address} (--host-ip) is of a network{where} that containers or virtual machines on this Mac use"
+        return f"{text}: pods elsewhere do not reach it; leave --host-ip away, or set an address of the LAN or tailnet"
+    return "" if names else f"{address} (--host-ip) is no address of this machine now"
 
 
 def _beside_the_cluster(around: Surroundings) -> Choice:

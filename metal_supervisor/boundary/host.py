@@ -20,6 +20,7 @@ import psutil
 
 from metal_supervisor import launch
 from metal_supervisor.boundary import darwin_memory
+from metal_supervisor.boundary.chip import Chip
 from metal_supervisor.core.liveness import Signs
 
 HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")
@@ -93,20 +94,27 @@ def boot_id() -> str:
 
 @lru_cache(maxsize=1)
 def performance_cores() -> int | None:
-    """Number of performance cores of an Apple chip; None elsewhere, where engines know better."""
-    if sys.platform == "darwin":
-        for _ in range(3):  # asked once: an answer that came and went would change every engine's arguments
-            text = _output("sysctl", "-n", "hw.perflevel0.physicalcpu").strip()
-            if text.isdigit():
-                return int(text)
-    return None
+    """Number of performance cores of an Apple chip; None elsewhere, where engines know better.
+
+    Asked once: an answer that came and went would change every engine's arguments.
+    """
+    mac = darwin_memory.mac()
+    if mac is None:
+        return None
+    try:
+        return mac.number("hw.perflevel0.physicalcpu") or None
+    except OSError:
+        return None
 
 
-@lru_cache(maxsize=1)
-def capabilities() -> dict[str, str]:
-    """What a node Lease tells of this machine: `chip`, and `memory` in bytes."""
-    chip = _output("sysctl", "-n", "machdep.cpu.brand_string").strip() if sys.platform == "darwin" else ""
-    return {"chip": chip or platform.machine(), "memory": str(memory_bytes())}
+@lru_cache(maxsize=4)
+def capabilities(chip: Chip) -> dict[str, str]:
+    """What a node Lease tells of this machine: `chip`, `memory` in bytes, and of a Mac what else is known of it."""
+    cores = ", ".join(f"{count} {level}" for level, count in chip.cores)
+    gpu = str(chip.gpu_cores or "")
+    further = {"model": chip.model, "macos": chip.macos, "cores": cores, "gpu-cores": gpu, "metal": chip.metal}
+    told = {name: text for name, text in further.items() if text}
+    return {"chip": chip.name or platform.machine(), "memory": str(memory_bytes()), **told}
 
 
 def memory_bytes() -> int:

@@ -21,7 +21,9 @@ from metal_supervisor.boundary.cgroups import CGROUPS, PROC, container_bytes
 from metal_supervisor.core.budget import Budget, budget, metal_limit
 from metal_supervisor.core.pressure import Sample
 
-__all__ = ["Held", "container_bytes", "host_budget", "metal_limits", "sample", "total_bytes", "used_bytes"]
+__all__ = [
+    "Held", "container_bytes", "host_budget", "metal_limits", "metal_there", "sample", "total_bytes", "used_bytes",
+]  # fmt: skip
 
 KIB = 1024
 KERNEL_LEVELS = (1, 2, 4)
@@ -201,8 +203,8 @@ def _rollup(path: Path) -> tuple[int, int]:
         raise ValueError(f"smaps_rollup without {error}") from None
 
 
-_devices: dict[tuple[Path, float], tuple[int, float]] = {}
-"""What an engine said of its device in MiB, and when; by the file and its age."""
+_devices: dict[tuple[Path, float], tuple[str, float]] = {}
+"""What an engine said of its devices, "" if it did not, and when; by the file and its age."""
 
 
 def metal_limits(binary: Path | None) -> tuple[int, int, int | None]:
@@ -219,24 +221,44 @@ def metal_limits(binary: Path | None) -> tuple[int, int, int | None]:
 
 
 def _device_mib(binary: Path) -> int:
-    """Asked once per build of the engine; a failure is believed for ten minutes, as asking can take long."""
+    return device_mib(_devices_of(binary, DEVICES_AGAIN_S))
+
+
+def _devices_of(binary: Path, again_s: float) -> str:
+    """Asked once per build of the engine; anything but a Metal device is believed for so long, as asking can take long.
+
+    What fails is not asked again sooner than that takes in any case.
+    """
     try:
         build = binary, binary.stat().st_mtime
     except OSError:
-        return 0
-    mib, at = _devices.get(build, (0, 0.0))
-    if mib or (at and time.monotonic() - at < DEVICES_AGAIN_S):
-        return mib
+        return ""
+    text, at = _devices.get(build, ("", 0.0))
+    again_s = again_s if text else DEVICES_AGAIN_S
+    if device_mib(text) or (at and time.monotonic() - at < again_s):
+        return text
     try:
         done = subprocess.run(
             [str(binary), "--list-devices"],
             stdin=subprocess.DEVNULL, capture_output=True, timeout=DEVICES_TIMEOUT_S,
         )  # fmt: skip
-        mib = device_mib((done.stdout + done.stderr).decode("utf-8", "replace"))
+        text = (done.stdout + done.stderr).decode("utf-8", "replace")
     except (OSError, subprocess.SubprocessError):
-        mib = 0
-    _devices[build] = mib, time.monotonic()
-    return mib
+        text = ""
+    _devices[build] = text, time.monotonic()
+    return text
+
+
+def metal_there(binary: Path, again_s: float) -> bool | None:
+    """Whether the engine sees a Metal device from within this process's context; None if it does not tell.
+
+    It depends on how launchd started us. `binary`: llama-server. `again_s`: how long a "no" is believed. Only a list
+    that came is an answer: an engine that fails, or does not know the question, has not said that there is none.
+    """
+    listed = _devices_of(binary, again_s)
+    if re.search(r"(?m)^\s*(?:MTL|Metal)\d*: ", listed):
+        return True
+    return False if re.search(r"(?m)^Available devices:\s*$", listed) else None
 
 
 def device_mib(listed: str) -> int:

@@ -29,8 +29,13 @@ class Roamer(threading.Thread):
 
     def run(self) -> None:
         while True:
+            self._pause.clear()
             self.look()
             self._pause.wait(EVERY_S)
+
+    def look_now(self) -> None:
+        """Has the thread look at once."""
+        self._pause.set()
 
     def look(self) -> None:
         """One look."""
@@ -59,6 +64,11 @@ class AddressBook(Roamer):
         """`NoRoutableAddress: …`, "" if all is well or nothing is known yet."""
         return self._choice.problem
 
+    @property
+    def choice(self) -> addresses.Choice:
+        """The address with where it comes from, and what speaks against it."""
+        return self._choice
+
     def wait(self, timeout_s: float) -> None:
         """Waits for the first look."""
         self._known.wait(timeout_s)
@@ -73,4 +83,6 @@ class AddressBook(Roamer):
         self._known.set()
         if changed:
             log.info("address", extra={"advertised": found.address or found.problem, "origin": found.origin})
+            if found.note:
+                log.warning("address", extra={"doubt": found.note})
             self.on_change()

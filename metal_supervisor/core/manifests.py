@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
+from metal_supervisor.core.claims import node_lease_name
 from metal_supervisor.core.report import Condition, Happening, Report
 from metal_supervisor.core.resources import GROUP, VERSION, rank_of
 from metal_supervisor.core.types import Endpoint, Json, ModelFile, Record, Standing
@@ -216,12 +217,29 @@ def model_status(file: ModelFile, source: str, generation: int, before: Json, no
 
 
 def event_object(record: Record, what: Happening, node: str, now_micro: str) -> Json:
-    """An events.k8s.io/v1 Event with a name of its content, so that a repetition becomes a series."""
-    digest = hashlib.sha256(f"{record.uid}|{what.reason}|{what.note}".encode()).hexdigest()[:16]
+    """An events.k8s.io/v1 Event on an InferenceService."""
+    about = {
+        "apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": record.name, "namespace": record.namespace,
+        "uid": record.uid,
+    }  # fmt: skip
+    return _event(about, what, node, now_micro)
+
+
+def mac_event_object(namespace: str, what: Happening, node: str, now_micro: str) -> Json:
+    """An Event on a Mac, which in a namespace is its node Lease."""
+    about = {
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "name": node_lease_name(node), "namespace": namespace,
+    }  # fmt: skip
+    return _event(about, what, node, now_micro)
+
+
+def _event(about: dict[str, str], what: Happening, node: str, now_micro: str) -> Json:
+    """With a name of its content, so that a repetition becomes a series."""
+    digest = hashlib.sha256(f"{about.get('uid', node)}|{what.reason}|{what.note}".encode()).hexdigest()[:16]
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"name": f"{record.name[:200].rstrip('-.')}.{digest}", "namespace": record.namespace},
+        "metadata": {"name": f"{about['name'][:200].rstrip('-.')}.{digest}", "namespace": about["namespace"]},
         "eventTime": now_micro,
         "reportingController": "metal-supervisor",
         "reportingInstance": node,
@@ -229,11 +247,5 @@ def event_object(record: Record, what: Happening, node: str, now_micro: str) -> 
         "reason": what.reason,
         "type": what.type,
         "note": what.note,
-        "regarding": {
-            "apiVersion": f"{GROUP}/{VERSION}",
-            "kind": KIND,
-            "name": record.name,
-            "namespace": record.namespace,
-            "uid": record.uid,
-        },
+        "regarding": about,
     }

@@ -16,6 +16,9 @@ LONGEST_NOTE_BYTES = 1000
 HELD = ("FATAL", "BACKOFF")
 PORT_IN_USE, CLAIM_LOST, HUNG, CRASH_LOOP = "PortInUse", "ClaimLost", "Hung", "CrashLoopBackOff"
 EVICTED = "Evicted"
+ASLEEP = "Asleep"
+MOVED = "AddressChanged"
+"""Reason of the Event that tells of another address of this Mac."""
 TROUBLE = frozenset({
     HUNG, "Unresponsive", CRASH_LOOP, PORT_IN_USE, "PublishFailed", "EndpointNameConflict", "NoRoutableAddress",
     "InsufficientMemory", "MemoryCheckFailed", "MemoryPressure", EVICTED,
@@ -88,7 +91,7 @@ def _whole(record: Record, here: int) -> str:
     return "Ready" if here + record.peers_ready >= record.replicas else "Progressing"
 
 
-def _standing(record: Record, observed: Observed | None) -> tuple[str, str, str]:
+def _standing(record: Record, observed: Observed | None, asleep: bool = False) -> tuple[str, str, str]:
     """(phase, reason, message) of a service, as the operator would call it where it has a word."""
     verdict = record.verdict
     if verdict.standing in (Standing.STOPPED, Standing.SUSPENDED) and observed and observed.pid:
@@ -105,6 +108,8 @@ def _standing(record: Record, observed: Observed | None) -> tuple[str, str, str]
         reason, colon, text = observed.published.partition(": ")
         named = colon and re.fullmatch(r"[A-Z][A-Za-z]+", reason)
         return ("Creating", reason, text) if named else ("Creating", "PublishFailed", observed.published)
+    if asleep and observed and observed.ready:
+        return "Creating", ASLEEP, "this Mac is going to sleep; it serves again when it wakes"
     if observed and observed.ready and not record.withdraw:
         text, phase = f"{record.runtime} serves {record.name} on port {record.port}", _whole(record, 1)
         if record.probe.names_itself:
@@ -159,13 +164,14 @@ def _conditions(
     return tuple(sorted(found, key=lambda condition: condition.type))
 
 
-def report(record: Record, observed: Observed | None) -> Report:
-    """The report on one service."""
-    phase, reason, message = _standing(record, observed)
+def report(record: Record, observed: Observed | None, asleep: bool = False) -> Report:
+    """The report on one service. `asleep`: this Mac is about to be, so that nobody shall be sent here."""
+    phase, reason, message = _standing(record, observed, asleep)
     if record.peers_ready and phase in ("Creating", "Pending", "Failed"):
         phase = "Progressing"  # some of it serves, though not here
     standing = record.verdict.standing
-    ready = standing is Standing.RUN and bool(observed and observed.ready) and not record.withdraw
+    serves = bool(observed and observed.ready) and not asleep
+    ready = standing is Standing.RUN and serves and not record.withdraw
     counted = ready and not (observed and observed.published)
     serving = int(counted) + record.peers_ready
     scheduling = None

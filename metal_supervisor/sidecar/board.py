@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
+from metal_supervisor.boundary.addresses import Choice
 from metal_supervisor.core.downloads import Download, downloads
 from metal_supervisor.core.report import Report
 from metal_supervisor.core.types import Json, Observed, Record
 from metal_supervisor.sidecar.inventory import Offer, rows
 
 STALLED_AFTER_S = 60.0
+NO_ADDRESS = Choice("", "")
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Board:
     node: str = ""
     programs: Mapping[str, str] = field(default_factory=dict)
     """supervisord's word on each of our own programs, e.g. controller -> RUNNING."""
+    address: Choice = NO_ADDRESS
+    """What pods are told, where it comes from, and what speaks against it."""
     engines: tuple[Offer, ...] = ()
     """What this Mac can run; none before the binaries have answered."""
     requests: int = 0
@@ -110,6 +114,7 @@ def status(board: Board, version: str) -> Json:
             "reachable": not cluster_trouble(board),
             "error": cluster_trouble(board),
         },
+        "address": asdict(board.address),
         "engines": rows(board.engines),
         "memory": board.controller.get("memory"),
         "controller": {key: board.controller.get(key) for key in ("at", "did", "notices", "elsewhere", "silent")},

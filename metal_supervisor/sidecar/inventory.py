@@ -1,6 +1,7 @@
-"""Which engines this Mac has, in which versions, and which formats of models they serve.
+"""Which chip and which engines this Mac has, in which versions, and which formats of models they serve.
 
-What a fleet can place here depends on it. A binary may take long to say its version, so it is asked in a thread.
+What a fleet can place here depends on it. A binary may take long to say its version, and the system to say what its
+GPU is, so they are asked in a thread.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from metal_supervisor.boundary import builds, host
+from metal_supervisor.boundary import builds, chip, darwin_memory, host
 from metal_supervisor.config import Settings
 from metal_supervisor.core.claims import PREFIX
 from metal_supervisor.core.types import Json
@@ -62,20 +63,25 @@ def rows(offers: Sequence[Offer]) -> list[Json]:
 
 
 class Inventory:
-    """Keeps what is offered, looking again now and then: engines are installed and upgraded while we run."""
+    """Keeps what is here, looking again now and then for engines: those are installed and upgraded while we run."""
 
     def __init__(self, settings: Settings, on_change: Callable[[], None]) -> None:
         self._settings, self._on_change = settings, on_change
         self.offers: tuple[Offer, ...] = ()
+        self.chip = chip.quick(darwin_memory.mac())
 
     def start(self) -> None:
         """Begins to look, in a thread of its own."""
         threading.Thread(target=self._run, name="engines", daemon=True).start()
 
     def _run(self) -> None:
+        self._saw(look(self._settings), self.chip)
+        self._saw(self.offers, chip.facts(darwin_memory.mac(), self._settings.state_path, host.boot_id()))
         while True:
-            found = look(self._settings)
-            if found != self.offers:
-                self.offers = found
-                self._on_change()
             time.sleep(LOOK_EVERY_S)
+            self._saw(look(self._settings), self.chip)
+
+    def _saw(self, offers: tuple[Offer, ...], found: chip.Chip) -> None:
+        if (offers, found) != (self.offers, self.chip):
+            self.offers, self.chip = offers, found
+            self._on_change()

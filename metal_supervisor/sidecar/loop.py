@@ -31,7 +31,7 @@ from metal_supervisor.core import first_request
 from metal_supervisor.core.attachment import Attachment
 from metal_supervisor.core.claims import PREFIX, UNSCHEDULABLE
 from metal_supervisor.core.liveness import Limits
-from metal_supervisor.core.report import CRASH_LOOP, HELD, Report, happening, report
+from metal_supervisor.core.report import CRASH_LOOP, HELD, MOVED, Happening, Report, happening, report
 from metal_supervisor.core.types import (
     LIVE,
     Json,
@@ -52,6 +52,7 @@ from metal_supervisor.sidecar.membership import Membership, new_session
 from metal_supervisor.sidecar.meter import Engine, Meter
 from metal_supervisor.sidecar.probes import Finding, Prober, Target
 from metal_supervisor.sidecar.registrar import Around, Registrar
+from metal_supervisor.sidecar.slumber import Slumber
 from metal_supervisor.sidecar.statuses import Wanted, WantedModel
 
 TICK_S = 15.0
@@ -97,11 +98,14 @@ class Sidecar:
         """A process has ended, and no pass has told of it."""
         self._observed = directory.observations()
         self._reports: dict[Key, Report] = {}
+        self._address = ""
+        """What pods were told last."""
         self._table: Mapping[str, ProgramState] = {}
         self._supervisord_since, self._table_read = 0.0, False
         self._inventory = Inventory(settings, self.wake)
+        self._slumber = Slumber(directory.path, self.registrar)
         self._leaving = threading.Event()
-        self.addresses = AddressBook(kube, settings.host_ip, settings.embedded, self.wake)
+        self.addresses = AddressBook(kube, settings.host_ip, settings.embedded, self._roamed)
 
     def _renew_token(self) -> None:
         """Keeps this Mac's own token young, if it has one."""
@@ -123,6 +127,11 @@ class Sidecar:
     def current(self) -> Board:
         """The board, with what is counted elsewhere."""
         return replace(self.board, requests=self.kube.requests)
+
+    def _roamed(self) -> None:
+        """The machine has slept, or is somewhere else."""
+        self.registrar.look_now()
+        self.wake()
 
     def _exited(self, pid: int) -> None:
         self._dead.add(pid)
@@ -154,6 +163,7 @@ class Sidecar:
                 held = held or bool(self._supervisord_since)
                 asked = any(row.record.withdraw and not row.observed.drained for row in self._rows)
                 pause_s = UNCONFIRMED_S / 4 if asked else RETRY_S if held else TICK_S
+                pause_s = min(pause_s, self._slumber.again_in_s)
             except Exception:
                 log.exception("pass failed; it is tried again")
                 pause_s = RETRY_S
@@ -192,6 +202,8 @@ class Sidecar:
     def one_pass(self) -> None:
         """One pass: observe, keep, tell."""
         error = self._read_table()
+        if self._slumber.look():
+            self.addresses.look_now()
         records = self._read_records()
         notes = self.state.run_notes()
         told = self._controller()
@@ -218,6 +230,7 @@ class Sidecar:
             del self._observed[program]
             self.state.forget_observed(program)
         self._register(rows, told)
+        self._slumber.answer()
         trouble, since = self.registrar.trouble
         self.board = Board(
             at=time.time(),
@@ -230,6 +243,7 @@ class Sidecar:
             cluster_error=trouble,
             cluster_since=since,
             node=self.node,
+            address=self.addresses.choice,
             engines=self._inventory.offers,
             programs={
                 name: row.state.value
@@ -366,7 +380,7 @@ class Sidecar:
         self._observed[record.program] = observed
         if self.state.write_observed(observed):
             ring(self.state.path, "controller")
-        told = report(record, observed)
+        told = report(record, observed, self._slumber.coming is not None)
         self._announce(record, told, observed, crashed)
         address = self.addresses.address
         where = f"{address}:{record.port}" if told.wants_slice and address else ""
@@ -421,6 +435,7 @@ class Sidecar:
 
     def _register(self, rows: list[Row], told: Json) -> None:
         where = self.addresses.address, self.addresses.problem
+        self._tell_of_move(where[0])
         wanted = {row.record.key: Wanted(row.record, row.report, *where) for row in rows}
         models = {}
         for name, item in (told.get("models") or {}).items():
@@ -431,6 +446,13 @@ class Sidecar:
         known = {row.record.key for row in self._rows}
         self._reports = {key: value for key, value in self._reports.items() if key in known}
         self.registrar.want(wanted, models, self._around(rows, told))
+
+    def _tell_of_move(self, address: str) -> None:
+        """An Event if pods are told another address of this Mac from now on: what they knew is worth nothing."""
+        if address and self._address and address != self._address:
+            text = f"this Mac is reached at {address} now, and no longer at {self._address}; its endpoints say so"
+            self.registrar.tell_of_mac(Happening("Normal", MOVED, text))
+        self._address = address or self._address
 
     def _around(self, rows: list[Row], told: Json) -> Around:
         """What surrounds this Mac, from the controller's report."""
@@ -453,7 +475,7 @@ class Sidecar:
         """What the node Lease says of this Mac."""
         memory = told["memory"] if isinstance(told.get("memory"), dict) else {}
         notes = {
-            **{PREFIX + name: text for name, text in host.capabilities().items()},
+            **{PREFIX + name: text for name, text in host.capabilities(self._inventory.chip).items()},
             **noted(self._inventory.offers),
             PREFIX + "version": __version__,
             PREFIX + "address": self.addresses.address,

@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Collection, Mapping
 
+from metal_supervisor.boundary import wake
 from metal_supervisor.boundary.answers import now_micro
 from metal_supervisor.boundary.kube import MERGE, Kube, KubeError
 from metal_supervisor.core import claims, manifests
@@ -34,6 +35,7 @@ class Membership:
         self._kube, self._node, self._duration_s = kube, node, duration_s
         self._notes: Mapping[str, str] = {}
         self._session = session
+        self._clock = wake.system_clocks().inclusive  # a term runs out during a sleep too
         self._renewed_at: dict[str, float] = {}
         self._unsteady: dict[str, int] = {}
         """Namespace -> renewals still to come before endpoints are announced again after a gap."""
@@ -54,8 +56,9 @@ class Membership:
         return namespace not in self._unsteady
 
     def due_at(self, namespaces: Collection[str]) -> float:
-        """Monotonic time of the next renewal."""
-        return min((self._renewed_at.get(each, 0.0) + self._pause_s(each) for each in namespaces), default=float("inf"))
+        """Monotonic time of the next renewal, the past after a sleep that was long enough."""
+        due = min((self._renewed_at.get(each, 0.0) + self._pause_s(each) for each in namespaces), default=float("inf"))
+        return due - self._clock() + time.monotonic()
 
     def _pause_s(self, namespace: str) -> float:
         return min(STEADY_PAUSE_S, self.renew_every_s) if namespace in self._unsteady else self.renew_every_s
@@ -64,11 +67,11 @@ class Membership:
         """Renews what is due; True if there had been a gap in which peers may have taken our endpoints out."""
         gap = False
         for namespace in sorted(namespaces):
-            last, now = self._renewed_at.get(namespace, 0.0), time.monotonic()
+            last, now = self._renewed_at.get(namespace, 0.0), self._clock()
             if now - last < self._pause_s(namespace) * random.uniform(0.9, 1.0):
                 continue
             self._write(namespace, self._duration_s)
-            self._renewed_at[namespace] = time.monotonic()
+            self._renewed_at[namespace] = self._clock()
             if last and now - last > self._duration_s:
                 gap = True
                 self._unsteady[namespace] = STEADY_AFTER

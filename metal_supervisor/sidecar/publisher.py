@@ -232,9 +232,15 @@ class Publisher:
         del self._done[key]
 
     def event(self, record: Record, what: Happening) -> None:
-        """Posts an Event; one that is there already counts up."""
-        body = manifests.event_object(record, what, self._node, now_micro())
-        path = f"/apis/events.k8s.io/v1/namespaces/{record.namespace}/events"
+        """Posts an Event on a service; one that is there already counts up."""
+        self._post(record.namespace, manifests.event_object(record, what, self._node, now_micro()))
+
+    def mac_event(self, namespace: str, what: Happening) -> None:
+        """Posts an Event on this Mac."""
+        self._post(namespace, manifests.mac_event_object(namespace, what, self._node, now_micro()))
+
+    def _post(self, namespace: str, body: Json) -> None:
+        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
         try:
             self._kube.request("POST", path, None, body)
         except KubeError as error:

@@ -73,7 +73,8 @@ class Registrar(threading.Thread):
         self._lock = threading.Lock()
         self._wanted: Mapping[Key, Wanted] = {}
         self._models: Mapping[Key, WantedModel] = {}
-        self._events: list[tuple[Record, Happening]] = []
+        self._events: list[tuple[Record | str, Happening]] = []
+        """On a service, or in a namespace on this Mac."""
         self._settled = threading.Event()
         self._trouble = _Trouble()
         self._pass_failed = self._refused = False
@@ -92,11 +93,20 @@ class Registrar(threading.Thread):
             self._settled.clear()
         self._wake.set()
 
-    def tell(self, record: Record, what: Happening) -> None:
-        """Posts an Event, unless too many are waiting for an API that is down."""
+    def tell(self, about: Record | str, what: Happening) -> None:
+        """Posts an Event, unless too many are waiting for an API that is down. `about`: as it is kept."""
         with self._lock:
             if len(self._events) < MOST_EVENTS:
-                self._events.append((record, what))
+                self._events.append((about, what))
+        self._wake.set()
+
+    def tell_of_mac(self, what: Happening) -> None:
+        """Posts an Event on this Mac, one in each namespace that it serves."""
+        for namespace in sorted(self._around.namespaces):
+            self.tell(namespace, what)
+
+    def look_now(self) -> None:
+        """Writes what is due at once: after a sleep that is more than the thread knows of."""
         self._wake.set()
 
     def published(self, key: Key) -> Published:
@@ -107,6 +117,11 @@ class Registrar(threading.Thread):
     def trouble(self) -> tuple[str, float]:
         """(why the cluster cannot be written to, Unix time since when); ("", 0) when it can."""
         return self._trouble.error, self._trouble.since
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything wanted is shown."""
+        return self._settled.is_set()
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until everything wanted is shown; False if that took too long."""
@@ -173,15 +188,21 @@ class Registrar(threading.Thread):
         if self._fleet_node is not None:
             served = [want.record.model for want in wanted.values() if want.report.ready]
             self._attempt(None, partial(self._fleet_node.write, served))
-        for record, what in events:
-            if not self._attempt(None, partial(publish.event, record, what)) and self._pass_failed:
-                self.tell(record, what)
+        for about, what in events:
+            if not self._attempt(None, partial(self._post, about, what)) and self._pass_failed:
+                self.tell(about, what)
         if not self._pass_failed:
             if not self._refused:
                 self._clear_trouble()
             with self._lock:
                 if wanted is self._wanted:
                     self._settled.set()
+
+    def _post(self, about: Record | str, what: Happening) -> None:
+        if isinstance(about, str):
+            self._publisher.mac_event(about, what)
+        else:
+            self._publisher.event(about, what)
 
     def _live(self, around: Around) -> None:
         """Shows that this Mac lives; after a gap peers may have taken its endpoints out, so they are written anew."""

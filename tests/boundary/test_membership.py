@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from metal_supervisor.boundary import wake
 from metal_supervisor.boundary.kube import Kube
+from metal_supervisor.boundary.wake import Clocks
 from metal_supervisor.core import claims
 from metal_supervisor.sidecar import membership
 from metal_supervisor.sidecar.fleetnode import fleet_node
@@ -27,19 +29,23 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 class Clock:
-    """A monotonic clock that is set by hand."""
+    """A pair of clocks that are set by hand."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
+        self.now, self.slept_s = 1000.0, 0.0
 
     def monotonic(self) -> float:
         return self.now
+
+    def inclusive(self) -> float:
+        return self.now + self.slept_s + 500.0
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(membership.time, "monotonic", clock.monotonic)
+    monkeypatch.setattr(wake, "system_clocks", lambda: Clocks(clock.inclusive, clock.monotonic))
     return clock
 
 
@@ -100,6 +106,18 @@ def test_after_a_gap_endpoints_are_announced_only_after_a_second_renewal(kube: K
     clock.now += membership.STEADY_PAUSE_S
     assert mac.renew(NS) is False
     assert mac.steady("default")
+
+
+def test_a_night_asleep_is_a_gap_though_no_awake_time_went_by(kube: Kube, clock: Clock) -> None:
+    mac = Membership(kube, "mac-e", 40.0, "s1")
+    mac.renew(NS)
+    before = lease(kube, "mac-e")["metadata"]["resourceVersion"]
+    clock.slept_s += 8 * 3600.0
+    assert mac.due_at(NS) <= clock.now, "at once"
+    assert mac.renew(NS) is True and not mac.steady("default")
+    assert lease(kube, "mac-e")["metadata"]["resourceVersion"] != before
+    clock.slept_s += 1.0
+    assert mac.renew(NS) is False and mac.due_at(NS) > clock.now, "a nap is none"
 
 
 def slice_of(kube: Kube, node: str, ready: bool = True) -> dict[str, Any]:

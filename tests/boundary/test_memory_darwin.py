@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from metal_supervisor import launch
-from metal_supervisor.boundary import darwin_memory, host, memory
+from metal_supervisor.boundary import chip, darwin_memory, host, memory
 from metal_supervisor.boundary.darwin_memory import Mac, RusageInfo, SwapUsage
 from tests.boundary.mac_memory import DEVICES, GIB, M4_MAX, FakeLibc, u32, u64
 
@@ -62,7 +62,7 @@ def test_a_sample_of_a_mac(libc: FakeLibc) -> None:
     assert (found.kernel_level, found.swap_used_bytes) == (1, 23480303616)
     assert (found.some_avg10, found.full_avg10, found.problems) == (None, None, ())
     assert memory.total_bytes() == host.memory_bytes() == 128 * GIB
-    assert host.capabilities.__wrapped__()["memory"] == str(128 * GIB)
+    assert host.capabilities.__wrapped__(chip.Chip())["memory"] == str(128 * GIB)
 
 
 @pytest.mark.parametrize("level", [1, 2, 4])

@@ -119,3 +119,25 @@ def test_the_embedded_api_is_reached_on_loopback() -> None:
     assert addresses.advertised("", "http://127.0.0.1:1", embedded=True).address == "127.0.0.1"
     assert addresses.advertised("10.0.0.5", "http://127.0.0.1:1", embedded=True).address == "10.0.0.5"
     assert "NoRoutableAddress" in addresses.advertised("169.254.1.1", "http://127.0.0.1:1", embedded=True).problem
+
+
+@pytest.mark.parametrize(
+    ("address", "interfaces", "doubted"),
+    [
+        ("192.168.1.50", (WIFI,), ""),
+        ("100.101.2.3", (TAILSCALE,), ""),
+        ("10.8.0.6", (VPN,), ""),
+        ("172.17.0.1", (WIFI,), "containers or virtual machines"),
+        ("192.168.65.3", (), "containers or virtual machines"),
+        ("192.168.64.1", (VMNET,), "(bridge100)"),
+        ("10.211.55.2", (Interface("bridge102", "10.211.55.2", True),), "(bridge102)"),
+        ("203.0.113.9", (WIFI,), "no address of this machine"),
+    ],
+)
+def test_what_was_asked_for_is_doubted_where_pods_may_not_reach_it(
+    address: str, interfaces: Sequence[Interface], doubted: str
+) -> None:
+    choice = choose(address, around("10.8.0.1", "10.8.0.6", *interfaces))
+    assert (choice.address, choice.problem) == (address, ""), "it wins all the same"
+    assert doubted in choice.note and bool(choice.note) == bool(doubted)
+    assert not choice.note or "--host-ip" in choice.note

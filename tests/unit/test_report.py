@@ -267,3 +267,13 @@ def test_a_note_fits_into_an_event_whatever_language_the_engine_speaks(text: str
 
 def test_conditions_are_values() -> None:
     assert Condition("a", "True", "b", "c") == Condition("a", "True", "b", "c")
+
+
+def test_a_mac_that_is_about_to_sleep_serves_nobody_and_says_so_only_where_it_served() -> None:
+    told = report(record(), UP, asleep=True)
+    assert (told.phase, told.ready, told.reason, told.ready_replicas) == ("Creating", False, "Asleep", 0)
+    assert told.wants_slice and told.wants_service, "the slice stays, and says that it is not ready"
+    assert happening(report(record(), UP), told, "") is None, "no cause for an alarm"
+    assert report(record(), UP, asleep=False).ready
+    for other in (record(Standing.WAIT, "Downloading"), record(Standing.SUSPENDED, "Suspended"), record(withdraw="t")):
+        assert report(other, None, asleep=True) == report(other, None)

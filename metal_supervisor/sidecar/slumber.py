@@ -1,0 +1,48 @@
+"""A sleep of this Mac that is to come: whether there is one, and the word that all endpoints are out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+
+from metal_supervisor.boundary import nap
+from metal_supervisor.boundary.doorbell import ring
+from metal_supervisor.sidecar.registrar import Registrar
+
+UNANSWERED_S, ASLEEP_S = 0.05, 1.0
+"""Pauses: nobody rings when the endpoints are out, and nobody when the writer of the note has died."""
+log = logging.getLogger("sidecar")
+
+
+class Slumber:
+    """Keeps the note of a coming sleep, and answers it."""
+
+    def __init__(self, state: Path, registrar: Registrar) -> None:
+        self._state, self._registrar = state, registrar
+        self._reader = nap.Reader(state)
+        self.coming: nap.Nap | None = None
+        self._answered: nap.Nap | None = None
+
+    @property
+    def again_in_s(self) -> float:
+        """Seconds after which to look again."""
+        if self.coming is None:
+            return float("inf")
+        return ASLEEP_S if self._answered == self.coming else UNANSWERED_S
+
+    def look(self) -> bool:
+        """Reads the note; True if a sleep is over, or was none."""
+        before, self.coming = self.coming, self._reader.look()
+        if (before is None) != (self.coming is None):
+            log.info("sleep", extra={"coming": self.coming is not None})
+        return before is not None and self.coming is None
+
+    def answer(self) -> None:
+        """Says that all is taken out, once that is so. What the cluster is to show was given before."""
+        if self.coming is None or self._answered == self.coming or not self._registrar.settled:
+            return
+        with contextlib.suppress(OSError):  # on a full disk the other side waits its three seconds
+            nap.answer(self._state, self.coming)
+        self._answered = self.coming
+        ring(self._state, "sleepwatch")

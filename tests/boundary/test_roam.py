@@ -1,0 +1,64 @@
+"""Which address pods are told, as it is kept and shown; and when connections are dropped."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from metal_supervisor.boundary import addresses, host
+from metal_supervisor.boundary.roam import AddressBook
+from metal_supervisor.sidecar import board
+
+
+class Cluster:
+    """A Kube as far as it is asked here."""
+
+    server, peer = "https://192.0.2.1:6443", None
+    kicks = 0
+
+    def kick(self) -> None:
+        self.kicks += 1
+
+
+@pytest.fixture
+def route(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """The address from which the API server is reached, which a test may change."""
+    found: list[str | None] = ["192.0.2.10"]
+    monkeypatch.setattr(host, "route_to", lambda *_: found[0])
+    return found
+
+
+def book(asked: str = "") -> tuple[AddressBook, list[str]]:
+    cluster: Any = Cluster()
+    seen: list[str] = []
+    kept = AddressBook(cluster, asked, False, lambda: seen.append(kept.address))
+    return kept, seen
+
+
+def test_the_address_follows_the_route_and_stays_while_there_is_none(route: list[str | None]) -> None:
+    kept, seen = book()
+    for address in ("192.0.2.10", "192.0.2.10", None, "198.51.100.7"):
+        route[0] = address
+        kept.look()
+    assert seen == ["192.0.2.10", "198.51.100.7"] and kept.problem == ""
+
+
+def test_an_address_of_containers_is_told_as_asked_and_doubted_in_the_log_and_in_status(
+    route: list[str | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    kept, seen = book("172.17.0.1")
+    with caplog.at_level(logging.WARNING):
+        kept.look()
+        kept.look()
+    assert seen == ["172.17.0.1"]
+    doubts = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert len(doubts) == 1 and "containers" in doubts[0].doubt  # type: ignore[attr-defined]
+    told = board.status(board.Board(address=kept.choice), "1")["address"]
+    assert told["address"] == "172.17.0.1" and "containers" in told["note"] and told["origin"] == "--host-ip"
+
+
+def test_status_tells_of_no_address_before_one_is_known() -> None:
+    assert board.status(board.Board(), "1")["address"]["address"] == ""
+    assert addresses.Choice("", "") == board.NO_ADDRESS

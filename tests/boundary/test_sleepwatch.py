@@ -1,0 +1,185 @@
+"""What the system says of sleep, and the note that is left for as long as it is true, and no longer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from metal_supervisor import boot, launch, sleepwatch
+from metal_supervisor.boundary import iokit, nap
+from metal_supervisor.boundary.doorbell import Doorbell
+from metal_supervisor.boundary.nap import LONGEST_S, Reader
+from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.boundary.wake import Clocks
+from metal_supervisor.config import Settings
+from tests import iokit as fake
+from tests.iokit import Power
+from tests.system import ROOT
+
+
+class Heard(list[str]):
+    """What was done, in its order."""
+
+    def listen(self, *words: str, fails: bool = False) -> None:
+        def will_sleep() -> None:
+            self.append("will")
+            if fails:
+                raise OSError("a full disk")
+
+        power = Power(words, lambda number: self.append(f"allowed {number - 2**40}"))
+        iokit.PowerEvents(power.frameworks, will_sleep, lambda: self.append("awake")).run()
+        assert power.added == (fake.LOOP, fake.SOURCE, fake.MODE), "pointers as they were given"
+
+
+def test_the_system_may_sleep_after_we_did_our_part_and_is_never_kept_waiting() -> None:
+    heard = Heard()
+    heard.listen("can", "will", "on", "can", "not")
+    assert heard == ["allowed 0", "will", "allowed 1", "awake", "allowed 3", "awake"]
+
+
+def test_it_may_sleep_though_our_part_fails() -> None:
+    heard = Heard()
+    heard.listen("will", "on", fails=True)
+    assert heard == ["will", "allowed 0", "awake"]
+
+
+def test_a_system_that_does_not_take_us_is_an_error() -> None:
+    power = Power((), lambda _: None, refuses=True)
+    with pytest.raises(OSError, match="refused"):
+        iokit.PowerEvents(power.frameworks, lambda: None, lambda: None).run()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="what it is elsewhere")
+def test_elsewhere_there_is_nothing_to_load_and_no_such_program(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        iokit.load()
+    assert "sleepwatch.conf" not in list(boot._parts(Settings(kubeconfig="/k")))
+
+
+@pytest.mark.parametrize(("platform", "kubeconfig", "there"), [
+    ("darwin", "/k", True), ("darwin", "", False), ("linux", "/k", False),
+])  # fmt: skip
+def test_it_is_a_program_of_a_mac_that_serves_a_cluster(
+    platform: str, kubeconfig: str, there: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.platform", platform)
+    directory = StateDir(tmp_path)
+    boot.write_conf(directory, Settings(kubeconfig=kubeconfig))
+    text = (tmp_path / "supervisord.conf").read_text()
+    assert ("[program:sleepwatch]" in text) == there
+    assert "@HOME@" not in text
+
+
+# ── the note ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class Hands:
+    """A pair of clocks that are set by hand."""
+
+    awake_s, asleep_s = 1000.0, 500.0
+
+    @property
+    def clocks(self) -> Clocks:
+        return Clocks(lambda: self.awake_s + self.asleep_s, lambda: self.awake_s)
+
+
+@pytest.fixture
+def hands() -> Hands:
+    return Hands()
+
+
+def test_a_note_counts_until_it_is_taken_away(tmp_path: Path, hands: Hands) -> None:
+    reader = Reader(tmp_path, hands.clocks)
+    assert reader.look() is None
+    coming = nap.announce(tmp_path)
+    assert reader.look() == coming
+    assert not nap.answered(tmp_path, coming)
+    nap.answer(tmp_path, coming)
+    assert nap.answered(tmp_path, coming)
+    assert nap.call_off(tmp_path) and not nap.call_off(tmp_path)
+    assert reader.look() is None
+
+
+def test_a_note_counts_no_more_once_the_machine_has_slept(tmp_path: Path, hands: Hands) -> None:
+    reader = Reader(tmp_path, hands.clocks)
+    nap.announce(tmp_path)
+    assert reader.look() is not None
+    hands.asleep_s += 1.0
+    assert reader.look() is not None, "the clocks are read one after the other"
+    hands.asleep_s += 8 * 3600.0
+    assert reader.look() is None
+
+
+def test_a_note_counts_for_a_minute_of_being_awake(tmp_path: Path, hands: Hands) -> None:
+    reader = Reader(tmp_path, hands.clocks)
+    nap.announce(tmp_path)
+    assert reader.look() is not None
+    hands.awake_s += LONGEST_S
+    assert reader.look() is not None
+    hands.awake_s += 1.0
+    assert reader.look() is None
+    assert nap.announce(tmp_path) == reader.look(), "another sleep, another note"
+
+
+def test_a_note_whose_writer_is_gone_counts_for_nothing(tmp_path: Path, hands: Hands) -> None:
+    text = f"from pathlib import Path; from metal_supervisor.boundary import nap; nap.announce(Path({str(tmp_path)!r}))"
+    subprocess.run([sys.executable, "-c", text], check=True, cwd=ROOT)
+    assert (tmp_path / nap.NOTE).exists() and Reader(tmp_path, hands.clocks).look() is None
+    note = json.loads((tmp_path / nap.NOTE).read_text())
+    (tmp_path / nap.NOTE).write_text(json.dumps({**note, "pid": os.getpid()}))
+    assert Reader(tmp_path, hands.clocks).look() is None, "its number is somebody else's by now"
+    ours = {"pid": os.getpid(), "started": launch.start_time(os.getpid())}
+    (tmp_path / nap.NOTE).write_text(json.dumps({**note, **ours}))
+    assert Reader(tmp_path, hands.clocks).look() is not None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": 2}', '{"format": 1}', '{"format": 1, "pid": "x", "started": "", "at": 1}',
+             '{"format": 1, "pid": 1e999, "started": "", "at": 1}', '{"format": 1, "pid": 1, "started": "", "at": 1}']
+)  # fmt: skip
+def test_what_is_no_note_is_none(tmp_path: Path, hands: Hands, text: str) -> None:
+    (tmp_path / nap.NOTE).write_text(text)
+    assert Reader(tmp_path, hands.clocks).look() is None
+
+
+# ── the program ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_system_sleeps_as_soon_as_the_sidecar_is_done(tmp_path: Path) -> None:
+    watch, sidecar = sleepwatch.Sleepwatch(tmp_path), Doorbell(tmp_path, "sidecar")
+    reader, done = Reader(tmp_path), threading.Event()
+
+    def withdraw() -> None:
+        while (coming := reader.look()) is None:
+            sidecar.wait(10)
+        nap.answer(tmp_path, coming)
+        done.set()
+        sleepwatch.ring(tmp_path, sleepwatch.PROGRAM)
+
+    thread = threading.Thread(target=withdraw)
+    thread.start()
+    watch.will_sleep()
+    assert done.is_set() and (tmp_path / nap.NOTE).exists()
+    thread.join()
+    watch.awake()
+    assert not (tmp_path / nap.NOTE).exists()
+
+
+def test_the_system_sleeps_though_nobody_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sleepwatch, "PATIENCE_S", 0.05)
+    sleepwatch.Sleepwatch(tmp_path).will_sleep()
+    assert [each.levelname for each in caplog.records] == ["WARNING"]
+
+
+def test_a_note_of_a_watch_that_was_killed_is_taken_away_by_the_next(tmp_path: Path) -> None:
+    nap.announce(tmp_path)
+    sleepwatch.Sleepwatch(tmp_path)
+    assert not (tmp_path / nap.NOTE).exists()

@@ -1,0 +1,114 @@
+"""A Mac that moves to another network, or sleeps for a night: its endpoints follow, and no engine notices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mac_part import say, standing_in
+from tests.macs import LEASES, Mac, embedded_cluster
+from tests.system import SLICES, System, eventually, service
+
+WITHIN_S = 15.0
+NIGHT_S = 8 * 3600
+NAMES = "one", "two", "three"
+
+
+class Roaming(Mac):
+    """A Mac that is told no address, and finds its own."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        at = self.flags.index("--host-ip")
+        del self.flags[at : at + 2]
+
+
+@pytest.fixture
+def mac(tmp_path: Path) -> Iterator[System]:
+    with embedded_cluster(tmp_path) as kubeconfig:
+        # A term so long that nothing renews it by chance while a test looks.
+        found = Roaming(tmp_path / "mac", "mac", kubeconfig, 1, "--lease-duration", "600")
+        try:
+            yield found.start()
+        finally:
+            found.close()
+
+
+def addresses(mac: System) -> dict[str, tuple[str, bool]]:
+    """Service -> (address, ready) of this Mac's slices."""
+    found = {}
+    for each in mac.get(SLICES)["items"]:
+        (endpoint,) = each["endpoints"]
+        name = each["metadata"]["labels"]["kubernetes.io/service-name"]
+        found[name] = endpoint["addresses"][0], endpoint["conditions"]["ready"]
+    return found
+
+
+def moves(mac: System) -> list[dict[str, Any]]:
+    events = mac.get("/apis/events.k8s.io/v1/namespaces/default/events")["items"]
+    return [each for each in events if each["reason"] == "AddressChanged"]
+
+
+def test_every_endpoint_follows_to_another_address_within_fifteen_seconds(mac: System, tmp_path: Path) -> None:
+    say(tmp_path, "address", "192.0.2.10")
+    with standing_in(mac, "sidecar", tmp_path):
+        mac.apply(mac.tiny_model(), *(service(name) for name in NAMES))
+        pids = {name: mac.ready(name, 60) for name in NAMES}
+        assert addresses(mac) == dict.fromkeys(NAMES, ("192.0.2.10", True)) and moves(mac) == []
+
+        say(tmp_path, "address", "198.51.100.7")
+        eventually(
+            lambda: addresses(mac) == dict.fromkeys(NAMES, ("198.51.100.7", True)), WITHIN_S, "all slices to follow"
+        )
+        (told,) = eventually(lambda: moves(mac), what="an Event")
+        assert told["regarding"]["name"] == "metal-mac" and told["type"] == "Normal"
+        assert "198.51.100.7" in told["note"] and "192.0.2.10" in told["note"]
+        status = json.loads(mac.fetch("/status")[1])
+        assert status["address"]["address"] == "198.51.100.7"
+        assert {name: mac.pid(name) for name in NAMES} == pids
+
+
+def renewed(mac: System) -> str:
+    return str(mac.get(f"{LEASES}/metal-mac")["spec"]["renewTime"])
+
+
+def versions(mac: System) -> set[str]:
+    return {each["metadata"]["resourceVersion"] for each in mac.get(SLICES)["items"]}
+
+
+def dropped(mac: System, part: str) -> bool:
+    return f"slept for {NIGHT_S} s" in (mac.state / "log" / f"world-{part}.log").read_text()
+
+
+def test_after_a_night_asleep_this_mac_is_back_at_once_and_no_engine_or_answer_was_touched(
+    mac: System, tmp_path: Path
+) -> None:
+    say(tmp_path, "address", "192.0.2.10")
+    with standing_in(mac, "controller", tmp_path), standing_in(mac, "sidecar", tmp_path):
+        mac.apply(mac.tiny_model(), *(service(name, contextSize=32768) for name in NAMES[:2]))
+        one, two = (mac.ready(name, 60) for name in NAMES[:2])
+        stream, drained = mac.stream("one", tokens=3000), mac.stream("two", tokens=3000).last()
+        mac.apply(service("two", contextSize=16384))
+        eventually(lambda: addresses(mac)["two"][1] is False, what="the drain to begin")
+
+        lease, slices, requests = renewed(mac), versions(mac), json.loads(mac.fetch("/status")[1])["cluster"]
+        say(tmp_path, "slept", NIGHT_S)
+        eventually(lambda: renewed(mac) != lease, WITHIN_S, "the Lease, which was not due for long")
+        eventually(lambda: not versions(mac) & slices, WITHIN_S, "every slice written anew")
+        for part in ("controller", "sidecar"):
+            eventually(lambda part=part: dropped(mac, part), WITHIN_S, f"the connections of the {part} to be dropped")
+        eventually(
+            lambda: json.loads(mac.fetch("/status")[1])["cluster"]["reconnects"] > requests["reconnects"],
+            what="the watches to begin anew",
+        )
+        assert drained.completed() and stream.completed(), (drained.error, stream.error)
+        eventually(lambda: mac.pid("two") not in (0, two), 30, "the edit to be followed once its answer has ended")
+        mac.ready("two")
+        assert mac.pid("one") == one and addresses(mac)["one"][1]
+        assert [mac.observe(name)["restarts"] for name in NAMES[:2]] == [0, 0]
+        events = mac.get("/apis/events.k8s.io/v1/namespaces/default/events")["items"]
+        assert not {each["reason"] for each in events} & {"Crashed", "Hung", "CrashLoopBackOff", "Unresponsive"}
