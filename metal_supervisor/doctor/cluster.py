@@ -203,7 +203,8 @@ CHECKS = (
         "warns for a single Mac without a reaper", "`conf/reaper/reaper.yaml`", _watch, needs_api=True,
     ),
     Check(
-        "address", "the address that pods would be told, and why not another", "fails if there is none that they reach",
+        "address", "the address that pods would be told, and why not another",
+        "fails if there is none that they reach; warns if `--host-ip` is none of this Mac's",
         "`--host-ip`", _address,
     ),
     Check(

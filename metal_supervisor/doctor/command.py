@@ -42,9 +42,19 @@ def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> tu
             if again == state or not (again / config.OVERRIDES_FILE).exists():
                 return found, overrides.config, problem
             state = again
+        elif overrides.config:
+            problem = _problem_of(overrides) or problem  # of a file that is to be tried out
         return dataclasses.replace(config.load_saved(state), **given), _file_of(state), problem
     except ConfigError as error:
         return _in_spite_of(state, overrides), overrides.config or _file_of(state), str(error)
+
+
+def _problem_of(overrides: Overrides) -> str:
+    try:
+        config.load(overrides)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _in_spite_of(state: Path, overrides: Overrides) -> Settings:

@@ -199,7 +199,7 @@ def _programs(around: Surroundings) -> Sequence[Finding]:
 CHECKS = (
     Check(
         "python", "the version of Python and of each package that we need", "fails for one too old, too new or missing",
-        "reinstall metal-supervisor into an environment of its own", _python,
+        "a new environment of its own", _python,
     ),
     Check(
         "settings", "the settings file, the environment and the flags",

@@ -52,7 +52,7 @@ def judge_room(free_bytes: int, report: Json) -> Finding:
     need, name = max(coming, default=(0, ""))
     usable = free_bytes - KEPT_FREE_BYTES
     free = f"{amount(free_bytes, 'down')} free, {amount(KEPT_FREE_BYTES)} of them left to the machine"
-    if need > usable:
+    if name and need > usable:
         text = f"{name} still needs {amount(need, 'up')}; {free}"
         return fail(text, "metal-supervisor models gc, or free some of the disk")
     if usable <= 0:
