@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 from metal_supervisor import __version__, completion, config, import_flags, install_flags, model_flags
 from metal_supervisor.core.sizes import amount
+from metal_supervisor.doctor import flags as doctor_flags
 
 NOT_RUNNING, BAD_CONFIG = 3, 78
 PARENT_EVERY_S = 2.0
@@ -334,6 +335,7 @@ def parser() -> argparse.ArgumentParser:
     command.set_defaults(action=_upgrade)
     _add_kubeconfig(commands)
     _add_fit(commands)
+    doctor_flags.add(commands, _say)
     model_flags.add(commands, _say)
     install_flags.add(commands, _say)
     import_flags.add(commands, _say)

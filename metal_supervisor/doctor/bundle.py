@@ -1,0 +1,179 @@
+"""`doctor --bundle`: what somebody needs who is to help from afar, as one archive without a secret in it.
+
+In it go the findings, versions, settings, records, observations, the controller's report, sections of programs and the
+ends of logs. Left out are specs (they hold the environments of engines), kubeconfigs, tokens and models. The values of
+specs are secrets that a log may quote, so they are read, to be hidden.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import getpass
+import io
+import itertools
+import json
+import os
+import platform
+import re
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from metal_supervisor import __version__
+from metal_supervisor.boundary.credentials import BadKubeconfig
+from metal_supervisor.boundary.state import write_atomic
+from metal_supervisor.doctor.findings import Finding, summary
+from metal_supervisor.doctor.redact import redact_json, redactor
+from metal_supervisor.doctor.surroundings import Surroundings, read_json
+
+ROOT = "metal-supervisor-doctor"
+LOG_BYTES, LOG_LINES, MOST_BYTES = 64 << 10, 300, 1 << 20
+JSON_FILES = ("controller.json", "records/*.json", "observed/*.json", "runs/*.json", "attached/*.json")
+TEXT_FILES = ("supervisord.conf", "models.d/*.conf", "quarantine/*.why")
+LOG_FILES = ("log/*.log", "log/crashed/*.log")
+PACKAGES = (
+    "supervisor", "kubernetes", "urllib3", "flask", "waitress", "psutil", "prometheus-client", "huggingface-hub",
+)  # fmt: skip
+
+
+class NotWritten(Exception):
+    """The archive could not be written; the text says why and what to do."""
+
+
+# ── what must not be seen ────────────────────────────────────────────────────────────────────────
+
+
+def secrets_of(around: Surroundings) -> Iterator[str]:
+    """Every text on this Mac that is known to be a secret: of specs, of the kubeconfig, of the embedded API."""
+    state = around.settings.state_path
+    for path in (state / "specs").glob("*.json"):
+        yield from secrets_of_spec(read_json(path))
+    prefix = read_json(state / "apiserver.json").get("prefix")
+    if isinstance(prefix, str):
+        yield prefix
+    with contextlib.suppress(BadKubeconfig, OSError, UnicodeDecodeError):
+        chosen = around.chosen()
+        yield from (str(each) for each in _texts(chosen.user))
+        if chosen.user.get("tokenFile"):
+            yield chosen.path(str(chosen.user["tokenFile"])).read_text("ascii").strip()
+    for name, value in os.environ.items():
+        if re.search(r"(?i)token|secret|passw|api_?key", name):
+            yield value
+
+
+def secrets_of_spec(spec: Any) -> Iterator[str]:
+    """The values of an engine's environment, and of those of its arguments whose flag tells of a secret."""
+    env, argv = (spec.get("env"), spec.get("argv")) if isinstance(spec, dict) else (None, None)
+    if isinstance(env, dict):
+        yield from (str(each) for name, each in env.items() if name not in ("HF_HUB_OFFLINE", "PATH", "HOME", "LANG"))
+    words = [str(each) for each in argv] if isinstance(argv, list) else []
+    for flag, value in itertools.pairwise(words):
+        if re.match(r"(?i)--?[\w-]*(key|token|secret|password)", flag):
+            yield flag.partition("=")[2] or value
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text of a kubeconfig's user: tokens, passwords, keys; what a plugin is called is no secret."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            if name not in ("apiVersion", "command", "tokenFile", "interactiveMode", "installHint", "name"):
+                yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+    elif isinstance(value, str):
+        yield value
+
+
+# ── what goes in ─────────────────────────────────────────────────────────────────────────────────
+
+
+def files_of(
+    around: Surroundings, findings: Sequence[Finding], redact: Callable[[str], str]
+) -> Iterator[tuple[str, str]]:
+    """(name in the archive, redacted content), of all that can be read."""
+    told = {"summary": summary(findings), "findings": [dataclasses.asdict(each) for each in findings]}
+    for name, value in (
+        ("doctor.json", told),
+        ("versions.json", versions()),
+        ("settings.json", dataclasses.asdict(around.settings)),
+    ):
+        yield name, _dumped(value, redact)
+    state = around.settings.state_path
+    for pattern in (*JSON_FILES, *TEXT_FILES, *LOG_FILES):
+        for path in sorted(state.glob(pattern)):
+            with contextlib.suppress(OSError):
+                if path.is_file() and not path.is_symlink():
+                    yield redact(str(path.relative_to(state))), _content(path, pattern, redact)
+
+
+def _content(path: Path, pattern: str, redact: Callable[[str], str]) -> str:
+    if pattern in LOG_FILES:
+        return redact(_tail(path))
+    with path.open("rb") as file:
+        text = file.read(MOST_BYTES).decode("utf-8", "replace")
+    if pattern in JSON_FILES:
+        with contextlib.suppress(ValueError, RecursionError):
+            return _dumped(json.loads(text), redact)
+    return redact(text)
+
+
+def _tail(path: Path) -> str:
+    """The last whole lines of a log: half a line may be half a token, which nothing recognizes."""
+    with path.open("rb") as file:
+        start = max(0, os.fstat(file.fileno()).st_size - LOG_BYTES)
+        file.seek(start)
+        content = file.read(LOG_BYTES)
+    if start:
+        content = content.partition(b"\n")[2]
+    lines = content.decode("utf-8", "replace").splitlines()[-LOG_LINES:]
+    return "\n".join(lines) + "\n"
+
+
+def _dumped(value: Any, redact: Callable[[str], str]) -> str:
+    return json.dumps(redact_json(value, redact), indent=1, ensure_ascii=False, default=str) + "\n"
+
+
+def versions() -> dict[str, str]:
+    """Ours, Python's, the system's, and those of the packages that matter."""
+    from importlib import metadata
+
+    found = {"metal-supervisor": __version__, "python": platform.python_version(), "system": platform.platform()}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+# ── the archive ──────────────────────────────────────────────────────────────────────────────────
+
+
+def write(target: Path, around: Surroundings, findings: Sequence[Finding]) -> int:
+    """Writes the archive, for its user's eyes only; returns how many files are in it. Raises NotWritten."""
+    redact = redactor(set(secrets_of(around)), str(Path.home()), _user())
+    content, count = io.BytesIO(), 0
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for name, text in files_of(around, findings, redact):
+            data = text.encode("utf-8", "replace")
+            member = tarfile.TarInfo(f"{ROOT}/{name}")
+            member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
+            archive.addfile(member, io.BytesIO(data))
+            count += 1
+    try:
+        if target.is_dir():
+            raise NotWritten(f"--bundle: {target} is a directory; name a file")
+        write_atomic(target, content.getvalue())
+        target.chmod(0o600)
+    except OSError as error:
+        raise NotWritten(f"--bundle: cannot write {target}: {error.strerror}; name another file") from None
+    return count
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user without a name
+        return ""

@@ -1,0 +1,214 @@
+"""The cluster as it answers: our kinds, its clock, who watches over this Mac; and where pods would find this Mac."""
+
+from __future__ import annotations
+
+import ipaddress
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from metal_supervisor.boundary import addresses, host
+from metal_supervisor.boundary.addresses import Choice
+from metal_supervisor.boundary.credentials import BadKubeconfig
+from metal_supervisor.boundary.host import Interface
+from metal_supervisor.boundary.kube import Kube, KubeError
+from metal_supervisor.config import conf_dir
+from metal_supervisor.core.claims import KIND, REAPER_LEASE
+from metal_supervisor.core.resources import GROUP, VERSION
+from metal_supervisor.core.types import Json
+from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unasked, unknown, warn
+from metal_supervisor.doctor.software import table_of
+from metal_supervisor.doctor.surroundings import Surroundings
+
+KINDS = ("inferenceservices", "models")
+SKEW_WARN_S, SKEW_FAIL_S = 10.0, 300.0
+REAPER_SILENT_S = 300.0
+MOST_OTHERS = 6
+
+
+# ── our kinds ────────────────────────────────────────────────────────────────────────────────────
+
+
+def judge_kinds(versions: Sequence[str], served: Sequence[str]) -> Finding:
+    """`versions`: of our API group, none if the group is unknown; `served`: the resources of our version."""
+    install = f"kubectl apply --server-side -f {shlex.quote(str(conf_dir() / 'crds'))}"
+    install += " (not beside LLMKube's operator, which brings its own)"
+    if not versions:
+        return fail(f"{GROUP} is not installed: the cluster knows neither Model nor InferenceService", install)
+    if VERSION not in versions:
+        return fail(f"{GROUP} is there in {', '.join(versions)}, and we speak {VERSION}", install)
+    missing = [each for each in KINDS if each not in served]
+    if missing:
+        return fail(f"{GROUP}/{VERSION} lacks {', '.join(missing)}", install)
+    return ok(f"{', '.join(KINDS)} of {GROUP} in {', '.join(versions)}")
+
+
+def _kinds(around: Surroundings) -> Sequence[Finding]:
+    kube = around.link.kube
+    if kube is None:
+        return [unasked(around.link.problem)]
+    try:
+        group = kube.request("GET", f"/apis/{GROUP}")
+        versions = [str(each.get("version")) for each in group.get("versions") or []]
+        served = kube.request("GET", f"/apis/{GROUP}/{VERSION}").get("resources") or [] if VERSION in versions else []
+    except KubeError as error:
+        if error.code != 404:
+            return [unknown(str(error))]
+        versions, served = [], []
+    return [judge_kinds(versions, [str(each.get("name")) for each in served])]
+
+
+# ── its clock ────────────────────────────────────────────────────────────────────────────────────
+
+
+def judge_clock(offset_s: float) -> Finding:
+    """`offset_s`: to be added to this machine's clock to get the server's, within a second."""
+    if abs(offset_s) < SKEW_WARN_S:
+        return ok("this Mac's clock and the API server's agree")
+    text = f"this Mac's clock is {abs(offset_s):.0f} s {'behind' if offset_s > 0 else 'ahead of'} the API server's"
+    fix = "set the date and time automatically (System Settings > General > Date & Time); else look at the server's"
+    if abs(offset_s) >= SKEW_FAIL_S:
+        return fail(f"{text}: tokens and certificates seem not valid yet, or over", fix)
+    return warn(text, fix)
+
+
+def _clock(around: Surroundings) -> Sequence[Finding]:
+    if around.settings.embedded:
+        return []
+    kube = around.link.kube
+    return [judge_clock(kube.clock_offset_s) if kube is not None else unasked(around.link.problem)]
+
+
+# ── who watches over this Mac ────────────────────────────────────────────────────────────────────
+
+
+def judge_watch(leases: Sequence[Json], server_now: float, namespace: str) -> Finding:
+    """`leases`: of the watched namespaces; `server_now`: Unix time by the server's clock."""
+    macs, reaper = set(), False
+    for each in leases:
+        metadata, spec = each.get("metadata") or {}, each.get("spec") or {}
+        if (metadata.get("labels") or {}).get(KIND) == "node" and spec.get("holderIdentity"):
+            macs.add(spec["holderIdentity"])
+        if metadata.get("name") == REAPER_LEASE:
+            reaper = server_now - _time(str(spec.get("renewTime") or "")) < REAPER_SILENT_S
+    if reaper:
+        return ok(f"the reaper runs, for {len(macs)} Macs")
+    if len(macs) > 1:
+        return ok(f"{len(macs)} Macs watch over each other")
+    text = "nobody would take this Mac's endpoints out if it fell silent: no other Mac, and no reaper"
+    where = shlex.quote(str(conf_dir() / "reaper" / "reaper.yaml"))
+    return warn(text, f"sed 's/namespace: llm/namespace: {namespace or 'default'}/' {where} | kubectl apply -f -")
+
+
+def _time(text: str) -> float:
+    """Unix time of a Lease's renewTime, 0 for none."""
+    try:
+        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def _watch(around: Surroundings) -> Sequence[Finding]:
+    if around.settings.embedded:
+        return []
+    kube: Kube | None = around.link.kube
+    if kube is None:
+        return [unasked(around.link.problem)]
+    space = around.settings.namespace
+    where = f"/namespaces/{space}" if space else ""
+    try:
+        found = kube.request("GET", f"/apis/coordination.k8s.io/v1{where}/leases", {"labelSelector": KIND})
+    except KubeError as error:
+        return [unknown(str(error))]
+    return [judge_watch(found.get("items") or [], around.clock() + kube.clock_offset_s, space)]
+
+
+# ── this Mac's address ───────────────────────────────────────────────────────────────────────────
+
+
+def why_not(each: Interface) -> str:
+    """Why an address of this machine was not taken; "" if another was only better."""
+    address = ipaddress.ip_address(each.address)
+    if not each.up:
+        return "down"
+    if address.is_loopback or address.is_link_local:
+        return "loopback" if address.is_loopback else "link-local"
+    if any(address in network for network in addresses.VIRTUAL):
+        return "of virtual machines or containers"
+    return "not routable" if host.address_problem(each.address, allow_loopback=False) else "not on the way"
+
+
+def judge_address(choice: Choice, interfaces: Sequence[Interface], embedded: bool) -> Finding:
+    """`interfaces`: all there are, the one that was chosen too."""
+    if choice.problem:
+        return fail(choice.problem, "set --host-ip to an address of this Mac that the cluster's pods reach")
+    others = [f"{each.address} ({each.name}: {why_not(each)})" for each in interfaces if each.address != choice.address]
+    more = f" and {len(others) - MOST_OTHERS} more" if len(others) > MOST_OTHERS else ""
+    instead = f"; not {', '.join(others[:MOST_OTHERS])}{more}" if others and not embedded else ""
+    if choice.note:
+        return warn(f"{choice.note}{instead}", "correct --host-ip, unless that address is forwarded to this Mac")
+    return ok(f"pods are told {choice.address}, by {choice.origin}{instead}")
+
+
+def _address(around: Surroundings) -> Sequence[Finding]:
+    embedded = around.settings.embedded
+    try:
+        server = "" if embedded else around.chosen().server
+    except BadKubeconfig:
+        return [unknown("the kubeconfig cannot be used")]
+    return [judge_address(around.advertised(around.settings.host_ip, server, embedded), around.interfaces(), embedded)]
+
+
+# ── ports ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def judge_ports(taken: Mapping[str, tuple[int, str]], range_text: str, wanted: int) -> Finding:
+    """`taken`: whose port -> (port, the stranger that holds it); `wanted`: how many ports are ours."""
+    if taken:
+        told = "; ".join(f"{port} of {name} is held by {holder}" for name, (port, holder) in sorted(taken.items()))
+        return fail(told, "end what holds it, or choose others: --port, --ports, spec.containerPort")
+    return ok(f"each that was given out ({wanted}) is ours or free; engines get theirs from {range_text}")
+
+
+def _ports(around: Surroundings) -> Sequence[Finding]:
+    settings, state = around.settings, around.directory
+    table = table_of(around.supervisord) or {}
+    notes = state.run_notes()
+    owners = {"the sidecar": (settings.port, "127.0.0.1", [table["sidecar"].pid] if "sidecar" in table else [])}
+    for program, record in state.records()[0].items():
+        if record.port and not record.daemon:
+            pids = [table[program].pid] if program in table else []
+            pids += [notes[program].pid] if program in notes else []
+            owners[program] = record.port, record.host or settings.bind_address, pids
+    taken = {}
+    for name, (port, address, pids) in owners.items():
+        if host.port_free(port, address) or any(host.listens(pid, port) != frozenset() for pid in pids if pid):
+            continue
+        taken[name] = port, host.port_holder(port)
+    return [judge_ports(taken, settings.ports, len(owners))]
+
+
+CHECKS = (
+    Check(
+        "kinds", "whether the cluster knows our kinds, in which versions",
+        "fails if they are not installed, or not in our version",
+        "`kubectl apply --server-side -f conf/crds`", _kinds, needs_api=True,
+    ),
+    Check(
+        "clock", "this Mac's clock against the API server's", "warns from 10 s on, fails from 5 min on",
+        "set the time automatically", _clock, needs_api=True,
+    ),
+    Check(
+        "watch", "whether somebody would withdraw this Mac's endpoints if it fell silent",
+        "warns for a single Mac without a reaper", "`conf/reaper/reaper.yaml`", _watch, needs_api=True,
+    ),
+    Check(
+        "address", "the address that pods would be told, and why not another",
+        "fails if there is none that they reach; warns if `--host-ip` is none of this Mac's",
+        "`--host-ip`", _address,
+    ),
+    Check(
+        "ports", "the port of health and metrics, and those of the engines", "fails if a stranger holds one",
+        "`--port`, `--ports`", _ports,
+    ),
+)  # fmt: skip

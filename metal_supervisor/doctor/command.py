@@ -1,0 +1,114 @@
+"""The command: asks, prints a line for each finding, and ends with 1 if something failed.
+
+It works with settings that are broken: those are one of the things that it is asked about.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from metal_supervisor import config
+from metal_supervisor.config import ConfigError, Overrides, Settings
+from metal_supervisor.doctor import bundle, registry
+from metal_supervisor.doctor.findings import Finding, sound, summary
+from metal_supervisor.doctor.surroundings import Surroundings
+from metal_supervisor.supervisorctl import escaped
+
+WELL, FAILED, USAGE = 0, 1, 2
+Say = Callable[[str], None]
+
+
+def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Settings, str, str]:
+    """(settings, their file, what is wrong with them) of the system that runs, else of the file.
+
+    Writes nothing. Raises ConfigError for a wrong flag.
+    """
+    problem = ""
+    try:
+        overrides = config.overrides_from(arguments, environ)
+    except ConfigError as error:
+        overrides, problem = config.overrides_from(arguments, {}), str(error)  # a flag that is wrong is a usage error
+    given = dict(overrides.values)
+    state = Path(str(given.get("state_dir") or Settings().state_dir)).expanduser().resolve()
+    try:
+        if not (state / config.OVERRIDES_FILE).exists():
+            found = config.load(overrides)
+            again = found.state_path  # the file may name another
+            if again == state or not (again / config.OVERRIDES_FILE).exists():
+                return found, overrides.config, problem
+            state = again
+        elif overrides.config:
+            problem = _problem_of(overrides) or problem  # of a file that is to be tried out
+        return dataclasses.replace(config.load_saved(state), **given), _file_of(state), problem
+    except ConfigError as error:
+        return _in_spite_of(state, overrides), overrides.config or _file_of(state), str(error)
+
+
+def _problem_of(overrides: Overrides) -> str:
+    try:
+        config.load(overrides)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _in_spite_of(state: Path, overrides: Overrides) -> Settings:
+    """The last settings that were in order, else the defaults, under what was said now."""
+    try:
+        found, _ = config.load_good(state)
+    except ConfigError:
+        found = Settings()
+    return dataclasses.replace(found, **overrides.values)
+
+
+def _file_of(state: Path) -> str:
+    """The settings file of the system whose state directory this is, "" without one."""
+    try:
+        return str(json.loads((state / config.OVERRIDES_FILE).read_text("utf-8"))["config"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+
+
+def lines(findings: Sequence[Finding]) -> list[str]:
+    """The report for people: one line each, the fix below it, the summary last."""
+    width = max((len(each.check) for each in findings), default=0)
+    told = []
+    for each in findings:
+        told.append(f"{each.status:<4}  {each.check:<{width}}  {escaped(each.text)}")
+        if each.fix and each.status != "ok":
+            told.append(f"{'':<{6 + width}}  → {escaped(each.fix)}")
+    return [*told, summary(findings)]
+
+
+def body(findings: Sequence[Finding]) -> str:
+    """The same for programs."""
+    told = {
+        "ok": sound(findings), "summary": summary(findings), "findings": [dataclasses.asdict(each) for each in findings]
+    }  # fmt: skip
+    return json.dumps(told, indent=2)
+
+
+def main(arguments: argparse.Namespace, environ: Mapping[str, str], say: Say) -> int:
+    """0 if nothing failed, 1 if something did, 2 if the archive could not be written."""
+    settings, file, problem = settings_of(arguments, environ)
+    around = Surroundings(settings, config_file=file, config_problem=problem)
+    logging.disable()  # what others would log on the way is told as a finding
+    try:
+        findings = registry.examine(around)
+    finally:
+        logging.disable(logging.NOTSET)
+    print(body(findings) if arguments.json else "\n".join(lines(findings)))
+    if arguments.bundle:
+        target = Path(arguments.bundle).expanduser().absolute()
+        try:
+            count = bundle.write(target, around, findings)
+        except bundle.NotWritten as error:
+            say(str(error))
+            return USAGE
+        say(f"wrote {target}, {count} files; look through it before you show it to anybody")
+    return WELL if sound(findings) else FAILED

@@ -1,0 +1,308 @@
+"""The engines: found, working, built for this processor, allowed to run, and the same that already run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from metal_supervisor.boundary import builds, host
+from metal_supervisor.boundary.commands import TIMED_OUT, Done
+from metal_supervisor.boundary.daemon import Away, Daemon, Refused
+from metal_supervisor.core.types import LIVE, ProgramState, Record
+from metal_supervisor.doctor import macho
+from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
+from metal_supervisor.doctor.software import table_of
+from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
+from metal_supervisor.doctor.together import together
+from metal_supervisor.runtimes import RUNTIMES, Executable
+
+XATTR = "/usr/bin/xattr"
+QUARANTINE = "com.apple.quarantine"
+FIREWALL = "/usr/libexec/ApplicationFirewall/socketfilterfw"
+LAUNCHD_PATH = ("/usr/bin", "/bin", "/usr/sbin", "/sbin", *host.HOMEBREW)
+_VERSION = re.compile(r"(?<![\w.])v?(\d+\.[\w.+-]{1,40}|(?<=version: )\d[\w.+-]{0,40})")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An executable that was found."""
+
+    runtime: str
+    executable: Executable
+    path: Path
+
+    @property
+    def real(self) -> Path:
+        """The file itself; for a script its interpreter, which is what listens."""
+        interpreter = builds.interpreter_of(self.path) if self.executable.script else ""
+        return Path(interpreter or self.path).resolve()
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.executable.setting.replace("_", "-")
+
+
+def found(around: Surroundings) -> tuple[list[Engine], dict[str, str]]:
+    """(the engines that are here, runtime -> why it is not)."""
+    here, missing = [], {}
+    for name in around.settings.offered:
+        try:
+            executable, path = builds.find(around.settings, RUNTIMES[name].executables)
+            here.append(Engine(name, executable, path))
+        except host.NoBinary as error:
+            missing[name] = str(error)
+    return here, missing
+
+
+def records_of(around: Surroundings) -> Mapping[str, Record]:
+    """What this Mac runs or should, by program."""
+    return around.directory.records()[0]
+
+
+# ── whether they are there, and work ─────────────────────────────────────────────────────────────
+
+
+def version_in(said: str) -> str:
+    """The version in what a program prints of itself, "" if there is none to be seen."""
+    told = _VERSION.search(said)
+    return told[1] if told else ""
+
+
+def judge_version(engine: Engine, done: Done) -> Finding:
+    """What `--version` came to."""
+    name, path = f"{engine.runtime} ({engine.executable.name})", engine.path
+    if done.ok:
+        return ok(f"{name} {version_in(done.out + done.err) or 'without a version'} at {path}")
+    if done.code == TIMED_OUT:
+        text = f"{name} at {path} did not tell its version within {ASK_S:g} s"
+        return warn(text, "the first start after an installation takes long; ask again")
+    said = (done.err or done.out).strip().splitlines()
+    how = f"ended by signal {-done.code}" if done.code < 0 else f"exit code {done.code}"
+    return fail(f"{name} at {path} does not work: {how} {said[-1][:160] if said else ''}".rstrip(), _again(engine))
+
+
+def _again(engine: Engine) -> str:
+    install = engine.executable.install
+    return f"{install.replace('install it', 'reinstall it')}, or name another with {engine.flag}"
+
+
+def judge_missing(missing: Mapping[str, str], here: Sequence[str], demanded: Mapping[str, str]) -> list[Finding]:
+    """`demanded`: runtime -> who wants it, a setting or a service."""
+    needed = [fail(f"{name} is wanted by {demanded[name]}: {why}", _how(name))
+              for name, why in missing.items() if name in demanded]  # fmt: skip
+    if needed or here:
+        return needed
+    return [fail("no engine is here: no model can run", _how(next(iter(missing), "llama-server")))]
+
+
+def _how(runtime: str) -> str:
+    return RUNTIMES[runtime].executables[0].install
+
+
+def _engines(around: Surroundings) -> Sequence[Finding]:
+    here, missing = found(around)
+    demanded = dict.fromkeys(_named(around.settings.runtimes), "--runtimes")
+    demanded |= {each.runtime: f"{each.namespace}/{each.name}" for each in records_of(around).values() if each.runs}
+    if "ollama" in demanded and around.settings.ollama_url != "off":
+        del demanded["ollama"]  # the user's own will do
+
+    def version(engine: Engine) -> Sequence[Finding]:
+        return [judge_version(engine, around.run((str(engine.path), "--version"), ASK_S))]
+
+    told = together([lambda each=each: version(each) for each in here], ASK_S + 0.5)  # type: ignore[misc]
+    return [*judge_missing(missing, [each.runtime for each in here], demanded), *told]
+
+
+def _named(listed: str) -> list[str]:
+    return [each.strip() for each in listed.split(",") if each.strip()]
+
+
+# ── what a Mac makes of them ─────────────────────────────────────────────────────────────────────
+
+
+def judge_processor(engine: Engine, built_for: Sequence[str], arm: bool) -> Finding | None:
+    """`built_for`: none if it is no program of a Mac's; `arm`: whether this Mac has an Apple chip."""
+    if not built_for or not arm or any(each.startswith("arm64") for each in built_for):
+        return None
+    text = f"{engine.real} is built for {', '.join(built_for)}: it would run translated by Rosetta, many times slower"
+    return fail(text, f"install Homebrew for Apple chips (in /opt/homebrew), then {engine.executable.install}")
+
+
+def judge_quarantine(path: Path, done: Done) -> Finding | None:
+    """`xattr -p com.apple.quarantine`, which fails where there is no such attribute."""
+    if not done.ok:
+        return None
+    text = f"{path} is quarantined: it came by a browser, and launchd's programs cannot start it"
+    return fail(text, f"if you trust it: {XATTR} -d {QUARANTINE} {shlex.quote(str(path))}")
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(macho.HEAD_BYTES)
+
+
+def _binaries(around: Surroundings) -> Sequence[Finding]:
+    here, _ = found(around)
+    arm = around.mac is not None and around.mac.text("machdep.cpu.brand_string").startswith("Apple")
+    bad: list[Finding] = []
+    for each in here:
+        found_here = [judge_processor(each, macho.processors(_head(each.real)), arm)]
+        for path in dict.fromkeys((each.path, each.real)):
+            found_here.append(judge_quarantine(path, around.run((XATTR, "-p", QUARANTINE, str(path)), ASK_S / 8)))
+        bad += [one for one in found_here if one is not None]
+    return bad or ([ok(f"{len(here)} built for this chip, none quarantined")] if here else [])
+
+
+def judge_path(engine: Engine, configured: str) -> Finding | None:
+    """launchd's PATH is short: what only this shell finds, the daemon does not."""
+    if configured or str(engine.path.parent) in LAUNCHD_PATH:
+        return None
+    text = f"{engine.runtime} is found at {engine.path} by this shell's PATH, which launchd's programs do not have"
+    return warn(text, f"set {engine.flag} to it (or {engine.executable.setting} in the settings file)")
+
+
+def _path(around: Surroundings) -> Sequence[Finding]:
+    here, _ = found(around)
+    bad = [judge_path(each, str(getattr(around.settings, each.executable.setting))) for each in here]
+    return [each for each in bad if each] or ([ok("launchd's PATH leads to the same engines")] if here else [])
+
+
+# ── the application firewall ─────────────────────────────────────────────────────────────────────
+
+
+def firewall_apps(listed: str) -> dict[str, bool]:
+    """Path of each program in the firewall's list -> whether others may connect to it."""
+    rows = re.findall(r"(?m)^\s*\d+\s*:\s*(/.*?)\s*\n\s*\(\s*(Allow|Block)", listed)
+    return {path: word == "Allow" for path, word in rows}
+
+
+def judge_firewall(state: Done, apps: Done, engines: Sequence[Path], loopback: bool) -> list[Finding]:
+    """`engines`: the real files that listen; `loopback`: whether only this Mac is to reach them."""
+    if loopback:
+        return [ok("engines listen on loopback only, where no firewall asks")]
+    told = re.search(r"State = (\d)", state.out)
+    if not state.ok or not told:
+        return [unknown(f"the firewall's state ({(state.err or state.out).strip()[:100]})")]
+    if told[1] == "0":
+        return [ok("the application firewall is off")]
+    if told[1] == "2":
+        text = "the application firewall blocks all incoming connections: no pod reaches a model"
+        return [fail(text, "System Settings > Network > Firewall > Options: do not block all incoming connections")]
+    allowed = firewall_apps(apps.out)
+    bad = []
+    for path in dict.fromkeys(map(str, engines)):
+        quoted = shlex.quote(path)
+        fix = f"sudo {FIREWALL} --add {quoted} && sudo {FIREWALL} --unblockapp {quoted}"
+        if allowed.get(path) is False:
+            bad.append(fail(f"the application firewall blocks {path}: no pod reaches its models", fix))
+        elif path not in allowed:
+            text = f"the application firewall is on and does not know {path}: it may drop connections without a word"
+            bad.append(warn(text, f"{fix}; again after each upgrade of it, as its path changes"))
+    return bad or [ok(f"the application firewall is on, and lets {len(set(engines))} engines be reached")]
+
+
+def _firewall(around: Surroundings) -> Sequence[Finding]:
+    loopback = around.settings.bind_address in ("127.0.0.1", "::1")
+    state = around.run((FIREWALL, "--getglobalstate"), ASK_S / 2)
+    apps = around.run((FIREWALL, "--listapps"), ASK_S / 2)
+    return judge_firewall(state, apps, [each.real for each in found(around)[0]], loopback)
+
+
+# ── what runs ────────────────────────────────────────────────────────────────────────────────────
+
+
+def judge_build(program: str, binary: Path, changed_at: float | None, started_at: float) -> Finding | None:
+    """`changed_at`: Unix time at which the file, or the link to it, was put there; None if it is gone."""
+    if changed_at is None:
+        text = f"{program} runs {binary}, which is there no more: it could not be started again"
+        return fail(text, f"install the engine again, then: supervisorctl restart {program}")
+    if changed_at <= started_at:
+        return None
+    text = f"{program} runs a build of {binary.name} from before its upgrade"
+    return warn(text, f"when an interruption is welcome: supervisorctl restart {program}")
+
+
+def _changed_at(path: Path) -> float | None:
+    try:
+        return max(path.lstat().st_ctime, path.stat().st_ctime)
+    except OSError:
+        return None
+
+
+def _builds(around: Surroundings) -> Sequence[Finding]:
+    table: Mapping[str, ProgramState] = table_of(around.supervisord) or {}
+    state, bad, running = around.directory, [], 0
+    for program, row in sorted(table.items()):
+        note = state.run_note(program)
+        argv = state.read_spec(note.spec_file).get("argv") if note else None
+        if row.state not in LIVE or not isinstance(argv, list) or not argv:
+            continue
+        running += 1
+        binary = Path(str(argv[0]))
+        bad.append(judge_build(program, binary, _changed_at(binary), row.start))
+    return [each for each in bad if each] or ([ok(f"{running} running, each of the build on disk")] if running else [])
+
+
+def judge_ollama(url: str, version: str, problem: str) -> Finding:
+    """`problem`: "" if an Ollama answers, "away" if nobody does, else what a stranger said."""
+    if problem == "away":
+        return ok(f"nobody listens at {url}; where Ollama is wanted, one of ours is started")
+    if problem:
+        text = f"what listens at {url} is no Ollama: {problem}"
+        return fail(text, "end it or move it to another port, or set --ollama-url (off: nowhere)")
+    return ok(f"Ollama {version} of yours answers at {url}, and is used")
+
+
+def _ollama(around: Surroundings) -> Sequence[Finding]:
+    url = around.settings.ollama_url
+    if url == "off" or "ollama" not in around.settings.offered:
+        return []
+    port = re.search(r":(\d+)/?$", url)
+    host_name = "::1" if "[::1]" in url else "127.0.0.1"
+    number = int(port[1]) if port else 80
+    version, problem = "", ""
+    try:
+        said = Daemon(host_name, number).call("GET", "/api/version", timeout_s=ASK_S)
+        version = str(said.get("version") or "")
+        problem = "" if version else f"it is {host.port_holder(number)}"
+    except Away:
+        held = not host.port_free(number, host_name)
+        problem = f"it is {host.port_holder(number)}, and speaks no HTTP" if held else "away"
+    except Refused as error:
+        problem = f"it is {host.port_holder(number)}, and answered {error.status}"
+    return [judge_ollama(url, version[:40], problem)]
+
+
+CHECKS = (
+    Check(
+        "engines", "each runtime that is offered: its program is found and tells its version",
+        "fails for one that does not work, or is missing and `--runtimes` or a service names it, and if there is none",
+        "install it, or name its path in the settings", _engines,
+    ),
+    Check(
+        "binaries", "the processors each engine was built for (the header of its file), and the quarantine attribute",
+        "fails for one that would run under Rosetta, or that macOS would not start",
+        "Homebrew for Apple chips; `xattr -d com.apple.quarantine`", _binaries, mac=True,
+    ),
+    Check(
+        "path", "whether launchd, whose PATH is short, finds the same engines as this shell",
+        "warns for one that it would miss", "set the engine's path in the settings", _path, mac=True,
+    ),
+    Check(
+        "firewall", "the application firewall, for the real file of each engine",
+        "fails if it blocks one or everything; warns if it is on and does not know one", "the two commands it prints",
+        _firewall, mac=True,
+    ),
+    Check(
+        "builds", "the build that each running engine was started from, against what is on disk now",
+        "warns after an upgrade under a running model; fails if the file is gone", "`supervisorctl restart` at leisure",
+        _builds,
+    ),
+    Check(
+        "ollama", "who listens where the user's own Ollama would (port 11434)", "fails for anything that is no Ollama",
+        "end it, or set `--ollama-url`", _ollama,
+    ),
+)  # fmt: skip

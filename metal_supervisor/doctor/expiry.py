@@ -1,0 +1,63 @@
+"""Until when a credential holds, read from itself: the `exp` of a JWT, the `notAfter` of a certificate.
+
+Nothing here verifies anything, and nothing that is read is ever shown but the time.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from datetime import datetime, timezone
+
+SEQUENCE, UTC_TIME, GENERALIZED_TIME, VERSION = 0x30, 0x17, 0x18, 0xA0
+
+
+def of_token(text: str) -> float | None:
+    """Unix time at which a JWT ends; None for a token that says nothing of it."""
+    try:
+        part = text.split(".")[1]
+        found = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))["exp"]
+        return float(found) if math.isfinite(float(found)) else None
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+def of_certificate(pem: bytes) -> float | None:
+    """Unix time at which the first certificate of a PEM ends; None if it cannot be read."""
+    try:
+        text = pem.split(b"-----BEGIN CERTIFICATE-----")[1].split(b"-----END")[0]
+        der = base64.b64decode(b"".join(text.split()))
+        certificate, _ = _part(der, SEQUENCE)
+        signed, _ = _part(certificate, SEQUENCE)
+        if signed[0] == VERSION:
+            _, signed = _part(signed, VERSION)
+        for _ in range(3):  # serial number, algorithm, issuer
+            _, signed = _part(signed, signed[0])
+        validity, _ = _part(signed, SEQUENCE)
+        _, ends = _part(validity, validity[0])
+        return _time(ends[0], _part(ends, ends[0])[0].decode("ascii"))
+    except (ValueError, LookupError):
+        return None
+
+
+def _part(der: bytes, tag: int) -> tuple[bytes, bytes]:
+    """(content of the first element, what follows it). Raises ValueError, IndexError."""
+    if der[0] != tag:
+        raise ValueError("another element")
+    length, at = der[1], 2
+    if length & 0x80:
+        at = 2 + (length & 0x7F)
+        length = int.from_bytes(der[2:at], "big")
+    if at + length > len(der):
+        raise ValueError("cut off")
+    return der[at : at + length], der[at + length :]
+
+
+def _time(tag: int, text: str) -> float:
+    """A time as X.509 writes it: two digits of the year until 2049, four from then on. Raises ValueError."""
+    if tag == UTC_TIME:
+        text = ("20" if int(text[:2]) < 50 else "19") + text
+    elif tag != GENERALIZED_TIME:
+        raise ValueError("no time")
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()

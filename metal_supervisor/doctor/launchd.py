@@ -1,0 +1,89 @@
+"""The launchd job that keeps supervisord up, and the job of another agent, which would fight over the same objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from metal_supervisor.boot import SIDECAR_STOP_S
+from metal_supervisor.boundary import launchctl
+from metal_supervisor.boundary.launchctl import INCUMBENT, LABEL, Job
+from metal_supervisor.doctor.findings import Check, Finding, fail, ok, warn
+from metal_supervisor.doctor.surroundings import Surroundings
+
+EX_CONFIG = "78"
+NEVER_EXITED = ("(never exited)", "")
+INSTALL = "install it as a LaunchDaemon: it starts with the Mac, and is exempt from Local Network privacy"
+RENEW = "install it again; launchd reads a job's file only when it is loaded"
+
+
+def judge_job(domain: str, job: Job, stop_s: float) -> list[Finding]:
+    """`stop_s`: how long the system may take to stop by its own settings."""
+    where = f"{domain}/{LABEL}"
+    found: list[Finding] = []
+    if job.last_exit.startswith(EX_CONFIG):
+        text = f"{where} cannot be started (78: EX_CONFIG): launchd could not open its log, or its user is unknown"
+        found.append(fail(text, f"make the directory of its log, owned by that user; then {RENEW}"))
+    elif job.state != "running":
+        last = f", last exit {job.last_exit}" if job.last_exit not in NEVER_EXITED else ""
+        text = f"{where} is {job.state or 'in an unknown state'} after {job.runs} starts{last}"
+        found.append(fail(text, "see its log, and log/boot.log in the state directory"))
+    if job.spawn_type and not job.spawn_type.startswith("interactive"):
+        text = f"{where} is started as {job.spawn_type}: macOS slows the engines down to efficiency cores"
+        found.append(fail(text, f"ProcessType Interactive in its file; {RENEW}"))
+    if job.exit_timeout_s is not None and job.exit_timeout_s < stop_s:
+        text = f"{where} is killed {job.exit_timeout_s} s after it is told to stop, and takes up to {stop_s:.0f} s"
+        found.append(warn(text, f"a longer ExitTimeOut, or a shorter --stop-timeout; {RENEW}"))
+    if domain != "system":
+        text = f"{where} is an agent of a login session: it starts only after a login, and the LAN may be closed to it"
+        found.append(warn(text, INSTALL))
+    return found or [ok(f"{where} runs, pid {job.pid}, {job.spawn_type or 'spawn type not told'}")]
+
+
+def judge_jobs(jobs: Sequence[tuple[str, Job | None]], stop_s: float) -> list[Finding]:
+    """`jobs`: domain -> our job in it, None if it is not loaded."""
+    loaded = [(domain, job) for domain, job in jobs if job is not None]
+    if not loaded:
+        return [warn("no launchd job: after a restart of this Mac nothing of it starts by itself", INSTALL)]
+    found = [finding for domain, job in loaded for finding in judge_job(domain, job, stop_s)]
+    if len(loaded) > 1:
+        text = f"it is loaded twice, in {' and '.join(domain for domain, _ in loaded)}: only one of them can run"
+        found.append(fail(text, f"{launchctl.LAUNCHCTL} bootout {loaded[-1][0]}/{LABEL}"))
+    return found
+
+
+def judge_incumbent(domains: Sequence[str]) -> Finding:
+    """`domains`: where LLMKube's own agent is loaded."""
+    if not domains:
+        return ok("no other agent is loaded")
+    text = f"LLMKube's metal-agent is loaded too ({', '.join(domains)}/{INCUMBENT}): both would run the same services"
+    stop = "; ".join(
+        f"{launchctl.LAUNCHCTL} disable {each}/{INCUMBENT} && {launchctl.LAUNCHCTL} bootout {each}/{INCUMBENT}"
+        for each in domains
+    )
+    return fail(text, f"{stop}{' (with sudo)' if 'system' in domains else ''}")
+
+
+def _domains(around: Surroundings) -> tuple[str, ...]:
+    return "system", f"gui/{around.uid}"
+
+
+def _job(around: Surroundings) -> Sequence[Finding]:
+    jobs = [(domain, launchctl.job(around.run, domain, LABEL)) for domain in _domains(around)]
+    return judge_jobs(jobs, around.settings.stop_timeout + SIDECAR_STOP_S)
+
+
+def _incumbent(around: Surroundings) -> Sequence[Finding]:
+    return [judge_incumbent([d for d in _domains(around) if launchctl.job(around.run, d, INCUMBENT) is not None])]
+
+
+CHECKS = (
+    Check(
+        "launchd", "our launchd job: state, last exit, spawn type, exit timeout",
+        "fails if it does not run (78 EX_CONFIG), is not interactive, or is loaded twice; warns without one, for an "
+        "agent of a session, and for a short exit timeout", "install it again as a LaunchDaemon", _job, mac=True,
+    ),
+    Check(
+        "other agent", "whether LLMKube's own metal-agent is loaded", "fails if it is",
+        "the `launchctl` line it prints", _incumbent, mac=True,
+    ),
+)  # fmt: skip

@@ -1,0 +1,202 @@
+"""The way to the API server: the kubeconfig, how long its credential holds, and what is in the way if nobody answers.
+
+Each obstacle has its own way out. The one that costs people days is macOS's Local Network privacy: an agent of a login
+session gets "No route to host" for everything on the LAN, while the same command works in a terminal.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import urllib.parse
+from collections.abc import Sequence
+
+from metal_supervisor.accounts import Token, read_token, utc
+from metal_supervisor.boundary.answers import KubeError
+from metal_supervisor.boundary.credentials import BadKubeconfig, Chosen
+from metal_supervisor.doctor import expiry
+from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
+from metal_supervisor.doctor.software import START
+from metal_supervisor.doctor.surroundings import Surroundings
+
+SOON_S = 3 * 86400.0
+NO_ROUTE_ON_A_MAC = 65
+PORTS = {"http": 80, "https": 443}
+LOCAL_NETWORK = (
+    "best first: install as a LaunchDaemon, which is exempt; use the API server's tailnet address; put the API server "
+    "behind the gateway; tunnel with /usr/bin/ssh -N -L 6443:HOST:6443 and the server https://127.0.0.1:6443; allow it "
+    "in System Settings > Privacy & Security > Local Network; start it from a terminal or SSH session"
+)
+
+
+# ── the kubeconfig ───────────────────────────────────────────────────────────────────────────────
+
+
+def _kubeconfig(around: Surroundings) -> Sequence[Finding]:
+    if around.settings.embedded and not around.kubeconfig.exists():
+        return []  # written at the first start
+    try:
+        chosen = around.chosen()
+    except BadKubeconfig as error:
+        return [fail(str(error), "correct --kubeconfig or --context, or the file")]
+    where = "the embedded API" if around.settings.embedded else f"context {chosen.context} of {chosen.file}"
+    return [ok(f"{where}, server {server_of(chosen)}")]
+
+
+def server_of(chosen: Chosen) -> str:
+    """Scheme, host and port: the path may be the embedded API's secret, and the user part anybody's."""
+    parts = urllib.parse.urlsplit(chosen.server)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+# ── its credential ───────────────────────────────────────────────────────────────────────────────
+
+
+def judge_token(token: Token, now: float) -> Finding:
+    """A ServiceAccount's token in a file of its own, which this Mac renews."""
+    who = f"the token of {token.namespace}/{token.account}"
+    if token.expires <= now:
+        fix = f"metal-supervisor kubeconfig --service-account {token.account} --namespace {token.namespace} --force …"
+        return fail(f"{who} expired at {utc(token.expires)}", fix)
+    if token.due < now:
+        text = f"{who} should have been renewed at {utc(token.due)}, and expires at {utc(token.expires)}"
+        return warn(text, "the sidecar's log tells why not; rights tells if it may")
+    return ok(f"{who} holds until {utc(token.expires)}, and is renewed at {utc(token.due)}")
+
+
+def judge_expiry(what: str, expires: float | None, now: float) -> Finding:
+    """`expires`: Unix time, None if it does not say."""
+    if expires is None:
+        return ok(f"{what}, which does not say until when it holds")
+    if expires <= now:
+        return fail(f"{what} expired at {utc(expires)}", "renew it, and put it into the kubeconfig; it is read again")
+    if expires - now < SOON_S:
+        text = f"{what} expires at {utc(expires)}, and nothing renews it"
+        return warn(text, "renew it; or give this Mac a token that it renews itself: metal-supervisor kubeconfig")
+    return ok(f"{what} holds until {utc(expires)}")
+
+
+def _credential(around: Surroundings) -> Sequence[Finding]:
+    if around.settings.embedded:
+        return []
+    try:
+        chosen = around.chosen()
+    except BadKubeconfig:
+        return []  # told by kubeconfig
+    return [judge_user(chosen, around.clock())]
+
+
+def judge_user(chosen: Chosen, now: float) -> Finding:
+    """Reads the files that a context's user names; no plugin is run. Raises OSError."""
+    user = chosen.user
+    if user.get("tokenFile"):
+        text = chosen.path(str(user["tokenFile"])).read_text("ascii").strip()
+        token = read_token(text)
+        return judge_token(token, now) if token else judge_expiry("a token", expiry.of_token(text), now)
+    if user.get("token"):
+        return judge_expiry("a token", expiry.of_token(str(user["token"])), now)
+    if isinstance(user.get("exec"), dict):
+        return ok(f"given by {user['exec'].get('command')!s:.100}, which is run again when it is over")
+    if user.get("client-certificate-data") or user.get("client-certificate"):
+        return judge_expiry("a client certificate", expiry.of_certificate(_certificate(chosen)), now)
+    return ok("a user name and password" if user.get("username") else "none")
+
+
+def _certificate(chosen: Chosen) -> bytes:
+    import base64
+
+    data = chosen.user.get("client-certificate-data")
+    if data:
+        return base64.b64decode("".join(str(data).split()))
+    return chosen.path(str(chosen.user["client-certificate"])).read_bytes()
+
+
+# ── the way to it ────────────────────────────────────────────────────────────────────────────────
+
+
+def judge_connection(server: str, error: OSError, on_mac: bool) -> Finding:
+    """Why no TCP connection came about."""
+    number = error.errno or 0
+    if on_mac and number in (NO_ROUTE_ON_A_MAC, errno.EHOSTUNREACH):
+        text = (
+            f"{server}: No route to host (65). If it answers from a terminal, macOS's Local Network privacy blocks "
+            "this program: an agent of a login session needs leave for everything on the LAN"
+        )
+        return fail(text, LOCAL_NETWORK)
+    if isinstance(error, socket.gaierror):
+        return fail(f"{server}: its name is not known here ({error.strerror})", "check the name, the DNS, the VPN")
+    if isinstance(error, ConnectionRefusedError) or number == errno.ECONNREFUSED:
+        text = f"{server}: connection refused: the machine is there, and nothing listens on that port"
+        return fail(text, "start the cluster (minikube start, colima start …), or correct the server in the kubeconfig")
+    if isinstance(error, TimeoutError) or number == errno.ETIMEDOUT:
+        text = f"{server} does not answer in time: something between drops the packets, or the machine is off"
+        return fail(text, "check VPN, firewall and the cluster's allowed networks")
+    if number in (errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTUNREACH, errno.EHOSTDOWN):
+        return fail(f"{server}: {error.strerror}", "connect to a network that leads there; check the VPN")
+    return fail(f"{server}: {error.strerror or type(error).__name__}", "check the network, and the server's address")
+
+
+def judge_answer(server: str, error: KubeError) -> Finding:
+    """Why there is a connection, and no good answer."""
+    if error.reason == "Untrusted":
+        fix = "put the cluster's certificate-authority-data into the kubeconfig, or use the name it is issued for"
+        return fail(f"{server}: {error.message.partition(': ')[2] or error.message}", fix)
+    if error.code == 401:
+        return fail(f"{server} answers, and does not know who we are: {error.message}", "renew the credential")
+    if error.code == 403:
+        return warn(f"{server} answers, and refuses even to tell its version: {error.message}", "see rights")
+    if error.code:
+        text = f"{server} answers {error.code}: {error.message}"
+        return fail(text, "is it a Kubernetes API? check the server in the kubeconfig")
+    return fail(error.message, "check the server in the kubeconfig, and what is between (proxy-url, TLS)")
+
+
+def _not_there(around: Surroundings, finding: Finding) -> Finding:
+    """The embedded API is only up while the system is, which is no failure of its own."""
+    if not around.settings.embedded:
+        return finding
+    return warn("the embedded API does not answer: the system does not run", START)
+
+
+def _api(around: Surroundings) -> Sequence[Finding]:
+    link = around.link
+    if around.settings.embedded and not around.kubeconfig.exists():
+        return [_not_there(around, unknown(""))]
+    try:
+        chosen = around.chosen()
+        server = server_of(chosen)
+        parts = urllib.parse.urlsplit(chosen.server)
+        if not chosen.cluster.get("proxy-url"):
+            around.connect(str(parts.hostname), parts.port or PORTS[parts.scheme])
+        kube = around.login(around.kubeconfig, around.settings.context)
+    except BadKubeconfig as error:
+        link.problem = "the kubeconfig cannot be used"
+        told = "kubeconfig" if "credential" not in str(error) else "credential"
+        return [fail(f"not asked: {error}", f"see {told}")]
+    except OSError as error:
+        return [_not_there(around, judge_connection(server, error, around.on_mac))]
+    try:
+        link.version = str(kube.request("GET", "/version").get("gitVersion") or "of no version")
+        link.kube = kube
+    except KubeError as error:
+        if error.code == 403:
+            link.kube = kube
+        return [judge_answer(server, error)]
+    return [ok(f"{server} answers, Kubernetes {link.version}")]
+
+
+CHECKS = (
+    Check(
+        "kubeconfig", "the kubeconfig and its context", "fails if it cannot be used; it names the file and the entry",
+        "`--kubeconfig`, `--context`", _kubeconfig,
+    ),
+    Check(
+        "credential", "until when the token or client certificate holds",
+        "fails once it has expired; warns 3 days before if nothing renews it, or if its renewal is overdue",
+        "`metal-supervisor kubeconfig`, whose token the Mac renews itself", _credential,
+    ),
+    Check(
+        "api", "whether the API server answers", "fails for each of: no route (Local Network privacy), unknown name, "
+        "refused, silent, certificate not trusted, login refused", "another for each; it is printed", _api,
+    ),
+)  # fmt: skip

@@ -1,0 +1,263 @@
+"""The machine: its chip, Metal, memory, whether it sleeps, what it lets a process open, and what was left running."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from metal_supervisor import launch
+from metal_supervisor.boundary import builds, host
+from metal_supervisor.boundary.commands import Done
+from metal_supervisor.boundary.darwin_memory import Mac
+from metal_supervisor.boundary.memory import device_mib
+from metal_supervisor.core.budget import Budget
+from metal_supervisor.core.pressure import Sample
+from metal_supervisor.core.sizes import MIB, amount
+from metal_supervisor.core.types import Json, ProgramState, RunNote
+from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
+from metal_supervisor.doctor.software import table_of
+from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
+from metal_supervisor.runtimes import RUNTIMES
+
+PMSET, FDESETUP = "/usr/bin/pmset", "/usr/bin/fdesetup"
+NEVER_SLEEP = f"sudo {PMSET} -a sleep 0 disksleep 0 womp 1 autorestart 1 powernap 0"
+OLDEST_MACOS = 13
+FILES_NEEDED = 3072
+"""What conf/supervisord.conf asks for (minfds); supervisord raises its soft limit itself."""
+
+# ── the chip, and Metal on it ────────────────────────────────────────────────────────────────────
+
+
+def judge_chip(chip: str, macos: str, translated: bool) -> Finding:
+    """`translated`: whether our own Python is one for Intel, run by Rosetta."""
+    shown = f"{chip or 'unknown chip'}, macOS {macos or 'of unknown version'}"
+    if translated:
+        text = f"{shown}; this Python is built for Intel and runs under Rosetta, and so would what it starts"
+        return fail(text, "make the environment anew with a Python for Apple chips (/opt/homebrew/bin/python3)")
+    if not chip.startswith("Apple"):
+        return fail(f"{shown}: without an Apple chip there is no unified memory", "use a Mac with Apple Silicon")
+    major = re.match(r"\d+", macos)
+    if major and int(major[0]) < OLDEST_MACOS:
+        return warn(f"{shown} is older than anything this was made for", f"update to macOS {OLDEST_MACOS} or newer")
+    return ok(shown)
+
+
+def _text(mac: Mac, name: str) -> str:
+    try:
+        return mac.text(name)
+    except OSError:
+        return ""
+
+
+def _chip(around: Surroundings) -> Sequence[Finding]:
+    if around.mac is None:
+        return []
+    try:
+        translated = around.mac.number("sysctl.proc_translated") == 1
+    except OSError:  # unknown to a Mac with an Intel chip
+        translated = False
+    chip, macos = (_text(around.mac, name) for name in ("machdep.cpu.brand_string", "kern.osproductversion"))
+    return [judge_chip(chip, macos, translated)]
+
+
+def judge_metal(listed: Done) -> Finding:
+    """`llama-server --list-devices`, asked in this very context."""
+    if not listed.ok:
+        said = (listed.err or listed.out).strip().splitlines()
+        return unknown(f"llama-server does not list its devices ({said[-1][:120] if said else listed.code})")
+    device = re.search(r"(?m)^\s*((?:MTL|Metal)\d*: .*?) \(", listed.out + listed.err)
+    mib = device_mib(listed.out + listed.err)
+    if not device or not mib:
+        text = "llama-server sees no Metal device from here: it would run on the CPU"
+        return fail(text, "ask from a session on the Mac itself; reinstall llama.cpp if it stays so (brew reinstall)")
+    return ok(f"{device[1]}, {amount(mib * MIB)}")
+
+
+def judge_metal_of_daemon(report: Json) -> Finding:
+    """What the controller's report tells of Metal where it runs, which may be another context than this."""
+    memory = report.get("memory")
+    because = str(memory.get("because") or "") if isinstance(memory, dict) else ""
+    if "the engine's list of devices" in because:
+        return ok("in the controller's context llama-server lists it, too")
+    if "Metal's usual limit" in because:
+        text = "in the controller's context no llama-server lists a Metal device"
+        fix = "see metal; if it is there and only the daemon lacks it, install it as an agent of your login session"
+        return warn(text, fix)
+    why = "the memory limit is an administrator's, so it did not ask" if because else "the controller has not told yet"
+    return warn(f"Metal in the controller's context is not known: {why}", "see the first lines of an engine's log")
+
+
+def _metal(around: Surroundings) -> Sequence[Finding]:
+    try:
+        _, path = builds.find(around.settings, RUNTIMES["llama-server"].executables)
+    except host.NoBinary:
+        return []  # told by engines
+    here = judge_metal(around.run((str(path), "--list-devices"), ASK_S))
+    return [here, judge_metal_of_daemon(around.report())]
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def judge_memory(sample: Sample, found: Budget, wired_mib: int | None) -> Finding:
+    """`wired_mib`: iogpu.wired_limit_mb, 0 if it is not set, None off a Mac."""
+    available = "unknown" if sample.available_bytes is None else amount(sample.available_bytes, "down")
+    limit = "" if wired_mib is None else f", wired limit {f'{wired_mib} MiB' if wired_mib else 'not set'}"
+    text = f"{amount(sample.total_bytes)}, {available} available{limit}; models may have {found.explain()}"
+    if not sample.total_bytes:
+        return fail("the size of the memory cannot be read", f"told: {'; '.join(sample.problems) or 'nothing'}")
+    if sample.problems:
+        return warn(f"{text}; not readable: {'; '.join(sample.problems)}", "nothing is evicted on such readings")
+    if found.bytes > sample.total_bytes * 15 // 16:
+        return warn(f"{text}: that leaves next to nothing to macOS", "lower --memory-fraction")
+    return ok(text)
+
+
+def _memory(around: Surroundings) -> Sequence[Finding]:
+    wired = None if around.mac is None else around.mac.wired_limit_mib()
+    return [judge_memory(around.sample(), around.own_budget(around.settings), wired)]
+
+
+# ── sleep, power, start ──────────────────────────────────────────────────────────────────────────
+
+
+def sleep_minutes(custom: str) -> dict[str, int]:
+    """`pmset -g custom`: source of power -> after how many idle minutes the Mac sleeps, 0 for never."""
+    found: dict[str, int] = {}
+    source = ""
+    for line in custom.splitlines():
+        if line and not line[0].isspace():
+            source = line.strip().rstrip(":")
+        elif told := re.match(r"\s+sleep\s+(\d+)", line):
+            found[source] = int(told[1])
+    return found
+
+
+def judge_sleep(minutes: Mapping[str, int], caffeinate: str) -> Finding:
+    """`caffeinate`: what keeps it awake while a model is wanted, "" for nothing."""
+    if not minutes:
+        return unknown("pmset names no settings of sleep")
+    sleepy = [f"{each} min on {source}" for source, each in minutes.items() if each]
+    if not sleepy:
+        return ok("it never sleeps by itself")
+    kept = f"; {Path(caffeinate).name} keeps it awake while a model is wanted" if caffeinate else ""
+    return warn(f"it sleeps after {', '.join(sleepy)}{kept}; a Mac asleep is a dead endpoint", NEVER_SLEEP)
+
+
+def judge_battery(batteries: str) -> Finding:
+    """`pmset -g batt`: a battery of its own makes it a laptop, with a lid."""
+    if "InternalBattery" not in batteries:
+        return ok("no battery, no lid")
+    if "Battery Power" in batteries.partition("\n")[0]:
+        return warn("it runs on its battery: it is slower, and sleeps when it is empty", "connect it to power")
+    text = "a laptop: with its lid shut it sleeps, whatever its settings say"
+    return warn(text, "leave the lid open, or connect power and a display")
+
+
+def judge_filevault(done: Done) -> Finding:
+    """`fdesetup status`."""
+    if "FileVault is Off" in done.out:
+        return ok("FileVault is off: it starts without anybody")
+    if "FileVault is On" in done.out:
+        text = "FileVault is on: after a power cut nothing starts until somebody unlocks the disk"
+        return warn(text, f"before a planned restart: sudo {FDESETUP} authrestart")
+    return unknown(f"fdesetup says {(done.out or done.err).strip()[:100]!r}")
+
+
+def _sleep(around: Surroundings) -> Sequence[Finding]:
+    done = around.run((PMSET, "-g", "custom"), ASK_S)
+    return [judge_sleep(sleep_minutes(done.out), around.settings.caffeinate)]
+
+
+def _battery(around: Surroundings) -> Sequence[Finding]:
+    done = around.run((PMSET, "-g", "batt"), ASK_S)
+    return [judge_battery(done.out) if done.ok else unknown(f"pmset: {done.err.strip()[:100]}")]
+
+
+def _filevault(around: Surroundings) -> Sequence[Finding]:
+    return [judge_filevault(around.run((FDESETUP, "status"), ASK_S))]
+
+
+# ── processes ────────────────────────────────────────────────────────────────────────────────────
+
+
+def judge_files(soft: int, hard: int, infinite: int) -> Finding:
+    """Limits of open files in this context."""
+    if hard != infinite and hard < FILES_NEEDED:
+        text = f"a process may open {hard} files here, and supervisord wants {FILES_NEEDED}"
+        return fail(text, f"raise the hard limit: HardResourceLimits in the launchd job, or ulimit -Hn {FILES_NEEDED}")
+    return ok(f"{soft} open files, up to {'any number' if hard == infinite else hard}")
+
+
+def _files(around: Surroundings) -> Sequence[Finding]:
+    import resource
+
+    return [judge_files(*around.open_files(), infinite=resource.RLIM_INFINITY)]
+
+
+def judge_orphans(
+    table: Mapping[str, ProgramState] | None, alive: Mapping[str, RunNote], marked: Collection[int]
+) -> list[Finding]:
+    """`table`: None if no supervisord answers; `alive`: notes of engines that live; `marked`: pids of all engines."""
+    noted = {note.pid for note in alive.values()}
+    strangers = [f"pid {pid}" for pid in sorted(set(marked) - noted)]
+    if table is None:
+        outlived = [f"{name} (pid {note.pid})" for name, note in sorted(alive.items())] + strangers
+        text = f"left over from a supervisord that was killed: {', '.join(outlived)}"
+        fix = "start the system again: what is still wanted serves on, the rest is ended"
+        return [warn(text, fix)] if outlived else [ok("nothing was left running")]
+    loose = [
+        f"{name} (pid {note.pid})"
+        for name, note in sorted(alive.items())
+        if name not in table or not table[name].pid or table[name].pid not in (note.pid, note.launcher_pid)
+    ]
+    if loose or strangers:
+        text = f"engines that supervisord does not know: {', '.join(loose + strangers)}; they hold memory and ports"
+        return [warn(text, "look again in a minute, it may just be starting; then end them by pid")]
+    return [ok(f"none; {len(alive)} engines, all of them supervisord's")]
+
+
+def _orphans(around: Surroundings) -> Sequence[Finding]:
+    directory = around.directory
+    marked = [pid for pid in host.marked(launch.MARK, directory.specs_of("")) if launch.start_time(pid)]
+    alive = {
+        name: note
+        for name, note in directory.run_notes().items()
+        if note.pid and note.started and launch.start_time(note.pid) == note.started
+    }
+    return judge_orphans(table_of(around.supervisord), alive, marked)
+
+
+CHECKS = (
+    Check(
+        "chip", "the chip, macOS, and whether our own Python runs under Rosetta",
+        "fails for Rosetta or another chip than Apple's; warns for an old macOS", "a Python for Apple chips",
+        _chip, mac=True,
+    ),
+    Check(
+        "metal", "whether llama-server lists a Metal device, here and where the controller runs",
+        "fails if it lists none here; warns if the controller's context lacks it, or nobody can tell",
+        "reinstall llama.cpp; another context (daemon or agent)", _metal, mac=True,
+    ),
+    Check(
+        "memory", "total and available memory, Metal's limit, what models may have and why",
+        "fails if the size cannot be read; warns for readings that fail, or a share that leaves macOS nothing",
+        "`--memory-fraction`", _memory,
+    ),
+    Check(
+        "sleep", "after how long the Mac sleeps by itself", "warns if it does at all", "the `pmset` line it prints",
+        _sleep, mac=True,
+    ),
+    Check("battery", "whether it is a laptop, and on its battery", "warns if so", "lid open, power connected",
+          _battery, mac=True),
+    Check(
+        "filevault", "whether it can start without anybody", "warns if FileVault is on",
+        "`fdesetup authrestart` before planned restarts", _filevault, mac=True,
+    ),
+    Check("files", "how many files a process may open", "fails below 3072", "the launchd job's hard limit", _files),
+    Check(
+        "orphans", "engines of ours that no supervisord has", "warns if there are any",
+        "start the system again; it takes over or ends them", _orphans,
+    ),
+)  # fmt: skip

@@ -1,0 +1,64 @@
+"""Takes out of a text, or of JSON, what nobody else should see: secrets, the user's name, where his home is.
+
+What is known to be secret is replaced wherever it stands; what only looks like a secret goes as well, because a bundle
+is read by strangers, and a missing word costs less than a token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+from metal_supervisor.boundary.plugin import scrub
+
+HIDDEN = "[redacted]"
+SHORTEST_SECRET = 4
+PLAIN = frozenset({
+    "true", "false", "none", "null", "auto", "default", "info", "debug", "warning", "error", "chat", "metal", "model",
+    "tiny", "http", "https", "localhost", "utf-8", "0.0.0.0", "127.0.0.1", "en_US.UTF-8",
+})  # fmt: skip
+"""Values that are nobody's secret, and would be missed everywhere."""
+
+_TELLING = re.compile(r"(?i)(token|secret|passw(or)?d|authorization|api[-_]?key|credential|private[-_]?key)$")
+_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"-----BEGIN [A-Z ]+-----.*?(-----END [A-Z ]+-----|\Z)", re.DOTALL), HIDDEN),
+    (re.compile(r"(?m)^[A-Za-z0-9+/=]{40,}$"), HIDDEN),
+    (re.compile(r"(?i)\b(authorization|proxy-authorization|x-api-key)([\"']?\s*[:=]\s*).*"), rf"\1\2{HIDDEN}"),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',;]+"), rf"\1 {HIDDEN}"),
+    (re.compile(r"([a-zA-Z][\w+.-]*://)[^/\s@\"']*@"), r"\1"),
+    (re.compile(r"([a-zA-Z][\w+.-]*://[^\s\"'?#]*)[?#][^\s\"']*"), rf"\1?{HIDDEN}"),
+    (re.compile(r"\b(hf_|sk-|ghp_|github_pat_|xox[a-z]-|AKIA|glpat-)[\w-]{6,}"), HIDDEN),
+    (re.compile(r"/k-[\w-]{8,}"), f"/{HIDDEN}"),  # the embedded API's way in
+    (re.compile(r"(?i)(--?[\w-]*(?:key|token|secret|password)[\w-]*[= ]+)[^\s\"',\]]+"), rf"\1{HIDDEN}"),
+)
+
+
+def redactor(secrets: Collection[str], home: str, user: str) -> Callable[[str], str]:
+    """What makes a text fit for strangers. `secrets`: texts to be hidden wherever they stand; `user`: a login name."""
+    known = sorted({each for each in secrets if len(each) >= SHORTEST_SECRET and each not in PLAIN}, key=len)[::-1]
+    lines = [line for each in known for line in each.splitlines() if len(line.strip()) >= SHORTEST_SECRET]
+    named = re.compile(rf"(?<![A-Za-z0-9_]){re.escape(user)}(?![A-Za-z0-9_])") if len(user) > 1 else None
+
+    def redact(text: str) -> str:
+        for secret in (*known, *lines):
+            text = text.replace(secret, HIDDEN)
+        for pattern, instead in _PATTERNS:
+            text = pattern.sub(instead, text)
+        text = scrub(text)
+        if len(home) > 1:
+            text = text.replace(home, "~")
+        return named.sub("[user]", text) if named else text
+
+    return redact
+
+
+def redact_json(value: Any, redact: Callable[[str], str], name: str = "") -> Any:
+    """A JSON value with all its texts redacted, those under a telling name as a whole. `name`: that of the value."""
+    if isinstance(value, dict):
+        return {redact(str(key)): redact_json(each, redact, str(key)) for key, each in value.items()}
+    if isinstance(value, list):
+        return [redact_json(each, redact, name) for each in value]
+    if isinstance(value, str):
+        return HIDDEN if value and _TELLING.search(name) else redact(value)
+    return value

@@ -1,0 +1,181 @@
+"""What this Mac's account may do in the cluster, asked for each verb that conf/rbac grants, so that none is forgotten.
+
+A missing right shows days later, as an endpoint that is not withdrawn or a token that is not renewed.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from metal_supervisor.accounts import read_token
+from metal_supervisor.boundary.credentials import BadKubeconfig
+from metal_supervisor.boundary.kube import Kube, KubeError
+from metal_supervisor.config import conf_dir
+from metal_supervisor.core.resources import GROUP, VERSION
+from metal_supervisor.core.types import Json
+from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unasked, unknown, warn
+from metal_supervisor.doctor.surroundings import Surroundings
+
+REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+ACCOUNT, SPACE = "metal-mac-a", "llm"
+"""The placeholders of conf/rbac."""
+
+
+@dataclass(frozen=True)
+class Right:
+    """One verb on one resource."""
+
+    group: str
+    resource: str
+    """With its subresource, `models/status`."""
+    verb: str
+    namespace: str
+    """"" for all of them."""
+    name: str = ""
+    """The only object that it is about, "" for any."""
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}{f'.{self.group}' if self.group else ''}"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The rights of one shipped file, and the command that grants them."""
+
+    rights: tuple[Right, ...]
+    grant: str
+    optional: bool = False
+    """Without it only some services suffer."""
+
+
+def rights_in(rules: Iterable[Json], namespace: str, name: str = "") -> tuple[Right, ...]:
+    """`name`: stands for the placeholder account in resourceNames."""
+    return tuple(
+        Right(group, resource, verb, namespace, name if rule.get("resourceNames") else "")
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    )
+
+
+def rules_of(file: Path, kind: str, name: str) -> list[Json]:
+    """The rules of one Role or ClusterRole in a shipped file."""
+    import yaml
+
+    found: list[Any] = [each for each in yaml.safe_load_all(file.read_text("utf-8")) if each]
+    return next(list(e["rules"]) for e in found if (e["kind"], e["metadata"]["name"]) == (kind, name))
+
+
+def bundles(rbac: Path, namespace: str, account: tuple[str, str] | None, node: str, values: bool) -> list[Bundle]:
+    """What is needed in this mode.
+
+    `namespace`: the watched one, "" for all. `account`: (namespace, name) of the ServiceAccount whose token this Mac
+    renews, None if it does not. `values`: whether services take values from Secrets or ConfigMaps.
+    """
+    lives_in = account[0] if account else namespace or "default"
+    mac = f"-e 's/mac-a/{account[1].removeprefix('metal-') if account else node}/g'"
+    space = f"-e 's/namespace: {SPACE}/namespace: {lives_in}/'"
+    wide = not namespace
+    file = "cluster-wide.yaml" if wide else "namespace.yaml"
+    rules = rules_of(rbac / file, "ClusterRole" if wide else "Role", "metal-supervisor")
+
+    def applied(name: str, *replace: str) -> str:
+        return f"sed {' '.join(replace)} {shlex.quote(str(rbac / name))} | kubectl apply -f -"
+
+    main = applied(file, mac, space) if wide else applied(file, f"-e 's/namespace: {SPACE}/namespace: {namespace}/'")
+    found = [Bundle(rights_in(rules, namespace), main)]
+    if account:
+        own = rules_of(rbac / "mac.yaml", "Role", f"{ACCOUNT}-token")
+        found.append(Bundle(rights_in(own, account[0], account[1]), applied("mac.yaml", mac, space)))
+    if values:
+        rules = rules_of(rbac / "secrets.yaml", "ClusterRole", "metal-supervisor-references")
+        found.append(Bundle(rights_in(rules, namespace), applied("secrets.yaml", mac, space), optional=True))
+    return found
+
+
+def judge(found: Sequence[tuple[Bundle, Sequence[Right]]], bind: str) -> list[Finding]:
+    """`found`: each bundle with those of its rights that are missing; `bind`: gives the account that role."""
+    result = []
+    for at, (bundle, missing) in enumerate(found):
+        if not missing:
+            continue
+        where = f"namespace {missing[0].namespace}" if missing[0].namespace else "all namespaces"
+        text = f"this Mac may not, in {where}: {', '.join(map(str, missing))}"
+        unbound = at == 0 and len(missing) == len(bundle.rights)
+        fix = f"as an administrator: {bundle.grant}" + (f"; and, to bind it: {bind}" if unbound and bind else "")
+        result.append(warn(text, fix) if bundle.optional else fail(text, fix))
+    if result:
+        return result
+    return [ok(f"all {sum(len(bundle.rights) for bundle, _ in found)} rights that it needs, each asked for")]
+
+
+def allowed(kube: Kube, right: Right) -> bool:
+    """The server's word on one right. Raises KubeError."""
+    resource, _, sub = right.resource.partition("/")
+    asked = {
+        "namespace": right.namespace, "group": right.group, "resource": resource, "subresource": sub,
+        "verb": right.verb, "name": right.name,
+    }  # fmt: skip
+    body: Json = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": asked},
+    }
+    status = kube.request("POST", REVIEW, body=body).get("status")
+    return bool(isinstance(status, dict) and status.get("allowed"))
+
+
+def _takes_values(kube: Kube, namespace: str) -> bool:
+    """Whether a service or model in the cluster names a Secret or a ConfigMap. False where that cannot be read."""
+    where = f"/apis/{GROUP}/{VERSION}{f'/namespaces/{namespace}' if namespace else ''}"
+    try:
+        services = kube.request("GET", f"{where}/inferenceservices").get("items") or []
+        models = kube.request("GET", f"{where}/models").get("items") or []
+    except KubeError:
+        return False
+    specs = [each.get("spec") or {} for each in (*services, *models) if isinstance(each, dict)]
+    named = any(isinstance(e, dict) and e.get("valueFrom") for spec in specs for e in spec.get("env") or [])
+    return named or any(spec.get("sourceSecretRef") for spec in specs)
+
+
+def _account(around: Surroundings) -> tuple[str, str] | None:
+    """The ServiceAccount whose token file this Mac renews. Raises BadKubeconfig, OSError."""
+    chosen = around.chosen()
+    if not chosen.user.get("tokenFile"):
+        return None
+    token = read_token(chosen.path(str(chosen.user["tokenFile"])).read_text("ascii"))
+    return (token.namespace, token.account) if token else None
+
+
+def _rights(around: Surroundings) -> Sequence[Finding]:
+    kube, settings = around.link.kube, around.settings
+    if kube is None:
+        return [unasked(around.link.problem)]
+    try:
+        account = _account(around)
+        node = settings.node_name or "<node>"
+        rbac = conf_dir() / "rbac"
+        needed = bundles(rbac, settings.namespace, account, node, _takes_values(kube, settings.namespace))
+        found = [(each, [right for right in each.rights if not allowed(kube, right)]) for each in needed]
+    except KubeError as error:
+        if error.code == 404 and settings.embedded:
+            return [ok("the embedded API lets everybody who knows its address do everything")]
+        return [unknown(str(error))]
+    except BadKubeconfig as error:
+        return [unknown(str(error))]
+    bind = bundles(rbac, settings.namespace or "default", account or ("default", f"metal-{node}"), node, False)[1].grant
+    return judge(found, bind)
+
+
+CHECKS = (
+    Check(
+        "rights", "each verb of conf/rbac that this mode needs, by SelfSubjectAccessReview",
+        "fails for each that is missing, by name; warns for those that only Secrets and ConfigMaps need",
+        "the `kubectl apply` of the file that grants it", _rights, needs_api=True,
+    ),
+)  # fmt: skip

@@ -1,0 +1,226 @@
+"""Our own software: Python and packages, the settings, the state directory, supervisord and our programs below it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from metal_supervisor import __version__
+from metal_supervisor.boot import OWN_PROGRAMS
+from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
+from metal_supervisor.core.types import ProgramState, State
+from metal_supervisor.doctor.findings import Check, Finding, fail, ok, warn
+from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
+
+OLDEST_PYTHON, OLDEST_SUPERVISOR = (3, 10), (4, 2)
+LONGEST_SOCKET = 96
+"""Bytes; macOS takes 103, and supervisord first binds the path with its pid behind it."""
+SOCKET_MODES = (0o600, 0o700)
+START = "start it with `metal-supervisor run`, or install it as a daemon"
+
+
+def release(version: str) -> tuple[int, ...]:
+    """`4.3.0` as numbers, as far as they go."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def satisfies(version: str, bounds: str) -> bool:
+    """Whether a version is within `>=4.3.0,<4.5`; only bounds of these two kinds count."""
+    have = release(version)
+    lows, highs = (re.findall(rf"{sign}\s*([0-9.]+)", bounds) for sign in (">=", "<(?!=)"))
+    return all(have >= release(each) for each in lows) and all(have < release(each) for each in highs)
+
+
+# ── Python and its packages ──────────────────────────────────────────────────────────────────────
+
+
+def judge_python(version: tuple[int, ...], packages: Mapping[str, tuple[str, str]]) -> Finding:
+    """`packages`: name -> (bounds that we declare, version that is installed, "" if none)."""
+    shown = ".".join(map(str, version[:3]))
+    if version[:2] < OLDEST_PYTHON:
+        return fail(f"Python {shown} is too old", "make a new virtual environment with Python 3.10 or newer")
+    wrong = [
+        f"{name} {have or 'is missing'} (wanted {bounds})"
+        for name, (bounds, have) in sorted(packages.items())
+        if not have or not satisfies(have, bounds)
+    ]
+    if wrong:
+        return fail(f"Python {shown}; {'; '.join(wrong)}", "reinstall metal-supervisor into an environment of its own")
+    return ok(f"Python {shown}, metal-supervisor {__version__}, {len(packages)} packages as declared")
+
+
+def _version_of(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _python(_around: Surroundings) -> Sequence[Finding]:
+    try:
+        declared = metadata.requires("metal-supervisor") or []
+    except metadata.PackageNotFoundError:
+        return [warn("metal-supervisor is not installed as a package", "install it: pip install .")]
+    wanted = {}
+    for each in declared:
+        name, bounds = re.match(r"([\w.-]+)\s*([^;]*)", each).groups()  # type: ignore[union-attr]
+        if "extra ==" not in each and "python_version" not in each:
+            wanted[name] = bounds, _version_of(name)
+    return [judge_python(tuple(sys.version_info[:3]), wanted)]
+
+
+# ── settings and the state directory ─────────────────────────────────────────────────────────────
+
+
+def judge_settings(file: str, problem: str) -> Finding:
+    """`problem`: as config says it, with the nearest key."""
+    if problem:
+        return fail(problem, "correct it; a system that runs goes on with the last settings that were in order")
+    return ok(f"{file} is in order" if file else "no file; defaults, environment and flags are in order")
+
+
+def _settings(around: Surroundings) -> Sequence[Finding]:
+    return [judge_settings(around.config_file, around.config_problem)]
+
+
+def judge_directory(path: Path, found: os.stat_result | None, uid: int) -> Finding:
+    """`found`: None if there is none."""
+    if found is None:
+        return ok(f"{path} is made at the first start")
+    if not stat.S_ISDIR(found.st_mode):
+        return fail(f"{path} is no directory", "choose another with --state-dir")
+    if found.st_uid != uid:
+        who = f"it belongs to user id {found.st_uid}, and you are {uid}"
+        return fail(f"{path}: {who}", "run doctor, and everything else, as the user that the system runs as")
+    if found.st_mode & 0o077:
+        mode = oct(found.st_mode & 0o777)[2:]
+        text = f"{path} is open to others (mode {mode}), and holds secrets of models"
+        return fail(text, f"chmod 700 {shlex.quote(str(path))}")
+    return ok(f"{path}, yours alone")
+
+
+def _directory(around: Surroundings) -> Sequence[Finding]:
+    path = around.settings.state_path
+    return [judge_directory(path, path.stat() if path.exists() else None, around.uid)]
+
+
+# ── supervisord ──────────────────────────────────────────────────────────────────────────────────
+
+
+def judge_socket(path: str, found: os.stat_result | None, uid: int) -> Finding | None:
+    """None if there is no socket, which `supervisord` tells of."""
+    if len(os.fsencode(path)) > LONGEST_SOCKET:
+        text = f"{path} has {len(os.fsencode(path))} bytes, and a socket may have {LONGEST_SOCKET}"
+        return fail(text, "choose a shorter --state-dir")
+    if found is None:
+        return None
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISSOCK(found.st_mode):
+        return fail(f"{path} is in the way: it is no socket", "remove it, and start the system again")
+    if found.st_uid != uid:
+        text = f"{path} belongs to user id {found.st_uid}, and you are {uid}"
+        return fail(text, "run doctor as the user that the system runs as")
+    if mode not in SOCKET_MODES:
+        text = f"{path} has mode {mode:o}: others could start and stop programs as you"
+        return fail(text, f"chmod 700 {shlex.quote(path)}; and look who changed supervisord.conf")
+    return ok(f"mode {mode:o}, yours, {len(os.fsencode(path))} bytes of path")
+
+
+def _socket(around: Surroundings) -> Sequence[Finding]:
+    path = Path(around.directory.socket)
+    found = judge_socket(str(path), path.lstat() if os.path.lexists(path) else None, around.uid)
+    return [found] if found else []
+
+
+def judge_supervisord(where: str, there: bool, version: str, problem: str) -> Finding:
+    """`version`: "" if it did not answer, which `problem` tells of; `there`: whether there is a socket."""
+    if not there:
+        return warn(f"nothing runs: there is no socket {where}", START)
+    if not version:
+        text = f"{where} is there, but nobody answers: {problem}"
+        return fail(text, "it was killed, or hangs; start the system again: what its engines do is taken over")
+    if release(version) < OLDEST_SUPERVISOR:
+        return fail(f"supervisord {version} is too old", "pip install -U supervisor, and start the system again")
+    return ok(f"{version} answers at {where}")
+
+
+def _supervisord(around: Surroundings) -> Sequence[Finding]:
+    path, version, problem = around.directory.socket, "", ""
+    there = os.path.lexists(path)
+    if there:
+        supervisord = around.supervisord
+        try:
+            version = str(supervisord.call("supervisor.getSupervisorVersion", timeout_s=ASK_S))
+        except (Unavailable, Refused) as error:
+            problem = str(error).partition(": ")[2] or str(error)
+        finally:
+            supervisord.close()
+    return [judge_supervisord(path, there, version, problem)]
+
+
+def table_of(supervisord: Supervisord) -> Mapping[str, ProgramState] | None:
+    """supervisord's process table, None if it does not answer: that is told elsewhere."""
+    try:
+        return supervisord.table()
+    except (Unavailable, Refused):
+        return None
+    finally:
+        supervisord.close()
+
+
+def judge_programs(table: Mapping[str, ProgramState], embedded: bool, logs: Path) -> Finding:
+    """Whether our own programs are there and run."""
+    wanted = [each for each in OWN_PROGRAMS if embedded or each != "apiserver"]
+    good = State.RUNNING, State.STARTING
+    wrong = [
+        f"{name} {table[name].state.value if name in table else 'is missing'}"
+        for name in wanted
+        if name not in table or table[name].state not in good
+    ]
+    if wrong:
+        return fail("; ".join(wrong), f"see the logs in {logs}; `metal-supervisor upgrade` starts them anew")
+    return ok(f"{', '.join(wanted)} run")
+
+
+def _programs(around: Surroundings) -> Sequence[Finding]:
+    table = table_of(around.supervisord)
+    if table is None:
+        return []
+    return [judge_programs(table, around.settings.embedded, around.settings.state_path / "log")]
+
+
+CHECKS = (
+    Check(
+        "python", "the version of Python and of each package that we need", "fails for one too old, too new or missing",
+        "a new environment of its own", _python,
+    ),
+    Check(
+        "settings", "the settings file, the environment and the flags",
+        "fails for what is no TOML, an unknown setting (the nearest is named) or a wrong value",
+        "correct the file; the system goes on with its last good settings meanwhile", _settings,
+    ),
+    Check(
+        "state", "the state directory", "fails if it is another user's, or others may look into it",
+        "`chmod 700`, or ask as the user that the system runs as", _directory,
+    ),
+    Check(
+        "socket", "supervisord's socket: mode 0600 or 0700, owner, length of its path",
+        "fails if any of these is wrong", "a shorter `--state-dir`, or `chmod 700`", _socket,
+    ),
+    Check(
+        "supervisord", "whether supervisord answers, and its version",
+        "warns if nothing runs; fails if it does not answer, or is older than 4.2", "start the system (again)",
+        _supervisord,
+    ),
+    Check(
+        "programs", "the controller, the sidecar and the embedded API below supervisord",
+        "fails for one that does not run", "its log in the state directory tells why", _programs,
+    ),
+)  # fmt: skip

@@ -1,0 +1,101 @@
+"""Where models are kept: whether we may read it, whether there is room, and whether Time Machine leaves it alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from metal_supervisor.boundary.backups import TMUTIL, is_temporary
+from metal_supervisor.boundary.commands import Done
+from metal_supervisor.boundary.space import KEPT_FREE_BYTES
+from metal_supervisor.core.downloads import downloads
+from metal_supervisor.core.sizes import amount
+from metal_supervisor.core.types import Json
+from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
+from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
+
+FULL_DISK_ACCESS = (
+    "System Settings > Privacy & Security > Full Disk Access: add the real python of this environment; "
+    "or keep models on the internal disk (--model-store), outside Desktop, Documents and Downloads"
+)
+
+
+def judge_readable(store: Path, error: OSError | None, python: str, temporary: bool) -> Finding:
+    """`error`: of listing the directory, None if that worked; `python`: the real file of the interpreter."""
+    if error is None or error.errno == errno.ENOENT:
+        if temporary:
+            return warn(f"{store} is temporary: the system empties it", "keep models elsewhere with --model-store")
+        return ok(f"{store} {'can be read' if error is None else 'is made with the first download'}")
+    if error.errno == errno.EPERM:
+        return fail(f"macOS does not let {python} read {store} (Operation not permitted)", FULL_DISK_ACCESS)
+    why = error.strerror or type(error).__name__
+    return fail(f"{store} cannot be read: {why}", "give it to the user that the system runs as, or set --model-store")
+
+
+def _readable(around: Surroundings) -> Sequence[Finding]:
+    store, error = around.settings.store_path, None
+    try:
+        around.list_directory(store)
+    except OSError as caught:
+        error = caught
+    temporary = bool(around.settings.model_store) and is_temporary(store)
+    return [judge_readable(store, error, os.path.realpath(sys.executable), temporary)]
+
+
+def judge_room(free_bytes: int, report: Json) -> Finding:
+    """`report`: the controller's, which has every Model that is not whole yet."""
+    coming = [(each.total_bytes - each.got_bytes, "/".join(each.key)) for each in downloads(report) if each.total_bytes]
+    need, name = max(coming, default=(0, ""))
+    usable = free_bytes - KEPT_FREE_BYTES
+    free = f"{amount(free_bytes, 'down')} free, {amount(KEPT_FREE_BYTES)} of them left to the machine"
+    if name and need > usable:
+        text = f"{name} still needs {amount(need, 'up')}; {free}"
+        return fail(text, "metal-supervisor models gc, or free some of the disk")
+    if usable <= 0:
+        return warn(f"{free}: no model can be fetched", "metal-supervisor models gc, or free some of the disk")
+    return ok(f"{free}" + (f"; the largest model that is to come, {name}, needs {amount(need, 'up')}" if name else ""))
+
+
+def _room(around: Surroundings) -> Sequence[Finding]:
+    place = around.settings.store_path
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return [judge_room(around.free_bytes(place), around.report())]
+
+
+def judge_backups(store: Path, done: Done) -> Finding:
+    """`tmutil isexcluded`."""
+    if "[Excluded]" in done.out:
+        return ok(f"Time Machine leaves {store} out")
+    if "[Included]" in done.out:
+        text = f"Time Machine copies {store}: what can be fetched again fills its disk"
+        return warn(text, f"{TMUTIL} addexclusion {shlex.quote(str(store))}")
+    return unknown(f"tmutil says {(done.out or done.err).strip()[:100]!r}")
+
+
+def _backups(around: Surroundings) -> Sequence[Finding]:
+    store = around.settings.store_path
+    if not store.exists():
+        return []
+    return [judge_backups(store, around.run((TMUTIL, "isexcluded", str(store)), ASK_S))]
+
+
+CHECKS = (
+    Check(
+        "store", "whether the model store can be read",
+        "fails if macOS (TCC) or its permissions forbid it; warns for a temporary directory",
+        "Full Disk Access for the real python, or `--model-store`", _readable,
+    ),
+    Check(
+        "disk", "room for the largest model that is still to come", "fails if there is too little; warns below 2 GiB",
+        "`metal-supervisor models gc`", _room,
+    ),
+    Check(
+        "backups", "whether Time Machine leaves the store out", "warns if it copies it", "`tmutil addexclusion`",
+        _backups, mac=True,
+    ),
+)  # fmt: skip

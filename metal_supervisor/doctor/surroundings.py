@@ -1,0 +1,112 @@
+"""What the checks ask: this machine, its system's settings and files, its programs, and the cluster's API.
+
+All of it is passed in, so that tests answer with what a Mac was recorded to say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from metal_supervisor.boundary import addresses, commands, darwin_memory, host, memory
+from metal_supervisor.boundary.credentials import Chosen, choose
+from metal_supervisor.boundary.kube import Kube
+from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.boundary.supervisord import Supervisord
+from metal_supervisor.config import Settings
+from metal_supervisor.core.budget import Budget
+from metal_supervisor.core.pressure import Sample
+from metal_supervisor.core.types import Json
+from metal_supervisor.watchdog import budget_of
+
+ASK_S = 4.0
+"""How long one program or connection may take: less than its check, so that the check can say which it was."""
+
+
+@dataclass
+class Link:
+    """The connection to the API server, once one check has made it."""
+
+    kube: Kube | None = None
+    problem: str = "the API server does not answer"
+    version: str = ""
+
+
+def _connect(host_name: str, port: int) -> None:
+    socket.create_connection((host_name, port), timeout=ASK_S / 2).close()
+
+
+def _open_files() -> tuple[int, int]:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Everything that is asked. Callables may raise OSError, unless they say otherwise."""
+
+    settings: Settings
+    """Of the system that runs, or that would be started."""
+    config_file: str = ""
+    """The TOML file that they are from, "" without one."""
+    config_problem: str = ""
+    """What is wrong with the settings, "" if nothing is."""
+    on_mac: bool = sys.platform == "darwin"
+    mac: darwin_memory.Mac | None = field(default_factory=darwin_memory.mac)
+    """The Mac's system calls, None on any other system."""
+    run: commands.Runner = commands.run
+    uid: int = field(default_factory=os.getuid)
+    clock: Callable[[], float] = time.time
+    """Unix time."""
+    sample: Callable[[], Sample] = memory.sample
+    own_budget: Callable[[Settings], Budget] = budget_of
+    list_directory: Callable[[Path], Sequence[str]] = os.listdir
+    free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
+    open_files: Callable[[], tuple[int, int]] = _open_files
+    """(soft, hard) limit of a process."""
+    interfaces: Callable[[], Sequence[host.Interface]] = host.interfaces
+    advertised: Callable[[str, str, bool], addresses.Choice] = addresses.advertised
+    """Does not raise."""
+    connect: Callable[[str, int], None] = _connect
+    """A TCP connection that is closed again."""
+    login: Callable[[Path, str], Kube] = Kube
+    """May raise BadKubeconfig."""
+    link: Link = field(default_factory=Link)
+
+    @property
+    def directory(self) -> StateDir:
+        return StateDir(self.settings.state_path)
+
+    @property
+    def supervisord(self) -> Supervisord:
+        """A client of one's own: the checks run side by side."""
+        return Supervisord(self.directory.socket)
+
+    @property
+    def kubeconfig(self) -> Path:
+        said = self.settings.kubeconfig
+        return Path(said).expanduser() if said else self.settings.state_path / "kubeconfig"
+
+    def chosen(self) -> Chosen:
+        """The context of the kubeconfig. Raises BadKubeconfig."""
+        return choose(self.kubeconfig, self.settings.context)
+
+    def report(self) -> Json:
+        """The controller's own report, {} without one."""
+        return read_json(self.settings.state_path / "controller.json")
+
+
+def read_json(path: Path) -> Json:
+    """A small JSON object on file, {} if there is none that can be read."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,346 @@
+"""Each check of the doctor in its good and its bad state; what a Mac says is retyped from recordings."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metal_supervisor.accounts import Token
+from metal_supervisor.boundary.addresses import Choice
+from metal_supervisor.boundary.answers import KubeError
+from metal_supervisor.boundary.commands import TIMED_OUT, Done
+from metal_supervisor.boundary.host import Interface
+from metal_supervisor.boundary.launchctl import Job
+from metal_supervisor.core.budget import budget, metal_limit
+from metal_supervisor.core.pressure import Sample
+from metal_supervisor.core.sizes import GIB
+from metal_supervisor.core.types import ProgramState, RunNote, State
+from metal_supervisor.doctor import cluster, engines, launchd, login, machine, rights, software, store
+from metal_supervisor.doctor.findings import Finding, sound, summary
+from metal_supervisor.doctor.registry import CHECKS, table
+from metal_supervisor.runtimes import RUNTIMES
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "doctor.md"
+RBAC = Path(__file__).resolve().parents[2] / "conf" / "rbac"
+STATE, NOW, DAY_S = Path("/Users/u/.metal-supervisor"), 1_800_000_000.0, 86400.0
+
+
+def said(out: str = "", code: int = 0, err: str = "") -> Done:
+    return Done(code, out, err)
+
+
+def status(mode: int, uid: int = 501) -> os.stat_result:
+    return os.stat_result((mode, 1, 1, 1, uid, 20, 0, 0, 0, 0))
+
+
+def row(name: str, state: State = State.RUNNING, pid: int = 7) -> ProgramState:
+    return ProgramState(name, state, pid, NOW, 0.0, NOW, "")
+
+
+OURS = {name: row(name) for name in ("controller", "sidecar", "apiserver")}
+LLAMA = engines.Engine("llama-server", RUNTIMES["llama-server"].executables[0], Path("/opt/homebrew/bin/llama-server"))
+JOB = Job("running", 123, 1, "(never exited)", 120, "interactive (4)", "/Users/u/venv/bin/python")
+CUSTOM = """Battery Power:
+ sleep                1
+ displaysleep         2
+AC Power:
+ sleep                {} (sleep prevented by caffeinate)
+ Sleep On Power Button 1
+ displaysleep         10
+"""
+DEVICES = "Available devices:\n  MTL0: Apple M4 Max (110100 MiB, 110100 MiB free)\n"
+SAMPLE = Sample(0.0, 128 * GIB, 90 * GIB, 1, 0, None, None)
+BUDGET = budget(128 * GIB, None, *metal_limit(128 * GIB, 0, 110100, 26))
+TOKEN = Token("x.y.z", "llm", "metal-studio", NOW - DAY_S, NOW + 30 * DAY_S)
+APPS = """Total number of apps = 2
+1 : /usr/libexec/rapportd
+             (Allow incoming connections)
+
+2 : {}
+             ({} incoming connections)
+
+"""
+ON, OFF = said("Firewall is enabled. (State = 1)\n"), said("Firewall is disabled. (State = 0)\n")
+NOTE = RunNote(40, 40, "tv 1 2", "default.tiny.ab.json", (), 0.0, "", "")
+EN0 = Interface("en0", "192.168.1.20", True)
+INCOMING = {"models": {"llm/big": {"source": "s", "file": {
+    "phase": "Downloading", "got_bytes": 10 * GIB, "total_bytes": 60 * GIB}}}}
+LEASE: dict[str, Any] = {"metadata": {"name": "metal-a", "labels": {cluster.KIND: "node"}}, "spec": {
+    "holderIdentity": "mac-a", "renewTime": "2027-01-15T07:59:00.000000Z"}}
+REAPER: dict[str, Any] = {**LEASE, "metadata": {"name": "metal-reaper", "labels": {cluster.KIND: "reaper"}}}
+NEEDED = rights.bundles(RBAC, "llm", ("llm", "metal-studio"), "studio", True)
+MAIN, OWN, VALUES = NEEDED
+
+
+def only(found: Finding | Sequence[Finding | None] | None) -> list[Finding]:
+    if found is None or isinstance(found, Finding):
+        return [found] if found else []
+    return [each for each in found if each]
+
+
+def without(bundle: rights.Bundle, *missing: str) -> tuple[rights.Bundle, list[rights.Right]]:
+    gone = [each for each in bundle.rights if str(each) in missing]
+    assert len(gone) == len(missing)
+    return bundle, gone
+
+
+CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
+    # check, status, what it came to, what has to be in the text and the fix
+    ("python", "ok", software.judge_python((3, 11, 7), {"a": (">=1.2,<2", "1.10.0")}), ("3.11.7",)),
+    ("python", "fail", software.judge_python((3, 9, 1), {}), ("too old", "3.10")),
+    ("python", "fail", software.judge_python((3, 11, 7), {"a": (">=1.2,<2", "")}), ("a is missing", "reinstall")),
+    ("python", "fail", software.judge_python((3, 11, 7), {"a": (">=1.2,<2", "2.0")}), ("a 2.0 (wanted >=1.2,<2)",)),
+    ("settings", "ok", software.judge_settings("/m.toml", ""), ("/m.toml",)),
+    ("settings", "fail", software.judge_settings("/m.toml", "unknown 'prot'; did you mean 'port'?"), ("'port'",)),
+    ("state", "ok", software.judge_directory(STATE, status(stat.S_IFDIR | 0o700), 501), ()),
+    ("state", "ok", software.judge_directory(STATE, None, 501), ("first start",)),
+    ("state", "fail", software.judge_directory(STATE, status(stat.S_IFDIR | 0o750), 501), ("mode 750", "chmod 700")),
+    ("state", "fail", software.judge_directory(STATE, status(stat.S_IFDIR | 0o700, 0), 501),
+     ("user id 0", "as the user")),
+    ("state", "fail", software.judge_directory(STATE, status(stat.S_IFREG | 0o600), 501), ("--state-dir",)),
+    ("socket", "ok", software.judge_socket("/s/supervisor.sock", status(stat.S_IFSOCK | 0o700), 501), ("mode 700",)),
+    ("socket", "ok", software.judge_socket("/s/supervisor.sock", status(stat.S_IFSOCK | 0o600), 501), ("mode 600",)),
+    ("socket", "fail", software.judge_socket("/s.sock", status(stat.S_IFSOCK | 0o777), 501), ("mode 777", "chmod 700")),
+    ("socket", "fail", software.judge_socket("/s.sock", status(stat.S_IFSOCK | 0o700, 0), 501), ("user id 0",)),
+    ("socket", "fail", software.judge_socket("/s.sock", status(stat.S_IFREG | 0o600), 501), ("no socket", "remove")),
+    ("socket", "fail", software.judge_socket("/" + "s" * 96, None, 501), ("97 bytes", "--state-dir")),
+    ("supervisord", "ok", software.judge_supervisord("/s.sock", True, "4.3.0", ""), ("4.3.0 answers at /s.sock",)),
+    ("supervisord", "warn", software.judge_supervisord("/s.sock", False, "", ""), ("nothing runs", "run")),
+    ("supervisord", "fail", software.judge_supervisord("/s.sock", True, "", "refused"), ("nobody answers: refused",)),
+    ("supervisord", "fail", software.judge_supervisord("/s.sock", True, "4.1.9", ""), ("4.1.9 is too old",)),
+    ("programs", "ok", software.judge_programs(OURS, True, STATE), ("apiserver, controller, sidecar",)),
+    ("programs", "fail", software.judge_programs({"sidecar": row("sidecar")}, False, STATE),
+     ("controller is missing",)),
+    ("programs", "fail", software.judge_programs({**OURS, "sidecar": row("sidecar", State.FATAL)}, True, STATE),
+     ("sidecar FATAL", "logs")),
+    ("launchd", "ok", launchd.judge_jobs([("system", JOB), ("gui/501", None)], 30), ("system/dev.metal-supervisor",)),
+    ("launchd", "warn", launchd.judge_jobs([("system", None), ("gui/501", None)], 30),
+     ("no launchd job", "LaunchDaemon")),
+    ("launchd", "warn", launchd.judge_jobs([("system", None), ("gui/501", JOB)], 30), ("agent of a login session",)),
+    ("launchd", "warn", launchd.judge_job("system", replace(JOB, exit_timeout_s=5), 30), ("killed 5 s", "ExitTimeOut")),
+    ("launchd", "fail", launchd.judge_job("system", replace(JOB, state="spawn scheduled", last_exit="78: EX_CONFIG"), 9),
+     ("78: EX_CONFIG", "directory of its log")),
+    ("launchd", "fail", launchd.judge_job("system", replace(JOB, state="spawn scheduled", last_exit="1"), 30),
+     ("spawn scheduled", "last exit 1")),
+    ("launchd", "fail", launchd.judge_job("system", replace(JOB, spawn_type="daemon (3)"), 30), ("Interactive",)),
+    ("other agent", "ok", launchd.judge_incumbent([]), ()),
+    ("other agent", "fail", launchd.judge_incumbent(["gui/501"]), ("com.llmkube.metal-agent", "bootout gui/501/")),
+    ("chip", "ok", machine.judge_chip("Apple M4 Max", "26.1", False), ("Apple M4 Max, macOS 26.1",)),
+    ("chip", "fail", machine.judge_chip("Apple M4 Max", "26.1", True), ("Rosetta", "/opt/homebrew")),
+    ("chip", "fail", machine.judge_chip("Intel(R) Core(TM) i9", "15.2", False), ("without an Apple chip",)),
+    ("chip", "warn", machine.judge_chip("Apple M1", "12.7", False), ("older",)),
+    ("metal", "ok", machine.judge_metal(said(DEVICES)), ("MTL0: Apple M4 Max", "107.5 GiB")),
+    ("metal", "fail", machine.judge_metal(said("Available devices:\n")), ("no Metal device",)),
+    ("metal", "warn", machine.judge_metal(said(code=TIMED_OUT, err="did not end")), ("did not end",)),
+    ("metal", "ok", machine.judge_metal_of_daemon({"memory": {"because": BUDGET.explain()}}), ("lists it, too",)),
+    ("metal", "warn", machine.judge_metal_of_daemon(
+        {"memory": {"because": budget(GIB * 64, None, *metal_limit(GIB * 64, 0, 0, 26)).explain()}}),
+     ("no llama-server",)),
+    ("metal", "warn", machine.judge_metal_of_daemon(
+        {"memory": {"because": budget(GIB * 64, None, *metal_limit(GIB * 64, 4096, 0, 26)).explain()}}),
+     ("administrator",)),
+    ("metal", "warn", machine.judge_metal_of_daemon({}), ("not told yet",)),
+    ("memory", "ok", machine.judge_memory(SAMPLE, BUDGET, 0), ("128.0 GiB, 90.0 GiB", "not set", "107.0 GiB (Metal")),
+    ("memory", "warn", machine.judge_memory(replace(SAMPLE, problems=("level is 9",)), BUDGET, 0), ("level is 9",)),
+    ("memory", "warn", machine.judge_memory(SAMPLE, replace(BUDGET, bytes=127 * GIB), None), ("--memory-fraction",)),
+    ("memory", "fail", machine.judge_memory(replace(SAMPLE, total_bytes=0), BUDGET, 0), ("cannot be read",)),
+    ("sleep", "ok", machine.judge_sleep(machine.sleep_minutes("AC Power:\n sleep 0\n"), ""), ("never",)),
+    ("sleep", "warn", machine.judge_sleep(machine.sleep_minutes(CUSTOM.format(10)), "/usr/bin/caffeinate"),
+     ("1 min on Battery Power, 10 min on AC Power", "caffeinate keeps", "pmset -a sleep 0")),
+    ("sleep", "warn", machine.judge_sleep({}, ""), ("could not be asked",)),
+    ("battery", "ok", machine.judge_battery("Now drawing from 'AC Power'\n"), ("no lid",)),
+    ("battery", "warn", machine.judge_battery("Now drawing from 'AC Power'\n -InternalBattery-0\t80%; charged\n"),
+     ("lid",)),
+    ("battery", "warn", machine.judge_battery("Now drawing from 'Battery Power'\n -InternalBattery-0\t80%\n"),
+     ("on its battery", "power")),
+    ("filevault", "ok", machine.judge_filevault(said("FileVault is Off.\n")), ("off",)),
+    ("filevault", "warn", machine.judge_filevault(said("FileVault is On.\n")), ("unlocks", "authrestart")),
+    ("filevault", "warn", machine.judge_filevault(said("Encryption in progress")), ("Encryption in progress",)),
+    ("files", "ok", machine.judge_files(256, -1, -1), ("any number",)),
+    ("files", "fail", machine.judge_files(256, 1024, -1), ("1024", "3072")),
+    ("orphans", "ok", machine.judge_orphans({"default.tiny": row("x", pid=40)}, {"default.tiny": NOTE}, [40]), ()),
+    ("orphans", "ok", machine.judge_orphans(None, {}, []), ("nothing",)),
+    ("orphans", "ok", machine.judge_orphans(
+        {"default.tiny": row("default.tiny", pid=90)}, {"default.tiny": replace(NOTE, launcher_pid=90)}, [40]), ()),
+    ("orphans", "warn", machine.judge_orphans(None, {"default.tiny": NOTE}, [40, 41]), ("(pid 40)", "pid 41", "start")),
+    ("orphans", "warn", machine.judge_orphans({}, {"default.tiny": NOTE}, [40]), ("does not know", "(pid 40)")),
+    ("store", "ok", store.judge_readable(STATE, None, "/py", False), ("can be read",)),
+    ("store", "ok", store.judge_readable(STATE, FileNotFoundError(errno.ENOENT, "no"), "/py", False),
+     ("first download",)),
+    ("store", "warn", store.judge_readable(Path("/tmp/m"), None, "/py", True), ("temporary", "--model-store")),
+    ("store", "fail", store.judge_readable(STATE, PermissionError(errno.EPERM, "x"), "/py", False),
+     ("Full Disk Access",)),
+    ("store", "fail", store.judge_readable(STATE, PermissionError(errno.EACCES, "Permission denied"), "/py", False),
+     ("Permission denied", "give it")),
+    ("disk", "ok", store.judge_room(80 * GIB, INCOMING), ("llm/big, needs 50.0 GiB",)),
+    ("disk", "ok", store.judge_room(80 * GIB, {}), ("80.0 GiB free",)),
+    ("disk", "warn", store.judge_room(GIB, {}), ("no model can be fetched", "models gc")),
+    ("disk", "fail", store.judge_room(51 * GIB, INCOMING), ("still needs 50.0 GiB", "models gc")),
+    ("backups", "ok", store.judge_backups(STATE, said(f"[Excluded]    {STATE}\n")), ("leaves",)),
+    ("backups", "warn", store.judge_backups(STATE, said(f"[Included]    {STATE}\n")), ("addexclusion",)),
+    ("backups", "warn", store.judge_backups(STATE, said(code=127, err="tmutil: none")), ("could not be asked",)),
+    ("engines", "ok", engines.judge_version(LLAMA, said(err="version: 7200 (abc)\nbuilt with clang")), ("7200",)),
+    ("engines", "fail", engines.judge_version(LLAMA, said(code=-9)), ("signal 9", "brew install llama.cpp")),
+    ("engines", "fail", engines.judge_version(LLAMA, said(code=1, err="dyld: Library not loaded")), ("dyld",)),
+    ("engines", "warn", engines.judge_version(LLAMA, said(code=TIMED_OUT)), ("4 s",)),
+    ("engines", "ok", engines.judge_missing({"omlx": "no"}, ["llama-server"], {}), ()),
+    ("engines", "fail", engines.judge_missing({"omlx": "not found"}, ["llama-server"], {"omlx": "--runtimes"}),
+     ("omlx is wanted by --runtimes", "brew install jundot")),
+    ("engines", "fail", engines.judge_missing({"llama-server": "no"}, [], {}), ("no engine", "brew install llama.cpp")),
+    ("binaries", "ok", engines.judge_processor(LLAMA, ("x86_64", "arm64"), True), ()),
+    ("binaries", "ok", engines.judge_processor(LLAMA, ("x86_64",), False), ()),
+    ("binaries", "fail", engines.judge_processor(LLAMA, ("x86_64",), True), ("Rosetta", "/opt/homebrew")),
+    ("binaries", "ok", engines.judge_quarantine(Path("/e"), said(code=1, err="No such xattr")), ()),
+    ("binaries", "fail", engines.judge_quarantine(Path("/a b"), said("0083;5f;Safari;\n")), ("-d com.apple", "'/a b'")),
+    ("path", "ok", engines.judge_path(LLAMA, ""), ()),
+    ("path", "ok", engines.judge_path(replace(LLAMA, path=Path("/Users/u/bin/llama-server")), "/Users/u/bin/x"), ()),
+    ("path", "warn", engines.judge_path(replace(LLAMA, path=Path("/Users/u/bin/llama-server")), ""),
+     ("--llama-server",)),
+    ("firewall", "ok", engines.judge_firewall(OFF, said(), [LLAMA.path], False), ("off",)),
+    ("firewall", "ok", engines.judge_firewall(ON, said(), [LLAMA.path], True), ("loopback",)),
+    ("firewall", "ok", engines.judge_firewall(ON, said(APPS.format(LLAMA.path, "Allow")), [LLAMA.path], False),
+     ("1 engines",)),
+    ("firewall", "warn", engines.judge_firewall(ON, said(APPS.format("/x", "Allow")), [LLAMA.path], False),
+     ("does not know", "--unblockapp /opt/homebrew")),
+    ("firewall", "fail", engines.judge_firewall(ON, said(APPS.format(LLAMA.path, "Block")), [LLAMA.path], False),
+     ("blocks /opt/homebrew", "--unblockapp")),
+    ("firewall", "fail", engines.judge_firewall(said("Firewall … (State = 2)"), said(), [LLAMA.path], False),
+     ("all incoming",)),
+    ("firewall", "warn", engines.judge_firewall(said(code=127, err="none"), said(), [], False),
+     ("could not be asked",)),
+    ("builds", "ok", engines.judge_build("default.tiny", LLAMA.path, NOW, NOW + 1), ()),
+    ("builds", "warn", engines.judge_build("default.tiny", LLAMA.path, NOW, NOW - 1),
+     ("upgrade", "restart default.tiny")),
+    ("builds", "fail", engines.judge_build("default.tiny", LLAMA.path, None, NOW), ("there no more",)),
+    ("ollama", "ok", engines.judge_ollama("http://127.0.0.1:11434", "0.30.1", ""), ("0.30.1",)),
+    ("ollama", "ok", engines.judge_ollama("http://127.0.0.1:11434", "", "away"), ("nobody listens",)),
+    ("ollama", "fail", engines.judge_ollama("http://127.0.0.1:11434", "", "it is nginx (pid 3)"),
+     ("nginx", "--ollama-url")),
+    ("credential", "ok", login.judge_token(TOKEN, NOW), ("llm/metal-studio", "renewed")),
+    ("credential", "warn", login.judge_token(TOKEN, NOW + 25 * DAY_S), ("should have been renewed",)),
+    ("credential", "fail", login.judge_token(TOKEN, NOW + 31 * DAY_S), ("expired", "--service-account metal-studio")),
+    ("credential", "ok", login.judge_expiry("a token", None, NOW), ("does not say",)),
+    ("credential", "ok", login.judge_expiry("a token", NOW + 9 * DAY_S, NOW), ("holds until",)),
+    ("credential", "warn", login.judge_expiry("a token", NOW + DAY_S, NOW), ("nothing renews it",)),
+    ("credential", "fail", login.judge_expiry("a client certificate", NOW - 1, NOW), ("certificate expired",)),
+    ("api", "fail", login.judge_connection("https://a", OSError(65, "No route to host"), True),
+     ("Local Network privacy", "LaunchDaemon", "tailnet", "ssh -N -L")),
+    ("api", "fail", login.judge_connection("https://a", OSError(errno.EHOSTUNREACH, "No route to host"), False),
+     ("VPN",)),
+    ("api", "fail", login.judge_connection("https://a", socket.gaierror(8, "not known"), True),
+     ("name is not known", "DNS")),
+    ("api", "fail", login.judge_connection("https://a", ConnectionRefusedError(errno.ECONNREFUSED, "x"), True),
+     ("refused", "start the cluster")),
+    ("api", "fail", login.judge_connection("https://a", TimeoutError("timed out"), True), ("in time", "firewall")),
+    ("api", "fail", login.judge_connection("https://a", OSError(errno.ENETUNREACH, "Network is unreachable"), True),
+     ("unreachable", "network")),
+    ("api", "fail", login.judge_answer("https://a", KubeError(0, "Untrusted", "https://a: it is not accepted")),
+     ("not accepted", "certificate-authority-data")),
+    ("api", "fail", login.judge_answer("https://a", KubeError(401, "Unauthorized", "refused")),
+     ("who we are", "renew")),
+    ("api", "warn", login.judge_answer("https://a", KubeError(403, "Forbidden", "no")), ("refuses", "rights")),
+    ("api", "fail", login.judge_answer("https://a", KubeError(404, "", "answered 404")), ("is it a Kubernetes API",)),
+    ("rights", "ok", rights.judge([(each, []) for each in NEEDED], "bind"), ("29 rights",)),
+    ("rights", "fail", rights.judge([without(MAIN, "patch endpointslices.discovery.k8s.io", "get services")], "bind"),
+     ("patch endpointslices.discovery.k8s.io", "get services", "namespace llm", "namespace.yaml")),
+    ("rights", "fail", rights.judge([(MAIN, MAIN.rights)], "bind it"), ("and, to bind it: bind it",)),
+    ("rights", "fail", rights.judge([(MAIN, []), (OWN, OWN.rights)], "x"),
+     ("create serviceaccounts/token", "mac.yaml")),
+    ("rights", "warn", rights.judge([(MAIN, []), (VALUES, VALUES.rights)], "x"), ("get secrets", "secrets.yaml")),
+    ("kinds", "ok", cluster.judge_kinds(["v1alpha1"], ["models", "inferenceservices", "models/status"]), ("v1alpha1",)),
+    ("kinds", "fail", cluster.judge_kinds([], []), ("not installed", "--server-side -f")),
+    ("kinds", "fail", cluster.judge_kinds(["v1"], ["models"]), ("in v1, and we speak v1alpha1",)),
+    ("kinds", "fail", cluster.judge_kinds(["v1alpha1"], ["models"]), ("lacks inferenceservices",)),
+    ("clock", "ok", cluster.judge_clock(-9.0), ("agree",)),
+    ("clock", "warn", cluster.judge_clock(12.0), ("12 s behind",)),
+    ("clock", "fail", cluster.judge_clock(-3600.0), ("3600 s ahead", "Date & Time")),
+    ("watch", "ok", cluster.judge_watch([LEASE, {**LEASE, "spec": {"holderIdentity": "mac-b"}}], NOW, "llm"),
+     ("2 Macs",)),
+    ("watch", "ok", cluster.judge_watch([LEASE, REAPER], NOW, "llm"), ("the reaper runs",)),
+    ("watch", "warn", cluster.judge_watch([LEASE], NOW, "llm"), ("namespace: llm/", "reaper.yaml")),
+    ("watch", "warn", cluster.judge_watch([LEASE, REAPER], NOW + 3600, "llm"), ("no reaper",)),
+    ("address", "ok", cluster.judge_address(Choice("192.168.1.20", "the route to api"),
+     [Interface("lo0", "127.0.0.1", True), EN0, Interface("en7", "10.0.0.9", False),
+      Interface("utun4", "100.64.0.3", True),
+      Interface("en0", "fe80::1", True), Interface("bridge100", "192.168.64.1", True)], False),
+     ("192.168.1.20, by the route to api", "lo0: loopback", "en7: down", "fe80::1 (en0: link-local)",
+      "bridge100: of virtual machines", "utun4: not on the way")),
+    ("address", "ok", cluster.judge_address(Choice("127.0.0.1", "the embedded API"), [EN0], True),
+     ("by the embedded API",)),
+    ("address", "warn", cluster.judge_address(Choice("10.1.1.1", "--host-ip", note="is no address now"), [], False),
+     ("no address now",)),
+    ("address", "fail", cluster.judge_address(Choice("", "r", "NoRoutableAddress: no route"), [EN0], False),
+     ("--host-ip",)),
+    ("ports", "ok", cluster.judge_ports({}, "18100-18999", 3), ("18100-18999",)),
+    ("ports", "fail", cluster.judge_ports({"the sidecar": (9090, "nginx (pid 3)")}, "18100-18999", 1),
+     ("9090 of the sidecar is held by nginx", "--port")),
+]  # fmt: skip
+NAMES = [f"{check}-{wanted}" for check, wanted, _, _ in CASES]
+WITH_A_CLUSTER = {"kubeconfig"}
+"""What reads files: tested in tests/boundary/test_doctor.py."""
+
+
+@pytest.mark.parametrize(("check", "wanted", "found", "words"), CASES, ids=NAMES)
+def test_a_check_says_what_is_wrong_and_what_helps(check: str, wanted: str, found: Any, words: tuple[str, ...]) -> None:
+    findings = only(found)
+    if not findings:
+        assert wanted == "ok", "nothing said is nothing wrong"
+        return
+    assert {each.status for each in findings} == {wanted}
+    told = " ".join(f"{each.text} {each.fix}" for each in findings)
+    for word in words:
+        assert word in told, f"{word!r} in {told!r}"
+    assert all(bool(each.fix) == (each.status != "ok") for each in findings), "a way out, exactly where one is needed"
+
+
+def test_every_check_is_judged_both_ways() -> None:
+    for check in CHECKS:
+        if check.name in WITH_A_CLUSTER:
+            continue
+        told = {wanted for name, wanted, _, _ in CASES if name == check.name}
+        assert told - {"ok"}, check.name
+        assert "ok" in told or check.name == "api", check.name
+        for word in ("fail", "warn"):
+            assert (word in told) == (f"{word}s" in check.wrong) or check.name in ("engines", "binaries", "api"), (
+                f"what docs/doctor.md says of {check.name}: {check.wrong}"
+            )
+
+
+def test_the_page_has_exactly_the_checks() -> None:
+    text = PAGE.read_text()
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert rows == table(), "write these rows into docs/doctor.md:\n" + "\n".join(table())
+    assert len({check.name for check in CHECKS}) == len(CHECKS)
+
+
+def test_only_a_failure_counts_and_the_summary_counts_everything() -> None:
+    found = [Finding("a", "ok", "x"), Finding("b", "warn", "y", "z"), Finding("c", "ok", "x")]
+    assert sound(found) and not sound([*found, Finding("d", "fail", "x", "y")])
+    assert summary(found) == "3 findings: 1 warn, 2 ok"
+
+
+def test_the_rights_are_those_of_the_files() -> None:
+    assert {str(each) for each in OWN.rights} == {"create serviceaccounts/token"}
+    assert [each.name for each in OWN.rights] == ["metal-studio"], "only its own token"
+    assert len(MAIN.rights) == 26 and {each.namespace for each in MAIN.rights} == {"llm"}
+    wide = rights.bundles(RBAC, "", None, "studio", False)
+    assert len(wide) == 1 and {each.namespace for each in wide[0].rights} == {""}
+    assert "cluster-wide.yaml" in wide[0].grant
+    assert {str(each) for each in wide[0].rights} == {str(each) for each in MAIN.rights}
+
+
+@pytest.mark.parametrize(
+    ("version", "bounds", "good"),
+    [("4.3.0", ">=4.3.0,<4.5", True), ("4.2.9", ">=4.3.0,<4.5", False), ("4.5", ">=4.3,<4.5", False),
+     ("10.0", ">=9", True), ("2.0rc1", "<3", True), ("1", "", True)],
+)  # fmt: skip
+def test_versions_are_compared_by_number(version: str, bounds: str, good: bool) -> None:
+    assert software.satisfies(version, bounds) is good
