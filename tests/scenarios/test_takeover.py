@@ -2,77 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from metal_supervisor.boundary import host
+from tests.incumbent import LABELS, PORT, WRITER, own_address, service_of_theirs, slice_of_theirs
 from tests.macs import embedded_cluster, fleet
-from tests.system import SLICES, eventually, service
-
-SERVICES = "/api/v1/namespaces/default/services"
-AGENT = {"fieldManager": "llmkube-metal-agent"}
-LABELS = {"app": "tiny", "llmkube.ai/managed-by": "metal-agent", "llmkube.ai/inference-service": "tiny"}
-ENGINE_PORT = 52011
+from tests.system import SERVICES, SLICES, eventually, service
 
 
-@pytest.fixture
-def address() -> str:
-    """An address of this machine that a slice may hold."""
-    good = [each for each in host.own_addresses() if each.count(".") == 3]
-    usable = [each for each in good if not ip_address(each).is_loopback and not ip_address(each).is_link_local]
-    if not usable:
-        pytest.skip("this machine has no IPv4 address but loopback; connect it to a network")
-    return min(usable)
-
-
-def their_service() -> dict[str, Any]:
-    """As the agent creates it: no owner, no selector, the engine's port as a number."""
-    return {
-        "apiVersion": "v1", "kind": "Service",
-        "metadata": {
-            "name": "tiny", "labels": LABELS,
-            "annotations": {"llmkube.ai/metal-accelerated": "true", "llmkube.ai/native-process": "true"},
-        },
-        "spec": {
-            "type": "ClusterIP",
-            "ports": [{"name": "http", "port": 8080, "targetPort": ENGINE_PORT, "protocol": "TCP"}],
-        },
-    }  # fmt: skip
-
-
-def their_slice(address: str) -> dict[str, Any]:
-    """As the agent creates it: named as the Service, and beating a moment ago."""
-    beat = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return {
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-        "metadata": {
-            "name": "tiny", "labels": {"kubernetes.io/service-name": "tiny", **LABELS},
-            "annotations": {"llmkube.ai/agent-heartbeat": beat, "llmkube.ai/agent-version": "0.9.19"},
-        },
-        "addressType": "IPv4",
-        "endpoints": [{
-            "addresses": [address], "conditions": {"ready": True},
-            "targetRef": {"kind": "Pod", "name": "tiny-metal", "namespace": "default"},
-        }],
-        "ports": [{"name": "http", "port": ENGINE_PORT, "protocol": "TCP"}],
-    }  # fmt: skip
-
-
-def test_what_the_agent_left_on_this_mac_is_taken_over_and_the_cluster_ip_stays(tmp_path: Path, address: str) -> None:
+def test_what_the_agent_left_on_this_mac_is_taken_over_and_the_cluster_ip_stays(tmp_path: Path) -> None:
+    address = own_address()
     with embedded_cluster(tmp_path) as kubeconfig, fleet(tmp_path, kubeconfig) as macs:
-        before = macs.kube.request("POST", SERVICES, AGENT, their_service())
-        macs.kube.request("POST", SLICES, AGENT, their_slice(address))
+        before = macs.kube.request("POST", SERVICES, WRITER, service_of_theirs())
+        macs.kube.request("POST", SLICES, WRITER, slice_of_theirs(address))
         mac = macs.add("mac-a", "--host-ip", address)
         mac.apply(mac.tiny_model(), service("tiny"))
         mac.ready("tiny")
         ours = eventually(mac.slice, what="our slice")
         eventually(lambda: mac.maybe(f"{SLICES}/tiny") is None, what="their slice to go")
         assert macs.ready() == ["mac-a"], "the only endpoint is ours"
-        assert ours["endpoints"][0]["addresses"] == [address] and ours["ports"][0]["port"] != ENGINE_PORT
+        assert ours["endpoints"][0]["addresses"] == [address] and ours["ports"][0]["port"] != PORT
         after = mac.get(f"{SERVICES}/tiny")
         assert after["metadata"]["uid"] == before["metadata"]["uid"], "the same object"
         assert after["spec"]["clusterIP"] == before["spec"]["clusterIP"], "whoever resolved its name goes on"
@@ -82,11 +30,12 @@ def test_what_the_agent_left_on_this_mac_is_taken_over_and_the_cluster_ip_stays(
         assert (owner["kind"], owner["name"]) == ("InferenceService", "tiny"), "so that it goes with its service"
 
 
-def test_a_service_of_the_agents_for_another_inference_service_is_left_alone(tmp_path: Path, address: str) -> None:
+def test_a_service_of_the_agents_for_another_inference_service_is_left_alone(tmp_path: Path) -> None:
+    address = own_address()
     with embedded_cluster(tmp_path) as kubeconfig, fleet(tmp_path, kubeconfig) as macs:
-        other = their_service()
+        other = service_of_theirs()
         other["metadata"]["labels"] = {**LABELS, "llmkube.ai/inference-service": "ti.ny"}
-        before = macs.kube.request("POST", SERVICES, AGENT, other)
+        before = macs.kube.request("POST", SERVICES, WRITER, other)
         mac = macs.add("mac-a", "--host-ip", address)
         mac.apply(mac.tiny_model(), service("tiny"))
         eventually(lambda: mac.condition("MetalReady").get("reason") == "EndpointNameConflict", what="the conflict")

@@ -1,0 +1,35 @@
+"""What LLMKube's own agent left in a real cluster, taken over by ours on the same Mac."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cluster.agent import agents
+from tests.cluster.server import KubeCluster
+from tests.incumbent import PORT, WRITER, endpoints_of_theirs, own_address, service_of_theirs, slice_of_theirs
+from tests.system import SERVICES, SLICES, eventually, service
+
+ENDPOINTS = "/api/v1/namespaces/default/endpoints"
+
+
+def test_the_service_stays_the_same_object_and_all_that_led_to_the_dead_engine_goes(
+    cluster: KubeCluster, namespace: str, tmp_path: Path
+) -> None:
+    address = own_address()
+    with agents(tmp_path, cluster, namespace) as fleet:
+        before = fleet.kube.request("POST", SERVICES, WRITER, service_of_theirs())
+        fleet.kube.request("POST", SLICES, WRITER, slice_of_theirs(address))
+        fleet.kube.request("POST", ENDPOINTS, WRITER, endpoints_of_theirs(address))
+        mac = fleet.add("mac-a", "--host-ip", address)
+        mac.apply(mac.tiny_model(), service("tiny"))
+        mac.ready("tiny", 60)
+        eventually(lambda: mac.maybe(f"{SLICES}/tiny") is None, 30, "their slice to go")
+        eventually(lambda: mac.maybe(f"{ENDPOINTS}/tiny") is None, 30, "their Endpoints to go")
+        eventually(lambda: fleet.ready() == ["mac-a"], 30, "the only endpoint to be ours")
+        after = mac.get(f"{SERVICES}/tiny")
+        assert after["metadata"]["uid"] == before["metadata"]["uid"]
+        assert after["spec"]["clusterIP"] == before["spec"]["clusterIP"]
+        (port,) = after["spec"]["ports"]
+        assert (port["port"], port["targetPort"]) == (8080, "http")
+        found = mac.slice()
+        assert found and found["endpoints"][0]["addresses"] == [address] and found["ports"][0]["port"] != PORT
