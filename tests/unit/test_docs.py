@@ -33,8 +33,6 @@ FOREIGN = {
     *(f"--{name}" for name in go_agent.FLAGS),  # LLMKube's own agent
 }
 """Flags of kubectl, llmkube, colima, tools and engines. Those in docs/fields.md are read from command lines."""
-PROMISED = {"doctor", "install"}
-"""Commands that another branch brings."""
 
 
 def commands(parser: argparse.ArgumentParser | None = None) -> dict[str, argparse.ArgumentParser]:
@@ -61,7 +59,7 @@ def test_every_flag_and_command_is_ours_or_known_to_be_anothers(path: Path) -> N
     text = path.read_text()
     ours = {flag for parser in commands().values() for action in parser._actions for flag in action.option_strings}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= ours | FOREIGN
-    assert set(re.findall(r"metal-supervisor ([a-z]+(?:-[a-z]+)*)", text)) <= set(commands()) | PROMISED
+    assert set(re.findall(r"metal-supervisor ([a-z]+(?:-[a-z]+)*)", text)) <= set(commands())
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.stem)
