@@ -31,7 +31,7 @@ from metal_supervisor.boundary.supervisord import Supervisord
 from metal_supervisor.config import Overrides, Settings, conf_dir, save_overrides
 from metal_supervisor.core import programs
 
-OWN_PROGRAMS = ("apiserver", "controller", "sidecar")
+OWN_PROGRAMS = ("apiserver", "controller", "power", "sidecar")
 TERM_WAIT_S, KILL_WAIT_S = 5.0, 2.0
 SIDECAR_STOP_S = 10
 Say = Callable[[str], None]
@@ -124,6 +124,8 @@ def _parts(settings: Settings) -> Iterator[str]:
     yield "supervisord.conf"
     if settings.embedded:
         yield "apiserver.conf"
+    if settings.apple_power_enabled:
+        yield "power.conf"
 
 
 def write_conf(directory: StateDir, settings: Settings) -> None:

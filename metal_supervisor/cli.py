@@ -168,6 +168,17 @@ def _apiserver(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _power(arguments: argparse.Namespace) -> int:
+    from metal_supervisor import power
+    from metal_supervisor.boundary.power import Alarm
+
+    stop, alarm = _Stop(), Alarm()
+    stop.wake = alarm.ring
+    _, directory, _ = _program(arguments)
+    power.Program(directory.path, alarm).run(stop)
+    return 0
+
+
 def _status(arguments: argparse.Namespace) -> int:
     settings, overrides = _settings(arguments)
     if "port" not in overrides.values and (settings.state_path / config.OVERRIDES_FILE).exists():
@@ -297,7 +308,8 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("--apply", metavar="FILE", help="manifest to apply once, to the embedded API only")
         if name == "status":
             command.add_argument("--json", action="store_true", help="print JSON")
-    for name, action in (("controller", _controller), ("sidecar", _sidecar), ("apiserver", _apiserver)):
+    own = ("controller", _controller), ("sidecar", _sidecar), ("apiserver", _apiserver), ("power", _power)
+    for name, action in own:
         command = commands.add_parser(name, help=f"the {name}; supervisord starts it")
         command.add_argument("--state-dir", required=True)
         command.set_defaults(action=action)
