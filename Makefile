@@ -21,7 +21,8 @@ SEED ?=
 $(foreach name,CLUSTER CONTEXT NAMESPACE PORT ARGS,$(if $(filter environment,$(origin $(name))),$(eval $(name) :=)))
 export CLUSTER CONTEXT NAMESPACE PORT ARGS
 
-.PHONY: help run test test-fast test-cluster lint format bench faults memory fields soak clean
+.PHONY: help run test test-fast test-cluster lint format bench faults memory fields soak clean \
+	install-powermetrics-sudo uninstall-powermetrics-sudo
 .DEFAULT_GOAL := help
 
 help:
@@ -36,6 +37,8 @@ help:
 	@echo "make memory  estimates against a real engine, and docs/memory.md with what it said"
 	@echo "make fields  docs/fields.md: what becomes of every field, tried out on the code"
 	@echo "make soak    random faults for SECONDS=3600, with an invariant checker"
+	@echo "make install-powermetrics-sudo, make uninstall-powermetrics-sudo"
+	@echo "             lets you measure the power of this Mac's chip (docs/power.md), or no longer"
 	@echo "make clean   removes the virtual environment and .run/"
 
 # pip rewrites nothing when all is there; the stamp keeps that off the way of the second run.
@@ -79,6 +82,12 @@ fields: $(READY)
 
 soak: $(READY)
 	@$(BIN)/python tools/soak.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+install-powermetrics-sudo: $(READY)
+	@$(BIN)/python tools/powermetrics_sudo.py install
+
+uninstall-powermetrics-sudo: $(READY)
+	@$(BIN)/python tools/powermetrics_sudo.py remove
 
 clean:
 	rm -rf $(VENV) .run build

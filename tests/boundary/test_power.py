@@ -231,8 +231,8 @@ class Running:
 
     def __init__(self, state: Path, opened: Callable[[], Meter], first_pause_s: float = 0.01) -> None:
         self.path, self._alarm, self._stopped = state / POWER_FILE, Alarm(), threading.Event()
-        program = power.Program(state, self._alarm, opened, first_pause_s)
-        self._thread = threading.Thread(target=program.run, args=(self._stopped.is_set,))
+        self.program = power.Program(state, self._alarm, opened, first_pause_s)
+        self._thread = threading.Thread(target=self.program.run, args=(self._stopped.is_set,))
         self._thread.start()
 
     def told(self) -> dict[str, Any]:
@@ -319,8 +319,9 @@ def test_what_measures_steadily_is_tried_again_soon_after_it_ends(
             raise PowerError("not yet")
         return Powermetrics(printing(tmp_path, prints))
 
-    start(opened)
-    eventually(lambda: len(attempts) >= 9, 20, "more attempts: in order, they would come ever later")
+    running = start(opened)
+    eventually(lambda: len(attempts) >= 9, 20, "more attempts")
+    assert running.program._pause_s <= 0.02, "it would be 1.28 s by now"
 
 
 def test_nothing_that_measures_is_said_in_the_file(tmp_path: Path, start: Callable[..., Running]) -> None:
