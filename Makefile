@@ -22,7 +22,7 @@ $(foreach name,CLUSTER CONTEXT NAMESPACE PORT ARGS,$(if $(filter environment,$(o
 export CLUSTER CONTEXT NAMESPACE PORT ARGS
 
 .PHONY: help run test test-fast test-cluster lint format bench faults memory fields soak dist clean \
-        build-metal-agent install-metal-agent uninstall-metal-agent
+        build-metal-agent install-metal-agent uninstall-metal-agent install-powermetrics-sudo uninstall-powermetrics-sudo
 .DEFAULT_GOAL := help
 
 help:
@@ -40,6 +40,8 @@ help:
 	@echo "make install-metal-agent EMBEDDED=1, or METAL_KUBECONFIG=~/.kube/config [METAL_KUBE_CONTEXT=...]"
 	@echo "             onto this Mac, under launchd; ARGS=\"--dry-run\" shows it first; uninstall-metal-agent undoes it"
 	@echo "make dist    the wheel and the sdist, in dist/"
+	@echo "make install-powermetrics-sudo, make uninstall-powermetrics-sudo"
+	@echo "             lets you measure the power of this Mac's chip (docs/power.md), or no longer"
 	@echo "make clean   removes the virtual environment and .run/"
 
 # pip rewrites nothing when all is there; the stamp keeps that off the way of the second run.
@@ -102,6 +104,12 @@ uninstall-metal-agent:
 dist: $(READY)
 	@rm -rf dist
 	@$(BIN)/python -m build --no-isolation
+
+install-powermetrics-sudo: $(READY)
+	@$(BIN)/python tools/powermetrics_sudo.py install
+
+uninstall-powermetrics-sudo: $(READY)
+	@$(BIN)/python tools/powermetrics_sudo.py remove
 
 clean:
 	rm -rf $(VENV) .run build dist

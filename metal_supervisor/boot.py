@@ -32,7 +32,7 @@ from metal_supervisor.boundary.supervisord import Supervisord
 from metal_supervisor.config import Overrides, Settings, conf_dir, save_overrides
 from metal_supervisor.core import programs
 
-OWN_PROGRAMS = ("apiserver", "controller", "sidecar", "sleepwatch")
+OWN_PROGRAMS = ("apiserver", "controller", "power", "sidecar", "sleepwatch")
 TERM_WAIT_S, KILL_WAIT_S = 5.0, 2.0
 SIDECAR_STOP_S = 10
 HANDOVER_FILE, HANDOVER_S = "handover", 60.0
@@ -167,6 +167,8 @@ def _parts(settings: Settings) -> Iterator[str]:
         yield "apiserver.conf"
     elif sys.platform == "darwin":
         yield "sleepwatch.conf"
+    if settings.apple_power_enabled:
+        yield "power.conf"
 
 
 def write_conf(directory: StateDir, settings: Settings) -> None:

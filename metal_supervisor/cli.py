@@ -181,6 +181,17 @@ def _sleepwatch(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _power(arguments: argparse.Namespace) -> int:
+    from metal_supervisor import power
+    from metal_supervisor.boundary.power import Alarm
+
+    stop, alarm = _Stop(), Alarm()
+    stop.wake = alarm.ring
+    _, directory, _ = _program(arguments)
+    power.Program(directory.path, alarm).run(stop)
+    return 0
+
+
 def _status(arguments: argparse.Namespace) -> int:
     settings, overrides = _settings(arguments)
     if "port" not in overrides.values and (settings.state_path / config.OVERRIDES_FILE).exists():
@@ -315,6 +326,7 @@ def parser() -> argparse.ArgumentParser:
         ("sidecar", _sidecar),
         ("apiserver", _apiserver),
         ("sleepwatch", _sleepwatch),
+        ("power", _power),
     ):
         command = commands.add_parser(name, help=f"the {name}; supervisord starts it")
         command.add_argument("--state-dir", required=True)

@@ -74,7 +74,7 @@ def _renewed(supervisord: Supervisord, program: str) -> bool:
     """Makes one of our programs start anew; False if it does not stay up."""
     before = supervisord.table().get(program)
     if before is None:
-        return True  # the embedded API, where there is a cluster
+        return True  # not asked for by the settings, as the embedded API where there is a cluster
     if before.state in LIVE:
         supervisord.signal(program, "TERM")  # it is started again, even if we end right here
     else:

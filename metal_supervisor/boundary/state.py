@@ -30,7 +30,7 @@ LONGEST_HOME = 60
 LONGEST_ASIDE = 200
 MOST_KNOWN = 4096
 CRASH_LOG_BYTES = 1 << 18
-CORDON_FILE, SESSION_FILE = "cordon", "session"
+CORDON_FILE, SESSION_FILE, POWER_FILE = "cordon", "session", "power.json"
 
 
 class StateError(Exception):

@@ -18,6 +18,8 @@ BEGINNINGS = b"<?xml", b"<plist"
 MOST_BYTES = 1 << 20
 """Of one list; those of a 24-core chip have 65 KB."""
 DOMAINS = "combined", "gpu", "cpu", "ane"
+FORMAT = 1
+"""Of the file in which a reading is handed on."""
 
 
 @dataclass(frozen=True)

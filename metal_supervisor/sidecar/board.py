@@ -10,6 +10,7 @@ from metal_supervisor.core.downloads import Download, downloads
 from metal_supervisor.core.report import Report
 from metal_supervisor.core.types import Json, Observed, Record
 from metal_supervisor.sidecar.inventory import Offer, rows
+from metal_supervisor.sidecar.power import Reading, shown_power
 
 STALLED_AFTER_S = 60.0
 NO_ADDRESS = Choice("", "")
@@ -55,6 +56,8 @@ class Board:
     """What this Mac can run; none before the binaries have answered."""
     requests: int = 0
     """Requests sent to the Kubernetes API since the start."""
+    power: Reading | None = None
+    """What the chip draws; None where nobody asked for it."""
 
 
 def cluster_trouble(board: Board) -> str:
@@ -117,6 +120,7 @@ def status(board: Board, version: str) -> Json:
         "address": asdict(board.address),
         "engines": rows(board.engines),
         "memory": board.controller.get("memory"),
+        "power": shown_power(board.power),
         "controller": {key: board.controller.get(key) for key in ("at", "did", "notices", "elsewhere", "silent")},
         "downloads": [_download(each) for each in downloads(board.controller)],
         "services": [_service(row) for row in board.rows],

@@ -50,6 +50,7 @@ from metal_supervisor.sidecar.fleetnode import FleetNode
 from metal_supervisor.sidecar.inventory import Inventory, noted
 from metal_supervisor.sidecar.membership import Membership, new_session
 from metal_supervisor.sidecar.meter import Engine, Meter
+from metal_supervisor.sidecar.power import PowerFile
 from metal_supervisor.sidecar.probes import Finding, Prober, Target
 from metal_supervisor.sidecar.registrar import Around, Registrar
 from metal_supervisor.sidecar.slumber import Slumber
@@ -104,6 +105,7 @@ class Sidecar:
         self._supervisord_since, self._table_read = 0.0, False
         self._inventory = Inventory(settings, self.wake)
         self._slumber = Slumber(directory.path, self.registrar)
+        self._power = PowerFile(directory.path, settings.apple_power_enabled)
         self._leaving = threading.Event()
         self.addresses = AddressBook(kube, settings.host_ip, settings.embedded, self._roamed)
 
@@ -126,7 +128,7 @@ class Sidecar:
 
     def current(self) -> Board:
         """The board, with what is counted elsewhere."""
-        return replace(self.board, requests=self.kube.requests)
+        return replace(self.board, requests=self.kube.requests, power=self._power.reading)
 
     def _roamed(self) -> None:
         """The machine has slept, or is somewhere else."""
@@ -151,6 +153,7 @@ class Sidecar:
         self.registrar.start()
         self._meter.start()
         self._inventory.start()
+        self._power.start()
         if not self.settings.embedded:
             threading.Thread(target=self._renew_token, name="token", daemon=True).start()
         pause_s = 0.0

@@ -49,6 +49,9 @@ def _incumbent(board: Board) -> Iterator[Metric]:
             rss.add_metric(names, row.rss_bytes)
     yield from (healthy, restarts, rss)
     yield from _memory(board)
+    for domain, watts in (board.power.fresh_watts() if board.power else {}).items():
+        text = f"Power that the chip draws, as Apple estimates it: {domain}."
+        yield GaugeMetricFamily(f"{INCUMBENT}_apple_power_{domain}_watts", text, value=watts)
 
 
 def _memory(board: Board) -> Iterator[Metric]:

@@ -29,10 +29,11 @@ FOREIGN = {
     "--cache-ram", "--ctx-checkpoints", "--kv-unified", "--swa-full", "--ubatch-size",  # llama-server
     "--server-side", "--rm", "--restart", "--image", "--accelerator", "--network-address", "--api-key", "--context",
     "--replicas", "--for", "--local-dir", "--strict", "--seed", "--prompt-cache-bytes", "--gpu-memory-utilization",
+    "--samplers",  # powermetrics
     *NAMES, *SWITCHES, *GUARDED, *OWNED, *LOADING,
     *(f"--{name}" for name in go_agent.FLAGS),  # LLMKube's own agent
 }
-"""Flags of kubectl, llmkube, colima, tools and engines. Those in docs/fields.md are read from command lines."""
+"""Flags of kubectl, llmkube, colima, powermetrics, tools, engines. docs/fields.md's are read from command lines."""
 
 
 def commands(parser: argparse.ArgumentParser | None = None) -> dict[str, argparse.ArgumentParser]:

@@ -1,0 +1,101 @@
+"""What the power program last measured, if it still holds.
+
+A figure that nobody renews is worse than none: so its age decides, by a clock that cannot be set, and a figure that
+is too old is gone, never 0. The file is looked at in a thread of its own, because answers over HTTP wait for no disk.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from metal_supervisor.boundary.state import POWER_FILE
+from metal_supervisor.core.powermetrics import DOMAINS, FORMAT
+from metal_supervisor.core.types import Json
+
+LOOK_EVERY_S = 2.0
+HOLDS_FOR = 3
+"""So many intervals, after which a reading is too old."""
+NOTHING_YET = "nothing has been measured yet; see log/power.log in the state directory"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What power.json says."""
+
+    source: str = ""
+    """What measured it, "" where nothing does."""
+    problem: str = ""
+    """Why nothing is measured, "" while something is."""
+    at: float = 0.0
+    """Unix time."""
+    monotonic_s: float = 0.0
+    """The same by the clock that cannot be set, which all processes of a machine share."""
+    every_s: float = 0.0
+    """Seconds between readings."""
+    watts: Mapping[str, float] = field(default_factory=dict)
+    """By domain; one that is not known is not in it."""
+
+    def fresh_watts(self) -> Mapping[str, float]:
+        """The watts, while they are young enough; {} afterwards."""
+        return self.watts if 0 <= time.monotonic() - self.monotonic_s <= HOLDS_FOR * self.every_s else {}
+
+
+def read(text: str) -> Reading:
+    """What the text of a power.json says; what is wrong with it is its problem."""
+    try:
+        found = json.loads(text)
+        if found["format"] != FORMAT:
+            raise ValueError
+        at, monotonic_s, every_s = (float(found.get(name, 0)) for name in ("at", "monotonic_s", "every_s"))
+        watts = {name: float(found["watts"][name]) for name in DOMAINS if name in found.get("watts", {})}
+        if not all(0 <= each < math.inf for each in (at, monotonic_s, every_s, *watts.values())):
+            raise ValueError
+        return Reading(str(found.get("source", "")), str(found.get("problem", "")), at, monotonic_s, every_s, watts)
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
+        return Reading(problem=f"{POWER_FILE} cannot be read; a newer version may have written it")
+
+
+def shown_power(reading: Reading | None) -> Json | None:
+    """What /status says of it; None where nobody asked for it."""
+    if reading is None:
+        return None
+    watts, problem = reading.fresh_watts(), reading.problem
+    if not problem and not watts:
+        problem = f"the latest figures are older than {HOLDS_FOR * reading.every_s:g} s, or there is none"
+    return {"source": reading.source, "problem": problem, "at": reading.at, "watts": dict(watts)}
+
+
+class PowerFile:
+    """Keeps the latest reading, where one is asked for."""
+
+    def __init__(self, state: Path, enabled: bool) -> None:
+        self._path, self._enabled = state / POWER_FILE, enabled
+        self._edition: tuple[int, int] | None = None
+        self.reading = Reading(problem=NOTHING_YET) if enabled else None
+
+    def start(self) -> None:
+        """Begins to look, in a thread of its own."""
+        if self._enabled:
+            threading.Thread(target=self._run, name="power", daemon=True).start()
+
+    def look(self) -> None:
+        """Reads the file if it was replaced."""
+        try:
+            found = self._path.stat()
+            edition = found.st_ino, found.st_mtime_ns
+            if edition != self._edition:
+                self.reading = read(self._path.read_text("utf-8"))
+                self._edition = edition
+        except (OSError, UnicodeDecodeError):
+            self._edition, self.reading = None, Reading(problem=NOTHING_YET)
+
+    def _run(self) -> None:
+        while True:
+            self.look()
+            time.sleep(LOOK_EVERY_S)

@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""Lets one user measure the power of the chip: a file in /etc/sudoers.d that allows one command line of powermetrics.
+
+What is installed is rendered from the constants that the command itself is made of, and has passed `visudo -cf`
+before it gets there: a broken file in that directory would take sudo away from everybody.
+
+    python tools/powermetrics_sudo.py install|remove|print [--user USER] [--root DIRECTORY]
+
+`--root` is for a look at what would be there: nothing becomes root's, and sudo is not asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from metal_supervisor.boundary.power import FRAGMENT, sudoers
+
+UNDO, DO = "make uninstall-powermetrics-sudo", "make install-powermetrics-sudo"
+VISUDO_TIMEOUT_S = 20.0
+
+
+class Refused(Exception):
+    """It is not done; the message says why, and what to do."""
+
+
+def say(text: str) -> None:
+    print(f"powermetrics_sudo: {text}", flush=True)
+
+
+def user_of(named: str | None) -> str:
+    """Who is to be allowed: the one named, else who asked sudo for this, else who runs it. Raises Refused."""
+    user = named or os.environ.get("SUDO_USER") or getpass.getuser()
+    if user == "root" and not named:
+        raise Refused("root needs no permission; say which user runs metal_supervisor, with --user")
+    return user
+
+
+def check(text: str) -> None:
+    """Has visudo read it. Raises Refused."""
+    visudo = shutil.which("visudo", path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin"]))
+    if visudo is None:
+        raise Refused("there is no visudo here to check the file with; nothing was installed")
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "fragment"
+        file.write_text(text, "utf-8")
+        file.chmod(0o440)
+        try:
+            done = subprocess.run(
+                [visudo, "-cf", str(file)], capture_output=True, text=True, timeout=VISUDO_TIMEOUT_S,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise Refused(f"{visudo}: {error}; nothing was installed") from None
+    if done.returncode:
+        said = done.stderr.strip() or done.stdout.strip()
+        raise Refused(f"visudo refuses the file, so nothing was installed: {said}")
+
+
+def target(root: Path) -> Path:
+    return root / FRAGMENT.lstrip("/")
+
+
+def as_root(*command: str) -> None:
+    """Runs a command as root, who may ask for a password. Raises Refused."""
+    if sys.platform != "darwin":
+        raise Refused("powermetrics is on Macs only; --root shows elsewhere what would be installed")
+    words = [*([] if os.geteuid() == 0 else ["/usr/bin/sudo"]), *command]
+    if subprocess.run(words).returncode:
+        raise Refused(f"this failed: {shlex.join(words)}")
+
+
+def install(text: str, root: Path) -> Path:
+    """Puts the file in place; returns its path. Raises Refused."""
+    check(text)
+    path = target(root)
+    if root != Path("/"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_text(text, "utf-8")
+        path.chmod(0o440)
+        return path
+    with tempfile.TemporaryDirectory() as directory:  # nobody else can write there
+        file = Path(directory) / path.name
+        file.write_text(text, "utf-8")
+        as_root("/usr/bin/install", "-m", "0440", "-o", "root", "-g", "wheel", str(file), str(path))
+    return path
+
+
+def remove(root: Path) -> Path:
+    """Takes the file away, if it is there; returns its path. Raises Refused."""
+    path = target(root)
+    if root == Path("/"):
+        as_root("/bin/rm", "-f", str(path))
+    else:
+        path.unlink(missing_ok=True)
+    return path
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0: done, 1: refused, and why is said."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("command", choices=("install", "remove", "print"))
+    parser.add_argument("--user", help="who may run powermetrics; default: whoever runs this")
+    parser.add_argument("--root", type=Path, default=Path("/"), help="directory to take for / [/]")
+    asked = parser.parse_args(arguments)
+    try:
+        if asked.command == "remove":
+            say(f"removed {remove(asked.root)}; {DO} allows it again")
+            return 0
+        user = user_of(asked.user)
+        text = sudoers(user)
+        if asked.command == "print":
+            print(text, end="")
+            return 0
+        say(f"installed {install(text, asked.root)}, which says:")
+        print(text, end="")
+        say(f"{user} may now run this as root, and nothing else of it; to undo: {UNDO}")
+    except (Refused, ValueError) as error:
+        print(f"powermetrics_sudo: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
