@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import struct
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +113,38 @@ def found(around: Surroundings, *names: str, check_s: float = 5.0) -> dict[str, 
 
 def shown(findings: Sequence[Finding]) -> str:
     return "\n".join(f"{each.status} {each.text} | {each.fix}" for each in findings)
+
+
+@contextlib.contextmanager
+def web(answer: Callable[[str, bytes], tuple[int, bytes]], behind_s: float = 0.0) -> Iterator[str]:
+    """A server that answers (path, body) with (status, body); `behind_s`: how much later than ours its clock is."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        wbufsize = -1  # one packet for an answer
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+        def _reply(self) -> None:
+            sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            code, body = answer(self.path.partition("?")[0], sent)
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = _reply
+
+        def date_time_string(self, timestamp: Any = None) -> str:
+            return super().date_time_string(time.time() + behind_s)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import http.server
 import json
 import os
 import socket
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doctor_support import CHIP, FIREWALL, LOADED, X86_64, Programs, found, shown, surroundings
+from doctor_support import CHIP, FIREWALL, LOADED, X86_64, Programs, found, shown, surroundings, web
 from mac_memory import u32
 
 from metal_supervisor import cli, config, launch
@@ -237,23 +236,6 @@ def test_a_port_in_a_strangers_hands_is_a_failure(tmp_path: Path) -> None:
     assert told.status == "ok"
 
 
-def web(answer: Callable[[], tuple[int, bytes]]) -> http.server.ThreadingHTTPServer:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            code, body = answer()
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    return server
-
-
 @pytest.mark.parametrize(
     ("code", "body", "status", "word"),
     [(200, b'{"version":"0.30.1"}', "ok", "Ollama 0.30.1 of yours"), (200, b"{}", "fail", "is no Ollama"),
@@ -262,12 +244,9 @@ def web(answer: Callable[[], tuple[int, bytes]]) -> http.server.ThreadingHTTPSer
 def test_what_listens_where_ollama_would_is_asked(
     tmp_path: Path, code: int, body: bytes, status: str, word: str
 ) -> None:
-    server = web(lambda: (code, body))
-    with server:
-        url = f"http://127.0.0.1:{server.server_address[1]}"
+    with web(lambda _path, _body: (code, body)) as url:
         settings = {"runtimes": "llama-server,ollama", "ollama_url": url}
         (told,) = found(surroundings(tmp_path, settings=settings), "ollama")["ollama"]
-        server.shutdown()
     assert told.status == status and word in told.text
     (told,) = found(surroundings(tmp_path, settings=settings), "ollama")["ollama"]
     assert told.status == "ok" and "nobody listens" in told.text
