@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from metal_supervisor.boundary import builds, host
@@ -112,7 +113,7 @@ def _engines(around: Surroundings) -> Sequence[Finding]:
     def version(engine: Engine) -> Sequence[Finding]:
         return [judge_version(engine, around.run((str(engine.path), "--version"), ASK_S))]
 
-    told = together([lambda each=each: version(each) for each in here], ASK_S + 0.5)  # type: ignore[misc]
+    told = together([partial(version, each) for each in here], ASK_S + 0.5)
     return [*judge_missing(missing, [each.runtime for each in here], demanded), *told]
 
 

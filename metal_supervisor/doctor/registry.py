@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from metal_supervisor.doctor import cluster, engines, launchd, login, machine, rights, software, store
 from metal_supervisor.doctor.findings import Check, Finding, ok
@@ -26,7 +27,7 @@ def examine(around: Surroundings, checks: Sequence[Check] = CHECKS, check_s: flo
     found: dict[str, list[Finding]] = {}
     for later in (False, True):
         these = [each for each in asked if each.needs_api is later]
-        questions = [lambda each=each: each.ask(around) for each in these]
+        questions = [partial(each.ask, around) for each in these]
         for check, findings in zip(these, each_of(questions, check_s), strict=True):
             found[check.name] = [replace(finding, check=check.name) for finding in findings]
     told = [finding for each in asked for finding in found[each.name]]

@@ -126,7 +126,7 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
      ("no launchd job", "LaunchDaemon")),
     ("launchd", "warn", launchd.judge_jobs([("system", None), ("gui/501", JOB)], 30), ("agent of a login session",)),
     ("launchd", "warn", launchd.judge_job("system", replace(JOB, exit_timeout_s=5), 30), ("killed 5 s", "ExitTimeOut")),
-    ("launchd", "fail", launchd.judge_job("system", replace(JOB, state="spawn scheduled", last_exit="78: EX_CONFIG"), 9),
+    ("launchd", "fail", launchd.judge_job("system", replace(JOB, state="x", last_exit="78: EX_CONFIG"), 9),
      ("78: EX_CONFIG", "directory of its log")),
     ("launchd", "fail", launchd.judge_job("system", replace(JOB, state="spawn scheduled", last_exit="1"), 30),
      ("spawn scheduled", "last exit 1")),

@@ -1,0 +1,417 @@
+"""The doctor asks a Mac (recorded), real files, sockets and processes, and nothing that it meets stops it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doctor_support import CHIP, FIREWALL, LOADED, X86_64, Programs, found, shown, surroundings, web
+from mac_memory import u32
+
+from metal_supervisor import cli, config, launch
+from metal_supervisor.boundary.commands import TIMED_OUT, Done
+from metal_supervisor.config import Overrides, Settings
+from metal_supervisor.core.types import Record, Standing, Verdict
+from metal_supervisor.doctor import command, macho
+from metal_supervisor.doctor.findings import Check, Finding, ok
+from metal_supervisor.doctor.registry import CHECKS, examine
+from metal_supervisor.doctor.surroundings import Surroundings
+from tests.system import eventually, free_ports
+
+GUI = f"/bin/launchctl print gui/{os.getuid()}"
+JOB = "/bin/launchctl print system/dev.metal-supervisor"
+
+
+def test_a_mac_on_which_all_is_well_only_has_to_be_started(tmp_path: Path) -> None:
+    told = found(surroundings(tmp_path))
+    assert "platform" not in told
+    assert {name for name, each in told.items() if any(one.status == "fail" for one in each)} == set()
+    warned = {name for name, each in told.items() if any(one.status == "warn" for one in each)}
+    assert warned == {"supervisord", "metal", "api", "rights", "kinds"}, "nothing runs, and so nobody tells"
+    assert "MTL0: Apple M4 Max" in shown(told["metal"]) and "controller has not told" in shown(told["metal"])
+    assert "system/dev.metal-supervisor runs, pid 123, interactive (4)" in shown(told["launchd"])
+    assert sorted(os.listdir(tmp_path / "state")) == ["models"], "asking writes nothing"
+
+
+@pytest.mark.parametrize(
+    ("check", "said", "status", "word"),
+    [
+        ("launchd", {JOB: Done(113, "", "not found")}, "warn", "no launchd job"),
+        ("launchd", {JOB: Done(0, LOADED.replace("interactive (4)", "daemon (3)"), "")}, "fail", "efficiency cores"),
+        ("launchd", {JOB: Done(0, LOADED.replace("timeout = 120", "timeout = 5"), "")}, "warn", "killed 5 s after"),
+        ("launchd", {JOB: Done(0, LOADED.replace("state = running", "state = spawn scheduled").replace(
+            "(never exited)", "78: EX_CONFIG"), "")}, "fail", "78: EX_CONFIG"),
+        ("launchd", {JOB: Done(113, "", ""), f"{GUI}/dev.metal-supervisor": Done(0, LOADED, "")}, "warn", "agent of a"),
+        ("launchd", {f"{GUI}/dev.metal-supervisor": Done(0, LOADED, "")}, "fail", "loaded twice"),
+        ("other agent", {f"{GUI}/com.llmkube.metal-agent": Done(0, LOADED, "")}, "fail", "bootout gui/"),
+        ("sleep", {"/usr/bin/pmset -g custom": Done(0, "AC Power:\n sleep  10\n", "")}, "warn", "10 min on AC Power"),
+        ("sleep", {"/usr/bin/pmset -g custom": Done(TIMED_OUT, "", "slow")}, "warn", "could not be asked"),
+        ("battery", {"/usr/bin/pmset -g batt": Done(0, "Now drawing from 'AC Power'\n -InternalBattery-0\n", "")},
+         "warn", "lid"),
+        ("battery", {"/usr/bin/pmset -g batt": Done(1, "", "broken")}, "warn", "broken"),
+        ("filevault", {"/usr/bin/fdesetup status": Done(0, "FileVault is On.\n", "")}, "warn", "unlocks the disk"),
+        ("backups", {"/usr/bin/tmutil isexcluded": Done(0, "[Included]    x\n", "")}, "warn", "addexclusion"),
+        ("binaries", {"/usr/bin/xattr -p": Done(0, "0083;5f000000;Safari;\n", "")}, "fail", "quarantined"),
+    ],
+)  # fmt: skip
+def test_what_a_mac_says_is_asked_of_the_right_program(
+    tmp_path: Path, check: str, said: dict[str, Done], status: str, word: str
+) -> None:
+    told = found(surroundings(tmp_path, said), check)[check]
+    assert status in {each.status for each in told} and word in shown(told)
+
+
+def test_the_firewall_is_asked_only_where_others_connect(tmp_path: Path) -> None:
+    engine = (tmp_path / "bin" / "llama-server").resolve()
+    on = {f"{FIREWALL} --getglobalstate": Done(0, "Firewall is enabled. (State = 1)\n", "")}
+    listed = Done(0, f"Total number of apps = 1\n1 : {engine}\n             (Block incoming connections)\n", "")
+    blocked = {**on, f"{FIREWALL} --listapps": listed}
+    assert found(surroundings(tmp_path, blocked), "firewall")["firewall"][0].status == "ok"
+    open_to_all = {"settings": {"bind": "0.0.0.0"}}
+    (told,) = found(surroundings(tmp_path, blocked, **open_to_all), "firewall")["firewall"]
+    assert told.status == "fail" and str(engine) in told.fix
+    (told,) = found(surroundings(tmp_path, on, **open_to_all), "firewall")["firewall"]
+    assert told.status == "warn"
+
+
+@pytest.mark.parametrize(
+    ("check", "more", "status", "word"),
+    [
+        ("chip", {"sysctls": {**CHIP, "sysctl.proc_translated": u32(1)}}, "fail", "Rosetta"),
+        ("chip", {"sysctls": {}}, "fail", "unknown chip"),
+        ("memory", {"sysctls": {**CHIP, "iogpu.wired_limit_mb": u32(98304)}}, "ok", "wired limit 98304 MiB"),
+        ("files", {"open_files": lambda: (256, 1024)}, "fail", "1024"),
+        ("disk", {"free_bytes": lambda _: 1 << 30}, "warn", "no model can be fetched"),
+    ],
+)  # fmt: skip
+def test_what_the_machine_says_is_judged(
+    tmp_path: Path, check: str, more: dict[str, Any], status: str, word: str
+) -> None:
+    (told,) = found(surroundings(tmp_path, **more), check)[check]
+    assert told.status == status and word in told.text
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES])
+def test_a_store_that_macos_hides_is_told_from_one_of_somebody_else(tmp_path: Path, number: int) -> None:
+    def refuse(_: Path) -> list[str]:
+        raise PermissionError(number, os.strerror(number))
+
+    (told,) = found(surroundings(tmp_path, list_directory=refuse), "store")["store"]
+    assert told.status == "fail" and ("Full Disk Access" in told.fix) == (number == errno.EPERM)
+
+
+def test_an_engine_for_another_processor_is_found_through_links(tmp_path: Path) -> None:
+    around = surroundings(tmp_path)
+    cellar = tmp_path / "Cellar"
+    cellar.write_bytes(X86_64)
+    cellar.chmod(0o755)
+    engine = Path(around.settings.llama_server)
+    engine.unlink()
+    engine.symlink_to(cellar)
+    (told,) = found(around, "binaries")["binaries"]
+    assert told.status == "fail" and str(cellar) in told.text and "x86_64" in told.text
+    assert isinstance(around.run, Programs)
+    assert {line.split()[-1] for line in around.run.asked} == {str(engine), str(cellar)}, "both for a quarantine"
+
+
+def universal(*processors: int, wide: bool = False) -> bytes:
+    one = ">IIQQII" if wide else ">IIIII"
+    rows = [struct.pack(one, each, 0, 4096, 64, 14, *([0] if wide else [])) for each in processors]
+    return struct.pack(">II", macho.FAT_64 if wide else macho.FAT, len(processors)) + b"".join(rows)
+
+
+@pytest.mark.parametrize(
+    ("head", "wanted"),
+    [
+        (struct.pack("<II", macho.THIN_64, 0x0100000C), ("arm64",)),
+        (universal(0x01000007, 0x0100000C), ("x86_64", "arm64")),
+        (universal(0x01000007, 0x0100000C, wide=True), ("x86_64", "arm64")),
+        (universal(0x01000007, 0x0100000C)[:32], ("x86_64", "arm64")),
+        (universal(0x01000007, 0x0100000C)[:20], ("x86_64",)),
+        (struct.pack("<II", macho.THIN_32, 7), ("i386",)),
+        (struct.pack("<II", macho.THIN_64, 18), ("processor 0x12",)),
+        (bytes.fromhex("cafebabe 00000041"), ()),  # a Java class
+        (b"\x7fELF\x02\x01\x01\x00", ()), (b"#!/bin/sh\n", ()), (b"", ()), (b"\xcf\xfa\xed", ()),
+    ],
+)  # fmt: skip
+def test_a_header_tells_the_processors(head: bytes, wanted: tuple[str, ...]) -> None:
+    assert macho.processors(head) == wanted
+
+
+def test_the_header_of_a_real_program_of_this_machine_is_read() -> None:
+    head = Path(sys.executable).resolve().read_bytes()[: macho.HEAD_BYTES]
+    assert bool(macho.processors(head)) == (sys.platform == "darwin")
+
+
+def test_engines_that_are_missing_matter_where_somebody_wants_them(tmp_path: Path) -> None:
+    gone = {"llama_server": str(tmp_path / "none"), "runtimes": ""}
+    some = {"runtimes": "", "omlx": str(tmp_path / "none")}
+    assert shown(found(surroundings(tmp_path, settings=some), "engines")["engines"]).startswith("ok llama-server")
+    named = {"runtimes": "llama-server,omlx", "omlx": "/none"}
+    told = found(surroundings(tmp_path, settings=named), "engines")["engines"]
+    assert [each.status for each in told] == ["fail", "ok"] and "--omlx is '/none'" in told[0].text
+    around = surroundings(tmp_path, settings=gone)
+    around.directory.create()
+    record = Record("default", "tiny", "u", 1, "default.tiny", "m", "llama-server", 1, "chat", "normal",
+                    Verdict(Standing.RUN, "", "", 0.0), None, spec_file="default.tiny.0123456789ab.json")  # fmt: skip
+    around.directory.write_record(record)
+    assert "llama-server is wanted by default/tiny" in shown(found(around, "engines")["engines"])
+
+
+def test_what_only_this_shell_finds_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    around = surroundings(tmp_path, settings={"llama_server": ""})
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    (told,) = found(around, "path")["path"]
+    assert told.status == "warn" and "set --llama-server" in told.fix
+    assert found(surroundings(tmp_path), "path")["path"][0].status == "ok"
+
+
+# ── sockets and processes ────────────────────────────────────────────────────────────────────────
+
+
+def test_a_socket_that_nobody_listens_on_is_left_of_one_that_was_killed(tmp_path: Path) -> None:
+    around = surroundings(tmp_path)
+    path = around.directory.socket
+    if around.directory.link is not None:
+        around.directory.refresh_link()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(path)
+    Path(path).chmod(0o755)
+    try:
+        told = found(around, "socket", "supervisord")
+        assert told["socket"][0].status == "fail" and "mode 755" in told["socket"][0].text
+        assert told["supervisord"][0].status == "fail" and "refused" in told["supervisord"][0].text
+        Path(path).chmod(0o700)
+        assert found(around, "socket")["socket"][0].status == "ok"
+    finally:
+        around.directory.remove_link()
+
+
+def test_a_state_directory_that_others_can_read_is_a_failure(tmp_path: Path) -> None:
+    around = surroundings(tmp_path)
+    assert found(around, "state")["state"][0].status == "ok"
+    around.settings.state_path.chmod(0o755)
+    assert "mode 755" in found(around, "state")["state"][0].text
+    other = replace(around, uid=os.getuid() + 1)
+    assert "as the user" in found(other, "state")["state"][0].fix
+
+
+def test_an_engine_that_outlived_its_supervisord_is_found(tmp_path: Path) -> None:
+    around = surroundings(tmp_path)
+    around.directory.create()
+    assert found(around, "orphans")["orphans"][0].status == "ok"
+    spec = f"{around.directory.specs_of('default.tiny')}.0123456789ab.json"
+    left = subprocess.Popen(["sleep", "60"], env={**os.environ, launch.MARK: spec}, start_new_session=True)
+    try:
+        # A program that has just begun shows no environment for a moment.
+        eventually(lambda: f"pid {left.pid}" in shown(found(around, "orphans")["orphans"]), what="it to be found")
+        note = {"format": 1, **launch.UNHELD, "spec": Path(spec).name, "pid": left.pid, "launcher_pid": left.pid,
+                "started": launch.start_time(left.pid), "refused": "", "refused_message": ""}  # fmt: skip
+        launch.write_note(str(around.directory.note_path("default.tiny")), note)
+        assert f"default.tiny (pid {left.pid})" in shown(found(around, "orphans")["orphans"])
+    finally:
+        left.kill()
+        left.wait()
+        around.directory.remove_link()
+    assert found(around, "orphans")["orphans"][0].status == "ok"
+
+
+def test_a_port_in_a_strangers_hands_is_a_failure(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        (told,) = found(surroundings(tmp_path, settings={"port": port}), "ports")["ports"]
+    assert told.status == "fail" and f"{port} of the sidecar is held by" in told.text
+    (told,) = found(surroundings(tmp_path, settings={"port": free_ports(1)[0]}), "ports")["ports"]
+    assert told.status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "status", "word"),
+    [(200, b'{"version":"0.30.1"}', "ok", "Ollama 0.30.1 of yours"), (200, b"{}", "fail", "is no Ollama"),
+     (404, b"no", "fail", "answered 404")],
+)  # fmt: skip
+def test_what_listens_where_ollama_would_is_asked(
+    tmp_path: Path, code: int, body: bytes, status: str, word: str
+) -> None:
+    with web(lambda _path, _body: (code, body)) as url:
+        settings = {"runtimes": "llama-server,ollama", "ollama_url": url}
+        (told,) = found(surroundings(tmp_path, settings=settings), "ollama")["ollama"]
+    assert told.status == status and word in told.text
+    (told,) = found(surroundings(tmp_path, settings=settings), "ollama")["ollama"]
+    assert told.status == "ok" and "nobody listens" in told.text
+
+
+# ── what goes wrong while asking ─────────────────────────────────────────────────────────────────
+
+
+def check(name: str, ask: Callable[[Surroundings], list[Finding]], **more: Any) -> Check:
+    return Check(name, "", "", "", ask, **more)
+
+
+def test_a_check_that_fails_or_hangs_is_a_warning_and_stops_no_other(tmp_path: Path) -> None:
+    for_ever, secret = threading.Event(), "Bearer abc123def456"
+
+    def hang(_: Surroundings) -> list[Finding]:
+        for_ever.wait()
+        return []
+
+    def broken(_: Surroundings) -> list[Finding]:
+        raise LookupError(f"no such thing, {secret}")
+
+    checks = [check("hangs", hang), check("broken", broken), check("fine", lambda _: [ok("well")]),
+              check("later", lambda _: [ok("well")], needs_api=True)]  # fmt: skip
+    try:
+        told = {each.check: each for each in examine(surroundings(tmp_path), checks, check_s=0.3)}
+    finally:
+        for_ever.set()
+    assert told["hangs"].status == "warn" and told["hangs"].text == "could not be asked: no answer within 0.3 s"
+    assert told["broken"].status == "warn" and "LookupError: no such thing" in told["broken"].text
+    assert "abc123" not in told["broken"].text
+    assert (told["fine"].status, told["later"].status) == ("ok", "ok")
+    assert list(told) == ["hangs", "broken", "fine", "later"], "in the order of the checks"
+
+
+def test_off_a_mac_its_checks_are_left_out_and_one_line_says_so(tmp_path: Path) -> None:
+    around = surroundings(tmp_path, on_mac=False, mac=None)
+    told = found(around)
+    left_out = {each.name for each in CHECKS if each.mac}
+    assert not left_out & told.keys()
+    (said,) = told["platform"]
+    assert said.status == "ok" and all(name in said.text for name in left_out)
+    assert isinstance(around.run, Programs)
+    assert all("llama-server" in each for each in around.run.asked)
+
+
+# ── the command ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Has the command find this Mac; keyword arguments as `surroundings` takes them."""
+
+    def put(**more: Any) -> None:
+        def made(settings: Settings, **said: Any) -> Surroundings:
+            return replace(surroundings(tmp_path, **more), settings=settings, **said)
+
+        monkeypatch.setattr(command, "Surroundings", made)
+
+    return put
+
+
+def run(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:
+    code = cli.main(["doctor", *flags])
+    return code, *capsys.readouterr()
+
+
+def flags(tmp_path: Path) -> list[str]:
+    return ["--state-dir", str(tmp_path / "state"), "--llama-server", str(tmp_path / "bin" / "llama-server"),
+            "--port", str(free_ports(1)[0]), "--runtimes", "llama-server"]  # fmt: skip
+
+
+def test_the_exit_code_tells_and_every_fix_is_below_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], machine: Callable[..., None]
+) -> None:
+    machine()
+    code, out, _ = run(capsys, *flags(tmp_path))
+    lines = out.splitlines()
+    assert code == 0 and "fail" not in lines[-1] and "warn" in lines[-1] and "\x1b" not in out
+    for at, line in enumerate(lines[:-1]):
+        if line.startswith("warn"):
+            assert lines[at + 1].lstrip().startswith("→ ")
+    machine(open_files=lambda: (1, 1))
+    code, out, _ = run(capsys, *flags(tmp_path))
+    assert code == 1 and "1 fail" in out.splitlines()[-1]
+
+
+def test_json_has_the_same_findings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], machine: Callable[..., None]
+) -> None:
+    machine(open_files=lambda: (1, 1))
+    code, out, _ = run(capsys, "--json", *flags(tmp_path))
+    said = json.loads(out)
+    assert code == 1 and said["ok"] is False and said["summary"].endswith(" ok")
+    assert [each["status"] for each in said["findings"] if each["check"] == "files"] == ["fail"]
+    assert all(set(each) == {"check", "status", "text", "fix"} for each in said["findings"])
+
+
+def test_nothing_foreign_acts_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], machine: Callable[..., None]
+) -> None:
+    evil = "\x1b[2J\x07\u202eX\nok    fake  all is well"
+    machine(programs={"/usr/bin/fdesetup status": Done(0, evil, "")})
+    out = run(capsys, *flags(tmp_path))[1]
+    assert "\x1b" not in out and "\u202e" not in out and "\nok    fake" not in out
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("prot = 1\n", "did you mean 'port'?"), ("port = \n", "not valid TOML"), ("port = 0\n", "between")],
+)
+def test_a_broken_settings_file_is_a_finding_and_the_rest_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], machine: Callable[..., None], text: str, word: str
+) -> None:
+    machine()
+    broken = tmp_path / "m.toml"
+    broken.write_text(text)
+    code, out, _ = run(capsys, "--config", str(broken), *flags(tmp_path))
+    line = next(each for each in out.splitlines() if each.startswith("fail"))
+    assert code == 1 and line.startswith("fail  settings") and word in line and str(broken) in line
+    assert "\nok    memory" in out
+
+
+def parsed(*flags: str) -> Any:
+    return cli.parser().parse_args(["doctor", *flags])
+
+
+def test_the_settings_are_those_of_the_system_that_runs(tmp_path: Path) -> None:
+    state, file = tmp_path / "state", tmp_path / "m.toml"
+    state.mkdir()
+    file.write_text("lease_duration = 7\n")
+    config.save_overrides(state, Overrides(str(file), {"namespace": "llm", "state_dir": str(state)}))
+    settings, said, problem = command.settings_of(parsed("--state-dir", str(state), "--port", "9191"), {})
+    assert (settings.namespace, settings.lease_duration, settings.port) == ("llm", 7.0, 9191)
+    assert (said, problem) == (str(file), "")
+    assert config.load_good(state)[0].namespace == "llm"  # which notes the last good ones
+    file.write_text("lease_duration = 1e9\n")
+    settings, said, problem = command.settings_of(parsed("--state-dir", str(state)), {})
+    assert (settings.namespace, settings.lease_duration, said) == ("llm", 7.0, str(file))
+    assert "lease_duration" in problem
+
+
+def test_a_settings_file_may_say_where_the_system_is_and_one_is_tried_out_beside_it(tmp_path: Path) -> None:
+    state, file = tmp_path / "state", tmp_path / "m.toml"
+    state.mkdir()
+    config.save_overrides(state, Overrides("", {"namespace": "llm", "state_dir": str(state)}))
+    file.write_text(f'state_dir = "{state}"\n')
+    assert command.settings_of(parsed("--config", str(file)), {})[0].namespace == "llm"
+    file.write_text("prot = 1\n")
+    settings, _, problem = command.settings_of(parsed("--config", str(file), "--state-dir", str(state)), {})
+    assert settings.namespace == "llm" and "'port'" in problem
+    assert not (state / config.GOOD_FILE).exists(), "nothing is written"
+
+
+def test_a_wrong_variable_is_a_finding_and_a_wrong_flag_is_not_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings, _, problem = command.settings_of(parsed("--state-dir", str(tmp_path)), {"METAL_SUPERVISOR_PROT": "1"})
+    assert "METAL_SUPERVISOR_PORT" in problem and settings.state_path == tmp_path.resolve()
+    assert cli.main(["doctor", "--port", "many"]) == cli.BAD_CONFIG
+    assert "--port" in capsys.readouterr().err
+
+
+def test_a_state_directory_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = tmp_path / "none"
+    cli.main(["doctor", "--state-dir", str(state), "--port", str(free_ports(1)[0])])
+    assert "is made at the first start" in capsys.readouterr().out
+    assert not state.exists()
