@@ -177,7 +177,8 @@ def table_of(supervisord: Supervisord) -> Mapping[str, ProgramState] | None:
 
 def judge_programs(table: Mapping[str, ProgramState], embedded: bool, logs: Path) -> Finding:
     """Whether our own programs are there and run."""
-    wanted = [each for each in OWN_PROGRAMS if embedded or each != "apiserver"]
+    needed = {"controller", "sidecar", *(["apiserver"] if embedded else [])}
+    wanted = [each for each in OWN_PROGRAMS if each in needed or each in table]
     good = State.RUNNING, State.STARTING
     wrong = [
         f"{name} {table[name].state.value if name in table else 'is missing'}"
