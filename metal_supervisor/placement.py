@@ -53,7 +53,7 @@ class Placement:
         self._settings, self._state, self._node = settings, state, node
         self.on = settings.uses_claims
         scope = f"/namespaces/{settings.namespace}" if settings.namespace else ""
-        self._claimer = Claimer(kube, node, wake)
+        self._claimer = Claimer(kube, node, wake, settings.host_ip)
         # The passes between the first and the last answer to a batch of claims would each place a few.
         self._leases = Reflector(
             kube, f"/apis/coordination.k8s.io/v1{scope}/leases",

@@ -38,9 +38,10 @@ def _is_newer(version: str, than: str) -> bool:
 class Claimer(threading.Thread):
     """Asks for slots on behalf of the controller."""
 
-    def __init__(self, kube: Kube, node: str, on_done: Callable[[], None]) -> None:
+    def __init__(self, kube: Kube, node: str, on_done: Callable[[], None], told: str = "") -> None:
+        """`told`: the address that this Mac is to be reached at, if somebody said it."""
         super().__init__(name="claimer", daemon=True)
-        self._kube, self._node, self._on_done = kube, node, on_done
+        self._kube, self._node, self._on_done, self._told = kube, node, on_done, told
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._moves: Sequence[Move] = ()
@@ -167,7 +168,7 @@ class Claimer(threading.Thread):
         labels = found["metadata"].get("labels") or {}
         theirs = labels.get("llmkube.ai/managed-by") == "metal-agent" and claims.NODE not in labels
         now = time.time() + self._kube.clock_offset_s
-        if not (theirs and manifests.fresh_elsewhere(found, now, host.own_addresses())):
+        if not (theirs and manifests.fresh_elsewhere(found, now, host.own_addresses(self._told))):
             self.foreign.pop(key, None)
             return False
         addresses = [address for each in found.get("endpoints") or [] for address in each.get("addresses") or []]

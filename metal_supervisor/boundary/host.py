@@ -145,9 +145,9 @@ def interfaces() -> tuple[Interface, ...]:
     )
 
 
-def own_addresses() -> frozenset[str]:
-    """Every IP address of this machine."""
-    return frozenset(each.address for each in interfaces())
+def own_addresses(told: str = "") -> frozenset[str]:
+    """Every IP address of this machine, and the one that others are told, which may be a router's."""
+    return frozenset({each.address for each in interfaces()} | ({told} if told else set()))
 
 
 def route_to(host: str, port: int) -> str | None:

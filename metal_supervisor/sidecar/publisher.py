@@ -183,17 +183,18 @@ class Publisher:
         self._kube.apply(_slice_path(want.record.namespace, name), body, self._manager, force=True)
         done.slice, done.slice_name = body, name
         if self._beside_others and not done.legacy_gone:
-            self._reap_legacy(want.record.namespace, endpoint.service)
+            self._reap_legacy(want.record.namespace, endpoint.service, want.address)
             done.legacy_gone = True
         if due:
             done.heartbeat_at, done.heartbeat = now, heartbeat
 
-    def _reap_legacy(self, namespace: str, service: str) -> None:
+    def _reap_legacy(self, namespace: str, service: str, told: str) -> None:
         """Removes what LLMKube's agent left under this name: mirrored or not, it would keep a dead address alive."""
         for path in (f"/api/v1/namespaces/{namespace}/endpoints/{service}", _slice_path(namespace, service)):
             try:
                 found = self._kube.request("GET", path)
-                if manifests.left_by_agent(found, time.time() + self._kube.clock_offset_s, host.own_addresses()):
+                now = time.time() + self._kube.clock_offset_s
+                if manifests.left_by_agent(found, now, host.own_addresses(told)):
                     uid = found["metadata"]["uid"]
                     self._kube.request("DELETE", path, None, {"preconditions": {"uid": uid}})
                     log.info("removed what another agent left", extra={"object": path})

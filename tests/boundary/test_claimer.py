@@ -43,9 +43,9 @@ def uid(kube: Kube) -> str:
 class Asked:
     """A Claimer, and the moment it has done what it was given."""
 
-    def __init__(self, kube: Kube, node: str) -> None:
+    def __init__(self, kube: Kube, node: str, told: str = "") -> None:
         self._done = threading.Event()
-        self.claimer = Claimer(kube, node, self._done.set)
+        self.claimer = Claimer(kube, node, self._done.set, told)
         self.claimer.start()
 
     def do(self, *moves: Move) -> None:
@@ -142,11 +142,12 @@ def test_another_agent_that_lives_keeps_its_service(kube: Kube, uid: str) -> Non
         }, "agent", force=True)  # fmt: skip
 
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    for beat, address, theirs in (
-        (now, "192.0.2.7", True), ("2026-01-01T00:00:00Z", "192.0.2.7", False), ("rubbish", "192.0.2.7", False),
+    for beat, told, theirs in (
+        (now, "", True), ("2026-01-01T00:00:00Z", "", False), ("rubbish", "", False),
+        (now, "192.0.2.7", False),  # our own, though no interface has it: a router's, told by --host-ip
     ):
-        slice_of_agent(beat, address)
-        mac = Asked(kube, "mac-a")
+        slice_of_agent(beat, "192.0.2.7")
+        mac = Asked(kube, "mac-a", told)
         mac.do(Move(Do.CLAIM, SLOT, uid))
         assert (SLOT in claims(kube)) is not theirs, beat
         assert bool(mac.claimer.foreign) is theirs
