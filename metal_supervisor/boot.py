@@ -32,6 +32,8 @@ from metal_supervisor.config import Overrides, Settings, conf_dir, save_override
 from metal_supervisor.core import programs
 
 OWN_PROGRAMS = ("apiserver", "controller", "sidecar", "sleepwatch")
+OPTIONAL_PROGRAMS = ("caffeinate",)
+"""Not ours, and not always there; an upgrade takes over what is said of them, and otherwise leaves them alone."""
 TERM_WAIT_S, KILL_WAIT_S = 5.0, 2.0
 SIDECAR_STOP_S = 10
 Say = Callable[[str], None]
@@ -114,9 +116,12 @@ def link_current(directory: StateDir) -> None:
         path = Path(str(program.__file__)).absolute()
         _replace_link(current / path.name, str(path))
     for name, module in (("metal-supervisor", "metal_supervisor"), ("attendant", "metal_supervisor.attendant")):
-        script = f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -m {module} \"$@\"\n"
-        write_atomic(current / name, script)
-        (current / name).chmod(0o700)
+        _write_script(current / name, f'exec {shlex.quote(sys.executable)} -I -m {module} "$@"')
+
+
+def _write_script(path: Path, line: str) -> None:
+    write_atomic(path, f"#!/bin/sh\n{line}\n")
+    path.chmod(0o700)
 
 
 def _parts(settings: Settings) -> Iterator[str]:
@@ -126,6 +131,14 @@ def _parts(settings: Settings) -> Iterator[str]:
         yield "apiserver.conf"
     elif sys.platform == "darwin":
         yield "sleepwatch.conf"
+    if _keeps_awake(settings):
+        yield "caffeinate.conf"
+
+
+def _keeps_awake(settings: Settings) -> bool:
+    """Whether the program that keeps a Mac awake is there."""
+    path = Path(settings.caffeinate).expanduser()
+    return bool(settings.caffeinate) and path.is_file() and os.access(path, os.X_OK)
 
 
 def write_conf(directory: StateDir, settings: Settings) -> None:
@@ -134,6 +147,10 @@ def write_conf(directory: StateDir, settings: Settings) -> None:
     text = text.replace("@HOME@", directory.home).replace("@SOCKET@", directory.socket)
     text = text.replace("@STOP_WAIT@", str(int(settings.stop_timeout) + SIDECAR_STOP_S))
     write_atomic(directory.path / "supervisord.conf", text)
+    if _keeps_awake(settings):
+        # No -d: a display that is kept on costs the GPU. supervisord is the parent, and it is not to outlive that.
+        program = shlex.quote(str(Path(settings.caffeinate).expanduser()))
+        _write_script(directory.path / "current" / "awake", f"exec {program} -i -s -w $PPID")
 
 
 def embedded_access(directory: StateDir) -> tuple[int, str]:
