@@ -33,6 +33,8 @@ from metal_supervisor.config import Overrides, Settings, conf_dir, save_override
 from metal_supervisor.core import programs
 
 OWN_PROGRAMS = ("apiserver", "controller", "power", "sidecar", "sleepwatch")
+OPTIONAL_PROGRAMS = ("caffeinate",)
+"""Not ours, and not always there; an upgrade takes over what is said of them, and otherwise leaves them alone."""
 TERM_WAIT_S, KILL_WAIT_S = 5.0, 2.0
 SIDECAR_STOP_S = 10
 HANDOVER_FILE, HANDOVER_S = "handover", 60.0
@@ -156,8 +158,12 @@ def link_current(directory: StateDir) -> None:
     scripts = {name: f"exec {python} -I -m {module} \"$@\"\n" for name, module in SCRIPTS.items()}
     scripts["supervisorctl"] = CTL.format(python=python, conf=shlex.quote(f"{directory.home}/supervisord.conf"))
     for name, text in scripts.items():
-        write_atomic(current / name, f"#!/bin/sh\n{text}")
-        (current / name).chmod(0o700)
+        _write_script(current / name, text)
+
+
+def _write_script(path: Path, text: str) -> None:
+    write_atomic(path, f"#!/bin/sh\n{text}")
+    path.chmod(0o700)
 
 
 def _parts(settings: Settings) -> Iterator[str]:
@@ -169,6 +175,14 @@ def _parts(settings: Settings) -> Iterator[str]:
         yield "sleepwatch.conf"
     if settings.apple_power_enabled:
         yield "power.conf"
+    if _keeps_awake(settings):
+        yield "caffeinate.conf"
+
+
+def _keeps_awake(settings: Settings) -> bool:
+    """Whether the program that keeps a Mac awake is there."""
+    path = Path(settings.caffeinate).expanduser()
+    return bool(settings.caffeinate) and path.is_file() and os.access(path, os.X_OK)
 
 
 def write_conf(directory: StateDir, settings: Settings) -> None:
@@ -177,6 +191,10 @@ def write_conf(directory: StateDir, settings: Settings) -> None:
     text = text.replace("@HOME@", directory.home).replace("@SOCKET@", directory.socket)
     text = text.replace("@STOP_WAIT@", str(int(settings.stop_timeout) + SIDECAR_STOP_S))
     write_atomic(directory.path / "supervisord.conf", text)
+    if _keeps_awake(settings):
+        # No -d: a display that is kept on costs the GPU. supervisord is the parent, and it is not to outlive that.
+        program = shlex.quote(str(Path(settings.caffeinate).expanduser()))
+        _write_script(directory.path / "current" / "awake", f"exec {program} -i -s -w $PPID\n")
 
 
 def embedded_access(directory: StateDir) -> tuple[int, str]:

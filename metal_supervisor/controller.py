@@ -17,6 +17,7 @@ from typing import Any
 
 from metal_supervisor import placement
 from metal_supervisor.applier import Applier
+from metal_supervisor.awake import Awake, in_use
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.backups import is_temporary
 from metal_supervisor.boundary.builds import Builds
@@ -133,6 +134,7 @@ class Controller:
         headers, builds = Headers(self.wake), Builds(settings, self.wake)
         self.metal = Metal(metal or question_of(settings), self.wake)
         self.lookout = Lookout(settings, directory, self.store, headers, builds, self.wake, self.metal)
+        self.awake = Awake(supervisord)
         self.memory = Memory(settings, directory, self.wake)
         self._seen: tuple[object, object] = (None, None)
         self._unkept = ""
@@ -190,6 +192,7 @@ class Controller:
         done = [step for step in steps if self._tried(step, snapshot)]
         self._settle(snapshot, steps)
         self.applier.sweep(snapshot.table, snapshot.notes)
+        self.awake.look(in_use(self.records.values(), snapshot.table), snapshot.table)
         self._publish(snapshot, done)
         self.exits.watch_only(self._pids(snapshot))
         if done or self.applier.lacks:

@@ -48,7 +48,7 @@ def _take_over(supervisord: Supervisord, say: Callable[[str], None]) -> None:
     except BrokenFile as error:  # the controller puts such a file aside, and the next upgrade goes on
         say(f"programs that are new in this release have to wait: {error}")
         return
-    ours = frozenset(boot.OWN_PROGRAMS)
+    ours = frozenset((*boot.OWN_PROGRAMS, *boot.OPTIONAL_PROGRAMS))
     for program in sorted((diff.removed | diff.changed) & ours):
         supervisord.stop(program)
         _ended(supervisord, program)

@@ -467,6 +467,7 @@ class Brain(Controller):
         self._placed: Any = SimpleNamespace(again_in_s=None)
         self._serving = {}
         self.exits: Any = SimpleNamespace(watch_only=lambda _: None)
+        self.awake: Any = SimpleNamespace(look=lambda *_: None)
 
     def _snapshot(self) -> Snapshot:
         now, table = self.mac.clock.time(), self.supervisord.table()
