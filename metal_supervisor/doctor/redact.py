@@ -6,7 +6,9 @@ is read by strangers, and a missing word costs less than a token.
 
 from __future__ import annotations
 
+import json
 import re
+import urllib.parse
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -23,6 +25,7 @@ PLAIN = frozenset({
 _TELLING = re.compile(r"(?i)(token|secret|passw(or)?d|authorization|api[-_]?key|credential|private[-_]?key)$")
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"-----BEGIN [A-Z ]+-----.*?(-----END [A-Z ]+-----|\Z)", re.DOTALL), HIDDEN),
+    (re.compile(r"\A[A-Za-z0-9+/=\s]*-----END [A-Z ]+-----"), HIDDEN),  # its beginning was cut off
     (re.compile(r"(?m)^[A-Za-z0-9+/=]{40,}$"), HIDDEN),
     (re.compile(r"(?i)\b(authorization|proxy-authorization|x-api-key)([\"']?\s*[:=]\s*).*"), rf"\1\2{HIDDEN}"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',;]+"), rf"\1 {HIDDEN}"),
@@ -30,18 +33,17 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"([a-zA-Z][\w+.-]*://[^\s\"'?#]*)[?#][^\s\"']*"), rf"\1?{HIDDEN}"),
     (re.compile(r"\b(hf_|sk-|ghp_|github_pat_|xox[a-z]-|AKIA|glpat-)[\w-]{6,}"), HIDDEN),
     (re.compile(r"/k-[\w-]{8,}"), f"/{HIDDEN}"),  # the embedded API's way in
-    (re.compile(r"(?i)(--?[\w-]*(?:key|token|secret|password)[\w-]*[= ]+)[^\s\"',\]]+"), rf"\1{HIDDEN}"),
+    (re.compile(r"(?i)(--?[\w-]*(?:key|token|secret|password)[\w-]*[= ]+)(?!\[redacted)[^\s\"',\]]+"), rf"\1{HIDDEN}"),
 )
 
 
 def redactor(secrets: Collection[str], home: str, user: str) -> Callable[[str], str]:
     """What makes a text fit for strangers. `secrets`: texts to be hidden wherever they stand; `user`: a login name."""
-    known = sorted({each for each in secrets if len(each) >= SHORTEST_SECRET and each not in PLAIN}, key=len)[::-1]
-    lines = [line for each in known for line in each.splitlines() if len(line.strip()) >= SHORTEST_SECRET]
+    known = _dressed({each for each in secrets if len(each) >= SHORTEST_SECRET and each not in PLAIN})
     named = re.compile(rf"(?<![A-Za-z0-9_]){re.escape(user)}(?![A-Za-z0-9_])") if len(user) > 1 else None
 
     def redact(text: str) -> str:
-        for secret in (*known, *lines):
+        for secret in known:
             text = text.replace(secret, HIDDEN)
         for pattern, instead in _PATTERNS:
             text = pattern.sub(instead, text)
@@ -51,6 +53,16 @@ def redactor(secrets: Collection[str], home: str, user: str) -> Callable[[str], 
         return named.sub("[user]", text) if named else text
 
     return redact
+
+
+def _dressed(secrets: Collection[str]) -> list[str]:
+    """Each secret as it may stand in a file: as it is, by its lines, within JSON, within a URL; the longest first."""
+    found = set(secrets)
+    for each in secrets:
+        found |= {line for line in each.splitlines() if len(line.strip()) >= SHORTEST_SECRET}
+        found |= {json.dumps(each)[1:-1], json.dumps(each, ensure_ascii=False)[1:-1]}
+        found |= {urllib.parse.quote(each), urllib.parse.quote(each, safe=""), urllib.parse.quote_plus(each)}
+    return sorted(found, key=len, reverse=True)
 
 
 def redact_json(value: Any, redact: Callable[[str], str], name: str = "") -> Any:

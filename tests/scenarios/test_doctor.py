@@ -1,0 +1,119 @@
+"""`metal-supervisor doctor` beside a running system: nothing fails, and what is then broken is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system import System, engine_path, eventually, kill, running, service
+
+Told = dict[str, list[dict[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """Its engine is a link, as Homebrew makes them."""
+    base = tmp_path_factory.mktemp("doctor")
+    link = base / "llama-server"
+    link.symlink_to(engine_path().resolve())
+    with running(base, "--ollama-url", "off", engine=link) as up:
+        up.apply(up.tiny_model(), service(env=[{"name": "GREETING", "value": "not-for-strangers"}]))
+        up.ready()
+        yield up
+
+
+def doctor(state: Path, *flags: str) -> tuple[int, Told, str]:
+    """(exit code, findings by check, standard error) of a process of its own, told no more than where the state is."""
+    command = [sys.executable, "-m", "metal_supervisor", "doctor", "--json", "--state-dir", str(state), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    told: Told = {}
+    body: Any = json.loads(done.stdout)
+    for each in body["findings"]:
+        told.setdefault(each["check"], []).append(each)
+    assert body["ok"] is (done.returncode == 0)
+    return done.returncode, told, done.stderr
+
+
+def test_nothing_fails_while_a_system_runs_and_the_settings_are_its_own(system: System) -> None:
+    code, told, said = doctor(system.state)
+    failed = [each for findings in told.values() for each in findings if each["status"] == "fail"]
+    assert (code, failed, said) == (0, [], "")
+    asked = "supervisord", "socket", "programs", "orphans", "engines", "builds", "ports", "api", "rights", "kinds"
+    for name in asked:
+        assert [each["status"] for each in told[name]] == ["ok"], told[name]
+    assert "4." in told["supervisord"][0]["text"] and "mode 700" in told["socket"][0]["text"]
+    assert str(system.base / "llama-server") in told["engines"][0]["text"], "as the system was started, not from PATH"
+    assert "1 running" in told["builds"][0]["text"] and "1 engines" in told["orphans"][0]["text"]
+
+
+def test_an_upgrade_under_a_running_model_is_named_and_a_restart_is_what_helps(system: System) -> None:
+    link = system.base / "llama-server"
+    fresh = link.with_name("fresh")
+    fresh.symlink_to(link.resolve())
+    os.replace(fresh, link)
+    code, told, _ = doctor(system.state)
+    (found,) = told["builds"]
+    assert code == 0 and found["status"] == "warn" and found["fix"].endswith("supervisorctl restart default.tiny")
+    before = system.pid()
+    system.supervisorctl("restart", "default.tiny")
+    eventually(lambda: system.pid() not in (0, before), what="a new process")
+    system.ready()
+    assert doctor(system.state)[1]["builds"][0]["status"] == "ok"
+
+
+def test_a_bundle_of_a_running_system_holds_what_helps_and_no_value_of_an_environment(
+    system: System, tmp_path: Path
+) -> None:
+    target = tmp_path / "bundle.tar.gz"
+    log = system.files.log_path("default.tiny")
+    with log.open("a") as file:
+        file.write("engine quotes not-for-strangers\n")
+    code, _, said = doctor(system.state, "--bundle", str(target))
+    assert code == 0 and f"wrote {target}" in said
+    with tarfile.open(target) as archive:
+        names = {each.name.partition("/")[2] for each in archive.getmembers()}
+        texts = [file.read() for each in archive.getmembers() if (file := archive.extractfile(each))]
+    assert {"doctor.json", "records/default.tiny.json", "observed/default.tiny.json", "controller.json",
+            "log/controller.log", "log/default.tiny.log", "models.d/default.tiny.conf"} <= names  # fmt: skip
+    assert not any("spec" in name or "kubeconfig" in name for name in names)
+    prefix = json.loads((system.state / "apiserver.json").read_text())["prefix"].encode()
+    assert not any(b"not-for-strangers" in text or prefix in text for text in texts)
+    assert any(b"engine quotes" in text for text in texts)
+
+
+def test_a_settings_file_that_breaks_while_the_system_runs_is_named_and_the_rest_is_as_it_runs(tmp_path: Path) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text("lease_duration = 30\n")
+    with running(tmp_path, "--config", str(file)) as system:
+        file.write_text("lease_duraton = 30\n")
+        code, told, _ = doctor(system.state)
+        assert code == 1 and "did you mean 'lease_duration'?" in told["settings"][0]["text"]
+        assert [name for name, each in told.items() if any(one["status"] == "fail" for one in each)] == ["settings"]
+
+
+def test_a_supervisord_that_was_killed_is_named_with_the_engine_it_left(tmp_path: Path) -> None:
+    with running(tmp_path, "--ollama-url", "off") as system:
+        system.apply(system.tiny_model(), service())
+        system.ready()
+        pid = system.pid()
+        assert system.process is not None
+        system.process.kill()  # which would start another supervisord
+        system.process.wait()
+        kill(system.supervisord_pid())
+        try:
+            eventually(lambda: not system.rpc.answers(), what="supervisord to be gone")
+            code, told, _ = doctor(system.state)
+        finally:
+            kill(pid)
+        assert code == 1 and "nobody answers" in told["supervisord"][0]["text"]
+        (left,) = told["orphans"]
+        assert left["status"] == "warn" and f"default.tiny (pid {pid})" in left["text"]
+        eventually(lambda: not system.processes(), what="our programs to follow their supervisord")
