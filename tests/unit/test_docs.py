@@ -32,7 +32,7 @@ FOREIGN = {
     "--samplers",  # powermetrics
     *NAMES, *SWITCHES, *GUARDED, *OWNED, *LOADING,
 }
-"""Flags of kubectl, llmkube, colima, powermetrics, tools, engines. Those in docs/fields.md are read from command lines."""
+"""Flags of kubectl, llmkube, colima, powermetrics, tools, engines. Those of docs/fields.md are in command lines."""
 
 
 def commands(parser: argparse.ArgumentParser | None = None) -> dict[str, argparse.ArgumentParser]:
