@@ -307,21 +307,42 @@ def test_pauses_double_to_five_minutes_and_a_steady_minute_makes_them_short_agai
     assert program._next_pause_s(NoMeter("x")) == power.LOOK_AGAIN_S == 300
 
 
-def test_what_measures_steadily_is_tried_again_soon_after_it_ends(
-    tmp_path: Path, start: Callable[..., Running]
+class Scripted:
+    """Gives so many readings and ends; nothing is left of it once that is allowed."""
+
+    source, every_s, unreadable = "powermetrics", 5, 0
+
+    def __init__(self, readings: int = 0, ended: threading.Event | None = None) -> None:
+        self._readings, self._ended = readings, ended
+
+    def next(self, alarm: Alarm) -> Power | None:
+        if not self._readings:
+            raise PowerError("it is silent")
+        self._readings -= 1
+        return POWER
+
+    def close(self) -> None:
+        """Ended or not."""
+
+    def left(self) -> str:
+        return "" if self._ended is None or self._ended.is_set() else "an earlier one does not end"
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_only_what_measured_steadily_is_tried_again_soon_after_it_ends(
+    start: Callable[..., Running], steady: bool
 ) -> None:
-    prints = f"for _ in range({power.STEADY}):\n    out.write(b'\\0' + data); out.flush(); time.sleep(0.005)\n"
-    attempts: list[float] = []
+    attempts: list[int] = []
 
     def opened() -> Meter:
-        attempts.append(time.monotonic())
-        if len(attempts) < 7:
+        attempts.append(1)
+        if len(attempts) < 5:
             raise PowerError("not yet")
-        return Powermetrics(printing(tmp_path, prints))
+        return Scripted(power.STEADY - (not steady))
 
     running = start(opened)
-    eventually(lambda: len(attempts) >= 9, 20, "more attempts")
-    assert running.program._pause_s <= 0.02, "it would be 1.28 s by now"
+    eventually(lambda: len(attempts) >= 6, 20, "more attempts")
+    assert (running.program._pause_s <= 0.02) is steady, "it doubles, from 0.01 s"
 
 
 def test_nothing_that_measures_is_said_in_the_file(tmp_path: Path, start: Callable[..., Running]) -> None:
@@ -337,21 +358,9 @@ def test_none_is_started_beside_one_that_does_not_end(tmp_path: Path, start: Cal
     stays = threading.Event()
     opened_: list[int] = []
 
-    class Stuck:
-        source, every_s, unreadable = "powermetrics", 5, 0
-
-        def next(self, alarm: Alarm) -> Power | None:
-            raise PowerError("it is silent")
-
-        def close(self) -> None:
-            pass
-
-        def left(self) -> str:
-            return "" if stays.is_set() else "an earlier one does not end"
-
     def opened() -> Meter:
         opened_.append(1)
-        return Stuck()
+        return Scripted(ended=stays)
 
     running = start(opened)
     eventually(lambda: running.told()["problem"] == "an earlier one does not end", what="that to be told")
