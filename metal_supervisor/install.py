@@ -148,12 +148,12 @@ def _exchange_lines(found: Plan, launchctl: Launchctl) -> Iterator[str]:
     where = found.places
     name = f"{where.domain}/{LABEL}"
     if launchctl.job(LABEL) is None:
-        yield f"run    {' '.join(launchctl.argv('enable', name))}"
-        yield f"run    {' '.join(launchctl.argv('bootstrap', where.domain, str(where.plist)))}"
+        yield f"run    {launchctl.line('enable', name)}"
+        yield f"run    {launchctl.line('bootstrap', where.domain, str(where.plist))}"
     elif read(where.loaded) != found.plist:
-        yield f"run    {' '.join(launchctl.argv('kill', 'SIGKILL', name))}"
-        yield f"run    {' '.join(launchctl.argv('bootout', name))}"
-        yield f"run    {' '.join(launchctl.argv('bootstrap', where.domain, str(where.plist)))}"
+        yield f"run    {launchctl.line('kill', 'SIGKILL', name)}"
+        yield f"run    {launchctl.line('bootout', name)}"
+        yield f"run    {launchctl.line('bootstrap', where.domain, str(where.plist))}"
     elif found.due() or _outdated(where):
         yield "run    metal-supervisor upgrade"
 

@@ -74,7 +74,7 @@ def show(found: Found, machine: Machine, purge: bool, say: Say) -> None:
     for where in found.places:
         launchctl = _launchctl(where, machine)
         if launchctl.job(LABEL) is not None:
-            say(f"run    {' '.join(launchctl.argv('bootout', f'{where.domain}/{LABEL}'))}")
+            say(f"run    {launchctl.line('bootout', f'{where.domain}/{LABEL}')}")
     for step in found.steps:
         for line in step.lines():
             say(line)

@@ -70,10 +70,12 @@ def main() -> int:
             rest += [flag, os.environ[name]]
     if os.environ.get("EMBEDDED"):
         rest.append("--embedded")
+    install = ["-I", "-m", "metal_supervisor", "install", "--state-dir", str(state), *rest]
+    if "--dry-run" in rest:
+        return subprocess.call([str(ROOT / ".venv" / "bin" / "python"), *install])
     apps = state / "app"
     apps.mkdir(mode=0o700, parents=True, exist_ok=True)
-    python = unpack(apps, wheel())
-    code = subprocess.call([str(python), "-I", "-m", "metal_supervisor", "install", "--state-dir", str(state), *rest])
+    code = subprocess.call([str(unpack(apps, wheel())), *install])
     if code == 0:
         forget_old(apps)
     return code

@@ -86,6 +86,10 @@ class Launchctl:
         """The command line of a verb that changes something."""
         return [*self._prefix, LAUNCHCTL, verb, *arguments]
 
+    def line(self, verb: str, *arguments: str) -> str:
+        """The same as somebody would type it."""
+        return " ".join(Path(word).name if word.endswith("/sudo") else word for word in self.argv(verb, *arguments))
+
     def job(self, label: str) -> Job | None:
         """See `job`."""
         return job(self._run, self.domain, label)
