@@ -1,4 +1,4 @@
-"""`metal-supervisor doctor` as somebody types it: exit codes, JSON, settings that are broken, texts that are not ours."""
+"""`metal-supervisor doctor` as somebody types it: exit codes, JSON, broken settings, texts that are not ours."""
 
 from __future__ import annotations
 
