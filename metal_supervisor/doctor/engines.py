@@ -280,7 +280,8 @@ def _ollama(around: Surroundings) -> Sequence[Finding]:
 CHECKS = (
     Check(
         "engines", "each runtime that is offered: its program is found and tells its version",
-        "fails for one that does not work, or is missing and `--runtimes` or a service names it, and if there is none",
+        "fails for one that does not work, or is missing and `--runtimes` or a service names it, and if there is none; "
+        "warns for one that is slow to tell",
         "install it, or name its path in the settings", _engines,
     ),
     Check(

@@ -69,7 +69,7 @@ def unknown(why: str) -> Finding:
 
 def unasked(problem: str) -> Finding:
     """A check that waits for another: `problem` tells what stands in its way."""
-    return warn(f"could not be asked: {problem}", "that first")
+    return warn(f"could not be asked: {problem}", "see api")
 
 
 def summary(findings: Sequence[Finding]) -> str:

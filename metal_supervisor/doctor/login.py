@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 import socket
+import time
 import urllib.parse
 from collections.abc import Sequence
+from functools import partial
 
 from metal_supervisor.accounts import Token, read_token, utc
 from metal_supervisor.boundary.answers import KubeError
@@ -18,8 +20,11 @@ from metal_supervisor.doctor import expiry
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
 from metal_supervisor.doctor.software import START
 from metal_supervisor.doctor.surroundings import Surroundings
+from metal_supervisor.doctor.together import answers
 
 SOON_S = 3 * 86400.0
+ANSWER_S = 4.0
+"""For login and answer together, so that the check can still say which of them it was."""
 NO_ROUTE_ON_A_MAC = 65
 PORTS = {"http": 80, "https": 443}
 LOCAL_NETWORK = (
@@ -136,6 +141,12 @@ def judge_connection(server: str, error: OSError, on_mac: bool) -> Finding:
     return fail(f"{server}: {error.strerror or type(error).__name__}", "check the network, and the server's address")
 
 
+def judge_silence(server: str) -> Finding:
+    """There is a connection, and nothing ever comes over it."""
+    text = f"{server} accepts connections, and then says nothing"
+    return fail(text, "is it a Kubernetes API? a tunnel or forwarded port whose other end is gone looks like this")
+
+
 def judge_answer(server: str, error: KubeError) -> Finding:
     """Why there is a connection, and no good answer."""
     if error.reason == "Untrusted":
@@ -168,16 +179,25 @@ def _api(around: Surroundings) -> Sequence[Finding]:
         parts = urllib.parse.urlsplit(chosen.server)
         if not chosen.cluster.get("proxy-url"):
             around.connect(str(parts.hostname), parts.port or PORTS[parts.scheme])
-        kube = around.login(around.kubeconfig, around.settings.context)
-    except BadKubeconfig as error:
+    except BadKubeconfig:
         link.problem = "the kubeconfig cannot be used"
-        told = "kubeconfig" if "credential" not in str(error) else "credential"
-        return [fail(f"not asked: {error}", f"see {told}")]
+        return [fail("not asked: the kubeconfig cannot be used", "see kubeconfig")]
     except OSError as error:
         return [_not_there(around, judge_connection(server, error, around.on_mac))]
+    until = time.monotonic() + ANSWER_S
     try:
-        link.version = str(kube.request("GET", "/version").get("gitVersion") or "of no version")
-        link.kube = kube
+        (kube,) = answers([partial(around.login, around.kubeconfig, around.settings.context)], ANSWER_S)
+    except TimeoutError:
+        text = f"the login took longer than {ANSWER_S:g} s, so the server was not asked"
+        return [warn(text, "run the kubeconfig's exec plugin by hand: does it wait for a browser, or for the network?")]
+    except BadKubeconfig as error:
+        link.problem = "there is no login"
+        return [fail(f"not asked: {error}", "correct the user of that context, or what it names")]
+    try:
+        (said,) = answers([partial(kube.request, "GET", "/version")], until - time.monotonic())
+        link.version, link.kube = str(said.get("gitVersion") or "of no version"), kube
+    except TimeoutError:
+        return [judge_silence(server)]
     except KubeError as error:
         if error.code == 403:
             link.kube = kube
@@ -197,6 +217,7 @@ CHECKS = (
     ),
     Check(
         "api", "whether the API server answers", "fails for each of: no route (Local Network privacy), unknown name, "
-        "refused, silent, certificate not trusted, login refused", "another for each; it is printed", _api,
+        "refused, silent, certificate not trusted, login refused; warns if it only refuses to tell its version, or the "
+        "login is slow", "another for each; it is printed", _api,
     ),
 )  # fmt: skip

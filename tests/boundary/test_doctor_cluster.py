@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import socket
+import threading
 import time
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,7 +22,8 @@ from metal_supervisor import boot
 from metal_supervisor.apiserver import ApiServer
 from metal_supervisor.boundary.addresses import Choice
 from metal_supervisor.boundary.host import Interface
-from metal_supervisor.doctor import expiry
+from metal_supervisor.boundary.kube import BadKubeconfig, Kube
+from metal_supervisor.doctor import expiry, login
 from metal_supervisor.doctor.rights import REVIEW, Right, bundles
 from metal_supervisor.doctor.surroundings import Surroundings
 from tests.system import free_ports
@@ -188,13 +190,45 @@ def test_a_server_that_is_away_is_told_once_and_the_rest_says_what_it_waits_for(
         assert [each.text for each in told[name]] == ["could not be asked: the API server does not answer"]
 
 
-def test_a_server_that_says_nothing_is_waited_for_only_so_long(tmp_path: Path) -> None:
+def test_a_server_that_says_nothing_is_waited_for_only_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         file = config(tmp_path / "k", f"http://127.0.0.1:{silent.getsockname()[1]}")
         told = found(around(tmp_path, file), *CLUSTER, check_s=0.5)
+        monkeypatch.setattr(login, "ANSWER_S", 0.3)
+        (silence,) = found(around(tmp_path, file), "api")["api"]
     assert told["api"][0].text == "could not be asked: no answer within 0.5 s"
+    assert silence.status == "fail" and "says nothing" in silence.text
     assert told["rights"][0].text == "could not be asked: the API server does not answer"
     assert told["kubeconfig"][0].status == "ok"
+
+
+def test_a_login_that_takes_too_long_is_not_the_servers_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(login, "ANSWER_S", 0.3)
+    browser = threading.Event()
+
+    def slow(_file: Path, _context: str) -> Kube:
+        browser.wait()
+        raise BadKubeconfig("too late")
+
+    try:
+        with web(Cluster()) as url:
+            file = kubeconfig(tmp_path / "k", url, {"token": "x"})
+            (told,) = found(around(tmp_path, file, login=slow), "api")["api"]
+    finally:
+        browser.set()
+    assert told.status == "warn" and "the login took longer than 0.3 s" in told.text and "plugin" in told.fix
+
+
+def test_a_user_without_a_credential_is_named(tmp_path: Path) -> None:
+    with web(Cluster()) as url:
+        file = kubeconfig(tmp_path / "k", url, {"tokenFile": "none"})
+        told = found(around(tmp_path, file), "api", "rights")
+    assert told["api"][0].status == "fail" and "none, which does not exist" in told["api"][0].text
+    assert told["rights"][0].text == "could not be asked: there is no login"
 
 
 def test_no_route_is_macos_hiding_the_network_and_says_all_the_ways_out(tmp_path: Path) -> None:
