@@ -26,7 +26,7 @@ from typing import TextIO
 
 from metal_supervisor import launch, mlx_engine, omlx_engine
 from metal_supervisor.applier import put_aside_refused
-from metal_supervisor.boundary import host
+from metal_supervisor.boundary import host, metal
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import Supervisord
 from metal_supervisor.config import Overrides, Settings, conf_dir, save_overrides
@@ -68,6 +68,7 @@ def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
     _take_up_pending(directory)
     for name, reason in put_aside_refused(directory):
         say(f"put {name} aside: {reason}")
+    _hold_without_metal(directory, metal.question_of(settings), say)
     if settings.embedded:
         embedded_access(directory)  # after the sweep, which frees the port that its predecessor held
     write_conf(directory, settings)
@@ -318,6 +319,20 @@ def _take_up_pending(directory: StateDir) -> None:
             path.unlink()
         elif not _alive(launch.read_note(str(directory.note_path(program)))):
             path.replace(directory.section_path(program))
+
+
+def _hold_without_metal(directory: StateDir, question: metal.Question | None, say: Say) -> None:
+    """Has no engine started by supervisord where there is no Metal device; the controller starts them when there is.
+
+    This process is in the very context that they would be in. What outlived the last supervisord gets its stand-in.
+    """
+    if question is None or question() is not False:
+        return
+    say(metal.WHY)
+    for path in sorted((directory.path / "models.d").glob("*.conf")):
+        program = path.name.removesuffix(".conf")
+        if not _alive(launch.read_note(str(directory.note_path(program)))):
+            write_atomic(path, programs.with_autostart(directory.section_text(program), starts=False))
 
 
 def _note_unknown(directory: StateDir) -> list[tuple[str, int, str]]:

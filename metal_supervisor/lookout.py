@@ -45,6 +45,7 @@ Look: TypeAlias = Callable[[str], Reading | None]
 """What is known of a file that a command line names; None while it is being read."""
 READY_S, FETCH_S, CANNOT_S = 0.0, 2.0, 8.0
 ASKING = ModelFile("Checking", message="the engine's program is being asked what it knows")
+METAL_ASKED = ModelFile("Checking", message="it is being found out whether there is a Metal device")
 LOOKING = ModelFile("Checking", message="it is being found out whether the user's own daemon answers")
 LIBRARY = ModelFile("Ready")
 """A model of Ollama's library is no file of ours."""
@@ -108,9 +109,11 @@ class Lookout:
         """What this Mac can do for a service right now."""
         name = programs.program_name(service.key)
         up = live_note(notes.get(name), table.get(name))
-        found = self._placed(service, record, records, notes, up)
+        # What a hand has stopped is not to be started, and must be remembered as that.
+        down = not _is_live(table.get(name)) and not (record and record.stopped_by_hand)
+        found = self._placed(service, record, records, notes, up, down)
         no_metal = found.problem is not None and found.problem[0] == UNAVAILABLE
-        return replace(found, barred=no_metal and not _is_live(table.get(name)))
+        return replace(found, barred=down and (no_metal or found.file is METAL_ASKED))
 
     def _placed(
         self,
@@ -119,17 +122,21 @@ class Lookout:
         records: Collection[Record],
         notes: Mapping[str, RunNote],
         up: RunNote | None,
+        down: bool,
     ) -> Outlook:
-        """What can be done for a service, where its engine is to listen and where the one that is up does."""
+        """What can be done for a service, where its engine is to listen and where the one that is up does.
+
+        `down`: whether it would have to be started.
+        """
         if RUNTIMES[service.runtime].shared is None:
-            found = self._found(service, record, self._port(service, record, records, notes), up)
+            found = self._found(service, record, self._port(service, record, records, notes), up, down)
             return replace(found, host=self._settings.bind_address, live=self._live(up))
         if not self.daemons.is_known(service.runtime):
             return Outlook(LOOKING, record.port if record else None)
         where, problem = self.daemons.address(service.runtime), self.daemons.problem(service)
         if where is None:
             problem = problem or self._no_port()
-        found = self._found(service, record, (None if problem or where is None else where[1], problem), up)
+        found = self._found(service, record, (None if problem or where is None else where[1], problem), up, down)
         return replace(found, host=where[0] if where else "")
 
     def _found(
@@ -138,6 +145,7 @@ class Lookout:
         record: Record | None,
         chosen: tuple[int | None, tuple[str, str] | None],
         up: RunNote | None,
+        down: bool,
     ) -> Outlook:
         """Everything of it but where the engine that is up listens. `chosen`: port, or what is in the way of one."""
         files = self._files(service)
@@ -149,8 +157,10 @@ class Lookout:
             for artifact, _ in files.values():
                 self._store.give_leave(artifact)  # whatever it waits for, its files need not
             return Outlook(files[None][1], port or (record.port if record else None), problem=problem)
-        if binary is None or (self.metal.asking and not (record and record.runs)):
+        if binary is None:
             return Outlook(ASKING, port)
+        if self.metal.asking and down:
+            return Outlook(METAL_ASKED, port)
         if any(file.phase != "Ready" for _, file in files.values()):
             return self._before_all_is_here(service, binary, files, port)
         file, further = files[None][1], {role: each.path for role, (_, each) in files.items() if role is not None}

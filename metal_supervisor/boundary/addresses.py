@@ -10,6 +10,7 @@ it too, or worse, accepts it and leads every request into the dark.
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 import urllib.parse
 from collections.abc import Callable, Sequence
@@ -23,8 +24,8 @@ TAILNETS = tuple(map(ipaddress.ip_network, ("100.64.0.0/10", "fd7a:115c:a1e0::/4
 PRIVATE = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
 VIRTUAL = tuple(map(ipaddress.ip_network, ("172.17.0.0/16", "192.168.64.0/24", "192.168.65.0/24")))
 """Docker's bridge, and the networks of virtual machines on this Mac: nobody outside routes to them."""
-OF_MACHINES = ("bridge", "vmenet", "vmnet", "docker", "veth", "virbr", "br-")
-"""Interfaces that containers and virtual machines bring along; a VPN's may well lead to pods."""
+OF_MACHINES = re.compile(r"bridge[1-9]\d\d|vmenet|vmnet|docker|veth|virbr|br-")
+"""Interfaces that containers and virtual machines bring along. A VPN's, or bridge0 of Thunderbolt, may lead to pods."""
 VIRTUAL_NAMES = ("bridge", "utun", "vmenet", "vmnet", "docker", "veth", "virbr", "br-", "awdl", "llw", "anpi")
 HOST_NAMES = ("host.minikube.internal", "host.docker.internal")
 HTTPS = 443
@@ -103,7 +104,7 @@ def doubt(address: str, interfaces: Sequence[Interface]) -> str:
     """Why pods may not reach an address that was asked for with --host-ip; "" if nothing speaks against it."""
     parsed = _parsed(address)
     names = [each.name for each in interfaces if _parsed(each.address) == parsed]
-    if parsed is None or _within(parsed, VIRTUAL) or any(name.startswith(OF_MACHINES) for name in names):
+    if parsed is None or _within(parsed, VIRTUAL) or any(OF_MACHINES.match(name) for name in names):
         where = f" ({names[0]})" if names else ""
         text = f"{address} (--host-ip) is of a network{where} that containers or virtual machines on this Mac use"
         return f"{text}: pods elsewhere do not reach it; leave --host-ip away, or set an address of the LAN or tailnet"

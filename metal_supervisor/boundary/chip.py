@@ -129,7 +129,7 @@ def accelerator_cores(listed: str) -> int | None:
     """`gpu-core-count` in the property list of the accelerators, wherever in it; None without one that makes sense."""
     try:
         tree = plistlib.loads(listed.encode("utf-8"), fmt=plistlib.FMT_XML)
-    except (ValueError, ExpatError, AttributeError, LookupError, OverflowError):
+    except (ValueError, TypeError, ExpatError, AttributeError, LookupError, OverflowError):
         return None
     return next((count for each in _values(tree, "gpu-core-count") if (count := _count(each))), None)
 

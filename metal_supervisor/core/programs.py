@@ -136,10 +136,11 @@ def starts_itself(text: str) -> bool:
     return "\nautostart=false\n" not in text
 
 
-def with_autostart(text: str) -> str:
-    """The section of a program that starts by itself."""
+def with_autostart(text: str, starts: bool = True) -> str:
+    """The section of a program that starts by itself, or waits to be started."""
     head, _, body = text.partition("\n")
-    started = body.replace("\nautostart=false\n", "\nautostart=true\n")
+    before, after = ("false", "true") if starts else ("true", "false")
+    started = body.replace(f"\nautostart={before}\n", f"\nautostart={after}\n")
     return f"{SECTION_MARK} [{_digest(started)}]\n{started}" if is_unedited(text) else f"{head}\n{started}"
 
 

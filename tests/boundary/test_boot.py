@@ -46,3 +46,23 @@ def test_a_survivor_gets_a_stand_in_although_it_was_stopped_by_hand_once(
     expected = programs.section(PROGRAM, made.spec_file, directory.home, True)
     # Its first line says that somebody edited it, so the controller writes it anew.
     assert directory.section_text(PROGRAM).partition("\n")[2] == expected.partition("\n")[2]
+
+
+@pytest.mark.parametrize("answer", [True, False, None])
+def test_without_metal_nothing_is_started_by_supervisord_but_the_stand_in_of_what_lives(
+    tmp_path: Path, engine: subprocess.Popen[bytes], answer: bool | None
+) -> None:
+    directory = StateDir(tmp_path)
+    directory.create()
+    for program, pid in (("default.dead", 0), ("default.lives", engine.pid)):
+        made = programs.compose(program, Engine(("/bin/sleep", "60"), (), "/", Probe()), 18100, "::1", directory.home)
+        directory.section_path(program).write_text(programs.section(program, made.spec_file, directory.home, True))
+        note = {"format": launch.FORMAT, "pid": pid, "started": launch.start_time(pid) if pid else ""}
+        directory.note_path(program).write_text(json.dumps(note))
+    said: list[str] = []
+    boot._hold_without_metal(directory, lambda: answer, said.append)
+    held = {name for name in ("dead", "lives") if "autostart=false" in directory.section_text(f"default.{name}")}
+    assert held == ({"dead"} if answer is False else set())
+    assert len(said) == len(held) and all("no Metal device" in each for each in said)
+    boot._hold_without_metal(directory, None, said.append)
+    assert all(programs.is_unedited(directory.section_text(f"default.{name}")) for name in ("dead", "lives"))

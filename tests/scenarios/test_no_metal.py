@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from metal_supervisor import boot
 from tests.mac_part import say, standing_in
-from tests.system import System, eventually, running, service
+from tests.system import System, eventually, kill, running, service
 
 REASON = "MetalUnavailable"
 
@@ -49,13 +51,45 @@ def test_not_knowing_refuses_nothing(system: System, tmp_path: Path) -> None:
         system.ready("unknown")
 
 
-def test_an_engine_that_was_stopped_without_metal_is_refused_too(system: System, tmp_path: Path) -> None:
+def test_a_stop_by_hand_is_remembered_through_a_time_without_metal(system: System, tmp_path: Path) -> None:
+    engine = system.ready("kept")
+    system.supervisorctl("stop", "default.kept")
+    eventually(lambda: "StoppedByHand" in system.told("kept"), what="the stop to be told")
     say(tmp_path, "metal", "no")
     with standing_in(system, "controller", tmp_path):
         eventually(lambda: system.condition("Degraded", "kept").get("reason") == REASON, what="it to be known")
-        system.supervisorctl("stop", "default.kept")
-        eventually(lambda: REASON in system.told("kept"), what="the refusal of what does not run any more")
-        kept = system.rpc.table().get("default.kept")
-        assert kept is None or not kept.pid
         say(tmp_path, "metal", "yes")
-        system.ready("kept")
+        eventually(lambda: not system.condition("Degraded", "kept"), what="Metal to be there")
+        assert "StoppedByHand" in system.told("kept") and not system.pid("kept")
+        system.supervisorctl("start", "default.kept")
+        assert system.ready("kept") != engine
+
+
+def test_an_engine_that_has_ended_without_metal_is_not_started_again_on_the_cpu(system: System, tmp_path: Path) -> None:
+    def crash() -> bool:
+        with contextlib.suppress(ProcessLookupError, AssertionError):
+            kill(system.pid("kept"))
+        return "CrashLoopBackOff" in system.told("kept")
+
+    system.ready("kept")
+    eventually(crash, 30, "supervisord to give up on it for now")
+    say(tmp_path, "metal", "no")
+    with standing_in(system, "controller", tmp_path):
+        eventually(lambda: REASON in system.told("kept"), what="the refusal of what does not run any more")
+        eventually(lambda: "default.kept" not in system.rpc.table(), what="its program to be gone")
+        say(tmp_path, "metal", "yes")
+        system.ready("kept", 60)
+
+
+def test_what_a_boot_without_metal_held_back_is_started_by_the_controller_and_not_taken_for_stopped(
+    tmp_path: Path,
+) -> None:
+    with running(tmp_path) as system:
+        system.apply(system.tiny_model(), service("tiny"))
+        before = system.ready()
+        system.stop()
+        boot._hold_without_metal(system.files, lambda: False, lambda _: None)
+        assert "autostart=false" in system.files.section_text("default.tiny")
+        system.start()
+        assert system.ready() != before
+        eventually(lambda: "autostart=true" in system.files.section_text("default.tiny"), what="it to be as before")

@@ -127,6 +127,7 @@ def test_the_embedded_api_is_reached_on_loopback() -> None:
         ("192.168.1.50", (WIFI,), ""),
         ("100.101.2.3", (TAILSCALE,), ""),
         ("10.8.0.6", (VPN,), ""),
+        ("10.0.9.1", (Interface("bridge0", "10.0.9.1", True),), ""),
         ("172.17.0.1", (WIFI,), "containers or virtual machines"),
         ("192.168.65.3", (), "containers or virtual machines"),
         ("192.168.64.1", (VMNET,), "(bridge100)"),
