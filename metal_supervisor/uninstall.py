@@ -30,7 +30,7 @@ PASSING = (
     *(name for name in DIRECTORIES if name not in KEPT), "kubectl-cache", "omlx", "launchd", CLUSTER,
     "apiserver.json", "kubeconfig", "controller.json", "controller.bell", "sidecar.bell", "overrides.json",
     "settings.json", "session", "supervisord.conf", "supervisord.pid", "supervisor.sock", "run.lock", "omlx.key",
-    "cordon", "handover", "app",
+    "sleepwatch.bell", "asleep.json", "withdrawn.json", "chip.json", "power.json", "cordon", "handover", "app",
 )  # fmt: skip
 """What only a running system needs, or nobody may find afterwards."""
 DATABASE = tuple(f"apiserver.db{end}" for end in ("", "-wal", "-shm"))
