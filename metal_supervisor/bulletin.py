@@ -37,6 +37,8 @@ class Bulletin:
         self._signs = mode.Signs(believed=self._believed_before())
         self.operator: bool | None = None
         """Whether LLMKube's operator writes status here; None while that is not known."""
+        self.metal = ""
+        """Whether there is a Metal device: `there`, `absent`, or "" while that is not known or nobody's question."""
 
     def quarantined(self, name: str, reason: str) -> None:
         """Notes a file that was put aside."""
@@ -112,6 +114,7 @@ class Bulletin:
             },
             "notices": self._notices,
             "memory": memory,
+            "metal": self.metal,
             "slots": list(slots),
         }
         if write_atomic(self._state.path / FILE, json.dumps(body, indent=1), durable=False):

@@ -443,6 +443,7 @@ class Controller:
         watches, placing = (self.services, self.models), (self.placement, self._placed)
         found = snapshot.services or {}, snapshot.models
         said, slots = self.memory.said(), self.store.slots()
+        self.bulletin.metal = self.metal.word
         self.bulletin.publish(snapshot.now, sentence, watches, found, self._file_of, placing, said, slots)
 
     def _file_of(self, model: Json) -> ModelFile:

@@ -52,6 +52,8 @@ class Metal(threading.Thread):
         self.asking = question is not None
         """True until there was an answer, or none could be had."""
         self.absent = False
+        self.word = ""
+        """For the report: `there`, `absent`, or "" while it is not known or nobody's question."""
 
     @property
     def problem(self) -> tuple[str, str] | None:
@@ -68,6 +70,7 @@ class Metal(threading.Thread):
         before = self.asking, self.absent
         # Not knowing takes nothing back: an engine that is being replaced just now cannot be asked.
         self.asking, self.absent = False, self.absent if found is None else not found
+        self.word = {True: "there", False: "absent", None: self.word}[found]
         if before != (self.asking, self.absent):
             if before[1] != self.absent:
                 (log.error if self.absent else log.info)("metal", extra={"there": not self.absent})

@@ -12,8 +12,8 @@ from metal_supervisor.doctor.surroundings import Surroundings
 
 EX_CONFIG = "78"
 NEVER_EXITED = ("(never exited)", "")
-INSTALL = "install it as a LaunchDaemon: it starts with the Mac, and is exempt from Local Network privacy"
-RENEW = "install it again; launchd reads a job's file only when it is loaded"
+INSTALL = "metal-supervisor install, as a LaunchDaemon: it starts with the Mac, and may reach the local network"
+RENEW = "then metal-supervisor install, which loads the file anew: launchd reads it only then"
 
 
 def judge_job(domain: str, job: Job, stop_s: float) -> list[Finding]:
@@ -22,7 +22,7 @@ def judge_job(domain: str, job: Job, stop_s: float) -> list[Finding]:
     found: list[Finding] = []
     if job.last_exit.startswith(EX_CONFIG):
         text = f"{where} cannot be started (78: EX_CONFIG): launchd could not open its log, or its user is unknown"
-        found.append(fail(text, f"make the directory of its log, owned by that user; then {RENEW}"))
+        found.append(fail(text, f"make the directory of its log, owned by that user; {RENEW}"))
     elif job.state != "running":
         last = f", last exit {job.last_exit}" if job.last_exit not in NEVER_EXITED else ""
         text = f"{where} is {job.state or 'in an unknown state'} after {job.runs} starts{last}"

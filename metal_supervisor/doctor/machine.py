@@ -76,16 +76,15 @@ def judge_metal(listed: Done) -> Finding:
 
 def judge_metal_of_daemon(report: Json) -> Finding:
     """What the controller's report tells of Metal where it runs, which may be another context than this."""
-    memory = report.get("memory")
-    because = str(memory.get("because") or "") if isinstance(memory, dict) else ""
-    if "the engine's list of devices" in because:
-        return ok("in the controller's context llama-server lists it, too")
-    if "Metal's usual limit" in because:
-        text = "in the controller's context no llama-server lists a Metal device"
-        fix = "see metal; if it is there and only the daemon lacks it, install it as an agent of your login session"
-        return warn(text, fix)
-    why = "the memory limit is an administrator's, so it did not ask" if because else "the controller has not told yet"
-    return warn(f"Metal in the controller's context is not known: {why}", "see the first lines of an engine's log")
+    word = report.get("metal")
+    if word == "there":
+        return ok("in the controller's context, where engines are started, it is there, too")
+    if word == "absent":
+        text = "in the controller's context there is no Metal device: it starts no model (MetalUnavailable)"
+        fix = "see metal; if it is there and only the daemon lacks it: metal-supervisor uninstall, then install --agent"
+        return fail(text, fix)
+    why = "has not told yet" if report else "does not run"
+    return warn(f"Metal in the controller's context is not known: the controller {why}", "ask again when it runs")
 
 
 def _metal(around: Surroundings) -> Sequence[Finding]:

@@ -22,7 +22,7 @@ OLDEST_PYTHON, OLDEST_SUPERVISOR = (3, 10), (4, 2)
 LONGEST_SOCKET = 96
 """Bytes; macOS takes 103, and supervisord first binds the path with its pid behind it."""
 SOCKET_MODES = (0o600, 0o700)
-START = "start it with `metal-supervisor run`, or install it as a daemon"
+START = "start it with `metal-supervisor run`, or for good with `metal-supervisor install`"
 
 
 def release(version: str) -> tuple[int, ...]:

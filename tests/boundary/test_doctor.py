@@ -37,7 +37,7 @@ def test_a_mac_on_which_all_is_well_only_has_to_be_started(tmp_path: Path) -> No
     assert {name for name, each in told.items() if any(one.status == "fail" for one in each)} == set()
     warned = {name for name, each in told.items() if any(one.status == "warn" for one in each)}
     assert warned == {"supervisord", "metal", "api", "rights", "kinds"}, "nothing runs, and so nobody tells"
-    assert "MTL0: Apple M4 Max" in shown(told["metal"]) and "controller has not told" in shown(told["metal"])
+    assert "MTL0: Apple M4 Max" in shown(told["metal"]) and "controller does not run" in shown(told["metal"])
     assert "system/dev.metal-supervisor runs, pid 123, interactive (4)" in shown(told["launchd"])
     assert sorted(os.listdir(tmp_path / "state")) == ["models"], "asking writes nothing"
 

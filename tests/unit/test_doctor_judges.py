@@ -140,14 +140,10 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("metal", "ok", machine.judge_metal(said(DEVICES)), ("MTL0: Apple M4 Max", "107.5 GiB")),
     ("metal", "fail", machine.judge_metal(said("Available devices:\n")), ("no Metal device",)),
     ("metal", "warn", machine.judge_metal(said(code=TIMED_OUT, err="did not end")), ("did not end",)),
-    ("metal", "ok", machine.judge_metal_of_daemon({"memory": {"because": BUDGET.explain()}}), ("lists it, too",)),
-    ("metal", "warn", machine.judge_metal_of_daemon(
-        {"memory": {"because": budget(GIB * 64, None, *metal_limit(GIB * 64, 0, 0, 26)).explain()}}),
-     ("no llama-server",)),
-    ("metal", "warn", machine.judge_metal_of_daemon(
-        {"memory": {"because": budget(GIB * 64, None, *metal_limit(GIB * 64, 4096, 0, 26)).explain()}}),
-     ("administrator",)),
-    ("metal", "warn", machine.judge_metal_of_daemon({}), ("not told yet",)),
+    ("metal", "ok", machine.judge_metal_of_daemon({"metal": "there"}), ("it is there, too",)),
+    ("metal", "fail", machine.judge_metal_of_daemon({"metal": "absent"}), ("MetalUnavailable", "--agent")),
+    ("metal", "warn", machine.judge_metal_of_daemon({"metal": ""}), ("has not told yet",)),
+    ("metal", "warn", machine.judge_metal_of_daemon({}), ("does not run",)),
     ("memory", "ok", machine.judge_memory(SAMPLE, BUDGET, 0), ("128.0 GiB, 90.0 GiB", "not set", "107.0 GiB (Metal")),
     ("memory", "warn", machine.judge_memory(replace(SAMPLE, problems=("level is 9",)), BUDGET, 0), ("level is 9",)),
     ("memory", "warn", machine.judge_memory(SAMPLE, replace(BUDGET, bytes=127 * GIB), None), ("--memory-fraction",)),
