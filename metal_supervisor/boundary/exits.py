@@ -13,16 +13,18 @@ import select
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from typing import Any
 
 
 class ExitWatch:
     """Calls `on_exit(pid)` from its own thread, once for each watched process that ends."""
 
-    def __init__(self, on_exit: Callable[[int], None]) -> None:
+    def __init__(self, on_exit: Callable[[int], None], waiter: _Kqueue | _Pidfds | None = None) -> None:
+        """`waiter`: another than this system's own."""
         self._on_exit = on_exit
         self._lock = threading.Lock()
         self._watched: dict[int, int] = {}
-        self._waiter = _Waiter()
+        self._waiter = waiter or _waiter()
         threading.Thread(target=self._run, name="exits", daemon=True).start()
 
     def watch_only(self, pids: Iterable[int]) -> None:
@@ -53,71 +55,78 @@ class ExitWatch:
                 self._on_exit(pid)
 
 
-if sys.platform == "darwin":
+class _Kqueue:
+    """kqueue, as macOS has it: an event per process, delivered once."""
 
-    class _Waiter:
-        """kqueue: an event per process, delivered once."""
+    def __init__(self, system: Any = select) -> None:
+        """`system`: the module with kqueue and its constants."""
+        self._system, self._queue = system, system.kqueue()
 
-        def __init__(self) -> None:
-            self._queue = select.kqueue()
+    def add(self, pid: int) -> int | None:
+        """A handle for `drop`; None if there is no such process."""
+        try:
+            self._queue.control([self._event(pid, self._system.KQ_EV_ADD | self._system.KQ_EV_ONESHOT)], 0)
+        except OSError as error:
+            if error.errno == errno.ESRCH:
+                return None
+            raise
+        return pid
 
-        def add(self, pid: int) -> int | None:
-            event = select.kevent(
-                pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD | select.KQ_EV_ONESHOT, select.KQ_NOTE_EXIT
-            )
-            try:
-                self._queue.control([event], 0)
-            except OSError as error:
-                if error.errno == errno.ESRCH:
-                    return None
+    def _event(self, pid: int, flags: int) -> Any:
+        return self._system.kevent(pid, self._system.KQ_FILTER_PROC, flags, self._system.KQ_NOTE_EXIT)
+
+    def drop(self, pid: int, _handle: int) -> None:
+        """Forgets a process; one that was told of is forgotten already."""
+        with contextlib.suppress(OSError):
+            self._queue.control([self._event(pid, self._system.KQ_EV_DELETE)], 0)
+
+    def wait(self) -> list[int]:
+        """Handles of which there is news."""
+        return [event.ident for event in self._queue.control(None, 16)]
+
+    def ended(self, handle: int) -> int:
+        """Pid of what `wait` named; kqueue names processes by pid."""
+        return handle
+
+
+class _Pidfds:
+    """epoll over pidfds, as Linux has them: readable when the process has ended."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._pids: dict[int, int] = {}
+
+    def add(self, pid: int) -> int | None:
+        """A handle for `drop`; None if there is no such process."""
+        try:
+            handle = os.pidfd_open(pid)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
-            return pid
+            return None  # gone, or no process at all
+        self._pids[handle] = pid
+        self._epoll.register(handle, select.EPOLLIN)
+        return handle
 
-        def drop(self, pid: int, _handle: int) -> None:
-            event = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_DELETE)
-            with contextlib.suppress(OSError):
-                self._queue.control([event], 0)
+    def drop(self, _pid: int, handle: int) -> None:
+        """Forgets a process."""
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(handle)
+        self._pids.pop(handle, None)
+        os.close(handle)
 
-        def wait(self) -> list[int]:
-            return [event.ident for event in self._queue.control(None, 16)]
+    def wait(self) -> list[int]:
+        """Handles of which there is news."""
+        return [handle for handle, _ in self._epoll.poll()]
 
-        def ended(self, handle: int) -> int:
-            """Pid of what `wait` named; kqueue names processes by pid."""
-            return handle
+    def ended(self, handle: int) -> int:
+        """Pid of a descriptor that `wait` named, 0 if it is a new one by the same number. Under the lock."""
+        pid = self._pids.get(handle, 0)
+        again = select.poll()
+        if pid:
+            again.register(handle, select.POLLIN)
+        return pid if pid and again.poll(0) else 0
 
-else:
 
-    class _Waiter:
-        """epoll over pidfds: readable when the process has ended."""
-
-        def __init__(self) -> None:
-            self._epoll = select.epoll()
-            self._pids: dict[int, int] = {}
-
-        def add(self, pid: int) -> int | None:
-            try:
-                handle = os.pidfd_open(pid)
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    raise
-                return None  # gone, or no process at all
-            self._pids[handle] = pid
-            self._epoll.register(handle, select.EPOLLIN)
-            return handle
-
-        def drop(self, _pid: int, handle: int) -> None:
-            with contextlib.suppress(OSError):
-                self._epoll.unregister(handle)
-            self._pids.pop(handle, None)
-            os.close(handle)
-
-        def wait(self) -> list[int]:
-            return [handle for handle, _ in self._epoll.poll()]
-
-        def ended(self, handle: int) -> int:
-            """Pid of a descriptor that `wait` named, 0 if it is a new one by the same number. Under the lock."""
-            pid = self._pids.get(handle, 0)
-            again = select.poll()
-            if pid:
-                again.register(handle, select.POLLIN)
-            return pid if pid and again.poll(0) else 0
+def _waiter() -> _Kqueue | _Pidfds:
+    return _Kqueue() if sys.platform == "darwin" else _Pidfds()

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from metal_supervisor.boundary.exits import ExitWatch
+from metal_supervisor.boundary.exits import ExitWatch, _Kqueue
+from tests import kqueue
 from tests.system import eventually
 
 WITHIN_S = 5.0
@@ -21,9 +22,9 @@ WITHIN_S = 5.0
 class Seen:
     """An exit watch and what it said."""
 
-    def __init__(self) -> None:
+    def __init__(self, waiter: _Kqueue | None) -> None:
         self.ended: queue.Queue[int] = queue.Queue()
-        self.watch = ExitWatch(self.ended.put)
+        self.watch = ExitWatch(self.ended.put, waiter)
 
     def next(self) -> int:
         return self.ended.get(timeout=WITHIN_S)
@@ -36,9 +37,13 @@ class Seen:
         return False
 
 
-@pytest.fixture
-def seen() -> Iterator[Seen]:
-    made = Seen()
+OURS = pytest.mark.parametrize("seen", ["own"], indirect=True)
+
+
+@pytest.fixture(params=["own", "kqueue"])
+def seen(request: pytest.FixtureRequest) -> Iterator[Seen]:
+    """By this system's own means, and by what a Mac has."""
+    made = Seen(_Kqueue(kqueue) if request.param == "kqueue" else None)
     yield made
     made.watch.watch_only([])
 
@@ -125,6 +130,7 @@ def test_it_goes_on_after_the_listener_was_slow(seen: Seen, sleeper: subprocess.
     assert seen.silent()
 
 
+@OURS
 def test_thousands_of_changes_leak_no_descriptor_and_invent_no_death(
     seen: Seen, sleeper: subprocess.Popen[bytes]
 ) -> None:
@@ -146,6 +152,7 @@ def test_thousands_of_changes_leak_no_descriptor_and_invent_no_death(
     dead.wait()
 
 
+@OURS
 def test_a_pid_that_cannot_be_watched_does_not_keep_the_others_from_it(
     seen: Seen, sleeper: subprocess.Popen[bytes]
 ) -> None:
