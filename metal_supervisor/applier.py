@@ -179,8 +179,9 @@ class Applier:
         notes: Mapping[str, RunNote],
         observed: Mapping[str, Observed],
         now: float,
+        held: Callable[[str], str],
     ) -> list[Step]:
-        """The steps of this pass."""
+        """The steps of this pass. `held`: why a program must not be started now, "" if it may."""
         wanted, stopping, shift = {}, dict(self._stopping), now - time.monotonic()
 
         def on_wall(at: float) -> float:
@@ -200,7 +201,7 @@ class Applier:
             name: replace(each, asked_at=on_wall(each.asked_at), told_at=on_wall(each.told_at))
             for name, each in stopping.items()
         }
-        steps = plan.steps(wanted, frozenset(self._ours), table, diff, notes, stopping, now)
+        steps = plan.steps(wanted, frozenset(self._ours), table, diff, notes, stopping, now, held)
         self._dirty |= any(step.why == plan.RELOAD for step in steps)
         self._to_add = [step.program for step in steps if step.do is Do.ADD]
         return steps

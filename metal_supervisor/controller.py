@@ -133,7 +133,7 @@ class Controller:
         self.applier = Applier(directory, supervisord, settings)
         headers, builds = Headers(self.wake), Builds(settings, self.wake)
         self.metal = Metal(metal or question_of(settings), self.wake)
-        self.lookout = Lookout(settings, directory, self.store, headers, builds, self.wake, self.metal)
+        self.lookout = Lookout(settings, directory, self.store, headers, builds, self.wake)
         self.awake = Awake(supervisord)
         self.memory = Memory(settings, directory, self.wake)
         self._seen: tuple[object, object] = (None, None)
@@ -177,6 +177,7 @@ class Controller:
     def one_pass(self) -> float:
         """One pass; returns the seconds after which the next is worthwhile without a wake."""
         self.state.refresh_link()
+        self.lookout.metal = self.metal.seen
         snapshot = self._snapshot()
         self.bulletin.look_for_operator(snapshot.services, snapshot.models)
         self._notice_hands(snapshot)
@@ -188,7 +189,7 @@ class Controller:
         self.applier.write_sections(self.records.values(), snapshot.complete, snapshot.table, snapshot.notes)
         diff = self.applier.reload(self.bulletin.quarantined)
         world = snapshot.table, diff, snapshot.notes, snapshot.observed
-        steps = self.applier.plan(self.records.values(), *world, snapshot.now)
+        steps = self.applier.plan(self.records.values(), *world, snapshot.now, self._held())
         done = [step for step in steps if self._tried(step, snapshot)]
         self._settle(snapshot, steps)
         self.applier.sweep(snapshot.table, snapshot.notes)
@@ -206,6 +207,12 @@ class Controller:
         if self.bulletin.operator is None and snapshot.services is not None:
             later.append(mode.UNDECIDED_S)
         return min([TICK_S, *(max(SOONEST_S, pause_s) for pause_s in later)])
+
+    def _held(self) -> Callable[[str], str]:
+        """Why an engine must not be started now, "" if it may; for every program but those of the user's own daemon."""
+        why = self.lookout.metal.held
+        theirs = {record.program for record in self._own().values() if self.lookout.daemons.is_users(record)}
+        return lambda program: "" if program in theirs else why
 
     def _snapshot(self) -> Snapshot:
         services, models = self.services.seen, self.models.seen
@@ -443,7 +450,7 @@ class Controller:
         watches, placing = (self.services, self.models), (self.placement, self._placed)
         found = snapshot.services or {}, snapshot.models
         said, slots = self.memory.said(), self.store.slots()
-        self.bulletin.metal = self.metal.word
+        self.bulletin.metal = self.lookout.metal.word
         self.bulletin.publish(snapshot.now, sentence, watches, found, self._file_of, placing, said, slots)
 
     def _file_of(self, model: Json) -> ModelFile:

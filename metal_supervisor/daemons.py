@@ -137,6 +137,10 @@ class Daemons:
         """Whether one is supervised here; False while the user's own is used, or not known."""
         return program != OLLAMA or (self.own.known and not self._uses_own(program))
 
+    def is_users(self, record: Record) -> bool:
+        """Whether a model is on the user's own daemon, which is not ours to start."""
+        return record.daemon == OLLAMA and self._uses_own(OLLAMA)
+
     def is_known(self, program: str) -> bool:
         """Whether it has been found out which daemon is used."""
         return program != OLLAMA or self.own.known

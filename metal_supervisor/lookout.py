@@ -13,7 +13,7 @@ from typing import TypeAlias
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.builds import Broken, Builds
 from metal_supervisor.boundary.headers import Headers
-from metal_supervisor.boundary.metal import UNAVAILABLE, Metal
+from metal_supervisor.boundary.metal import ASKED, Seen
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.boundary.store import Store
 from metal_supervisor.config import Settings
@@ -25,7 +25,6 @@ from metal_supervisor.core.plan import live_note
 from metal_supervisor.core.report import PORT_IN_USE
 from metal_supervisor.core.sources import Artifact, library_model
 from metal_supervisor.core.types import (
-    LIVE,
     Engine,
     Json,
     ModelFile,
@@ -45,7 +44,7 @@ Look: TypeAlias = Callable[[str], Reading | None]
 """What is known of a file that a command line names; None while it is being read."""
 READY_S, FETCH_S, CANNOT_S = 0.0, 2.0, 8.0
 ASKING = ModelFile("Checking", message="the engine's program is being asked what it knows")
-METAL_ASKED = ModelFile("Checking", message="it is being found out whether there is a Metal device")
+METAL_ASKED = ModelFile("Checking", message=ASKED)
 LOOKING = ModelFile("Checking", message="it is being found out whether the user's own daemon answers")
 LIBRARY = ModelFile("Ready")
 """A model of Ollama's library is no file of ours."""
@@ -74,11 +73,10 @@ class Lookout:
         headers: Headers,
         builds: Builds,
         wake: Callable[[], None] = lambda: None,
-        metal: Metal | None = None,
     ) -> None:
-        """`metal`: whether it is there; None where that is nobody's question."""
         self._settings, self._state = settings, directory
-        self.metal = metal or Metal(None, wake)
+        self.metal = Seen()
+        """What is known of the Metal device, for one pass."""
         self._store, self._headers, self._builds = store, headers, builds
         self._read: set[str] = set()
         """Files whose headers were asked for in this pass."""
@@ -109,34 +107,15 @@ class Lookout:
         """What this Mac can do for a service right now."""
         name = programs.program_name(service.key)
         up = live_note(notes.get(name), table.get(name))
-        # What a hand has stopped is not to be started, and must be remembered as that.
-        down = not _is_live(table.get(name)) and not (record and record.stopped_by_hand)
-        found = self._placed(service, record, records, notes, up, down)
-        no_metal = found.problem is not None and found.problem[0] == UNAVAILABLE
-        return replace(found, barred=down and (no_metal or found.file is METAL_ASKED))
-
-    def _placed(
-        self,
-        service: Service,
-        record: Record | None,
-        records: Collection[Record],
-        notes: Mapping[str, RunNote],
-        up: RunNote | None,
-        down: bool,
-    ) -> Outlook:
-        """What can be done for a service, where its engine is to listen and where the one that is up does.
-
-        `down`: whether it would have to be started.
-        """
         if RUNTIMES[service.runtime].shared is None:
-            found = self._found(service, record, self._port(service, record, records, notes), up, down)
+            found = self._found(service, record, self._port(service, record, records, notes), up)
             return replace(found, host=self._settings.bind_address, live=self._live(up))
         if not self.daemons.is_known(service.runtime):
             return Outlook(LOOKING, record.port if record else None)
         where, problem = self.daemons.address(service.runtime), self.daemons.problem(service)
         if where is None:
             problem = problem or self._no_port()
-        found = self._found(service, record, (None if problem or where is None else where[1], problem), up, down)
+        found = self._found(service, record, (None if problem or where is None else where[1], problem), up)
         return replace(found, host=where[0] if where else "")
 
     def _found(
@@ -145,7 +124,6 @@ class Lookout:
         record: Record | None,
         chosen: tuple[int | None, tuple[str, str] | None],
         up: RunNote | None,
-        down: bool,
     ) -> Outlook:
         """Everything of it but where the engine that is up listens. `chosen`: port, or what is in the way of one."""
         files = self._files(service)
@@ -159,7 +137,7 @@ class Lookout:
             return Outlook(files[None][1], port or (record.port if record else None), problem=problem)
         if binary is None:
             return Outlook(ASKING, port)
-        if self.metal.asking and down:
+        if self.metal.asking and not (record and record.runs):
             return Outlook(METAL_ASKED, port)
         if any(file.phase != "Ready" for _, file in files.values()):
             return self._before_all_is_here(service, binary, files, port)
@@ -395,10 +373,6 @@ class Lookout:
 
     def _no_port(self) -> tuple[str, str]:
         return "NoPort", f"no port of --ports {self._settings.ports} is free; widen the range"
-
-
-def _is_live(state: ProgramState | None) -> bool:
-    return state is not None and state.state in LIVE
 
 
 def _whole(found: object) -> int:

@@ -11,16 +11,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from metal_supervisor.boundary import builds, darwin_memory, host, memory
+from metal_supervisor.core.report import NO_METAL
 from metal_supervisor.runtimes import RUNTIMES
 
 AGAIN_S = 60.0
-UNAVAILABLE = "MetalUnavailable"
+ASKED = "it is being found out whether there is a Metal device"
 WHY = (
     "this process sees no Metal device: `llama-server --list-devices` lists none, and nothing is served by the CPU "
-    "instead; run `metal-supervisor doctor`; where launchd started this as a LaunchDaemon, try the LaunchAgent; "
-    "it starts by itself once Metal is there"
+    "instead; run `metal-supervisor doctor`: either that llama-server was built without Metal (brew reinstall "
+    "llama.cpp), or launchd started this where there is no GPU (metal-supervisor install --agent); it starts by "
+    "itself once Metal is there"
 )
 Question = Callable[[], bool | None]
 """Whether Metal is there; None if that is not known. May take seconds."""
@@ -42,6 +45,26 @@ def question_of(settings: object) -> Question | None:
     return ask
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What is known of the device at one moment."""
+
+    asking: bool = False
+    """True until there was an answer, or none could be had."""
+    word: str = ""
+    """`there`, `absent`, or "" while it is not known, or nobody's question."""
+
+    @property
+    def problem(self) -> tuple[str, str] | None:
+        """(reason, message) of why no engine is to be started here; None if one may."""
+        return (NO_METAL, WHY) if self.word == "absent" else None
+
+    @property
+    def held(self) -> str:
+        """Why nothing may be started right now, "" if it may."""
+        return ASKED if self.asking else NO_METAL if self.word == "absent" else ""
+
+
 class Metal(threading.Thread):
     """Asks until the answer is yes, as that does not change while a process lives."""
 
@@ -49,16 +72,8 @@ class Metal(threading.Thread):
         super().__init__(name="metal", daemon=True)
         self._question, self._on_change = question, on_change
         self._pause = threading.Event()
-        self.asking = question is not None
-        """True until there was an answer, or none could be had."""
-        self.absent = False
-        self.word = ""
-        """For the report: `there`, `absent`, or "" while it is not known or nobody's question."""
-
-    @property
-    def problem(self) -> tuple[str, str] | None:
-        """(reason, message) of why no engine is to be started here; None if one may."""
-        return (UNAVAILABLE, WHY) if self.absent else None
+        self.seen = Seen(asking=question is not None)
+        """Replaced as a whole: whoever decides by it takes it once."""
 
     def run(self) -> None:
         while self._question is not None and not self.look():
@@ -67,12 +82,11 @@ class Metal(threading.Thread):
     def look(self) -> bool:
         """Asks once; whether Metal is there."""
         found = self._question() if self._question is not None else None
-        before = self.asking, self.absent
+        before = self.seen
         # Not knowing takes nothing back: an engine that is being replaced just now cannot be asked.
-        self.asking, self.absent = False, self.absent if found is None else not found
-        self.word = {True: "there", False: "absent", None: self.word}[found]
-        if before != (self.asking, self.absent):
-            if before[1] != self.absent:
-                (log.error if self.absent else log.info)("metal", extra={"there": not self.absent})
+        self.seen = Seen(word={True: "there", False: "absent", None: before.word}[found])
+        if before != self.seen:
+            if before.word != self.seen.word:
+                log.log(logging.ERROR if found is False else logging.INFO, "metal", extra={"there": found})
             self._on_change()
         return found is True

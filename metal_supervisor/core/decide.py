@@ -61,8 +61,6 @@ class Outlook:
     """What its Model allows it."""
     live: tuple[str, int] | None = None
     """(address, port) of the engine that is up, also of one that is about to be replaced."""
-    barred: bool = False
-    """Whether the problem keeps everything from starting that is not up, also what was to run before."""
 
 
 DIRECTORY_FORMATS = frozenset({"mlx", "safetensors"})
@@ -196,7 +194,7 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
         return replace(fresh, verdict=off, queued_at=None, evicted_at=None, displaced_by="")
     if hindrance := _waiting(service, outlook):
         standing, reason, message = hindrance
-        if record is not None and record.runs and not outlook.barred:
+        if record is not None and record.runs:
             kept = replace(record, warning=None)
             return _warned(kept, service.uid, service.generation, reason, message)
         return replace(fresh, verdict=verdict(before, standing, reason, message, now))

@@ -8,7 +8,7 @@ a file that could not be read must not stop one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -21,6 +21,7 @@ EXITED_GRACE_S = 2.0
 SETTLE_S = 1.0
 KILL_AFTER_S = 10.0
 HAND_GRACE_S = 2.0
+HELD_S = 5.0
 FIRST_RETRY_S, LONGEST_RETRY_S = 10.0, 300.0
 LOST = "supervisord lost track of the process; nothing is done to it"
 RELOAD = "supervisord has not seen its section yet"
@@ -44,6 +45,10 @@ class Do(str, Enum):
     """Ask the sidecar to take the endpoint out before the process is stopped."""
     WAIT = "wait"
     ALARM = "alarm"
+
+
+TO_START = frozenset({Do.ADD, Do.REPLACE, Do.START, Do.WITHDRAW, Do.STOP})
+"""The moves of a wanted program that end in its start."""
 
 
 @dataclass(frozen=True)
@@ -199,10 +204,12 @@ def steps(
     notes: Mapping[str, RunNote],
     stopping: Mapping[str, Stopping],
     now: float,
+    held: Callable[[str], str] = lambda _name: "",
 ) -> list[Step]:
     """The moves of one pass, in the order of program names.
 
-    `ours`: names that are or were ours; nothing else in the table is ever touched. `now` is Unix time.
+    `ours`: names that are or were ours; nothing else in the table is ever touched. `now` is Unix time. `held`: why a
+    program must not be started now, "" if it may; what is up goes on.
     """
     result: list[Step | None] = []
     for name in sorted({*wanted, *(ours & table.keys())}):
@@ -226,7 +233,17 @@ def steps(
         else:
             replace = Step(Do.REPLACE, name, "its spec changed")
             result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), replace, now))
-    return [step for step in result if step is not None]
+    return [
+        _withheld(step, held(step.program)) if step.program in wanted else step for step in result if step is not None
+    ]
+
+
+def _withheld(step: Step, why: str) -> Step:
+    """The step of a program that is wanted, or the wait that stands for it while nothing may be started.
+
+    What would be taken down, to be started as something else, goes on too.
+    """
+    return Step(Do.WAIT, step.program, why, HELD_S) if why and step.do in TO_START else step
 
 
 def _in_flight(note: RunNote | None, state: ProgramState) -> bool:

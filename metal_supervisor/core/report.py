@@ -15,13 +15,14 @@ WAITING = "Waiting for the host metal-agent to fetch the model and register Endp
 LONGEST_NOTE_BYTES = 1000
 HELD = ("FATAL", "BACKOFF")
 PORT_IN_USE, CLAIM_LOST, HUNG, CRASH_LOOP = "PortInUse", "ClaimLost", "Hung", "CrashLoopBackOff"
+NO_METAL = "MetalUnavailable"
 EVICTED = "Evicted"
 ASLEEP = "Asleep"
 MOVED = "AddressChanged"
 """Reason of the Event that tells of another address of this Mac."""
 TROUBLE = frozenset({
     HUNG, "Unresponsive", CRASH_LOOP, PORT_IN_USE, "PublishFailed", "EndpointNameConflict", "NoRoutableAddress",
-    "InsufficientMemory", "MemoryCheckFailed", "MemoryPressure", EVICTED,
+    "InsufficientMemory", "MemoryCheckFailed", "MemoryPressure", EVICTED, NO_METAL,
 })
 """Reasons that deserve a warning although they may pass."""
 
@@ -70,6 +71,8 @@ def _creating(record: Record, observed: Observed | None) -> tuple[str, str, str]
     state = observed.state if observed else ""
     if record.stopped_by_hand:
         return "Stopped", "StoppedByHand", "stopped with supervisorctl; start it there, or change the spec"
+    if record.warning and record.warning[0] == NO_METAL and not (observed and observed.pid):
+        return "Failed", *record.warning
     if observed and state in HELD:
         phase = "Failed" if state == "FATAL" else "Creating"
         if record.warning and record.warning[0] == PORT_IN_USE:

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from metal_supervisor import boot
+from metal_supervisor import boot, config
+from metal_supervisor.config import Overrides
+from metal_supervisor.core import plan
 from metal_supervisor.core.types import State
 from tests.mac_part import say, standing_in
 from tests.system import System, eventually, kill, running, service
 
 REASON = "MetalUnavailable"
+
+
+def fatal(system: System) -> bool:
+    """Ends the engine once more; whether supervisord has given up on it."""
+    with contextlib.suppress(ProcessLookupError):
+        if pid := system.pid("kept"):
+            kill(pid)
+    return system.rpc.table()["default.kept"].state is State.FATAL
+
+
+def told(system: System) -> dict[str, Any]:
+    """The controller's report."""
+    return dict(json.loads((system.state / "controller.json").read_text()))
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +49,8 @@ def test_nothing_starts_without_metal_what_runs_is_kept_and_it_begins_when_metal
     with standing_in(system, "controller", tmp_path):
         stream = system.stream("kept", tokens=400)
         system.apply(service("late"))
-        told = eventually(lambda: REASON in system.told("late") and system.told("late"), what="the refusal")
-        assert "metal-supervisor doctor" in told and system.status("late")["phase"] == "Failed"
+        word = eventually(lambda: REASON in system.told("late") and system.told("late"), what="the refusal")
+        assert "metal-supervisor doctor" in word and system.status("late")["phase"] == "Failed"
         assert "default.late" not in system.rpc.table()
         eventually(lambda: system.condition("Degraded", "kept").get("reason") == REASON, what="a word on what runs")
         assert system.pid("kept") == engine and system.slice_ready("kept")
@@ -67,32 +84,48 @@ def test_a_stop_by_hand_is_remembered_through_a_time_without_metal(system: Syste
 
 
 def test_an_engine_that_has_ended_without_metal_is_not_started_again_on_the_cpu(system: System, tmp_path: Path) -> None:
-    def crash() -> bool:
-        with contextlib.suppress(ProcessLookupError):
-            if pid := system.pid("kept"):
-                kill(pid)
-        return system.rpc.table()["default.kept"].state is State.FATAL
-
     system.ready("kept")
     system.supervisorctl("stop", "controller")  # else it starts the engine again when that is due
-    eventually(crash, 30, "supervisord to give up on it")
+    eventually(lambda: fatal(system), 30, "supervisord to give up on it")
     say(tmp_path, "metal", "no")
     with standing_in(system, "controller", tmp_path):
         eventually(lambda: REASON in system.told("kept"), what="the refusal of what does not run any more")
-        eventually(lambda: "default.kept" not in system.rpc.table(), what="its program to be gone")
+        record = system.files.record_of("default.kept")
+        assert record is not None and record.runs and record.spec_file, "it keeps its place, and would survive a reboot"
+        assert not system.pid("kept")
         say(tmp_path, "metal", "yes")
         system.ready("kept", 60)
 
 
 def test_what_a_boot_without_metal_held_back_is_started_by_the_controller_and_not_taken_for_stopped(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(tmp_path) as system:
         system.apply(system.tiny_model(), service("tiny"))
         before = system.ready()
         system.stop()
-        boot._hold_without_metal(system.files, lambda: False, lambda _: None)
+        monkeypatch.setattr(boot.metal, "question_of", lambda _settings: lambda: False)
+        said: list[str] = []
+        boot.prepare(config.load_saved(system.state), Overrides(), said.append)
+        assert any("no Metal device" in line for line in said)
         assert "autostart=false" in system.files.section_text("default.tiny")
-        system.start()
+        monkeypatch.undo()
+        system.start()  # on Linux nobody asks, so its own controller starts what was held
         assert system.ready() != before
         eventually(lambda: "autostart=true" in system.files.section_text("default.tiny"), what="it to be as before")
+
+
+def test_with_the_api_away_nothing_is_started_without_metal_either(system: System, tmp_path: Path) -> None:
+    system.ready("kept")
+    system.supervisorctl("stop", "controller", "apiserver")
+    eventually(lambda: fatal(system), 30, "supervisord to give up on it")
+    due = plan.retry_at(system.files.run_note("default.kept"), system.rpc.table()["default.kept"])
+    say(tmp_path, "metal", "no")
+    with standing_in(system, "controller", tmp_path):
+        eventually(lambda: told(system).get("metal") == "absent", what="it to be known")
+        eventually(lambda: told(system).get("at", 0.0) > due, 60, "a pass after the pause")
+        assert system.rpc.table()["default.kept"].state is State.FATAL
+        say(tmp_path, "metal", "yes")
+        eventually(lambda: system.pid("kept") != 0, 30, "it to be started once Metal is there")
+        system.supervisorctl("start", "apiserver")
+        system.ready("kept")

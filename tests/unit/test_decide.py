@@ -337,12 +337,3 @@ def test_a_directory_for_a_file_and_the_other_way_round_is_refused(kind: str, di
     assert f"spec.format {kind} wants" in found.message
     assert fitting(replace(ready, directory=not directory), kind).phase == "Ready"
     assert fitting(ModelFile("Checking"), kind).phase == "Checking"
-
-
-def test_what_is_barred_is_not_kept_as_it_was_unless_it_is_up() -> None:
-    problem = ("MetalUnavailable", "no device")
-    refused = accept(SERVICE, running(), outlook(problem=problem, barred=True, engine=None, program=None), 200.0)
-    assert (refused.verdict.standing, refused.verdict.reason, refused.spec_file) == (Standing.FAILED, problem[0], None)
-    kept = accept(SERVICE, running(), outlook(problem=problem, engine=None, program=None), 200.0)
-    assert kept.runs and kept.warning is not None and kept.warning[0] == problem[0]
-    assert accept(SERVICE, refused, outlook(), 300.0).runs

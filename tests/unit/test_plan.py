@@ -16,6 +16,7 @@ from metal_supervisor.core.plan import (
     LONGEST_RETRY_S,
     NOTE_GRACE_S,
     RESEND_AFTER_S,
+    TO_START,
     WITHDRAW_WAIT_S,
     Do,
     Hung,
@@ -473,3 +474,18 @@ def test_a_hung_engine_is_told_to_end_then_killed_and_never_drained() -> None:
     assert [step.do for step in after(NOW - KILL_AFTER_S)] == [Do.KILL]
     assert [step.do for step in after(NOW + 3600)] == [Do.KILL]  # the clock was set back
     assert moves(row(State.STOPPING), want=Wanted(OLD, False, Hung("it hangs")), said=note(OLD)) == []
+
+
+@pytest.mark.parametrize("state", [None, *State])
+@pytest.mark.parametrize("want", [WANTS_OLD, WANTS_NEW])
+def test_while_nothing_may_be_started_nothing_is_and_what_is_up_goes_on(state: State | None, want: Wanted) -> None:
+    found = row(state, stop=NOW - 50) if state else None
+    diff = Diff(added=frozenset({NAME})) if found is None else changed() if want is WANTS_NEW else Diff()
+    rest = {NAME: found} if found else {}
+    for asked in (Stopping(), WITHDRAWN):
+        world = frozenset({NAME}), rest, diff, {NAME: note()}, {NAME: asked}, NOW
+        free = [step.do for step in steps({NAME: want}, *world)]
+        held = steps({NAME: want}, *world, held=lambda _name: "no device")
+        assert [step.do for step in held] == [Do.WAIT if each in TO_START else each for each in free]
+        assert all(step.why == "no device" for step, each in zip(held, free, strict=True) if each in TO_START)
+        assert steps({}, *world, held=lambda _name: "no device") == steps({}, *world), "what is not wanted may go"
