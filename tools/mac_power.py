@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
+import mac_kit
 import mac_parse
 from mac_host import NOT_YET
 from mac_kit import Kit, use_checkout
@@ -67,8 +68,8 @@ def watts(found: list[dict[str, Any]], domain: str) -> list[float]:
 
 def leave(kit: Kit, sheet: Sheet, argv: tuple[str, ...]) -> None:
     """sudo lets exactly that be run without a password; asked with -k, which takes no notice of one given before."""
-    listed = kit.here(["/usr/bin/sudo", "-k", "-n", "-l", *argv], 15.0)
-    other = kit.here(["/usr/bin/sudo", "-k", "-n", POWERMETRICS, "-n", "1", "-i", "100"], 15.0)
+    listed = kit.here([mac_kit.SUDO, "-k", "-n", "-l", *argv], 15.0)
+    other = kit.here([mac_kit.SUDO, "-k", "-n", POWERMETRICS, "-n", "1", "-i", "100"], 15.0)
     sheet.show("sudo of another command line", other.err)
     if other.ok:
         sheet.omit("that other command lines are refused: this account may do everything without a password")
@@ -78,7 +79,7 @@ def leave(kit: Kit, sheet: Sheet, argv: tuple[str, ...]) -> None:
         sheet.omit("that ours is allowed: make install-powermetrics-sudo, and run it again")
         return
     child = subprocess.Popen(
-        ["/usr/bin/sudo", "-k", "-n", *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [mac_kit.SUDO, "-k", "-n", *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     kit.cleanup("end powermetrics", lambda: kit.end_root(child))
     assert child.stdout is not None
@@ -146,11 +147,16 @@ def sleep(kit: Kit, sheet: Sheet) -> None:
     watcher.join(5.0)
     before, gap = around_sleep(looks)
     sheet.figure("longest time without a look, which is the sleep", "s", gap)
-    if importlib.util.find_spec("metal_supervisor.sleepwatch") is None:
+    if not watched():
         sheet.omit(f"that the endpoint was out of service before the sleep: the watch for it is {NOT_YET}")
     else:
         sheet.claim(before is False, "the endpoint was out of service before the sleep")
     sheet.claim(mac.pid() == engine, "the engine is the same")
+
+
+def watched() -> bool:
+    """Whether this release takes endpoints out before a sleep."""
+    return importlib.util.find_spec("metal_supervisor.sleepwatch") is not None
 
 
 def around_sleep(looks: list[tuple[float, bool | None]]) -> tuple[bool | None, float]:

@@ -7,7 +7,10 @@ finds its way through an installation of ours, tells what it found, leaves nothi
 from __future__ import annotations
 
 import os
+import plistlib
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,8 +29,11 @@ sys.path.insert(0, str(ROOT / "tools"))
 import mac_acceptance
 import mac_chat
 import mac_checks
+import mac_host
 import mac_install
+import mac_jobs
 import mac_kit
+import mac_power
 import mac_runtimes
 from mac_report import FAIL, PASS, Sheet
 
@@ -126,3 +132,72 @@ def test_a_stream_that_is_cut_is_not_whole(tmp_path: Path) -> None:
         os.kill(served.pid, signal.SIGKILL)
         assert not cut.end(60) and ", cut" in cut.told()
     assert kit.tidy() == []
+
+
+class OneShots:
+    """launchctl and install for jobs that run once, whatever else is in their property lists."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, subprocess.Popen[bytes]] = {}
+        self.types: list[str] = []
+
+    def __call__(self, argv: Sequence[str], _timeout_s: float) -> Done:
+        words = [word for word in argv if word not in (mac_kit.SUDO, "-n")]
+        if words[0] == "/usr/bin/install":
+            shutil.copyfile(words[-2], words[-1])
+            return launchd.FINE
+        verb = words[1]
+        if verb == "bootstrap":
+            content = plistlib.loads(Path(words[3]).read_bytes())
+            self.types.append(content.get("ProcessType", ""))
+            with Path(content["StandardOutPath"]).open("ab") as log:
+                child = subprocess.Popen(content["ProgramArguments"], stdout=log, stderr=log)
+            self.jobs[f"{words[2]}/{content['Label']}"] = child
+        elif verb == "print":
+            known = words[2] in self.jobs
+            return Done(0, "x = {\n\tstate = running\n}\n", "") if known else Done(113, "", "no such job")
+        elif verb == "bootout":
+            child = self.jobs.pop(words[2])
+            child.terminate()
+            child.wait(20)
+        return launchd.FINE
+
+
+def test_jobs_that_run_once_answer_in_each_context_and_are_gone(tmp_path: Path) -> None:
+    shots = OneShots()
+    kit = mac_kit.Kit(mac_kit.Options(), tmp_path, here=shots)
+    with kit.directory_for("once"):
+        for context in (mac_jobs.AGENT, mac_jobs.DAEMON):
+            found = mac_jobs.once(kit, context, "run", sys.executable, "-c", "print(3)")
+            assert (found["out"], found["code"]) == ("3\n", 0)
+    assert shots.jobs == {} and shots.types == ["Interactive"] * 2
+    assert kit.tidy() == []
+
+
+def test_the_process_type_is_measured_with_a_real_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shots = OneShots()
+    monkeypatch.setattr(mac_jobs, "REPEATS", 2)
+    monkeypatch.setattr(mac_jobs, "SLOWER", 0.0)
+    kit = mac_kit.Kit(mac_kit.Options(model_mib=1), tmp_path, here=shots)
+    found = mac_acceptance.perform(mac_checks.Check("type", "n", "p", "f", mac_jobs.process_type), kit)
+    assert found.outcome == PASS, found.why
+    assert shots.types == ["Interactive", "", "Background"] and shots.jobs == {}
+    assert [len(each.values) for each in found.sheet.figures] == [2, 2, 2]
+
+
+def test_the_story_of_a_sleep_is_told_around_a_real_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mac_power, "consent", lambda _kit: True)
+    monkeypatch.setattr(mac_power, "watched", lambda: False)
+    monkeypatch.setattr(mac_power, "go_to_sleep", lambda _kit, _wake: 75.0)
+    kit = mac_kit.Kit(mac_kit.Options(), tmp_path)
+    found = mac_acceptance.perform(mac_checks.Check("sleep", "i", "p", "f", mac_power.sleep), kit)
+    assert found.outcome == PASS, (found.why, found.sheet.evidence)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_assertion_is_looked_for_around_a_real_system(tmp_path: Path) -> None:
+    row = '   pid 366(caffeinate): [0x0000000100018001] 00:00:01 PreventUserIdleSystemSleep named: "x"\n'
+    told = iter(["", row, row, row, ""])
+    kit = mac_kit.Kit(mac_kit.Options(), tmp_path, run=lambda _argv, _timeout_s: Done(0, next(told, ""), ""))
+    found = mac_acceptance.perform(mac_checks.Check("caffeinate", "j", "p", "f", mac_host.caffeinate), kit)
+    assert found.outcome == PASS, (found.why, found.sheet.evidence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import plistlib
 import re
@@ -21,6 +22,7 @@ import mac_checks
 import mac_host
 import mac_jobs
 import mac_kit
+import mac_metal
 import mac_parse
 import mac_power
 import mac_report
@@ -28,8 +30,10 @@ import mac_runtimes
 from mac_checks import CHECKS, ITEMS, Check
 from mac_report import FAIL, MEASURED, PASS, SKIPPED, Redactor, Sheet, Skip
 
+from metal_supervisor.boundary import darwin_memory
 from metal_supervisor.boundary.commands import Done
 from metal_supervisor.runtimes import RUNTIMES
+from tests.boundary.mac_memory import M4_MAX, FakeLibc, u32
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEVICES = "Available devices:\n  MTL0: Apple M4 Max (110100 MiB, 110100 MiB free)\n  BLAS: Accelerate (0 MiB, 0 MiB free)\n"  # noqa: E501
@@ -428,6 +432,109 @@ def test_the_helper_of_jobs_tells_what_came_of_it(tmp_path: Path) -> None:
 def test_a_host_of_the_network_has_to_be_named(tmp_path: Path, lan: str) -> None:
     with pytest.raises(Skip, match="--lan HOST:PORT"):
         mac_jobs.lan(mac_kit.Kit(mac_kit.Options(lan=lan), tmp_path), Sheet())
+
+
+# ── checks of a Mac's memory, with recorded answers ──────────────────────────────────────────────
+
+GIB = 1024**3
+CHILD = 210 << 20, 205 << 20
+
+
+class Anybody(dict[int, tuple[int, int]]):
+    """Every process holds the same."""
+
+    def __contains__(self, _pid: object) -> bool:
+        return True
+
+    def __missing__(self, _pid: int) -> tuple[int, int]:
+        return CHILD
+
+
+class Tools:
+    """macOS's own tools, as they answer on one Mac with 128 GiB."""
+
+    def __init__(self, **other: str) -> None:
+        pages = 128 * GIB // 16384
+        self.said = {
+            "plutil": "OK", "sysctl -n hw.memsize": str(128 * GIB), "sysctl -n iogpu.wired_limit_mb": "0\n",
+            "sysctl vm.swapusage": "vm.swapusage: total = 23552.00M  used = 22392.56M  free = 1159.44M  (encrypted)",
+            "vm_stat": "Stats: (page size of 16384 bytes)\n"
+                       f"Pages free: {pages // 2}.\nPages wired down: {pages // 2}.\n",
+            "memory_pressure -Q": "System-wide memory free percentage: 81%\n",
+            "footprint": f"x\n    phys_footprint: {CHILD[0]} B\n", "ps": str(CHILD[1] // 1024),
+            "true --list-devices": DEVICES, **other,
+        }  # fmt: skip
+
+    def __call__(self, argv: Any, _timeout_s: float) -> Done:
+        line = " ".join([Path(argv[0]).name, *argv[1:]])
+        if line.startswith("top "):
+            return Done(0, "", "")
+        found = [said for start, said in self.said.items() if line.startswith(start)]
+        return Done(0, found[0], "") if found else Done(127, "", f"unexpected: {line}")
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> FakeLibc:
+    libc = FakeLibc(M4_MAX)
+    libc.processes = Anybody()
+    mac = darwin_memory.Mac(libc)
+    monkeypatch.setattr(darwin_memory, "mac", lambda: mac)
+    monkeypatch.setattr(mac_kit.Kit, "llama_server", lambda _self: Path("/bin/true"))
+    return libc
+
+
+@pytest.mark.parametrize(
+    ("run", "tools", "outcome", "why"),
+    [
+        (mac_host.plists, {}, PASS, ""),
+        (mac_host.sysctls, {}, PASS, ""),
+        (mac_host.sysctls, {"footprint": "phys_footprint: 900 MB\n"}, FAIL, "that of footprint(1)"),
+        (mac_host.sysctls, {"memory_pressure -Q": "free percentage: 40%"}, FAIL, "memory_pressure's 40 %"),
+        (mac_host.sysctls, {"vm_stat": "page size of 4096 bytes\nPages free: 1.\n"}, FAIL, "add up to hw.memsize"),
+        (mac_metal.wired, {}, PASS, ""),
+        (mac_metal.wired, {"true --list-devices": DEVICES.replace("110100", "9000")}, FAIL, "no more than that"),
+        (mac_metal.wired, {"true --list-devices": "Available devices:\n"}, FAIL, "lists a Metal device"),
+    ],
+)
+def test_what_macos_tells_is_judged_both_ways(
+    tmp_path: Path, recorded: FakeLibc, run: Callable[[mac_kit.Kit, Sheet], None], tools: dict[str, str], outcome: str,
+    why: str,
+) -> None:  # fmt: skip
+    kit = mac_kit.Kit(mac_kit.Options(), tmp_path, run=Tools(**tools))
+    if run is mac_host.plists and importlib.util.find_spec("metal_supervisor.boundary.power"):
+        kit = mac_kit.Kit(mac_kit.Options(), tmp_path, run=Tools(visudo="parsed OK"))
+    found = mac_acceptance.perform(check("recorded", run), kit)
+    assert (found.outcome, why in found.why) == (outcome, True), found.why
+
+
+def test_simulated_pressure_is_taken_back_if_its_tool_was_killed(tmp_path: Path, recorded: FakeLibc) -> None:
+    asked: list[list[str]] = []
+    level = "kern.memorystatus_vm_pressure_level"
+
+    def here(argv: Any, _timeout_s: float) -> Done:
+        asked.append(list(argv))
+        recorded.sysctls[level] = u32(1)
+        return Done(0, "", "")
+
+    kit = mac_kit.Kit(mac_kit.Options(), tmp_path, here=here)
+    mac_host.calm(kit)
+    assert asked == []
+    recorded.sysctls[level] = u32(2)
+    mac_host.calm(kit)
+    assert [argv[-1] for argv in asked] == ["kern.memorypressure_manual_trigger=131073"]
+
+
+def test_what_root_prints_is_read_for_so_long_and_its_process_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sudo = tmp_path / "sudo"
+    sudo.write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    sudo.chmod(0o755)
+    monkeypatch.setattr(mac_kit, "SUDO", str(sudo))
+    endless = "import itertools\nfor n in itertools.count(): print(n, flush=True)"
+    kit = mac_kit.Kit(mac_kit.Options(), tmp_path)
+    assert mac_power.output_of(kit, (sys.executable, "-c", endless), 1.0).startswith(b"0\n1\n2\n")
+    assert kit.tidy() == []
 
 
 # ── the page and the workflow ────────────────────────────────────────────────────────────────────
