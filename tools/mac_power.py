@@ -79,7 +79,7 @@ def leave(kit: Kit, sheet: Sheet, argv: tuple[str, ...]) -> None:
         sheet.omit("that ours is allowed: make install-powermetrics-sudo, and run it again")
         return
     child = subprocess.Popen(
-        [mac_kit.SUDO, "-k", "-n", *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [mac_kit.SUDO, "-k", "-n", *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     kit.cleanup("end powermetrics", lambda: kit.end_root(child))
     assert child.stdout is not None

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ import mac_runtimes
 from mac_checks import CHECKS, ITEMS, Check
 from mac_report import FAIL, MEASURED, PASS, SKIPPED, Redactor, Sheet, Skip
 
+from metal_supervisor import boundary
 from metal_supervisor.boundary import darwin_memory
 from metal_supervisor.boundary.commands import Done
 from metal_supervisor.runtimes import RUNTIMES
@@ -436,6 +438,7 @@ def test_a_host_of_the_network_has_to_be_named(tmp_path: Path, lan: str) -> None
 
 # ── checks of a Mac's memory, with recorded answers ──────────────────────────────────────────────
 
+DOCTOR = f"{Path(sys.executable).name} -m metal_supervisor doctor --json"
 GIB = 1024**3
 CHILD = 210 << 20, 205 << 20
 
@@ -494,6 +497,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> FakeLibc:
         (mac_metal.wired, {}, PASS, ""),
         (mac_metal.wired, {"true --list-devices": DEVICES.replace("110100", "9000")}, FAIL, "no more than that"),
         (mac_metal.wired, {"true --list-devices": "Available devices:\n"}, FAIL, "lists a Metal device"),
+        (mac_host.doctor, {DOCTOR: '{"findings": [{"check": "chip"}]}'}, PASS, ""),
+        (mac_host.doctor, {DOCTOR: '{"findings": [1]}', "xattr": "0081;Safari"}, FAIL, "is not quarantined"),
+        (mac_host.doctor, {DOCTOR: "Traceback"}, FAIL, "tells its findings"),
     ],
 )
 def test_what_macos_tells_is_judged_both_ways(
@@ -535,6 +541,39 @@ def test_what_root_prints_is_read_for_so_long_and_its_process_ended(
     kit = mac_kit.Kit(mac_kit.Options(), tmp_path)
     assert mac_power.output_of(kit, (sys.executable, "-c", endless), 1.0).startswith(b"0\n1\n2\n")
     assert kit.tidy() == []
+
+
+SUDO_OF_ONE_LINE = """\
+#!/bin/sh
+[ "$1" = -k ] && ignored=yes && shift
+shift
+[ "$1" = -l ] && exit 0
+[ "$ignored$1" = yes/usr/bin/powermetrics ] && echo "sudo: a password is required" >&2 && exit 1
+exec "$@"
+"""
+
+
+def test_powermetrics_is_read_and_sudos_leave_for_it_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = plistlib.dumps({"processor": {"gpu_power": 5000.0, "combined_power": 6000, "new_key": "M9"}})
+    script = "import sys, time\nwhile True:\n    sys.stdout.buffer.write(" + repr(frame + b"\0") + ")\n"
+    script += "    sys.stdout.flush()\n    time.sleep(0.1)\n"
+    power = SimpleNamespace(POWERMETRICS=(sys.executable, "-c", script))
+    monkeypatch.setattr(boundary, "power", power, raising=False)
+    monkeypatch.setitem(sys.modules, "metal_supervisor.boundary.power", power)
+    monkeypatch.setattr(mac_power, "FRAME_S", 0.7)
+    sudo = tmp_path / "sudo"
+    sudo.write_text(SUDO_OF_ONE_LINE)
+    sudo.chmod(0o755)
+    monkeypatch.setattr(mac_kit, "SUDO", str(sudo))
+    kit = mac_kit.Kit(mac_kit.Options(), tmp_path)
+    found = mac_acceptance.perform(check("powermetrics", mac_power.powermetrics), kit)
+    assert found.outcome == PASS, found.why
+    assert "processor.new_key (str)" in found.sheet.evidence["keys, names and types only"]
+    assert {each.name: each.values[0] for each in found.sheet.figures} == {"gpu": 5.0, "combined": 6.0}
+    assert [text for _, text in found.sheet.claims][-2:] == [
+        "another command line is refused", "ours is allowed without a password",
+    ]  # fmt: skip
+    assert "M9" not in json.dumps(found.row())
 
 
 # ── the page and the workflow ────────────────────────────────────────────────────────────────────
