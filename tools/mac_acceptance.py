@@ -34,7 +34,7 @@ from mac_kit import Kit, Options, Password, workplace  # noqa: E402
 from mac_report import FAIL, SKIPPED, Redactor, Result, Sheet, Skip, outcome_of  # noqa: E402
 
 from metal_supervisor import __version__  # noqa: E402
-from metal_supervisor.boundary import commands, darwin_memory  # noqa: E402
+from metal_supervisor.boundary import commands, darwin_memory, memory  # noqa: E402
 from metal_supervisor.boundary.state import write_atomic  # noqa: E402
 
 INTERRUPTED = "the run was ended before this"
@@ -74,8 +74,8 @@ def result_of(check: Check, outcome: str, why: str, sheet: Sheet, seconds: float
     return Result(check.name, check.item, check.proves, check.on_failure, outcome, why, sheet, seconds)
 
 
-def perform_all(checks: Sequence[Check], kit: Kit, say: Say) -> list[Result]:
-    """Makes them one after another; what is left when the run is ended is skipped."""
+def perform_all(checks: Sequence[Check], kit: Kit, say: Say, keep: Callable[[list[Result]], None]) -> list[Result]:
+    """Makes them one after another; what is left when the run is ended is skipped. `keep` has what is known so far."""
     results: list[Result] = []
     for number, check in enumerate(checks, 1):
         if kit.ended:
@@ -83,6 +83,7 @@ def perform_all(checks: Sequence[Check], kit: Kit, say: Say) -> list[Result]:
             continue
         say(f"{number:>2}/{len(checks)}  {check.name}, about {check.minutes:g} min")
         results.append(perform(check, kit))
+        keep(results)
         say(f"       {results[-1].outcome}{': ' + results[-1].why if results[-1].why else ''}")
     return results
 
@@ -107,9 +108,9 @@ def about(checks: Sequence[Check], options: Options) -> dict[str, Any]:
             facts[name] = mac.text(key) if mac else ""
         except OSError as error:
             facts[name] = f"not told: {error.strerror}"
-    gib = mac.total_bytes() / 1024**3 if mac else 0
     return {
-        **facts, "memory_gib": mac_report.rounded(gib), "hosted": options.hosted, "sudo": options.sudo,
+        **facts, "memory_gib": mac_report.rounded(memory.total_bytes() / 1024**3), "hosted": options.hosted,
+        "sudo": options.sudo,
         "model_file": options.model.name if options.model else f"made, {options.model_mib} MiB",
         "asked_for": [each.name for each in checks],
     }  # fmt: skip
@@ -170,9 +171,14 @@ def options_of(asked: argparse.Namespace) -> Options:
 def run(checks: Sequence[Check], options: Options, base: Path, output: Path | None, say: Say) -> int:
     """Makes the checks and writes the report; 1 if one failed."""
     facts = about(checks, options)
-    results = perform_all(checks, Kit(options, base, say=say), say)
-    found = mac_report.report(facts, results, redactor(options))
-    path = output or file_name(facts)
+    path, private = output or file_name(facts), redactor(options)
+
+    def keep(results: list[Result]) -> None:
+        """After each check: a Mac that is driven to its limits may not come to the end of this."""
+        write(path, mac_report.report(facts, results, private))
+
+    results = perform_all(checks, Kit(options, base, say=say), say, keep)
+    found = mac_report.report(facts, results, private)
     write(path, found)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in found["counts"].items())
     say(f"{counts}; see {path} and {path.with_suffix('.md').name}")

@@ -10,7 +10,6 @@ import contextlib
 import getpass
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 import mac_parse
 from mac_chat import Stream
 from mac_jobs import TRIAL
-from mac_kit import HOW_ROOT, SUDO, Kit, show_logs, use_checkout
+from mac_kit import HOW_ROOT, SUDO, Kit, need_readable, show_logs, use_checkout
 from mac_report import Sheet, Skip
 
 from metal_supervisor import boot, install, install_plan, uninstall
 from metal_supervisor.boundary.commands import Done, Runner
 from metal_supervisor.boundary.launchctl import NO_DOMAIN, Launchctl, LaunchdError
 from metal_supervisor.core.launchd import STOPPING_S
-from metal_supervisor.install import KEPT_FROM_JOBS
 from metal_supervisor.install_steps import Machine
 
 if TYPE_CHECKING:
@@ -122,13 +120,13 @@ def this_machine(root: Path, home: Path, run: Runner) -> Machine:
 def daemon(kit: Kit, sheet: Sheet) -> None:
     """As a LaunchDaemon."""
     kit.need_root("a LaunchDaemon's file and launchd's commands are root's")
-    refuse_here()
+    need_readable()
     attempt(Trial(kit, agent=False), sheet)
 
 
 def agent(kit: Kit, sheet: Sheet) -> None:
     """As a LaunchAgent."""
-    refuse_here()
+    need_readable()
     try:
         attempt(Trial(kit, agent=True), sheet)
     except LaunchdError as error:
@@ -144,13 +142,6 @@ def attempt(trial: Trial, sheet: Sheet) -> None:
     except Exception:
         show_logs(trial.state, sheet)
         raise
-
-
-def refuse_here() -> None:
-    """Raises Skip where launchd's jobs may not read our own files."""
-    for name in KEPT_FROM_JOBS:
-        if Path(sys.prefix).is_relative_to(Path.home() / name):
-            raise Skip(f"this checkout is in {name}, which macOS keeps from launchd's jobs; move it and run it again")
 
 
 def exercise(trial: Trial, sheet: Sheet) -> None:

@@ -18,7 +18,18 @@ from typing import Any
 
 import mac_chat
 import mac_parse
-from mac_kit import COMMAND_S, HOW_ROOT, SUDO, Kit, eventually, found_on_path, free_port, python_of, wait_ready
+from mac_kit import (
+    COMMAND_S,
+    HOW_ROOT,
+    SUDO,
+    Kit,
+    eventually,
+    found_on_path,
+    free_port,
+    need_readable,
+    python_of,
+    wait_ready,
+)
 from mac_report import Sheet, Skip
 
 from metal_supervisor.boundary.launchctl import NO_DOMAIN, Launchctl, LaunchdError
@@ -57,6 +68,7 @@ def plist(context: str, argv: list[str], scratch: Path, process_type: str = "Int
 
 def load(kit: Kit, context: str, content: dict[str, Any]) -> Callable[[], None]:
     """Loads a job; what takes it out again, which the end of the check does too. Raises Skip, LaunchdError."""
+    need_readable()
     domain, path = launchctl(kit, context), kit.scratch / f"{context}.plist"
     path.unlink(missing_ok=True)
     if context == DAEMON:

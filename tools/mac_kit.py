@@ -23,6 +23,7 @@ from mac_report import Sheet, Skip
 
 from metal_supervisor.boundary import commands
 from metal_supervisor.boundary.commands import Done, Runner
+from metal_supervisor.install import KEPT_FROM_JOBS
 
 ROOT = Path(__file__).resolve().parents[1]
 SUDO = "/usr/bin/sudo"
@@ -265,6 +266,13 @@ class Password:
     def close(self) -> None:
         """Asks no more."""
         self._over.set()
+
+
+def need_readable() -> None:
+    """Raises Skip where launchd's jobs may not read our own files."""
+    for name in KEPT_FROM_JOBS:
+        if any(path.is_relative_to(Path.home() / name) for path in (ROOT, Path(sys.prefix))):
+            raise Skip(f"this checkout is in {name}, which macOS keeps from launchd's jobs; move it and run it again")
 
 
 def show_logs(state: Path, sheet: Sheet) -> None:

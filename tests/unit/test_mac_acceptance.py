@@ -291,6 +291,25 @@ def test_whoever_ends_the_run_still_gets_a_report_and_a_clean_mac(tmp_path: Path
     assert found["checks"][0]["outcome"] == (SKIPPED if where == "check" else FAIL)
 
 
+def test_what_is_known_is_written_after_each_check(tmp_path: Path) -> None:
+    """A Mac that panics in the second one has kept the first."""
+    seen: list[list[str]] = []
+
+    def look(_kit: mac_kit.Kit, _sheet: Sheet) -> None:
+        seen.append([each["name"] for each in json.loads((tmp_path / "report.json").read_text())["checks"]])
+
+    run(tmp_path, check("good", passing), check("look", look))
+    assert seen == [["good"]]
+
+
+def test_a_checkout_that_launchds_jobs_cannot_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mac_kit.need_readable()
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.setattr(mac_kit, "ROOT", tmp_path / "Documents" / "checkout")
+    with pytest.raises(Skip, match="Documents"):
+        mac_kit.need_readable()
+
+
 def test_the_report_is_named_after_the_model_and_the_day() -> None:
     names = {"Mac16,5": "acceptance-Mac16-5-2026-11-22.json", "../x": "acceptance----x-2026-11-22.json"}
     for model, name in names.items():
