@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from metal_supervisor import __version__, boot, upgrade
-from metal_supervisor.boundary.launchctl import INCUMBENT, LABEL, Launchctl
+from metal_supervisor.boundary.launchctl import INCUMBENT, Launchctl
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
 from metal_supervisor.core import launchd
@@ -61,7 +61,7 @@ def install(found: Plan, machine: Machine, say: Say) -> int:
     _refuse(found, machine, launchctl)
     for note in found.notes:
         say(f"note      {note}")
-    due, loaded = found.due(), launchctl.job(LABEL) is not None
+    due, loaded = found.due(), launchctl.job(where.label) is not None
     exchanged = not loaded or read(where.loaded) != found.plist
     if where.root and (exchanged or any(map(needs_root, due))):
         ask_for_sudo(machine, f"the job runs as {machine.user}, but its file and launchd's commands are root's", say)
@@ -70,9 +70,9 @@ def install(found: Plan, machine: Machine, say: Say) -> int:
     directory.create()
     if not loaded:
         boot.link_current(directory)
-        launchctl.enable(LABEL)
-        launchctl.load(LABEL, where.plist)
-        say(f"loaded    {launchctl.domain}/{LABEL}")
+        launchctl.enable(where.label)
+        launchctl.load(where.label, where.plist)
+        say(f"loaded    {launchctl.domain}/{where.label}")
     elif exchanged:
         _exchange(found, machine, launchctl, say)
     elif _outdated(where):
@@ -125,15 +125,15 @@ def _refuse(found: Plan, machine: Machine, launchctl: Launchctl) -> None:
             sudo = "sudo " if domain == "system" else ""
             raise InstallError(f"{text}; end it first: {sudo}launchctl bootout {domain}/{INCUMBENT}")
     other = places(machine, where.state, agent=where.root)
-    if Launchctl(machine.run, other.domain).job(LABEL) is not None:
-        text = f"it is installed as {other.domain}/{LABEL} already; `metal-supervisor uninstall` first"
+    if Launchctl(machine.run, other.domain).job(other.label) is not None:
+        text = f"it is installed as {other.domain}/{other.label} already; `metal-supervisor uninstall` first"
         raise InstallError(f"{text}, or install {'with' if where.root else 'without'} --agent")
     for name, path in (("the state directory", where.state), ("this installation", Path(sys.prefix))):
         kept = [each for each in KEPT_FROM_JOBS if path.is_relative_to(machine.home / each)]
         if kept:
             text = f"{name}, {path}, is in {kept[0]}, which macOS keeps from launchd's jobs"
             raise InstallError(f"{text}; use a place outside of it")
-    if launchctl.job(LABEL) is None and where.state.is_dir():
+    if launchctl.job(where.label) is None and where.state.is_dir():
         with contextlib.suppress(FileNotFoundError), (where.state / "run.lock").open() as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -146,8 +146,8 @@ def _refuse(found: Plan, machine: Machine, launchctl: Launchctl) -> None:
 def _exchange_lines(found: Plan, launchctl: Launchctl) -> Iterator[str]:
     """The commands that load the job, or exchange it."""
     where = found.places
-    name = f"{where.domain}/{LABEL}"
-    if launchctl.job(LABEL) is None:
+    name = f"{where.domain}/{where.label}"
+    if launchctl.job(where.label) is None:
         yield f"run    {launchctl.line('enable', name)}"
         yield f"run    {launchctl.line('bootstrap', where.domain, str(where.plist))}"
     elif read(where.loaded) != found.plist:
@@ -166,13 +166,13 @@ def _exchange(found: Plan, machine: Machine, launchctl: Launchctl, say: Say) -> 
     marker = where.state / boot.HANDOVER_FILE
     write_atomic(marker, "")
     try:
-        launchctl.kill(LABEL, "SIGKILL")
-        launchctl.unload(LABEL, found.settings.stop_timeout + launchd.STOPPING_S)
+        launchctl.kill(where.label, "SIGKILL")
+        launchctl.unload(where.label, found.settings.stop_timeout + launchd.STOPPING_S)
         _place([step for step in found.due() if _is_plist(step, where)], machine, say)
     finally:
         marker.unlink(missing_ok=True)
-        launchctl.load(LABEL, where.plist)
-    say(f"reloaded  {launchctl.domain}/{LABEL}; the engines go on")
+        launchctl.load(where.label, where.plist)
+    say(f"reloaded  {launchctl.domain}/{where.label}; the engines go on")
 
 
 def _up(found: Plan, machine: Machine) -> bool:
@@ -189,7 +189,7 @@ def _up(found: Plan, machine: Machine) -> bool:
 
 
 def _say_what_failed(found: Plan, launchctl: Launchctl, say: Say) -> None:
-    job = launchctl.job(LABEL)
+    job = launchctl.job(found.places.label)
     log = found.places.state / "log" / "launchd.log"
     told = f"launchd says {job.state or 'nothing'}, last exit {job.last_exit}" if job else "launchd has no such job"
     say(f"it does not come up: {told}")

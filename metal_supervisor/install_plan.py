@@ -64,6 +64,7 @@ class Places:
     domain: str
     root: bool
     """Whether plist and programs are root's."""
+    label: str = LABEL
 
     @property
     def settings(self) -> Path:
@@ -87,17 +88,18 @@ class Places:
     @property
     def rendered(self) -> Path:
         """Copy of the property list as it was last written by us."""
-        return self.launchd / f"{LABEL}.plist"
+        return self.launchd / f"{self.label}.plist"
 
 
 def places(machine: Machine, state: Path, agent: bool) -> Places:
     """The usual ones for a LaunchDaemon, or for a LaunchAgent."""
-    name = f"{LABEL}.plist"
+    name = f"{machine.label}.plist"
     if agent:
         library = machine.home / "Library" / "LaunchAgents"
-        return Places(state, library / name, machine.home / ".local" / "bin", f"gui/{machine.uid}", False)
+        programs = machine.home / ".local" / "bin"
+        return Places(state, library / name, programs, f"gui/{machine.uid}", False, machine.label)
     library = machine.root / "Library" / "LaunchDaemons"
-    return Places(state, library / name, machine.root / "usr" / "local" / "bin", "system", True)
+    return Places(state, library / name, machine.root / "usr" / "local" / "bin", "system", True, machine.label)
 
 
 @dataclass(frozen=True)
@@ -186,8 +188,9 @@ def _checked(text: str, where: Places) -> Settings:
 def _plist(order: Order, machine: Machine, where: Places, settings: Settings) -> tuple[bytes, bool]:
     """(the property list that will be there, whether somebody edited it and it stays)."""
     job = launchd.Job(
-        machine.user, machine.group, str(machine.home), str(where.state), settings.stop_timeout, order.agent
-    )
+        machine.user, machine.group, str(machine.home), str(where.state), settings.stop_timeout, order.agent,
+        where.label,
+    )  # fmt: skip
     ours = launchd.rendered((config.launchd_dir() / f"{LABEL}.plist").read_bytes(), job)
     there, before = read(where.plist), read(where.rendered)
     if there and before and there not in (before, ours) and not order.force:

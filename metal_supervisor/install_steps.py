@@ -13,6 +13,7 @@ from pathlib import Path
 
 from metal_supervisor.boundary.commands import Runner
 from metal_supervisor.boundary.state import write_atomic
+from metal_supervisor.core.launchd import LABEL
 
 SUDO, INSTALL, REMOVE = "/usr/bin/sudo", "/usr/bin/install", "/bin/rm"
 OWNER = ("-o", "root", "-g", "wheel")
@@ -37,6 +38,8 @@ class Machine:
     run: Runner
     pause: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
+    label: str = LABEL
+    """launchd's name for the job; a trial beside a real installation has another."""
 
     def shown(self, path: Path) -> str:
         """A path as its owner would write it."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from metal_supervisor import boot, config
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.kube import BadKubeconfig, Kube, KubeError
-from metal_supervisor.boundary.launchctl import LABEL, Launchctl
+from metal_supervisor.boundary.launchctl import Launchctl
 from metal_supervisor.boundary.state import DIRECTORIES, StateDir
 from metal_supervisor.core import claims, launchd
 from metal_supervisor.core.sizes import amount
@@ -57,7 +57,7 @@ def find(machine: Machine, state: Path) -> Found:
         for name in ("metal-supervisor", "supervisorctl"):
             if MARK.encode() in read(where.programs / name):
                 ours.append(Remove(where.programs / name, where.root))
-        if any(step.due() for step in ours) or Launchctl(machine.run, where.domain).job(LABEL) is not None:
+        if any(step.due() for step in ours) or Launchctl(machine.run, where.domain).job(where.label) is not None:
             here.append(where)
             steps += ours
     logs = machine.home / "Library" / "Logs" / "metal-supervisor"
@@ -73,8 +73,8 @@ def show(found: Found, machine: Machine, purge: bool, say: Say) -> None:
     """Says everything that would be done, and does nothing."""
     for where in found.places:
         launchctl = _launchctl(where, machine)
-        if launchctl.job(LABEL) is not None:
-            say(f"run    {launchctl.line('bootout', f'{where.domain}/{LABEL}')}")
+        if launchctl.job(where.label) is not None:
+            say(f"run    {launchctl.line('bootout', f'{where.domain}/{where.label}')}")
     for step in found.steps:
         for line in step.lines():
             say(line)
@@ -91,9 +91,10 @@ def uninstall(found: Found, machine: Machine, purge: bool, say: Say) -> None:
         ask_for_sudo(machine, "the job's file and launchd's commands are root's", say)
     for where in found.places:
         launchctl = _launchctl(where, machine)
-        if launchctl.job(LABEL) is not None:
-            say(f"stopping  {where.domain}/{LABEL}: answers end (at most {settings.stop_timeout:g} s), then the models")
-            launchctl.unload(LABEL, settings.stop_timeout + launchd.STOPPING_S)
+        if launchctl.job(where.label) is not None:
+            bound = f"at most {settings.stop_timeout:g} s"
+            say(f"stopping  {where.domain}/{where.label}: answers end ({bound}), then the models")
+            launchctl.unload(where.label, settings.stop_timeout + launchd.STOPPING_S)
     directory = StateDir(settings.state_path)
     boot.end_all(boot.left_over(directory))
     for line in _leave_cluster(directory, settings):

@@ -31,6 +31,8 @@ class Job:
     stop_timeout_s: float
     agent: bool = False
     """Whether it is a LaunchAgent, which belongs to its user's login."""
+    label: str = LABEL
+    """launchd's name for it."""
 
     @property
     def path(self) -> str:
@@ -47,7 +49,7 @@ def rendered(template: bytes, job: Job) -> bytes:
     """The property list for one Mac. Raises ValueError over a placeholder that is not known."""
     known = {"@USER@": job.user, "@GROUP@": job.group, "@HOME@": job.home, "@STATE@": job.state, "@PATH@": job.path}
     content = {key: _filled(value, known) for key, value in plistlib.loads(template).items()}
-    content["ExitTimeOut"] = job.exit_timeout_s
+    content["Label"], content["ExitTimeOut"] = job.label, job.exit_timeout_s
     if job.agent:
         content = {key: value for key, value in content.items() if key not in OF_A_DAEMON}
     head, mark, rest = plistlib.dumps(content, sort_keys=False).decode("utf-8").partition("<plist ")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from test_crds import load, problems, root
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+import mac_acceptance
 
 from metal_supervisor import cli, daemons, omlx_engine
 from metal_supervisor.boundary import addresses
@@ -59,6 +64,7 @@ def test_every_file_that_is_named_is_there(path: Path) -> None:
 def test_every_flag_and_command_is_ours_or_known_to_be_anothers(path: Path) -> None:
     text = path.read_text()
     ours = {flag for parser in commands().values() for action in parser._actions for flag in action.option_strings}
+    ours |= {flag for action in mac_acceptance.parser()._actions for flag in action.option_strings}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= ours | FOREIGN
     assert set(re.findall(r"metal-supervisor ([a-z]+(?:-[a-z]+)*)", text)) <= set(commands())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor.config import launchd_dir
-from metal_supervisor.core.launchd import OF_A_DAEMON, Job, rendered
+from metal_supervisor.core.launchd import LABEL, OF_A_DAEMON, Job, rendered
 from tests.launchd import KEYS, problems
 
 TEMPLATE = launchd_dir() / "dev.metal-supervisor.plist"
@@ -30,6 +30,11 @@ def test_it_has_what_launchd_needs_and_nothing_that_it_would_refuse(agent: bool)
     assert content["ExitTimeOut"] == 120
     path = content["EnvironmentVariables"]["PATH"].split(":")
     assert path[0] == "/opt/homebrew/bin" and path[-1] == "/sbin" and "/Users/anna/.local/bin" in path
+
+
+def test_a_trial_beside_a_real_installation_has_a_name_of_its_own() -> None:
+    assert plistlib.loads(rendered(TEMPLATE.read_bytes(), job()))["Label"] == LABEL
+    assert plistlib.loads(rendered(TEMPLATE.read_bytes(), job(label=f"{LABEL}.trial")))["Label"] == f"{LABEL}.trial"
 
 
 def test_the_time_to_end_in_order_follows_the_setting() -> None:
