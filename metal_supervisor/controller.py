@@ -211,6 +211,8 @@ class Controller:
     def _held(self) -> Callable[[str], str]:
         """Why an engine must not be started now, "" if it may; for every program but those of the user's own daemon."""
         why = self.lookout.metal.held
+        if not why:
+            return lambda _program: ""
         theirs = {record.program for record in self._own().values() if self.lookout.daemons.is_users(record)}
         return lambda program: "" if program in theirs else why
 

@@ -178,11 +178,12 @@ def _exchange(found: Plan, machine: Machine, launchctl: Launchctl, say: Say) -> 
 def _up(found: Plan, machine: Machine) -> bool:
     """Waits until supervisord runs our own programs."""
     supervisord = Supervisord(StateDir(found.places.state).socket)
+    names = (*UP, *(["apiserver"] if found.settings.embedded else []))
     until = machine.clock() + UP_WAIT_S
     while machine.clock() < until:
         with contextlib.suppress(Unavailable, Refused):
             table = supervisord.table()
-            if all(name in table and table[name].state is State.RUNNING for name in UP):
+            if all(name in table and table[name].state is State.RUNNING for name in names):
                 return True
         machine.pause(LOOK_S)
     return False

@@ -36,6 +36,7 @@ from supervisor.xmlrpc import RPCError
 
 from metal_supervisor import applier, boot, controller, launch, lookout
 from metal_supervisor.applier import Applier
+from metal_supervisor.boundary import metal
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
 from metal_supervisor.controller import Controller, Snapshot
 from metal_supervisor.core import decide, plan, programs
@@ -459,6 +460,7 @@ class Brain(Controller):
         self.records = {record.key: record for record in mac.files.kept.values()}
         self.applier = Applier(self.state, self.supervisord, SETTINGS)
         self.lookout: Any = Lookout(mac)
+        self.metal: Any = SimpleNamespace(seen=metal.Seen())
         self.memory = Purse(mac)
         self.bulletin: Any = SimpleNamespace(
             operator=False, look_for_operator=lambda *_: None, quarantined=lambda *_: None
