@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from metal_supervisor import __version__, boot, upgrade
+from metal_supervisor.boundary.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.boundary.launchctl import INCUMBENT, Launchctl
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
@@ -178,15 +179,25 @@ def _exchange(found: Plan, machine: Machine, launchctl: Launchctl, say: Say) -> 
 def _up(found: Plan, machine: Machine) -> bool:
     """Waits until supervisord runs our own programs."""
     supervisord = Supervisord(StateDir(found.places.state).socket)
-    names = (*UP, *(["apiserver"] if found.settings.embedded else []))
     until = machine.clock() + UP_WAIT_S
     while machine.clock() < until:
         with contextlib.suppress(Unavailable, Refused):
             table = supervisord.table()
-            if all(name in table and table[name].state is State.RUNNING for name in names):
+            if all(name in table and table[name].state is State.RUNNING for name in UP) and _answers(found):
                 return True
         machine.pause(LOOK_S)
     return False
+
+
+def _answers(found: Plan) -> bool:
+    """Whether the embedded API does, so that what a user does next can work; True where there is none."""
+    if not found.settings.embedded:
+        return True
+    try:
+        Kube(found.places.state / "kubeconfig").request("GET", "/version")
+    except (BadKubeconfig, KubeError):
+        return False
+    return True
 
 
 def _say_what_failed(found: Plan, launchctl: Launchctl, say: Say) -> None:
