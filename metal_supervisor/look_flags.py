@@ -1,4 +1,4 @@
-"""The flags of the commands that only look: `metal-supervisor status`."""
+"""The flags of the commands that only look: `metal-supervisor status` and `metal-supervisor logs`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from metal_supervisor import config
 from metal_supervisor.model_flags import settings_of
 
 Say = Callable[[str], None]
+STATE = ("state_dir",)
+LINES = 100
+NAME_HELP = "NAMESPACE/NAME of an InferenceService, or its name alone where only one has it"
 
 
 def add(commands: Any, say: Say) -> None:
@@ -21,6 +24,18 @@ def add(commands: Any, say: Say) -> None:
     status.add_argument("--watch", action="store_true", help="go on, and show every change, until Ctrl-C")
     config.add_flags(status)
     status.set_defaults(action=lambda arguments: _status(arguments, say))
+    text = "what an engine, or one of our own programs, wrote"
+    logs = commands.add_parser("logs", help=text, description=text)
+    ours = "; or controller, sidecar, apiserver, supervisord, power"
+    logs.add_argument("name", metavar="NAME", help=NAME_HELP + ours)
+    logs.add_argument("-f", "--follow", action="store_true", help="go on with what it writes, until Ctrl-C")
+    logs.add_argument(
+        "-n", "--lines", type=_lines, default=LINES, metavar="LINES",
+        help=f"how many of the last lines, or all [{LINES}]",
+    )  # fmt: skip
+    logs.add_argument("--previous", action="store_true", help="what it wrote before it crashed last")
+    config.add_flags(logs, STATE)
+    logs.set_defaults(action=lambda arguments: _logs(arguments, say))
 
 
 def _status(arguments: argparse.Namespace, say: Say) -> int:
@@ -28,3 +43,20 @@ def _status(arguments: argparse.Namespace, say: Say) -> int:
 
     how = status_command.How(arguments.json, arguments.watch)
     return status_command.Status(settings_of(arguments), sys.stdout, say).run(how)
+
+
+def _lines(text: str) -> int | None:
+    """A number of lines; None for all."""
+    if text == "all":
+        return None
+    if not text.isascii() or not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r:.40} is neither a number of lines nor all")
+    return int(text)
+
+
+def _logs(arguments: argparse.Namespace, say: Say) -> int:
+    from metal_supervisor import logs_command
+    from metal_supervisor.boundary.state import StateDir
+
+    order = logs_command.Order(arguments.name, arguments.lines, arguments.follow, arguments.previous)
+    return logs_command.run(StateDir(settings_of(arguments).state_path), order, sys.stdout, say)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-import pty
-import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +20,7 @@ import pytest
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.config import Overrides, save_overrides
 from metal_supervisor.core.types import Endpoint, Observed, Record, Standing, Verdict
+from tests.pseudo import Terminal
 
 WITHIN_S = 30.0
 EVIL = "x\r\n\x1b[2J\u202e\x9b31m"
@@ -192,37 +187,6 @@ def test_a_reader_that_has_seen_enough_ends_it_without_a_word(state: StateDir, s
     sidecar.document = document("Failed")
     with process.stderr:
         assert process.wait(WITHIN_S) == 0 and process.stderr.read() == b""
-
-
-class Terminal:
-    """A process before a terminal of some size."""
-
-    def __init__(self, arguments: list[str], columns: int) -> None:
-        self._master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        self.process = subprocess.Popen(
-            arguments, stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "TERM": "xterm"},
-            start_new_session=True,
-        )  # fmt: skip
-        os.close(slave)
-        self.seen = ""
-
-    def until(self, word: str) -> str:
-        """What came up to a word, and with it."""
-        until = time.monotonic() + WITHIN_S
-        while word not in self.seen:
-            assert select.select([self._master], [], [], until - time.monotonic())[0], self.seen
-            self.seen += os.read(self._master, 65536).decode()
-        found, _, self.seen = self.seen.partition(word)
-        return found + word
-
-    def rest(self) -> str:
-        """Waits for its end; what else it wrote."""
-        with contextlib.suppress(OSError):  # on Linux the end of a terminal is an error
-            while part := os.read(self._master, 65536):
-                self.seen += part.decode()
-        os.close(self._master)
-        return self.seen
 
 
 @pytest.mark.parametrize("columns", [40, 200])
