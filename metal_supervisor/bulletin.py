@@ -79,10 +79,11 @@ class Bulletin:
         placing: tuple[Placement, Placed],
         memory: Json,
         slots: Sequence[str] = (),
+        reasons: Json | None = None,
     ) -> None:
         """Writes the report. `found`: services and models; `file_of`: where a Model's file stands on this Mac.
 
-        `slots`: names of the store's slots that are wanted.
+        `slots`: names of the store's slots that are wanted. `reasons`: see `core.reasons`.
         """
         (services, models), (placer, placed) = found, placing
         body = {
@@ -113,6 +114,7 @@ class Bulletin:
             "notices": self._notices,
             "memory": memory,
             "slots": list(slots),
+            "reasons": reasons or {},
         }
         if write_atomic(self._state.path / FILE, json.dumps(body, indent=1), durable=False):
             ring(self._state.path, "sidecar")

@@ -1,4 +1,4 @@
-"""The flags of the commands that only look: `metal-supervisor status` and `metal-supervisor logs`."""
+"""The flags of the commands that only look: `metal-supervisor status`, `explain` and `logs`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ def add(commands: Any, say: Say) -> None:
     status.add_argument("--watch", action="store_true", help="go on, and show every change, until Ctrl-C")
     config.add_flags(status)
     status.set_defaults(action=lambda arguments: _status(arguments, say))
+    text = "why a service is as it is: the last decisions about it, with the numbers that were used"
+    explain = commands.add_parser("explain", help=text, description=text)
+    explain.add_argument("name", metavar="NAME", help=NAME_HELP)
+    explain.add_argument("--json", action="store_true", help="print JSON, with the numbers")
+    config.add_flags(explain, STATE)
+    explain.set_defaults(action=lambda arguments: _explain(arguments, say))
     text = "what an engine, or one of our own programs, wrote"
     logs = commands.add_parser("logs", help=text, description=text)
     ours = "; or controller, sidecar, apiserver, supervisord, power"
@@ -43,6 +49,13 @@ def _status(arguments: argparse.Namespace, say: Say) -> int:
 
     how = status_command.How(arguments.json, arguments.watch)
     return status_command.Status(settings_of(arguments), sys.stdout, say).run(how)
+
+
+def _explain(arguments: argparse.Namespace, say: Say) -> int:
+    from metal_supervisor import explain
+    from metal_supervisor.boundary.state import StateDir
+
+    return explain.run(StateDir(settings_of(arguments).state_path), arguments.name, arguments.json, sys.stdout, say)
 
 
 def _lines(text: str) -> int | None:
