@@ -1,4 +1,4 @@
-"""A process before a terminal of some size."""
+"""Processes whose output is read as it comes: before a terminal of some size, or into a pipe."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -44,3 +45,29 @@ class Terminal:
                 self.seen += part.decode()
         os.close(self._master)
         return self.seen
+
+
+class Following:
+    """A process that writes into a pipe until it is told to end."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+        self.seen = b""
+
+    def until(self, end: bytes) -> bytes:
+        """What came, up to these bytes."""
+        assert self.process.stdout is not None
+        until = time.monotonic() + WITHIN_S
+        while end not in self.seen:
+            assert select.select([self.process.stdout], [], [], until - time.monotonic())[0], self.seen
+            part = self.process.stdout.read(65536)
+            assert part, (self.seen, self.process.stderr and self.process.stderr.read())
+            self.seen += part
+        found, _, self.seen = self.seen.partition(end)
+        return found + end
+
+    def close(self) -> tuple[int, bytes]:
+        """Ends it as Ctrl-C does: (exit code, what it said)."""
+        self.process.send_signal(signal.SIGINT)
+        _, said = self.process.communicate(timeout=WITHIN_S)
+        return self.process.returncode, said

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +16,7 @@ import pytest
 
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.core.types import Record, Standing, Verdict
-from tests.pseudo import WITHIN_S, Terminal
+from tests.pseudo import WITHIN_S, Following, Terminal
 from tests.system import eventually
 
 TINY = Record(
@@ -57,38 +55,10 @@ def logs(state: StateDir, *arguments: str) -> tuple[int, bytes, str]:
     return done.returncode, done.stdout, done.stderr.decode()
 
 
-class Following:
-    """`logs -f` into a pipe."""
-
-    def __init__(self, state: StateDir, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            command(state, "-f", *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
-        )
-        self.seen = b""
-
-    def until(self, end: bytes) -> bytes:
-        """What came, up to these bytes."""
-        assert self.process.stdout is not None
-        until = time.monotonic() + WITHIN_S
-        while end not in self.seen:
-            assert select.select([self.process.stdout], [], [], until - time.monotonic())[0], self.seen
-            part = self.process.stdout.read(65536)
-            assert part, (self.seen, self.process.stderr and self.process.stderr.read())
-            self.seen += part
-        found, _, self.seen = self.seen.partition(end)
-        return found + end
-
-    def close(self) -> tuple[int, bytes]:
-        """Ends it as Ctrl-C does: (exit code, what it said)."""
-        self.process.send_signal(signal.SIGINT)
-        _, said = self.process.communicate(timeout=WITHIN_S)
-        return self.process.returncode, said
-
-
 @contextlib.contextmanager
 def following(state: StateDir, *arguments: str) -> Iterator[Following]:
     """One that ends with the block, in order and without a word."""
-    made = Following(state, *arguments)
+    made = Following(command(state, "-f", *arguments))
     try:
         yield made
         assert made.close() == (0, b"")
@@ -201,7 +171,7 @@ def test_following_waits_for_a_log_that_is_not_there_yet(state: StateDir) -> Non
 
 
 def test_following_ends_when_its_reader_has_gone_though_nothing_is_written(state: StateDir, log: Path) -> None:
-    along = Following(state, "tiny", "-n", "1")
+    along = Following(command(state, "-f", "tiny", "-n", "1"))
     along.until(b"line 200\n")
     assert along.process.stdout is not None and along.process.stderr is not None
     along.process.stdout.close()
