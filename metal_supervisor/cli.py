@@ -115,6 +115,19 @@ def _kubeconfig(settings: config.Settings) -> Path:
     return Path(settings.kubeconfig).expanduser() if settings.kubeconfig else settings.state_path / "kubeconfig"
 
 
+def _each_pass(stop: Callable[[], bool], settings: config.Settings) -> Callable[[], bool]:
+    """What a loop asks before each of its passes: whether it is to end. The log's level is looked at on the way."""
+    from metal_supervisor import logs
+
+    level = logs.Level(settings.state_path, settings.log_level)
+
+    def asked() -> bool:
+        level.look()
+        return stop()
+
+    return asked
+
+
 def _controller(arguments: argparse.Namespace) -> int:
     from metal_supervisor.boundary.kube import Kube
     from metal_supervisor.boundary.supervisord import Supervisord
@@ -127,7 +140,7 @@ def _controller(arguments: argparse.Namespace) -> int:
     if problem:
         controller.bulletin.tell("settings", problem)
     stop.wake = controller.wake
-    controller.run(stop)
+    controller.run(_each_pass(stop, settings))
     return 0
 
 
@@ -144,7 +157,7 @@ def _sidecar(arguments: argparse.Namespace) -> int:
     )
     app.serve(app.create_app(sidecar.current), settings.port)
     stop.wake = sidecar.wake
-    sidecar.run(stop)
+    sidecar.run(_each_pass(stop, settings))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The flags of the commands that only look: `metal-supervisor status`, `explain` and `logs`."""
+"""The flags of the commands that look: `metal-supervisor status`, `explain` and `logs`; and how much is logged."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from metal_supervisor import config
+from metal_supervisor.logs import LEVEL_FILE, LEVELS
 from metal_supervisor.model_flags import settings_of
 
 Say = Callable[[str], None]
 STATE = ("state_dir",)
 LINES = 100
+SETTING = "setting"
 NAME_HELP = "NAMESPACE/NAME of an InferenceService, or its name alone where only one has it"
 
 
@@ -42,6 +44,12 @@ def add(commands: Any, say: Say) -> None:
     logs.add_argument("--previous", action="store_true", help="what it wrote before it crashed last")
     config.add_flags(logs, STATE)
     logs.set_defaults(action=lambda arguments: _logs(arguments, say))
+    text = "how much the controller and the sidecar log from now on, without a restart of either"
+    level = commands.add_parser("log-level", help=text, description=text)
+    words = (*LEVELS, SETTING)
+    level.add_argument("level", choices=words, help=f"{', '.join(LEVELS)}; or {SETTING}: what --log-level says")
+    config.add_flags(level, STATE)
+    level.set_defaults(action=lambda arguments: _log_level(arguments, say))
 
 
 def _status(arguments: argparse.Namespace, say: Say) -> int:
@@ -73,3 +81,22 @@ def _logs(arguments: argparse.Namespace, say: Say) -> int:
 
     order = logs_command.Order(arguments.name, arguments.lines, arguments.follow, arguments.previous)
     return logs_command.run(StateDir(settings_of(arguments).state_path), order, sys.stdout, say)
+
+
+def _log_level(arguments: argparse.Namespace, say: Say) -> int:
+    from metal_supervisor.boundary.doorbell import ring
+    from metal_supervisor.boundary.state import write_atomic
+
+    state = settings_of(arguments).state_path
+    path = state / LEVEL_FILE
+    try:
+        if arguments.level == SETTING:
+            path.unlink(missing_ok=True)
+        else:
+            write_atomic(path, f"{arguments.level}\n")
+    except OSError as error:
+        say(f"{path}: {error.strerror}; see --state-dir")
+        return 1
+    for name in ("controller", "sidecar"):
+        ring(state, name)
+    return 0

@@ -146,6 +146,16 @@ def reads(pid: int, path: str) -> bool:
     return any(each.path == path for each in psutil.Process(pid).open_files())
 
 
+def test_how_much_is_logged_is_changed_while_it_runs(machine: Tight) -> None:
+    before = machine.system.own_pid("controller"), machine.system.own_pid("sidecar")
+    for word, now in (("debug", "debug"), ("setting", "info")):
+        assert ours(machine, "log-level", word) == (0, "", "")
+        for name in ("controller", "sidecar"):
+            log = machine.system.files.log_path(name)
+            eventually(lambda log=log, now=now: f"logs level now={now}" in log.read_text(), 30, f"{log.name}: {now}")
+    assert (machine.system.own_pid("controller"), machine.system.own_pid("sidecar")) == before
+
+
 def test_what_a_crashed_engine_wrote_is_kept(machine: Tight) -> None:
     code, out, said = ours(machine, "logs", "loops", "--previous")
     assert (code, said) == (0, "") and out
