@@ -81,10 +81,11 @@ class Bulletin:
         placing: tuple[Placement, Placed],
         memory: Json,
         slots: Sequence[str] = (),
+        reasons: Json | None = None,
     ) -> None:
         """Writes the report. `found`: services and models; `file_of`: where a Model's file stands on this Mac.
 
-        `slots`: names of the store's slots that are wanted.
+        `slots`: names of the store's slots that are wanted. `reasons`: see `core.reasons`.
         """
         (services, models), (placer, placed) = found, placing
         body = {
@@ -116,6 +117,7 @@ class Bulletin:
             "memory": memory,
             "metal": self.metal,
             "slots": list(slots),
+            "reasons": reasons or {},
         }
         if write_atomic(self._state.path / FILE, json.dumps(body, indent=1), durable=False):
             ring(self._state.path, "sidecar")

@@ -12,17 +12,14 @@ import signal
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from metal_supervisor import __version__, completion, config, import_flags, install_flags, model_flags
-from metal_supervisor.core.sizes import amount
+from metal_supervisor import __version__, completion, config, import_flags, install_flags, look_flags, model_flags
 from metal_supervisor.doctor import flags as doctor_flags
 
-NOT_RUNNING, BAD_CONFIG = 3, 78
+BAD_CONFIG = 78
 PARENT_EVERY_S = 2.0
 # While this file is in the state directory, the embedded API can be told to fail; only tests put it there.
 FAULTS_FILE = "apiserver.faults"
@@ -118,6 +115,19 @@ def _kubeconfig(settings: config.Settings) -> Path:
     return Path(settings.kubeconfig).expanduser() if settings.kubeconfig else settings.state_path / "kubeconfig"
 
 
+def _each_pass(stop: Callable[[], bool], settings: config.Settings) -> Callable[[], bool]:
+    """What a loop asks before each of its passes: whether it is to end. The log's level is looked at on the way."""
+    from metal_supervisor import logs
+
+    level = logs.Level(settings.state_path, settings.log_level)
+
+    def asked() -> bool:
+        level.look()
+        return stop()
+
+    return asked
+
+
 def _controller(arguments: argparse.Namespace) -> int:
     from metal_supervisor.boundary.kube import Kube
     from metal_supervisor.boundary.supervisord import Supervisord
@@ -130,7 +140,7 @@ def _controller(arguments: argparse.Namespace) -> int:
     if problem:
         controller.bulletin.tell("settings", problem)
     stop.wake = controller.wake
-    controller.run(stop)
+    controller.run(_each_pass(stop, settings))
     return 0
 
 
@@ -147,7 +157,7 @@ def _sidecar(arguments: argparse.Namespace) -> int:
     )
     app.serve(app.create_app(sidecar.current), settings.port)
     stop.wake = sidecar.wake
-    sidecar.run(stop)
+    sidecar.run(_each_pass(stop, settings))
     return 0
 
 
@@ -192,26 +202,6 @@ def _power(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _status(arguments: argparse.Namespace) -> int:
-    settings, overrides = _settings(arguments)
-    if "port" not in overrides.values and (settings.state_path / config.OVERRIDES_FILE).exists():
-        settings, _ = config.load_good(settings.state_path)
-    url = f"http://127.0.0.1:{settings.port}/status"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=5) as answer:
-            body = json.load(answer)
-        lines = _status_lines(body)
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        _say(f"nothing answers on port {settings.port} ({error}); is it running? start it with: metal-supervisor run")
-        return NOT_RUNNING
-    except (KeyError, TypeError, AttributeError):
-        _say(f"what answers on port {settings.port} is not metal-supervisor; see --port and --state-dir")
-        return NOT_RUNNING
-    print(json.dumps(body, indent=2) if arguments.json else "\n".join(lines))
-    return 0
-
-
 def _cordon(arguments: argparse.Namespace) -> int:
     from metal_supervisor import cordon
     from metal_supervisor.boundary.state import StateDir
@@ -248,22 +238,6 @@ def _add_fit(commands: Any) -> None:
     command.add_argument("--json", action="store_true", help="print JSON")
     config.add_flags(command)
     command.set_defaults(action=_fit)
-
-
-def _status_lines(body: Any) -> list[str]:
-    cluster = body["cluster"]
-    lines = [
-        f"node     {body['node']}",
-        f"cluster  {cluster.get('server', '')} {'reachable' if cluster['reachable'] else cluster['error']}",
-    ]
-    if memory := body.get("memory"):
-        charged, budget = amount(memory["charged"]), amount(memory["budget"])
-        waiting = f", {memory['waiting']} waiting" if memory["waiting"] else ""
-        lines.append(f"memory   {charged} of {budget} charged{waiting}, pressure {memory['pressure']}")
-    for row in body["services"]:
-        name = f"{row['namespace']}.{row['name']}"
-        lines.append(f"{name:<32} {row['phase']:<11} {row['address']:<22} {row['message']}".rstrip())
-    return lines
 
 
 def _kubeconfig_command(arguments: argparse.Namespace) -> int:
@@ -312,15 +286,12 @@ def parser() -> argparse.ArgumentParser:
     for name, action, help_text in (
         ("run", _run, "everything in this terminal, until Ctrl-C"),
         ("boot", _boot, "prepare, then become supervisord: what launchd runs"),
-        ("status", _status, "what runs, in a few lines"),
     ):
         command = commands.add_parser(name, help=help_text, description=help_text)
         command.set_defaults(action=action)
         config.add_flags(command)
         if name == "run":
             command.add_argument("--apply", metavar="FILE", help="manifest to apply once, to the embedded API only")
-        if name == "status":
-            command.add_argument("--json", action="store_true", help="print JSON")
     for name, action in (
         ("controller", _controller),
         ("sidecar", _sidecar),
@@ -345,6 +316,7 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("upgrade", help=text, description=text)
     command.add_argument("--state-dir", default=config.usual_state_dir(os.environ))
     command.set_defaults(action=_upgrade)
+    look_flags.add(commands, _say)
     _add_kubeconfig(commands)
     _add_fit(commands)
     doctor_flags.add(commands, _say)

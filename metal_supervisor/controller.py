@@ -35,7 +35,7 @@ from metal_supervisor.boundary.supervisord import BrokenFile, Refused, Superviso
 from metal_supervisor.boundary.watch import Reflector
 from metal_supervisor.bulletin import Bulletin, format_of
 from metal_supervisor.config import Settings
-from metal_supervisor.core import decide, mode, plan, references, resources
+from metal_supervisor.core import decide, mode, plan, reasons, references, resources
 from metal_supervisor.core.admission import Up
 from metal_supervisor.core.fields import Bad
 from metal_supervisor.core.plan import Do, Step
@@ -194,7 +194,7 @@ class Controller:
         self._settle(snapshot, steps)
         self.applier.sweep(snapshot.table, snapshot.notes)
         self.awake.look(in_use(self.records.values(), snapshot.table), snapshot.table)
-        self._publish(snapshot, done)
+        self._publish(snapshot, steps, done)
         self.exits.watch_only(self._pids(snapshot))
         if done or self.applier.lacks:
             return SOONEST_S
@@ -444,7 +444,7 @@ class Controller:
         pids = {row.pid for row in snapshot.table.values() if row.state in LIVE}
         return pids | {note.pid for name, note in snapshot.notes.items() if name in snapshot.table and note.pid}
 
-    def _publish(self, snapshot: Snapshot, done: Sequence[Step]) -> None:
+    def _publish(self, snapshot: Snapshot, steps: Sequence[Step], done: Sequence[Step]) -> None:
         """One sentence for the log, and the report that the sidecar reads."""
         sentence = "; ".join(f"{step.do.value} {step.program}: {step.why}" for step in done)
         if sentence:
@@ -453,7 +453,8 @@ class Controller:
         found = snapshot.services or {}, snapshot.models
         said, slots = self.memory.said(), self.store.slots()
         self.bulletin.metal = self.lookout.metal.word
-        self.bulletin.publish(snapshot.now, sentence, watches, found, self._file_of, placing, said, slots)
+        why = reasons.reasons(self.records.values(), *found, steps, self.settings.runtime)
+        self.bulletin.publish(snapshot.now, sentence, watches, found, self._file_of, placing, said, slots, why)
 
     def _file_of(self, model: Json) -> ModelFile:
         """Where a Model's file stands on this Mac; one that nothing here uses is not looked for."""

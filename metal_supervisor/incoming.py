@@ -26,6 +26,10 @@ class Incoming:
     def lines(self, state: Path, now: float, width: int) -> list[str]:
         """A line for each, by name. `now`: seconds of a steady clock; `width`: columns of the terminal."""
         self._read(state / REPORT, now)
+        return self.shown(width)
+
+    def shown(self, width: int) -> list[str]:
+        """The same of what was last taken note of."""
         return [self._line(each, width) for each in self._found]
 
     def _line(self, each: Download, width: int) -> str:
@@ -44,7 +48,11 @@ class Incoming:
         except (OSError, ValueError):
             return
         self._edition = edition
-        self._found = tuple(each for each in downloads(told) if each.under_way) if isinstance(told, dict) else ()
+        self.take(tuple(each for each in downloads(told) if each.under_way) if isinstance(told, dict) else (), now)
+
+    def take(self, found: tuple[Download, ...], now: float) -> None:
+        """Takes note of how far they all are, by that clock."""
+        self._found = found
         before = self._meters
         self._meters = {each.key: before.get(each.key, Meter()) for each in self._found}
         for each in self._found:

@@ -1,4 +1,7 @@
-"""Log lines: a constant message with fields, for people by default, one line each whatever they hold."""
+"""Log lines: a constant message with fields, for people by default, one line each whatever they hold.
+
+How much is told can be changed while a program runs: by a word in the state directory, which it looks at in every pass.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 
+LEVEL_FILE = "log-level"
+LEVELS = ("debug", "info", "warning", "error")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -60,3 +66,27 @@ def configure(level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("waitress").setLevel(logging.WARNING)
     logging.getLogger("urllib3").setLevel(logging.WARNING)
+
+
+class Level:
+    """The level of one program: the word in the state directory, or the setting where there is none."""
+
+    def __init__(self, state: Path, setting: str) -> None:
+        self._path, self._setting, self._now = state / LEVEL_FILE, setting, setting
+
+    def look(self) -> None:
+        """Takes the word up if it is another by now; what is none of the four words is none."""
+        wanted = word_of(self._path) or self._setting
+        if wanted != self._now:
+            self._now = wanted
+            logging.getLogger().setLevel(wanted.upper())
+            logging.getLogger("logs").log(logging.getLevelName(wanted.upper()), "level", extra={"now": wanted})
+
+
+def word_of(path: Path) -> str:
+    """The level that a file names, "" if it names none."""
+    try:
+        word = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return word if word in LEVELS else ""

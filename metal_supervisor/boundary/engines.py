@@ -224,6 +224,15 @@ def _own_name(host: str, port: int, asked: Probe) -> str:
         return ""
 
 
+def metrics(host: str, port: int, timeout_s: float = TIMEOUT_S) -> str:
+    """What an engine counts, as Prometheus reads it; "" if it does not tell, wants a key, or is too busy."""
+    try:
+        status, body = _get(host, port, "/metrics", timeout_s)
+    except (OSError, http.client.HTTPException):
+        return ""
+    return body.decode("utf-8", "replace") if status == 200 else ""
+
+
 def answers_at(host: str, port: int, timeout_s: float = 1.0) -> bool:
     """Whether anybody listens there, asked from here."""
     try:

@@ -242,6 +242,14 @@ def marked(name: str, prefix: str) -> dict[int, str]:
     return found
 
 
+def started_at(pid: int) -> float | None:
+    """Unix time at which a process was started, None if there is none."""
+    try:
+        return float(psutil.Process(pid).create_time())
+    except Exception:  # noqa: BLE001 - as below
+        return None
+
+
 def resident_bytes(pid: int) -> int | None:
     """Resident memory of a process, None if it is gone or cannot be asked."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from metal_supervisor.core.sizes import amount
@@ -65,7 +66,9 @@ def speed(rate: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`40 s`, `12 min` or `3 h 5 min`."""
+    """`40 s`, `12 min` or `3 h 5 min`; `unknown` of what is no length of time."""
+    if not math.isfinite(seconds):
+        return "unknown"
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -192,16 +192,21 @@ def _annotated(resource: Json, what: str) -> str:
     return value or ""
 
 
-def _runtime(resource: Json, written_model: Json, model: Model, policy: Policy, kept: str) -> str:
-    """The runtime of a service: as it is annotated, there or on its Model, as it is said, or as the format has it."""
+def named_runtime(resource: Json, written_model: Json, model_name: str) -> tuple[str, str] | None:
+    """(runtime, field that names it) of a service: an annotation, there or on its Model, or its spec. Raises Bad."""
     said = fields.get(resource, "spec.runtime", str, "")
     origins = (
         (_annotated(resource, "annotation"), f"annotation {RUNTIME_ANNOTATION}"),
-        (_annotated(written_model, f'Model "{model.name}": annotation'),
-         f'annotation {RUNTIME_ANNOTATION} of Model "{model.name}"'),
+        (_annotated(written_model, f'Model "{model_name}": annotation'),
+         f'annotation {RUNTIME_ANNOTATION} of Model "{model_name}"'),
         ("" if said in UNSET_RUNTIMES else said, "spec.runtime"),
     )  # fmt: skip
-    named = next(((runtime, origin) for runtime, origin in origins if runtime), None)
+    return next(((runtime, origin) for runtime, origin in origins if runtime), None)
+
+
+def _runtime(resource: Json, written_model: Json, model: Model, policy: Policy, kept: str) -> str:
+    """The runtime of a service: as it is annotated, there or on its Model, as it is said, or as the format has it."""
+    named = named_runtime(resource, written_model, model.name)
     if library := library_model(model.source):
         if LIBRARY_RUNTIME in policy.runtimes and (named is None or named[0] == LIBRARY_RUNTIME):
             return LIBRARY_RUNTIME

@@ -483,7 +483,7 @@ class Brain(Controller):
             if record.name not in found:
                 self.records[record.key] = decide.dismiss(record, snapshot.now)
 
-    def _publish(self, snapshot: Snapshot, done: Any) -> None:
+    def _publish(self, snapshot: Snapshot, steps: Any, done: Any) -> None:
         self.mac.done = len(done)
 
 

@@ -8,12 +8,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.logs import LineFormatter, configure
+from metal_supervisor.logs import LEVEL_FILE, Level, LineFormatter, configure
 
 PROPERTY = settings(max_examples=100, deadline=None, database=None, derandomize=True)
 CHARACTERS = st.text(st.characters(), max_size=20) | st.sampled_from(["a\nb", "\r", "\x1b[31m", "\u2028", "\ud800", ""])
@@ -105,3 +106,36 @@ def test_an_unexpected_error_in_a_thread_ends_the_process_and_is_logged() -> Non
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
     assert done.returncode == 70
     assert "thread died; so does the process which=watch" in done.stderr and "ZeroDivisionError" in done.stderr
+
+
+@pytest.fixture
+def root_level() -> Iterator[None]:
+    before = logging.getLogger().level
+    logging.getLogger().setLevel(logging.INFO)
+    yield
+    logging.getLogger().setLevel(before)
+
+
+def test_the_level_is_that_of_the_file_while_it_is_there_and_else_the_setting(tmp_path: Path, root_level: None) -> None:
+    level, path = Level(tmp_path, "info"), tmp_path / LEVEL_FILE
+    for word, expected in (("debug\n", logging.DEBUG), ("error", logging.ERROR), (None, logging.INFO)):
+        path.unlink(missing_ok=True) if word is None else path.write_text(word)
+        level.look()
+        assert logging.getLogger().level == expected
+
+
+@pytest.mark.parametrize("content", [b"", b"loud", b"\xff", b"debug\ninfo", b"DEBUG\0"])
+def test_a_file_that_names_no_level_changes_none(tmp_path: Path, root_level: None, content: bytes) -> None:
+    (tmp_path / LEVEL_FILE).write_bytes(content)
+    Level(tmp_path, "info").look()
+    assert logging.getLogger().level == logging.INFO
+
+
+def test_a_change_is_told_once_whatever_the_new_level(
+    tmp_path: Path, root_level: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    level = Level(tmp_path, "info")
+    (tmp_path / LEVEL_FILE).write_text("error")
+    level.look()
+    level.look()
+    assert [(each.levelno, each.name, each.__dict__["now"]) for each in caplog.records] == [(40, "logs", "error")]

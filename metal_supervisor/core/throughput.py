@@ -1,0 +1,30 @@
+"""How fast an engine writes, from what it counts itself.
+
+llama-server counts the tokens it has written and the seconds that it wrote; the quotient is what somebody who asks
+sees, whatever the time was in which nobody asked. Its own averages since the last scrape are Prometheus's business.
+"""
+
+from __future__ import annotations
+
+import math
+
+TOKENS, SECONDS = "llamacpp:tokens_predicted_total", "llamacpp:tokens_predicted_seconds_total"
+
+
+def tokens_per_s(exposition: str) -> float | None:
+    """Tokens per second of writing since the engine's start; None if it has written none, or does not tell."""
+    found: dict[str, float] = {}
+    for line in exposition.splitlines():
+        name, _, value = line.partition(" ")
+        if name in (TOKENS, SECONDS):
+            found[name] = _number(value)
+    tokens, seconds = found.get(TOKENS, 0.0), found.get(SECONDS, 0.0)
+    rate = tokens / seconds if tokens > 0 and seconds > 0 else math.nan
+    return rate if math.isfinite(rate) else None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

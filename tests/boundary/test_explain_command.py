@@ -1,0 +1,80 @@
+"""`metal-supervisor explain` as a process of its own, on the files of a system of which nothing runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.core.types import Observed, Record, Standing, Verdict
+from tests.pseudo import WITHIN_S, Terminal
+
+SPEC = "default.tiny.0123456789ab.json"
+TINY = Record(
+    "default", "tiny", "u", 1, "default.tiny", "phi", "llama-server", 1, "chat", "normal",
+    Verdict(Standing.RUN, "Admitted", "", 1.0), None, 18100, spec_file=SPEC,
+)  # fmt: skip
+HIDDEN = "hf_never_to_be_seen"
+EVIL = "x\r\n\x1b[2J\u202e\x9b31m"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateDir:
+    directory = StateDir(tmp_path / "state")
+    directory.create()
+    directory.write_record(TINY)
+    spec = {"format": 1, "argv": ["/bin/engine", "--api-key", HIDDEN], "env": {"TOKEN": HIDDEN}}
+    directory.spec_path(SPEC).write_text(json.dumps(spec))
+    # The process is gone, and the sidecar was not there to see it.
+    directory.write_observed(Observed("default.tiny", 1 << 22, True, 1.0, "FATAL", message=EVIL, last_exit=EVIL))
+    told = {"at": 1.0, "elsewhere": {"default.theirs": f"another agent serves it {EVIL}"}}
+    (directory.path / "controller.json").write_text(json.dumps(told))
+    return directory
+
+
+def command(state: StateDir, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "metal_supervisor", "explain", "--state-dir", str(state.path), *arguments]
+
+
+def explain(state: StateDir, *arguments: str) -> tuple[int, str, str]:
+    done = subprocess.run(command(state, *arguments), capture_output=True, text=True, timeout=60, encoding="utf-8")
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_it_tells_from_the_files_alone_and_keeps_secrets_and_control_characters_back(state: StateDir) -> None:
+    code, out, said = explain(state, "tiny")
+    assert (code, said) == (0, "")
+    assert out.startswith("default/tiny: Failed, CrashLoopBackOff\n") and "its program is /bin/engine" in out
+    assert "the controller last told of a pass" in out
+    assert all(line.isprintable() for line in out.splitlines())
+    raw = explain(state, "default.tiny", "--json")[1]
+    told = json.loads(raw)
+    assert (told["phase"], told["sentences"][0]) == ("Failed", {"topic": "now", "text": told["message"]})
+    assert told["numbers"]["port"] == 18100 and told["numbers"]["pid"] is None
+    assert HIDDEN not in out + raw
+
+
+def test_on_a_terminal_the_sentences_are_wrapped_and_indented(state: StateDir) -> None:
+    terminal = Terminal(command(state, "tiny"), 60)
+    shown = terminal.rest().splitlines()
+    assert terminal.process.wait(WITHIN_S) == 0
+    assert all(len(line) <= 60 and line.isprintable() for line in shown)
+    assert sum(line.startswith("  wanted ") for line in shown) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("default/tyni", "there is no 'default/tyni'; did you mean default.tiny?"),
+        ("default/theirs", "default/theirs is not this Mac's: another agent serves it x\\r\\n"),
+        ("default/torn", "the record of default/torn cannot be read"),
+    ],
+)
+def test_a_name_that_is_no_service_of_this_mac_is_told_to_be_none(state: StateDir, name: str, says: str) -> None:
+    state.record_path("default.torn").write_text("{")
+    code, out, said = explain(state, name)
+    assert (code, out) == (4, "") and says in said and said.rstrip("\n").isprintable()

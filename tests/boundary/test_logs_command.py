@@ -1,0 +1,188 @@
+"""`metal-supervisor logs` as a process of its own, on the files of a system of which nothing runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.core.types import Record, Standing, Verdict
+from tests.pseudo import WITHIN_S, Following, Terminal
+from tests.system import eventually
+
+TINY = Record(
+    "default", "tiny", "u", 1, "default.tiny", "phi", "llama-server", 1, "chat", "normal",
+    Verdict(Standing.RUN, "Admitted", "", 1.0), None,
+)  # fmt: skip
+EVIL = b"\x1b]0;title\x07\x1b[2J\x9b31m\r\xff caf\xc3\xa9\ttab\n"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateDir:
+    directory = StateDir(tmp_path / "state")
+    directory.create()
+    directory.write_record(TINY)
+    return directory
+
+
+@pytest.fixture
+def log(state: StateDir) -> Path:
+    path = state.log_path("default.tiny")
+    path.write_bytes(b"".join(b"line %d\n" % number for number in range(1, 201)))
+    return path
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def command(state: StateDir, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "metal_supervisor", "logs", "--state-dir", str(state.path), *arguments]
+
+
+def logs(state: StateDir, *arguments: str) -> tuple[int, bytes, str]:
+    done = subprocess.run(command(state, *arguments), capture_output=True, timeout=60)
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+@contextlib.contextmanager
+def following(state: StateDir, *arguments: str) -> Iterator[Following]:
+    """One that ends with the block, in order and without a word."""
+    made = Following(command(state, "-f", *arguments))
+    try:
+        yield made
+        assert made.close() == (0, b"")
+    finally:
+        made.process.kill()
+        made.process.wait()
+
+
+@pytest.mark.parametrize(("lines", "count"), [((), 100), (("-n", "3"), 3), (("-n", "all"), 200), (("-n", "0"), 0)])
+def test_the_last_lines_of_an_engines_log(state: StateDir, log: Path, lines: tuple[str, ...], count: int) -> None:
+    code, out, said = logs(state, "default/tiny", *lines)
+    assert (code, said, out.count(b"\n")) == (0, "", count)
+    assert not count or out.endswith(b"line 200\n")
+
+
+@pytest.mark.parametrize("name", ["default.tiny", "tiny"])
+def test_it_goes_by_its_other_names_too(state: StateDir, log: Path, name: str) -> None:
+    assert logs(state, name, "-n", "1") == (0, b"line 200\n", "")
+
+
+@pytest.mark.parametrize("word", ["-1", "x", "²"])
+def test_a_number_of_lines_that_is_none_is_refused(state: StateDir, log: Path, word: str) -> None:
+    code, _, said = logs(state, "tiny", f"--lines={word}")
+    assert code == 2 and "is neither a number of lines nor all" in said
+
+
+def test_our_own_programs_and_what_was_a_service_once_have_logs_too(state: StateDir) -> None:
+    for name in ("controller", "supervisord", "default.gone"):
+        state.log_path(name).write_text(f"of {name}\n")
+        assert logs(state, name) == (0, f"of {name}\n".encode(), "")
+    state.log_path("controller").with_name("controller.log.1").write_text("before\n")
+    assert logs(state, "controller", "--previous") == (0, b"before\n", "")
+
+
+def test_what_an_engine_wrote_before_it_crashed(state: StateDir, log: Path) -> None:
+    code, out, said = logs(state, "tiny", "--previous")
+    assert (code, out) == (1, b"") and "default.tiny has not crashed" in said
+    state.keep_crash_log("default.tiny")
+    log.write_bytes(b"a new life\n")
+    assert logs(state, "tiny", "--previous", "-n", "1") == (0, b"line 200\n", "")
+
+
+def test_one_that_has_no_log_yet_says_so(state: StateDir) -> None:
+    code, out, said = logs(state, "tiny")
+    assert (code, out) == (1, b"") and "default.tiny has written no log yet; see: metal-supervisor explain" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("default/tyni", "there is no 'default/tyni'; did you mean default.tiny?"),
+        ("../../etc/passwd", "there is no '../../etc/passwd'"), ("\x1b[2J\n", "there is no '\\x1b[2J\\n'"),
+        ("twin", "'twin' may be any of a.twin, b.twin; say which"),
+    ],
+)  # fmt: skip
+def test_a_name_that_nobody_has_or_several_have_is_told_with_what_there_is(
+    state: StateDir, name: str, says: str
+) -> None:
+    for namespace in ("a", "b"):
+        state.write_record(replace(TINY, namespace=namespace, name="twin", program=f"{namespace}.twin"))
+    code, out, said = logs(state, name)
+    assert (code, out) == (4, b"") and says in said and said.count("\n") == 1
+
+
+def test_into_a_pipe_every_byte_goes_as_it_is(state: StateDir, log: Path) -> None:
+    log.write_bytes(EVIL)
+    assert logs(state, "tiny")[1] == EVIL
+
+
+def test_onto_a_terminal_nothing_goes_that_it_would_act_on(state: StateDir, log: Path) -> None:
+    log.write_bytes(EVIL + b"no end of a line \xe2\x82")
+    terminal = Terminal(command(state, "tiny"))
+    shown = terminal.rest()
+    assert terminal.process.wait(WITHIN_S) == 0
+    assert "\\x1b]0;title\\x07\\x1b[2J\ufffd31m\\r\ufffd café\ttab\r\nno end of a line" in shown
+    assert shown.endswith("\r\n") and all(char.isprintable() or char in "\r\n\t" for char in shown)
+
+
+def test_following_goes_on_when_the_file_is_rotated_emptied_removed_and_made_anew(state: StateDir, log: Path) -> None:
+    with following(state, "tiny", "-n", "1") as along:
+        assert along.until(b"200\n") == b"line 200\n"
+        append(log, b"half a li")
+        assert along.until(b"half a li") == b"half a li"
+        append(log, b"ne\nbefore the rotation\n")
+        log.replace(log.with_name(f"{log.name}.1"))
+        log.write_bytes(b"after it\n")
+        assert along.until(b"after it\n") == b"ne\nbefore the rotation\nafter it\n"
+        os.truncate(log, 0)
+        eventually(lambda: position(along.process.pid, log) == 0, WITHIN_S, "the emptied file to be noticed")
+        append(log, b"emptied\n")
+        assert along.until(b"emptied\n") == b"emptied\n"
+        log.unlink()
+        append(log, b"anew\n")
+        assert along.until(b"anew\n") == b"anew\n"
+
+
+def position(pid: int, path: Path) -> int | None:
+    """Where a process reads in a file; None while it has it not open."""
+    for each in psutil.Process(pid).open_files():
+        if each.path == str(path):
+            return int(getattr(each, "position", 0))
+    return None
+
+
+def test_following_waits_for_a_log_that_is_not_there_yet(state: StateDir) -> None:
+    with following(state, "tiny") as along:
+        eventually(lambda: psutil.Process(along.process.pid).status() == psutil.STATUS_SLEEPING, WITHIN_S, "it to wait")
+        append(state.log_path("default.tiny"), b"at last\n")
+        assert along.until(b"at last\n") == b"at last\n"
+
+
+def test_following_ends_when_its_reader_has_gone_though_nothing_is_written(state: StateDir, log: Path) -> None:
+    along = Following(command(state, "-f", "tiny", "-n", "1"))
+    along.until(b"line 200\n")
+    assert along.process.stdout is not None and along.process.stderr is not None
+    along.process.stdout.close()
+    with along.process.stderr:
+        assert along.process.wait(WITHIN_S) == 0 and along.process.stderr.read() == b""
+
+
+def test_following_on_a_terminal_ends_clean_with_ctrl_c(state: StateDir, log: Path) -> None:
+    terminal = Terminal(command(state, "tiny", "-f", "-n", "1"))
+    terminal.until("line 200\r\n")
+    append(log, b"\x1b[31mred\n")
+    assert "\x1b" not in terminal.until("red\r\n")
+    terminal.process.send_signal(signal.SIGINT)
+    assert "Traceback" not in terminal.rest() and terminal.process.wait(WITHIN_S) == 0

@@ -1,0 +1,167 @@
+"""Whoever looks at one Mac with our own commands: what runs, what does not, why, and what an engine says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engines import stand_in
+from tests.pseudo import Following
+from tests.system import eventually, service
+from tests.tight import LARGE, MIB, Tight, lean, share, tight
+
+BUDGET_BYTES = 120 * MIB
+"""A large one with a small one beside it, and never two large ones."""
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tight]:
+    usual = {"memory_fraction": share(BUDGET_BYTES), "memory_watchdog_interval": 0}
+    with tight(tmp_path_factory.mktemp("seen"), **usual) as up:
+        system = up.system
+        system.apply(system.tiny_model(), lean("first", LARGE))
+        system.ready("first")
+        crashing = stand_in("loops", exit_after_s=0.05, exit_code=3)
+        crashing["spec"]["extraArgs"] += ["--cache-ram", "0"]
+        system.apply(lean("second", LARGE), service("refused", extraArgs=["--nonsense"]), crashing)
+        up.waits("second", "InsufficientMemory", "queue position 1")
+        up.waits("refused", "UnsupportedField")
+        up.waits("loops", "CrashLoopBackOff", "next start at", within_s=60)
+        yield up
+
+
+def command(machine: Tight, name: str, *arguments: str) -> list[str]:
+    """One of our commands, told nothing but where the system's state is."""
+    return [sys.executable, "-m", "metal_supervisor", name, "--state-dir", str(machine.system.state), *arguments]
+
+
+def ours(machine: Tight, *arguments: str) -> tuple[int, str, str]:
+    """(exit code, what it printed, what it said) of one."""
+    done = subprocess.run(
+        command(machine, *arguments), capture_output=True, text=True, timeout=60, encoding="utf-8"
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def explained(machine: Tight, name: str, says: str = "") -> dict[str, list[str]]:
+    """The sentences about a service, by topic, once the first is what the cluster shows, and has these words in it.
+
+    The cluster is told a moment later, and an engine in a crash loop is tried again now and then.
+    """
+
+    def found() -> dict[str, list[str]]:
+        code, out, said = ours(machine, "explain", f"default/{name}", "--json")
+        assert (code, said) == (0, "")
+        told = json.loads(out)
+        condition = machine.system.condition("MetalReady", name)
+        topics: dict[str, list[str]] = {}
+        for each in told["sentences"]:
+            topics.setdefault(each["topic"], []).append(each["text"])
+        same = topics["now"] == [condition["message"]] and told["reason"] == condition["reason"]
+        return topics if same and says in condition["message"] else {}
+
+    return eventually(found, 20, f"the sentence about {name} to be that of the condition")
+
+
+def rows_of(out: str) -> dict[str, str]:
+    """The lines of the services, by name."""
+    return {line.split()[0]: line for line in out.splitlines() if line.startswith("default/")}
+
+
+def test_the_table_shows_all_services_their_memory_and_why_they_are_not_ready(machine: Tight) -> None:
+    machine.system.chat("first")
+
+    def held() -> str:
+        code, out, said = ours(machine, "status")
+        assert (code, said) == (0, "")
+        return out if "; next attempt " in rows_of(out)["default/loops"] else ""
+
+    out = eventually(held, 30, "the crash loop to be held")
+    rows = rows_of(out)
+    assert set(rows) == {"default/first", "default/second", "default/refused", "default/loops"}
+    cells = rows["default/first"].split()
+    assert cells[1:4] == ["Ready", "llama-server", str(machine.system.port("first"))] and cells[-1] == "-"
+    assert float(cells[-2]) > 0, "tokens per second, as the engine counts them"
+    assert "/82 MiB" in rows["default/first"]
+    assert " Pending " in rows["default/second"] and "InsufficientMemory: needs 82 MiB" in rows["default/second"]
+    assert " Failed " in rows["default/refused"] and "'--nonsense' is not known" in rows["default/refused"]
+    assert " Failed " in rows["default/loops"] and "CrashLoopBackOff: exit status 3" in rows["default/loops"]
+    assert "of 120 MiB charged" in out and "1 waiting" in out and out.startswith("node ")
+    code, out, _ = ours(machine, "status", "--json")
+    assert code == 0 and json.loads(out).keys() == json.loads(machine.system.fetch("/status")[1]).keys()
+
+
+def test_of_one_that_serves_it_is_explained_what_it_is_charged_and_why_it_has_its_runtime(machine: Tight) -> None:
+    told = explained(machine, "first")
+    assert told["now"] == [f"llama-server serves first on port {machine.system.port('first')}"]
+    assert told["runtime"][0].startswith("llama-server, because nothing names one; it serves spec.format gguf")
+    assert told["memory"][0].startswith("it is estimated to take 82 MiB = weights 1 MiB + KV cache")
+    assert "it is charged 82 MiB" in told["memory"][1] and "this Mac's budget is 120 MiB" in told["memory"][2]
+    assert told["process"][0].startswith(f"pid {machine.system.pid('first')}, started at ")
+    assert told["published"] == ["Service first, port 8080: this Mac's endpoint is ready"]
+
+
+def test_of_one_that_waits_it_is_explained_what_was_compared_with_what(machine: Tight) -> None:
+    told = explained(machine, "second")
+    left = json.loads(machine.system.fetch("/status")[1])["memory"]["left"]
+    assert any(each.startswith("it needs 82 MiB, more than the ") for each in told["memory"]), (told, left)
+    assert any(each.startswith("it is number 1 in the queue for memory") for each in told["memory"])
+    assert told["process"] == ["none; supervisord has no program for it"]
+
+
+def test_of_one_that_was_refused_it_is_explained_which_field_it_is(machine: Tight) -> None:
+    told = explained(machine, "refused")
+    assert told["now"][0].startswith("spec.extraArgs[0] '--nonsense'")
+    assert told["wanted"][0].startswith("it cannot run as things are (UnsupportedField)")
+
+
+def test_of_a_crash_loop_it_is_explained_how_often_and_when_it_is_tried_again(machine: Tight) -> None:
+    told = explained(machine, "loops", "next start at")
+    assert any("that nobody planned; it last ended with exit status 3" in each for each in told["restarts"])
+    assert any(each.startswith("it is held; the next attempt is ") for each in told["restarts"])
+
+
+def test_a_new_line_of_an_engine_is_seen_by_whoever_follows_its_log(machine: Tight) -> None:
+    along = Following(command(machine, "logs", "-f", "-n", "0", "default/first"))
+    try:
+        assert along.process.stdout is not None
+        path = str(machine.system.files.log_path("default.first"))
+        eventually(lambda: reads(along.process.pid, path), 30, "it to read")
+        machine.system.chat("first")
+        assert b"\n" in along.until(b"\n")
+        assert along.close() == (0, b"")
+    finally:
+        along.process.kill()
+        along.process.wait()
+
+
+def reads(pid: int, path: str) -> bool:
+    """Whether a process has a file open."""
+    import psutil
+
+    return any(each.path == path for each in psutil.Process(pid).open_files())
+
+
+def test_how_much_is_logged_is_changed_while_it_runs(machine: Tight) -> None:
+    before = machine.system.own_pid("controller"), machine.system.own_pid("sidecar")
+    for word, now in (("debug", "debug"), ("setting", "info")):
+        assert ours(machine, "log-level", word) == (0, "", "")
+        for name in ("controller", "sidecar"):
+            log = machine.system.files.log_path(name)
+            eventually(lambda log=log, now=now: f"logs level now={now}" in log.read_text(), 30, f"{log.name}: {now}")
+    assert (machine.system.own_pid("controller"), machine.system.own_pid("sidecar")) == before
+
+
+def test_what_a_crashed_engine_wrote_is_kept(machine: Tight) -> None:
+    code, out, said = ours(machine, "logs", "loops", "--previous")
+    assert (code, said) == (0, "") and out
+
+
+def test_while_everything_of_ours_is_down_the_files_are_shown(machine: Tight) -> None:
+    code, out, said = ours(machine, "status", "--port", "1")
+    assert code == 3 and "this is what its files say" in said
+    assert "default/first" in out and "InsufficientMemory" in out

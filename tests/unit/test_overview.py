@@ -1,0 +1,178 @@
+"""The lines of `metal-supervisor status`, for documents of any content and terminals of any width."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metal_supervisor.core.bar import cells
+from metal_supervisor.core.throughput import tokens_per_s
+from metal_supervisor.overview import COLUMNS, Beside, Strange, downloads, facts, lines, uptime
+
+NOW = 10_000.0
+GIB = 1 << 30
+EVIL = "x\nevil/other  Ready\r\x1b[2J\u202egpj\u2028\x9b31m\0\t`id`"
+
+
+def service(name: str = "tiny", **more: Any) -> dict[str, Any]:
+    memory = {"reservedBytes": 3 * GIB, "measuredBytes": 2 * GIB}
+    return {
+        "namespace": "default", "name": name, "program": f"default.{name}", "phase": "Ready", "reason": "Serving",
+        "message": "it serves", "ready": True, "warning": None, "runtime": "llama-server", "pid": 41, "restarts": 2,
+        "address": "127.0.0.1:18100", "nextAttempt": None, "memory": memory, **more,
+    }  # fmt: skip
+
+
+def document(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
+    memory = {"budget": 8 * GIB, "charged": 4 * GIB, "waiting": 1, "pressure": "Normal", "why": "", "left": 4 * GIB}
+    return {
+        "version": "1", "node": "mac", "cluster": {"server": "http://k", "reachable": True, "error": ""},
+        "supervisord": {"reachable": True, "error": ""}, "programs": {"controller": "RUNNING"}, "memory": memory,
+        "controller": {"notices": []}, "downloads": [], "services": list(rows), **more,
+    }  # fmt: skip
+
+
+def shown(body: dict[str, Any], width: int | None = None, **beside: Beside) -> list[str]:
+    return lines(body, {f"default.{name}": each for name, each in beside.items()}, (), NOW, width)
+
+
+def cell(body: dict[str, Any], column: str, **beside: Beside) -> str:
+    """What the last row has in a column."""
+    *_, head, row = shown(body, **beside)
+    at = head.index(column)
+    end = head.find("  ", at + len(column))
+    following = len(head) if end < 0 else next(i for i in range(end, len(head) + 1) if i == len(head) or head[i] != " ")
+    return row[at:].strip() if column == COLUMNS[-1] else row[at:following].strip()
+
+
+def test_a_service_that_serves() -> None:
+    beside = Beside("default/tiny", 18101, NOW - 3900, 41.26)
+    found = {column: cell(document(service()), column, tiny=beside) for column in COLUMNS}
+    assert found == {
+        "NAMESPACE/NAME": "default/tiny", "PHASE": "Ready", "RUNTIME": "llama-server", "PORT": "18101",
+        "MEMORY": "2.0/3.0 GiB", "RESTARTS": "2", "UPTIME": "65 min", "TOKENS/S": "41.3", "WHY": "-",
+    }  # fmt: skip
+
+
+def test_what_is_not_known_beside_the_document_is_left_open() -> None:
+    found = {column: cell(document(service()), column) for column in COLUMNS}
+    assert (found["PORT"], found["UPTIME"], found["TOKENS/S"]) == ("18100", "-", "-")
+
+
+def test_one_that_does_not_run_has_no_memory_and_no_uptime_and_says_why() -> None:
+    row = service(phase="Pending", reason="InsufficientMemory", message="needs 3.0 GiB", pid=0, address="")
+    body = document(row)
+    assert cell(body, "MEMORY", tiny=Beside("default/tiny", 0, NOW - 5)) == "-"
+    assert cell(body, "UPTIME", tiny=Beside("default/tiny", 0, NOW - 5)) == "-"
+    assert cell(body, "WHY") == "InsufficientMemory: needs 3.0 GiB"
+
+
+@pytest.mark.parametrize(("due", "words"), [(NOW + 35, "next attempt in 35 s"), (NOW - 1, "next attempt is due")])
+def test_a_crash_loop_says_when_it_is_tried_again_however_long_its_last_words(due: float, words: str) -> None:
+    row = service(phase="Failed", reason="CrashLoopBackOff", message="x" * 999, nextAttempt=due)
+    assert cell(document(row), "WHY").endswith(f"x…; {words}")
+
+
+def test_a_bad_edit_beside_a_running_engine_is_told() -> None:
+    assert cell(document(service(warning=["InvalidSpec", "no"])), "WHY") == "InvalidSpec: no"
+
+
+def test_the_bar_shows_what_is_held_what_is_kept_and_what_is_left() -> None:
+    bar, numbers = (line for line in shown(document(service())) if "[" in line or "charged" in line)
+    assert (bar.count("#"), bar.count("="), bar.count(" ", bar.index("["), bar.index("]"))) == (10, 10, 20)
+    assert numbers.strip() == "4.0 GiB of 8.0 GiB charged, 2.0 GiB measured, 1 waiting, pressure Normal"
+
+
+def test_more_than_the_budget_fills_the_bar_and_is_told_in_numbers() -> None:
+    body = document(service(), memory={"budget": GIB, "charged": 2 * GIB, "pressure": "Critical", "why": "swap"})
+    bar = next(line for line in shown(body) if "[" in line)
+    assert bar.endswith(f"[{'#' * 40}] 200 %")
+    assert any(line.endswith("pressure Critical (swap)") for line in shown(body))
+
+
+def test_what_is_wrong_with_the_machine_is_told() -> None:
+    body = document(
+        cluster={"server": "https://k", "reachable": False, "error": "timed out"},
+        supervisord={"reachable": False, "error": "refused"}, programs={"controller": "FATAL", "sidecar": "RUNNING"},
+        controller={"notices": [{"name": "evil.conf", "reason": "no section"}]},
+    )  # fmt: skip
+    text = "\n".join(shown(body))
+    for part in ("https://k timed out", "supervisord: refused", "controller is FATAL", "evil.conf: no section"):
+        assert part in text
+    assert "sidecar is" not in text
+    assert text.endswith("no InferenceService is this Mac's")
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_at_every_width_name_and_phase_are_there_and_no_line_is_longer(width: int) -> None:
+    rows = [service(), service("a-service-with-a-rather-long-name", phase="Pending", message="words " * 40)]
+    found = shown(document(*rows, cluster={"server": "https://k:6443", "reachable": False, "error": "no " * 60}), width)
+    assert max(map(cells, found)) <= width
+    assert any("Pending" in line and "a-service" in line for line in found)
+    head = next(line for line in found if line.startswith("NAMESPACE"))
+    assert ("MEMORY" in head, "TOKENS/S" in head) == {40: (False, False), 80: (True, False), 200: (True, True)}[width]
+
+
+WORDS = st.one_of(st.text(), st.just(EVIL), st.text(st.characters(categories=["Cc", "Cf", "Zl", "Zp", "Cs", "Lo"])))
+ANY: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), WORDS),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(WORDS, inner, max_size=3)),
+    max_leaves=6,
+)
+FIELDS = sorted(service())
+
+
+@given(
+    st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, ANY)),
+    st.fixed_dictionaries({}, optional=dict.fromkeys(sorted({*document()} - {"services", "cluster"}), ANY)),
+    st.dictionaries(st.sampled_from(["server", "reachable", "error", "advice", "cloned"]), ANY),
+    WORDS,
+    st.one_of(st.none(), st.integers(1, 250)),
+)
+def test_whatever_a_document_holds_no_line_moves_the_cursor(
+    row: dict[str, Any], more: dict[str, Any], cluster: dict[str, Any], word: str, width: int | None
+) -> None:
+    body = document(service(**row), service(word, message=word), **{**more, "cluster": cluster})
+    found = lines(body, {"default.tiny": Beside(word)}, (word,), NOW, width)
+    assert all(line.isprintable() for line in found)
+    assert not width or max(map(cells, found)) <= width
+    assert facts(body) == facts(body)
+
+
+@pytest.mark.parametrize("body", [{}, {"services": [], "cluster": None, "node": "x"}, {"services": 1}])
+def test_what_is_no_document_of_ours_is_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(Strange):
+        shown(body)
+
+
+def test_what_always_moves_is_no_change_and_what_matters_is() -> None:
+    before = document(service(), at=1.0)
+    assert facts(before) == facts(document(service(memory={"measuredBytes": 1}), at=2.0))
+    assert facts(before) != facts(document(service(phase="Failed"), at=1.0))
+    assert facts(before) != facts(document(service(), programs={"controller": "FATAL"}))
+
+
+def test_downloads_are_read_back_from_the_document() -> None:
+    row = {"namespace": "d", "model": "m", "phase": "Downloading", "gotBytes": 5, "totalBytes": 9, "message": "x"}
+    (found,) = downloads(document(downloads=[row, "rubbish"]))
+    assert (found.key, found.got_bytes, found.total_bytes, found.under_way) == (("d", "m"), 5, 9, True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-5, "0 s"), (41, "41 s"), (720, "12 min"), (11_100, "3 h 5 min"), (353_000, "4 d 2 h")]
+)
+def test_how_long_something_has_been_up(seconds: float, text: str) -> None:
+    assert uptime(seconds) == text
+
+
+def test_how_fast_an_engine_writes_is_what_it_counts() -> None:
+    text = (
+        "# TYPE llamacpp:tokens_predicted_total counter\nllamacpp:tokens_predicted_total 600\n"
+        "llamacpp:tokens_predicted_seconds_total 12.5\nllamacpp:predicted_tokens_seconds 9\n"
+    )
+    assert tokens_per_s(text) == 48.0
+    for other in ("", text.replace("12.5", "0"), text.replace("600", "x"), text.replace("600", "nan"), "<html>"):
+        assert tokens_per_s(other) is None
