@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT)]
 from metal_supervisor.sidecar.server import SWITCH_S  # noqa: E402
 from tests import boards  # noqa: E402
 
-PATHS = ("/metrics", "/status", "/healthz")
+PATHS = ("/metrics", "/status", "/", "/healthz")
 
 
 def serve(services: int) -> None:

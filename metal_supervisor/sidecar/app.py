@@ -20,9 +20,10 @@ from metal_supervisor.core.bar import printable
 from metal_supervisor.sidecar import board as boards
 from metal_supervisor.sidecar.board import Board
 from metal_supervisor.sidecar.metrics import exposition
+from metal_supervisor.sidecar.page import POLICY, render
 from metal_supervisor.sidecar.server import HEADERS
 
-PATHS = ("/healthz", "/livez", "/readyz", "/metrics", "/status")
+PATHS = ("/", "/healthz", "/livez", "/readyz", "/metrics", "/status")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 METHODS = ("GET", "HEAD")
 HOLDS_S = 1.0
@@ -65,6 +66,12 @@ def create_app(board: Callable[[], Board], hosts: Collection[str] = LOOPBACK) ->
     _health(app, board)
     status = Kept(board, lambda found, _: app.json.dumps(boards.status(found, __version__)) + "\n")
     metrics = Kept(board, exposition)
+    page = Kept(board, lambda found, _: render(found, __version__, time.monotonic()))
+
+    @_route(app, "/")
+    def show_page() -> flask.typing.ResponseReturnValue:
+        headers = {"Content-Security-Policy": POLICY}
+        return flask.Response(page.get(), headers=headers, content_type="text/html; charset=utf-8")
 
     @_route(app, "/metrics")
     def show_metrics() -> flask.typing.ResponseReturnValue:
