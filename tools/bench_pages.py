@@ -1,7 +1,7 @@
 """How long the sidecar's answers take while its loop is busy: `/metrics`, `/status` and `/` of a hundred services.
 
 The server is the real one, in a process of its own. A thread beside it does nothing but make boards, as a loop would
-that never rests, so what is measured holds the waits for the interpreter, and a rendering for every request.
+that never rests, so what is measured holds the waits for the interpreter, and a rendering whenever one is due.
 """
 
 from __future__ import annotations

@@ -28,14 +28,17 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 METHODS = ("GET", "HEAD")
 HOLDS_S = 1.0
 """How long something rendered holds: power, for one, grows old without a new board."""
+FRESH_S = 0.25
+"""How long what is long to render holds whatever happens: many who look cost a busy loop no more than one does."""
 T = TypeVar("T")
 
 
 class Kept(Generic[T]):
     """Something rendered, until the board says something else; several threads may ask."""
 
-    def __init__(self, board: Callable[[], Board], render: Callable[[Board, str], T]) -> None:
-        self._board, self._render = board, render
+    def __init__(self, board: Callable[[], Board], render: Callable[[Board, str], T], fresh_s: float = 0.0) -> None:
+        """`fresh_s`: so young, it may be of the board before."""
+        self._board, self._render, self._fresh_s = board, render, fresh_s
         self._lock = threading.Lock()
         self._known: tuple[Board, str, float, T] | None = None
 
@@ -45,7 +48,8 @@ class Kept(Generic[T]):
             board, now = self._board(), time.monotonic()
             if self._known is not None:
                 of, form, at, found = self._known
-                if now - at < HOLDS_S and form == kind and of == board:
+                age_s = now - at
+                if form == kind and (age_s < self._fresh_s or (age_s < HOLDS_S and of == board)):
                     return found
             made = self._render(board, kind)
             self._known = board, kind, now, made
@@ -65,8 +69,8 @@ def create_app(board: Callable[[], Board], hosts: Collection[str] = LOOPBACK) ->
     _guard(app, hosts)
     _health(app, board)
     status = Kept(board, lambda found, _: app.json.dumps(boards.status(found, __version__)) + "\n")
-    metrics = Kept(board, exposition)
-    page = Kept(board, lambda found, _: render(found, __version__, time.monotonic()))
+    metrics = Kept(board, exposition, FRESH_S)
+    page = Kept(board, lambda found, _: render(found, __version__, time.monotonic()), FRESH_S)
 
     @_route(app, "/")
     def show_page() -> flask.typing.ResponseReturnValue:
