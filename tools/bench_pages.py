@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 from metal_supervisor.sidecar.server import SWITCH_S  # noqa: E402
-from tests import boards  # noqa: E402
+from tests import page_boards as boards  # noqa: E402
 
 PATHS = ("/metrics", "/status", "/", "/healthz")
 

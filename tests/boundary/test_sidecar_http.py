@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from metal_supervisor.sidecar import server as servers
 from metal_supervisor.sidecar.app import PATHS
-from tests import boards
+from tests import page_boards as boards
 
 SECURITY = {name.lower() for name in servers.HEADERS}
 

@@ -19,7 +19,7 @@ from metal_supervisor.sidecar.page import LONGEST, POLICY, advice, render, shown
 from metal_supervisor.sidecar.page import lines as lines_of
 from metal_supervisor.sidecar.picture import LENGTH, MOST_PIECES, picture
 from metal_supervisor.sidecar.power import Reading
-from tests import boards
+from tests import page_boards as boards
 
 PROPERTY = settings(max_examples=60, deadline=None, database=None, derandomize=True)
 VOID = {"meta", "link", "br", "img", "input", "hr"}
