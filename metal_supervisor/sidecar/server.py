@@ -20,6 +20,7 @@ from waitress.task import ErrorTask
 from metal_supervisor.boundary import host as machine
 
 HOST = "127.0.0.1"
+TAKEN = "the port of health and metrics is taken; free it, or set --port"
 RETRY_S = 10.0
 REQUEST_S = 10.0
 """How long a connection may be silent, and how long a request may take to arrive."""
@@ -93,19 +94,19 @@ def bound(app: Any, address: str, port: int) -> Any:
     return server
 
 
-def serve(app: Any, port: int) -> None:
-    """Serves on loopback in a thread of its own, now or as soon as the port is free."""
+def serve(app: Any, port: int, address: str = HOST, taken: str = TAKEN) -> None:
+    """Serves in a thread of its own, now or as soon as the port is free; until then `taken` says what to do."""
     sys.setswitchinterval(SWITCH_S)
     def run() -> None:
         told = False
         while True:
             try:
-                server = bound(app, HOST, port)
+                server = bound(app, address, port)
             except OSError as error:
                 if not told:
                     told = True
                     detail = {"port": port, "holder": machine.port_holder(port), "error": error.strerror}
-                    log.error("the port of health and metrics is taken; free it, or set --port", extra=detail)
+                    log.error(taken, extra=detail)
                 time.sleep(RETRY_S)
                 continue
             server.run()
