@@ -147,7 +147,7 @@ def _controller(arguments: argparse.Namespace) -> int:
 def _sidecar(arguments: argparse.Namespace) -> int:
     from metal_supervisor.boundary.kube import Kube
     from metal_supervisor.boundary.supervisord import Supervisord
-    from metal_supervisor.sidecar import app
+    from metal_supervisor.sidecar import app, server
     from metal_supervisor.sidecar.loop import Sidecar
 
     stop = _Stop()
@@ -155,7 +155,7 @@ def _sidecar(arguments: argparse.Namespace) -> int:
     sidecar = Sidecar(
         settings, directory, Kube(_kubeconfig(settings), settings.context), Supervisord(directory.socket)
     )
-    app.serve(app.create_app(sidecar.current), settings.port)
+    server.serve(app.create_app(sidecar.current), settings.port)
     stop.wake = sidecar.wake
     sidecar.run(_each_pass(stop, settings))
     return 0

@@ -92,11 +92,11 @@ def _controller(parts: tuple, told: object):  # type: ignore[no-untyped-def, typ
 
 
 def _sidecar(parts: tuple):  # type: ignore[no-untyped-def, type-arg]
-    from metal_supervisor.sidecar import app
+    from metal_supervisor.sidecar import app, server
     from metal_supervisor.sidecar.loop import Sidecar
 
     sidecar = Sidecar(*parts)
-    app.serve(app.create_app(sidecar.current), parts[0].port)
+    server.serve(app.create_app(sidecar.current), parts[0].port)
     return sidecar
 
 

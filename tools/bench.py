@@ -35,6 +35,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 import bench_fetch  # noqa: E402
 import bench_header  # noqa: E402
+import bench_pages  # noqa: E402
 import psutil  # noqa: E402
 import tiny_gguf  # noqa: E402
 
@@ -360,6 +361,17 @@ def fetching(base: Path, quick: bool) -> list[Figure]:
     ]
 
 
+def looking(quick: bool) -> list[Figure]:
+    """How long the sidecar's answers take with a hundred services, beside a loop that never rests."""
+    figures = []
+    for path, values in bench_pages.measure(times=50 if quick else 300).items():
+        millis = [1000 * each for each in values]
+        figures.append(Figure(f"GET {path} of 100 services, loop busy", "", "ms", millis))
+        worst = [bench_pages.percentile_99(millis)]
+        figures.append(Figure(f"GET {path} of 100 services, loop busy: p99", "aim 50 ms", "ms", worst))
+    return figures
+
+
 def main() -> int:
     """Measures everything, or with --quick a little of everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -377,6 +389,7 @@ def main() -> int:
         with running(base) as system:
             system.apply(system.tiny_model())
             figures = [header_reading(base), *fetching(base, given.quick), *latencies(system, given.services)]
+            figures += looking(given.quick)
             figures.append(outages(system, [given.outage_s, *([] if given.quick else [5.0] * 4)]))
             figures += idle(system, min(10, given.services), given.idle_s)
             chat = chat_bytes(system, base / "strace.txt")

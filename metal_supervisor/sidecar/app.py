@@ -1,96 +1,143 @@
-"""Health, readiness, metrics and status over HTTP, from memory: no request waits for anything.
+"""Health, readiness, metrics, status and the page over HTTP, from memory: no request waits for anything.
 
-Flask behind waitress, GET and HEAD only, loopback only. If the port is taken the sidecar goes on without
-it, says who has it, and tries again: publishing endpoints matters more than being looked at.
+GET and HEAD only, and only for who names this machine as loopback: a web page elsewhere that has its own name resolve
+to 127.0.0.1 could read everything otherwise. What is long to render is rendered once per board.
 """
 
 from __future__ import annotations
 
-import logging
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Generic, TypeVar
 
 import flask
-from waitress.server import create_server
 from werkzeug.exceptions import HTTPException
 
 from metal_supervisor import __version__
-from metal_supervisor.boundary import host
+from metal_supervisor.core.bar import printable
 from metal_supervisor.sidecar import board as boards
 from metal_supervisor.sidecar.board import Board
 from metal_supervisor.sidecar.metrics import exposition
+from metal_supervisor.sidecar.page import POLICY, render
+from metal_supervisor.sidecar.server import HEADERS
 
-RETRY_S = 10.0
-HOST = "127.0.0.1"
-log = logging.getLogger("sidecar")
+PATHS = ("/", "/healthz", "/livez", "/readyz", "/metrics", "/status")
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+METHODS = ("GET", "HEAD")
+HOLDS_S = 1.0
+"""How long something rendered holds: power, for one, grows old without a new board."""
+FRESH_S = 0.25
+"""How long what is long to render holds whatever happens: many who look cost a busy loop no more than one does."""
+T = TypeVar("T")
 
 
-def create_app(board: Callable[[], Board]) -> flask.Flask:
-    """The application; `board` returns the latest snapshot."""
+class Kept(Generic[T]):
+    """Something rendered, until the board says something else; several threads may ask."""
+
+    def __init__(self, board: Callable[[], Board], render: Callable[[Board, str], T], fresh_s: float = 0.0) -> None:
+        """`fresh_s`: so young, it may be of the board before."""
+        self._board, self._render, self._fresh_s = board, render, fresh_s
+        self._lock = threading.Lock()
+        self._known: tuple[Board, str, float, T] | None = None
+
+    def get(self, kind: str = "") -> T:
+        """What is rendered of the board; `kind` says in which form, and only the latest is kept."""
+        with self._lock:
+            board, now = self._board(), time.monotonic()
+            if self._known is not None:
+                of, form, at, found = self._known
+                age_s = now - at
+                if form == kind and (age_s < self._fresh_s or (age_s < HOLDS_S and of == board)):
+                    return found
+            made = self._render(board, kind)
+            self._known = board, kind, now, made
+            return made
+
+
+def is_named(host: str, names: Collection[str]) -> bool:
+    """Whether a Host header names one of these, with or without a port."""
+    found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::[0-9]{1,5})?", host, re.ASCII)
+    return found is not None and found[1].lower() in names
+
+
+def create_app(board: Callable[[], Board], hosts: Collection[str] = LOOPBACK) -> flask.Flask:
+    """The application. `board` returns the latest snapshot; `hosts`: names by which it may be asked."""
     app = flask.Flask("metal_supervisor", static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]
+    _guard(app, hosts)
+    _health(app, board)
+    status = Kept(board, lambda found, _: app.json.dumps(boards.status(found, __version__)) + "\n")
+    metrics = Kept(board, exposition, FRESH_S)
+    page = Kept(board, lambda found, _: render(found, __version__, time.monotonic()), FRESH_S)
 
-    def route(path: str) -> Callable[[Callable[[], flask.typing.ResponseReturnValue]], None]:
-        def add(view: Callable[[], flask.typing.ResponseReturnValue]) -> None:
-            app.add_url_rule(path, path, view, methods=["GET"], provide_automatic_options=False)
+    @_route(app, "/")
+    def show_page() -> flask.typing.ResponseReturnValue:
+        headers = {"Content-Security-Policy": POLICY}
+        return flask.Response(page.get(), headers=headers, content_type="text/html; charset=utf-8")
 
-        return add
-
-    @route("/healthz")
-    def healthz() -> flask.typing.ResponseReturnValue:
-        status, body = boards.health(board(), time.monotonic())
-        return flask.jsonify(body), status
-
-    @route("/livez")
-    def livez() -> flask.typing.ResponseReturnValue:
-        return flask.jsonify({"status": "ok"})
-
-    @route("/readyz")
-    def readyz() -> flask.typing.ResponseReturnValue:
-        status, checks = boards.readiness(board(), time.monotonic())
-        if "verbose" not in flask.request.args and status == 200:
-            return flask.jsonify({"status": "ready"})
-        lines = [f"[{'+' if passed else '-'}]{name} {'ok' if passed else why}" for name, passed, why in checks]
-        lines.append("readyz check passed" if status == 200 else "readyz check failed")
-        return flask.Response("\n".join(lines) + "\n", status, content_type="text/plain; charset=utf-8")
-
-    @route("/metrics")
-    def metrics() -> flask.typing.ResponseReturnValue:
-        body, content_type = exposition(board(), flask.request.headers.get("Accept", ""))
+    @_route(app, "/metrics")
+    def show_metrics() -> flask.typing.ResponseReturnValue:
+        body, content_type = metrics.get(flask.request.headers.get("Accept", ""))
         return flask.Response(body, content_type=content_type)
 
-    @route("/status")
-    def status() -> flask.typing.ResponseReturnValue:
-        return flask.jsonify(boards.status(board(), __version__))
-
-    @app.errorhandler(HTTPException)
-    def failed(error: HTTPException) -> flask.typing.ResponseReturnValue:
-        paths = ["/healthz", "/livez", "/readyz", "/metrics", "/status"]
-        return flask.jsonify({"error": error.name, "paths": paths}), error.code or 500
+    @_route(app, "/status")
+    def show_status() -> flask.typing.ResponseReturnValue:
+        return flask.Response(status.get(), content_type="application/json")
 
     return app
 
 
-def serve(app: flask.Flask, port: int) -> None:
-    """Serves in a thread of its own, now or as soon as the port is free."""
+View = Callable[[], flask.typing.ResponseReturnValue]
 
-    def run() -> None:
-        told = False
-        while True:
-            try:
-                server = create_server(
-                    app, host=HOST, port=port, threads=2, ident="",
-                    connection_limit=1000, channel_timeout=10, cleanup_interval=5,
-                )
-            except OSError as error:
-                if not told:
-                    told = True
-                    holder = host.port_holder(port)
-                    detail = {"port": port, "holder": holder, "error": error.strerror}
-                    log.error("the port of health and metrics is taken; free it, or set --port", extra=detail)
-                time.sleep(RETRY_S)
-                continue
-            server.run()
 
-    threading.Thread(target=run, name="http", daemon=True).start()
+def _route(app: flask.Flask, path: str) -> Callable[[View], None]:
+    def add(view: View) -> None:
+        app.add_url_rule(path, path, view, methods=["GET"], provide_automatic_options=False)
+
+    return add
+
+
+def _guard(app: flask.Flask, hosts: Collection[str]) -> None:
+    """Refuses what is not for us, and says to browsers what they may do with an answer."""
+
+    @app.before_request
+    def refuse() -> flask.typing.ResponseReturnValue | None:
+        if not is_named(flask.request.headers.get("Host", ""), hosts):
+            why = {"error": "Misdirected Request", "message": f"ask for one of {', '.join(sorted(hosts))}"}
+            return flask.jsonify(why), 421
+        if flask.request.method not in METHODS:
+            return flask.jsonify({"error": "Method Not Allowed"}), 405, {"Allow": ", ".join(METHODS)}
+        return None
+
+    @app.after_request
+    def protect(answer: flask.Response) -> flask.Response:
+        for name, value in HEADERS.items():
+            answer.headers.setdefault(name, value)
+        return answer
+
+    @app.errorhandler(HTTPException)
+    def failed(error: HTTPException) -> flask.typing.ResponseReturnValue:
+        return flask.jsonify({"error": error.name, "paths": PATHS}), error.code or 500
+
+
+def _health(app: flask.Flask, board: Callable[[], Board]) -> None:
+    @_route(app, "/healthz")
+    def healthz() -> flask.typing.ResponseReturnValue:
+        status, body = boards.health(board(), time.monotonic())
+        return flask.jsonify(body), status
+
+    @_route(app, "/livez")
+    def livez() -> flask.typing.ResponseReturnValue:
+        return flask.jsonify({"status": "ok"})
+
+    @_route(app, "/readyz")
+    def readyz() -> flask.typing.ResponseReturnValue:
+        status, checks = boards.readiness(board(), time.monotonic())
+        if "verbose" not in flask.request.args and status == 200:
+            return flask.jsonify({"status": "ready"})
+        said = [(passed, name, "ok" if passed else printable(why)) for name, passed, why in checks]
+        lines = [f"[{'+' if passed else '-'}]{name} {word}" for passed, name, word in said]
+        lines.append("readyz check passed" if status == 200 else "readyz check failed")
+        return flask.Response("\n".join(lines) + "\n", status, content_type="text/plain; charset=utf-8")

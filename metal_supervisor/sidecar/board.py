@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 from metal_supervisor.boundary.addresses import Choice
 from metal_supervisor.core.downloads import Download, downloads
-from metal_supervisor.core.report import Report
+from metal_supervisor.core.report import Happening, Report
 from metal_supervisor.core.types import Json, Observed, Record
 from metal_supervisor.sidecar.inventory import Offer, rows
 from metal_supervisor.sidecar.power import Reading, shown_power
@@ -26,6 +26,17 @@ class Row:
     address: str
     """`<address>:<port>` as advertised, "" without one."""
     rss_bytes: int
+
+
+@dataclass(frozen=True)
+class Recent:
+    """An Event that was lately made."""
+
+    at: float
+    """Unix time."""
+    about: str
+    """`<namespace>/<name>` of a service, or the node."""
+    what: Happening
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,8 @@ class Board:
     """Requests sent to the Kubernetes API since the start."""
     power: Reading | None = None
     """What the chip draws; None where nobody asked for it."""
+    happenings: tuple[Recent, ...] = ()
+    """The latest Events of this run, the last one last."""
 
 
 def cluster_trouble(board: Board) -> str:

@@ -12,6 +12,7 @@ import json
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +46,7 @@ from metal_supervisor.core.types import (
     State,
 )
 from metal_supervisor.sidecar import farewell, sharing, words
-from metal_supervisor.sidecar.board import Board, Row
+from metal_supervisor.sidecar.board import Board, Recent, Row
 from metal_supervisor.sidecar.fleetnode import FleetNode
 from metal_supervisor.sidecar.inventory import Inventory, noted
 from metal_supervisor.sidecar.membership import Membership, new_session
@@ -60,6 +61,7 @@ TICK_S = 15.0
 RETRY_S = 1.0
 WITHDRAW_ALL_S = 2.0
 MEMORY_STEP_BYTES = 16 << 20
+MOST_HAPPENINGS = 20
 # Below the 2 s that the controller waits for an answer.
 UNCONFIRMED_S = 1.0
 log = logging.getLogger("sidecar")
@@ -99,6 +101,7 @@ class Sidecar:
         """A process has ended, and no pass has told of it."""
         self._observed = directory.observations()
         self._reports: dict[Key, Report] = {}
+        self._happenings: deque[Recent] = deque(maxlen=MOST_HAPPENINGS)
         self._address = ""
         """What pods were told last."""
         self._table: Mapping[str, ProgramState] = {}
@@ -248,6 +251,7 @@ class Sidecar:
             node=self.node,
             address=self.addresses.choice,
             engines=self._inventory.offers,
+            happenings=tuple(self._happenings),
             programs={
                 name: row.state.value
                 for name, row in self._table.items()
@@ -435,6 +439,7 @@ class Sidecar:
         what = happening(before, told, ended, lines)
         if what and not record.is_daemon and not (before is None and what.type == "Normal"):
             self.registrar.tell(record, what)
+            self._happenings.append(Recent(time.time(), "/".join(record.key), what))
 
     def _register(self, rows: list[Row], told: Json) -> None:
         where = self.addresses.address, self.addresses.problem
@@ -454,7 +459,9 @@ class Sidecar:
         """An Event if pods are told another address of this Mac from now on: what they knew is worth nothing."""
         if address and self._address and address != self._address:
             text = f"this Mac is reached at {address} now, and no longer at {self._address}; its endpoints say so"
-            self.registrar.tell_of_mac(Happening("Normal", MOVED, text))
+            what = Happening("Normal", MOVED, text)
+            self.registrar.tell_of_mac(what)
+            self._happenings.append(Recent(time.time(), self.node, what))
         self._address = address or self._address
 
     def _around(self, rows: list[Row], told: Json) -> Around:

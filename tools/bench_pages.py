@@ -1,0 +1,91 @@
+"""How long the sidecar's answers take while its loop is busy: `/metrics`, `/status` and `/` of a hundred services.
+
+The server is the real one, in a process of its own. A thread beside it does nothing but make boards, as a loop would
+that never rests, so what is measured holds the waits for the interpreter, and a rendering whenever one is due.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+
+from metal_supervisor.sidecar.server import SWITCH_S  # noqa: E402
+from tests import page_boards as boards  # noqa: E402
+
+PATHS = ("/metrics", "/status", "/", "/healthz")
+
+
+def serve(services: int) -> None:
+    """Serves ever new boards until standard input ends; prints its port."""
+    sys.setswitchinterval(SWITCH_S)  # as the sidecar has it
+    latest, over = [boards.board(services)], threading.Event()
+
+    def loop() -> None:
+        while not over.is_set():
+            latest[0] = boards.board(services, at=time.time())
+
+    busy = threading.Thread(target=loop, daemon=True)
+    with boards.served(lambda: latest[0]) as server:
+        print(server.effective_port, flush=True)
+        busy.start()
+        sys.stdin.read()
+        over.set()
+        busy.join()
+
+
+@contextlib.contextmanager
+def busy_server(services: int) -> Iterator[int]:
+    """The port of a process that runs `serve`."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(services)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        yield int(process.stdout.readline())
+    finally:
+        process.communicate(timeout=30)
+
+
+def asked(port: int, path: str, times: int) -> list[float]:
+    """Seconds that each of so many requests took, over one connection."""
+    found = []
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+        for _ in range(times):
+            start = time.monotonic()
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            answer.read()
+            found.append(time.monotonic() - start)
+            assert answer.status == 200, answer.status
+    return found
+
+
+def measure(services: int = 100, times: int = 300) -> dict[str, list[float]]:
+    """Path -> seconds of each request."""
+    with busy_server(services) as port:
+        return {path: asked(port, path, times) for path in PATHS}
+
+
+def percentile_99(values: list[float]) -> float:
+    """What one in a hundred took longer than."""
+    return statistics.quantiles(values, n=100, method="inclusive")[98]
+
+
+def main() -> None:
+    """Measures, and prints."""
+    for path, values in measure().items():
+        print(f"{path:<10} p50 {1000 * statistics.median(values):6.1f} ms  p99 {1000 * percentile_99(values):6.1f} ms")
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1])) if sys.argv[1:] else main()
