@@ -137,7 +137,7 @@ def _controller(arguments: argparse.Namespace) -> int:
 def _sidecar(arguments: argparse.Namespace) -> int:
     from metal_supervisor.boundary.kube import Kube
     from metal_supervisor.boundary.supervisord import Supervisord
-    from metal_supervisor.sidecar import app
+    from metal_supervisor.sidecar import app, metrics_server
     from metal_supervisor.sidecar.loop import Sidecar
 
     stop = _Stop()
@@ -146,6 +146,9 @@ def _sidecar(arguments: argparse.Namespace) -> int:
         settings, directory, Kube(_kubeconfig(settings), settings.context), Supervisord(directory.socket)
     )
     app.serve(app.create_app(sidecar.current), settings.port)
+    if settings.metrics_listen:
+        address, port = settings.metrics_address
+        app.serve(metrics_server.create_app(sidecar.current), port, address, metrics_server.TAKEN)
     stop.wake = sidecar.wake
     sidecar.run(stop)
     return 0

@@ -23,6 +23,7 @@ from metal_supervisor.sidecar.metrics import exposition
 
 RETRY_S = 10.0
 HOST = "127.0.0.1"
+TAKEN = "the port of health and metrics is taken; free it, or set --port"
 log = logging.getLogger("sidecar")
 
 
@@ -72,15 +73,15 @@ def create_app(board: Callable[[], Board]) -> flask.Flask:
     return app
 
 
-def serve(app: flask.Flask, port: int) -> None:
-    """Serves in a thread of its own, now or as soon as the port is free."""
+def serve(app: Callable[..., object], port: int, address: str = HOST, taken: str = TAKEN) -> None:
+    """Serves in a thread of its own, now or as soon as the port is free; until then `taken` says what to do."""
 
     def run() -> None:
         told = False
         while True:
             try:
                 server = create_server(
-                    app, host=HOST, port=port, threads=2, ident="",
+                    app, host=address, port=port, threads=2, ident="",
                     connection_limit=1000, channel_timeout=10, cleanup_interval=5,
                 )
             except OSError as error:
@@ -88,7 +89,7 @@ def serve(app: flask.Flask, port: int) -> None:
                     told = True
                     holder = host.port_holder(port)
                     detail = {"port": port, "holder": holder, "error": error.strerror}
-                    log.error("the port of health and metrics is taken; free it, or set --port", extra=detail)
+                    log.error(taken, extra=detail)
                 time.sleep(RETRY_S)
                 continue
             server.run()

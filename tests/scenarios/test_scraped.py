@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.prometheus import lint
-from tests.system import System, eventually, kill, model, running, service
+from tests.system import System, eventually, free_ports, kill, model, running, service
 
 HOSTILE = 'it"s \\n \\ {evil="1"}\n# TYPE evil counter\nevil 1'
 
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with running(tmp_path_factory.mktemp("metrics")) as up:
+    (port,) = free_ports(1)
+    with running(tmp_path_factory.mktemp("metrics"), "--metrics-listen", f"127.0.0.1:{port}") as up:
         up.apply(up.tiny_model(), service())
         up.ready()
         yield up
@@ -79,14 +82,26 @@ def test_series_go_with_their_service(system: System) -> None:
     eventually(lambda: 'name="brief"' not in system.fetch("/metrics")[1], what="its series to be gone")
 
 
-def test_openmetrics_is_served_to_whom_asks_for_it(system: System, tmp_path: Path) -> None:
-    import http.client
-
-    connection = http.client.HTTPConnection("127.0.0.1", system.http, timeout=10)
-    try:
-        connection.request("GET", "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
-        answer = connection.getresponse()
+def test_openmetrics_is_served_to_whom_asks_for_it(system: System) -> None:
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{system.http}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+    )
+    with urllib.request.urlopen(asked, timeout=10) as answer:
         assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
         assert answer.read().endswith(b"# EOF\n")
-    finally:
-        connection.close()
+
+
+def test_the_address_for_the_cluster_serves_two_pages_and_nothing_else(system: System) -> None:
+    for path, status in (("/metrics", 200), ("/healthz", 200), ("/status", 404), ("/", 404)):
+        assert elsewhere(system, path) == status, path
+    assert elsewhere(system, "/metrics", "POST") == 405
+    assert system.fetch("/status")[0] == 200, "loopback is as it was"
+
+
+def elsewhere(system: System, path: str, method: str = "GET") -> int:
+    """The status of an answer of the address for the cluster."""
+    address = system.flags[system.flags.index("--metrics-listen") + 1]
+    connection = http.client.HTTPConnection(address, timeout=10)
+    with contextlib.closing(connection):
+        connection.request(method, path)
+        return connection.getresponse().status
