@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/metrics.md from the table in metal_supervisor/sidecar/metric_table.py.
+"""Writes docs/metrics.md from the table in metal_supervisor/sidecar/metric_table.py, and from our alerts.
 
     python tools/metrics_page.py
 """
@@ -10,12 +10,14 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from metal_supervisor.sidecar.metric_table import INCUMBENT, OURS, SERVED, UNSERVED, Entry  # noqa: E402
 
-PAGE = ROOT / "docs" / "metrics.md"
+PAGE, ALERTS = ROOT / "docs" / "metrics.md", ROOT / "conf" / "prometheus" / "alerts.yaml"
 HEAD = """# Metrics
 
 <!-- written by tools/metrics_page.py from metal_supervisor/sidecar/metric_table.py; change that, then run it -->
@@ -28,6 +30,14 @@ THEIRS = f"""
 ## LLMKube's names
 
 Dashboards and rules for `{INCUMBENT}*` go on working: same names, same types, same labels.
+
+"""
+FROM_AFAR = """
+## From the cluster
+
+Nothing but loopback is listened on, unless `--metrics-listen ADDRESS:PORT` says so: there `/metrics` and `/healthz` are
+served, and nothing else, to whoever can reach it. `conf/prometheus/scrape.yaml` has what a Prometheus in the cluster
+needs to find a Mac, and `conf/prometheus/alerts.yaml` what it should tell you:
 
 """
 OWN = f"""
@@ -53,12 +63,22 @@ def _rows(entries: Iterable[Entry]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _alerts() -> str:
+    """The alerts by name, each with its condition."""
+    (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
+    lines = ["| alert | when | for |", "| --- | --- | --- |"]
+    for rule in group["rules"]:
+        when = rule["expr"].replace("|", "\\|")
+        lines.append(f"| {rule['alert']} | `{when}` | {rule.get('for', 'at once')} |")
+    return "\n".join(lines) + "\n"
+
+
 def page() -> str:
     """The text of the page."""
     theirs = _rows(entry for entry in SERVED if entry.name.startswith(INCUMBENT))
     own = _rows(entry for entry in SERVED if entry.name.startswith(OURS))
     missing = "".join(f"- `{name}`: {reason}.\n" for name, reason in UNSERVED.items())
-    return HEAD + THEIRS + theirs + OWN + own + MISSING + missing
+    return HEAD + THEIRS + theirs + OWN + own + MISSING + missing + FROM_AFAR + _alerts()
 
 
 if __name__ == "__main__":
