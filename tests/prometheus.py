@@ -8,7 +8,7 @@ import subprocess
 import sys
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +62,17 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def prometheus(base: Path, port: int, rules: Path | None = None) -> Iterator[Prometheus]:
-    """A Prometheus that scrapes a port of this machine every 200 ms, as the job that our files name."""
+def prometheus(base: Path, jobs: Mapping[str, Sequence[int]], rules: Path) -> Iterator[Prometheus]:
+    """A Prometheus that has scraped these ports of this machine, by the names of their jobs, and goes on to."""
     (own,) = free_ports(1)
     conf = base / "prometheus.yml"
     conf.write_text(
         yaml.safe_dump({
-            "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "1s"},
-            "rule_files": [str(rules)] if rules else [],
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(rules)],
             "scrape_configs": [
-                {"job_name": "metal-supervisor", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
+                {"job_name": job, "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in ports]}]}
+                for job, ports in jobs.items()
             ],
         })
     )

@@ -37,7 +37,8 @@ FROM_AFAR = """
 
 Nothing but loopback is listened on, unless `--metrics-listen ADDRESS:PORT` says so: there `/metrics` and `/healthz` are
 served, and nothing else, to whoever can reach it. `conf/prometheus/scrape.yaml` has what a Prometheus in the cluster
-needs to find a Mac, and `conf/prometheus/alerts.yaml` what it should tell you:
+needs to find a Mac, `conf/grafana/dashboard.json` is a dashboard to import (watts need `--apple-power-enabled`, tokens
+per second a scrape of the engines too), and `conf/prometheus/alerts.yaml` has what somebody should be told:
 
 """
 OWN = f"""

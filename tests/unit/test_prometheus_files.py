@@ -1,7 +1,8 @@
-"""conf/prometheus: what it selects is what there is, and it names only metrics that are served."""
+"""conf/prometheus and conf/grafana: what it selects is what there is, and they name only metrics that are served."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from metal_supervisor.sidecar.metric_table import TABLE, Entry
 from tests.boards import row
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "prometheus"
+DASHBOARD = CONF.parent / "grafana" / "dashboard.json"
 JOB = "metal-supervisor"
 
 
@@ -42,7 +44,8 @@ def test_both_ways_to_a_mac_end_at_the_same_port_and_job() -> None:
     assert service["spec"] == {"clusterIP": "None", "ports": [{"name": port["name"], "port": port["port"]}]}
     assert slice_["metadata"]["labels"] == {"kubernetes.io/service-name": JOB}
     assert monitor["spec"]["selector"]["matchLabels"] == service["metadata"]["labels"]
-    assert monitor["spec"]["endpoints"][0]["port"] == port["name"]
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] == port["name"] and endpoint["honorLabels"] is True
 
 
 def test_the_engines_are_found_by_the_services_that_we_make() -> None:
@@ -73,3 +76,18 @@ def test_every_alert_is_tested_both_ways() -> None:
     for rule in rules():
         found = {bool(each["exp_alerts"]) for each in asked if each["alertname"] == rule["alert"]}
         assert found == {True, False}, rule["alert"]
+
+
+def test_the_dashboard_names_metrics_that_are_served_of_the_macs_and_the_namespaces_that_are_chosen() -> None:
+    board = json.loads(DASHBOARD.read_text())
+    assert {each["name"] for each in board["templating"]["list"]} == {"datasource", "instance", "namespace"}
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    entries = {name: entry for entry in TABLE.values() for name in series(entry)}
+    shown = set()
+    for expression in (target["expr"] for panel in board["panels"] for target in panel["targets"]):
+        for name, selector in re.findall(r"([a-z_]+)\{([^}]*)\}", expression):
+            entry = entries[name]
+            shown.add(entry.name)
+            assert f'job="{JOB}", instance=~"$instance"' in selector, expression
+            assert "$namespace" not in selector or "namespace" in entry.labels, expression
+    assert len(shown) > 20
