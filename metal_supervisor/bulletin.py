@@ -18,7 +18,7 @@ from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.boundary.watch import Reflector
 from metal_supervisor.config import Settings
-from metal_supervisor.core import mode, resources
+from metal_supervisor.core import histogram, mode, resources
 from metal_supervisor.core.types import Json, Key, ModelFile
 from metal_supervisor.placement import Placed, Placement
 
@@ -35,6 +35,7 @@ class Bulletin:
         self._settings, self._state, self._kube = settings, directory, kube
         self._notices: list[dict[str, str]] = []
         self._signs = mode.Signs(believed=self._believed_before())
+        self._passes = histogram.empty(histogram.PASS_S)
         self.operator: bool | None = None
         """Whether LLMKube's operator writes status here; None while that is not known."""
         self.metal = ""
@@ -48,6 +49,10 @@ class Bulletin:
     def tell(self, name: str, reason: str) -> None:
         """Notes something that people should see in /status."""
         self._notices = [*self._notices[1 - MOST_NOTICES :], {"name": name, "reason": reason}]
+
+    def passed(self, seconds: float) -> None:
+        """Notes how long a pass took; the next report has it."""
+        self._passes = self._passes.with_value(seconds)
 
     def _believed_before(self) -> bool | None:
         """What the controller before this one knew of the operator: a restart must not change who writes what."""
@@ -103,6 +108,8 @@ class Bulletin:
                 "advice": placer.unwatched,
                 "cloned": placement.CLONED if placer.cloned else "",
             },
+            "watches": {each.kind: {"reconnects": each.reconnects, "failures": each.failures} for each in watches},
+            "passes": self._passes.as_json(),
             "namespaces": sorted(placed.namespaces),
             "silent": [list(where) for where in placed.silent],
             "elsewhere": {".".join(key): why for key, why in placer.foreign().items()},

@@ -147,7 +147,7 @@ def _controller(arguments: argparse.Namespace) -> int:
 def _sidecar(arguments: argparse.Namespace) -> int:
     from metal_supervisor.boundary.kube import Kube
     from metal_supervisor.boundary.supervisord import Supervisord
-    from metal_supervisor.sidecar import app, server
+    from metal_supervisor.sidecar import app, metrics_server, server
     from metal_supervisor.sidecar.loop import Sidecar
 
     stop = _Stop()
@@ -156,6 +156,9 @@ def _sidecar(arguments: argparse.Namespace) -> int:
         settings, directory, Kube(_kubeconfig(settings), settings.context), Supervisord(directory.socket)
     )
     server.serve(app.create_app(sidecar.current), settings.port)
+    if settings.metrics_listen:
+        address, port = settings.metrics_address
+        server.serve(metrics_server.create_app(sidecar.current), port, address, metrics_server.TAKEN)
     stop.wake = sidecar.wake
     sidecar.run(_each_pass(stop, settings))
     return 0

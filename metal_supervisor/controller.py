@@ -160,8 +160,10 @@ class Controller:
         pause_s = 0.0
         while not stopped():
             self.bell.wait(pause_s)
+            began = time.monotonic()
             try:
                 pause_s = self.one_pass()
+                self.bulletin.passed(time.monotonic() - began)
             except Unavailable as error:
                 log.warning("supervisord does not answer", extra={"error": str(error)})
                 pause_s = RETRY_S

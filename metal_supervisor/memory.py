@@ -248,6 +248,7 @@ class Memory:
             "pressure": level.value if level else "Unknown",
             "why": self._seen.watch.why,
             "available": sample.available_bytes if sample else None,
+            "wired": sample.wired_bytes if sample else None,
             "swap": sample.swap_used_bytes if sample else None,
             "problems": list(sample.problems) if sample else [],
             "evictions": self._evictions,

@@ -41,6 +41,15 @@ def _address(value: str) -> str | None:
     return None
 
 
+def _listen(value: str) -> str | None:
+    if not value:
+        return None
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[0-9.]+):([0-9]{1,5})", value, re.ASCII)
+    if found is None or _address(found[1].strip("[]")) or not 1 <= int(found[2]) <= 65535:
+        return "must look like 192.168.1.20:9091, or [fd00::1]:9091: an IP address of this Mac and a port"
+    return None
+
+
 def _node_name(value: str) -> str | None:
     good = not value or re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?", value)
     if value == "reaper":
@@ -126,6 +135,10 @@ class Settings:
         "", "Address the engines listen on; empty: loopback with the embedded API, else all interfaces.", _address
     )
     port: int = _setting(9090, "Port of health, metrics and status, on loopback.", _between(1, 65535))
+    metrics_listen: str = _setting(
+        "", "ADDRESS:PORT on which /metrics and /healthz, and nothing else, can be asked for from the cluster, without "
+        "a password; empty: nowhere but on loopback.", _listen,
+    )
     ports: str = _setting("18100-18999", "Range of the engines' ports; a service keeps the one it got.", _port_range)
     runtime: str = _setting(
         "llama-server", "Runtime of services that name none, as far as it serves their model's format.",
@@ -296,6 +309,12 @@ class Settings:
     @property
     def bind_address(self) -> str:
         return self.bind or ("127.0.0.1" if self.embedded else "0.0.0.0")
+
+    @property
+    def metrics_address(self) -> tuple[str, int]:
+        """Address and port of `metrics_listen`, which must not be empty."""
+        address, _, port = self.metrics_listen.rpartition(":")
+        return address.strip("[]"), int(port)
 
     @property
     def roots(self) -> tuple[Path, ...]:

@@ -123,6 +123,15 @@ def memory_bytes() -> int:
     return mac.total_bytes() if mac else int(psutil.virtual_memory().total)  # which raises on macOS 27
 
 
+def wired_bytes() -> int | None:
+    """Memory that can be neither paged out nor compressed; None where the system does not tell."""
+    try:
+        found = getattr(psutil.virtual_memory(), "wired", None)
+    except Exception:  # noqa: BLE001 - psutil lets out whatever the system's answers lead it to
+        return None
+    return found if isinstance(found, int) else None
+
+
 def address_problem(address: str, allow_loopback: bool) -> str | None:
     """Why an address cannot be advertised in a cluster; None if it can."""
     parsed = ipaddress.ip_address(address)

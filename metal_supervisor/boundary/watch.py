@@ -98,6 +98,8 @@ class Reflector(threading.Thread):
         """
         super().__init__(name=f"watch {path.rpartition('/')[2]}", daemon=True)
         self._kube, self._path, self._on_change = kube, path, on_change
+        self.kind = path.rpartition("/")[2]
+        """Plural of what is watched."""
         self._known = known
         self._selected = {"labelSelector": selector} if selector else {}
         self._version = ""
@@ -111,6 +113,9 @@ class Reflector(threading.Thread):
         """resourceVersion at which an object went, of those since the last list."""
         self.seen = Watched()
         self.reconnects = 0
+        """How often a watch was opened anew, also after one that ended in order."""
+        self.failures = 0
+        """Failed attempts since the last one that went well."""
         kube.when_kicked(self.kick)
 
     def kick(self) -> None:
@@ -118,7 +123,6 @@ class Reflector(threading.Thread):
         self._kick.set()
 
     def run(self) -> None:
-        failures = 0
         while True:
             started = time.monotonic()
             if self._kicks != self._kube.kicks:  # who knows how long nothing was heard
@@ -128,13 +132,13 @@ class Reflector(threading.Thread):
                     self._list()
                 self._watch()
                 pause_s = 0.0 if time.monotonic() - started > 1.0 else 1.0
-                failures = 0
+                self.failures = 0
             except KubeError as error:
                 self._broken = True
                 # One that lasted was in order until now.
-                failures = failures + 1 if time.monotonic() - started < SETTLED_S else 1
+                self.failures = self.failures + 1 if time.monotonic() - started < SETTLED_S else 1
                 # A kick cuts connections, which is no trouble of the cluster's.
-                pause_s = self._failed(error, failures) if self._kicks == self._kube.kicks else 0.0
+                pause_s = self._failed(error, self.failures) if self._kicks == self._kube.kicks else 0.0
             self.reconnects += 1
             self._kick.wait(pause_s)
             self._kick.clear()

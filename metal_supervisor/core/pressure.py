@@ -96,6 +96,8 @@ class Sample:
     """The same of all tasks at once."""
     problems: tuple[str, ...] = ()
     """Why something could not be read."""
+    wired_bytes: int | None = None
+    """What can be neither paged out nor compressed; no signal of its own, and macOS alone tells."""
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,8 @@ def _fits(value: Any, hint: Any) -> bool:
         several = arguments[-1] is Ellipsis
         fits = isinstance(value, list) and (several or len(value) == len(arguments))
         return fits and all(_fits(item, arguments[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(item, arguments[1]) for item in value.values())
     if hint is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if hint is int:

@@ -497,6 +497,8 @@ class Observed:
     """Why this very process should be restarted, "" if it should not."""
     memory_bytes: int = 0
     """What it was measured to hold of the memory, with its children; 0 if that is not known."""
+    exits: dict[str, int] = field(default_factory=dict)
+    """How often its engine has ended, by reason: `stopped` where it was to, else `exit_1`, `SIGKILL` …"""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from metal_supervisor.core.report import Happening, Report
 from metal_supervisor.core.types import Json, Observed, Record
 from metal_supervisor.sidecar.inventory import Offer, rows
 from metal_supervisor.sidecar.power import Reading, shown_power
+from metal_supervisor.sidecar.tallies import Counted
 
 STALLED_AFTER_S = 60.0
 NO_ADDRESS = Choice("", "")
@@ -67,6 +68,8 @@ class Board:
     """What this Mac can run; none before the binaries have answered."""
     requests: int = 0
     """Requests sent to the Kubernetes API since the start."""
+    counted: Counted = field(default_factory=Counted)
+    """What was counted since the start."""
     power: Reading | None = None
     """What the chip draws; None where nobody asked for it."""
     happenings: tuple[Recent, ...] = ()

@@ -56,6 +56,7 @@ from metal_supervisor.sidecar.probes import Finding, Prober, Target
 from metal_supervisor.sidecar.registrar import Around, Registrar
 from metal_supervisor.sidecar.slumber import Slumber
 from metal_supervisor.sidecar.statuses import Wanted, WantedModel
+from metal_supervisor.sidecar.tallies import Tallies
 
 TICK_S = 15.0
 RETRY_S = 1.0
@@ -91,9 +92,12 @@ class Sidecar:
         self.membership = Membership(kube, self.node, settings.lease_duration, self._session())
         listed = settings.fleet_node == "on" and not settings.embedded
         fleet_node = FleetNode(kube, self.node, host.memory_bytes()) if listed else None
-        self.registrar = Registrar(kube, self.node, self.membership, self.wake, settings.embedded, fleet_node)
+        self._tallies = Tallies()
+        self.registrar = Registrar(
+            kube, self.node, self.membership, self.wake, settings.embedded, fleet_node, self._tallies
+        )
         limits = Limits(settings.llama_server_startup_timeout, settings.hang_timeout)
-        self.prober = Prober(self.wake, limits, self._key_of)
+        self.prober = Prober(self.wake, limits, self._key_of, self._tallies.probed)
         self.exits = ExitWatch(self._exited)
         self._meter = Meter(self.wake)
         self._dead: set[int] = set()
@@ -131,7 +135,8 @@ class Sidecar:
 
     def current(self) -> Board:
         """The board, with what is counted elsewhere."""
-        return replace(self.board, requests=self.kube.requests, power=self._power.reading)
+        counted = self._tallies.counted()
+        return replace(self.board, requests=self.kube.requests, power=self._power.reading, counted=counted)
 
     def _roamed(self) -> None:
         """The machine has slept, or is somewhere else."""
@@ -162,8 +167,10 @@ class Sidecar:
         pause_s = 0.0
         while not stopped():
             self.bell.wait(pause_s)
+            began = time.monotonic()
             try:
                 self.one_pass()
+                self._tallies.passed(time.monotonic() - began)
                 # supervisord tells nobody when it gives up on a program; look often while it may.
                 held = any(row.state in (State.BACKOFF, State.STOPPING) for row in self._table.values())
                 held = held or bool(self._supervisord_since)
@@ -232,6 +239,7 @@ class Sidecar:
         self._meter.measure_only(
             {pid: self._engine(records[name], notes, pid) for name, pid in pids.items() if pid}
         )
+        self._tallies.forget_all_but(records.keys())
         for program in self._observed.keys() - records.keys():
             del self._observed[program]
             self.state.forget_observed(program)
@@ -367,6 +375,7 @@ class Sidecar:
         busy = self.prober.busy(record.program, carried_out, self._target(record, pid) if pid else None)
         held = self._meter.held(self._engine(record, notes, pid)) if pid else None
         held = sharing.share(record, held, records.values())
+        last_exit = self._exit(record, before, died, word)
         observed = Observed(
             program=record.program,
             pid=pid,
@@ -378,12 +387,16 @@ class Sidecar:
             busy=bool(busy),
             drained=carried_out if busy is False or not pid else "",
             restarts=(before.restarts if before else 0) + int(crashed),
+            exits=words.exits(before, words.manner(last_exit, crashed) if died else ""),
             served=bool(pid) and finding.served,
             hung=finding.hung if pid else "",
-            last_exit=self._exit(record, before, died, word),
+            last_exit=last_exit,
             published=message if message.startswith(sharing.UNREACHABLE) else published.problem,
             memory_bytes=self._charged(pid, held, before),
         )
+        known = before is not None and before.pid == pid and before.served
+        if observed.served and not known and row is not None and row.pid == pid:
+            self._tallies.started(record.program, max(0.0, now - row.start))
         self._observed[record.program] = observed
         if self.state.write_observed(observed):
             ring(self.state.path, "controller")

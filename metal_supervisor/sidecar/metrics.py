@@ -1,27 +1,87 @@
-"""Every metric: name, help and where its value comes from, in one place.
+"""What /metrics answers: the values of the metrics in metric_table.py.
 
-The `llmkube_metal_agent_*` names are the incumbent's, because dashboards and alerts depend on them; ours
-stand beside them. Values are read from the board at the moment of a scrape, so a series disappears with
-its service and nothing has to be cleaned up.
+They are read from the board at the moment of a scrape, so a series disappears with its service and nothing has to be
+cleaned up. A metric without a value is not there at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from metal_supervisor import __version__
+from metal_supervisor.core import histogram
 from metal_supervisor.core.downloads import downloads
-from metal_supervisor.sidecar.board import Board, cluster_trouble
+from metal_supervisor.core.histogram import Histogram
+from metal_supervisor.core.types import Json
+from metal_supervisor.sidecar.board import Board, Row, cluster_trouble
+from metal_supervisor.sidecar.metric_table import COUNTER, HISTOGRAM, INCUMBENT, INFO, OURS, PHASES, TABLE, Entry
 
-INCUMBENT, OURS = "llmkube_metal_agent", "metal_supervisor"
-PHASES = ("Pending", "Creating", "Progressing", "Ready", "Stopped", "Suspended", "Failed")
-LABELS = ("name", "namespace")
 PRESSURES = ("Normal", "Warning", "Critical")
+
+
+class _Page:
+    """Values as they are found; one of a metric that is not in the table, or with other labels, is a KeyError."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Metric] = {}
+
+    def add(self, name: str, value: Any, /, **labels: str) -> None:
+        """Adds a value; None, and whatever else is no number, says that there is none."""
+        if isinstance(value, Histogram):
+            family, values = self._family(name, labels)
+            assert isinstance(family, HistogramMetricFamily)
+            family.add_metric(values, value.buckets, value.total)
+        elif isinstance(value, (int, float)):
+            family, values = self._family(name, labels)
+            assert isinstance(family, (GaugeMetricFamily, CounterMetricFamily))
+            family.add_metric(values, value)
+
+    def tell(self, name: str, /, **labels: str) -> None:
+        """Adds a metric that is all labels."""
+        family, _ = self._family(name, labels)
+        assert isinstance(family, InfoMetricFamily)
+        family.add_metric((), {label: _text(value) for label, value in labels.items()})
+
+    def _family(self, name: str, labels: Mapping[str, str]) -> tuple[Metric, list[str]]:
+        """The family of that name, and the values of its labels in their order."""
+        entry = TABLE[name]
+        if len(labels) != len(entry.labels):
+            raise KeyError(f"{name} has the labels {entry.labels}")
+        if name not in self._families:
+            self._families[name] = _family(entry)
+        return self._families[name], [_text(labels[label]) for label in entry.labels]
+
+    @property
+    def families(self) -> Iterator[Metric]:
+        """In the order of the table."""
+        return (self._families[name] for name in TABLE if name in self._families)
+
+
+def _family(entry: Entry) -> Metric:
+    if entry.kind == INFO:
+        return InfoMetricFamily(entry.name.removesuffix("_info"), entry.help)
+    if entry.kind == COUNTER:
+        return CounterMetricFamily(entry.name, entry.help, labels=entry.labels)
+    if entry.kind == HISTOGRAM:
+        return HistogramMetricFamily(entry.name, entry.help, labels=entry.labels)
+    return GaugeMetricFamily(entry.name, entry.help, labels=entry.labels)
+
+
+def _text(value: str) -> str:
+    """A label's value as UTF-8 can say it: half a surrogate pair would spoil the whole page."""
+    return value.encode("utf-8", "replace").decode("utf-8")
 
 
 class _BoardCollector(Collector):
@@ -29,130 +89,99 @@ class _BoardCollector(Collector):
         self._board = board
 
     def collect(self) -> Iterator[Metric]:
-        yield from _incumbent(self._board)
-        yield from _ours(self._board)
+        page, board = _Page(), self._board
+        for row in board.rows:
+            _service(page, board, row)
+        _system(page, board)
+        _loops(page, board)
+        _memory(page, board.controller.get("memory"))
+        _downloads(page, board.controller)
+        yield from page.families
 
 
-def _incumbent(board: Board) -> Iterator[Metric]:
-    live = [row for row in board.rows if row.observed.pid]
-    yield GaugeMetricFamily(
-        f"{INCUMBENT}_managed_processes", "Engine processes this Mac runs.", value=len(live)
-    )
-    healthy = GaugeMetricFamily(f"{INCUMBENT}_process_healthy", "1 if the engine serves, else 0.", labels=LABELS)
-    restarts = CounterMetricFamily(f"{INCUMBENT}_process_restarts", "Unplanned restarts of the engine.", labels=LABELS)
-    rss = GaugeMetricFamily(f"{INCUMBENT}_process_rss_bytes", "Resident memory of the engine.", labels=LABELS)
-    for row in board.rows:
-        names = (row.record.key[1], row.record.namespace)
-        restarts.add_metric(names, row.observed.restarts)
-        if row.observed.pid:
-            healthy.add_metric(names, int(row.report.ready))
-            rss.add_metric(names, row.rss_bytes)
-    yield from (healthy, restarts, rss)
-    yield from _memory(board)
+def _service(page: _Page, board: Board, row: Row) -> None:
+    """One service."""
+    record, observed, counted = row.record, row.observed, board.counted
+    service = {"name": record.key[1], "namespace": record.namespace}
+    page.add(INCUMBENT + "process_restarts_total", observed.restarts, **service)
+    page.add(INCUMBENT + "health_check_duration_seconds", counted.probes.get(record.program), **service)
+    page.add(INCUMBENT + "memory_estimated_bytes", record.reserved_bytes or None, **service)
+    if observed.pid:
+        page.add(INCUMBENT + "process_healthy", int(row.report.ready), **service)
+        page.add(INCUMBENT + "process_rss_bytes", row.rss_bytes, **service)
+        page.add(OURS + "service_memory_bytes", observed.memory_bytes, **service)
+    for phase in PHASES:
+        page.add(OURS + "service_phase", int(row.report.phase == phase), **service, phase=phase)
+    page.add(OURS + "service_next_start_timestamp_seconds", record.retry_at or None, **service)
+    page.add(OURS + "service_hung", int(bool(observed.hung)), **service)
+    page.add(OURS + "service_evicted", int(record.evicted_at is not None), **service)
+    page.add(OURS + "memory_reserved_bytes", record.room_bytes or None, **service)
+    for reason, count in observed.exits.items():
+        page.add(OURS + "process_exits_total", count, **service, reason=reason)
+    page.add(OURS + "time_to_ready_seconds", counted.starts.get(record.program), **service)
+
+
+def _system(page: _Page, board: Board) -> None:
+    """This Mac, and its way to the cluster."""
+    page.add(INCUMBENT + "managed_processes", sum(bool(row.observed.pid) for row in board.rows))
     for domain, watts in (board.power.fresh_watts() if board.power else {}).items():
-        text = f"Power that the chip draws, as Apple estimates it: {domain}."
-        yield GaugeMetricFamily(f"{INCUMBENT}_apple_power_{domain}_watts", text, value=watts)
+        page.add(f"{INCUMBENT}apple_power_{domain}_watts", watts)
+    page.tell(OURS + "build_info", version=__version__, node=board.node)
+    page.add(OURS + "cluster_reachable", int(not cluster_trouble(board)))
+    page.add(OURS + "supervisord_reachable", int(not board.supervisord_error))
+    page.add(OURS + "api_requests_total", board.requests)
+    page.add(OURS + "endpoint_withdraw_seconds", board.counted.withdrawals)
+    for (what, code), count in sorted(board.counted.refused.items()):
+        page.add(OURS + "apply_errors_total", count, op=what, code=code)
+    watches = _object(board.controller.get("watches"))
+    found = {kind: _object(each) for kind, each in watches.items()}
+    for kind, each in found.items():
+        page.add(OURS + "watch_reconnects_total", each.get("reconnects"), kind=kind)
+    failures = [each["failures"] for each in found.values() if isinstance(each.get("failures"), int)]
+    page.add(INCUMBENT + "watch_consecutive_failures", max(failures, default=None))
 
 
-def _memory(board: Board) -> Iterator[Metric]:
-    """The budget, what is charged to it, and the machine's pressure."""
-    estimated = GaugeMetricFamily(
-        f"{INCUMBENT}_memory_estimated_bytes", "What the engine was estimated to take.", labels=LABELS
-    )
-    held = GaugeMetricFamily(
-        f"{OURS}_service_memory_bytes", "What the engine holds, with its children and the files it maps.", labels=LABELS
-    )
-    away = GaugeMetricFamily(
-        f"{OURS}_service_evicted", "1 while the service is stopped because memory was short.", labels=LABELS
-    )
-    for row in board.rows:
-        names = (row.record.key[1], row.record.namespace)
-        away.add_metric(names, int(row.record.evicted_at is not None))
-        if row.record.reserved_bytes:
-            estimated.add_metric(names, row.record.reserved_bytes)
-        if row.observed.pid:
-            held.add_metric(names, row.observed.memory_bytes)
-    yield from (estimated, held, away)
-    told = board.controller.get("memory")
+def _loops(page: _Page, board: Board) -> None:
+    """The passes of the controller and of the sidecar."""
+    page.add(OURS + "loop_duration_seconds", histogram.read(board.controller.get("passes")), loop="controller")
+    page.add(OURS + "loop_duration_seconds", board.counted.passes, loop="sidecar")
+    page.add(OURS + "loop_last_success_timestamp_seconds", board.controller.get("at"), loop="controller")
+    page.add(OURS + "loop_last_success_timestamp_seconds", board.at or None, loop="sidecar")
+
+
+def _memory(page: _Page, told: Any) -> None:
+    """The budget, what is charged to it, and the machine's pressure: from the controller's report."""
     if not isinstance(told, dict):
         return
-    for name, key, text in (
-        (f"{INCUMBENT}_memory_budget_bytes", "budget", "What all engines may take together."),
-        (f"{INCUMBENT}_system_memory_available_bytes", "available", "Memory of the machine that is available."),
-        (f"{OURS}_memory_charged_bytes", "charged", "What is charged to the budget."),
-        (f"{OURS}_memory_waiting_services", "waiting", "Services that wait for memory."),
+    for name, key in (
+        (INCUMBENT + "memory_budget_bytes", "budget"),
+        (INCUMBENT + "system_memory_available_bytes", "available"),
+        (INCUMBENT + "system_memory_wired_bytes", "wired"),
+        (INCUMBENT + "evictions_total", "evictions"),
+        (OURS + "memory_charged_bytes", "charged"),
+        (OURS + "memory_waiting_services", "waiting"),
     ):
-        if isinstance(told.get(key), (int, float)):
-            yield GaugeMetricFamily(name, text, value=told[key])
+        page.add(name, told.get(key))
     if told.get("pressure") in PRESSURES:
-        yield GaugeMetricFamily(
-            f"{INCUMBENT}_memory_pressure_level", "0 normal, 1 warning, 2 critical; not there while nobody knows.",
-            value=PRESSURES.index(told["pressure"]),
-        )
-    yield CounterMetricFamily(
-        f"{INCUMBENT}_evictions", "Engines stopped for want of memory.", value=told.get("evictions", 0)
-    )
-    skipped = CounterMetricFamily(
-        f"{INCUMBENT}_evictions_skipped", "Times it was critical and nobody was stopped, by reason.", labels=("reason",)
-    )
-    for reason, count in sorted((told.get("skipped") or {}).items()):
-        skipped.add_metric((reason,), count)
-    yield skipped
+        page.add(INCUMBENT + "memory_pressure_level", PRESSURES.index(told["pressure"]))
+    for reason, count in sorted(_object(told.get("skipped")).items()):
+        page.add(INCUMBENT + "evictions_skipped_total", count, reason=reason)
 
 
-def _ours(board: Board) -> Iterator[Metric]:
-    info = GaugeMetricFamily(f"{OURS}_build_info", "1, with the version as a label.", labels=("version", "node"))
-    info.add_metric((__version__, board.node), 1)
-    yield info
-    phase = GaugeMetricFamily(f"{OURS}_service_phase", "1 for the phase the service is in.", labels=(*LABELS, "phase"))
-    for row in board.rows:
-        for name in PHASES:
-            phase.add_metric((row.record.key[1], row.record.namespace, name), int(row.report.phase == name))
-    yield phase
-    due = GaugeMetricFamily(
-        f"{OURS}_service_next_start_timestamp_seconds", "When an engine that is held is tried again.", labels=LABELS
-    )
-    hung = GaugeMetricFamily(f"{OURS}_service_hung", "1 while the engine hangs and is to be restarted.", labels=LABELS)
-    for row in board.rows:
-        names = (row.record.key[1], row.record.namespace)
-        hung.add_metric(names, int(bool(row.observed.hung)))
-        if row.record.retry_at:
-            due.add_metric(names, row.record.retry_at)
-    yield from (due, hung)
-    yield from _downloads(board)
-    yield GaugeMetricFamily(
-        f"{OURS}_cluster_reachable", "1 if the Kubernetes API can be read and written.",
-        value=int(not cluster_trouble(board)),
-    )
-    yield GaugeMetricFamily(
-        f"{OURS}_supervisord_reachable", "1 if supervisord answers.", value=int(not board.supervisord_error)
-    )
-    seen = board.controller.get("at")
-    if isinstance(seen, (int, float)):
-        yield GaugeMetricFamily(
-            f"{OURS}_loop_last_success_timestamp_seconds", "Unix time of the controller's last pass.", value=seen
-        )
-    yield CounterMetricFamily(
-        f"{OURS}_api_requests", "Requests the sidecar sent to the Kubernetes API.", value=board.requests
-    )
+def _downloads(page: _Page, told: Json) -> None:
+    """Models whose files are not whole here; a series ends with its download."""
+    for each in downloads(told):
+        model = {"namespace": each.namespace, "model": each.model}
+        if each.under_way:
+            page.add(OURS + "model_download_bytes", each.got_bytes, **model)
+            page.add(OURS + "model_download_total_bytes", each.total_bytes or None, **model)
+        elif each.phase == "Failed":
+            page.add(OURS + "model_fetch_failed", 1, **model)
 
 
-def _downloads(board: Board) -> Iterator[Metric]:
-    """Models that are being fetched; a series ends with its download."""
-    labels = ("namespace", "model")
-    got = GaugeMetricFamily(
-        f"{OURS}_model_download_bytes", "How much of a model that is being fetched is here.", labels=labels
-    )
-    total = GaugeMetricFamily(
-        f"{OURS}_model_download_total_bytes", "How large it is; not there while nobody knows.", labels=labels
-    )
-    for each in downloads(board.controller):
-        if not each.under_way:
-            continue
-        got.add_metric(each.key, each.got_bytes)
-        if each.total_bytes:
-            total.add_metric(each.key, each.total_bytes)
-    yield from (got, total)
+def _object(found: Any) -> Json:
+    """A JSON object of the controller's report, {} if it is anything else: another version may have written it."""
+    return found if isinstance(found, dict) else {}
 
 
 def exposition(board: Board, accept: str) -> tuple[bytes, str]:

@@ -71,9 +71,11 @@ class _Asker(threading.Thread):
         limits: Limits,
         on_change: Callable[[], None],
         key: Callable[[], tuple[str, str]],
+        on_probe: Callable[[float], None],
     ) -> None:
         super().__init__(name=f"probe {target.port}", daemon=True)
         self.target, self._limits, self._on_change, self._key = target, limits, on_change, key
+        self._on_probe = on_probe
         self.ending = False
         """It is to end, and a request of ours would only be in its way."""
         self._first: FirstRequest | None = None
@@ -105,7 +107,9 @@ class _Asker(threading.Thread):
         target = self.target
         # The first silence is doubted at once; an engine that is in doubt is given longer.
         patience_s = PATIENT_S if self._pulse.failures else engines.TIMEOUT_S
+        asked_at = time.monotonic()
         answer = engines.probe(target.port, target.probe, not self._pulse.ready, target.host, patience_s)
+        self._on_probe(time.monotonic() - asked_at)
         if answer.ready and not self._pulse.ready:
             answer = self._ours()
             if answer.ready and target.probe.first_path and not self._pulse.served:
@@ -212,9 +216,13 @@ class Prober:
         on_change: Callable[[], None],
         limits: Limits,
         key_of: Callable[[str], tuple[str, str]] = lambda _program: ("", ""),
+        on_probe: Callable[[str, float], None] = lambda _program, _seconds: None,
     ) -> None:
-        """`key_of`: program -> what `first_request.key_of` says of its engine; called by several threads."""
-        self._on_change, self._limits, self._key_of = on_change, limits, key_of
+        """`key_of`: program -> what `first_request.key_of` says of its engine; called by several threads.
+
+        `on_probe`: told the program and the seconds of each answer; called by them, too.
+        """
+        self._on_change, self._limits, self._key_of, self._on_probe = on_change, limits, key_of, on_probe
         self._askers: dict[str, _Asker] = {}
         self._drains: dict[str, tuple[str, _Drain]] = {}
 
@@ -229,7 +237,8 @@ class Prober:
                 del self._askers[program]
         for program in targets.keys() - self._askers.keys():
             key = functools.partial(self._key_of, program)
-            asker = self._askers[program] = _Asker(*targets[program], self._limits, self._on_change, key)
+            told = functools.partial(self._on_probe, program)
+            asker = self._askers[program] = _Asker(*targets[program], self._limits, self._on_change, key, told)
             asker.ending = program in ending
             asker.start()
         for program, asker in self._askers.items():

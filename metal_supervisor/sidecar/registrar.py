@@ -22,6 +22,7 @@ from metal_supervisor.sidecar.fleetnode import FleetNode
 from metal_supervisor.sidecar.membership import Membership
 from metal_supervisor.sidecar.publisher import CONFLICT_RETRY_S, Published, Publisher
 from metal_supervisor.sidecar.statuses import Wanted, WantedModel
+from metal_supervisor.sidecar.tallies import Tallies
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, FORBIDDEN_PAUSE_S = 0.25, 1.5, 5.0
 CONFLICT_PAUSE_S = 1.0
@@ -62,6 +63,7 @@ class Registrar(threading.Thread):
         on_change: Callable[[], None],
         embedded: bool = False,
         fleet_node: FleetNode | None = None,
+        tallies: Tallies | None = None,
     ) -> None:
         super().__init__(name="registrar", daemon=True)
         self._publisher = Publisher(kube, node, on_change, beside_others=not embedded)
@@ -75,6 +77,9 @@ class Registrar(threading.Thread):
         self._models: Mapping[Key, WantedModel] = {}
         self._events: list[tuple[Record | str, Happening]] = []
         """On a service, or in a namespace on this Mac."""
+        self._tallies = tallies or Tallies()
+        self._out_since: dict[Key, float] = {}
+        """Monotonic time since when an endpoint that the cluster shows as ready is not to be so any more."""
         self._settled = threading.Event()
         self._trouble = _Trouble()
         self._pass_failed = self._refused = False
@@ -89,9 +94,19 @@ class Registrar(threading.Thread):
         with self._lock:
             if (wanted, models, around) == (self._wanted, self._models, self._around):
                 return
+            self._note_withdrawals(wanted)
             self._wanted, self._models, self._around = wanted, models, around
             self._settled.clear()
         self._wake.set()
+
+    def _note_withdrawals(self, wanted: Mapping[Key, Wanted]) -> None:
+        """Which endpoints are to go from now on; hold the lock."""
+        serving = {key for key, want in wanted.items() if want.report.ready}
+        for key, before in self._wanted.items():
+            if before.report.ready and before.report.wants_slice and key not in serving:
+                self._out_since.setdefault(key, time.monotonic())
+        for key in self._out_since.keys() & serving:
+            del self._out_since[key]
 
     def tell(self, about: Record | str, what: Happening) -> None:
         """Posts an Event, unless too many are waiting for an API that is down. `about`: as it is kept."""
@@ -170,26 +185,29 @@ class Registrar(threading.Thread):
         publish.statuses.operator = around.operator
         membership.describe(dict(around.notes))
         if time.monotonic() >= publish.resync_at:
-            self._attempt(None, partial(publish.resync, wanted))
+            self._attempt("resync", None, partial(publish.resync, wanted))
         # Withdrawals before announcements, everything that carries traffic before what is only looked at.
         late = [key for key, want in wanted.items() if want.report.ready]
         for key in sorted(wanted.keys() - set(late)):
-            self._attempt(key, partial(publish.endpoints, wanted[key]))
-        self._attempt(None, partial(self._live, around))
+            if self._attempt("endpoints", key, partial(publish.endpoints, wanted[key])):
+                self._is_out(key)
+        self._attempt("lease", None, partial(self._live, around))
         for key in late:
             if membership.steady(key[0]):
-                self._attempt(key, partial(publish.endpoints, wanted[key]))
-        self._attempt(None, partial(publish.forget_all_but, wanted, models))
-        self._attempt(None, partial(membership.withdraw_peers, around.silent))
+                self._attempt("endpoints", key, partial(publish.endpoints, wanted[key]))
+        if self._attempt("forget", None, partial(publish.forget_all_but, wanted, models)):
+            for key in self._out_since.keys() - wanted.keys():
+                self._is_out(key)
+        self._attempt("peers", None, partial(membership.withdraw_peers, around.silent))
         for want in wanted.values():
-            self._attempt(None, partial(publish.statuses.service, want))
+            self._attempt("status", None, partial(publish.statuses.service, want))
         for key, model in models.items() if around.operator is False else ():
-            self._attempt(None, partial(publish.statuses.model, key, model))
+            self._attempt("status", None, partial(publish.statuses.model, key, model))
         if self._fleet_node is not None:
             served = [want.record.model for want in wanted.values() if want.report.ready]
-            self._attempt(None, partial(self._fleet_node.write, served))
+            self._attempt("fleetnode", None, partial(self._fleet_node.write, served))
         for about, what in events:
-            if not self._attempt(None, partial(self._post, about, what)) and self._pass_failed:
+            if not self._attempt("event", None, partial(self._post, about, what)) and self._pass_failed:
                 self.tell(about, what)
         if not self._pass_failed:
             if not self._refused:
@@ -209,13 +227,25 @@ class Registrar(threading.Thread):
         if self._membership.renew(around.namespaces):
             self._publisher.forget_slices()
 
-    def _attempt(self, key: Key | None, action: Callable[[], None]) -> bool:
-        """Runs one write; False if it has to be tried again because the API could not be had."""
+    def _is_out(self, key: Key) -> None:
+        """An endpoint that was to go is gone from the cluster."""
+        with self._lock:
+            since = self._out_since.pop(key, None)
+        if since is not None:
+            self._tallies.withdrawn(time.monotonic() - since)
+
+    def _attempt(self, what: str, key: Key | None, action: Callable[[], None]) -> bool:
+        """Runs one write; False if it has to be tried again because the API could not be had.
+
+        `what`: what is written, as the count of failures calls it.
+        """
         if self._pass_failed:
             return False
         try:
             action()
         except KubeError as error:
+            if error.code != 404:
+                self._tallies.refused(what, str(error.code or error.reason))
             if error.code in (400, 409, 422):
                 self._problem(key, error)
                 return True

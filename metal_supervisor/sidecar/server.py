@@ -97,6 +97,7 @@ def bound(app: Any, address: str, port: int) -> Any:
 def serve(app: Any, port: int, address: str = HOST, taken: str = TAKEN) -> None:
     """Serves in a thread of its own, now or as soon as the port is free; until then `taken` says what to do."""
     sys.setswitchinterval(SWITCH_S)
+
     def run() -> None:
         told = False
         while True:

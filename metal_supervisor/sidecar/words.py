@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 from metal_supervisor import launch
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.boundary.supervisord import last_exit
-from metal_supervisor.core.types import Record, RunNote
+from metal_supervisor.core.types import Observed, Record, RunNote
 
 LINES = 20
 HELD = f"{launch.SAYS}{launch.CRASHED}"
@@ -16,6 +17,20 @@ HELD = f"{launch.SAYS}{launch.CRASHED}"
 def ended(state: StateDir, program: str) -> str:
     """How an engine last ended, e.g. `exit status 1`."""
     return last_exit(state.path / "log" / "supervisord.log", program)
+
+
+def manner(last_exit: str, crashed: bool) -> str:
+    """How an engine ended, in one word: `stopped` where it was to, else `exit_1`, `SIGKILL`, `unknown`."""
+    if not crashed:
+        return "stopped"
+    code, signal = re.fullmatch(r"exit status (\d{1,3})", last_exit), re.fullmatch(r"terminated by (SIG\w+)", last_exit)
+    return f"exit_{code[1]}" if code else signal[1] if signal else "unknown"
+
+
+def exits(before: Observed | None, reason: str) -> dict[str, int]:
+    """The ends of an engine by reason, with one more unless `reason` is ""."""
+    known = before.exits if before is not None else {}
+    return {**known, reason: known.get(reason, 0) + 1} if reason else known
 
 
 def last_lines(state: StateDir, program: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,3 +120,37 @@ def test_without_an_address_the_endpoint_goes_and_the_reason_is_kept() -> None:
     registrar._one_pass()
     assert cluster.bodies["tiny-mac-a"]["endpoints"][0]["addresses"] == ["192.0.2.5"]
     assert registrar.published(("default", "tiny")).problem == ""
+
+
+def test_what_fails_is_counted_by_what_was_written_and_how_it_was_answered() -> None:
+    cluster, _, registrar = setup()
+    registrar.want(wanted(), {})
+    cluster.refuses = {"/endpointslices/tiny-mac-a": 409}
+    registrar._one_pass()
+    cluster.refuses = {"/leases/": 503}
+    registrar.want(wanted(), {}, Around(namespaces=frozenset({"default"})))
+    registrar._one_pass()
+    assert registrar._tallies.counted().refused == {("endpoints", "409"): 1, ("lease", "503"): 1}
+
+
+def test_a_withdrawal_takes_from_the_decision_until_the_cluster_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, membership, registrar = setup()
+    monkeypatch.setattr(membership, "steady", lambda _: True)
+    ready = wanted()
+    registrar.want(ready, {})
+    registrar._one_pass()
+    assert not sum(registrar._tallies.counted().withdrawals.counts), "nothing was withdrawn"
+    (key, want), down = next(iter(ready.items())), Observed("default.tiny", 0, False, 101.0, "EXITED")
+    lost = {key: replace(want, report=report(want.record, down))}
+    cluster.refuses = {"/endpointslices/tiny-mac-a": 500}
+    registrar.want(lost, {})
+    registrar._one_pass()
+    assert not sum(registrar._tallies.counted().withdrawals.counts), "it is not out yet"
+    registrar._one_pass()
+    assert sum(registrar._tallies.counted().withdrawals.counts) == 1
+    registrar._one_pass()
+    registrar.want(ready, {})
+    registrar._one_pass()
+    registrar.want({}, {})
+    registrar._one_pass()
+    assert sum(registrar._tallies.counted().withdrawals.counts) == 2, "a service that is deleted goes, too"

@@ -84,6 +84,7 @@ def test_every_setting_can_be_given_in_each_of_the_three_ways(tmp_path: Path) ->
         "port": "9999", "ports": "2000-2001", "runtime": "llama-server", "memory_fraction": "0.5", "log_level": "debug",
         "runtimes": "llama-server", "llama_server_startup_timeout": "5", "drain_timeout": "5", "hang_timeout": "5",
         "stop_timeout": "5", "log_size": "5", "log_files": "5", "host_ip": "10.0.0.1", "bind": "::",
+        "metrics_listen": "10.0.0.1:9091",
         "node_name": "mac-a", "node_labels": "zone=attic,gpu=", "claims": "off", "lease_duration": "5",
         "fleet_node": "on", "replicas_per_mac": "2", "status_mode": "operator", "memory_check_mode": "warn",
         "preemption": "true", "eviction_enabled": "true", "memory_watchdog_interval": "5",
@@ -169,6 +170,10 @@ def test_a_key_like_no_other_lists_them_all(tmp_path: Path) -> None:
         ("llama_server_startup_timeout", "inf", "between 1 and 86400"),
         ("runtime", "vllm", "must be one of llama-server"), ("log_level", "loud", "must be one of debug"),
         ("host_ip", "my-mac.local", "must be an IP address"), ("bind", "*", "must be an IP address"),
+        ("metrics_listen", "9091", "must look like"), ("metrics_listen", "mac.local:9091", "must look like"),
+        ("metrics_listen", "10.0.0.1:0", "must look like"), ("metrics_listen", "10.0.0.1:70000", "must look like"),
+        ("metrics_listen", "10.0.0.256:9091", "must look"), ("metrics_listen", "[]:9091", "must look like"),
+        ("metrics_listen", "::1:9091", "must look like"), ("metrics_listen", "10.0.0.1:9091/x", "must look like"),
         ("ports", "18100", "must look like"), ("ports", "80-90", "must look like"), ("ports", "3000-2000", "must look"),
         ("ports", "2000-70000", "must look like"), ("ports", "-", "must look like"), ("ports", "", "must look like"),
         ("ports", "2000 - 2001", "must look like"), ("ports", "²000-²001", "must look like"),
@@ -257,6 +262,8 @@ def test_engines_listen_on_loopback_without_a_cluster_and_everywhere_with_one() 
     cluster = Settings(kubeconfig="/k")
     assert (cluster.embedded, cluster.bind_address) == (False, "0.0.0.0")
     assert Settings(kubeconfig="/k", bind="10.0.0.1").bind_address == "10.0.0.1"
+    assert Settings(metrics_listen="0.0.0.0:9091").metrics_address == ("0.0.0.0", 9091)
+    assert Settings(metrics_listen="[fd00::1]:9091").metrics_address == ("fd00::1", 9091)
 
 
 def test_paths_begin_at_home_and_the_store_is_in_the_state_unless_said(monkeypatch: pytest.MonkeyPatch) -> None:

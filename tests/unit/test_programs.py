@@ -64,7 +64,8 @@ RECORDS = st.builds(
     stopped_by_hand=st.booleans(), retry_at=st.none() | TIMES, warning=st.none() | st.tuples(WORDS, TEXT),
 )
 OBSERVED = st.builds(
-    Observed, WORDS, NUMBERS, st.booleans(), TIMES, WORDS, TEXT, WORDS, NUMBERS, TEXT, TEXT
+    Observed, WORDS, NUMBERS, st.booleans(), TIMES, WORDS, TEXT, WORDS, NUMBERS, TEXT, TEXT,
+    exits=st.dictionaries(WORDS, NUMBERS, max_size=3),
 )
 RECORD = Record(
     "default", "tiny", "u", 1, "default.tiny", "tiny", "llama-server", 1, "chat", "normal",
@@ -174,7 +175,7 @@ def test_a_missing_field_is_unreadable(read: Callable[[str], Any], good: str) ->
     optional = {item.name for item in dataclasses.fields(Record) if item.default is not dataclasses.MISSING}
     optional |= {item.name for item in dataclasses.fields(Observed) if item.default is not dataclasses.MISSING}
     body = json.loads(good)
-    for field in body.keys() - ({"probe"} | optional):
+    for field in body.keys() - ({"probe", "exits"} | optional):
         with pytest.raises(Unreadable):
             read(json.dumps({key: value for key, value in body.items() if key != field}))
 

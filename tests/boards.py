@@ -1,0 +1,54 @@
+"""A sidecar's board with a value for every metric there is, and its rows one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from metal_supervisor.core import histogram
+from metal_supervisor.core.report import report
+from metal_supervisor.core.types import Endpoint, Observed, Record, Standing, Verdict
+from metal_supervisor.sidecar.board import Board, Row
+from metal_supervisor.sidecar.power import Reading
+from metal_supervisor.sidecar.tallies import Tallies
+
+TOLD: dict[str, Any] = {
+    "at": 900.0,
+    "passes": histogram.empty(histogram.PASS_S).with_value(0.03).as_json(),
+    "watches": {"inferenceservices": {"reconnects": 4, "failures": 0}, "models": {"reconnects": 2, "failures": 3}},
+    "memory": {
+        "budget": 48, "available": 30, "wired": 7, "charged": 20, "waiting": 1, "evictions": 2, "pressure": "Warning",
+        "skipped": {"floor": 1},
+    },
+    "models": {
+        "default/here": {"file": {"phase": "Downloading", "got_bytes": 1, "total_bytes": 4}},
+        "default/gone": {"file": {"phase": "Failed"}},
+    },
+}
+
+
+def row(name: str = "tiny", **observed: Any) -> Row:
+    """A service that serves."""
+    program = "default.tiny"
+    seen = replace(Observed(program, 7, True, 1.0, "RUNNING", memory_bytes=9), **observed)
+    record = Record(
+        "default", name, "u", 1, program, "phi", "llama-server", 1, "chat", "normal",
+        Verdict(Standing.RUN, "Admitted", "", 1.0), Endpoint(name, 8080, "/v1/chat/completions", "ClusterIP", None),
+        18100, f"{program}.a.json", reserved_bytes=11, retry_at=5.0,
+    )  # fmt: skip
+    return Row(record, seen, report(record, seen), "127.0.0.1:18100", 8)
+
+
+def full_board() -> Board:
+    """One with a value for everything."""
+    tallies = Tallies()
+    tallies.probed("default.tiny", 0.2)
+    tallies.started("default.tiny", 3.0)
+    tallies.withdrawn(0.05)
+    tallies.passed(0.002)
+    tallies.refused("endpoints", "409")
+    power = Reading("powermetrics", watts=dict.fromkeys(("combined", "gpu", "cpu", "ane"), 1.5), every_s=1e12)
+    return Board(
+        at=1000.0, rows=(row(restarts=2, exits={"SIGKILL": 2, "stopped": 1}),), controller=TOLD, node="mac-a",
+        requests=5, power=power, counted=tallies.counted(),
+    )

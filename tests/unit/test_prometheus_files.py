@@ -1,0 +1,93 @@
+"""conf/prometheus and conf/grafana: what it selects is what there is, and they name only metrics that are served."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from metal_supervisor.core import manifests
+from metal_supervisor.sidecar.metric_table import TABLE, Entry
+from tests.boards import row
+
+CONF = Path(__file__).resolve().parents[2] / "conf" / "prometheus"
+DASHBOARD = CONF.parent / "grafana" / "dashboard.json"
+JOB = "metal-supervisor"
+
+
+def scrape() -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((CONF / "scrape.yaml").read_text()))
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((CONF / "alerts.yaml").read_text())["groups"]
+    return list(group["rules"])
+
+
+def series(entry: Entry) -> set[str]:
+    """The names that a metric has in a Prometheus."""
+    parts = ("_bucket", "_sum", "_count") if entry.kind == "histogram" else ("",)
+    return {entry.name + part for part in parts}
+
+
+def test_both_ways_to_a_mac_end_at_the_same_port_and_job() -> None:
+    config, service, slice_, monitor, engines = scrape()
+    assert [each["kind"] for each in (config, service, slice_, monitor, engines)] == [
+        "ScrapeConfig", "Service", "EndpointSlice", "ServiceMonitor", "ServiceMonitor",
+    ]  # fmt: skip
+    (port,), (address,) = slice_["ports"], slice_["endpoints"][0]["addresses"]
+    assert config["spec"]["jobName"] == JOB == service["metadata"]["name"], "a ServiceMonitor's job is its Service"
+    assert config["spec"]["staticConfigs"][0]["targets"] == [f"{address}:{port['port']}"]
+    assert service["spec"] == {"clusterIP": "None", "ports": [{"name": port["name"], "port": port["port"]}]}
+    assert slice_["metadata"]["labels"] == {"kubernetes.io/service-name": JOB}
+    assert monitor["spec"]["selector"]["matchLabels"] == service["metadata"]["labels"]
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] == port["name"] and endpoint["honorLabels"] is True
+
+
+def test_the_engines_are_found_by_the_services_that_we_make() -> None:
+    monitor, record = scrape()[-1]["spec"], row().record
+    assert record.endpoint is not None
+    made = manifests.service_object(record, record.endpoint)
+    assert monitor["selector"]["matchLabels"].items() <= made["metadata"]["labels"].items()
+    assert monitor["endpoints"][0]["port"] == made["spec"]["ports"][0]["name"]
+
+
+def test_every_alert_names_metrics_that_are_served_and_says_what_to_do() -> None:
+    known = {"up"}.union(*map(series, TABLE.values()))
+    assert {rule["alert"] for rule in rules()} == {
+        "AgentDown", "LoopStalled", "ClusterUnreachable", "ServiceNotReady", "CrashLooping", "MemoryPressure",
+        "EvictionHappened", "DownloadStuck",
+    }  # fmt: skip
+    for rule in rules():
+        named = set(re.findall(r"([a-z_]+)\{", rule["expr"]))
+        assert named and named <= known, rule["alert"]
+        assert rule["expr"].count(f'job="{JOB}"') == rule["expr"].count("{"), rule["alert"]
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert set(rule["annotations"]) == {"summary", "description"}
+
+
+def test_every_alert_is_tested_both_ways() -> None:
+    tests = yaml.safe_load((CONF / "alerts_test.yaml").read_text())["tests"]
+    asked = [each for test in tests for each in test["alert_rule_test"]]
+    for rule in rules():
+        found = {bool(each["exp_alerts"]) for each in asked if each["alertname"] == rule["alert"]}
+        assert found == {True, False}, rule["alert"]
+
+
+def test_the_dashboard_names_metrics_that_are_served_of_the_macs_and_the_namespaces_that_are_chosen() -> None:
+    board = json.loads(DASHBOARD.read_text())
+    assert {each["name"] for each in board["templating"]["list"]} == {"datasource", "instance", "namespace"}
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    entries = {name: entry for entry in TABLE.values() for name in series(entry)}
+    shown = set()
+    for expression in (target["expr"] for panel in board["panels"] for target in panel["targets"]):
+        for name, selector in re.findall(r"([a-z_]+)\{([^}]*)\}", expression):
+            entry = entries[name]
+            shown.add(entry.name)
+            assert f'job="{JOB}", instance=~"$instance"' in selector, expression
+            assert "$namespace" not in selector or "namespace" in entry.labels, expression
+    assert len(shown) > 20
