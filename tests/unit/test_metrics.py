@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +95,7 @@ def test_names_are_as_prometheus_wants_them() -> None:
     for entry in SERVED:
         assert entry.name.endswith("_total") == (entry.kind == "counter"), entry.name
         assert entry.kind != "histogram" or entry.name.endswith("_seconds"), entry.name
+        assert all(re.fullmatch("[a-z_]+", each) for each in (entry.name, *entry.labels)), "no scheme escapes them"
         assert entry.help.endswith(".") and "\n" not in entry.help, entry.name
 
 
@@ -173,6 +175,7 @@ def test_a_hostile_name_stays_in_its_label(name: str, accept: str) -> None:
 def test_a_scraper_gets_the_format_it_accepts() -> None:
     body, kind = exposition(full_board(), "application/openmetrics-text; version=1.0.0")
     assert kind.startswith("application/openmetrics-text; version=1.0.0") and body.endswith(b"# EOF\n")
+    assert b'\nmetal_supervisor_cluster_reachable 1.0\n' in body
     body, kind = exposition(full_board(), "*/*")
     assert kind.startswith("text/plain; version=0.0.4") and b"# EOF" not in body
 
