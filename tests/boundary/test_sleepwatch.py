@@ -106,14 +106,18 @@ def test_a_note_counts_until_it_is_taken_away(tmp_path: Path, hands: Hands) -> N
     assert reader.look() is None
 
 
-def test_a_note_counts_no_more_once_the_machine_has_slept(tmp_path: Path, hands: Hands) -> None:
+def test_a_note_counts_through_wakes_in_the_dark_that_the_system_tells_nobody_of(tmp_path: Path, hands: Hands) -> None:
     reader = Reader(tmp_path, hands.clocks)
-    nap.announce(tmp_path)
-    assert reader.look() is not None
+    coming = nap.announce(tmp_path)
+    assert reader.look() == coming
+    for _ in range(3):
+        hands.asleep_s += 3600.0
+        hands.awake_s += LONGEST_S - 15.0
+        assert reader.look() == coming, "nobody would say that it sleeps on"
+    hands.awake_s += LONGEST_S + 1.0
+    assert reader.look() is None, "it is really awake, and that word was lost"
     hands.asleep_s += 1.0
-    assert reader.look() is not None, "the clocks are read one after the other"
-    hands.asleep_s += 8 * 3600.0
-    assert reader.look() is None
+    assert reader.look() is None, "the clocks are read one after the other"
 
 
 def test_a_note_counts_for_a_minute_of_being_awake(tmp_path: Path, hands: Hands) -> None:
