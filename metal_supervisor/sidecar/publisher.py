@@ -178,15 +178,35 @@ class Publisher:
         if body == done.slice:
             return
         name = body["metadata"]["name"]
-        if done.slice is not None and done.slice["addressType"] != body["addressType"]:
-            self._delete(_slice_path(want.record.namespace, name))  # the address type of a slice cannot change
-        self._kube.apply(_slice_path(want.record.namespace, name), body, self._manager, force=True)
+        self._apply_slice(_slice_path(want.record.namespace, name), body, done)
         done.slice, done.slice_name = body, name
         if self._beside_others and not done.legacy_gone:
             self._reap_legacy(want.record.namespace, endpoint.service, want.address)
             done.legacy_gone = True
         if due:
             done.heartbeat_at, done.heartbeat = now, heartbeat
+
+    def _apply_slice(self, path: str, body: Json, done: _Done) -> None:
+        """Writes the slice, anew if it is of another family of addresses: that cannot change."""
+        if done.slice is not None and done.slice["addressType"] != body["addressType"]:
+            self._delete(path)
+        try:
+            self._kube.apply(path, body, self._manager, force=True)
+        except KubeError as error:
+            if error.code != 422 or done.slice is not None or not self._is_of_another_family(path, body):
+                raise
+            self._delete(path)
+            self._kube.apply(path, body, self._manager, force=True)
+
+    def _is_of_another_family(self, path: str, body: Json) -> bool:
+        """Whether what an earlier run, or one before a gap, left there has another type of addresses."""
+        try:
+            found = self._kube.request("GET", path)
+        except KubeError as error:
+            if error.code != 404:
+                raise
+            return False
+        return bool(found.get("addressType", body["addressType"]) != body["addressType"])
 
     def _reap_legacy(self, namespace: str, service: str, told: str) -> None:
         """Removes what LLMKube's agent left under this name: mirrored or not, it would keep a dead address alive."""
