@@ -123,6 +123,15 @@ def memory_bytes() -> int:
     return mac.total_bytes() if mac else int(psutil.virtual_memory().total)  # which raises on macOS 27
 
 
+def parsed_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address, without a scope, an IPv4 address in IPv6 clothing as itself; None for anything else."""
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
 def address_problem(address: str, allow_loopback: bool) -> str | None:
     """Why an address cannot be advertised in a cluster; None if it can."""
     parsed = ipaddress.ip_address(address)
@@ -146,8 +155,12 @@ def interfaces() -> tuple[Interface, ...]:
 
 
 def own_addresses(told: str = "") -> frozenset[str]:
-    """Every IP address of this machine, and the one that others are told, which may be a router's."""
-    return frozenset({each.address for each in interfaces()} | ({told} if told else set()))
+    """Every IP address of this machine, and the one that others are told, which may be a router's.
+
+    `told`: however it was spelt; what a cluster shows has each address in its usual form.
+    """
+    known, more = {each.address for each in interfaces()}, parsed_address(told)
+    return frozenset(known if more is None else known | {str(more)})
 
 
 def route_to(host: str, port: int) -> str | None:
