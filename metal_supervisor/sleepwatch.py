@@ -50,6 +50,6 @@ class Sleepwatch:
 
 
 def run(state: Path, frameworks: iokit.Frameworks) -> None:
-    """Listens in this thread, which must be the main one. Raises OSError."""
+    """Listens in this thread, which must be the main one. Raises iokit.Untold, OSError."""
     watch = Sleepwatch(state)
     iokit.PowerEvents(frameworks, watch.will_sleep, watch.awake).run()
