@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from metal_supervisor.boundary.answers import now_micro
+from metal_supervisor.core import claims
 from tests.mac_part import say, standing_in
-from tests.macs import Mac, embedded_cluster
+from tests.macs import LEASES, Mac, embedded_cluster
 from tests.system import ROOT, SLICES, eventually, service
 
 WITHIN_S, AWAKE_WITHIN_S = 1.0, 15.0
@@ -133,6 +135,24 @@ def test_endpoints_stay_out_while_it_wakes_in_the_dark_and_sleeps_on(mac: Mac, w
         assert readiness(mac) == [False, False]
         watch.say("on")
         eventually(lambda: back(mac), AWAKE_WITHIN_S, "both to be back")
+
+
+def claimed_ready(mac: Mac) -> set[str]:
+    """What this Mac's claims tell its peers."""
+    return {mac.get(f"{LEASES}/isvc-{name}-0")["metadata"]["annotations"][claims.READY] for name in NAMES}
+
+
+def test_no_peer_stops_serving_for_a_mac_that_is_asleep(mac: Mac, watch: Watch) -> None:
+    path = f"{LEASES}/{claims.node_lease_name('peer')}"
+    mac.kube.apply(path, claims.node_lease_object("default", "peer", HOUR_S, {}, now_micro()), "peer")
+    try:
+        eventually(lambda: claimed_ready(mac) == {"true"}, AWAKE_WITHIN_S, "it to say that it serves")
+        watch.say("will")
+        eventually(lambda: claimed_ready(mac) == {"false"}, WITHIN_S, "it to say that it does not")
+        watch.say("on")
+        eventually(lambda: claimed_ready(mac) == {"true"}, WITHIN_S, "it to say that it does")
+    finally:
+        mac.kube.request("DELETE", path)
 
 
 def test_a_watch_that_dies_with_its_note_in_place_keeps_nothing_out(mac: Mac, watch: Watch) -> None:
