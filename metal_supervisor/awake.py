@@ -1,4 +1,4 @@
-"""Keeps this Mac awake while a model is wanted on it, by a program that supervisord has for that.
+"""Keeps this Mac awake while a model is wanted on it, or fetched, by a program that supervisord has for that.
 
 It is started and stopped only when that changes, and when the controller starts: whoever stops it by hand, so that the
 Mac may sleep, is not argued with before then. It ends with supervisord, and by itself.
@@ -10,16 +10,20 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from metal_supervisor.boundary.supervisord import Refused, Supervisord
-from metal_supervisor.core.types import LIVE, ProgramState, Record
+from metal_supervisor.core.types import LIVE, ProgramState, Record, Standing
 
 PROGRAM = "caffeinate"
+COMING = frozenset({"Checking", "Pending", "Downloading"})
+"""Reasons of a wait in which this Mac itself is at work, and which a sleep would only make longer."""
 log = logging.getLogger("controller")
 
 
 def in_use(records: Iterable[Record], table: Mapping[str, ProgramState]) -> bool:
-    """Whether an engine is wanted here, or has not ended yet: it may still answer somebody."""
+    """Whether an engine is wanted here, its model comes, or it has not ended yet: it may still answer somebody."""
     for record in records:
-        state = table.get(record.program)
+        state, decided = table.get(record.program), record.verdict
+        if decided.standing is Standing.WAIT and decided.reason in COMING:
+            return True
         if (record.runs and not record.stopped_by_hand) or (state is not None and state.state in LIVE):
             return True
     return False

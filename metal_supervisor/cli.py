@@ -189,7 +189,7 @@ def _sleepwatch(arguments: argparse.Namespace) -> int:
     settings, _, _ = _program(arguments)
     try:
         sleepwatch.run(settings.state_path, iokit.load())
-    except OSError as error:
+    except iokit.Untold as error:
         raise boot.CannotBoot(f"this system does not tell of its sleep: {error}") from None
     return 0
 

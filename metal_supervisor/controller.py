@@ -18,7 +18,7 @@ from typing import Any
 from metal_supervisor import placement
 from metal_supervisor.applier import Applier
 from metal_supervisor.awake import Awake, in_use
-from metal_supervisor.boundary import host
+from metal_supervisor.boundary import host, nap
 from metal_supervisor.boundary.backups import is_temporary
 from metal_supervisor.boundary.builds import Builds
 from metal_supervisor.boundary.doorbell import Doorbell, ring
@@ -127,6 +127,7 @@ class Controller:
         self.exits = ExitWatch(self._exited)
         self.node = host.node_name(directory.path, settings.node_name)
         self.placement = Placement(settings, directory, kube, self.node, self.wake)
+        self._sleep = nap.Reader(directory.path)
         self._placed = Placed({})
         self._serving: Mapping[Key, frozenset[int]] = {}
         self.intake = Intake(settings, self.node, self.bulletin)
@@ -347,9 +348,11 @@ class Controller:
         self.records[record.key] = replace(record, claimed=False)
 
     def _ready(self, observed: Mapping[str, Observed]) -> dict[Key, frozenset[int]]:
-        """The slots of each service that the sidecar saw serving here."""
+        """The slots of each service that the sidecar saw serving here; none if this Mac is about to sleep."""
         if not self.placement.on and self.settings.replicas_per_mac == 1:
             return {}  # nobody asks
+        if self._sleep.look() is not None:
+            return {}  # whoever still serves what was ours before is not to stop
         found: dict[Key, frozenset[int]] = {}
         for record in self.records.values():
             seen = observed.get(record.program)

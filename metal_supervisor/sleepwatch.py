@@ -1,8 +1,8 @@
 """Before this Mac sleeps its endpoints go out, so that no request waits for a machine that does not answer.
 
 A program of its own, because the system's word on sleep comes to whoever runs one of its loops in the main thread. It
-touches neither engines nor the cluster: it leaves a note that the sidecar acts on, and lets the system sleep as soon
-as the sidecar says that it is done, or after three seconds. If this dies, the note counts no more.
+touches neither engines nor the cluster: it leaves a note that the sidecar and the controller act on, and lets the
+system sleep as soon as the sidecar says that it is done, or after three seconds. If this dies, the note counts no more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Sleepwatch:
     def will_sleep(self) -> None:
         """Has all endpoints taken out; returns once they are, or after three seconds."""
         coming, until = nap.announce(self._state), time.monotonic() + PATIENCE_S
-        ring(self._state, "sidecar")
+        self._tell()
         while not (done := nap.answered(self._state, coming)) and time.monotonic() < until:
             self._bell.wait(max(0.0, until - time.monotonic()))
         if done:
@@ -45,11 +45,16 @@ class Sleepwatch:
 
     def _call_off(self) -> bool:
         there = nap.call_off(self._state)
-        ring(self._state, "sidecar")
+        self._tell()
         return there
+
+    def _tell(self) -> None:
+        """The sidecar takes endpoints out, the controller says on its claims that nothing is served here."""
+        for part in ("sidecar", "controller"):
+            ring(self._state, part)
 
 
 def run(state: Path, frameworks: iokit.Frameworks) -> None:
-    """Listens in this thread, which must be the main one. Raises OSError."""
+    """Listens in this thread, which must be the main one. Raises iokit.Untold, OSError."""
     watch = Sleepwatch(state)
     iokit.PowerEvents(frameworks, watch.will_sleep, watch.awake).run()

@@ -72,7 +72,9 @@ class Power:
 
 def main(state: Path) -> None:
     """A sleepwatch on the words of standard input."""
-    from metal_supervisor import sleepwatch
+    from metal_supervisor import logs, sleepwatch
+
+    logs.configure("info")
 
     def allowed(number: int) -> None:
         sys.stdout.write(f"allowed {number - 2**40}\n")

@@ -60,15 +60,6 @@ class Choice:
     """Something worth knowing that stops nothing."""
 
 
-def _parsed(text: str) -> Address | None:
-    """The address, without a scope, an IPv4 address in IPv6 clothing as itself; None for anything else."""
-    try:
-        address = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return None
-    return getattr(address, "ipv4_mapped", None) or address
-
-
 def _within(address: Address, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
     return any(address in each for each in networks)
 
@@ -79,7 +70,7 @@ def _refused(origin: str, text: str) -> Choice:
 
 def _checked(text: str, origin: str) -> Choice:
     """The address if pods can be told it, in the form that the API server wants."""
-    address = _parsed(text)
+    address = host.parsed_address(text)
     if address is None:
         return _refused(origin, f"{text!r:.80} ({origin}) is not an IP address; set --host-ip to one that pods reach")
     problem = host.address_problem(str(address), allow_loopback=False)
@@ -91,7 +82,7 @@ def choose(asked: str, around: Surroundings) -> Choice:
     if asked:
         choice = _checked(asked, "--host-ip")
         return choice if choice.problem else replace(choice, note=doubt(choice.address, around.interfaces))
-    route = _parsed(around.route) if around.route else None
+    route = host.parsed_address(around.route) if around.route else None
     if route is None:
         text = f"this Mac has no route to the API server {around.server}; check the network, or set --host-ip"
         return _refused("the route", text)
@@ -102,8 +93,8 @@ def choose(asked: str, around: Surroundings) -> Choice:
 
 def doubt(address: str, interfaces: Sequence[Interface]) -> str:
     """Why pods may not reach an address that was asked for with --host-ip; "" if nothing speaks against it."""
-    parsed = _parsed(address)
-    names = [each.name for each in interfaces if _parsed(each.address) == parsed]
+    parsed = host.parsed_address(address)
+    names = [each.name for each in interfaces if host.parsed_address(each.address) == parsed]
     if parsed is None or _within(parsed, VIRTUAL) or any(OF_MACHINES.match(name) for name in names):
         where = f" ({names[0]})" if names else ""
         text = f"{address} (--host-ip) is of a network{where} that containers or virtual machines on this Mac use"
@@ -133,7 +124,7 @@ def _best(interfaces: Sequence[Interface]) -> Choice | None:
     """The tailnet, else the LAN, else what is left; an interface that virtual machines may have made comes last."""
     ranked: list[tuple[int, int, Choice]] = []
     for position, each in enumerate(interfaces):
-        address = _parsed(each.address)
+        address = host.parsed_address(each.address)
         if address is None or not each.up or host.address_problem(str(address), allow_loopback=False):
             continue
         if _within(address, VIRTUAL):

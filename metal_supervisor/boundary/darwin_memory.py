@@ -103,6 +103,14 @@ class Mac:
             raise OSError(0, "sysctl hw.memsize: no size")
         return found
 
+    def wired_bytes(self) -> int | None:
+        """What is neither available nor compressed, within a percent of all memory; None if that is not told."""
+        try:
+            taken = self.total_bytes() * (100 - self.number("kern.memorystatus_level")) // 100
+            return max(0, taken - self.number("vm.compressor_bytes_used"))
+        except OSError:
+            return None
+
     def process(self, pid: int) -> tuple[int, int]:
         """(footprint, resident bytes) of a process.
 

@@ -123,13 +123,13 @@ def memory_bytes() -> int:
     return mac.total_bytes() if mac else int(psutil.virtual_memory().total)  # which raises on macOS 27
 
 
-def wired_bytes() -> int | None:
-    """Memory that can be neither paged out nor compressed; None where the system does not tell."""
+def parsed_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address, without a scope, an IPv4 address in IPv6 clothing as itself; None for anything else."""
     try:
-        found = getattr(psutil.virtual_memory(), "wired", None)
-    except Exception:  # noqa: BLE001 - psutil lets out whatever the system's answers lead it to
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
         return None
-    return found if isinstance(found, int) else None
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def address_problem(address: str, allow_loopback: bool) -> str | None:
@@ -155,8 +155,12 @@ def interfaces() -> tuple[Interface, ...]:
 
 
 def own_addresses(told: str = "") -> frozenset[str]:
-    """Every IP address of this machine, and the one that others are told, which may be a router's."""
-    return frozenset({each.address for each in interfaces()} | ({told} if told else set()))
+    """Every IP address of this machine, and the one that others are told, which may be a router's.
+
+    `told`: however it was spelt; what a cluster shows has each address in its usual form.
+    """
+    known, more = {each.address for each in interfaces()}, parsed_address(told)
+    return frozenset(known if more is None else known | {str(more)})
 
 
 def route_to(host: str, port: int) -> str | None:

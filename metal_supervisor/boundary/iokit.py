@@ -21,6 +21,10 @@ CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uin
 log = logging.getLogger(__name__)
 
 
+class Untold(Exception):
+    """The system does not tell us of its sleep; the message is its own."""
+
+
 @dataclass(frozen=True)
 class Frameworks:
     """The two libraries that it takes."""
@@ -33,9 +37,12 @@ class Frameworks:
 
 
 def load() -> Frameworks:
-    """This Mac's. Raises OSError where there are none."""
-    iokit, core = (ctypes.CDLL(FRAMEWORKS.format(name)) for name in ("IOKit", "CoreFoundation"))
-    return Frameworks(iokit, core, ctypes.c_void_p.in_dll(core, "kCFRunLoopDefaultMode").value)
+    """This Mac's. Raises Untold where there are none."""
+    try:
+        iokit, core = (ctypes.CDLL(FRAMEWORKS.format(name)) for name in ("IOKit", "CoreFoundation"))
+        return Frameworks(iokit, core, ctypes.c_void_p.in_dll(core, "kCFRunLoopDefaultMode").value)
+    except (OSError, ValueError) as error:
+        raise Untold(str(error)) from None
 
 
 def _declare(frameworks: Frameworks) -> None:
@@ -64,7 +71,7 @@ class PowerEvents:
         self._callback = CALLBACK(self._told)  # kept, because the system calls it as long as this process lives
 
     def run(self) -> None:
-        """Listens in this thread, for ever. Raises OSError if the system does not take us."""
+        """Listens in this thread, for ever. Raises Untold if the system does not take us."""
         _declare(self._frameworks)
         iokit, core = self._frameworks.iokit, self._frameworks.core
         notifications, notifier = ctypes.c_void_p(), ctypes.c_uint32()
@@ -72,7 +79,7 @@ class PowerEvents:
             None, ctypes.byref(notifications), self._callback, ctypes.byref(notifier)
         )
         if not self._connection:
-            raise OSError(0, "IORegisterForSystemPower: refused")
+            raise Untold("IORegisterForSystemPower: refused")
         source = iokit.IONotificationPortGetRunLoopSource(notifications)
         core.CFRunLoopAddSource(core.CFRunLoopGetCurrent(), source, self._frameworks.default_mode)
         core.CFRunLoopRun()

@@ -88,7 +88,7 @@ def _sample_darwin(mac: darwin_memory.Mac) -> Sample:
         problems.append(_text(error))
     return Sample(
         at=time.monotonic(), total_bytes=total, available_bytes=available, kernel_level=level, swap_used_bytes=swap,
-        some_avg10=None, full_avg10=None, problems=tuple(problems), wired_bytes=host.wired_bytes(),
+        some_avg10=None, full_avg10=None, problems=tuple(problems), wired_bytes=mac.wired_bytes(),
     )  # fmt: skip
 
 

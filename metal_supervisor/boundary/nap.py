@@ -1,8 +1,9 @@
 """The note that this Mac is about to sleep, which one process leaves in the state directory and another acts on.
 
 Endpoints are taken out while it stands, so it must never outlast its reason: it counts only while its writer lives,
-not after the machine was seen to have slept, and not for more than a minute of being awake. The answer says that all
-is taken out; the writer lets the machine sleep then.
+and not for more than a minute of being awake without a sleep. A sleep does not end it: the system tells nobody of a
+wake in the dark, nor of the sleep after that. The answer says that all is taken out; the writer lets the machine sleep
+then.
 """
 
 from __future__ import annotations
@@ -78,16 +79,16 @@ class Reader:
     def __init__(self, state: Path, clocks: wake.Clocks | None = None) -> None:
         self._state, self._clocks = state, clocks or wake.system_clocks()
         self._known: Nap | None = None
-        self._seen_at = self._asleep_s = 0.0
-        """When the note was first seen, in seconds awake; how long the machine had slept by then."""
+        self._awake_since = self._asleep_s = 0.0
+        """Since when the machine is awake with the note in place, in seconds awake; how long it had slept by then."""
 
     def look(self) -> Nap | None:
         """The sleep that is to come, None if there is none."""
         nap = _read(self._state / NOTE)
         awake_s = self._clocks.exclusive()
         asleep_s = self._clocks.inclusive() - awake_s
-        if nap is None or nap != self._known:
-            self._known, self._seen_at, self._asleep_s = nap, awake_s, asleep_s
-        if nap is None or awake_s - self._seen_at > LONGEST_S or asleep_s - self._asleep_s > wake.NOTABLE_S:
+        if nap is None or nap != self._known or asleep_s - self._asleep_s > wake.NOTABLE_S:
+            self._known, self._awake_since, self._asleep_s = nap, awake_s, asleep_s
+        if nap is None or awake_s - self._awake_since > LONGEST_S:
             return None
         return nap if nap.started and launch.start_time(nap.pid) == nap.started else None

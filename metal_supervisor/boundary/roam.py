@@ -39,10 +39,16 @@ class Roamer(threading.Thread):
 
     def look(self) -> None:
         """One look."""
-        if why := self._roaming.check():
+        if self._dropped():
+            self.on_change()
+
+    def _dropped(self) -> bool:
+        """Drops the connections if they are dead."""
+        why = self._roaming.check()
+        if why:
             log.info("connections dropped", extra={"why": why})
             self._kube.kick()
-            self.on_change()
+        return bool(why)
 
 
 class AddressBook(Roamer):
@@ -75,7 +81,7 @@ class AddressBook(Roamer):
 
     def look(self) -> None:
         """One look."""
-        super().look()
+        dropped = self._dropped()
         found = addresses.advertised(self._asked, self._kube.server, self._embedded)
         if found.problem and self._choice.address and not self._asked:
             found = self._choice  # no network for now: what was true may be true again
@@ -85,4 +91,5 @@ class AddressBook(Roamer):
             log.info("address", extra={"advertised": found.address or found.problem, "origin": found.origin})
             if found.note:
                 log.warning("address", extra={"doubt": found.note})
+        if changed or dropped:  # not before: what is written anew after a sleep has to have the new address
             self.on_change()

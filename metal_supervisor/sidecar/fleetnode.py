@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 from metal_supervisor import __version__
+from metal_supervisor.boundary import wake
 from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.core.manifests import MANAGED_BY
 from metal_supervisor.core.types import Json
@@ -49,12 +50,13 @@ class FleetNode:
 
     def __init__(self, kube: Kube, node: str, memory_bytes: int) -> None:
         self._kube, self._node, self._memory_bytes = kube, node, memory_bytes
+        self._clock = wake.system_clocks().inclusive  # a heartbeat grows old during a sleep too
         self._written_at = float("-inf")
 
     @property
     def due_at(self) -> float:
         """Monotonic time of the next heartbeat."""
-        return self._written_at + EVERY_S
+        return self._written_at + EVERY_S - self._clock() + time.monotonic()
 
     def write(self, models: Sequence[str]) -> None:
         """Writes it if it is due."""
@@ -64,4 +66,4 @@ class FleetNode:
         path, manager = f"/apis/{API}/fleetnodes/{self._node}", f"metal/{self._node}"
         self._kube.apply(path, {key: part for key, part in whole.items() if key != "status"}, manager)
         self._kube.apply(f"{path}/status", {key: part for key, part in whole.items() if key != "spec"}, manager)
-        self._written_at = time.monotonic()
+        self._written_at = self._clock()

@@ -37,6 +37,8 @@ class Membership:
         self._session = session
         self._clock = wake.system_clocks().inclusive  # a term runs out during a sleep too
         self._renewed_at: dict[str, float] = {}
+        self._due_now: set[str] = set()
+        """Namespaces whose Lease is to say something else at once; it is no less known when it was last renewed."""
         self._unsteady: dict[str, int] = {}
         """Namespace -> renewals still to come before endpoints are announced again after a gap."""
         self._withdrawn: set[tuple[str, str]] = set()
@@ -48,7 +50,7 @@ class Membership:
     def describe(self, notes: Mapping[str, str]) -> None:
         """What the Lease's annotations say of this Mac from the next renewal on; at once if it is to be drained."""
         if notes.get(claims.UNSCHEDULABLE) != self._notes.get(claims.UNSCHEDULABLE):
-            self._renewed_at = dict.fromkeys(self._renewed_at, 0.0)
+            self._due_now = set(self._renewed_at)
         self._notes = notes
 
     def steady(self, namespace: str) -> bool:
@@ -61,6 +63,8 @@ class Membership:
         return due - self._clock() + time.monotonic()
 
     def _pause_s(self, namespace: str) -> float:
+        if namespace in self._due_now:
+            return 0.0
         return min(STEADY_PAUSE_S, self.renew_every_s) if namespace in self._unsteady else self.renew_every_s
 
     def renew(self, namespaces: Collection[str]) -> bool:
@@ -72,6 +76,7 @@ class Membership:
                 continue
             self._write(namespace, self._duration_s)
             self._renewed_at[namespace] = self._clock()
+            self._due_now.discard(namespace)
             if last and now - last > self._duration_s:
                 gap = True
                 self._unsteady[namespace] = STEADY_AFTER

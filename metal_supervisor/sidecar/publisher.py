@@ -42,6 +42,8 @@ class _Done:
     heartbeat_at: float = 0.0
     heartbeat: str = ""
     withdrawn: str = ""
+    out: bool = False
+    """Whether it was last made to show that nothing serves here."""
     problem: str = ""
     blocked_until: float = 0.0
     """Monotonic time before which a conflict is not looked at again."""
@@ -54,6 +56,8 @@ class Published:
     withdrawn: str = ""
     """The withdraw token carried out."""
     problem: str = ""
+    out: bool = False
+    """Whether the cluster was told, and took it, that nobody is to be sent here."""
 
 
 def _slice_path(namespace: str, name: str) -> str:
@@ -76,7 +80,7 @@ class Publisher:
     def published(self, key: Key) -> Published:
         """How far the publication of a service has come."""
         done = self._done.get(key)
-        return Published(done.withdrawn, done.problem) if done else Published()
+        return Published(done.withdrawn, done.problem, done.out) if done else Published()
 
     def due_at(self) -> float:
         """Monotonic time at which there will be something to write even if nothing changes."""
@@ -178,15 +182,36 @@ class Publisher:
         if body == done.slice:
             return
         name = body["metadata"]["name"]
-        if done.slice is not None and done.slice["addressType"] != body["addressType"]:
-            self._delete(_slice_path(want.record.namespace, name))  # the address type of a slice cannot change
-        self._kube.apply(_slice_path(want.record.namespace, name), body, self._manager, force=True)
-        done.slice, done.slice_name = body, name
+        done.out = done.out and not want.report.ready  # a write that fails may have been made all the same
+        self._apply_slice(_slice_path(want.record.namespace, name), body, done)
+        done.slice, done.slice_name, done.out = body, name, not want.report.ready
         if self._beside_others and not done.legacy_gone:
             self._reap_legacy(want.record.namespace, endpoint.service, want.address)
             done.legacy_gone = True
         if due:
             done.heartbeat_at, done.heartbeat = now, heartbeat
+
+    def _apply_slice(self, path: str, body: Json, done: _Done) -> None:
+        """Writes the slice, anew if it is of another family of addresses: that cannot change."""
+        if done.slice is not None and done.slice["addressType"] != body["addressType"]:
+            self._delete(path)
+        try:
+            self._kube.apply(path, body, self._manager, force=True)
+        except KubeError as error:
+            if error.code != 422 or done.slice is not None or not self._is_of_another_family(path, body):
+                raise
+            self._delete(path)
+            self._kube.apply(path, body, self._manager, force=True)
+
+    def _is_of_another_family(self, path: str, body: Json) -> bool:
+        """Whether what an earlier run, or one before a gap, left there has another type of addresses."""
+        try:
+            found = self._kube.request("GET", path)
+        except KubeError as error:
+            if error.code != 404:
+                raise
+            return False
+        return bool(found.get("addressType", body["addressType"]) != body["addressType"])
 
     def _reap_legacy(self, namespace: str, service: str, told: str) -> None:
         """Removes what LLMKube's agent left under this name: mirrored or not, it would keep a dead address alive."""
@@ -213,10 +238,11 @@ class Publisher:
     def _drop_slice(self, record: Record, done: _Done) -> None:
         """Takes this Mac's slice out; the Service stays, and with it its address."""
         if record.endpoint is None:
+            done.out = True
             return
         name = manifests.slice_name(record.endpoint.service, self._node, record.ordinal)
         self._delete(_slice_path(record.namespace, name))
-        done.slice, done.slice_name, done.heartbeat_at = None, name, 0.0
+        done.slice, done.slice_name, done.heartbeat_at, done.out = None, name, 0.0, True
 
     def _delete(self, path: str) -> None:
         try:

@@ -81,6 +81,8 @@ class Registrar(threading.Thread):
         self._out_since: dict[Key, float] = {}
         """Monotonic time since when an endpoint that the cluster shows as ready is not to be so any more."""
         self._settled = threading.Event()
+        self._out = False
+        """Whether what is wanted now sends nobody here, and all of the cluster shows so."""
         self._trouble = _Trouble()
         self._pass_failed = self._refused = False
 
@@ -97,6 +99,7 @@ class Registrar(threading.Thread):
             self._note_withdrawals(wanted)
             self._wanted, self._models, self._around = wanted, models, around
             self._settled.clear()
+            self._out = False
         self._wake.set()
 
     def _note_withdrawals(self, wanted: Mapping[Key, Wanted]) -> None:
@@ -134,9 +137,9 @@ class Registrar(threading.Thread):
         return self._trouble.error, self._trouble.since
 
     @property
-    def settled(self) -> bool:
-        """Whether everything wanted is shown."""
-        return self._settled.is_set()
+    def out(self) -> bool:
+        """Whether nobody is sent here any more, whatever else is still to be written; `on_change` tells of it."""
+        return self._out
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until everything wanted is shown; False if that took too long."""
@@ -191,6 +194,8 @@ class Registrar(threading.Thread):
         for key in sorted(wanted.keys() - set(late)):
             if self._attempt("endpoints", key, partial(publish.endpoints, wanted[key])):
                 self._is_out(key)
+        if not late:
+            self._look_whether_out(wanted)
         self._attempt("lease", None, partial(self._live, around))
         for key in late:
             if membership.steady(key[0]):
@@ -221,6 +226,15 @@ class Registrar(threading.Thread):
             self._publisher.mac_event(about, what)
         else:
             self._publisher.event(about, what)
+
+    def _look_whether_out(self, wanted: Mapping[Key, Wanted]) -> None:
+        """Says so, once. Nothing of `wanted` is to be served here."""
+        out = all(self._publisher.published(key).out for key in wanted)
+        with self._lock:
+            news = out and not self._out and wanted is self._wanted
+            self._out = self._out or news
+        if news:
+            self._on_change()
 
     def _live(self, around: Around) -> None:
         """Shows that this Mac lives; after a gap peers may have taken its endpoints out, so they are written anew."""

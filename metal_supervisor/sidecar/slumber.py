@@ -10,8 +10,8 @@ from metal_supervisor.boundary import nap
 from metal_supervisor.boundary.doorbell import ring
 from metal_supervisor.sidecar.registrar import Registrar
 
-UNANSWERED_S, ASLEEP_S = 0.05, 1.0
-"""Pauses: nobody rings when the endpoints are out, and nobody when the writer of the note has died."""
+LOOK_EVERY_S = 1.0
+"""Nobody rings when the writer of the note has died."""
 log = logging.getLogger("sidecar")
 
 
@@ -27,9 +27,7 @@ class Slumber:
     @property
     def again_in_s(self) -> float:
         """Seconds after which to look again."""
-        if self.coming is None:
-            return float("inf")
-        return ASLEEP_S if self._answered == self.coming else UNANSWERED_S
+        return float("inf") if self.coming is None else LOOK_EVERY_S
 
     def look(self) -> bool:
         """Reads the note; True if a sleep is over, or was none."""
@@ -39,8 +37,8 @@ class Slumber:
         return before is not None and self.coming is None
 
     def answer(self) -> None:
-        """Says that all is taken out, once that is so. What the cluster is to show was given before."""
-        if self.coming is None or self._answered == self.coming or not self._registrar.settled:
+        """Says that all is taken out, once that is so. The registrar rings then, and was given before what to show."""
+        if self.coming is None or self._answered == self.coming or not self._registrar.out:
             return
         with contextlib.suppress(OSError):  # on a full disk the other side waits its three seconds
             nap.answer(self._state, self.coming)

@@ -145,6 +145,7 @@ def test_another_agent_that_lives_keeps_its_service(kube: Kube, uid: str) -> Non
     for beat, told, theirs in (
         (now, "", True), ("2026-01-01T00:00:00Z", "", False), ("rubbish", "", False),
         (now, "192.0.2.7", False),  # our own, though no interface has it: a router's, told by --host-ip
+        (now, "::ffff:192.0.2.7", False),  # which may spell it in another way
     ):
         slice_of_agent(beat, "192.0.2.7")
         mac = Asked(kube, "mac-a", told)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from metal_supervisor.boundary.kube import KubeError
+from metal_supervisor.boundary import nap
+from metal_supervisor.boundary.kube import Kube, KubeError
 from metal_supervisor.core.decide import Outlook, accept
 from metal_supervisor.core.report import report
 from metal_supervisor.core.types import Endpoint, Engine, Json, Model, ModelFile, Observed, Probe, Program, Service
 from metal_supervisor.sidecar.membership import Membership
 from metal_supervisor.sidecar.registrar import Around, Registrar
+from metal_supervisor.sidecar.slumber import Slumber
 from metal_supervisor.sidecar.statuses import Wanted
+from tests.macs import embedded_cluster
+from tests.system import ISVC, SLICES, service
 
 ENDPOINT = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
 SERVICE = Service(
@@ -26,6 +31,7 @@ OUTLOOK = Outlook(
     ModelFile("Ready", "/m.gguf", 10), 18100, Engine(("/bin/x",), (), "/", Probe(identity="tiny")),
     Program("default.tiny", "default.tiny.a.json", "{}"),
 )  # fmt: skip
+UP = Observed("default.tiny", 5, True, 100.0, "RUNNING")
 
 
 class Cluster:
@@ -58,16 +64,15 @@ class Cluster:
         return body
 
 
-def setup() -> tuple[Cluster, Membership, Registrar]:
-    cluster = Cluster()
-    membership = Membership(cluster, "mac-a", 45.0, "session")  # type: ignore[arg-type]
-    return cluster, membership, Registrar(cluster, "mac-a", membership, lambda: None)  # type: ignore[arg-type]
+def setup(cluster: Any = None) -> tuple[Any, Membership, Registrar]:
+    cluster = cluster or Cluster()
+    membership = Membership(cluster, "mac-a", 45.0, "session")
+    return cluster, membership, Registrar(cluster, "mac-a", membership, lambda: None)
 
 
-def wanted(address: str = "192.0.2.1", problem: str = "") -> dict[tuple[str, str], Wanted]:
-    record = accept(SERVICE, None, OUTLOOK, 100.0)
-    up = Observed("default.tiny", 5, True, 100.0, "RUNNING")
-    return {record.key: Wanted(record, report(record, up), address, problem)}
+def wanted(address: str = "192.0.2.1", problem: str = "", uid: str = "u") -> dict[tuple[str, str], Wanted]:
+    record = accept(replace(SERVICE, uid=uid), None, OUTLOOK, 100.0)
+    return {record.key: Wanted(record, report(record, UP), address, problem)}
 
 
 @pytest.mark.parametrize("part", ["/services/tiny", "/endpointslices/tiny-mac-a"])
@@ -106,6 +111,76 @@ def test_another_address_of_this_mac_is_announced_in_the_same_pass() -> None:
         made = cluster.bodies["tiny-mac-a"]
         assert (made["addressType"], made["endpoints"][0]["addresses"]) == (kind, [address])
         assert bool(cluster.deleted) == (kind == "IPv6"), "the type of a slice cannot change, so it is made anew"
+
+
+def test_an_address_of_another_family_is_told_though_it_is_not_known_what_was_there(tmp_path: Path) -> None:
+    def family(address: str) -> str:
+        """Of the slice, once that address was to be told."""
+        registrar.want(wanted(address, uid=uid), {})
+        registrar._one_pass()
+        assert registrar.published(("default", "tiny")).problem == ""
+        return str(kube.request("GET", f"{SLICES}/tiny-mac-a")["addressType"])
+
+    with embedded_cluster(tmp_path) as kubeconfig:
+        kube = Kube(kubeconfig)
+        uid = kube.apply(f"{ISVC}/tiny", service("tiny"), "us")["metadata"]["uid"]
+        _, _, registrar = setup(kube)
+        assert family("192.0.2.1") == "IPv4"
+        registrar._publisher.forget_slices()  # as after a gap
+        assert family("2001:db8::1") == "IPv6"
+        _, _, registrar = setup(kube)  # another run
+        assert family("192.0.2.1") == "IPv4"
+        kube.close()
+
+
+def asleep() -> dict[tuple[str, str], Wanted]:
+    return {key: replace(each, report=report(each.record, UP, True)) for key, each in wanted().items()}
+
+
+def test_endpoints_are_out_before_anything_else_is_written() -> None:
+    cluster, _, registrar = setup()
+    registrar.want(wanted(), {})
+    registrar._one_pass()
+    assert not registrar.out, "it serves"
+    registrar.want(asleep(), {}, Around(namespaces=frozenset({"default"})))
+    cluster.refuses = {"/leases/": 500, "/status": 500}
+    registrar._one_pass()
+    assert registrar._pass_failed and cluster.refuses, "what comes after them is not written yet"
+    assert registrar.out
+    registrar.want(wanted(), {})
+    assert not registrar.out, "from this moment on"
+
+
+@pytest.mark.parametrize("code", [403, 409, 422, 500])
+def test_endpoints_are_not_out_as_long_as_the_cluster_refuses_it(code: int) -> None:
+    cluster, _, registrar = setup()
+    registrar.want(wanted(), {})
+    registrar._one_pass()
+    registrar.want(asleep(), {})
+    cluster.refuses = {"/endpointslices/tiny-mac-a": code}
+    registrar._one_pass()
+    assert cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"] and not registrar.out
+    registrar._one_pass()
+    assert not cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"] and registrar.out
+
+
+def test_a_sleep_is_answered_when_the_registrar_rings_and_looked_at_no_more_than_once_a_second(tmp_path: Path) -> None:
+    _, _, registrar = setup()
+    slumber = Slumber(tmp_path, registrar)
+    assert not slumber.look() and slumber.again_in_s == float("inf")
+    coming = nap.announce(tmp_path)
+    registrar.want(asleep(), {})
+    slumber.look()
+    slumber.answer()
+    assert slumber.again_in_s >= 1.0, "an API that is down is not waited for in a circle"
+    assert not nap.answered(tmp_path, coming)
+    rung: list[bool] = []
+    registrar._on_change = lambda: rung.append(registrar.out)
+    registrar._one_pass()
+    registrar._one_pass()
+    assert rung == [True], "once"
+    slumber.answer()
+    assert nap.answered(tmp_path, coming)
 
 
 def test_without_an_address_the_endpoint_goes_and_the_reason_is_kept() -> None:

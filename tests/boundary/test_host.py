@@ -7,7 +7,6 @@ import re
 import socket
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -136,16 +135,3 @@ def test_a_process_is_described_while_it_lives() -> None:
 def test_the_route_to_oneself_is_loopback_and_nowhere_is_none() -> None:
     assert host.route_to("127.0.0.1", 80) == "127.0.0.1"
     assert host.route_to("no-such-host.invalid", 80) is None
-
-
-@pytest.mark.parametrize(("told", "wired"), [({"wired": 7}, 7), ({}, None), (RuntimeError("host_statistics64"), None)])
-def test_wired_memory_is_told_where_the_system_tells(
-    told: dict[str, int] | Exception, wired: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def asked() -> SimpleNamespace:
-        if isinstance(told, Exception):
-            raise told
-        return SimpleNamespace(**told)
-
-    monkeypatch.setattr(host.psutil, "virtual_memory", asked)
-    assert host.wired_bytes() == wired

@@ -13,8 +13,8 @@ from metal_supervisor.boundary import wake
 from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.boundary.wake import Clocks
 from metal_supervisor.core import claims
-from metal_supervisor.sidecar import membership
-from metal_supervisor.sidecar.fleetnode import fleet_node
+from metal_supervisor.sidecar import fleetnode, membership
+from metal_supervisor.sidecar.fleetnode import FleetNode, fleet_node
 from metal_supervisor.sidecar.membership import Membership
 from tests.macs import LEASES, embedded_cluster
 from tests.system import ROOT, SLICES
@@ -120,6 +120,19 @@ def test_a_night_asleep_is_a_gap_though_no_awake_time_went_by(kube: Kube, clock:
     assert mac.renew(NS) is False and mac.due_at(NS) > clock.now, "a nap is none"
 
 
+def test_a_drain_hides_no_gap(kube: Kube, clock: Clock) -> None:
+    mac = Membership(kube, "mac-f", 40.0, "s1")
+    mac.renew(NS)
+    clock.slept_s += 8 * 3600.0
+    mac.describe({claims.UNSCHEDULABLE: "drain"})
+    assert mac.due_at(NS) <= clock.now
+    assert mac.renew(NS) is True and not mac.steady("default"), "peers have taken its endpoints out all the same"
+    assert lease(kube, "mac-f")["metadata"]["annotations"][claims.UNSCHEDULABLE] == "drain"
+    mac.describe({})
+    assert mac.due_at(NS) <= clock.now
+    assert mac.renew(NS) is False and mac.due_at(NS) > clock.now, "told once"
+
+
 def slice_of(kube: Kube, node: str, ready: bool = True) -> dict[str, Any]:
     return kube.apply(f"{SLICES}/tiny-{node}", {
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
@@ -172,6 +185,26 @@ def test_a_mac_that_wakes_meanwhile_wins(kube: Kube, clock: Clock, monkeypatch: 
     monkeypatch.setattr(kube, "request", racing)
     mac.withdraw_peers([("default", "woken")])
     assert conditions(kube, "woken")["ready"] is True
+
+
+def test_a_fleet_node_is_written_every_minute_and_after_a_night_asleep_at_once(clock: Clock) -> None:
+    class Cluster:
+        clock_offset_s = 0.0
+        written = 0
+
+        def apply(self, *_: Any) -> None:
+            self.written += 1
+
+    cluster: Any = Cluster()
+    mac = FleetNode(cluster, "mac-a", 64 << 30)
+    assert mac.due_at < clock.now
+    mac.write([])
+    mac.write([])
+    assert cluster.written == 2 and mac.due_at == clock.now + fleetnode.EVERY_S, "itself and its status, once"
+    clock.slept_s += 8 * 3600.0
+    assert mac.due_at < clock.now
+    mac.write([])
+    assert cluster.written == 4
 
 
 def test_a_fleet_node_attracts_no_work_and_fits_the_fields_definition() -> None:

@@ -247,3 +247,11 @@ def test_a_real_mac() -> None:
     assert memory.total_bytes() == int(told.stdout)
     mine = memory.used_bytes(os.getpid())
     assert mine is not None and mine.footprint_bytes > MIB
+
+
+def test_wired_memory_is_what_is_neither_available_nor_compressed() -> None:
+    libc = FakeLibc({**M4_MAX, "vm.compressor_bytes_used": u64(4 * GIB)})
+    assert darwin_memory.Mac(libc).wired_bytes() == 128 * GIB * 19 // 100 - 4 * GIB
+    libc.sysctls["vm.compressor_bytes_used"] = u64(100 * GIB)
+    assert darwin_memory.Mac(libc).wired_bytes() == 0
+    assert darwin_memory.Mac(FakeLibc(M4_MAX)).wired_bytes() is None

@@ -7,9 +7,20 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.boundary import addresses, host
+from metal_supervisor.boundary import addresses, host, wake
 from metal_supervisor.boundary.roam import AddressBook
+from metal_supervisor.boundary.wake import Clocks
 from metal_supervisor.sidecar import board
+
+
+class Hands:
+    """A pair of clocks that are set by hand."""
+
+    asleep_s = 0.0
+
+    @property
+    def clocks(self) -> Clocks:
+        return Clocks(lambda: 1000.0 + self.asleep_s, lambda: 1000.0)
 
 
 class Cluster:
@@ -43,6 +54,21 @@ def test_the_address_follows_the_route_and_stays_while_there_is_none(route: list
         route[0] = address
         kept.look()
     assert seen == ["192.0.2.10", "198.51.100.7"] and kept.problem == ""
+
+
+def test_after_a_sleep_somewhere_else_nobody_is_told_the_old_address_again(
+    route: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hands = Hands()
+    monkeypatch.setattr(wake, "system_clocks", lambda: hands.clocks)
+    kept, seen = book()
+    kept.look()
+    hands.asleep_s, route[0] = 3600.0, "198.51.100.7"
+    kept.look()
+    assert seen == ["192.0.2.10", "198.51.100.7"] and kept._kube.kicks == 1  # type: ignore[attr-defined]
+    hands.asleep_s += 3600.0
+    kept.look()
+    assert seen[2:] == ["198.51.100.7"], "what is there may have been taken out meanwhile"
 
 
 def test_an_address_of_containers_is_told_as_asked_and_doubted_in_the_log_and_in_status(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -11,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor import boot, launch, sleepwatch
+from metal_supervisor import boot, cli, launch, sleepwatch
 from metal_supervisor.boundary import iokit, nap
-from metal_supervisor.boundary.doorbell import Doorbell
+from metal_supervisor.boundary.doorbell import Doorbell, ring
 from metal_supervisor.boundary.nap import LONGEST_S, Reader
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.boundary.wake import Clocks
@@ -51,15 +53,27 @@ def test_it_may_sleep_though_our_part_fails() -> None:
 
 def test_a_system_that_does_not_take_us_is_an_error() -> None:
     power = Power((), lambda _: None, refuses=True)
-    with pytest.raises(OSError, match="refused"):
+    with pytest.raises(iokit.Untold, match="refused"):
         iokit.PowerEvents(power.frameworks, lambda: None, lambda: None).run()
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="what it is elsewhere")
 def test_elsewhere_there_is_nothing_to_load_and_no_such_program(tmp_path: Path) -> None:
-    with pytest.raises(OSError):
+    with pytest.raises(iokit.Untold):
         iokit.load()
     assert "sleepwatch.conf" not in list(boot._parts(Settings(kubeconfig="/k")))
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_only_a_system_that_does_not_tell_is_said_not_to(
+    silent: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cli, "_program", lambda _: (Settings(state_dir=str(tmp_path)), None, ""))
+    monkeypatch.setattr(iokit, "load", lambda: Power((), lambda _: None, refuses=silent).frameworks)
+    if not silent:
+        (tmp_path / "sleepwatch.bell").mkdir()
+    with pytest.raises(boot.CannotBoot if silent else OSError, match="not tell" if silent else "sleepwatch.bell"):
+        cli._sleepwatch(argparse.Namespace())
 
 
 @pytest.mark.parametrize(("platform", "kubeconfig", "there"), [
@@ -106,14 +120,18 @@ def test_a_note_counts_until_it_is_taken_away(tmp_path: Path, hands: Hands) -> N
     assert reader.look() is None
 
 
-def test_a_note_counts_no_more_once_the_machine_has_slept(tmp_path: Path, hands: Hands) -> None:
+def test_a_note_counts_through_wakes_in_the_dark_that_the_system_tells_nobody_of(tmp_path: Path, hands: Hands) -> None:
     reader = Reader(tmp_path, hands.clocks)
-    nap.announce(tmp_path)
-    assert reader.look() is not None
+    coming = nap.announce(tmp_path)
+    assert reader.look() == coming
+    for _ in range(3):
+        hands.asleep_s += 3600.0
+        hands.awake_s += LONGEST_S - 15.0
+        assert reader.look() == coming, "nobody would say that it sleeps on"
+    hands.awake_s += LONGEST_S + 1.0
+    assert reader.look() is None, "it is really awake, and that word was lost"
     hands.asleep_s += 1.0
-    assert reader.look() is not None, "the clocks are read one after the other"
-    hands.asleep_s += 8 * 3600.0
-    assert reader.look() is None
+    assert reader.look() is None, "the clocks are read one after the other"
 
 
 def test_a_note_counts_for_a_minute_of_being_awake(tmp_path: Path, hands: Hands) -> None:
@@ -151,22 +169,25 @@ def test_what_is_no_note_is_none(tmp_path: Path, hands: Hands, text: str) -> Non
 # ── the program ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_system_sleeps_as_soon_as_the_sidecar_is_done(tmp_path: Path) -> None:
-    watch, sidecar = sleepwatch.Sleepwatch(tmp_path), Doorbell(tmp_path, "sidecar")
-    reader, done = Reader(tmp_path), threading.Event()
-
-    def withdraw() -> None:
-        while (coming := reader.look()) is None:
-            sidecar.wait(10)
+def test_the_system_sleeps_as_soon_as_the_sidecar_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sleepwatch, "PATIENCE_S", 3600.0)  # waiting in vain is not what ends it
+    watch, sidecar, waits = sleepwatch.Sleepwatch(tmp_path), Doorbell(tmp_path, "sidecar"), threading.Event()
+    wait = watch._bell.wait
+    monkeypatch.setattr(watch._bell, "wait", lambda timeout_s: (waits.set(), wait(timeout_s)))
+    thread = threading.Thread(target=watch.will_sleep, daemon=True)
+    with caplog.at_level(logging.INFO):
+        thread.start()
+        sidecar.wait(20)
+        coming = Reader(tmp_path).look()
+        assert coming is not None and waits.wait(20), "nobody has answered"
         nap.answer(tmp_path, coming)
-        done.set()
-        sleepwatch.ring(tmp_path, sleepwatch.PROGRAM)
-
-    thread = threading.Thread(target=withdraw)
-    thread.start()
-    watch.will_sleep()
-    assert done.is_set() and (tmp_path / nap.NOTE).exists()
-    thread.join()
+        ring(tmp_path, sleepwatch.PROGRAM)
+        thread.join(20)
+        assert not thread.is_alive()
+    (told,) = caplog.records
+    assert told.endpoints == "withdrawn" and (tmp_path / nap.NOTE).exists()  # type: ignore[attr-defined]
     watch.awake()
     assert not (tmp_path / nap.NOTE).exists()
 

@@ -12,6 +12,8 @@ import psutil
 import pytest
 
 from metal_supervisor.core.types import State
+from tests.downloads import MIB, at, downloading, from_web, padded
+from tests.hub import Hub
 from tests.system import System, eventually, kill, running, service
 
 STAND_IN = """#!{python}
@@ -79,6 +81,18 @@ def test_it_is_awake_while_a_model_is_wanted_and_not_without_one(system: System)
     assert awake(system) == pid, "the other one is wanted"
     system.delete("one")
     eventually(lambda: awake(system) == 0, what="it to be let sleep")
+
+
+def test_it_is_awake_while_its_first_model_comes_and_from_then_on(system: System) -> None:
+    large = padded(system.base / "large.gguf", system.base / "tiny.gguf", 16 * MIB)
+    with Hub({"d/r": {"m.gguf": large}}) as hub:
+        hub.bytes_per_s = MIB
+        system.apply(*from_web("slow", at(hub)))
+        downloading(system, "slow")
+        pid = eventually(lambda: awake(system), what="it to be kept awake")
+        hub.bytes_per_s = 0.0
+        system.ready("slow", 60)
+    assert awake(system) == pid and len(runs(system)) == 1, "at no moment might it have slept"
 
 
 def test_it_may_sleep_once_supervisord_was_killed(system: System) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,10 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.macs import Mac, embedded_cluster
+from metal_supervisor.boundary.answers import now_micro
+from metal_supervisor.core import claims
+from tests.mac_part import say, standing_in
+from tests.macs import LEASES, Mac, embedded_cluster
 from tests.system import ROOT, SLICES, eventually, service
 
-WITHIN_S = 1.0
+WITHIN_S, AWAKE_WITHIN_S = 1.0, 15.0
+HOUR_S = 3600
 NAMES = "one", "two"
 
 
@@ -22,7 +27,8 @@ class Watch:
 
     def __init__(self, mac: Mac) -> None:
         command = [sys.executable, "-m", "tests.iokit", str(mac.files.path)]
-        with (mac.state / "log" / "sleepwatch.log").open("ab") as log:
+        self._log = mac.state / "log" / "sleepwatch.log"
+        with self._log.open("wb") as log:
             self.process: subprocess.Popen[str] = subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1
             )
@@ -35,6 +41,12 @@ class Watch:
         """Waits until it lets the system sleep."""
         assert self.process.stdout is not None
         return self.process.stdout.readline()
+
+    def withdrawn(self) -> bool:
+        """Whether it lets the system sleep because it was told that all is out, and not because it waited in vain."""
+        assert self.allowed()
+        (line,) = self._log.read_text().splitlines()
+        return line.endswith(" asleep endpoints=withdrawn")
 
     def close(self) -> None:
         self.process.kill()
@@ -81,7 +93,7 @@ def test_endpoints_are_out_before_the_mac_sleeps_and_back_once_it_is_awake(mac: 
     watch.say("can")
     assert watch.allowed() == "allowed 0\n" and back(mac), "it was only asked"
     watch.say("will")
-    assert watch.allowed() == "allowed 1\n"
+    assert watch.withdrawn()
     assert readiness(mac) == [False, False], "out by the time that it sleeps"
     eventually(lambda: reasons(mac) == {"Asleep"}, what="the reason")
     assert "going to sleep" in mac.condition("MetalReady", "one")["message"]
@@ -97,6 +109,50 @@ def test_a_sleep_that_does_not_come_is_taken_back(mac: Mac, watch: Watch) -> Non
     assert readiness(mac) == [False, False]
     watch.say("not")
     eventually(lambda: back(mac), WITHIN_S, "both to be back")
+
+
+def passed_at(mac: Mac) -> float:
+    """When the sidecar last looked."""
+    return float(json.loads(mac.fetch("/status")[1])["at"])
+
+
+def versions(mac: Mac) -> set[str]:
+    return {each["metadata"]["resourceVersion"] for each in mac.get(SLICES)["items"]}
+
+
+def test_endpoints_stay_out_while_it_wakes_in_the_dark_and_sleeps_on(mac: Mac, watch: Watch, tmp_path: Path) -> None:
+    with standing_in(mac, "sidecar", tmp_path):
+        eventually(lambda: back(mac), 30, "it to serve under this sidecar")
+        watch.say("will")
+        assert watch.withdrawn()
+        before = versions(mac)
+        say(tmp_path, "slept", HOUR_S)
+        eventually(lambda: not before & versions(mac), AWAKE_WITHIN_S, "all slices to be written anew, as after a gap")
+        passed = passed_at(mac)
+        eventually(lambda: passed_at(mac) > passed, what="another pass of the sidecar")
+        told = json.loads(mac.fetch("/status")[1])["services"]
+        assert {each["reason"] for each in told} == {"Asleep"}, "it may sleep on without a word"
+        assert readiness(mac) == [False, False]
+        watch.say("on")
+        eventually(lambda: back(mac), AWAKE_WITHIN_S, "both to be back")
+
+
+def claimed_ready(mac: Mac) -> set[str]:
+    """What this Mac's claims tell its peers."""
+    return {mac.get(f"{LEASES}/isvc-{name}-0")["metadata"]["annotations"][claims.READY] for name in NAMES}
+
+
+def test_no_peer_stops_serving_for_a_mac_that_is_asleep(mac: Mac, watch: Watch) -> None:
+    path = f"{LEASES}/{claims.node_lease_name('peer')}"
+    mac.kube.apply(path, claims.node_lease_object("default", "peer", HOUR_S, {}, now_micro()), "peer")
+    try:
+        eventually(lambda: claimed_ready(mac) == {"true"}, AWAKE_WITHIN_S, "it to say that it serves")
+        watch.say("will")
+        eventually(lambda: claimed_ready(mac) == {"false"}, WITHIN_S, "it to say that it does not")
+        watch.say("on")
+        eventually(lambda: claimed_ready(mac) == {"true"}, WITHIN_S, "it to say that it does")
+    finally:
+        mac.kube.request("DELETE", path)
 
 
 def test_a_watch_that_dies_with_its_note_in_place_keeps_nothing_out(mac: Mac, watch: Watch) -> None:
