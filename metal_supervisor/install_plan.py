@@ -89,6 +89,11 @@ class Places:
         """Copy of the property list as it was last written by us."""
         return self.launchd / f"{LABEL}.plist"
 
+    @property
+    def staged(self) -> Path:
+        """The property list that root is to put in place, or was last asked to."""
+        return self.launchd / "staged.plist"
+
 
 def places(machine: Machine, state: Path, agent: bool) -> Places:
     """The usual ones for a LaunchDaemon, or for a LaunchAgent."""
@@ -190,7 +195,7 @@ def _plist(order: Order, machine: Machine, where: Places, settings: Settings) ->
     )
     ours = launchd.rendered((config.launchd_dir() / f"{LABEL}.plist").read_bytes(), job)
     there, before = read(where.plist), read(where.rendered)
-    if there and before and there not in (before, ours) and not order.force:
+    if there and before and there not in (before, read(where.staged), ours) and not order.force:
         return there, True
     return ours, False
 
@@ -216,7 +221,7 @@ def _copied(kept: Path, copy: Copy) -> Iterator[Step]:
 
 def _installed(where: Places, plist: bytes) -> Iterator[Step]:
     if where.root:
-        yield File(where.plist, plist, 0o644, staged=where.rendered)
+        yield File(where.plist, plist, 0o644, staged=where.staged)
     else:
         yield Directory(where.plist.parent, 0o755)
         yield File(where.plist, plist, 0o644)

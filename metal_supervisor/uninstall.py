@@ -21,6 +21,7 @@ from metal_supervisor.boundary.launchctl import LABEL, Launchctl
 from metal_supervisor.boundary.state import DIRECTORIES, StateDir
 from metal_supervisor.core import claims, launchd
 from metal_supervisor.core.sizes import amount
+from metal_supervisor.install_checks import refuse_anothers, refuse_running
 from metal_supervisor.install_plan import CLUSTER, MARK, SETTINGS_FILE, Places, places, read
 from metal_supervisor.install_steps import SUDO, Machine, Remove, Say, ask_for_sudo
 from metal_supervisor.settings import Settings
@@ -49,10 +50,11 @@ class Found:
 
 
 def find(machine: Machine, state: Path) -> Found:
-    """Looks for what install may have made; changes nothing."""
+    """Looks for what install may have made; changes nothing. Raises InstallError if it belongs to another system."""
     here, steps = [], []
     for agent in (False, True):
         where = places(machine, state, agent)
+        refuse_anothers(where)
         ours = [Remove(where.plist, where.root)]
         for name in ("metal-supervisor", "supervisorctl"):
             if MARK.encode() in read(where.programs / name):
@@ -87,6 +89,8 @@ def show(found: Found, machine: Machine, purge: bool, say: Say) -> None:
 def uninstall(found: Found, machine: Machine, purge: bool, say: Say) -> None:
     """Ends the system in order and removes it. Raises InstallError, LaunchdError, OSError."""
     settings = found.settings
+    if not any(_launchctl(where, machine).job(LABEL) for where in found.places):
+        refuse_running(settings.state_path)
     if any(where.root for where in found.places):
         ask_for_sudo(machine, "the job's file and launchd's commands are root's", say)
     for where in found.places:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from metal_supervisor import cli, install, install_plan, uninstall
+from metal_supervisor import boot, cli, install, install_plan, uninstall, upgrade
 from metal_supervisor.boundary.commands import Done
 from metal_supervisor.boundary.credentials import BadKubeconfig, Login, choose
 from metal_supervisor.boundary.kubeconfig_copy import copy
+from metal_supervisor.boundary.launchctl import LABEL, LaunchdError
 from metal_supervisor.config import ConfigError, edited
 from metal_supervisor.install_steps import File, InstallError, Machine
 from tests.launchd import Mac, no_pause
@@ -216,6 +219,156 @@ def test_the_other_kind_of_job_has_to_go_first(tmp_path: Path) -> None:
     mac = machine(run, tmp_path, tmp_path)
     with pytest.raises(InstallError, match=r"installed as gui/501/dev.metal-supervisor already.*install with --agent"):
         install.install(install_plan.plan(order(str(tmp_path / "s"), embedded=True), mac), mac, print)
+
+
+def test_the_other_kind_that_starts_at_the_next_boot_has_to_go_first_too(tmp_path: Path) -> None:
+    mac = machine(nothing_loaded, tmp_path, tmp_path)
+    there = install_plan.places(mac, tmp_path / "s", agent=True).plist
+    there.parent.mkdir(parents=True)
+    there.write_bytes(b"")
+    with pytest.raises(InstallError, match=r"installed as gui/501/dev.metal-supervisor already"):
+        install.install(install_plan.plan(order(str(tmp_path / "s"), embedded=True), mac), mac, print)
+
+
+def test_a_job_of_another_state_directory_is_neither_taken_over_nor_taken_out(tmp_path: Path) -> None:
+    mac = machine(Loaded(), tmp_path, tmp_path)
+    installed = install_plan.plan(order(str(tmp_path / "theirs"), embedded=True), mac)
+    installed.places.plist.parent.mkdir(parents=True)
+    installed.places.plist.write_bytes(installed.plist)
+    match = f"of another state directory, {tmp_path}/theirs; end that one first.*--state-dir {tmp_path}/theirs"
+    with pytest.raises(InstallError, match=match):
+        install.install(install_plan.plan(order(str(tmp_path / "ours"), embedded=True), mac), mac, print)
+    with pytest.raises(InstallError, match=match):
+        uninstall.find(mac, tmp_path / "ours")
+    assert uninstall.find(mac, tmp_path / "theirs").places == (installed.places,)
+
+
+@pytest.mark.parametrize("name", ["documents/s", "link/s"])
+def test_a_place_that_macos_keeps_from_jobs_is_known_however_it_is_spelled(tmp_path: Path, name: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "Desktop")
+    mac = machine(nothing_loaded, tmp_path, tmp_path)
+    with pytest.raises(InstallError, match=r"the state directory, .*, which macOS keeps from launchd's jobs"):
+        install.install(install_plan.plan(order(str(tmp_path / name), embedded=True), mac), mac, print)
+    values = {"state_dir": str(tmp_path / "s"), "model_store": str(tmp_path / name)}
+    with pytest.raises(InstallError, match=r"the model store, .*, which macOS keeps from launchd's jobs"):
+        install.install(install_plan.plan(order("", embedded=True, values=values), mac), mac, print)
+    assert not (tmp_path / "s").exists()
+
+
+# ── exchanging a job ─────────────────────────────────────────────────────────────────────────────
+
+
+class Loaded:
+    """A launchd that has our job, and does at once what it is told. `meanwhile`: what a test wants done at a verb."""
+
+    def __init__(self, **meanwhile: Any) -> None:
+        self.loaded, self.meanwhile = True, meanwhile
+        self.asked: list[str] = []
+
+    def __call__(self, argv: Sequence[str], _timeout_s: float) -> Done:
+        words = [word for word in argv if word not in ("/usr/bin/sudo", "-n", "-v")]
+        if "-m" in words and words[-1].endswith(".plist") and "install" in self.meanwhile:
+            return cast(Done, self.meanwhile["install"]())
+        if words[:1] == ["/usr/bin/install"]:
+            Path(words[-1]).parent.mkdir(parents=True, exist_ok=True)
+            if "-d" not in words:
+                Path(words[-1]).write_bytes(Path(words[-2]).read_bytes())
+                Path(words[-1]).chmod(int(words[2], 8))
+        if words[:1] != ["/bin/launchctl"]:
+            return Done(0, "", "")
+        verb = words[1]
+        if verb == "print":
+            return Done(0, "x = {\n}", "") if self.loaded and words[2] == f"system/{LABEL}" else Done(113, "", "")
+        self.asked.append(verb)
+        done = self.meanwhile.get(verb, lambda: None)()
+        done = done if isinstance(done, Done) else Done(0, "", "")
+        if done.ok:
+            self.loaded = verb == "bootstrap" or (self.loaded and verb != "bootout")
+        return done
+
+
+def to_exchange(tmp_path: Path, mac: Machine, **values: Any) -> install_plan.Plan:
+    """A job that is loaded with another property list than the one to be."""
+    state = tmp_path / "s"
+    before = install_plan.plan(order(str(state), embedded=True), mac)
+    for path in (before.places.plist, before.places.loaded, before.places.rendered):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(before.plist)
+    return install_plan.plan(order("", embedded=True, values={"state_dir": str(state), "stop_timeout": 99.0}), mac)
+
+
+def test_a_marker_left_by_an_exchange_that_was_killed_does_not_let_the_job_start_during_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "UP_WAIT_S", 0.0)
+    marker, ages_s = tmp_path / "s" / boot.HANDOVER_FILE, []
+    run = Loaded(kill=lambda: ages_s.append(time.time() - marker.stat().st_mtime))
+    mac = machine(run, tmp_path, tmp_path)
+    found = to_exchange(tmp_path, mac)
+    marker.write_text("")
+    os.utime(marker, (time.time() - 3600,) * 2)
+    install.install(found, mac, print)
+    assert run.asked == ["kill", "bootout", "bootstrap"] and not marker.exists()
+    assert ages_s[0] < boot.HANDOVER_S
+
+    # The same where it was killed between taking out and loading: the job must not wait for it.
+    marker.write_text("")
+    run.loaded, run.meanwhile["bootstrap"] = False, lambda: ages_s.append(marker.exists())
+    install.install(found, mac, print)
+    assert ages_s[1] is False
+
+
+def test_a_terminal_that_is_closed_halfway_leaves_no_mac_without_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "UP_WAIT_S", 0.0)
+    heard: list[int] = []
+    before = {each: signal.signal(each, lambda signum, _frame: heard.append(signum)) for each in install.ENDING}
+    try:
+        run = Loaded(bootout=lambda: [os.kill(os.getpid(), each) for each in install.ENDING])
+        mac = machine(run, tmp_path, tmp_path)
+        install.install(to_exchange(tmp_path, mac), mac, print)
+        assert run.asked == ["kill", "bootout", "bootstrap"] and heard == []
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert heard == [signal.SIGHUP], "afterwards it is heard again"
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def test_what_an_interrupted_install_wrote_was_edited_by_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "UP_WAIT_S", 0.0)
+    run = Loaded(install=lambda: Done(1, "", "sudo: timed out"))
+    mac = machine(run, tmp_path, tmp_path)
+    found = to_exchange(tmp_path, mac)
+    with pytest.raises(InstallError, match="sudo: timed out"):
+        install.install(found, mac, print)
+
+    def again(stop_timeout: float) -> install_plan.Plan:
+        values = {"state_dir": str(tmp_path / "s"), "stop_timeout": stop_timeout}
+        return install_plan.plan(order("", embedded=True, values=values), mac)
+
+    assert again(99.0).notes == () and again(98.0).notes == ()
+    run.meanwhile = {"bootstrap": lambda: Done(1, "", "no")}
+    run.loaded = True
+    with pytest.raises(LaunchdError):
+        install.install(found, mac, print)
+    assert found.places.plist.read_bytes() == found.plist, "placed, and not loaded"
+    assert again(98.0).notes == ()
+
+
+def test_what_did_not_come_up_is_no_success_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mac = machine(Loaded(), tmp_path, tmp_path)
+    to_exchange(tmp_path, mac)
+    again = install_plan.plan(order(str(tmp_path / "s"), embedded=True), mac)
+    tried: list[Path] = []
+    monkeypatch.setattr(upgrade, "upgrade", lambda state, _say: tried.append(state) or 1)
+    assert [install.install(again, mac, print) for _ in range(2)] == [1, 1]
+    assert tried == [tmp_path / "s"] * 2
 
 
 def test_the_fake_disk_is_never_the_real_one() -> None:

@@ -154,7 +154,10 @@ def test_what_runs_in_a_terminal_is_not_installed_over(mac: Home) -> None:
     mac.system.start()
     with pytest.raises(InstallError, match="stop it first with Ctrl-C"):
         mac.install()
-    assert mac.mac.asked == []
+    found = uninstall.find(mac.machine, mac.state)
+    with pytest.raises(InstallError, match="stop it first with Ctrl-C"):
+        uninstall.uninstall(found, mac.machine, True, mac.said.append)
+    assert mac.mac.asked == [] and (mac.state / "supervisord.conf").exists()
 
 
 def test_a_job_that_cannot_start_is_told_with_its_last_words(mac: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +168,7 @@ def test_a_job_that_cannot_start_is_told_with_its_last_words(mac: Home, monkeypa
     assert install.install(found, mac.machine, mac.said.append) == 1
     assert any(line.startswith("it does not come up: launchd says ") for line in mac.said)
     assert mac.said[-1] == "see also: metal-supervisor doctor"
+    assert not (mac.state / "launchd" / install.RUNNING).exists(), "the next install tries it again"
     assert any("supervisord.conf" in line for line in mac.said), mac.said
 
 
