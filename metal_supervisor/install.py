@@ -29,6 +29,7 @@ from metal_supervisor.install_steps import (
     InstallError,
     Link,
     Machine,
+    Remove,
     Say,
     Step,
     ask_for_sudo,
@@ -109,6 +110,8 @@ def _place(steps: Sequence[Step], where: Places, machine: Machine, say: Say) -> 
             write_atomic(where.rendered, step.content)
         if isinstance(step, File | Link):
             say(f"written   {machine.shown(step.path)}")
+        elif isinstance(step, Remove):
+            say(f"removed   {machine.shown(step.path)}")
 
 
 def _running(where: Places) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
+import pwd
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +23,11 @@ from metal_supervisor.boundary.launchctl import LABEL, LaunchdError
 from metal_supervisor.config import ConfigError, edited
 from metal_supervisor.install_steps import File, InstallError, Machine
 from tests.launchd import Mac, no_pause
+from tests.system import ROOT
+
+sys.path.insert(0, str(ROOT / "tools"))
+
+import powermetrics_sudo
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "install"
 PEM = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
@@ -52,8 +60,11 @@ def machine(run: Any, root: Path = Path("/"), home: Path = Path("/Users/anna")) 
 
 
 def order(state: str, **more: Any) -> install_plan.Order:
-    usual: dict[str, Any] = {"kubeconfig": None, "embedded": False, "context": "", "config": None, "agent": False}
-    return install_plan.Order(**{**usual, "values": {"state_dir": state}, "force": False, **more})
+    usual: dict[str, Any] = {"kubeconfig": None, "embedded": False, "config": None, "agent": False, "force": False}
+    values = {"state_dir": state, **more.pop("values", {})}
+    if context := more.pop("context", ""):
+        values["context"] = context
+    return install_plan.Order(**{**usual, "values": values, **more})
 
 
 def nothing_loaded(argv: Sequence[str], _timeout_s: float) -> Done:
@@ -93,7 +104,7 @@ def test_a_dry_run_shows_no_credential_of_an_agent_with_a_cluster(tmp_path: Path
     install.show(found, mac, said.append)
     said += install.summary(found, mac)
     assert "secret-token" not in "".join(said)
-    golden("agent-cluster", said)
+    golden("agent-cluster", [line.replace(str(tmp_path), "") for line in said])
 
 
 def test_a_dry_run_of_uninstall_shows_what_goes_and_what_stays(tmp_path: Path) -> None:
@@ -180,9 +191,7 @@ def test_commands_of_that_name_that_are_somebody_elses_stay(tmp_path: Path) -> N
 
 def test_a_renewed_token_survives_an_install_with_the_kubeconfig_of_before(tmp_path: Path) -> None:
     source = kubeconfig(tmp_path / "k")
-    for step in planned(tmp_path, kubeconfig=source, context="mac").steps:
-        if step.path.is_relative_to(tmp_path / "home" / ".metal-supervisor"):
-            step.do(machine(nothing_loaded))
+    carried_out(tmp_path, kubeconfig=source, context="mac")
     token = tmp_path / "home/.metal-supervisor/cluster/token"
     assert (token.read_text(), token.stat().st_mode & 0o777) == ("secret-token\n", 0o600)
     token.write_text("renewed\n")
@@ -191,6 +200,51 @@ def test_a_renewed_token_survives_an_install_with_the_kubeconfig_of_before(tmp_p
     (tmp_path / "k" / "tok").write_text("a-new-one\n")
     assert content(planned(tmp_path, kubeconfig=source, context="mac"), "token") == "a-new-one\n"
     assert "cluster/kubeconfig" in content(planned(tmp_path), "metal-supervisor.toml"), "nothing said: it stays"
+
+
+def carried_out(tmp_path: Path, **more: Any) -> install_plan.Plan:
+    """A plan, and what it does within the state directory."""
+    found = planned(tmp_path, **more)
+    for step in found.steps:
+        if step.path.is_relative_to(tmp_path / "home" / ".metal-supervisor"):
+            step.do(machine(nothing_loaded))
+    return found
+
+
+def test_a_kubeconfig_given_again_keeps_the_context_that_was_chosen_of_it(tmp_path: Path) -> None:
+    source = kubeconfig(tmp_path / "k")
+    carried_out(tmp_path, kubeconfig=source, context="mac")
+    carried_out(tmp_path, kubeconfig=source)
+    kept = tmp_path / "home/.metal-supervisor/cluster/kubeconfig"
+    assert json.loads(kept.read_text())["current-context"] == "mac"
+    found = planned(tmp_path, kubeconfig=source, context="other")
+    assert json.loads(content(found, "kubeconfig"))["current-context"] == "other"
+    another = kubeconfig(tmp_path / "k2")
+    assert json.loads(content(planned(tmp_path, kubeconfig=another), "kubeconfig"))["current-context"] == "other"
+
+
+def test_a_context_needs_a_kubeconfig_to_be_looked_up_in(tmp_path: Path) -> None:
+    with pytest.raises(InstallError, match="--context other needs --cluster KUBECONFIG"):
+        planned(tmp_path, context="other", embedded=True)
+    carried_out(tmp_path, kubeconfig=kubeconfig(tmp_path / "k"), context="mac")
+    with pytest.raises(InstallError, match="--context other needs --cluster KUBECONFIG"):
+        planned(tmp_path, context="other")
+    assert not planned(tmp_path, context="mac").settings.embedded, "the one that is there needs nothing"
+
+
+def test_credentials_go_with_what_they_were_for(tmp_path: Path) -> None:
+    kept = tmp_path / "home/.metal-supervisor/cluster"
+    carried_out(tmp_path, kubeconfig=kubeconfig(tmp_path / "k"), context="mac")
+    assert {path.name for path in kept.iterdir()} == {"kubeconfig", "token", "source"}
+    carried_out(tmp_path, kubeconfig=tmp_path / "k" / "config", context="other")
+    assert {path.name for path in kept.iterdir()} == {"kubeconfig", "source"}
+    carried_out(tmp_path, embedded=True)
+    assert list(kept.iterdir()) == []
+
+
+def test_a_file_of_settings_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InstallError, match=r"--config: .*typo.toml cannot be read: .*No such file"):
+        planned(tmp_path, config=tmp_path / "typo.toml", embedded=True)
 
 
 @pytest.mark.parametrize("domain", ["gui/501", "system"])
@@ -393,6 +447,24 @@ def test_on_a_machine_that_is_no_mac_only_the_dry_run_works(capsys: pytest.Captu
     assert cli.main(["uninstall", "--dry-run", "--state-dir", state]) == 0
 
 
+def test_a_job_runs_as_who_installs_it_whatever_the_shell_says(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "mallory")
+    assert cli.main(["install", "--embedded", "--dry-run", "--state-dir", str(tmp_path / "s")]) == 0
+    account = pwd.getpwuid(os.getuid())
+    said = capsys.readouterr().out
+    assert f"<string>{account.pw_name}</string>" in said and "mallory" not in said
+    assert f"<string>{grp.getgrgid(account.pw_gid).gr_name}</string>" in said
+    monkeypatch.delenv("SUDO_USER", raising=False)
+    if os.getuid():
+        assert powermetrics_sudo.user_of(None) == account.pw_name
+    else:
+        with pytest.raises(powermetrics_sudo.Refused, match="root needs no permission"):
+            powermetrics_sudo.user_of(None)
+
+
 # ── the copy of a kubeconfig ─────────────────────────────────────────────────────────────────────
 
 
@@ -444,6 +516,15 @@ def test_an_edit_leaves_alone_what_it_does_not_change() -> None:
     assert edited(text, {"namespace": 'q"\\é\n'[:-1], "log_size": 3}, "f") == (
         '# words of mine\n"port" = 1234\nnamespace = "q\\"\\\\é"\nlog_size = 3\n'
     )
+    text = '# mine\nport = 1_234   # as ever\nmodel_store = "a#b" # "a#b" # it is\n'
+    assert edited(text, {"port": 1234, "model_store": "a#b"}, "f") == text
+    assert edited(text, {"port": 99, "model_store": "c"}, "f") == (
+        '# mine\nport = 99   # as ever\nmodel_store = "c" # "a#b" # it is\n'
+    )
+
+
+def test_an_edit_replaces_the_line_of_a_setting() -> None:
+    text = '# words of mine\n"port" = 1234\nnamespace="a"\n'
     assert edited(text, {"port": 99}, "f") == '# words of mine\nport = 99\nnamespace="a"\n'
 
 

@@ -47,7 +47,7 @@ class Home:
     def order(self, **more: object) -> install_plan.Order:
         agent, force = bool(more.pop("agent", False)), bool(more.pop("force", False))
         values = {"state_dir": str(self.state), **self.values, **more}
-        return install_plan.Order(self.kubeconfig, self.kubeconfig is None, "", values, None, agent, force)
+        return install_plan.Order(self.kubeconfig, self.kubeconfig is None, values, None, agent, force)
 
     def install(self, **more: object) -> list[str]:
         """Installs; returns the commands that changed something."""
