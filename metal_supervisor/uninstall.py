@@ -8,6 +8,7 @@ still is a credential to do it with; without that, its peers and the reaper have
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from metal_supervisor import boot, config
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.boundary.launchctl import LABEL, Launchctl
+from metal_supervisor.boundary.power import FRAGMENT
 from metal_supervisor.boundary.state import DIRECTORIES, StateDir
 from metal_supervisor.core import claims, launchd
 from metal_supervisor.core.sizes import amount
@@ -131,7 +133,9 @@ def _going(settings: Settings, purge: bool) -> Iterator[Path]:
 
 def _leave_cluster(directory: StateDir, settings: Settings) -> Iterator[str]:
     """Deletes this Mac's endpoints and Lease, as far as the cluster answers."""
-    namespaces = sorted({record.namespace for record in directory.records()[0].values()})
+    # Its own Lease is there without any service, in the namespace that it watches.
+    watched = {settings.namespace} - {""}
+    namespaces = sorted({record.namespace for record in directory.records()[0].values()} | watched)
     if settings.embedded or not namespaces:
         return
     node = host.node_name(directory.path, settings.node_name)
@@ -160,6 +164,10 @@ def left(settings: Settings, machine: Machine, purge: bool) -> Iterator[str]:
     if users:
         names = ", ".join(path.name for path in users)
         yield f"left      {names} in {machine.shown(settings.state_path)}; uninstall --purge removes them"
+    rule = machine.root / FRAGMENT.lstrip("/")
+    if os.path.lexists(rule):
+        how = f"make uninstall-powermetrics-sudo, or sudo rm {rule}"
+        yield f"left      {rule}, by which sudo lets the power of the chip be measured; remove it with: {how}"
 
 
 def _size_bytes(path: Path) -> int:

@@ -20,6 +20,7 @@ from metal_supervisor.boundary.commands import Done
 from metal_supervisor.boundary.credentials import BadKubeconfig, Login, choose
 from metal_supervisor.boundary.kubeconfig_copy import copy
 from metal_supervisor.boundary.launchctl import LABEL, LaunchdError
+from metal_supervisor.boundary.power import FRAGMENT
 from metal_supervisor.config import ConfigError, edited
 from metal_supervisor.install_steps import File, InstallError, Machine
 from tests.launchd import Mac, no_pause
@@ -119,6 +120,9 @@ def test_a_dry_run_of_uninstall_shows_what_goes_and_what_stays(tmp_path: Path) -
         path.parent.mkdir(parents=True)
         path.write_text(install_plan.MARK)
     (root / "usr/local/bin/metal-supervisor").write_text("somebody else's")
+    rule = root / FRAGMENT.lstrip("/")
+    rule.parent.mkdir(parents=True)
+    rule.write_text("anna ALL=(root) NOPASSWD: /usr/bin/powermetrics")
     mac = machine(nothing_loaded, root, home)
     for purge in (False, True):
         said: list[str] = []
