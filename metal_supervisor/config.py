@@ -123,14 +123,28 @@ def edited(text: str, values: Mapping[str, Any], where: str) -> str:
         at = next((i for i, each in enumerate(lines) if each.partition("=")[0].strip(" \t\"'") == name), None)
         if at is None:
             lines.append(line)
-        else:
-            lines[at] = line
+        elif _said_in(lines[at], where).get(name) != value:
+            lines[at] = line + _comment(lines[at], where)
     result = "\n".join(lines) + "\n"
     wanted = {**parsed(text, where), **values}
     with contextlib.suppress(ConfigError):
         if parsed(result, where) == wanted:
             return result
     raise ConfigError(f"{where}: cannot set {', '.join(values)} in it; write each setting on a line of its own")
+
+
+def _said_in(line: str, where: str) -> dict[str, Any]:
+    """The settings of a line, none if it is no whole one."""
+    with contextlib.suppress(ConfigError):
+        return parsed(line, where)
+    return {}
+
+
+def _comment(line: str, where: str) -> str:
+    """The comment at the end of a setting's line, with the space before it, "" without one."""
+    signs = (at for at, sign in enumerate(line) if sign == "#")
+    at = next((at for at in signs if _said_in(line[:at], where)), None)
+    return "" if at is None else line[len(line[:at].rstrip()) :]
 
 
 def read_env(environ: Mapping[str, str]) -> dict[str, Any]:

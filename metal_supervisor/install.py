@@ -8,9 +8,9 @@ stopping its engines: they go on, and the job that comes after stands in for the
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +22,7 @@ from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
 from metal_supervisor.core import launchd
 from metal_supervisor.core.types import State
+from metal_supervisor.install_checks import refuse_anothers, refuse_kept_place, refuse_running
 from metal_supervisor.install_plan import Places, Plan, places, read
 from metal_supervisor.install_steps import (
     SUDO,
@@ -29,6 +30,7 @@ from metal_supervisor.install_steps import (
     InstallError,
     Link,
     Machine,
+    Remove,
     Say,
     Step,
     ask_for_sudo,
@@ -38,7 +40,8 @@ from metal_supervisor.install_steps import (
 UP_WAIT_S, LOOK_S = 60.0, 0.1
 UP = ("controller", "sidecar")
 RUNNING = "running.json"
-KEPT_FROM_JOBS = ("Desktop", "Documents", "Downloads")
+ENDING = (signal.SIGHUP, signal.SIGTERM)
+
 
 def show(found: Plan, machine: Machine, say: Say) -> None:
     """Says everything that would be done, and does nothing."""
@@ -66,28 +69,30 @@ def install(found: Plan, machine: Machine, say: Say) -> int:
     exchanged = not loaded or read(where.loaded) != found.plist
     if where.root and (exchanged or any(map(needs_root, due))):
         ask_for_sudo(machine, f"the job runs as {machine.user}, but its file and launchd's commands are root's", say)
-    _place([step for step in due if not (loaded and exchanged and _is_plist(step, where))], machine, say)
+    _place([step for step in due if not (loaded and exchanged and _is_plist(step, where))], where, machine, say)
     directory = StateDir(where.state)
     directory.create()
     if not loaded:
         boot.link_current(directory)
+        (where.state / boot.HANDOVER_FILE).unlink(missing_ok=True)  # of an exchange that was killed halfway
         launchctl.enable(where.label)
         launchctl.load(where.label, where.plist)
         say(f"loaded    {launchctl.domain}/{where.label}")
     elif exchanged:
         _exchange(found, machine, launchctl, say)
     elif _outdated(where):
-        upgrade.upgrade(where.state, say)
+        if upgrade.upgrade(where.state, say):
+            return 1
     else:
         say("nothing to do: all of it is as it should be")
     if not loaded or exchanged:
         write_atomic(where.loaded, found.plist)
     if any(_is_plist(step, where) for step in found.steps):
         write_atomic(where.rendered, found.plist)
-    write_atomic(where.launchd / RUNNING, _running(where))
     if not _up(found, machine):
         _say_what_failed(found, launchctl, say)
         return 1
+    write_atomic(where.launchd / RUNNING, _running(where))
     return 0
 
 
@@ -99,11 +104,15 @@ def _is_plist(step: Step, where: Places) -> bool:
     return isinstance(step, File) and step.path == where.plist
 
 
-def _place(steps: Sequence[Step], machine: Machine, say: Say) -> None:
+def _place(steps: Sequence[Step], where: Places, machine: Machine, say: Say) -> None:
     for step in steps:
         step.do(machine)
+        if isinstance(step, File) and _is_plist(step, where):
+            write_atomic(where.rendered, step.content)
         if isinstance(step, File | Link):
             say(f"written   {machine.shown(step.path)}")
+        elif isinstance(step, Remove):
+            say(f"removed   {machine.shown(step.path)}")
 
 
 def _running(where: Places) -> str:
@@ -126,22 +135,15 @@ def _refuse(found: Plan, machine: Machine, launchctl: Launchctl) -> None:
             sudo = "sudo " if domain == "system" else ""
             raise InstallError(f"{text}; end it first: {sudo}launchctl bootout {domain}/{INCUMBENT}")
     other = places(machine, where.state, agent=where.root)
-    if Launchctl(machine.run, other.domain).job(other.label) is not None:
+    if other.plist.exists() or Launchctl(machine.run, other.domain).job(other.label) is not None:
         text = f"it is installed as {other.domain}/{other.label} already; `metal-supervisor uninstall` first"
         raise InstallError(f"{text}, or install {'with' if where.root else 'without'} --agent")
-    for name, path in (("the state directory", where.state), ("this installation", Path(sys.prefix))):
-        kept = [each for each in KEPT_FROM_JOBS if path.is_relative_to(machine.home / each)]
-        if kept:
-            text = f"{name}, {path}, is in {kept[0]}, which macOS keeps from launchd's jobs"
-            raise InstallError(f"{text}; use a place outside of it")
-    if launchctl.job(where.label) is None and where.state.is_dir():
-        with contextlib.suppress(FileNotFoundError), (where.state / "run.lock").open() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InstallError(f"`metal-supervisor run` uses {where.state}; stop it first with Ctrl-C") from None
-        if Supervisord(StateDir(where.state).socket).answers():
-            raise InstallError(f"a supervisord that launchd does not know runs on {where.state}; end it first")
+    refuse_anothers(where)
+    refuse_kept_place("the state directory", where.state, machine.home)
+    refuse_kept_place("the model store", found.settings.store_path, machine.home)
+    refuse_kept_place("this installation", Path(sys.prefix), machine.home)
+    if launchctl.job(where.label) is None:
+        refuse_running(where.state)
 
 
 def _exchange_lines(found: Plan, launchctl: Launchctl) -> Iterator[str]:
@@ -165,15 +167,28 @@ def _exchange(found: Plan, machine: Machine, launchctl: Launchctl, say: Say) -> 
     directory = StateDir(where.state)
     boot.link_current(directory)
     marker = where.state / boot.HANDOVER_FILE
+    marker.unlink(missing_ok=True)  # one that was left there is old, and written again it would stay so
     write_atomic(marker, "")
-    try:
-        launchctl.kill(where.label, "SIGKILL")
-        launchctl.unload(where.label, found.settings.stop_timeout + launchd.STOPPING_S)
-        _place([step for step in found.due() if _is_plist(step, where)], machine, say)
-    finally:
-        marker.unlink(missing_ok=True)
-        launchctl.load(where.label, where.plist)
+    with _undisturbed():
+        try:
+            launchctl.kill(where.label, "SIGKILL")
+            launchctl.unload(where.label, found.settings.stop_timeout + launchd.STOPPING_S)
+            _place([step for step in found.due() if _is_plist(step, where)], where, machine, say)
+        finally:
+            marker.unlink(missing_ok=True)
+            launchctl.load(where.label, where.plist)
     say(f"reloaded  {launchctl.domain}/{where.label}; the engines go on")
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Neither a terminal that is closed nor a TERM ends us: halfway through an exchange there is no job at all."""
+    before = [(each, signal.signal(each, signal.SIG_IGN)) for each in ENDING]
+    try:
+        yield
+    finally:
+        for each, handler in before:
+            signal.signal(each, handler)
 
 
 def _up(found: Plan, machine: Machine) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import getpass
+import grp
 import os
+import pwd
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,12 @@ def _machine(dry_run: bool) -> Any:
         raise InstallError(f"{text}. --dry-run shows what a Mac would get")
     if os.getuid() == 0 and not dry_run:
         raise InstallError("not as root: run it as the user whose models these are; it asks for sudo by itself")
-    return Machine(Path("/"), Path.home(), getpass.getuser(), "staff", os.getuid(), commands.run_here)
+    try:  # never LOGNAME and its like, which another user's shell may have left there
+        account = pwd.getpwuid(os.getuid())
+        group = grp.getgrgid(account.pw_gid).gr_name
+    except KeyError as error:
+        raise InstallError(f"this user is in no directory of users, and launchd wants a name: {error}") from None
+    return Machine(Path("/"), Path.home(), account.pw_name, group, os.getuid(), commands.run_here)
 
 
 def _install(arguments: argparse.Namespace, say: Say) -> int:
@@ -57,7 +63,6 @@ def _install(arguments: argparse.Namespace, say: Say) -> int:
     order = install_plan.Order(
         kubeconfig=Path(arguments.cluster).expanduser().absolute() if arguments.cluster else None,
         embedded=arguments.embedded,
-        context=str(overrides.values.get("context", "")),
         values=overrides.values,
         config=Path(overrides.config) if overrides.config else None,
         agent=arguments.agent,

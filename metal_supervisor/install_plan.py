@@ -6,7 +6,9 @@ wrote into either by hand stays.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from metal_supervisor.boundary import kubeconfig_copy
 from metal_supervisor.boundary.kubeconfig_copy import Copy
 from metal_supervisor.boundary.launchctl import LABEL
 from metal_supervisor.core import launchd
-from metal_supervisor.install_steps import Directory, File, InstallError, Link, Machine, Step
+from metal_supervisor.install_steps import Directory, File, InstallError, Link, Machine, Remove, Step
 from metal_supervisor.settings import Settings
 
 SETTINGS_FILE, CLUSTER = "metal-supervisor.toml", "cluster"
@@ -44,7 +46,6 @@ class Order:
     """Kubeconfig to copy; None: see `embedded`."""
     embedded: bool
     """The embedded API. Neither: what the settings say that are there."""
-    context: str
     values: Mapping[str, Any]
     """Settings from flags and the environment."""
     config: Path | None
@@ -76,6 +77,16 @@ class Places:
         return self.state / CLUSTER / "kubeconfig"
 
     @property
+    def token(self) -> Path:
+        """The token that our copy names, if it names one."""
+        return self.state / CLUSTER / kubeconfig_copy.TOKEN_FILE
+
+    @property
+    def source(self) -> Path:
+        """What the copy was made of."""
+        return self.state / CLUSTER / "source"
+
+    @property
     def launchd(self) -> Path:
         """What was last given to launchd."""
         return self.state / "launchd"
@@ -89,6 +100,11 @@ class Places:
     def rendered(self) -> Path:
         """Copy of the property list as it was last written by us."""
         return self.launchd / f"{self.label}.plist"
+
+    @property
+    def staged(self) -> Path:
+        """The property list that root is to put in place, or was last asked to."""
+        return self.launchd / "staged.plist"
 
 
 def places(machine: Machine, state: Path, agent: bool) -> Places:
@@ -118,7 +134,6 @@ class Plan:
         return tuple(step for step in self.steps if step.due())
 
 
-
 def plan(order: Order, machine: Machine) -> Plan:
     """What installing comes to on this Mac; changes nothing. Raises InstallError, ConfigError, BadKubeconfig."""
     state = Path(str(order.values.get("state_dir", machine.home / ".metal-supervisor"))).absolute()
@@ -127,11 +142,13 @@ def plan(order: Order, machine: Machine) -> Plan:
     settings = _checked(text, where)
     steps: list[Step] = [Directory(state), Directory(state / "log"), Directory(where.launchd)]
     if copy is not None:
-        steps += _copied(state / CLUSTER, copy)
+        steps += _copied(where, copy)
     before = read(where.settings)
     if order.config is not None and before not in (b"", text.encode()):
         steps.append(File(where.settings.with_suffix(".toml.before"), before))
     steps.append(File(where.settings, text.encode()))
+    if settings.embedded:
+        steps += [Remove(path) for path in (where.kubeconfig, where.token, where.source)]
     plist, edited = _plist(order, machine, where, settings)
     notes = [f"{where.plist} was edited by hand and stays; --force writes ours"] if edited else []
     if copy is not None and copy.plugin:
@@ -153,28 +170,55 @@ def plan(order: Order, machine: Machine) -> Plan:
 
 def _settings(order: Order, where: Places) -> tuple[str, Copy | None]:
     """(text of the settings file, copy of the kubeconfig that is to be taken along)."""
-    text = HEADER
-    for source in (order.config, where.settings):
-        if source is not None and source.exists():
-            text = source.read_text("utf-8")
-            break
+    text, name = _text(order, where), str(where.settings)
     found = config.parsed(text, str(order.config or where.settings))
     values = {name: value for name, value in order.values.items() if name != "state_dir"}
-    kept = where.kubeconfig
     if order.embedded:
-        return config.edited(text, {**values, "kubeconfig": "", "context": ""}, str(where.settings)), None
+        _refuse_context(values, "")
+        return config.edited(text, {**values, "kubeconfig": "", "context": ""}, name), None
     named = str(order.kubeconfig or values.get("kubeconfig") or found.get("kubeconfig", ""))
-    if not named:
-        if "kubeconfig" not in found:
-            raise InstallError("say which cluster: --cluster KUBECONFIG, or --embedded for the one that we bring along "
-                               "(with make: METAL_KUBECONFIG=KUBECONFIG or EMBEDDED=1)")
-        return config.edited(text, values, str(where.settings)), None
+    if not named and "kubeconfig" not in found:
+        raise InstallError("say which cluster: --cluster KUBECONFIG, or --embedded for the one that we bring along "
+                           "(with make: METAL_KUBECONFIG=KUBECONFIG or EMBEDDED=1)")
     source = Path(named).expanduser().absolute()
-    if source == kept:
-        return config.edited(text, values, str(where.settings)), None
-    context = order.context or str(values.get("context") or found.get("context", ""))
+    if not named or source == where.kubeconfig:
+        _refuse_context(values, _kept_context(where) if named else "")
+        return config.edited(text, values, name), None
+    context = str(values.get("context") or found.get("context", ""))
+    if not context and _taken(where)[1] == str(source):
+        context = _kept_context(where)  # the same file again: what was chosen of it stays chosen
     copy = kubeconfig_copy.copy(source, context)
-    return config.edited(text, {**values, "kubeconfig": str(kept), "context": ""}, str(where.settings)), copy
+    return config.edited(text, {**values, "kubeconfig": str(where.kubeconfig), "context": ""}, name), copy
+
+
+def _text(order: Order, where: Places) -> str:
+    """The settings to begin with. Raises InstallError."""
+    if order.config is None:
+        return where.settings.read_text("utf-8") if where.settings.exists() else HEADER
+    try:
+        return order.config.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InstallError(f"--config: {order.config} cannot be read: {error}") from None
+
+
+def _refuse_context(values: Mapping[str, Any], kept: str) -> None:
+    """Raises InstallError over a context without a kubeconfig to look for it. `kept`: the one that our copy has."""
+    context = str(values.get("context", ""))
+    if context not in ("", kept):
+        raise InstallError(f"--context {context} needs --cluster KUBECONFIG: of a cluster, one context alone is kept")
+
+
+def _kept_context(where: Places) -> str:
+    """The context that our copy of a kubeconfig has, "" without one."""
+    with contextlib.suppress(ValueError, AttributeError):
+        return str(json.loads(read(where.kubeconfig)).get("current-context", ""))
+    return ""
+
+
+def _taken(where: Places) -> tuple[str, str]:
+    """(digest of what was copied, the kubeconfig that it was taken from), "" where nothing was."""
+    digest, _, file = read(where.source).decode("utf-8", "replace").strip().partition("\n")
+    return digest, file
 
 
 def _checked(text: str, where: Places) -> Settings:
@@ -193,7 +237,7 @@ def _plist(order: Order, machine: Machine, where: Places, settings: Settings) ->
     )  # fmt: skip
     ours = launchd.rendered((config.launchd_dir() / f"{LABEL}.plist").read_bytes(), job)
     there, before = read(where.plist), read(where.rendered)
-    if there and before and there not in (before, ours) and not order.force:
+    if there and before and there not in (before, read(where.staged), ours) and not order.force:
         return there, True
     return ours, False
 
@@ -206,20 +250,22 @@ def read(path: Path) -> bytes:
         return b""
 
 
-def _copied(kept: Path, copy: Copy) -> Iterator[Step]:
+def _copied(where: Places, copy: Copy) -> Iterator[Step]:
     """The copy's files, unless it was taken already: its token may have been renewed since."""
-    digest = hashlib.sha256(f"{copy.kubeconfig}\0{copy.token}".encode()).hexdigest().encode()
-    yield Directory(kept)
-    if read(kept / "source") != digest or not (kept / "kubeconfig").exists():
-        yield File(kept / "kubeconfig", copy.kubeconfig.encode(), secret=True)
+    digest = hashlib.sha256(f"{copy.kubeconfig}\0{copy.token}".encode()).hexdigest()
+    yield Directory(where.kubeconfig.parent)
+    if _taken(where)[0] != digest or not where.kubeconfig.exists():
+        yield File(where.kubeconfig, copy.kubeconfig.encode(), secret=True)
         if copy.token:
-            yield File(kept / kubeconfig_copy.TOKEN_FILE, copy.token.encode(), secret=True)
-        yield File(kept / "source", digest)
+            yield File(where.token, copy.token.encode(), secret=True)
+    if not copy.token:
+        yield Remove(where.token)
+    yield File(where.source, f"{digest}\n{copy.file}\n".encode())
 
 
 def _installed(where: Places, plist: bytes) -> Iterator[Step]:
     if where.root:
-        yield File(where.plist, plist, 0o644, staged=where.rendered)
+        yield File(where.plist, plist, 0o644, staged=where.staged)
     else:
         yield Directory(where.plist.parent, 0o755)
         yield File(where.plist, plist, 0o644)

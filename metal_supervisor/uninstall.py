@@ -8,6 +8,7 @@ still is a credential to do it with; without that, its peers and the reaper have
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -18,9 +19,11 @@ from metal_supervisor import boot, config
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.boundary.launchctl import Launchctl
+from metal_supervisor.boundary.power import FRAGMENT
 from metal_supervisor.boundary.state import DIRECTORIES, StateDir
 from metal_supervisor.core import claims, launchd
 from metal_supervisor.core.sizes import amount
+from metal_supervisor.install_checks import refuse_anothers, refuse_running
 from metal_supervisor.install_plan import CLUSTER, MARK, SETTINGS_FILE, Places, places, read
 from metal_supervisor.install_steps import SUDO, Machine, Remove, Say, ask_for_sudo
 from metal_supervisor.settings import Settings
@@ -49,10 +52,11 @@ class Found:
 
 
 def find(machine: Machine, state: Path) -> Found:
-    """Looks for what install may have made; changes nothing."""
+    """Looks for what install may have made; changes nothing. Raises InstallError if it belongs to another system."""
     here, steps = [], []
     for agent in (False, True):
         where = places(machine, state, agent)
+        refuse_anothers(where)
         ours = [Remove(where.plist, where.root)]
         for name in ("metal-supervisor", "supervisorctl"):
             if MARK.encode() in read(where.programs / name):
@@ -87,6 +91,8 @@ def show(found: Found, machine: Machine, purge: bool, say: Say) -> None:
 def uninstall(found: Found, machine: Machine, purge: bool, say: Say) -> None:
     """Ends the system in order and removes it. Raises InstallError, LaunchdError, OSError."""
     settings = found.settings
+    if not any(_launchctl(where, machine).job(where.label) for where in found.places):
+        refuse_running(settings.state_path)
     if any(where.root for where in found.places):
         ask_for_sudo(machine, "the job's file and launchd's commands are root's", say)
     for where in found.places:
@@ -128,7 +134,9 @@ def _going(settings: Settings, purge: bool) -> Iterator[Path]:
 
 def _leave_cluster(directory: StateDir, settings: Settings) -> Iterator[str]:
     """Deletes this Mac's endpoints and Lease, as far as the cluster answers."""
-    namespaces = sorted({record.namespace for record in directory.records()[0].values()})
+    # Its own Lease is there without any service, in the namespace that it watches.
+    watched = {settings.namespace} - {""}
+    namespaces = sorted({record.namespace for record in directory.records()[0].values()} | watched)
     if settings.embedded or not namespaces:
         return
     node = host.node_name(directory.path, settings.node_name)
@@ -157,6 +165,10 @@ def left(settings: Settings, machine: Machine, purge: bool) -> Iterator[str]:
     if users:
         names = ", ".join(path.name for path in users)
         yield f"left      {names} in {machine.shown(settings.state_path)}; uninstall --purge removes them"
+    rule = machine.root / FRAGMENT.lstrip("/")
+    if os.path.lexists(rule):
+        how = f"make uninstall-powermetrics-sudo, or sudo rm {rule}"
+        yield f"left      {rule}, by which sudo lets the power of the chip be measured; remove it with: {how}"
 
 
 def _size_bytes(path: Path) -> int:

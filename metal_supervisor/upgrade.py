@@ -21,7 +21,7 @@ WAIT_S = 60.0
 
 
 def upgrade(state: Path, say: Callable[[str], None]) -> int:
-    """Takes over the system of a state directory; 1 if one of our programs does not come up again.
+    """Takes over the system of a state directory; 1 if not all of it came to be as the files say.
 
     Raises CannotBoot, Unavailable, Refused.
     """
@@ -31,14 +31,24 @@ def upgrade(state: Path, say: Callable[[str], None]) -> int:
         raise boot.CannotBoot(f"no supervisord runs on {directory.path}; start it with: metal-supervisor run")
     directory.create()  # a release may know directories that the one before it did not
     boot.link_current(directory)
-    boot.write_conf(directory, config.load_good(directory.path)[0])
+    settings, problem = config.load_good(directory.path)
+    if settings.embedded and not _lives(supervisord, "apiserver"):
+        boot.embedded_access(directory)  # it may be new here; one that lives keeps its port
+    boot.write_conf(directory, settings)
     _take_over(supervisord, say)
     failed = [program for program in boot.OWN_PROGRAMS if not _renewed(supervisord, program)]
     for program in failed:
         say(f"{program} does not come up; see {directory.log_path(program)}, or go back with the old installation")
     if not failed:
         say(f"{directory.path} goes on with {__version__}; the engines were not touched")
-    return 1 if failed else 0
+    if problem:
+        say(f"it goes on with the last settings that were right; those on file are wrong: {problem}")
+    return 1 if failed or problem else 0
+
+
+def _lives(supervisord: Supervisord, program: str) -> bool:
+    row = supervisord.table().get(program)
+    return row is not None and row.state in LIVE
 
 
 def _take_over(supervisord: Supervisord, say: Callable[[str], None]) -> None:
@@ -64,8 +74,7 @@ def _ended(supervisord: Supervisord, program: str) -> None:
     """Waits until a program that was told to stop has no process."""
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
-        row = supervisord.table().get(program)
-        if row is None or row.state not in LIVE:
+        if not _lives(supervisord, program):
             return
         time.sleep(0.05)
 

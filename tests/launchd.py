@@ -48,6 +48,12 @@ def problems(content: Any) -> list[str]:
     return found
 
 
+def _heed_signals() -> None:
+    """launchd's jobs do not inherit what an installer ignores."""
+    for each in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(each, signal.SIG_DFL)
+
+
 class Job:
     """One loaded job."""
 
@@ -75,7 +81,7 @@ class Job:
             self.process = subprocess.Popen(
                 self.content["ProgramArguments"], env=self.content["EnvironmentVariables"], stdout=log, stderr=log,
                 cwd=self.content["WorkingDirectory"], stdin=subprocess.DEVNULL, start_new_session=True,
-                umask=self.content["Umask"],
+                umask=self.content["Umask"], preexec_fn=_heed_signals,  # noqa: PLW1509 - a test's
             )  # fmt: skip
         self.runs += 1
         code = self.process.wait()

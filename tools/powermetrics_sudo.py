@@ -12,8 +12,8 @@ before it gets there: a broken file in that directory would take sudo away from 
 from __future__ import annotations
 
 import argparse
-import getpass
 import os
+import pwd
 import shlex
 import shutil
 import subprocess
@@ -39,7 +39,7 @@ def say(text: str) -> None:
 
 def user_of(named: str | None) -> str:
     """Who is to be allowed: the one named, else who asked sudo for this, else who runs it. Raises Refused."""
-    user = named or os.environ.get("SUDO_USER") or getpass.getuser()
+    user = named or os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
     if user == "root" and not named:
         raise Refused("root needs no permission; say which user runs metal_supervisor, with --user")
     return user

@@ -26,8 +26,8 @@ __all__ = ["BadKubeconfig", "Copy", "copy"]
 class Copy:
     """What is to be written; both hold secrets."""
 
-    context: str
-    server: str
+    file: Path
+    """The kubeconfig that it was taken from."""
     kubeconfig: str = field(repr=False)
     """JSON, which is YAML."""
     token: str = field(repr=False)
@@ -64,7 +64,7 @@ def copy(file: Path, context: str = "") -> Copy:
         "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
         "current-context": name,
     }
-    return Copy(name, chosen.server, json.dumps(content, indent=1) + "\n", token, plugin)
+    return Copy(file, json.dumps(content, indent=1) + "\n", token, plugin)
 
 
 def _inlined(chosen: Chosen, entry: Json, name: str) -> Json:

@@ -7,11 +7,13 @@ processes end, and loading it during that time fails with an input/output error 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from metal_supervisor.boundary.commands import NOT_FOUND as NO_PROGRAM
 from metal_supervisor.boundary.commands import TIMEOUT_S, Done, Runner
 from metal_supervisor.core.launchd import INCUMBENT, LABEL
 
@@ -19,6 +21,10 @@ __all__ = ["INCUMBENT", "LABEL", "Job", "Launchctl", "LaunchdError", "job"]
 
 LAUNCHCTL = "/bin/launchctl"
 NOT_FOUND, NO_SUCH_PROCESS, IN_PROGRESS, ALREADY, IO_ERROR, NO_DOMAIN = 113, 3, 36, 37, 5, 125
+NO_SUCH_DOMAIN = 112
+"""Of a user who is not logged in at the screen, as NO_DOMAIN."""
+NOT_LOADED = frozenset({NOT_FOUND, NO_SUCH_PROCESS, NO_DOMAIN, NO_SUCH_DOMAIN, NO_PROGRAM})
+"""What says that there is no such job; any other failure says nothing about it."""
 AGAIN_S, LOAD_WAIT_S = 0.5, 60.0
 
 
@@ -43,10 +49,12 @@ class Job:
 
 
 def job(run: Runner, domain: str, label: str) -> Job | None:
-    """The job of that label in `system` or `gui/UID`; None if none is loaded."""
+    """The job of that label in `system` or `gui/UID`; None if none is loaded. Raises LaunchdError if nobody knows."""
     done = run([LAUNCHCTL, "print", f"{domain}/{label}"], TIMEOUT_S)
-    if not done.ok:
+    if done.code in NOT_LOADED:
         return None
+    if not done.ok:
+        raise LaunchdError(f"launchctl print {domain}/{label} failed with {done.code}: {_said(done)}")
     found = _keys(done.out)
     return Job(
         state=found.get("state", ""),
@@ -57,6 +65,10 @@ def job(run: Runner, domain: str, label: str) -> Job | None:
         spawn_type=found.get("spawn type", ""),
         program=found.get("program", ""),
     )
+
+
+def _said(done: Done) -> str:
+    return " ".join((done.err or done.out).split())[:300] or "it said nothing"
 
 
 def _keys(text: str) -> dict[str, str]:
@@ -91,7 +103,7 @@ class Launchctl:
         return " ".join(Path(word).name if word.endswith("/sudo") else word for word in self.argv(verb, *arguments))
 
     def job(self, label: str) -> Job | None:
-        """See `job`."""
+        """See `job`. Raises LaunchdError."""
         return job(self._run, self.domain, label)
 
     def enable(self, label: str) -> None:
@@ -130,16 +142,16 @@ class Launchctl:
         """Asks again until the answer is a settled one or the time is over; the last answer."""
         for _ in range(max(1, int(wait_s / AGAIN_S))):
             done = ask()
-            if settled(done):
-                break
+            with contextlib.suppress(LaunchdError):  # a busy launchd does not always tell; it is asked again
+                if settled(done):
+                    break
             self._pause(AGAIN_S)
         return done
 
     def _check(self, done: Done, verb: str) -> None:
         if done.ok:
             return
-        said = " ".join((done.err or done.out).split())[:300]
         hint = ""
         if done.code == NO_DOMAIN:
             hint = "; nobody is logged in at the screen: log in there, or install without --agent"
-        raise LaunchdError(f"launchctl {verb} failed with {done.code}: {said or 'it said nothing'}{hint}")
+        raise LaunchdError(f"launchctl {verb} failed with {done.code}: {_said(done)}{hint}")

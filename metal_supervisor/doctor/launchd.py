@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from metal_supervisor.boot import SIDECAR_STOP_S
 from metal_supervisor.boundary import launchctl
-from metal_supervisor.boundary.launchctl import INCUMBENT, LABEL, Job
-from metal_supervisor.doctor.findings import Check, Finding, fail, ok, warn
+from metal_supervisor.boundary.launchctl import INCUMBENT, LABEL, Job, LaunchdError
+from metal_supervisor.core import launchd
+from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
 from metal_supervisor.doctor.surroundings import Surroundings
 
 EX_CONFIG = "78"
@@ -26,7 +26,7 @@ def judge_job(domain: str, job: Job, stop_s: float) -> list[Finding]:
     elif job.state != "running":
         last = f", last exit {job.last_exit}" if job.last_exit not in NEVER_EXITED else ""
         text = f"{where} is {job.state or 'in an unknown state'} after {job.runs} starts{last}"
-        found.append(fail(text, "see its log, and log/boot.log in the state directory"))
+        found.append(fail(text, "see log/launchd.log and log/supervisord.log in the state directory"))
     if job.spawn_type and not job.spawn_type.startswith("interactive"):
         text = f"{where} is started as {job.spawn_type}: macOS slows the engines down to efficiency cores"
         found.append(fail(text, f"ProcessType Interactive in its file; {RENEW}"))
@@ -63,17 +63,29 @@ def judge_incumbent(domains: Sequence[str]) -> Finding:
     return fail(text, f"{stop}{' (with sudo)' if 'system' in domains else ''}")
 
 
-def _domains(around: Surroundings) -> tuple[str, ...]:
-    return "system", f"gui/{around.uid}"
+def _loaded(around: Surroundings, label: str) -> tuple[list[tuple[str, Job | None]], list[Finding]]:
+    """(domain -> the job of that label in it, None if it is not loaded; what could not be asked)."""
+    jobs, unasked = [], []
+    for domain in ("system", f"gui/{around.uid}"):
+        try:
+            jobs.append((domain, launchctl.job(around.run, domain, label)))
+        except LaunchdError as error:
+            unasked.append(unknown(str(error)))
+    return jobs, unasked
 
 
 def _job(around: Surroundings) -> Sequence[Finding]:
-    jobs = [(domain, launchctl.job(around.run, domain, LABEL)) for domain in _domains(around)]
-    return judge_jobs(jobs, around.settings.stop_timeout + SIDECAR_STOP_S)
+    jobs, unasked = _loaded(around, LABEL)
+    if unasked and all(job is None for _, job in jobs):
+        return unasked
+    stop_s = launchd.Job("", "", "", "", around.settings.stop_timeout).exit_timeout_s
+    return [*judge_jobs(jobs, stop_s), *unasked]
 
 
 def _incumbent(around: Surroundings) -> Sequence[Finding]:
-    return [judge_incumbent([d for d in _domains(around) if launchctl.job(around.run, d, INCUMBENT) is not None])]
+    jobs, unasked = _loaded(around, INCUMBENT)
+    domains = [domain for domain, job in jobs if job is not None]
+    return unasked if unasked and not domains else [judge_incumbent(domains), *unasked]
 
 
 CHECKS = (

@@ -48,6 +48,9 @@ def test_a_mac_on_which_all_is_well_only_has_to_be_started(tmp_path: Path) -> No
         ("launchd", {JOB: Done(113, "", "not found")}, "warn", "no launchd job"),
         ("launchd", {JOB: Done(0, LOADED.replace("interactive (4)", "daemon (3)"), "")}, "fail", "efficiency cores"),
         ("launchd", {JOB: Done(0, LOADED.replace("timeout = 120", "timeout = 5"), "")}, "warn", "killed 5 s after"),
+        ("launchd", {JOB: Done(0, LOADED.replace("timeout = 120", "timeout = 60"), "")}, "warn", "takes up to 120 s"),
+        ("launchd", {JOB: Done(TIMED_OUT, "", "slow")}, "warn", "could not be asked: launchctl print system/"),
+        ("other agent", {f"{GUI}/com.llmkube.metal-agent": Done(TIMED_OUT, "", "slow")}, "warn", "could not be asked"),
         ("launchd", {JOB: Done(0, LOADED.replace("state = running", "state = spawn scheduled").replace(
             "(never exited)", "78: EX_CONFIG"), "")}, "fail", "78: EX_CONFIG"),
         ("launchd", {JOB: Done(113, "", ""), f"{GUI}/dev.metal-supervisor": Done(0, LOADED, "")}, "warn", "agent of a"),

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
+import pwd
+import signal
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from metal_supervisor import cli, install, install_plan, uninstall
+from metal_supervisor import boot, cli, install, install_plan, uninstall, upgrade
 from metal_supervisor.boundary.commands import Done
 from metal_supervisor.boundary.credentials import BadKubeconfig, Login, choose
 from metal_supervisor.boundary.kubeconfig_copy import copy
+from metal_supervisor.boundary.launchctl import LABEL, LaunchdError
+from metal_supervisor.boundary.power import FRAGMENT
 from metal_supervisor.config import ConfigError, edited
 from metal_supervisor.install_steps import File, InstallError, Machine
 from tests.launchd import Mac, no_pause
+from tests.system import ROOT
+
+sys.path.insert(0, str(ROOT / "tools"))
+
+import powermetrics_sudo
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "install"
 PEM = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
@@ -49,8 +61,11 @@ def machine(run: Any, root: Path = Path("/"), home: Path = Path("/Users/anna")) 
 
 
 def order(state: str, **more: Any) -> install_plan.Order:
-    usual: dict[str, Any] = {"kubeconfig": None, "embedded": False, "context": "", "config": None, "agent": False}
-    return install_plan.Order(**{**usual, "values": {"state_dir": state}, "force": False, **more})
+    usual: dict[str, Any] = {"kubeconfig": None, "embedded": False, "config": None, "agent": False, "force": False}
+    values = {"state_dir": state, **more.pop("values", {})}
+    if context := more.pop("context", ""):
+        values["context"] = context
+    return install_plan.Order(**{**usual, "values": values, **more})
 
 
 def nothing_loaded(argv: Sequence[str], _timeout_s: float) -> Done:
@@ -90,7 +105,7 @@ def test_a_dry_run_shows_no_credential_of_an_agent_with_a_cluster(tmp_path: Path
     install.show(found, mac, said.append)
     said += install.summary(found, mac)
     assert "secret-token" not in "".join(said)
-    golden("agent-cluster", said)
+    golden("agent-cluster", [line.replace(str(tmp_path), "") for line in said])
 
 
 def test_a_dry_run_of_uninstall_shows_what_goes_and_what_stays(tmp_path: Path) -> None:
@@ -105,6 +120,9 @@ def test_a_dry_run_of_uninstall_shows_what_goes_and_what_stays(tmp_path: Path) -
         path.parent.mkdir(parents=True)
         path.write_text(install_plan.MARK)
     (root / "usr/local/bin/metal-supervisor").write_text("somebody else's")
+    rule = root / FRAGMENT.lstrip("/")
+    rule.parent.mkdir(parents=True)
+    rule.write_text("anna ALL=(root) NOPASSWD: /usr/bin/powermetrics")
     mac = machine(nothing_loaded, root, home)
     for purge in (False, True):
         said: list[str] = []
@@ -177,9 +195,7 @@ def test_commands_of_that_name_that_are_somebody_elses_stay(tmp_path: Path) -> N
 
 def test_a_renewed_token_survives_an_install_with_the_kubeconfig_of_before(tmp_path: Path) -> None:
     source = kubeconfig(tmp_path / "k")
-    for step in planned(tmp_path, kubeconfig=source, context="mac").steps:
-        if step.path.is_relative_to(tmp_path / "home" / ".metal-supervisor"):
-            step.do(machine(nothing_loaded))
+    carried_out(tmp_path, kubeconfig=source, context="mac")
     token = tmp_path / "home/.metal-supervisor/cluster/token"
     assert (token.read_text(), token.stat().st_mode & 0o777) == ("secret-token\n", 0o600)
     token.write_text("renewed\n")
@@ -188,6 +204,51 @@ def test_a_renewed_token_survives_an_install_with_the_kubeconfig_of_before(tmp_p
     (tmp_path / "k" / "tok").write_text("a-new-one\n")
     assert content(planned(tmp_path, kubeconfig=source, context="mac"), "token") == "a-new-one\n"
     assert "cluster/kubeconfig" in content(planned(tmp_path), "metal-supervisor.toml"), "nothing said: it stays"
+
+
+def carried_out(tmp_path: Path, **more: Any) -> install_plan.Plan:
+    """A plan, and what it does within the state directory."""
+    found = planned(tmp_path, **more)
+    for step in found.steps:
+        if step.path.is_relative_to(tmp_path / "home" / ".metal-supervisor"):
+            step.do(machine(nothing_loaded))
+    return found
+
+
+def test_a_kubeconfig_given_again_keeps_the_context_that_was_chosen_of_it(tmp_path: Path) -> None:
+    source = kubeconfig(tmp_path / "k")
+    carried_out(tmp_path, kubeconfig=source, context="mac")
+    carried_out(tmp_path, kubeconfig=source)
+    kept = tmp_path / "home/.metal-supervisor/cluster/kubeconfig"
+    assert json.loads(kept.read_text())["current-context"] == "mac"
+    found = planned(tmp_path, kubeconfig=source, context="other")
+    assert json.loads(content(found, "kubeconfig"))["current-context"] == "other"
+    another = kubeconfig(tmp_path / "k2")
+    assert json.loads(content(planned(tmp_path, kubeconfig=another), "kubeconfig"))["current-context"] == "other"
+
+
+def test_a_context_needs_a_kubeconfig_to_be_looked_up_in(tmp_path: Path) -> None:
+    with pytest.raises(InstallError, match="--context other needs --cluster KUBECONFIG"):
+        planned(tmp_path, context="other", embedded=True)
+    carried_out(tmp_path, kubeconfig=kubeconfig(tmp_path / "k"), context="mac")
+    with pytest.raises(InstallError, match="--context other needs --cluster KUBECONFIG"):
+        planned(tmp_path, context="other")
+    assert not planned(tmp_path, context="mac").settings.embedded, "the one that is there needs nothing"
+
+
+def test_credentials_go_with_what_they_were_for(tmp_path: Path) -> None:
+    kept = tmp_path / "home/.metal-supervisor/cluster"
+    carried_out(tmp_path, kubeconfig=kubeconfig(tmp_path / "k"), context="mac")
+    assert {path.name for path in kept.iterdir()} == {"kubeconfig", "token", "source"}
+    carried_out(tmp_path, kubeconfig=tmp_path / "k" / "config", context="other")
+    assert {path.name for path in kept.iterdir()} == {"kubeconfig", "source"}
+    carried_out(tmp_path, embedded=True)
+    assert list(kept.iterdir()) == []
+
+
+def test_a_file_of_settings_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InstallError, match=r"--config: .*typo.toml cannot be read: .*No such file"):
+        planned(tmp_path, config=tmp_path / "typo.toml", embedded=True)
 
 
 @pytest.mark.parametrize("domain", ["gui/501", "system"])
@@ -218,6 +279,156 @@ def test_the_other_kind_of_job_has_to_go_first(tmp_path: Path) -> None:
         install.install(install_plan.plan(order(str(tmp_path / "s"), embedded=True), mac), mac, print)
 
 
+def test_the_other_kind_that_starts_at_the_next_boot_has_to_go_first_too(tmp_path: Path) -> None:
+    mac = machine(nothing_loaded, tmp_path, tmp_path)
+    there = install_plan.places(mac, tmp_path / "s", agent=True).plist
+    there.parent.mkdir(parents=True)
+    there.write_bytes(b"")
+    with pytest.raises(InstallError, match=r"installed as gui/501/dev.metal-supervisor already"):
+        install.install(install_plan.plan(order(str(tmp_path / "s"), embedded=True), mac), mac, print)
+
+
+def test_a_job_of_another_state_directory_is_neither_taken_over_nor_taken_out(tmp_path: Path) -> None:
+    mac = machine(Loaded(), tmp_path, tmp_path)
+    installed = install_plan.plan(order(str(tmp_path / "theirs"), embedded=True), mac)
+    installed.places.plist.parent.mkdir(parents=True)
+    installed.places.plist.write_bytes(installed.plist)
+    match = f"of another state directory, {tmp_path}/theirs; end that one first.*--state-dir {tmp_path}/theirs"
+    with pytest.raises(InstallError, match=match):
+        install.install(install_plan.plan(order(str(tmp_path / "ours"), embedded=True), mac), mac, print)
+    with pytest.raises(InstallError, match=match):
+        uninstall.find(mac, tmp_path / "ours")
+    assert uninstall.find(mac, tmp_path / "theirs").places == (installed.places,)
+
+
+@pytest.mark.parametrize("name", ["documents/s", "link/s"])
+def test_a_place_that_macos_keeps_from_jobs_is_known_however_it_is_spelled(tmp_path: Path, name: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "Desktop")
+    mac = machine(nothing_loaded, tmp_path, tmp_path)
+    with pytest.raises(InstallError, match=r"the state directory, .*, which macOS keeps from launchd's jobs"):
+        install.install(install_plan.plan(order(str(tmp_path / name), embedded=True), mac), mac, print)
+    values = {"state_dir": str(tmp_path / "s"), "model_store": str(tmp_path / name)}
+    with pytest.raises(InstallError, match=r"the model store, .*, which macOS keeps from launchd's jobs"):
+        install.install(install_plan.plan(order("", embedded=True, values=values), mac), mac, print)
+    assert not (tmp_path / "s").exists()
+
+
+# ── exchanging a job ─────────────────────────────────────────────────────────────────────────────
+
+
+class Loaded:
+    """A launchd that has our job, and does at once what it is told. `meanwhile`: what a test wants done at a verb."""
+
+    def __init__(self, **meanwhile: Any) -> None:
+        self.loaded, self.meanwhile = True, meanwhile
+        self.asked: list[str] = []
+
+    def __call__(self, argv: Sequence[str], _timeout_s: float) -> Done:
+        words = [word for word in argv if word not in ("/usr/bin/sudo", "-n", "-v")]
+        if "-m" in words and words[-1].endswith(".plist") and "install" in self.meanwhile:
+            return cast(Done, self.meanwhile["install"]())
+        if words[:1] == ["/usr/bin/install"]:
+            Path(words[-1]).parent.mkdir(parents=True, exist_ok=True)
+            if "-d" not in words:
+                Path(words[-1]).write_bytes(Path(words[-2]).read_bytes())
+                Path(words[-1]).chmod(int(words[2], 8))
+        if words[:1] != ["/bin/launchctl"]:
+            return Done(0, "", "")
+        verb = words[1]
+        if verb == "print":
+            return Done(0, "x = {\n}", "") if self.loaded and words[2] == f"system/{LABEL}" else Done(113, "", "")
+        self.asked.append(verb)
+        done = self.meanwhile.get(verb, lambda: None)()
+        done = done if isinstance(done, Done) else Done(0, "", "")
+        if done.ok:
+            self.loaded = verb == "bootstrap" or (self.loaded and verb != "bootout")
+        return done
+
+
+def to_exchange(tmp_path: Path, mac: Machine, **values: Any) -> install_plan.Plan:
+    """A job that is loaded with another property list than the one to be."""
+    state = tmp_path / "s"
+    before = install_plan.plan(order(str(state), embedded=True), mac)
+    for path in (before.places.plist, before.places.loaded, before.places.rendered):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(before.plist)
+    return install_plan.plan(order("", embedded=True, values={"state_dir": str(state), "stop_timeout": 99.0}), mac)
+
+
+def test_a_marker_left_by_an_exchange_that_was_killed_does_not_let_the_job_start_during_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "UP_WAIT_S", 0.0)
+    marker, ages_s = tmp_path / "s" / boot.HANDOVER_FILE, []
+    run = Loaded(kill=lambda: ages_s.append(time.time() - marker.stat().st_mtime))
+    mac = machine(run, tmp_path, tmp_path)
+    found = to_exchange(tmp_path, mac)
+    marker.write_text("")
+    os.utime(marker, (time.time() - 3600,) * 2)
+    install.install(found, mac, print)
+    assert run.asked == ["kill", "bootout", "bootstrap"] and not marker.exists()
+    assert ages_s[0] < boot.HANDOVER_S
+
+    # The same where it was killed between taking out and loading: the job must not wait for it.
+    marker.write_text("")
+    run.loaded, run.meanwhile["bootstrap"] = False, lambda: ages_s.append(marker.exists())
+    install.install(found, mac, print)
+    assert ages_s[1] is False
+
+
+def test_a_terminal_that_is_closed_halfway_leaves_no_mac_without_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "UP_WAIT_S", 0.0)
+    heard: list[int] = []
+    before = {each: signal.signal(each, lambda signum, _frame: heard.append(signum)) for each in install.ENDING}
+    try:
+        run = Loaded(bootout=lambda: [os.kill(os.getpid(), each) for each in install.ENDING])
+        mac = machine(run, tmp_path, tmp_path)
+        install.install(to_exchange(tmp_path, mac), mac, print)
+        assert run.asked == ["kill", "bootout", "bootstrap"] and heard == []
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert heard == [signal.SIGHUP], "afterwards it is heard again"
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def test_what_an_interrupted_install_wrote_was_edited_by_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "UP_WAIT_S", 0.0)
+    run = Loaded(install=lambda: Done(1, "", "sudo: timed out"))
+    mac = machine(run, tmp_path, tmp_path)
+    found = to_exchange(tmp_path, mac)
+    with pytest.raises(InstallError, match="sudo: timed out"):
+        install.install(found, mac, print)
+
+    def again(stop_timeout: float) -> install_plan.Plan:
+        values = {"state_dir": str(tmp_path / "s"), "stop_timeout": stop_timeout}
+        return install_plan.plan(order("", embedded=True, values=values), mac)
+
+    assert again(99.0).notes == () and again(98.0).notes == ()
+    run.meanwhile = {"bootstrap": lambda: Done(1, "", "no")}
+    run.loaded = True
+    with pytest.raises(LaunchdError):
+        install.install(found, mac, print)
+    assert found.places.plist.read_bytes() == found.plist, "placed, and not loaded"
+    assert again(98.0).notes == ()
+
+
+def test_what_did_not_come_up_is_no_success_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mac = machine(Loaded(), tmp_path, tmp_path)
+    to_exchange(tmp_path, mac)
+    again = install_plan.plan(order(str(tmp_path / "s"), embedded=True), mac)
+    tried: list[Path] = []
+    monkeypatch.setattr(upgrade, "upgrade", lambda state, _say: tried.append(state) or 1)
+    assert [install.install(again, mac, print) for _ in range(2)] == [1, 1]
+    assert tried == [tmp_path / "s"] * 2
+
+
 def test_the_fake_disk_is_never_the_real_one() -> None:
     assert not Path("/Library/LaunchDaemons").exists()
 
@@ -238,6 +449,24 @@ def test_on_a_machine_that_is_no_mac_only_the_dry_run_works(capsys: pytest.Captu
     assert cli.main(["install", "--embedded", "--dry-run", "--state-dir", state]) == 0
     assert "launchctl bootstrap system" in capsys.readouterr().out
     assert cli.main(["uninstall", "--dry-run", "--state-dir", state]) == 0
+
+
+def test_a_job_runs_as_who_installs_it_whatever_the_shell_says(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "mallory")
+    assert cli.main(["install", "--embedded", "--dry-run", "--state-dir", str(tmp_path / "s")]) == 0
+    account = pwd.getpwuid(os.getuid())
+    said = capsys.readouterr().out
+    assert f"<string>{account.pw_name}</string>" in said and "mallory" not in said
+    assert f"<string>{grp.getgrgid(account.pw_gid).gr_name}</string>" in said
+    monkeypatch.delenv("SUDO_USER", raising=False)
+    if os.getuid():
+        assert powermetrics_sudo.user_of(None) == account.pw_name
+    else:
+        with pytest.raises(powermetrics_sudo.Refused, match="root needs no permission"):
+            powermetrics_sudo.user_of(None)
 
 
 # ── the copy of a kubeconfig ─────────────────────────────────────────────────────────────────────
@@ -291,6 +520,15 @@ def test_an_edit_leaves_alone_what_it_does_not_change() -> None:
     assert edited(text, {"namespace": 'q"\\é\n'[:-1], "log_size": 3}, "f") == (
         '# words of mine\n"port" = 1234\nnamespace = "q\\"\\\\é"\nlog_size = 3\n'
     )
+    text = '# mine\nport = 1_234   # as ever\nmodel_store = "a#b" # "a#b" # it is\n'
+    assert edited(text, {"port": 1234, "model_store": "a#b"}, "f") == text
+    assert edited(text, {"port": 99, "model_store": "c"}, "f") == (
+        '# mine\nport = 99   # as ever\nmodel_store = "c" # "a#b" # it is\n'
+    )
+
+
+def test_an_edit_replaces_the_line_of_a_setting() -> None:
+    text = '# words of mine\n"port" = 1234\nnamespace="a"\n'
     assert edited(text, {"port": 99}, "f") == '# words of mine\nport = 99\nnamespace="a"\n'
 
 

@@ -73,7 +73,20 @@ def test_a_job_that_was_killed_says_by_what() -> None:
 
 
 def test_without_a_job_there_is_none() -> None:
-    assert job(Said(print=[GONE]), "system", LABEL) is None
+    for code in (113, 112, 125, 3, commands.NOT_FOUND):
+        assert job(Said(print=[Done(code, "", "no")]), "system", LABEL) is None
+
+
+def test_an_answer_that_does_not_come_is_no_answer() -> None:
+    for done in (Done(commands.TIMED_OUT, "", "launchctl did not end within 5 s"), Done(-9, "", ""), Done(1, "", "")):
+        with pytest.raises(LaunchdError, match=rf"launchctl print system/{LABEL} failed with {done.code}: "):
+            job(Said(print=[done]), "system", LABEL)
+
+
+def test_a_wait_goes_on_over_an_answer_that_does_not_come() -> None:
+    slow = Done(commands.TIMED_OUT, "", "slow")
+    launchctl(Said(bootout=[YES], print=[THERE, slow, GONE])).unload(LABEL, 60.0)
+    launchctl(Said(bootstrap=[EARLY, YES], print=[slow, THERE])).load(LABEL, Path("/x.plist"))
 
 
 def test_a_load_that_comes_too_early_is_tried_again() -> None:

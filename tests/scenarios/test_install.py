@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor import boot, install, install_plan, uninstall
+from metal_supervisor import boot, install, install_plan, uninstall, upgrade
+from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.boundary.launchctl import LABEL
+from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.core import claims
 from metal_supervisor.install_plan import SETTINGS_FILE
 from metal_supervisor.install_steps import InstallError, Machine
+from metal_supervisor.settings import Settings
 from tests import launchd
 from tests.launchd import no_pause
 from tests.macs import LEASES, Mac, embedded_cluster
@@ -47,7 +50,7 @@ class Home:
     def order(self, **more: object) -> install_plan.Order:
         agent, force = bool(more.pop("agent", False)), bool(more.pop("force", False))
         values = {"state_dir": str(self.state), **self.values, **more}
-        return install_plan.Order(self.kubeconfig, self.kubeconfig is None, "", values, None, agent, force)
+        return install_plan.Order(self.kubeconfig, self.kubeconfig is None, values, None, agent, force)
 
     def install(self, **more: object) -> list[str]:
         """Installs; returns the commands that changed something."""
@@ -154,7 +157,10 @@ def test_what_runs_in_a_terminal_is_not_installed_over(mac: Home) -> None:
     mac.system.start()
     with pytest.raises(InstallError, match="stop it first with Ctrl-C"):
         mac.install()
-    assert mac.mac.asked == []
+    found = uninstall.find(mac.machine, mac.state)
+    with pytest.raises(InstallError, match="stop it first with Ctrl-C"):
+        uninstall.uninstall(found, mac.machine, True, mac.said.append)
+    assert mac.mac.asked == [] and (mac.state / "supervisord.conf").exists()
 
 
 def test_a_job_that_cannot_start_is_told_with_its_last_words(mac: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +171,7 @@ def test_a_job_that_cannot_start_is_told_with_its_last_words(mac: Home, monkeypa
     assert install.install(found, mac.machine, mac.said.append) == 1
     assert any(line.startswith("it does not come up: launchd says ") for line in mac.said)
     assert mac.said[-1] == "see also: metal-supervisor doctor"
+    assert not (mac.state / "launchd" / install.RUNNING).exists(), "the next install tries it again"
     assert any("supervisord.conf" in line for line in mac.said), mac.said
 
 
@@ -188,3 +195,46 @@ def test_a_mac_of_a_cluster_leaves_nothing_behind_in_it(tmp_path: Path) -> None:
         finally:
             home.mac.close()
             there.close()
+
+
+def test_a_mac_that_never_served_takes_its_lease_along(tmp_path: Path) -> None:
+    with embedded_cluster(tmp_path) as kubeconfig:
+        kube = Kube(kubeconfig)
+        lease = claims.node_lease_object("default", "studio", 40.0, {}, "2026-01-01T00:00:00.000000Z")
+        kube.request("POST", LEASES, body=lease)
+        directory = StateDir(tmp_path / "state")
+        directory.create()
+        settings = Settings(state_dir=str(directory.path), kubeconfig=str(kubeconfig), node_name="studio")
+        assert list(uninstall._leave_cluster(directory, settings)) == ["deleted   this Mac's endpoints in default"]
+        assert kube.request("GET", LEASES)["items"] == []
+        kube.close()
+
+
+def test_a_mac_leaves_its_cluster_for_the_embedded_api_without_a_new_supervisord(tmp_path: Path) -> None:
+    cluster = tmp_path / "away"
+    cluster.write_text(boot.kubeconfig("http://127.0.0.1:1/k-nobody"))
+    there = Mac(tmp_path / "mac", "studio", cluster, 11, state=tmp_path / "mac" / "home" / ".metal-supervisor")
+    home = Home(tmp_path / "mac", there)
+    try:
+        home.install()
+        supervisord = there.supervisord_pid()
+        home.kubeconfig = None
+        home.install()
+        assert there.supervisord_pid() == supervisord
+        kube = Kube(home.state / "kubeconfig")
+        eventually(lambda: kube.request("GET", "/version"), 20, "the embedded API to answer")
+        kube.close()
+        assert list((home.state / "cluster").iterdir()) == []
+        access = boot.saved_access(there.files)
+
+        # Settings that are wrong are said, and change nothing.
+        with (home.state / SETTINGS_FILE).open("a") as file:
+            file.write("memory_fractoin = 0.5\n")
+        home.said.clear()
+        assert upgrade.upgrade(home.state, home.said.append) == 1
+        assert "those on file are wrong: " in home.said[-1] and "memory_fractoin" in home.said[-1]
+        assert boot.saved_access(there.files) == access, "an API that lives is not moved"
+    finally:
+        home.mac.close()
+        boot.end_all(boot.left_over(there.files))
+        there.close()
