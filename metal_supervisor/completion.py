@@ -13,7 +13,7 @@ from typing import Any
 from metal_supervisor import config
 
 SHELLS = ("bash", "zsh", "fish")
-FILES = frozenset({"FILE", "PLIST", "SOURCE"})
+FILES = frozenset({"FILE", "FILE.tar.gz", "KUBECONFIG", "PLIST", "SOURCE"})
 """Metavariables of arguments that are files, or may be."""
 DIRECTORIES = frozenset({"state_dir", "model_store", "ollama_models", "procfs"})
 """Settings that are directories; the other paths are files."""

@@ -8,11 +8,13 @@ run from it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,11 +48,34 @@ def unpack(apps: Path, built: Path) -> Path:
     return app / "bin" / "python"
 
 
-def forget_old(apps: Path) -> None:
-    """Removes all but the two that were installed last."""
+def in_use(state: Path) -> str:
+    """What names the environments that something runs from: the way in, and how supervisord was started."""
+    named = ""
+    with contextlib.suppress(OSError):
+        named = (state / "current" / "metal-supervisor").read_text("utf-8")
+    with contextlib.suppress(OSError, ValueError):
+        pid = int((state / "supervisord.pid").read_text("utf-8"))
+        # With its variables: a Mac's Python replaces its path by that of a bundle, and keeps it in one of them.
+        show = "-Eww" if sys.platform == "darwin" else "eww"
+        named += subprocess.run(["ps", show, "-o", "args=", "-p", str(pid)], capture_output=True).stdout.decode(
+            "utf-8", "replace"
+        )
+    return named
+
+
+def forget_old(apps: Path, named: str) -> None:
+    """Removes all but the two that were installed last, and what is named."""
     found = sorted((path for path in apps.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
     for path in found[:-2]:
-        shutil.rmtree(path)
+        if f"{path}/" not in named:
+            shutil.rmtree(path)
+
+
+def flags(environ: Mapping[str, str]) -> list[str]:
+    """What make's variables say, as flags; EMBEDDED=0 is a no."""
+    named = (("METAL_KUBECONFIG", "--cluster"), ("METAL_KUBE_CONTEXT", "--context"))
+    found = [word for name, flag in named if environ.get(name) for word in (flag, environ[name])]
+    return [*found, "--embedded"] if environ.get("EMBEDDED", "") not in ("", "0") else found
 
 
 def main() -> int:
@@ -65,11 +90,7 @@ def main() -> int:
         if not script.exists():
             raise SystemExit(f"nothing is installed in {state}")
         return subprocess.call([str(script), "uninstall", "--state-dir", str(state), *rest])
-    for name, flag in (("METAL_KUBECONFIG", "--cluster"), ("METAL_KUBE_CONTEXT", "--context")):
-        if os.environ.get(name):
-            rest += [flag, os.environ[name]]
-    if os.environ.get("EMBEDDED"):
-        rest.append("--embedded")
+    rest += flags(os.environ)
     install = ["-I", "-m", "metal_supervisor", "install", "--state-dir", str(state), *rest]
     if "--dry-run" in rest:
         return subprocess.call([str(ROOT / ".venv" / "bin" / "python"), *install])
@@ -77,7 +98,7 @@ def main() -> int:
     apps.mkdir(mode=0o700, parents=True, exist_ok=True)
     code = subprocess.call([str(unpack(apps, wheel())), *install])
     if code == 0:
-        forget_old(apps)
+        forget_old(apps, in_use(state))
     return code
 
 

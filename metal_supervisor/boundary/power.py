@@ -87,10 +87,13 @@ class Alarm:
 class Meter(Protocol):
     """Something that measures, for as long as it is open."""
 
-    source: str
-    """What it is, as /status tells it."""
-    every_s: int
-    """Seconds between readings."""
+    @property
+    def source(self) -> str:
+        """What it is, as /status tells it."""
+
+    @property
+    def every_s(self) -> int:
+        """Seconds between readings."""
 
     @property
     def unreadable(self) -> int:
@@ -114,12 +117,63 @@ def open_meter(runner: Runner = run) -> Meter:
     """The best there is on this Mac. Raises PowerError, NoMeter."""
     # Whether it is allowed, asked of sudo itself; whether without a password, only the run tells.
     if runner((SUDO, "-n", "-l", *POWERMETRICS), 10.0).ok:
-        return Powermetrics()
+        return FirstOf(Powermetrics(), Zeus)
     try:
         return Zeus()
     except ImportError:
         text = f"sudo does not let this user run powermetrics; allow it on this Mac with: {ALLOW}"
         raise NoMeter(f"{text}; or install zeus-apple-silicon, which needs no root") from None
+
+
+class FirstOf:
+    """powermetrics, or what is opened instead if its run ends without a single reading.
+
+    sudo lists the command for an administrator who would have to give a password for it, too.
+    """
+
+    def __init__(self, first: Meter, instead: OpenMeter) -> None:
+        """`instead` may raise ImportError."""
+        self._first = self._meter = first
+        self._instead = instead
+        self._settled = False
+
+    @property
+    def source(self) -> str:
+        return self._meter.source
+
+    @property
+    def every_s(self) -> int:
+        return self._meter.every_s
+
+    @property
+    def unreadable(self) -> int:
+        return self._meter.unreadable
+
+    def next(self, alarm: Alarm) -> Power | None:
+        try:
+            power = self._meter.next(alarm)
+        except PowerError as error:
+            if self._settled:
+                raise
+            self._settle_for_another(error)
+            return self._meter.next(alarm)
+        self._settled = self._settled or power is not None
+        return power
+
+    def _settle_for_another(self, error: PowerError) -> None:
+        """Raises PowerError, the first one's if there is no other."""
+        self._settled = True
+        try:
+            self._meter = self._instead()
+        except ImportError:
+            raise error from None
+        self._first.close()
+
+    def close(self) -> None:
+        self._meter.close()
+
+    def left(self) -> str:
+        return self._first.left()
 
 
 class Powermetrics:

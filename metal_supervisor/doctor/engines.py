@@ -12,6 +12,7 @@ from pathlib import Path
 from metal_supervisor.boundary import builds, host
 from metal_supervisor.boundary.commands import TIMED_OUT, Done
 from metal_supervisor.boundary.daemon import Away, Daemon, Refused
+from metal_supervisor.core import launchd
 from metal_supervisor.core.types import LIVE, ProgramState, Record
 from metal_supervisor.doctor import macho
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
@@ -23,7 +24,6 @@ from metal_supervisor.runtimes import RUNTIMES, Executable
 XATTR = "/usr/bin/xattr"
 QUARANTINE = "com.apple.quarantine"
 FIREWALL = "/usr/libexec/ApplicationFirewall/socketfilterfw"
-LAUNCHD_PATH = ("/usr/bin", "/bin", "/usr/sbin", "/sbin", *host.HOMEBREW)
 _VERSION = re.compile(r"(?<![\w.])v?(\d+\.[\w.+-]{1,40}|(?<=version: )\d[\w.+-]{0,40})")
 
 
@@ -158,8 +158,9 @@ def _binaries(around: Surroundings) -> Sequence[Finding]:
 
 
 def judge_path(engine: Engine, configured: str) -> Finding | None:
-    """launchd's PATH is short: what only this shell finds, the daemon does not."""
-    if configured or str(engine.path.parent) in LAUNCHD_PATH:
+    """The job's PATH is short: what only this shell finds, the daemon does not."""
+    path = launchd.Job("", "", str(Path.home()), "", 0).path
+    if configured or str(engine.path.parent) in path.split(":"):
         return None
     text = f"{engine.runtime} is found at {engine.path} by this shell's PATH, which launchd's programs do not have"
     return warn(text, f"set {engine.flag} to it (or {engine.executable.setting} in the settings file)")

@@ -29,7 +29,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?m)^[A-Za-z0-9+/=]{40,}$"), HIDDEN),
     (re.compile(r"(?i)\b(authorization|proxy-authorization|x-api-key)([\"']?\s*[:=]\s*).*"), rf"\1\2{HIDDEN}"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',;]+"), rf"\1 {HIDDEN}"),
-    (re.compile(r"([a-zA-Z][\w+.-]*://)[^/\s@\"']*@"), r"\1"),
+    (re.compile(r"([a-zA-Z][\w+.-]*://)[^/\s\"']*@"), r"\1"),
     (re.compile(r"([a-zA-Z][\w+.-]*://[^\s\"'?#]*)[?#][^\s\"']*"), rf"\1?{HIDDEN}"),
     (re.compile(r"\b(hf_|sk-|ghp_|github_pat_|xox[a-z]-|AKIA|glpat-)[\w-]{6,}"), HIDDEN),
     (re.compile(r"/k-[\w-]{8,}"), f"/{HIDDEN}"),  # the embedded API's way in

@@ -51,6 +51,8 @@ CASES = [
     (["run", "--config", "key"], {"key.toml", "key.d"}),
     (["boot", "--kubeconfig", "key"], {"key.toml", "key.d"}),
     (["boot", "--state-dir", "key"], {"key.d"}),
+    (["install", "--cluster", "key"], {"key.toml", "key.d"}),
+    (["doctor", "--bundle", "key"], {"key.toml", "key.d"}),
     (["import-launchd", "key"], {"key.toml", "key.d"}),
     (["import-launchd", "--fo"], {"--force"}),
     (["pull", "--format", "m"], {"mlx"}),

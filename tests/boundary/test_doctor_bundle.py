@@ -172,6 +172,7 @@ def test_a_bundle_over_an_older_one_and_a_link_replaces_only_itself(tmp_path: Pa
     [
         ("model qwen3-30b in namespace llm serves", "model qwen3-30b in namespace llm serves"),
         ("https://api.test:6443/apis?limit=1", f"https://api.test:6443/apis?{HIDDEN}"),
+        ("http://u:p@ss@h.test/x, a@b.test", "http://h.test/x, a@b.test"),
         ("default.tiny.0123456789ab.json", "default.tiny.0123456789ab.json"),
         ("10.7 GiB (67 % of 16.0 GiB)", "10.7 GiB (67 % of 16.0 GiB)"),
         ("/home/u/x and /home/u2/x", "~/x and ~2/x"),

@@ -7,6 +7,7 @@ import json
 import os
 import pwd
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from tests.system import ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))
 
+import metal_agent
 import powermetrics_sudo
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "install"
@@ -467,6 +469,35 @@ def test_a_job_runs_as_who_installs_it_whatever_the_shell_says(
     else:
         with pytest.raises(powermetrics_sudo.Refused, match="root needs no permission"):
             powermetrics_sudo.user_of(None)
+
+
+# ── from a checkout ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_environment_that_something_runs_from_outlives_what_is_installed_after_it(tmp_path: Path) -> None:
+    apps = tmp_path / "app"
+    for age, name in enumerate(("gone", "supervisords", "ways-in", "before", "latest")):
+        (apps / name / "bin").mkdir(parents=True)
+        os.utime(apps / name, (age, age))
+    (tmp_path / "current").mkdir()
+    assert metal_agent.in_use(tmp_path) == ""
+    (tmp_path / "current" / "metal-supervisor").write_text(f"exec {apps}/ways-in/bin/python -I\n")
+    python = apps / "supervisords" / "bin" / "python"
+    python.symlink_to(sys.executable)
+    process = subprocess.Popen([python, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    try:
+        (tmp_path / "supervisord.pid").write_text(f"{process.pid}\n")
+        metal_agent.forget_old(apps, metal_agent.in_use(tmp_path))
+    finally:
+        process.communicate()
+    assert sorted(path.name for path in apps.iterdir()) == ["before", "latest", "supervisords", "ways-in"]
+
+
+def test_makes_variables_are_flags_and_a_zero_is_a_no() -> None:
+    assert metal_agent.flags({"EMBEDDED": "1"}) == ["--embedded"]
+    for no in ("0", ""):
+        found = metal_agent.flags({"EMBEDDED": no, "METAL_KUBECONFIG": "/k", "METAL_KUBE_CONTEXT": "c"})
+        assert found == ["--cluster", "/k", "--context", "c"]
 
 
 # ── the copy of a kubeconfig ─────────────────────────────────────────────────────────────────────

@@ -24,6 +24,7 @@ from metal_supervisor.boundary.power import (
     COMMAND,
     POWERMETRICS,
     Alarm,
+    FirstOf,
     Meter,
     NoMeter,
     PowerError,
@@ -200,9 +201,39 @@ def test_sudo_is_asked_for_just_what_would_be_run(monkeypatch: pytest.MonkeyPatc
         asked.append(tuple(argv))
         return Done(0, "", "")
 
-    monkeypatch.setattr(boundary, "Powermetrics", lambda: "powermetrics")
-    assert open_meter(runner) == "powermetrics"
+    monkeypatch.setattr(boundary, "Powermetrics", lambda: Powermetrics(["/bin/true"]))
+    meter = open_meter(runner)
+    assert meter.source == "powermetrics" and meter.every_s == 5
+    meter.close()
     assert asked == [("/usr/bin/sudo", "-n", "-l", *POWERMETRICS)] and asked[0] == (*COMMAND[:2], "-l", *COMMAND[2:])
+
+
+REFUSED = ["/bin/sh", "-c", "echo sudo: a password is required >&2; exit 1"]
+
+
+def test_a_rule_that_wants_a_password_after_all_leaves_it_to_the_package(alarm: Alarm) -> None:
+    first = Powermetrics(REFUSED)
+    meter = FirstOf(first, lambda: Zeus(Monitor(Energy(0, 0, 0), Energy(1000, 2000, 0)), window_s=0.01))
+    assert meter.next(alarm) is not None
+    assert (meter.source, meter.every_s, meter.unreadable) == ("zeus-apple-silicon", boundary.WINDOW_S, 0)
+    meter.close()
+    assert meter.left() == "" and first._child.poll() == 1
+
+
+def test_without_the_package_it_is_what_sudo_said(alarm: Alarm) -> None:
+    meter = FirstOf(Powermetrics(REFUSED), Zeus)
+    for _ in range(2):
+        with pytest.raises(PowerError, match="exit code 1: sudo: a password is required"):
+            meter.next(alarm)
+    meter.close()
+
+
+def test_one_that_has_worked_is_not_given_up_when_it_ends(tmp_path: Path, alarm: Alarm) -> None:
+    meter = FirstOf(Powermetrics(printing(tmp_path, "sys.exit(1)")), lambda: pytest.fail("opened"))
+    assert meter.next(alarm) == POWER
+    with pytest.raises(PowerError, match="exit code 1"):
+        meter.next(alarm)
+    meter.close()
 
 
 def test_without_sudos_leave_it_is_the_package_and_without_that_it_says_what_to_do(

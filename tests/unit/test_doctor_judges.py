@@ -197,6 +197,7 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("binaries", "ok", engines.judge_quarantine(Path("/e"), said(code=1, err="No such xattr")), ()),
     ("binaries", "fail", engines.judge_quarantine(Path("/a b"), said("0083;5f;Safari;\n")), ("-d com.apple", "'/a b'")),
     ("path", "ok", engines.judge_path(LLAMA, ""), ()),
+    ("path", "ok", engines.judge_path(replace(LLAMA, path=Path.home() / ".local/bin/llama-server"), ""), ()),
     ("path", "ok", engines.judge_path(replace(LLAMA, path=Path("/Users/u/bin/llama-server")), "/Users/u/bin/x"), ()),
     ("path", "warn", engines.judge_path(replace(LLAMA, path=Path("/Users/u/bin/llama-server")), ""),
      ("--llama-server",)),
