@@ -1,8 +1,8 @@
 """Before this Mac sleeps its endpoints go out, so that no request waits for a machine that does not answer.
 
 A program of its own, because the system's word on sleep comes to whoever runs one of its loops in the main thread. It
-touches neither engines nor the cluster: it leaves a note that the sidecar and the controller act on, and lets the
-system sleep as soon as the sidecar says that it is done, or after three seconds. If this dies, the note counts no more.
+touches neither engines nor the cluster: it leaves a note that sidecar and controller act on, and lets the system sleep
+as soon as the sidecar says that it is done, or after three seconds. If this dies, the note counts no more.
 """
 
 from __future__ import annotations

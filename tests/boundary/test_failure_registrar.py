@@ -164,6 +164,23 @@ def test_endpoints_are_not_out_as_long_as_the_cluster_refuses_it(code: int) -> N
     assert not cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"] and registrar.out
 
 
+def test_an_announcement_that_failed_may_have_been_made_and_is_taken_back() -> None:
+    cluster, _, registrar = setup()
+    registrar.want(asleep(), {})
+    registrar._one_pass()
+    assert registrar.out
+    registrar.want(wanted(), {})
+    cluster.refuses = {"/endpointslices/tiny-mac-a": 500}
+    registrar._one_pass()
+    registrar.want(asleep(), {})
+    cluster.written.clear()
+    registrar._one_pass()
+    assert any("/endpointslices/tiny-mac-a" in path for path in cluster.written) and registrar.out
+    cluster.written.clear()
+    registrar._one_pass()
+    assert cluster.written == [], "and that once"
+
+
 def test_a_sleep_is_answered_when_the_registrar_rings_and_looked_at_no_more_than_once_a_second(tmp_path: Path) -> None:
     _, _, registrar = setup()
     slumber = Slumber(tmp_path, registrar)
