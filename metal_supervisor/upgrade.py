@@ -35,8 +35,8 @@ def upgrade(state: Path, say: Callable[[str], None]) -> int:
     if settings.embedded and not _lives(supervisord, "apiserver"):
         boot.embedded_access(directory)  # it may be new here; one that lives keeps its port
     boot.write_conf(directory, settings)
-    _take_over(supervisord, say)
-    failed = [program for program in boot.OWN_PROGRAMS if not _renewed(supervisord, program)]
+    fresh = _take_over(supervisord, say)
+    failed = [program for program in boot.OWN_PROGRAMS if not _renewed(supervisord, program, program in fresh)]
     for program in failed:
         say(f"{program} does not come up; see {directory.log_path(program)}, or go back with the old installation")
     if not failed:
@@ -51,13 +51,16 @@ def _lives(supervisord: Supervisord, program: str) -> bool:
     return row is not None and row.state in LIVE
 
 
-def _take_over(supervisord: Supervisord, say: Callable[[str], None]) -> None:
-    """Has supervisord run what its file now says of our own programs; models are the controller's."""
+def _take_over(supervisord: Supervisord, say: Callable[[str], None]) -> frozenset[str]:
+    """Has supervisord run what its file now says of our own programs; models are the controller's.
+
+    Returns the programs that were started for it.
+    """
     try:
         diff = supervisord.reload()
     except BrokenFile as error:  # the controller puts such a file aside, and the next upgrade goes on
         say(f"programs that are new in this release have to wait: {error}")
-        return
+        return frozenset()
     ours = frozenset((*boot.OWN_PROGRAMS, *boot.OPTIONAL_PROGRAMS))
     for program in sorted((diff.removed | diff.changed) & ours):
         supervisord.stop(program)
@@ -68,6 +71,7 @@ def _take_over(supervisord: Supervisord, say: Callable[[str], None]) -> None:
             supervisord.remove(program)
     if new := sorted(diff.added & ours):
         supervisord.add(*new)
+    return (diff.added | diff.changed) & ours
 
 
 def _ended(supervisord: Supervisord, program: str) -> None:
@@ -79,12 +83,14 @@ def _ended(supervisord: Supervisord, program: str) -> None:
         time.sleep(0.05)
 
 
-def _renewed(supervisord: Supervisord, program: str) -> bool:
-    """Makes one of our programs start anew; False if it does not stay up."""
+def _renewed(supervisord: Supervisord, program: str, fresh: bool) -> bool:
+    """Makes one of our programs start anew, unless it just did (`fresh`); False if it does not stay up."""
     before = supervisord.table().get(program)
     if before is None:
         return True  # not asked for by the settings, as the embedded API where there is a cluster
-    if before.state in LIVE:
+    if fresh:
+        pass  # a TERM that comes within milliseconds of a start is lost
+    elif before.state in LIVE:
         supervisord.signal(program, "TERM")  # it is started again, even if we end right here
     else:
         supervisord.stop(program)  # one that waits after a failure waits no longer
@@ -93,7 +99,7 @@ def _renewed(supervisord: Supervisord, program: str) -> bool:
     while time.monotonic() < until:
         with contextlib.suppress(Unavailable):  # it may be slow for a moment
             now = supervisord.table().get(program)
-            if now is not None and now.state is State.RUNNING and now.pid != before.pid:
+            if now is not None and now.state is State.RUNNING and (fresh or now.pid != before.pid):
                 return True
         time.sleep(0.05)
     return False

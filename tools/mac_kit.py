@@ -23,7 +23,7 @@ from mac_report import Sheet, Skip
 
 from metal_supervisor.boundary import commands
 from metal_supervisor.boundary.commands import Done, Runner
-from metal_supervisor.install import KEPT_FROM_JOBS
+from metal_supervisor.install_checks import KEPT_FROM_JOBS
 
 ROOT = Path(__file__).resolve().parents[1]
 SUDO = "/usr/bin/sudo"
