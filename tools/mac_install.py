@@ -86,7 +86,7 @@ class Trial:
         self.changes.clear()
         self.said.clear()
         values = {"state_dir": str(self.state), **self.values, **values}
-        order = install_plan.Order(None, True, "", values, None, self.agent, False)
+        order = install_plan.Order(None, True, values, None, self.agent, False)
         found = install_plan.plan(order, self.machine)
         code = install.install(found, self.machine, self.said.append)
         assert code == 0, "; ".join(self.said)
