@@ -35,6 +35,7 @@ FOREIGN = {
     "--server-side", "--rm", "--restart", "--image", "--accelerator", "--network-address", "--api-key", "--context",
     "--replicas", "--for", "--local-dir", "--strict", "--seed", "--prompt-cache-bytes", "--gpu-memory-utilization",
     "--samplers",  # powermetrics
+    "--no-index", "--find-links",  # pip
     *NAMES, *SWITCHES, *GUARDED, *OWNED, *LOADING,
     *(f"--{name}" for name in go_agent.FLAGS),  # LLMKube's own agent
 }
