@@ -54,7 +54,7 @@ def _lives(supervisord: Supervisord, program: str) -> bool:
 def _take_over(supervisord: Supervisord, say: Callable[[str], None]) -> frozenset[str]:
     """Has supervisord run what its file now says of our own programs; models are the controller's.
 
-    Returns the programs that were started for it.
+    Returns those that it has just started.
     """
     try:
         diff = supervisord.reload()
@@ -84,22 +84,27 @@ def _ended(supervisord: Supervisord, program: str) -> None:
 
 
 def _renewed(supervisord: Supervisord, program: str, fresh: bool) -> bool:
-    """Makes one of our programs start anew, unless it just did (`fresh`); False if it does not stay up."""
+    """Makes one of our programs start anew, unless it is fresh; False if it does not stay up."""
     before = supervisord.table().get(program)
     if before is None:
         return True  # not asked for by the settings, as the embedded API where there is a cluster
-    if fresh:
-        pass  # a TERM that comes within milliseconds of a start is lost
-    elif before.state in LIVE:
+    if fresh:  # a TERM so soon after a start may be lost
+        return _comes_up(supervisord, program, 0)
+    if before.state in LIVE:
         supervisord.signal(program, "TERM")  # it is started again, even if we end right here
     else:
         supervisord.stop(program)  # one that waits after a failure waits no longer
         supervisord.start(program)
+    return _comes_up(supervisord, program, before.pid)
+
+
+def _comes_up(supervisord: Supervisord, program: str, former_pid: int) -> bool:
+    """Waits until a program runs, in another process than before."""
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
         with contextlib.suppress(Unavailable):  # it may be slow for a moment
             now = supervisord.table().get(program)
-            if now is not None and now.state is State.RUNNING and (fresh or now.pid != before.pid):
+            if now is not None and now.state is State.RUNNING and now.pid != former_pid:
                 return True
         time.sleep(0.05)
     return False
