@@ -11,8 +11,9 @@ import pytest
 
 from metal_supervisor.boundary import darwin_memory, memory, metal
 from metal_supervisor.boundary.darwin_memory import Mac
-from metal_supervisor.boundary.metal import UNAVAILABLE, Metal, question_of
+from metal_supervisor.boundary.metal import ASKED, Metal, Seen, question_of
 from metal_supervisor.config import Settings
+from metal_supervisor.core.report import NO_METAL
 from tests.boundary.mac_memory import DEVICES, M4_MAX, FakeLibc
 
 NONE = "Available devices:\n  (none)\n"
@@ -84,19 +85,20 @@ def test_nothing_is_asked_elsewhere() -> None:
     assert question_of(Settings()) is None
     alone = Metal(None, lambda: pytest.fail("nothing changes"))
     alone.run()
-    assert (alone.asking, alone.absent, alone.problem) == (False, False, None)
+    assert alone.seen == Seen() and alone.seen.problem is None and not alone.seen.held
 
 
 def test_it_is_asked_until_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metal, "AGAIN_S", 0.0)
     answers = iter([None, False, None, False, True])
-    seen: list[tuple[bool, str]] = []
-    found = Metal(lambda: next(answers), lambda: seen.append((found.asking, (found.problem or ("",))[0])))
-    assert found.asking and found.problem is None, "nothing is refused before it is known"
+    seen: list[tuple[str, str]] = []
+    found = Metal(lambda: next(answers), lambda: seen.append((found.seen.held, (found.seen.problem or ("",))[0])))
+    assert found.seen.held == ASKED and found.seen.problem is None, "nothing is started or refused before"
     found.start()
     found.join(10)
     assert not found.is_alive(), "and no longer"
-    assert seen == [(False, ""), (False, UNAVAILABLE), (False, "")], "not knowing takes nothing back"
+    assert seen == [("", ""), (NO_METAL, NO_METAL), ("", "")], "not knowing takes nothing back"
+    assert found.seen.word == "there"
 
 
 def test_a_question_that_takes_its_time_keeps_nobody_waiting() -> None:
@@ -108,6 +110,6 @@ def test_a_question_that_takes_its_time_keeps_nobody_waiting() -> None:
 
     found = Metal(question, told.set)
     found.start()
-    assert found.asking and found.problem is None
+    assert found.seen.asking and found.seen.problem is None
     answer.set()
-    assert told.wait(10) and found.absent
+    assert told.wait(10) and found.seen.word == "absent"

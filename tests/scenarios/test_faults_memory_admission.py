@@ -81,7 +81,7 @@ def test_what_does_not_fit_beside_another_starts_when_that_has_ended(
     assert status["schedulingMessage"] == text
     told = eventually(lambda: events(system, "second").get("InsufficientMemory"), what="the Event")
     assert told == text
-    assert machine.metric("metal_supervisor_memory_waiting_services") == 1
+    eventually(lambda: machine.metric("metal_supervisor_memory_waiting_services") == 1, what="one to wait")
     assert not system.pid("second")
     if leaves == "deleted":
         system.delete("first")
@@ -91,7 +91,7 @@ def test_what_does_not_fit_beside_another_starts_when_that_has_ended(
     figure.add("end of the first to start of the second", after_s)
     system.ready("second")
     assert "schedulingStatus" not in system.status("second")
-    assert machine.metric("metal_supervisor_memory_waiting_services") == 0
+    eventually(lambda: machine.metric("metal_supervisor_memory_waiting_services") == 0, what="none to wait")
 
 
 @fault(

@@ -77,7 +77,7 @@ def test_passes_of_both_loops_and_watches_of_both_kinds_are_told(system: System)
 def test_series_go_with_their_service(system: System) -> None:
     system.apply(service("brief", "tiny"))
     system.ready("brief")
-    assert 'name="brief"' in system.fetch("/metrics")[1]
+    eventually(lambda: 'name="brief"' in system.fetch("/metrics")[1], what="its series")
     system.delete("brief")
     eventually(lambda: 'name="brief"' not in system.fetch("/metrics")[1], what="its series to be gone")
 
