@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import math
 
+FEWEST_TOKENS = 16
+"""Of fewer the clock tells nothing: our own first request is one token, which takes no time at all."""
 TOKENS, SECONDS = "llamacpp:tokens_predicted_total", "llamacpp:tokens_predicted_seconds_total"
 
 
 def tokens_per_s(exposition: str) -> float | None:
-    """Tokens per second of writing since the engine's start; None if it has written none, or does not tell."""
+    """Tokens per second of writing since the engine's start; None if it has written hardly any, or does not tell."""
     found: dict[str, float] = {}
     for line in exposition.splitlines():
         name, _, value = line.partition(" ")
         if name in (TOKENS, SECONDS):
             found[name] = _number(value)
     tokens, seconds = found.get(TOKENS, 0.0), found.get(SECONDS, 0.0)
-    rate = tokens / seconds if tokens > 0 and seconds > 0 else math.nan
+    rate = tokens / seconds if tokens >= FEWEST_TOKENS and seconds > 0 else math.nan
     return rate if math.isfinite(rate) else None
 
 

@@ -174,5 +174,7 @@ def test_how_fast_an_engine_writes_is_what_it_counts() -> None:
         "llamacpp:tokens_predicted_seconds_total 12.5\nllamacpp:predicted_tokens_seconds 9\n"
     )
     assert tokens_per_s(text) == 48.0
+    first = text.replace("600", "1").replace("12.5", "0.000001")
+    assert tokens_per_s(first) is None, "our own first request, of one token"
     for other in ("", text.replace("12.5", "0"), text.replace("600", "x"), text.replace("600", "nan"), "<html>"):
         assert tokens_per_s(other) is None
