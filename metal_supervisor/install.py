@@ -172,7 +172,7 @@ def _exchange(found: Plan, machine: Machine, launchctl: Launchctl, say: Say) -> 
     with _undisturbed():
         try:
             launchctl.kill(where.label, "SIGKILL")
-            launchctl.unload(where.label, found.settings.stop_timeout + launchd.STOPPING_S)
+            launchctl.unload(where.label, launchd.exit_timeout_s(found.settings.stop_timeout))
             _place([step for step in found.due() if _is_plist(step, where)], where, machine, say)
         finally:
             marker.unlink(missing_ok=True)

@@ -152,8 +152,7 @@ def plan(order: Order, machine: Machine) -> Plan:
     plist, edited = _plist(order, machine, where, settings)
     notes = [f"{where.plist} was edited by hand and stays; --force writes ours"] if edited else []
     if copy is not None and copy.plugin:
-        path = launchd.Job("", "", str(machine.home), "", 0).path
-        notes.append(f"the kubeconfig's command {copy.plugin} has to be in {path}")
+        notes.append(f"the kubeconfig's command {copy.plugin} has to be in {launchd.path_of(str(machine.home))}")
     if not edited:
         steps += _installed(where, plist)
     for name in ("metal-supervisor", "supervisorctl"):

@@ -100,7 +100,7 @@ def uninstall(found: Found, machine: Machine, purge: bool, say: Say) -> None:
         if launchctl.job(where.label) is not None:
             bound = f"at most {settings.stop_timeout:g} s"
             say(f"stopping  {where.domain}/{where.label}: answers end ({bound}), then the models")
-            launchctl.unload(where.label, settings.stop_timeout + launchd.STOPPING_S)
+            launchctl.unload(where.label, launchd.exit_timeout_s(settings.stop_timeout))
     directory = StateDir(settings.state_path)
     boot.end_all(boot.left_over(directory))
     for line in _leave_cluster(directory, settings):

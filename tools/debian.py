@@ -6,6 +6,7 @@ apt-get fetches and dpkg unpacks; neither needs root, and nothing of this system
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import subprocess
 import tempfile
@@ -45,9 +46,9 @@ def _complete(directory: Path, programs: Sequence[str]) -> bool:
 def _fetch(package: str, programs: Sequence[str], target: Path) -> None:
     """Makes the directory, whole or not at all; hold the lock. Raises NotFound."""
     with tempfile.TemporaryDirectory(prefix=f".{package}-part-", dir=target.parent) as part:
-        _run(["apt-get", "download", "-q", package], part)
+        run(["apt-get", "download", "-q", package], part)
         for found in Path(part).glob("*.deb"):
-            _run(["dpkg", "-x", str(found), f"{part}/out"], part)
+            run(["dpkg", "-x", str(found), f"{part}/out"], part)
         for program in programs:
             (Path(part) / "out" / program).chmod(0o755)
         if not _complete(Path(part) / "out", programs):
@@ -56,11 +57,14 @@ def _fetch(package: str, programs: Sequence[str], target: Path) -> None:
         (Path(part) / "out").rename(target)
 
 
-def _run(command: list[str], directory: str) -> None:
+def run(command: list[str], directory: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+    """Runs a command of Debian's that asks nobody anything. Raises NotFound with its last words."""
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     try:
         done = subprocess.run(
-            command, cwd=directory, capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL
-        )
+            command, cwd=directory, env=environment, capture_output=True, text=True, timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotFound(f"{' '.join(command)}: {error}") from None
     if done.returncode:

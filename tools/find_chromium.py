@@ -12,13 +12,13 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import debian
 from find_llama_server import is_program, say
 from find_mlx import NotFound, main
 
@@ -44,8 +44,9 @@ def find() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not _installed():
             say("installing chromium")
-            _run(["apt-get", "update", "-q"])
-            _run(["apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium", "fonts-dejavu-core"])
+            debian.run(["apt-get", "update", "-q"], timeout_s=TIMEOUT_S)
+            packages = "chromium", "fonts-dejavu-core"
+            debian.run(["apt-get", "install", "-y", "-q", "--no-install-recommends", *packages], timeout_s=TIMEOUT_S)
     if found := _installed():
         return found
     raise NotFound("the package chromium has no program of that name")
@@ -54,18 +55,6 @@ def find() -> Path:
 def _installed() -> Path | None:
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
     return Path(found) if found else next((Path(path) for path in APPLICATIONS if is_program(Path(path))), None)
-
-
-def _run(command: list[str]) -> None:
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotFound(f"{' '.join(command)}: {error}") from None
-    if done.returncode:
-        raise NotFound(f"{' '.join(command)} failed: {done.stderr.strip()[-300:]}")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,16 @@ STOPPING_S = 100
 NOTE = "<!-- Written by `metal-supervisor install`. An edited one is kept and loaded by the next install. -->"
 
 
+def path_of(home: str) -> str:
+    """PATH of a job: Homebrew's prefixes, what its user installed for themselves, and the system's own."""
+    return ":".join((*PREFIXES, f"{home}/.local/bin", *SYSTEM_PATH))
+
+
+def exit_timeout_s(stop_timeout_s: float) -> int:
+    """How long launchd has to wait for an end in order. `stop_timeout_s`: the setting."""
+    return int(stop_timeout_s) + STOPPING_S
+
+
 @dataclass(frozen=True)
 class Job:
     """Where and as whom the job runs."""
@@ -34,22 +44,13 @@ class Job:
     label: str = LABEL
     """launchd's name for it."""
 
-    @property
-    def path(self) -> str:
-        """PATH of the job: Homebrew's prefixes, what users install for themselves, and the system's own."""
-        return ":".join((*PREFIXES, f"{self.home}/.local/bin", *SYSTEM_PATH))
-
-    @property
-    def exit_timeout_s(self) -> int:
-        """How long launchd has to wait for an end in order."""
-        return int(self.stop_timeout_s) + STOPPING_S
-
 
 def rendered(template: bytes, job: Job) -> bytes:
     """The property list for one Mac. Raises ValueError over a placeholder that is not known."""
-    known = {"@USER@": job.user, "@GROUP@": job.group, "@HOME@": job.home, "@STATE@": job.state, "@PATH@": job.path}
+    known = {"@USER@": job.user, "@GROUP@": job.group, "@HOME@": job.home, "@STATE@": job.state}
+    known["@PATH@"] = path_of(job.home)
     content = {key: _filled(value, known) for key, value in plistlib.loads(template).items()}
-    content["Label"], content["ExitTimeOut"] = job.label, job.exit_timeout_s
+    content["Label"], content["ExitTimeOut"] = job.label, exit_timeout_s(job.stop_timeout_s)
     if job.agent:
         content = {key: value for key, value in content.items() if key not in OF_A_DAEMON}
     head, mark, rest = plistlib.dumps(content, sort_keys=False).decode("utf-8").partition("<plist ")

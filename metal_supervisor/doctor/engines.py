@@ -159,7 +159,7 @@ def _binaries(around: Surroundings) -> Sequence[Finding]:
 
 def judge_path(engine: Engine, configured: str) -> Finding | None:
     """The job's PATH is short: what only this shell finds, the daemon does not."""
-    path = launchd.Job("", "", str(Path.home()), "", 0).path
+    path = launchd.path_of(str(Path.home()))
     if configured or str(engine.path.parent) in path.split(":"):
         return None
     text = f"{engine.runtime} is found at {engine.path} by this shell's PATH, which launchd's programs do not have"

@@ -78,7 +78,7 @@ def _job(around: Surroundings) -> Sequence[Finding]:
     jobs, unasked = _loaded(around, LABEL)
     if unasked and all(job is None for _, job in jobs):
         return unasked
-    stop_s = launchd.Job("", "", "", "", around.settings.stop_timeout).exit_timeout_s
+    stop_s = launchd.exit_timeout_s(around.settings.stop_timeout)
     return [*judge_jobs(jobs, stop_s), *unasked]
 
 
