@@ -17,9 +17,9 @@ import dataclasses
 import importlib.metadata
 import io
 import json
-import logging
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,20 @@ EXIT_CANNOT_SERVE, EXIT_UNKNOWN = 1, 69
 class Log(io.TextIOBase):
     """The standard outputs; nobody may be there to read them, and that must not cut an answer off."""
 
+    turn = threading.Lock()
+
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
+        with Log.turn, contextlib.suppress(OSError):
             os.write(2, text.encode("utf-8", "replace"))
         return len(text)
 
 
 def end(why: str, code: int = EXIT_CANNOT_SERVE) -> None:
     """Ends the process at once: its other threads would keep it alive, and it cannot serve."""
-    logging.disable()  # other threads are not to have the last word
-    sys.stderr.write(f"mlx_engine: {why}\n")
+    # Other threads, which log and warn, are not to have the last word; nor may one keep us that waits for a reader.
+    Log.turn.acquire(timeout=1)
+    with contextlib.suppress(OSError):
+        os.write(2, f"mlx_engine: {why}\n".encode("utf-8", "replace"))
     os._exit(code)
 
 

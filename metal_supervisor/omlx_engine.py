@@ -25,6 +25,7 @@ import io
 import json
 import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -49,8 +50,10 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 class Log(io.TextIOBase):
     """The standard outputs; nobody may be there to read them, and that must not cut an answer off."""
 
+    turn = threading.Lock()
+
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
+        with Log.turn, contextlib.suppress(OSError):
             os.write(2, text.encode("utf-8", "replace"))
         return len(text)
 
@@ -245,8 +248,10 @@ async def _answer(send: Send, status: int, body: object) -> None:
 
 
 def end(why: str, code: int = EXIT_CANNOT_SERVE) -> None:
-    """Ends the process at once."""
-    sys.stderr.write(f"omlx_engine: {why}\n")
+    """Ends the process at once, and has the last word; one that waits for a reader must not keep us."""
+    Log.turn.acquire(timeout=1)
+    with contextlib.suppress(OSError):
+        os.write(2, f"omlx_engine: {why}\n".encode("utf-8", "replace"))
     os._exit(code)
 
 

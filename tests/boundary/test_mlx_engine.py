@@ -44,6 +44,19 @@ def test_what_cannot_be_served_ends_it_in_one_line(model: Path, tmp_path: Path) 
     assert code == 2 and "unrecognized arguments: --no-such-flag" in words
 
 
+def test_other_threads_do_not_have_the_last_word() -> None:
+    noisy = (
+        "import sys, threading, warnings; from metal_supervisor import mlx_engine\n"
+        "sys.stdout = sys.stderr = mlx_engine.Log(); warnings.simplefilter('always')\n"
+        "def noise():\n    while True: warnings.warn('of a library')\n"
+        "for _ in range(8): threading.Thread(target=noise, daemon=True).start()\n"
+        "mlx_engine.end('why it ended')\n"
+    )
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", noisy], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1 and done.stderr.splitlines()[-1] == "mlx_engine: why it ended"
+
+
 def test_it_answers_although_nobody_reads_what_it_says(model: Path) -> None:
     (port,) = free_ports(1)
     reader, writer = os.pipe()
