@@ -11,14 +11,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import count
+from dataclasses import replace
 from typing import Any
 
-from metal_supervisor import placement
 from metal_supervisor.applier import Applier
+from metal_supervisor.assignment import Assignment
 from metal_supervisor.awake import Awake, in_use
-from metal_supervisor.boundary import host, nap
+from metal_supervisor.boundary import host
 from metal_supervisor.boundary.backups import is_temporary
 from metal_supervisor.boundary.builds import Builds
 from metal_supervisor.boundary.doorbell import Doorbell, ring
@@ -27,7 +26,6 @@ from metal_supervisor.boundary.filling import terms_of
 from metal_supervisor.boundary.headers import Headers, read_listing
 from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.boundary.metal import Metal, Question, question_of
-from metal_supervisor.boundary.references import References
 from metal_supervisor.boundary.roam import Roamer
 from metal_supervisor.boundary.state import StateDir, StateError
 from metal_supervisor.boundary.store import Store
@@ -35,28 +33,25 @@ from metal_supervisor.boundary.supervisord import BrokenFile, Refused, Superviso
 from metal_supervisor.boundary.watch import Reflector
 from metal_supervisor.bulletin import Bulletin, format_of
 from metal_supervisor.config import Settings
-from metal_supervisor.core import decide, mode, plan, reasons, references, resources
+from metal_supervisor.core import decide, mode, plan, reasons, resources
 from metal_supervisor.core.admission import Up
 from metal_supervisor.core.fields import Bad
 from metal_supervisor.core.plan import Do, Step
+from metal_supervisor.core.snapshot import Snapshot
 from metal_supervisor.core.types import (
     LIVE,
     Json,
     Key,
     ModelFile,
-    Observed,
     ProgramState,
     Record,
-    Rejected,
-    RunNote,
-    Service,
     Standing,
     State,
 )
 from metal_supervisor.intake import Intake
 from metal_supervisor.lookout import Lookout
 from metal_supervisor.memory import Memory
-from metal_supervisor.placement import Placed, Placement
+from metal_supervisor.placement import Placement
 
 TICK_S = 15.0
 RETRY_S = 1.0
@@ -64,29 +59,19 @@ SOONEST_S = 0.02
 log = logging.getLogger("controller")
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """Everything a pass decides from."""
-
-    now: float
-    services: Mapping[Key, Json] | None
-    """None while the cluster has not said what exists."""
-    complete: bool
-    """Whether absence from `services` means that the service is gone."""
-    models: Mapping[Key, Json]
-    table: Mapping[str, ProgramState]
-    notes: Mapping[str, RunNote]
-    observed: Mapping[str, Observed]
-
-
 def _editions(items: Mapping[Key, Json]) -> dict[Key, tuple[object, object]]:
     """What tells edits of resources from mere status writes."""
     return {key: (item["metadata"].get("uid"), item["metadata"].get("generation")) for key, item in items.items()}
 
 
-def _doubtful(item: Service | Rejected, record: Record) -> bool:
-    """Whether news may be those of another cluster: same name, other object, or a Model that is suddenly gone."""
-    return item.uid != record.uid or (isinstance(item, Rejected) and item.reason == "ModelNotFound")
+def _own(records: Mapping[Key, Record]) -> dict[Key, Record]:
+    """The records of InferenceServices."""
+    return {key: record for key, record in records.items() if not record.is_daemon}
+
+
+def _daemons(records: Mapping[Key, Record]) -> dict[Key, Record]:
+    """The records of shared daemons, which nothing is charged for: the models on them are."""
+    return {key: record for key, record in records.items() if record.is_daemon}
 
 
 def collection(settings: Settings, plural: str) -> str:
@@ -118,23 +103,22 @@ class Controller:
             self.bulletin.quarantined(f"{program}.json", reason)
         if settings.model_store and is_temporary(settings.store_path):
             self.bulletin.tell("--model-store", f"{settings.store_path} is temporary: the system empties it")
-        known = frozenset(record.uid for record in self._own().values())
+        known = frozenset(record.uid for record in _own(self.records).values())
         self.services = Reflector(kube, collection(settings, "inferenceservices"), self.wake, known)
         known = frozenset(record.model_uid for record in self.records.values() if record.model_uid)
         self.models = Reflector(kube, collection(settings, "models"), self.wake, known)
         self.store = Store(settings.store_path, self.wake, terms_of(settings), read_listing)
-        self.references = References(kube, self.wake)
         self.exits = ExitWatch(self._exited)
         self.node = host.node_name(directory.path, settings.node_name)
         self.placement = Placement(settings, directory, kube, self.node, self.wake)
-        self._sleep = nap.Reader(directory.path)
-        self._placed = Placed({})
-        self._serving: Mapping[Key, frozenset[int]] = {}
-        self.intake = Intake(settings, self.node, self.bulletin)
         self.applier = Applier(directory, supervisord, settings)
         headers, builds = Headers(self.wake), Builds(settings, self.wake)
         self.metal = Metal(metal or question_of(settings), self.wake)
         self.lookout = Lookout(settings, directory, self.store, headers, builds, self.wake)
+        intake = Intake(settings, self.node, self.bulletin)
+        self.assignment = Assignment(
+            settings, directory, kube, intake, self.placement, self.store, self.lookout, self.wake
+        )
         self.awake = Awake(supervisord)
         self.memory = Memory(settings, directory, self.wake)
         self._seen: tuple[object, object] = (None, None)
@@ -205,7 +189,7 @@ class Controller:
         later = [step.again_in_s for step in steps if step.do is Do.WAIT]
         if any(self._stopped_just_now(record, snapshot.table.get(record.program)) for record in self.records.values()):
             later.append(plan.HAND_GRACE_S)
-        again = self._placed.again_in_s, self.memory.again_in_s(self.records), self.lookout.daemons.again_in_s
+        again = self.assignment.placed.again_in_s, self.memory.again_in_s(self.records), self.lookout.daemons.again_in_s
         later += [each for each in again if each is not None]
         if self.bulletin.operator is None and snapshot.services is not None:
             later.append(mode.UNDECIDED_S)
@@ -216,7 +200,7 @@ class Controller:
         why = self.lookout.metal.held
         if not why:
             return lambda _program: ""
-        theirs = {record.program for record in self._own().values() if self.lookout.daemons.is_users(record)}
+        theirs = {record.program for record in _own(self.records).values() if self.lookout.daemons.is_users(record)}
         return lambda program: "" if program in theirs else why
 
     def _snapshot(self) -> Snapshot:
@@ -238,127 +222,34 @@ class Controller:
 
     def _relieve(self, snapshot: Snapshot) -> None:
         """Somebody has to go, or may come back, because of how short memory is; whether or not the cluster answers."""
-        ups = self._ups(self.records, snapshot)
-        daemons = self._daemons()
-        self.records = {**self.memory.relieve(self._own(), ups, snapshot.notes, snapshot.now), **daemons}
+        ups, own = self._ups(self.records, self.records, snapshot), _own(self.records)
+        self.records = {**self.memory.relieve(own, ups, snapshot.notes, snapshot.now), **_daemons(self.records)}
         self.lookout.room = self.memory.room
 
-    def _ups(self, before: Mapping[Key, Record], snapshot: Snapshot) -> Mapping[Key, Up]:
+    def _ups(
+        self, before: Mapping[Key, Record], records: Mapping[Key, Record], snapshot: Snapshot
+    ) -> Mapping[Key, Up]:
         """The engines that are up. `before`: the records by which they were started."""
-        return self.memory.ups(before, self.records, snapshot.table, snapshot.notes, snapshot.observed)
+        return self.memory.ups(before, records, snapshot.table, snapshot.notes, snapshot.observed)
 
     def _decide(self, snapshot: Snapshot) -> None:
         """Brings the records up to date with what the cluster asks for, and there is room for."""
-        before = dict(self.records)
-        try:
-            self._ask(snapshot)
-        except BaseException:
-            self.records = before  # what was decided, and not held against the memory, must never run
-            raise
-        ups = self._ups(before, snapshot)
+        before = self.records
+        # What was decided, and not held against the memory, must never run: it is kept once it has been.
+        asked = self.assignment.ask(before, snapshot)
+        ups = self._ups(before, asked, snapshot)
         had = {
             key: record if key in ups or self._can_start(record) else replace(record, spec_file=None)
             for key, record in before.items()
             if not record.is_daemon
         }
-        settled = {**self.memory.settle(self._own(), had, ups, snapshot.now), **self._daemons()}
+        settled = {**self.memory.settle(_own(asked), had, ups, snapshot.now), **_daemons(asked)}
         self.records = self.lookout.daemons.keep(settled, snapshot.table, snapshot.notes, snapshot.now)
-
-    def _own(self) -> dict[Key, Record]:
-        """The records of InferenceServices."""
-        return {key: record for key, record in self.records.items() if not record.is_daemon}
-
-    def _daemons(self) -> dict[Key, Record]:
-        """The records of shared daemons, which nothing is charged for: the models on them are."""
-        return {key: record for key, record in self.records.items() if record.is_daemon}
 
     def _can_start(self, record: Record) -> bool:
         """Whether what a record names is there to be started: a spec that was lost is composed only as it is now."""
         spec = record.spec_file
         return not spec or spec in self.lookout.specs or bool(self.state.read_spec(spec))
-
-    def _ask(self, snapshot: Snapshot) -> None:
-        """Decides what the cluster asks for, as if there were room for all of it."""
-        if snapshot.services is None:
-            return
-        found = self.intake.read(snapshot.services, snapshot.models, self.records)
-        self._serving = self._ready(snapshot.observed)
-        self._placed = placed = self.placement.place(
-            found, snapshot.services.keys() - found.keys(), self._serving, self.lookout.delay_s,
-            frozenset(record.owner for record in self._own().values()),
-        )
-        mine = (item for item in found.values() if isinstance(item, Service) and self._is_mine(item))
-        self.lookout.daemons.prepare(mine, self.records)
-        serving = placement.to_serve(found, placed, self.records.values())
-        wanted = placement.artifacts(serving)
-        opening = {each: (each.secret[0], "secrets", each.secret[1]) for each in wanted if each.secret}
-        others = {source for item in serving for source in references.sources(item)}
-        in_vain = {source for each, source in opening.items() if self.store.state(each).phase == "Failed"}
-        self.references.want(others.union(opening.values()), in_vain)
-        self.store.want({each: references.keys_of(each, self.references.look) for each in wanted})
-        for item in found.values():
-            known = references.filled(item, self.references.look) if isinstance(item, Service) else item
-            self._share_out(known, snapshot)
-        for record in self._own().values():
-            if record.owner not in found and (snapshot.complete or record.owner in snapshot.services):
-                why = decide.NOT_HERE if record.owner in snapshot.services else decide.DELETED
-                self.records[record.key] = decide.dismiss(record, snapshot.now, why)
-
-    def _is_mine(self, item: Service) -> bool:
-        """Whether an engine of a service is to be this Mac's, or is."""
-        return bool(self._placed.mine.get(item.key)) or any(each.owner == item.key for each in self.records.values())
-
-    def _share_out(self, item: Service | Rejected, snapshot: Snapshot) -> None:
-        """An engine for each slot of a service that is this Mac's; one that has a slot keeps it."""
-        placed = self._placed
-        ours = sorted((each for each in self.records.values() if each.owner == item.key), key=lambda each: each.ordinal)
-        if any(not snapshot.complete and _doubtful(item, record) for record in ours):
-            return
-        slots = placed.mine.get(item.key, ()) if placed.known else tuple(record.slot for record in ours)
-        ordinals = {record.slot: record.ordinal for record in reversed(ours) if record.slot in slots}
-        for slot in slots:
-            if slot not in ordinals:
-                ordinals[slot] = next(each for each in count() if each not in ordinals.values())
-        for slot, ordinal in sorted(ordinals.items()):
-            self._take(replace(item, ordinal=ordinal), slot, snapshot)
-        for record in ours:
-            if record.ordinal not in ordinals.values():
-                self._let_go(record, max(1, item.replicas), snapshot.now)
-
-    def _take(self, item: Service | Rejected, slot: int, snapshot: Snapshot) -> None:
-        """The record of an engine of this Mac's."""
-        record = self.records.get(item.key)
-        if record is not None and record.verdict.standing is Standing.REMOVING:
-            record = replace(record, withdraw="")
-        if isinstance(item, Rejected):
-            decided = decide.refuse(item, record, snapshot.now)
-        else:
-            around = list(self.records.values()), snapshot.table, snapshot.notes
-            outlook = self.lookout.outlook(item, record, *around)
-            accepted = decide.accept(item, record, outlook, snapshot.now)
-            decided = self.lookout.with_port_trouble(accepted, item, snapshot.notes)
-        here = self._serving.get((item.namespace, item.name), frozenset()) - {slot}
-        peers = self.placement.peers_ready(self._placed, item) + len(here)
-        self.records[item.key] = replace(decided, slot=slot, claimed=True, peers_ready=peers)
-
-    def _let_go(self, record: Record, slots: int, now: float) -> None:
-        """A claim was lost, or given away: what runs here goes on until it runs there."""
-        if self.placement.handed_over(self._placed, record, slots):
-            record = decide.dismiss(record, now, decide.MOVED)
-        self.records[record.key] = replace(record, claimed=False)
-
-    def _ready(self, observed: Mapping[str, Observed]) -> dict[Key, frozenset[int]]:
-        """The slots of each service that the sidecar saw serving here; none if this Mac is about to sleep."""
-        if not self.placement.on and self.settings.replicas_per_mac == 1:
-            return {}  # nobody asks
-        if self._sleep.look() is not None:
-            return {}  # whoever still serves what was ours before is not to stop
-        found: dict[Key, frozenset[int]] = {}
-        for record in self.records.values():
-            seen = observed.get(record.program)
-            if seen is not None and seen.ready and record.claimed and record.verdict.standing is Standing.RUN:
-                found[record.owner] = found.get(record.owner, frozenset()) | {record.slot}
-        return found
 
     # ── after the decisions ──────────────────────────────────────────────────────────────────────
 
@@ -454,7 +345,7 @@ class Controller:
         sentence = "; ".join(f"{step.do.value} {step.program}: {step.why}" for step in done)
         if sentence:
             log.info("pass", extra={"did": sentence})
-        watches, placing = (self.services, self.models), (self.placement, self._placed)
+        watches, placing = (self.services, self.models), (self.placement, self.assignment.placed)
         found = snapshot.services or {}, snapshot.models
         said, slots = self.memory.said(), self.store.slots()
         self.bulletin.metal = self.lookout.metal.word

@@ -36,15 +36,17 @@ from supervisor.xmlrpc import RPCError
 
 from metal_supervisor import applier, boot, controller, launch, lookout
 from metal_supervisor.applier import Applier
+from metal_supervisor.assignment import Assignment
 from metal_supervisor.boundary import metal
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
-from metal_supervisor.controller import Controller, Snapshot
+from metal_supervisor.controller import Controller
 from metal_supervisor.core import decide, plan, programs
 from metal_supervisor.core.budget import Budget
 from metal_supervisor.core.decide import Outlook
 from metal_supervisor.core.demand import Demand
 from metal_supervisor.core.ledger import Ledger
 from metal_supervisor.core.pressure import Pace
+from metal_supervisor.core.snapshot import Snapshot
 from metal_supervisor.core.types import (
     Endpoint,
     Engine,
@@ -451,6 +453,25 @@ class Purse(Memory):
         )  # fmt: skip
 
 
+class Asked(Assignment):
+    """What a cluster asks for that answers at once, and has one Mac."""
+
+    def __init__(self, mac: Mac, lookout: Any) -> None:
+        self.mac, self._lookout = mac, lookout
+        self._placement: Any = SimpleNamespace(peers_ready=lambda *_: 0)
+        self.placed: Any = SimpleNamespace(again_in_s=None)
+        self._serving = {}
+
+    def ask(self, before: Mapping[Any, Record], snapshot: Snapshot) -> dict[Any, Record]:
+        found, records = self.mac.wanted, dict(before)
+        for name in reversed(found) if self.mac.reverse else found:
+            self.take(asked_for(name, *found[name]), 0, records, snapshot)
+        for record in list(records.values()):
+            if record.name not in found:
+                records[record.key] = decide.dismiss(record, snapshot.now)
+        return records
+
+
 class Brain(Controller):
     """The controller, with a cluster, a store and a placement that answer at once. Its passes are the real ones."""
 
@@ -465,23 +486,13 @@ class Brain(Controller):
         self.bulletin: Any = SimpleNamespace(
             operator=False, look_for_operator=lambda *_: None, quarantined=lambda *_: None
         )
-        self.placement: Any = SimpleNamespace(peers_ready=lambda *_: 0)
-        self._placed: Any = SimpleNamespace(again_in_s=None)
-        self._serving = {}
+        self.assignment: Any = Asked(mac, self.lookout)
         self.exits: Any = SimpleNamespace(watch_only=lambda _: None)
         self.awake: Any = SimpleNamespace(look=lambda *_: None)
 
     def _snapshot(self) -> Snapshot:
         now, table = self.mac.clock.time(), self.supervisord.table()
         return Snapshot(now, {}, True, {}, table, self.state.run_notes(), self.state.observations())
-
-    def _ask(self, snapshot: Snapshot) -> None:
-        found = self.mac.wanted
-        for name in reversed(found) if self.mac.reverse else found:
-            self._take(asked_for(name, *found[name]), 0, snapshot)
-        for record in list(self.records.values()):
-            if record.name not in found:
-                self.records[record.key] = decide.dismiss(record, snapshot.now)
 
     def _publish(self, snapshot: Snapshot, steps: Any, done: Any) -> None:
         self.mac.done = len(done)
