@@ -265,13 +265,16 @@ def refusal(path: Path) -> str | None:
 def daemon() -> None:
     """Becomes supervisord itself, as `python -m metal_supervisor.boundary.supervisord` and its arguments.
 
-    Two guards come with it. Its logger tells of a line it could not write on stderr, which is a file on the same full
+    Three guards come with it. Its logger tells of a line it could not write on stderr, which is a file on the same full
     disk: that second failure would end supervisord. And its loop takes the list of groups before it hears its callers,
     and starts what is on the list afterwards: a group removed in between would leave a process that nobody knows.
+    And when it ends it gives each group a turn of a second, also one that has no process any more: with a hundred
+    engines, which end at once, that is longer than launchd waits.
     """
     from supervisor import loggers, supervisord
 
     tell, remove = loggers.Handler.handleError, supervisord.Supervisor.remove_process_group
+    stop_next = supervisord.Supervisor.ordered_stop_groups_phase_2
 
     def tell_if_possible(handler: Any) -> None:
         with contextlib.suppress(OSError):
@@ -285,7 +288,13 @@ def daemon() -> None:
                 process.spawn = lambda: None
         return done
 
+    def stop_next_that_runs(running: Any) -> None:
+        stop_next(running)
+        while running.stop_groups and not running.stop_groups[-1].get_unstopped_processes():
+            running.stop_groups.pop()
+
     loggers.Handler.handleError = tell_if_possible
+    supervisord.Supervisor.ordered_stop_groups_phase_2 = stop_next_that_runs
     supervisord.Supervisor.remove_process_group = remove_for_good
     supervisord.main()
 
