@@ -164,7 +164,7 @@ def test_what_runs_in_a_terminal_is_not_installed_over(mac: Home) -> None:
 
 
 def test_a_job_that_cannot_start_is_told_with_its_last_words(mac: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install, "UP_WAIT_S", 1.0)
+    monkeypatch.setattr(install, "UP_WAIT_S", 4.0)
     found = install_plan.plan(mac.order(), mac.machine)
     broken = mac.state / "supervisord.conf" / "in-the-way"
     broken.mkdir(parents=True)

@@ -148,7 +148,7 @@ def test_no_peer_stops_serving_for_a_mac_that_is_asleep(mac: Mac, watch: Watch) 
     try:
         eventually(lambda: claimed_ready(mac) == {"true"}, AWAKE_WITHIN_S, "it to say that it serves")
         watch.say("will")
-        eventually(lambda: claimed_ready(mac) == {"false"}, WITHIN_S, "it to say that it does not")
+        eventually(lambda: claimed_ready(mac) == {"false"}, AWAKE_WITHIN_S, "it to say that it does not")
         watch.say("on")
         eventually(lambda: claimed_ready(mac) == {"true"}, WITHIN_S, "it to say that it does")
     finally:

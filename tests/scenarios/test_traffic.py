@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from metal_supervisor.boundary.kube import Kube
+from metal_supervisor.core.types import Json
 from tests.macs import LEASES, Mac, embedded_cluster, fleet
 from tests.system import ISVC, MODELS, SERVICES, SLICES, eventually, service
 
@@ -29,8 +30,14 @@ def versions(kube: Kube) -> dict[str, tuple[str, str]]:
     }
 
 
+def told(mac: Mac) -> Json:
+    """The controller's report."""
+    found: Json = json.loads((mac.state / "controller.json").read_text())
+    return found
+
+
 def asked_by_controller(mac: Mac) -> int:
-    return int(json.loads((mac.state / "controller.json").read_text())["cluster"]["requests"])
+    return int(told(mac)["cluster"]["requests"])
 
 
 def requests(mac: Mac) -> int:
@@ -60,6 +67,8 @@ def test_while_nothing_happens_only_heartbeats_are_written(tmp_path: Path) -> No
         old = mac.own_pid("controller")
         mac.supervisorctl("restart", "controller")
         eventually(lambda: old != mac.own_pid("controller") != 0, what="another controller")
+        since = told(mac)["at"]
+        eventually(lambda: told(mac)["at"] > since, what="a report of its own")
         eventually(lambda: 6 <= asked_by_controller(mac) < 20, what="it to list and to watch three kinds")
         asked = requests(mac)
         time.sleep(QUIET_S)
