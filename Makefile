@@ -14,6 +14,8 @@ CONTEXT ?=
 NAMESPACE ?=
 PORT ?=
 ARGS ?=
+# make test [WORKERS=4] [METAL_EFFORT=all]: they mostly wait, so there are more of them than cores
+WORKERS ?= 4
 # make soak [SECONDS=3600] [SEED=1]
 SECONDS ?= 3600
 SEED ?=
@@ -55,7 +57,7 @@ run: $(READY)
 	@exec $(BIN)/python tools/make_run.py
 
 test: $(READY)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-fast: $(READY)
 	@$(BIN)/python -m pytest tests/unit
@@ -73,7 +75,7 @@ bench: $(READY)
 	@$(BIN)/python tools/bench.py
 
 faults: $(READY)
-	@METAL_MANY=500 $(BIN)/python -m pytest -n 2 --dist loadfile -m fault tests/scenarios
+	@METAL_MANY=500 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m fault tests/scenarios
 	@$(BIN)/python tools/faults.py
 
 memory: $(READY)

@@ -16,6 +16,7 @@ from metal_supervisor.core import admission
 from metal_supervisor.core.admission import Rules, Up, settle
 from metal_supervisor.core.sizes import GIB
 from metal_supervisor.core.types import Key, Record, Standing, Verdict
+from tests.effort import cases
 
 BUDGET = 48 * GIB
 
@@ -383,9 +384,9 @@ def comes_to_rest(mac: Mac) -> bool:
     return False
 
 
-def test_ten_thousand_random_histories_never_hold_more_than_the_budget() -> None:
+def test_random_histories_never_hold_more_than_the_budget() -> None:
     seen = {"started": 0, "waited": 0, "displaced": 0}
-    for seed in range(10_000):
+    for seed in range(cases(10_000)):
         mac = Mac(seed)
         for _ in range(6):
             for _ in range(mac.chance.randrange(5)):
@@ -411,4 +412,4 @@ def test_ten_thousand_random_histories_never_hold_more_than_the_budget() -> None
         seen["started"] += mac.started
         seen["waited"] += mac.waited
         seen["displaced"] += mac.displaced
-    assert min(seen.values()) > 1000, f"the histories reach everything: {seen}"
+    assert min(seen.values()) > cases(1000), f"the histories reach everything: {seen}"

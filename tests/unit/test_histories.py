@@ -33,6 +33,7 @@ from metal_supervisor.core import programs
 from metal_supervisor.core.ledger import INSUFFICIENT
 from metal_supervisor.core.plan import LONGEST_RETRY_S
 from metal_supervisor.core.types import Record, Standing, State
+from tests.effort import cases
 
 Event = tuple[str, str, int, float]
 """(what, to whom, how, seconds until the next)."""
@@ -65,7 +66,7 @@ MOST_PASSES, MOST_PASSES_A_SECOND = 40, 5
 
 
 def property_of(examples: int) -> settings:
-    return settings(max_examples=examples, deadline=None, database=None, derandomize=True)
+    return settings(max_examples=cases(examples), deadline=None, database=None, derandomize=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
