@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.engines import stand_in
+from tests.own_logs import logged
 from tests.pseudo import Following
 from tests.system import eventually, service
 from tests.tight import LARGE, MIB, Tight, lean, share, tight
@@ -146,13 +148,17 @@ def reads(pid: int, path: str) -> bool:
     return any(each.path == path for each in psutil.Process(pid).open_files())
 
 
+def levels(log: Path) -> list[str]:
+    return [each["now"] for each in logged(log, "level")]
+
+
 def test_how_much_is_logged_is_changed_while_it_runs(machine: Tight) -> None:
     before = machine.system.own_pid("controller"), machine.system.own_pid("sidecar")
     for word, now in (("debug", "debug"), ("setting", "info")):
         assert ours(machine, "log-level", word) == (0, "", "")
         for name in ("controller", "sidecar"):
             log = machine.system.files.log_path(name)
-            eventually(lambda log=log, now=now: f"logs level now={now}" in log.read_text(), 30, f"{log.name}: {now}")
+            eventually(lambda log=log, now=now: now in levels(log), 30, f"{log.name}: {now}")
     assert (machine.system.own_pid("controller"), machine.system.own_pid("sidecar")) == before
 
 
