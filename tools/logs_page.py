@@ -45,7 +45,8 @@ HEAD = """# Logs
 
 In `log/` in the state directory, a file for each program: `controller.log`, `sidecar.log`, `apiserver.log`, and where
 they run `power.log` and `sleepwatch.log`, in the form below; `default.tiny.log` is what the engine of a service wrote,
-byte for byte, and `crashed/` has the end of its life before; `supervisord.log` is supervisord's own.
+byte for byte, and `crashed/` has the end of its life before; `supervisord.log` is supervisord's own, and `boot.log` or
+`launchd.log` has the words of a start, as text.
 `metal-supervisor logs NAME -f` shows any of them, on a terminal without anything that it would act on.
 
 supervisord rotates them by renaming: ours at 20 MB with two older files (`controller.log.1` …), those of engines by the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,11 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from metal_supervisor.logs import KEYS, LEVELS, entry_in
 from tests.engines import stand_in
-from tests.own_logs import logged
-from tests.pseudo import Following
-from tests.system import eventually, service
+from tests.own_logs import logged, strange
+from tests.pseudo import Following, Terminal
+from tests.system import ROOT, eventually, service
 from tests.tight import LARGE, MIB, Tight, lean, share, tight
+
+sys.path.insert(0, str(ROOT / "tools"))
+
+import logs_page
 
 BUDGET_BYTES = 120 * MIB
 """A large one with a small one beside it, and never two large ones."""
@@ -146,6 +152,29 @@ def reads(pid: int, path: str) -> bool:
     import psutil
 
     return any(each.path == path for each in psutil.Process(pid).open_files())
+
+
+def test_what_our_own_programs_log_is_json_of_the_kinds_of_lines_that_there_are(machine: Tight) -> None:
+    known = {(each.logger, each.message, each.fields) for each in logs_page.lines()}
+    for name in ("controller", "sidecar", "apiserver"):
+        path = machine.system.files.log_path(name)
+        assert strange(path) == []
+        for each in logged(path):
+            assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", each["ts"]) and each["level"] in LEVELS
+            assert (each["logger"], each["msg"], tuple(each)[len(KEYS) :]) in known, each
+    passes = [each["did"] for each in logged(machine.system.files.log_path("controller"), "pass")]
+    assert any(re.search(r"(^|; )add default\.first: \w+", did) for did in passes), passes
+    steps = {part.split()[0] for did in passes for part in re.findall(r"(?:^|; )(\w+ default\.\w+: )", did)}
+    assert steps and steps <= {do.value for do in logs_page.VERBS}
+
+
+def test_what_a_program_of_ours_logged_is_text_before_people_and_json_for_a_pipe(machine: Tight) -> None:
+    code, out, said = ours(machine, "logs", "controller", "-n", "all")
+    assert (code, said) == (0, "") and all(entry_in(line) for line in out.splitlines())
+    terminal = Terminal(command(machine, "logs", "controller", "-n", "all"), columns=1000)
+    shown = terminal.rest()
+    assert terminal.process.wait(30) == 0
+    assert re.search(r'Z INFO controller pass did="[^"]*add default\.first: ', shown) and "{" not in shown
 
 
 def levels(log: Path) -> list[str]:
