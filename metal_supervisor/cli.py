@@ -20,6 +20,8 @@ from metal_supervisor import __version__, completion, config, import_flags, inst
 from metal_supervisor.doctor import flags as doctor_flags
 
 BAD_CONFIG = 78
+PROGRAMS = ("controller", "sidecar", "apiserver", "sleepwatch", "power")
+"""What supervisord starts."""
 PARENT_EVERY_S = 2.0
 # While this file is in the state directory, the embedded API can be told to fail; only tests put it there.
 FAULTS_FILE = "apiserver.faults"
@@ -27,6 +29,14 @@ FAULTS_FILE = "apiserver.faults"
 
 def _say(text: str) -> None:
     sys.stderr.write(f"metal-supervisor: {text}\n")
+
+
+def _end(command: str, text: str) -> None:
+    """Tells why a command ends: in the log if it is a program that has one by now, else to whoever sits before it."""
+    if command in PROGRAMS and logging.getLogger().handlers:
+        logging.getLogger(command).error("the program cannot go on", extra={"why": text})
+    else:
+        _say(text)
 
 
 class _Stop:
@@ -88,7 +98,7 @@ def _program(arguments: argparse.Namespace) -> tuple[config.Settings, Any, str]:
     state = Path(arguments.state_dir)
     settings, problem = config.load_good(state.resolve())
     directory = StateDir(settings.state_path)
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     if problem:
         log = logging.getLogger(arguments.command)
         log.error("settings are wrong; the last good ones stay", extra={"why": problem})
@@ -349,6 +359,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         ours = accounts.AccountError, boot.CannotBoot, state.StateError, kube.BadKubeconfig, supervisord.Unavailable
         if isinstance(error, (*ours, install_steps.InstallError, launchctl.LaunchdError)):
-            _say(str(error))
+            _end(parsed.command, str(error))
             return 1
         raise

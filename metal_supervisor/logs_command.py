@@ -1,7 +1,8 @@
 """`metal-supervisor logs`: what an engine, or one of our own programs, wrote; on and on if asked.
 
 From the files alone, so it works while everything is down. An engine may print anything: onto a terminal it gets
-escaped, into a pipe it gets as it is.
+escaped, into a pipe it gets as it is. What our own programs keep as JSON is shown as text on a terminal, and left as it
+is in a pipe, where a machine reads it.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from typing import TextIO
 from metal_supervisor.boundary.logfile import LogFile
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.core.names import Aliases, Unknown, aliases, meant
+from metal_supervisor.logs import entry_in, text_lines
 from metal_supervisor.supervisorctl import NOT_FOUND, escaped
 
 FAILED = 1
 LOOK_EVERY_S = 0.2
 OURS = ("controller", "sidecar", "apiserver", "supervisord", "power", "sleepwatch", "caffeinate", "boot")
 LAYOUT = frozenset("\n\t")
+LONGEST_LINE = 1 << 20
+"""In characters; a longer one is none of ours, and is not waited for."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ def run(state: StateDir, order: Order, out: TextIO, say: Callable[[str], None]) 
     if not path.exists() and not order.follow:
         say(_nothing(state, program, order.previous))
         return FAILED
-    write = _Writer(out)
+    write = _Writer(out, program in OURS)
     log = LogFile(path)
     try:
         write.all(log.tail(order.lines))
@@ -92,14 +96,20 @@ def _nothing(state: StateDir, program: str, previous: bool) -> str:
 
 
 class _Writer:
-    """Writes blocks of bytes: to a terminal as text with nothing that it would act on, else as they are."""
+    """Writes blocks of bytes: to a terminal as text with nothing that it would act on, else as they are.
 
-    def __init__(self, out: TextIO) -> None:
+    `ours`: the log is that of a program of ours, whose lines may be JSON.
+    """
+
+    def __init__(self, out: TextIO, ours: bool) -> None:
         self._out = out
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if out.isatty() else None
         self._encoding = getattr(out, "encoding", None) or "utf-8"
         self._ended = True
         """Whether the last line on the terminal is whole."""
+        self._ours = ours
+        self._begun = ""
+        """The beginning of a line of ours that has not ended yet."""
         self._poll = _poll_of(out)
 
     def all(self, blocks: Iterable[bytes]) -> None:
@@ -108,23 +118,40 @@ class _Writer:
             if self._decoder is None:
                 self._out.buffer.write(block)
             else:
-                self._text(self._decoder.decode(block))
+                text = self._decoder.decode(block)
+                self._text(self._read(text) if self._ours else text)
         self._out.flush()
 
     def end(self) -> None:
         """A terminal's next prompt begins on a line of its own."""
-        if self._decoder is not None and not self._ended:
-            self._text(self._decoder.decode(b"", True) + "\n")
-            self._out.flush()
+        if self._decoder is None:
+            return
+        self._text(_told(self._begun + self._decoder.decode(b"", True)))
+        if not self._ended:
+            self._text("\n")
+        self._out.flush()
 
     def unread(self, wait_s: float) -> bool:
         """Waits; True as soon as nobody is there who could read more."""
         return bool(self._poll.poll(wait_s * 1000))
 
+    def _read(self, text: str) -> str:
+        """What of it are whole lines, as people read them."""
+        *whole, self._begun = (self._begun + text).split("\n")
+        told = "".join(f"{_told(line)}\n" for line in whole)
+        if len(self._begun) > LONGEST_LINE:
+            told, self._begun = told + self._begun, ""
+        return told
+
     def _text(self, text: str) -> None:
         plain = "".join(char if char in LAYOUT else escaped(char) for char in text)
         self._out.write(plain.encode(self._encoding, "backslashreplace").decode(self._encoding))
         self._ended = plain.endswith("\n") if plain else self._ended
+
+
+def _told(line: str) -> str:
+    entry = entry_in(line)
+    return text_lines(entry) if entry is not None else line
 
 
 def _poll_of(out: TextIO) -> select.poll:

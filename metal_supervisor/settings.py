@@ -268,6 +268,10 @@ class Settings:
         "install-powermetrics-sudo), or by zeus-apple-silicon if that is installed."
     )
     log_level: str = _setting("info", "debug, info, warning or error.", _one_of("debug", "info", "warning", "error"))
+    log_format: str = _setting(
+        "auto", "How our programs log: auto (text on a terminal, else JSON, one object a line), text or json.",
+        _one_of("auto", "text", "json"),
+    )
 
     @property
     def offered(self) -> tuple[str, ...]:

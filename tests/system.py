@@ -10,7 +10,6 @@ import contextlib
 import http.client
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -439,7 +438,3 @@ def halted(pid: int) -> Iterator[None]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-
-
-def lines_with(text: str, pattern: str) -> list[str]:
-    return [line for line in text.splitlines() if re.search(pattern, line)]

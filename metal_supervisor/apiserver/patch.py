@@ -58,7 +58,7 @@ def json_patch(target: Json, operations: Any) -> Json:
 
 def _unfitting(why: str) -> ApiError:
     """The real server does not say why; the log of ours does."""
-    log.info("a JSON patch does not fit: %s", why)
+    log.info("a JSON patch does not fit", extra={"why": why})
     return ApiError(422, "Invalid", "the server rejected our request due to an error in our request", details={})
 
 

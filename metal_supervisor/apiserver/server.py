@@ -60,7 +60,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         except Exception:
             # A bug of ours must not look like a network problem to the client, nor pass unseen.
-            log.exception("request failed: %s %s", self.command, self.path[len(self.server.prefix) :])
+            where = self.path[len(self.server.prefix) :]
+            log.exception("request failed", extra={"method": self.command, "path": where})
             internal = ApiError(500, "InternalError", "Internal error occurred: see the log of the API server")
             answer = Answer(500, encode(internal.status()))
         try:

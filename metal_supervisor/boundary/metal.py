@@ -87,6 +87,6 @@ class Metal(threading.Thread):
         self.seen = Seen(word={True: "there", False: "absent", None: before.word}[found])
         if before != self.seen:
             if before.word != self.seen.word:
-                log.log(logging.ERROR if found is False else logging.INFO, "metal", extra={"there": found})
+                (log.error if found is False else log.info)("metal", extra={"there": found})
             self._on_change()
         return found is True

@@ -28,6 +28,7 @@ from metal_supervisor.boundary.state import write_atomic
 from metal_supervisor.doctor.findings import Finding, summary
 from metal_supervisor.doctor.redact import redact_json, redactor
 from metal_supervisor.doctor.surroundings import Surroundings, read_json
+from metal_supervisor.logs import entry_in, json_line
 
 ROOT = "metal-supervisor-doctor"
 LOG_BYTES, LOG_LINES, MOST_BYTES = 64 << 10, 300, 1 << 20
@@ -112,7 +113,7 @@ def files_of(
 
 def _content(path: Path, pattern: str, redact: Callable[[str], str]) -> str:
     if pattern in LOG_FILES:
-        return redact(_tail(path))
+        return "".join(_log(_tail(path), redact))
     with path.open("rb") as file:
         text = file.read(MOST_BYTES).decode("utf-8", "replace")
     if pattern in JSON_FILES:
@@ -121,7 +122,16 @@ def _content(path: Path, pattern: str, redact: Callable[[str], str]) -> str:
     return redact(text)
 
 
-def _tail(path: Path) -> str:
+def _log(lines: Sequence[str], redact: Callable[[str], str]) -> Iterator[str]:
+    """A log, redacted: lines that are JSON by their values, which are escaped in it; others together, as keys stand."""
+    for are_ours, some in itertools.groupby(lines, lambda line: entry_in(line) is not None):
+        if are_ours:
+            yield from (json_line(redact_json(entry_in(line), redact)) + "\n" for line in some)
+        else:
+            yield redact("\n".join(some) + "\n")
+
+
+def _tail(path: Path) -> list[str]:
     """The last whole lines of a log: half a line may be half a token, which nothing recognizes."""
     with path.open("rb") as file:
         start = max(0, os.fstat(file.fileno()).st_size - LOG_BYTES)
@@ -129,8 +139,7 @@ def _tail(path: Path) -> str:
         content = file.read(LOG_BYTES)
     if start:
         content = content.partition(b"\n")[2]
-    lines = content.decode("utf-8", "replace").splitlines()[-LOG_LINES:]
-    return "\n".join(lines) + "\n"
+    return content.decode("utf-8", "replace").splitlines()[-LOG_LINES:]
 
 
 def _dumped(value: Any, redact: Callable[[str], str]) -> str:

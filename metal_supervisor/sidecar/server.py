@@ -106,8 +106,9 @@ def serve(app: Any, port: int, address: str = HOST, taken: str = TAKEN) -> None:
             except OSError as error:
                 if not told:
                     told = True
-                    detail = {"port": port, "holder": machine.port_holder(port), "error": error.strerror}
-                    log.error(taken, extra=detail)
+                    holder = machine.port_holder(port)
+                    detail = {"port": port, "holder": holder, "error": error.strerror, "advice": taken}
+                    log.error("a port cannot be listened on; it is tried again", extra=detail)
                 time.sleep(RETRY_S)
                 continue
             server.run()

@@ -18,6 +18,7 @@ from metal_supervisor.doctor import bundle
 from metal_supervisor.doctor.findings import Finding
 from metal_supervisor.doctor.redact import HIDDEN, redact_json, redactor
 from metal_supervisor.doctor.surroundings import Surroundings
+from metal_supervisor.logs import json_line
 
 JWT = token(0, 2e9)
 ENV = "plain-looking value"
@@ -136,6 +137,28 @@ def test_half_a_token_at_the_cut_of_a_log_does_not_slip_through(tmp_path: Path, 
     bundle.write(tmp_path / "b.tar.gz", planted, [])
     text = opened(tmp_path / "b.tar.gz")[f"{bundle.ROOT}/log/controller.log"]
     assert "cut-off" not in text and text.endswith("end of the log\n") and len(text.splitlines()) == bundle.LOG_LINES
+
+
+def test_lines_of_json_are_redacted_by_their_values_and_stay_json(
+    tmp_path: Path, planted: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Escaped, neither a name nor a header looks like what it is."""
+    home = tmp_path / "Users" / "josé"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(getpass, "getuser", lambda: "josé")
+    monkeypatch.setenv("MY_API_KEY", 'süß"\\pass')
+    said = {"why": f'süß"\\pass at {home}: {{"x-api-key": "abc"}}', "by": "josé", "port": 3, "token": "plain-secret"}
+    line = json_line({"ts": "t", "level": "info", "logger": "controller", "msg": "pass", **said})
+    log = planted.settings.state_path / "log" / "controller.log"
+    log.write_text(f"{line}\n-----BEGIN X KEY-----\ndeadbeef\n-----END X KEY-----\n{line}\n")
+    bundle.write(tmp_path / "b.tar.gz", planted, [])
+    first, hidden, last = opened(tmp_path / "b.tar.gz")[f"{bundle.ROOT}/log/controller.log"].splitlines()
+    assert hidden == HIDDEN and first == last
+    found = json.loads(first)
+    assert list(found) == ["ts", "level", "logger", "msg", *said]
+    assert found["why"].startswith(f'{HIDDEN} at ~: {{"x-api-key": ') and "abc" not in found["why"]
+    assert (found["by"], found["port"], found["token"]) == ("[user]", 3, HIDDEN)
 
 
 def test_a_log_that_begins_within_a_key_tells_nothing_of_it(planted: Surroundings) -> None:

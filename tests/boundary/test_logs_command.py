@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from metal_supervisor import logs_command
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.core.types import Record, Standing, Verdict
 from tests.pseudo import WITHIN_S, Following, Terminal
@@ -186,3 +187,65 @@ def test_following_on_a_terminal_ends_clean_with_ctrl_c(state: StateDir, log: Pa
     assert "\x1b" not in terminal.until("red\r\n")
     terminal.process.send_signal(signal.SIGINT)
     assert "Traceback" not in terminal.rest() and terminal.process.wait(WITHIN_S) == 0
+
+
+STAMP = b'{"ts": "2026-11-21T09:00:00.000Z", '
+OURS = STAMP + b'"level": "info", "logger": "controller", "msg": "pass", "did": "%s", "n": 3}\n'
+
+
+def shown_on_a_terminal(state: StateDir, *arguments: str) -> str:
+    terminal = Terminal(command(state, *arguments))
+    shown = terminal.rest()
+    assert terminal.process.wait(WITHIN_S) == 0
+    assert all(char.isprintable() or char in "\r\n\t" for char in shown)
+    return shown
+
+
+def test_lines_of_ours_are_text_on_a_terminal_and_anything_between_them_is_as_it_is(state: StateDir) -> None:
+    evil = OURS % rb"\u001b[2J a\nb \u202e \ud800"
+    other = b'{"ts": "x"} Traceback (most recent call last):\n  indented \x1b[2J\n'
+    state.log_path("controller").write_bytes(OURS % b"start default.tiny: new" + other + evil + b"no end {")
+    assert shown_on_a_terminal(state, "controller") == (
+        '2026-11-21T09:00:00.000Z INFO controller pass did="start default.tiny: new" n=3\r\n'
+        '{"ts": "x"} Traceback (most recent call last):\r\n  indented \\x1b[2J\r\n'
+        '2026-11-21T09:00:00.000Z INFO controller pass did=" [2J a b    " n=3\r\n'
+        "no end {\r\n"
+    )
+
+
+def test_a_traceback_of_ours_is_below_its_line(state: StateDir) -> None:
+    told = OURS.replace(b'"n": 3', rb'"exc": "Traceback:\n  File x\nBoom: \u009b2J"') % b"x"
+    state.log_path("sidecar").write_bytes(told)
+    assert shown_on_a_terminal(state, "sidecar") == (
+        "2026-11-21T09:00:00.000Z INFO controller pass did=x\r\n  Traceback:\r\n    File x\r\n  Boom:  2J\r\n"
+    )
+
+
+def test_what_an_engine_writes_is_never_taken_for_ours(state: StateDir, log: Path) -> None:
+    log.write_bytes(OURS % b"x")
+    assert shown_on_a_terminal(state, "tiny") == (OURS % b"x").decode().replace("\n", "\r\n")
+
+
+def test_into_a_pipe_our_own_lines_go_byte_for_byte(state: StateDir) -> None:
+    content = OURS % b"x" + EVIL + OURS % rb"\u001b" + b"no end"
+    state.log_path("controller").write_bytes(content)
+    assert logs(state, "controller")[1] == content
+
+
+def test_a_line_of_ours_that_comes_in_two_parts_is_shown_when_it_is_whole(state: StateDir) -> None:
+    path = state.log_path("controller")
+    path.write_bytes(OURS % b"first")
+    terminal = Terminal(command(state, "controller", "-f"))
+    terminal.until("did=first n=3\r\n")
+    append(path, (OURS % b"second")[:50])
+    eventually(lambda: position(terminal.process.pid, path) == path.stat().st_size, WITHIN_S, "the half to be read")
+    append(path, (OURS % b"second")[50:] + b"plain\n")
+    assert terminal.until("plain\r\n").endswith("INFO controller pass did=second n=3\r\nplain\r\n")
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.process.wait(WITHIN_S) == 0
+
+
+def test_a_line_without_an_end_is_not_waited_for(state: StateDir) -> None:
+    state.log_path("controller").write_bytes(b"{" + b"x" * (logs_command.LONGEST_LINE + 70_000) + b"\n" + OURS % b"y")
+    shown = shown_on_a_terminal(state, "controller", "-n", "all")
+    assert shown.count("x") == logs_command.LONGEST_LINE + 70_000 and shown.endswith("pass did=y n=3\r\n")

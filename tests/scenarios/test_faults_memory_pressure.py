@@ -17,8 +17,9 @@ import pytest
 
 from tests.engines import Stopwatch, events, is_gone
 from tests.faults import Figure, fault
+from tests.own_logs import logged
 from tests.psi import Replay, Step
-from tests.system import System, api_faults, eventually, lines_with
+from tests.system import System, api_faults, eventually
 from tests.tight import LARGE, SMALL, Tight, lean, tight
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pressure figures are Linux's")
@@ -141,9 +142,8 @@ def test_a_squeeze_stops_the_least_important_and_brings_all_back(
     assert machine.metric('metal_supervisor_service_evicted{name="low",namespace="default"}') == 1
     assert machine.metric("llmkube_metal_agent_memory_pressure_level") == 2
     assert system.pid("high") == engines["high"] and "hello world" in system.chat("high")
-    log = (system.state / "log" / "controller.log").read_text()
-    at = [lines_with(log, f" evicted service=default/{name} ")[0] for name in ("low", "middle")]
-    assert log.index(at[0]) < log.index(at[1])
+    evicted = [each["service"] for each in logged(system.files.log_path("controller"), "evicted")]
+    assert evicted.index("default/low") < evicted.index("default/middle")
 
     squeeze.between(squeeze.worst, squeeze.steps[-1])
     machine.level("Normal")
@@ -252,17 +252,22 @@ def test_a_level_that_flaps_is_held(machine: Tight, squeeze: Squeeze, figure: Fi
     machine.configure(memory_recovery=5)  # a level falls after a second: longer than a slow watchdog looks away
     system.apply(lean("one", priority="low"), lean("two"))
     machine.ready("one", "two")
-    log = system.state / "log" / "controller.log"
-    before = len(log.read_text())
+    log = system.files.log_path("controller")
+    before = log.stat().st_size
     squeeze.play(1.0, [
         replace(squeeze.worst if index % 2 else squeeze.quiet, at_s=index / 6) for index in range(19)
     ])  # fmt: skip
-    eventually(lambda: "level=Normal" in log.read_text()[before:].rpartition("memory pressure")[2], 20, "calm")
-    levels = lines_with(log.read_text()[before:], "memory pressure level=")
-    figure.add("changes of level", len(levels), "")
-    assert len(levels) <= 3, levels
-    assert len(lines_with(log.read_text()[before:], " evicted service=")) <= 1
-    assert not lines_with(log.read_text()[before:].rpartition("memory pressure level=")[0], " returns service=")
+
+    def levels() -> list[str]:
+        return [each["level_"] for each in logged(log, "memory pressure", before)]
+
+    eventually(lambda: levels()[-1:] == ["Normal"], 20, "calm")
+    figure.add("changes of level", len(levels()), "")
+    assert len(levels()) <= 3, levels()
+    said = [each["msg"] for each in logged(log, since_bytes=before)]
+    assert said.count("evicted") <= 1
+    calm = len(said) - said[::-1].index("memory pressure")
+    assert "returns" not in said[:calm]
 
 
 # ── together with other faults ───────────────────────────────────────────────────────────────────

@@ -16,6 +16,7 @@ from tests.downloads import MIB, downloading, from_web, lean, padded, served
 from tests.engines import Stopwatch, gone
 from tests.faults import Figure, fault
 from tests.hub import Content, Hub
+from tests.own_logs import logged
 from tests.system import System, eventually, model, running, tiny_gguf
 
 OWN, WRONG, RIGHT = "hf_OwnOfThisMac4711", "hf_WrongOneOfTheSecret", "hf_RightOneOfTheSecret"
@@ -81,6 +82,10 @@ def shown(system: System, *tokens: str) -> list[str]:
     commands = ("status",), ("models",), ("avail",), ("tail", "-100000", "controller"), ("tail", "-100000", "sidecar")
     told |= {" ".join(each): system.supervisorctl(*each) for each in commands}
     told["what run printed"] = system.said()
+    for name in ("controller", "sidecar", "apiserver"):  # by their values, which are escaped in the files
+        entries = logged(system.files.log_path(name))
+        assert entries or name == "apiserver", f"{name} has logged nothing that could be read"
+        told[f"entries of {name}"] = "\n".join(str(value) for entry in entries for value in entry.values())
     for process in system.processes():
         with contextlib.suppress(psutil.Error):
             told[f"argv of {process.pid}"] = "\0".join(process.cmdline())

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from metal_supervisor.logs import KEYS, LEVELS, entry_in
 from tests.engines import stand_in
-from tests.pseudo import Following
-from tests.system import eventually, service
+from tests.own_logs import logged, strange
+from tests.pseudo import Following, Terminal
+from tests.system import ROOT, eventually, service
 from tests.tight import LARGE, MIB, Tight, lean, share, tight
+
+sys.path.insert(0, str(ROOT / "tools"))
+
+import logs_page
 
 BUDGET_BYTES = 120 * MIB
 """A large one with a small one beside it, and never two large ones."""
@@ -146,13 +154,40 @@ def reads(pid: int, path: str) -> bool:
     return any(each.path == path for each in psutil.Process(pid).open_files())
 
 
+def test_what_our_own_programs_log_is_json_of_the_kinds_of_lines_that_there_are(machine: Tight) -> None:
+    known = {(each.logger, each.message, each.fields) for each in logs_page.lines()}
+    for name in ("controller", "sidecar", "apiserver"):
+        path = machine.system.files.log_path(name)
+        assert strange(path) == []
+        for each in logged(path):
+            assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", each["ts"]) and each["level"] in LEVELS
+            assert (each["logger"], each["msg"], tuple(each)[len(KEYS) :]) in known, each
+    passes = [each["did"] for each in logged(machine.system.files.log_path("controller"), "pass")]
+    assert any(re.search(r"(^|; )add default\.first: \w+", did) for did in passes), passes
+    steps = {part.split()[0] for did in passes for part in re.findall(r"(?:^|; )(\w+ default\.\w+: )", did)}
+    assert steps and steps <= {do.value for do in logs_page.VERBS}
+
+
+def test_what_a_program_of_ours_logged_is_text_before_people_and_json_for_a_pipe(machine: Tight) -> None:
+    code, out, said = ours(machine, "logs", "controller", "-n", "all")
+    assert (code, said) == (0, "") and all(entry_in(line) for line in out.splitlines())
+    terminal = Terminal(command(machine, "logs", "controller", "-n", "all"), columns=1000)
+    shown = terminal.rest()
+    assert terminal.process.wait(30) == 0
+    assert re.search(r'Z INFO controller pass did="[^"]*add default\.first: ', shown) and "{" not in shown
+
+
+def levels(log: Path) -> list[str]:
+    return [each["now"] for each in logged(log, "level")]
+
+
 def test_how_much_is_logged_is_changed_while_it_runs(machine: Tight) -> None:
     before = machine.system.own_pid("controller"), machine.system.own_pid("sidecar")
     for word, now in (("debug", "debug"), ("setting", "info")):
         assert ours(machine, "log-level", word) == (0, "", "")
         for name in ("controller", "sidecar"):
             log = machine.system.files.log_path(name)
-            eventually(lambda log=log, now=now: f"logs level now={now}" in log.read_text(), 30, f"{log.name}: {now}")
+            eventually(lambda log=log, now=now: now in levels(log), 30, f"{log.name}: {now}")
     assert (machine.system.own_pid("controller"), machine.system.own_pid("sidecar")) == before
 
 

@@ -15,6 +15,7 @@ from metal_supervisor.boundary.answers import now_micro
 from metal_supervisor.core import claims
 from tests.mac_part import say, standing_in
 from tests.macs import LEASES, Mac, embedded_cluster
+from tests.own_logs import logged
 from tests.system import ROOT, SLICES, eventually, service
 
 WITHIN_S, AWAKE_WITHIN_S = 1.0, 15.0
@@ -45,8 +46,8 @@ class Watch:
     def withdrawn(self) -> bool:
         """Whether it lets the system sleep because it was told that all is out, and not because it waited in vain."""
         assert self.allowed()
-        (line,) = self._log.read_text().splitlines()
-        return line.endswith(" asleep endpoints=withdrawn")
+        (told,) = logged(self._log)
+        return (told["msg"], told["endpoints"]) == ("asleep", "withdrawn")
 
     def close(self) -> None:
         self.process.kill()

@@ -12,6 +12,7 @@ import yaml
 from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.core.types import Json
 from tests.macs import LEASES, Mac, embedded_cluster, fleet
+from tests.own_logs import logged
 from tests.system import ISVC, MODELS, SERVICES, SLICES, eventually, service
 
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
@@ -104,8 +105,8 @@ def test_a_hundred_services_at_once_are_placed_in_a_few_passes(tmp_path: Path) -
 
         eventually(placed, 60, "all to be placed")
         eventually(published, 60, "all to be published")
-        passes = [line for line in log.read_text().splitlines() if " pass " in line]
-        adds = [line.count("add default.svc-") for line in passes if "add default.svc-" in line]
+        passes = [each["did"] for each in logged(log, "pass")]
+        adds = [did.count("add default.svc-") for did in passes if "add default.svc-" in did]
         assert sum(adds) == 100, "each is added once"
         # kubectl applies one after another; what is there together is placed together.
         assert len(adds) <= 30, adds

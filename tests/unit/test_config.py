@@ -82,6 +82,7 @@ def test_the_file_gives_way_to_the_environment_and_that_to_the_flags(
 def test_every_setting_can_be_given_in_each_of_the_three_ways(tmp_path: Path) -> None:
     good = {
         "port": "9999", "ports": "2000-2001", "runtime": "llama-server", "memory_fraction": "0.5", "log_level": "debug",
+        "log_format": "json",
         "runtimes": "llama-server", "llama_server_startup_timeout": "5", "drain_timeout": "5", "hang_timeout": "5",
         "stop_timeout": "5", "log_size": "5", "log_files": "5", "host_ip": "10.0.0.1", "bind": "::",
         "metrics_listen": "10.0.0.1:9091",
@@ -169,6 +170,7 @@ def test_a_key_like_no_other_lists_them_all(tmp_path: Path) -> None:
         ("memory_fraction", "nan", "between 0 and 1"), ("memory_fraction", "-0.1", "between 0 and 1"),
         ("llama_server_startup_timeout", "inf", "between 1 and 86400"),
         ("runtime", "vllm", "must be one of llama-server"), ("log_level", "loud", "must be one of debug"),
+        ("log_format", "xml", "must be one of auto, text, json"),
         ("host_ip", "my-mac.local", "must be an IP address"), ("bind", "*", "must be an IP address"),
         ("metrics_listen", "9091", "must look like"), ("metrics_listen", "mac.local:9091", "must look like"),
         ("metrics_listen", "10.0.0.1:0", "must look like"), ("metrics_listen", "10.0.0.1:70000", "must look like"),
