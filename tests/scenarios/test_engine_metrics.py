@@ -41,8 +41,10 @@ LOADS_S = "3"
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     base = tmp_path_factory.mktemp("engines")
     with running(base, "--engine-metrics", "true", engine=either(base)) as up:
-        up.apply(up.tiny_model(), service(), *(engine(base, name, text) for name, text in PAGES.items()))
-        for name in ("tiny", *PAGES):
+        dozy = service("dozy")
+        dozy["metadata"]["annotations"] = {"metal-supervisor.io/idle-ttl": "10s"}
+        up.apply(up.tiny_model(), service(), dozy, *(engine(base, name, text) for name, text in PAGES.items()))
+        for name in ("tiny", "dozy", *PAGES):
             up.ready(name)
         yield up
 
@@ -119,11 +121,12 @@ def test_series_go_with_the_process_and_come_with_the_next(system: System) -> No
 
 
 def test_an_engine_that_is_to_sleep_is_never_asked(system: System) -> None:
-    dozy = service("dozy")
-    dozy["metadata"]["annotations"] = {"metal-supervisor.io/idle-ttl": "1s"}
-    system.apply(dozy)
-    system.ready("dozy")
     props = f"http://127.0.0.1:{system.port('dozy')}/props"
-    eventually(lambda: json.loads(fetched(props))["is_sleeping"], 20, "it to sleep")
+    eventually(lambda: json.loads(fetched(props))["is_sleeping"], 30, "it to sleep")
+    system.chat()
+    before = series(page(system), TOKENS)
+    system.chat()
+    eventually(lambda: series(page(system), TOKENS) != before, 40, "the others to be asked again")
+    assert json.loads(fetched(props))["is_sleeping"]
     assert '"dozy"' not in "".join(series(page(system), "metal_supervisor_engine_metrics_up"))
     assert '"dozy"' not in "".join(series(page(system), TOKENS))
