@@ -139,6 +139,9 @@ class Settings:
         "", "ADDRESS:PORT on which /metrics and /healthz, and nothing else, can be asked for from the cluster, without "
         "a password; empty: nowhere but on loopback.", _listen,
     )
+    engine_metrics: bool = _setting(
+        False, "Whether /metrics has the engines' own metrics too (tokens per second, for one), asked for every 15 s."
+    )
     ports: str = _setting("18100-18999", "Range of the engines' ports; a service keeps the one it got.", _port_range)
     runtime: str = _setting(
         "llama-server", "Runtime of services that name none, as far as it serves their model's format.",

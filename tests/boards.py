@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from metal_supervisor.core import histogram
+from metal_supervisor.core import engine_metrics, exposition, histogram
+from metal_supervisor.core.engine_metrics import Told
 from metal_supervisor.core.report import report
 from metal_supervisor.core.types import Endpoint, Observed, Record, Standing, Verdict
 from metal_supervisor.sidecar.board import Board, Row
@@ -39,6 +40,23 @@ def row(name: str = "tiny", **observed: Any) -> Row:
     return Row(record, seen, report(record, seen), "127.0.0.1:18100", 8)
 
 
+ENGINE = """# HELP llamacpp:tokens_predicted_total Number of generation tokens processed
+# TYPE llamacpp:tokens_predicted_total counter
+llamacpp:tokens_predicted_total 6
+# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total 20
+"""
+
+
+def told() -> Told:
+    """What engines say of themselves: one is served, with a family left out, and another gave no answer."""
+    tiny, mute = ("default", "tiny"), ("default", "mute")
+    found, _ = engine_metrics.blocks(exposition.read(ENGINE), tiny)
+    page, _ = engine_metrics.merged([(1, found)])
+    return Told(page, frozenset({1}), {tiny: True, mute: False}, {tiny: {"name": 2}, mute: {"timeout": 1}})
+
+
 def full_board() -> Board:
     """One with a value for everything."""
     tallies = Tallies()
@@ -50,5 +68,5 @@ def full_board() -> Board:
     power = Reading("powermetrics", watts=dict.fromkeys(("combined", "gpu", "cpu", "ane"), 1.5), every_s=1e12)
     return Board(
         at=1000.0, rows=(row(restarts=2, exits={"SIGKILL": 2, "stopped": 1}),), controller=TOLD, node="mac-a",
-        requests=5, power=power, counted=tallies.counted(),
+        requests=5, power=power, counted=tallies.counted(), told=told(),
     )

@@ -78,6 +78,7 @@ class Faults:
     answer_status: int = option(200, "answer chats, embeddings and reranks with an error of this status")
     answer_delay_s: float = option(0.0, "take so long before any such answer")
     api_key: str = option("", "want this key for them, and quote a wrong one")
+    metrics_file: str = option("", "answer /metrics with what this file has")
     cut_after_tokens: int = option(0, "close the connection in the middle of a stream")
 
 
@@ -179,6 +180,8 @@ class Engine:
             self.slots[index] = False
 
     def metrics(self) -> str:
+        if self.faults.metrics_file:
+            return Path(self.faults.metrics_file).read_text()
         busy = sum(self.slots)
         rows = (
             ("prompt_tokens_total", "counter", self.served["prompt_tokens"]),

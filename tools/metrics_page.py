@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/metrics.md from the table in metal_supervisor/sidecar/metric_table.py, and from our alerts.
+"""Writes docs/metrics.md from the tables of metrics, reasons and runtimes, and from our alerts.
 
     python tools/metrics_page.py
 """
@@ -15,6 +15,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from metal_supervisor.core.engine_metrics import REASONS  # noqa: E402
+from metal_supervisor.runtimes import RUNTIMES  # noqa: E402
 from metal_supervisor.sidecar.metric_table import INCUMBENT, OURS, SERVED, UNSERVED, Entry  # noqa: E402
 
 PAGE, ALERTS = ROOT / "docs" / "metrics.md", ROOT / "conf" / "prometheus" / "alerts.yaml"
@@ -37,8 +39,8 @@ FROM_AFAR = """
 
 Nothing but loopback is listened on, unless `--metrics-listen ADDRESS:PORT` says so: there `/metrics` and `/healthz` are
 served, and nothing else, to whoever can reach it. `conf/prometheus/scrape.yaml` has what a Prometheus in the cluster
-needs to find a Mac, `conf/grafana/dashboard.json` is a dashboard to import (watts need `--apple-power-enabled`, tokens
-per second a scrape of the engines too), and `conf/prometheus/alerts.yaml` has what somebody should be told:
+needs to find a Mac, `conf/grafana/dashboard.json` is a dashboard to import (watts need `--apple-power-enabled`, its
+panel "Tokens per second" needs `--engine-metrics`), and `conf/prometheus/alerts.yaml` has what somebody should be told:
 
 """
 OWN = f"""
@@ -49,6 +51,34 @@ number. `loop` is `controller` or `sidecar`, and `op` what was written: `endpoin
 All begin with `{OURS}`.
 
 """
+ENGINES = f"""
+## The engines' own
+
+With `--engine-metrics true` (or `engine_metrics = true`) `/metrics` has what the engines count themselves, too, under
+their own names: `llamacpp:tokens_predicted_total`, `vllm:generation_tokens_total` … Each series has the labels
+`namespace` and `name` of its InferenceService before its own; an engine's own label of such a name, or `job` or
+`instance`, becomes `exported_name` and so on.
+
+- Each engine that serves is asked every 15 s, for at most 2 s, by one thread of the sidecar; a scrape gets what was
+  said last. That is one small request more for the engine. One that does not answer is asked less often.
+- One that loads, ends or hangs is not asked, and one that unloads its model when idle (`metal-supervisor.io/idle-ttl`)
+  never is: a question would wake it, or keep it awake.
+- Series go with the process that they are of, and once what they say is 60 s old.
+- llama-server's `llamacpp:predicted_tokens_seconds` and `llamacpp:prompt_tokens_seconds` are averages since somebody
+  last asked: with several who ask, each gets a part. `rate()` of the counters does not have that trouble.
+- An engine that wants a key is sent the one of its `spec.env`, as with its first request.
+- Timestamps, exemplars and `*_created` are dropped, labels and help texts cut to 200 characters. A counter whose name
+  does not end in `_total` is of type `unknown` in OpenMetrics, which has no others.
+
+| runtime | asked at |
+| --- | --- |
+{{runtimes}}
+What cannot stand on the page is left out, so that the rest of it is always valid; `{OURS}engine_metrics_up` is 0 for an
+engine whose last answer was not taken, and `{OURS}engine_metrics_dropped_total` counts by `reason`:
+
+| reason | what happened |
+| --- | --- |
+{{reasons}}"""
 MISSING = """
 ## What LLMKube's agent has and this has not
 
@@ -74,12 +104,23 @@ def _alerts() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _engines() -> str:
+    """Who is asked, and what is left out."""
+    nowhere = {True: "the daemon's metrics are no one service's", False: "the engine has none"}
+    runtimes = "".join(
+        f"| `{name}` | {f'`{each.metrics_path}`' if each.metrics_path else nowhere[each.shared is not None]} |\n"
+        for name, each in RUNTIMES.items()
+    )
+    reasons = "".join(f"| `{name}` | {text} |\n" for name, text in REASONS.items())
+    return ENGINES.format(runtimes=runtimes, reasons=reasons)
+
+
 def page() -> str:
     """The text of the page."""
     theirs = _rows(entry for entry in SERVED if entry.name.startswith(INCUMBENT))
     own = _rows(entry for entry in SERVED if entry.name.startswith(OURS))
     missing = "".join(f"- `{name}`: {reason}.\n" for name, reason in UNSERVED.items())
-    return HEAD + THEIRS + theirs + OWN + own + MISSING + missing + FROM_AFAR + _alerts()
+    return HEAD + THEIRS + theirs + OWN + own + _engines() + MISSING + missing + FROM_AFAR + _alerts()
 
 
 if __name__ == "__main__":

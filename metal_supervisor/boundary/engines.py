@@ -50,18 +50,30 @@ class _Received:
 
 
 def _get(host: str, port: int, path: str, timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
-    """(status, body). One deadline for the whole of it: an engine that drips bytes is no better than one that hangs."""
+    """(status, body)."""
+    return _parsed(_received(host, port, path, timeout_s))
+
+
+def _received(host: str, port: int, path: str, timeout_s: float, key: str = "") -> bytes:
+    """A whole answer, or MOST_BYTES of it and a little more.
+
+    One deadline for all of it: an engine that drips bytes, however fast, is no better than one that hangs.
+    """
     until = time.monotonic() + timeout_s
     data = bytearray()
+    head = [f"GET {path} HTTP/1.1", f"Host: {host}:{port}", "Connection: close"]
+    head += [f"Authorization: Bearer {key}"] if key else []
     with _connected(host, port, timeout_s) as connection:
-        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+        connection.sendall("\r\n".join([*head, "", ""]).encode())
         while len(data) < MOST_BYTES:
-            connection.settimeout(max(0.001, until - time.monotonic()))
+            if (left_s := until - time.monotonic()) <= 0:
+                raise TimeoutError
+            connection.settimeout(left_s)
             part = connection.recv(65536)
             if not part:
                 break
             data += part
-    return _parsed(bytes(data))
+    return bytes(data)
 
 
 def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
@@ -231,6 +243,27 @@ def metrics(host: str, port: int, timeout_s: float = TIMEOUT_S) -> str:
     except (OSError, http.client.HTTPException):
         return ""
     return body.decode("utf-8", "replace") if status == 200 else ""
+
+
+def counted(host: str, port: int, path: str, key: str = "", timeout_s: float = TIMEOUT_S) -> tuple[str, str]:
+    """(what an engine counts, "") or ("", why there is nothing, by `engine_metrics.REASONS`).
+
+    `key`: sent along, "" for none. A redirect is not followed.
+    """
+    try:
+        data = _received(host, port, path, timeout_s, key)
+        if len(data) >= MOST_BYTES:
+            return "", "size"
+        status, body = _parsed(data)
+    except TimeoutError:
+        return "", "timeout"
+    except OSError:
+        return "", "unreachable"
+    except http.client.HTTPException:
+        return "", "format"
+    if status == 200:
+        return body.decode("utf-8", "replace"), ""
+    return "", "key" if status in (401, 403) else "redirect" if 300 <= status < 400 else "status"
 
 
 def answers_at(host: str, port: int, timeout_s: float = 1.0) -> bool:

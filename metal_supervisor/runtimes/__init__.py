@@ -46,6 +46,8 @@ class Runtime:
     """(reason, message) if this build of it cannot honour what the service asks for."""
     shared: Shared | None = None
     """Set if the services are models of one daemon; `engine` is then the attendant of one."""
+    metrics_path: str = ""
+    """Where an engine tells what it counts, "" if it does not; a shared daemon's is no one service's."""
 
 
 RUNTIMES: Mapping[str, Runtime] = {
@@ -56,6 +58,7 @@ RUNTIMES: Mapping[str, Runtime] = {
         engine=llama_server.engine,
         demand=lambda _service, argv, model, reading_of: llama_memory.demand(argv, model, reading_of),
         lacks=llama_server.lacks,
+        metrics_path="/metrics",
     ),
     "mlx-server": Runtime(
         executables=(
@@ -92,5 +95,6 @@ RUNTIMES: Mapping[str, Runtime] = {
         refuse=vllm_swift.refuse,
         engine=vllm_swift.engine,
         demand=vllm_swift.demand,
+        metrics_path="/metrics",
     ),
 }

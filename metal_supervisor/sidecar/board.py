@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 from metal_supervisor.boundary.addresses import Choice
 from metal_supervisor.core.downloads import Download, downloads
+from metal_supervisor.core.engine_metrics import Told
 from metal_supervisor.core.report import Happening, Report
 from metal_supervisor.core.types import Json, Observed, Record
 from metal_supervisor.sidecar.inventory import Offer, rows
@@ -70,6 +71,8 @@ class Board:
     """Requests sent to the Kubernetes API since the start."""
     counted: Counted = field(default_factory=Counted)
     """What was counted since the start."""
+    told: Told = field(default_factory=Told)
+    """What engines count themselves; nothing where nobody asked for it."""
     power: Reading | None = None
     """What the chip draws; None where nobody asked for it."""
     happenings: tuple[Recent, ...] = ()

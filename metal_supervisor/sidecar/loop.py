@@ -48,6 +48,7 @@ from metal_supervisor.core.types import (
 from metal_supervisor.sidecar import farewell, sharing, words
 from metal_supervisor.sidecar.board import Board, Recent, Row
 from metal_supervisor.sidecar.fleetnode import FleetNode
+from metal_supervisor.sidecar.gatherer import Gatherer
 from metal_supervisor.sidecar.inventory import Inventory, noted
 from metal_supervisor.sidecar.membership import Membership, new_session
 from metal_supervisor.sidecar.meter import Engine, Meter
@@ -100,6 +101,7 @@ class Sidecar:
         self.prober = Prober(self.wake, limits, self._key_of, self._tallies.probed)
         self.exits = ExitWatch(self._exited)
         self._meter = Meter(self.wake)
+        self._gatherer = Gatherer(settings.bind_address, self._key_of)
         self._dead: set[int] = set()
         self._news = threading.Event()
         """A process has ended, and no pass has told of it."""
@@ -136,7 +138,8 @@ class Sidecar:
     def current(self) -> Board:
         """The board, with what is counted elsewhere."""
         counted = self._tallies.counted()
-        return replace(self.board, requests=self.kube.requests, power=self._power.reading, counted=counted)
+        told, power = self._gatherer.told(), self._power.reading
+        return replace(self.board, requests=self.kube.requests, power=power, counted=counted, told=told)
 
     def _roamed(self) -> None:
         """The machine has slept, or is somewhere else."""
@@ -160,6 +163,8 @@ class Sidecar:
             self.addresses.wait(RETRY_S)
         self.registrar.start()
         self._meter.start()
+        if self.settings.engine_metrics:
+            self._gatherer.start()
         self._inventory.start()
         self._power.start()
         if not self.settings.embedded:
@@ -239,6 +244,7 @@ class Sidecar:
         self._meter.measure_only(
             {pid: self._engine(records[name], notes, pid) for name, pid in pids.items() if pid}
         )
+        self._gatherer.follow(rows, notes)
         self._tallies.forget_all_but(records.keys())
         for program in self._observed.keys() - records.keys():
             del self._observed[program]

@@ -120,6 +120,15 @@ SERVED = (
         "Writes to the cluster that failed, by HTTP status, or by the reason of there being none.", ("op", "code"),
         SIDECAR,
     ),
+    Entry(
+        OURS + "engine_metrics_up", GAUGE, "1 if the engine's own metrics were had when it was last asked.", SERVICE,
+        "with --engine-metrics, while the engine serves",
+    ),
+    Entry(
+        OURS + "engine_metrics_dropped_total", COUNTER,
+        "Answers of an engine, or families of one, that were left out of its own metrics.", (*SERVICE, "reason"),
+        SIDECAR,
+    ),
     Entry(OURS + "api_requests_total", COUNTER, "Requests the sidecar sent to the Kubernetes API.", note=SIDECAR),
     Entry(OURS + "cluster_reachable", GAUGE, "1 if the Kubernetes API can be read and written."),
     Entry(OURS + "supervisord_reachable", GAUGE, "1 if supervisord answers."),

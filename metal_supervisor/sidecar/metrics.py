@@ -29,6 +29,7 @@ from metal_supervisor.core.types import Json
 from metal_supervisor.sidecar.board import Board, Row, cluster_trouble
 from metal_supervisor.sidecar.metric_table import COUNTER, HISTOGRAM, INCUMBENT, INFO, OURS, PHASES, TABLE, Entry
 
+END = b"# EOF\n"
 PRESSURES = ("Normal", "Warning", "Critical")
 
 
@@ -93,6 +94,7 @@ class _BoardCollector(Collector):
         page, board = _Page(), self._board
         for row in board.rows:
             _service(page, board, row)
+        _engines(page, board)
         _system(page, board)
         _loops(page, board)
         _memory(page, board.controller.get("memory"))
@@ -120,6 +122,17 @@ def _service(page: _Page, board: Board, row: Row) -> None:
     for reason, count in observed.exits.items():
         page.add(OURS + "process_exits_total", count, **service, reason=reason)
     page.add(OURS + "time_to_ready_seconds", counted.starts.get(record.program), **service)
+
+
+def _engines(page: _Page, board: Board) -> None:
+    """How it went to ask the engines for their own metrics."""
+    for (namespace, name), taken in board.told.up.items():
+        page.add(OURS + "engine_metrics_up", int(taken), name=name, namespace=namespace)
+    for (namespace, name), reasons in board.told.dropped.items():
+        for reason, count in sorted(reasons.items()):
+            page.add(
+                OURS + "engine_metrics_dropped_total", count, name=name, namespace=namespace, reason=reason
+            )
 
 
 def _system(page: _Page, board: Board) -> None:
@@ -193,4 +206,6 @@ def exposition(board: Board, accept: str) -> tuple[bytes, str]:
     if isinstance(encode, partial) and "escaping" in encode.keywords:
         # Our names are the same under every scheme, and this one does not look at each letter: 18 of 48 ms.
         encode = partial(encode, escaping="allow-utf-8")
-    return encode(registry), content_type
+    body, openmetrics = encode(registry), content_type.startswith("application/openmetrics-text")
+    theirs = board.told.text(openmetrics).encode("utf-8", "replace")
+    return (body.removesuffix(END) + theirs + END if openmetrics else body + theirs), content_type

@@ -61,12 +61,11 @@ def page_with_everything() -> Iterator[int]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     base = tmp_path_factory.mktemp("site")
-    with running(base) as system, page_with_everything() as full:
+    with running(base, "--engine-metrics", "true") as system, page_with_everything() as full:
         system.apply(system.tiny_model(), service())
         system.ready()
         system.chat()
-        jobs = {"metal-supervisor": [system.http, full], "metal-engines": [system.port()]}
-        with prometheus(base, jobs, ALERTS) as server:
+        with prometheus(base, {"metal-supervisor": [system.http, full]}, ALERTS) as server:
             yield Site(server, f"127.0.0.1:{system.http}")
 
 

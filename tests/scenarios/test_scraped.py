@@ -82,6 +82,12 @@ def test_series_go_with_their_service(system: System) -> None:
     eventually(lambda: 'name="brief"' not in system.fetch("/metrics")[1], what="its series to be gone")
 
 
+def test_engines_are_not_asked_for_theirs_where_nobody_wants_it(system: System) -> None:
+    system.chat()
+    assert "llamacpp:" not in system.fetch("/metrics")[1]
+    assert "engine_metrics" not in system.fetch("/metrics")[1]
+
+
 def test_openmetrics_is_served_to_whom_asks_for_it(system: System) -> None:
     asked = urllib.request.Request(
         f"http://127.0.0.1:{system.http}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}

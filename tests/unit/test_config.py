@@ -89,7 +89,7 @@ def test_every_setting_can_be_given_in_each_of_the_three_ways(tmp_path: Path) ->
         "node_name": "mac-a", "node_labels": "zone=attic,gpu=", "claims": "off", "lease_duration": "5",
         "fleet_node": "on", "replicas_per_mac": "2", "status_mode": "operator", "memory_check_mode": "warn",
         "preemption": "true", "eviction_enabled": "true", "memory_watchdog_interval": "5",
-        "apple_power_enabled": "true",
+        "apple_power_enabled": "true", "engine_metrics": "true",
         "memory_pressure_warning": "0.5", "memory_pressure_critical": "0.5", "memory_recovery": "5",
         "downloads": "3", "stall_timeout": "5", "allowed_hosts": "huggingface.co, hf.co",
         "private_hosts": "nas.local,192.168.1.0/24", "hf_endpoint": "https://mirror.example.com/hub",

@@ -13,6 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain
 
 from metal_supervisor.core import histogram, programs
+from metal_supervisor.core.engine_metrics import Told
 from metal_supervisor.core.types import Observed
 from metal_supervisor.sidecar import words
 from metal_supervisor.sidecar.board import Board
@@ -82,7 +83,8 @@ def test_everything_in_the_table_is_scraped_with_its_type_and_labels_and_nothing
     text = exposition(full_board(), "")[0].decode()
     assert "# HELP" in text
     found = {family.name: family for family in plain(text)}
-    assert len(TABLE) == len(SERVED) == len(found)
+    assert {name for name in found if ":" in name} == {"llamacpp:tokens_predicted", "llamacpp:prompt_tokens"}
+    assert len(TABLE) == len(SERVED) == len([name for name in found if ":" not in name])
     for entry in SERVED:
         family = found[entry.name.removesuffix("_total")]
         kind = "gauge" if entry.kind == "info" else entry.kind
@@ -114,6 +116,9 @@ def test_values_are_those_of_the_board() -> None:
         (OURS + "process_exits_total", {**tiny, "reason": "SIGKILL"}, 2),
         (OURS + "time_to_ready_seconds_sum", tiny, 3.0), (OURS + "endpoint_withdraw_seconds_count", {}, 1),
         (OURS + "apply_errors_total", {"op": "endpoints", "code": "409"}, 1), (OURS + "api_requests_total", {}, 5),
+        (OURS + "engine_metrics_up", tiny, 1), (OURS + "engine_metrics_up", {**tiny, "name": "mute"}, 0),
+        (OURS + "engine_metrics_dropped_total", {**tiny, "reason": "name"}, 2),
+        ("llamacpp:tokens_predicted_total", tiny, 6),
         (OURS + "loop_duration_seconds_count", {"loop": "controller"}, 1),
         (OURS + "loop_duration_seconds_sum", {"loop": "sidecar"}, 0.002),
         (OURS + "loop_last_success_timestamp_seconds", {"loop": "controller"}, 900.0),
@@ -139,7 +144,7 @@ def test_series_go_with_their_service_and_with_its_process() -> None:
     names = {name for name, _ in scraped(stopped)}
     assert not names & {INCUMBENT + "process_healthy", INCUMBENT + "process_rss_bytes", OURS + "service_memory_bytes"}
     assert OURS + "service_phase" in names
-    gone = replace(board, rows=())
+    gone = replace(board, rows=(), told=Told())
     assert not [labels for _, labels in scraped(gone) if dict(labels).get("name") == "tiny"]
 
 
