@@ -150,7 +150,7 @@ def published() -> str:
             )  # fmt: skip
             lines.append(f"| {' | '.join(cells)} |\n")
         explained.append(_explained(model))
-    lines += ["\nEach estimate explains itself in a line, as here at 8192 tokens:\n\n```\n", *explained, "```\n"]
+    lines += ["\nEach estimate explains itself in a line, as here at 8192 tokens:\n\n```text\n", *explained, "```\n"]
     return "".join(lines)
 
 

@@ -36,6 +36,7 @@ FOREIGN = {
     "--replicas", "--for", "--local-dir", "--strict", "--seed", "--prompt-cache-bytes", "--gpu-memory-utilization",
     "--samplers",  # powermetrics
     "--no-index", "--find-links",  # pip
+    "--flag", "--other-flag",  # an example in a check of ours
     *NAMES, *SWITCHES, *GUARDED, *OWNED, *LOADING,
     *(f"--{name}" for name in go_agent.FLAGS),  # LLMKube's own agent
 }
@@ -80,7 +81,8 @@ def test_yaml_is_yaml_and_our_kinds_in_it_are_valid(path: Path) -> None:
 
 
 def test_what_is_said_of_shared_daemons_is_what_the_code_does() -> None:
-    section = README.read_text().partition("## Several models on one daemon")[2].partition("\n## ")[0]
+    page = (REPOSITORY / "docs" / "runtimes.md").read_text()
+    section = page.partition("## Several models on one daemon")[2].partition("\n## ")[0]
     text = re.sub(r"\s+", " ", section)
     for said in (
         f"{daemons.UNUSED_S:g} s after", f"`{omlx.KEY_FILE}`", f"written for {omlx_engine.KNOWN}", "DaemonUnreachable",
@@ -91,10 +93,12 @@ def test_what_is_said_of_shared_daemons_is_what_the_code_does() -> None:
     assert {"/health", "/v1/models"} == omlx_engine.READING, "what is said of oMLX's list of models"
 
 
-def test_every_runtime_has_a_row_in_the_readme() -> None:
-    table = README.read_text().partition("## Runtimes")[2].partition("\n\nThey run")[0]
+def test_every_runtime_has_a_row_and_is_named_in_the_readme() -> None:
+    table = (REPOSITORY / "docs" / "runtimes.md").read_text().partition("\n\nThey run")[0]
     named = {name: row for name, row in RUNTIMES.items() if f"| `{name}`" in table}
     assert set(named) == set(RUNTIMES)
+    shown = README.read_text().partition("## Engines and models")[2].partition("\n## ")[0].lower()
+    assert [name for name in RUNTIMES if name not in shown] == []
     assert [name for name, row in named.items() if row.shared is not None] == list(SHARED)
     for row in named.values():
         for executable in row.executables:

@@ -1,0 +1,212 @@
+"""Every reason that a condition, an Event or a `schedulingStatus` of ours can have: when, and what helps.
+
+The code that finds a reason has its message, with names and numbers; this is what can be said beforehand, for
+docs/conditions.md. A test compares it with the code, word by word, and with what `report` makes of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from metal_supervisor.core.report import CLAIM_LOST, TROUBLE
+
+METAL, AVAILABLE, PROGRESSING, DEGRADED = "MetalReady", "Available", "Progressing", "Degraded"
+PRESSURE, SUSPENDED = "MemoryPressure", "Suspended"
+MODEL = "Model: "
+"""Before the type of a condition that a Model has; the others are an InferenceService's."""
+EVENT, SCHEDULING, RECORD = "Event", "schedulingStatus", "record"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One word."""
+
+    name: str
+    when: str
+    do: str
+    """What a user does about it; "nothing" where it passes, or is as it should be."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Reasons that are told in the same places."""
+
+    title: str
+    types: tuple[str, ...]
+    """The types of the conditions that may have them, or `Event`, `schedulingStatus`, `record`."""
+    phases: tuple[str, ...]
+    """What `status.phase` is meanwhile, where they are MetalReady's; () if that does not say."""
+    reasons: tuple[Reason, ...]
+    note: str = ""
+
+
+_WAIT = "nothing: it passes by itself"
+_EDIT = "change the field that the message names"
+_RUNS = "An engine that runs already runs on as it last could: then `Degraded` has the reason, and the phase stays."
+
+_SERVING = Group("It serves", (METAL, EVENT), ("Ready", "Progressing"), (
+    Reason("Serving", "its engine has answered a probe and a request; `Progressing` while other replicas are missing",
+           "nothing; for missing replicas another Mac, or `--replicas-per-mac`"),
+    Reason("ClaimLost", "another Mac holds this replica now; this one serves until that one does", _WAIT),
+))  # fmt: skip
+_COMING = Group("It comes, or goes", (METAL,), ("Creating", "Progressing"), (
+    Reason("Loading", "the engine is up and loads its model, or was just started", _WAIT),
+    Reason("Restarting", "the endpoint is out while the engine is replaced", _WAIT),
+    Reason("Stopping", "the engine is ending; it finishes its answers first", _WAIT),
+    Reason("Asleep", "this Mac is about to sleep", "nothing; or keep it awake, see docs/mac.md"),
+))  # fmt: skip
+_WAITING = Group("It waits for something", (METAL, DEGRADED), ("Pending",), (
+    Reason("Downloading", "the model file is being fetched; the message has share, rate and time left", _WAIT),
+    Reason("Checking", "the model file is being looked at, or hashed", _WAIT),
+    Reason("Pending", "its turn to be fetched has not come (`--downloads`)", _WAIT),
+    Reason("WaitingForSecret", "a Secret that it names has not been read yet",
+           "nothing; if it stays, see whether the API can be reached: `metal-supervisor doctor`"),
+    Reason("WaitingForConfigMap", "the same of a ConfigMap", "the same"),
+), _RUNS)  # fmt: skip
+_MEMORY = Group("It waits for memory", (METAL, DEGRADED), ("Pending",), (
+    Reason("InsufficientMemory", "it does not fit now; or its Model's own limit, or this Mac, is too small for it",
+           "stop something, or take a smaller quantization or context, or raise `--memory-fraction`"),
+    Reason("MemoryCheckFailed", "nobody can say how much it needs: the message has why",
+           "a model file whose header can be read; or `--memory-check-mode warn`"),
+    Reason("MemoryPressure", "the machine is short of memory; nothing is started meanwhile",
+           "nothing: it starts when that is over; or close what takes the memory"),
+    Reason("Evicted", "it was stopped because memory was short; it comes back by itself",
+           "nothing; or `spec.evictionProtection`, or a higher `spec.priority`"),
+), _RUNS)  # fmt: skip
+_OFF = Group("It is switched off", (METAL, AVAILABLE, EVENT), ("Stopped", "Suspended"), (
+    Reason("ManuallyScaledToZero", "`spec.replicas` is 0", "`kubectl scale isvc NAME --replicas=1`"),
+    Reason("Suspended", "`spec.suspend` is true", "set it to false"),
+    Reason("StoppedByHand", "somebody stopped it with supervisorctl",
+           "`supervisorctl start NAMESPACE.NAME`, or change the spec"),
+))  # fmt: skip
+_ENGINE = Group("The engine is in trouble", (METAL,), ("Creating", "Failed"), (
+    Reason("CrashLoopBackOff", "it does not stay up; the message has how it ended, its last line, the next attempt",
+           "`metal-supervisor logs NAMESPACE/NAME --previous`; `supervisorctl start` tries at once"),
+    Reason("Hung", "it answers nothing, and has done no work for `--hang-timeout`: it is restarted", _WAIT),
+    Reason("Unresponsive", "it served, and does not answer now: no new requests are sent there",
+           "nothing; if it stays, `metal-supervisor logs`"),
+))  # fmt: skip
+_MAC = Group("This Mac is in the way", (METAL, DEGRADED), ("Creating", "Failed"), (
+    Reason("PortInUse", "somebody else listens on its port",
+           "free it, or leave `spec.containerPort` out, and it gets another one"),
+    Reason("MetalUnavailable", "the job's process sees no Metal device; nothing is started on the CPU instead",
+           "`metal-supervisor doctor`; it is asked again every minute"),
+), _RUNS)  # fmt: skip
+_UNREACHED = Group("It serves, and nobody is sent there", (METAL,), ("Creating",), (
+    Reason("NoRoutableAddress", "this Mac's address is loopback, link-local or the like",
+           "set `--host-ip` to one that pods reach"),
+    Reason("EndpointNameConflict", "a Service or a slice of that name belongs to something else",
+           "rename one of the two, or delete the other object"),
+    Reason("PublishFailed", "the API refused the Service or its slice; the message has its words",
+           "`metal-supervisor doctor` names the right that is missing"),
+    Reason("DaemonUnreachable", "the shared daemon does not answer at the address that pods are told",
+           "have it listen there; the message has how"),
+))  # fmt: skip
+_REFUSED = Group("What was asked for cannot be done", (METAL, DEGRADED), ("Failed",), (
+    Reason("InvalidSpec", "a field has a value that it cannot have", _EDIT),
+    Reason("UnsupportedField", "a field that matters is set, and cannot be honoured here", "remove it: docs/fields.md"),
+    Reason("ModelNotFound", "`spec.modelRef` names no Model of the namespace", "apply the Model, or correct the name"),
+    Reason("DraftModelNotFound", "the same of the Model of speculative decoding", "apply it, or correct the name"),
+    Reason("NotMetal", "the Model's `spec.hardware.accelerator` is not `metal`", "set it, if it is meant for a Mac"),
+    Reason("NodeSelectorMismatch", "with the embedded API: `spec.nodeSelector` is not this Mac's",
+           "change it, or `--node-labels`"),
+    Reason("UnsupportedRuntime", "the runtime that it names is unknown, or not offered here (`--runtimes`)", _EDIT),
+    Reason("FormatMismatch", "its runtime does not serve its Model's `spec.format`", "change one of the two"),
+    Reason("RuntimeBinaryMissing", "the engine is not installed", "install it; the message has the line"),
+    Reason("RuntimeBroken", "the engine's program does not run", "run it by hand; install it anew"),
+    Reason("NoPort", "every port of `--ports` is taken", "widen the range"),
+    Reason("ServiceConflict", "another InferenceService makes a Service of the same name", "rename one of them"),
+    Reason("ServiceNameTooLong", "the name is longer than a Service's may be", "shorten it"),
+    Reason("ServedNameConflict", "a shared daemon serves another model of that name", "rename one of the services"),
+    Reason("DaemonSettingsConflict", "another service said something else of the shared daemon", "make the two alike"),
+    Reason("Deleting", "it is being deleted, and finalizers are waited for", "see who holds the finalizer"),
+    Reason("SecretNotFound", "a Secret that it names does not exist", "create it, or set `optional: true`"),
+    Reason("SecretForbidden", "this Mac may not read it", "apply conf/rbac/secrets.yaml"),
+    Reason("SecretKeyNotFound", "it has not the key", "add it, or set `optional: true`"),
+    Reason("SecretNotText", "the key holds no plain text", "an environment takes text only: store text"),
+    Reason("ConfigMapNotFound", "a ConfigMap that it names does not exist", "create it, or set `optional: true`"),
+    Reason("ConfigMapForbidden", "this Mac may not read it", "apply conf/rbac/secrets.yaml"),
+    Reason("ConfigMapKeyNotFound", "it has not the key", "add it, or set `optional: true`"),
+    Reason("ConfigMapNotText", "the key holds no plain text", "an environment takes text only: store text"),
+), _RUNS)  # fmt: skip
+_FILE = Group("The model file cannot be had", (METAL, DEGRADED, MODEL + DEGRADED), ("Failed",), (
+    Reason("InvalidModel", "`spec.source` is no source, or the repository has no such model", "correct it"),
+    Reason("UnsupportedSource", "its scheme, or that store, cannot be fetched from", "docs/models.md has what can"),
+    Reason("AmbiguousSource", "the repository has several models; the message lists them",
+           "set `spec.files` or `spec.quantization`"),
+    Reason("SourceNotFound", "the server says that there is no such file", "correct `spec.source`"),
+    Reason("SourceUnauthorized", "the server wants a key, or another one", "`spec.sourceSecretRef`"),
+    Reason("GatedModel", "its terms have to be accepted first", "accept them on the page that the message names"),
+    Reason("SourceNotAllowed", "this Mac may not open that place",
+           "`--allowed-roots`, `--allowed-hosts` or `--private-hosts`"),
+    Reason("DownloadFailed", "no server, no answer, a line that is cut again and again", "nothing: it is tried again"),
+    Reason("InvalidModelFile", "what came, or lies there, is no model: a login page, an LFS pointer, half a file",
+           "fetch it again, or correct `spec.source` or `spec.format`"),
+    Reason("ModelDigestMismatch", "its sha256 is another one",
+           "correct `spec.sha256`, or `metal-supervisor models rm`"),
+    Reason("ModelFileMissing", "the file on this Mac does not exist", "put it there"),
+    Reason("ModelFileUnreadable", "it exists, and cannot be read", "the message has why: mostly its owner or mode"),
+    Reason("InsufficientDisk", "it would not fit on the disk", "`metal-supervisor models gc`, or a larger disk"),
+), _RUNS)  # fmt: skip
+_RUNS_ON = Group("It serves, and something is to be known", (DEGRADED,), (), (
+    Reason("DaemonSettingsWait", "the shared daemon runs as it was started, not as a service says now",
+           "nothing; or `supervisorctl restart omlx`, which cuts off what it answers"),
+))  # fmt: skip
+_STANDARD = (
+    Group("Available", (AVAILABLE,), (), (
+        Reason("InferenceReady", "True: somewhere it serves", "nothing"),
+        Reason("NoReadyReplicas", "False: nowhere it does", "read MetalReady"),
+    )),
+    Group("Progressing", (PROGRESSING,), (), (
+        Reason("Creating", "True: it is on its way", _WAIT),
+        Reason("Pending", "True: it waits; the message is MetalReady's", "read MetalReady"),
+    )),
+    Group("Degraded", (DEGRADED,), (), (
+        Reason("Failed", "True: the phase is Failed; the message is MetalReady's", "read MetalReady"),
+    )),
+    Group("Suspended", (SUSPENDED,), (), (
+        Reason("Suspended", "True: `spec.suspend` is", "set it to false"),
+        Reason("NotSuspended", "False", "nothing"),
+    )),
+    Group("MemoryPressure", (PRESSURE,), (), (
+        Reason("Normal", "False: memory is ample", "nothing"),
+        Reason("Warning", "True: it gets short; nothing is started", "close what takes it"),
+        Reason("Critical", "True: it is short; with `--eviction-enabled` somebody has to go", "close what takes it"),
+        Reason("Evicted", "True: it was this one", "nothing: it comes back by itself"),
+    )),
+    Group("Available of a Model", (MODEL + AVAILABLE,), (), (
+        Reason("MetalAgentManaged", "True: the file is on this Mac", "nothing"),
+    )),
+    Group("Progressing of a Model", (MODEL + PROGRESSING,), (), (
+        Reason("DownloadStarted", "True: the file is being fetched", _WAIT),
+        Reason("Pending", "True: no service uses it yet, or its turn has not come", "nothing"),
+    )),
+)  # fmt: skip
+_ELSEWHERE = (
+    Group("Events alone", (EVENT,), (), (
+        Reason("Crashed", "an engine that served ended; the note has how, and its last lines",
+               "`metal-supervisor logs NAMESPACE/NAME --previous`"),
+        Reason("AddressChanged", "on this Mac's Lease: another address is advertised now", "nothing"),
+    )),
+    Group("`schedulingStatus` alone", (SCHEDULING,), (), (
+        Reason("WaitingForMetalAgent", "while MetalReady says Loading: LLMKube's word for it", _WAIT),
+    )),
+    Group("Records, logs and `metal-supervisor explain` alone", (RECORD,), (), (
+        Reason("Admitted", "it may run", "nothing"),
+        Reason("Needed", "a shared daemon is", "nothing"),
+        Reason("Unused", "a shared daemon is not needed any more, and stops", "nothing"),
+        Reason("Deleted", "the InferenceService is gone; its engine ends", "nothing"),
+        Reason("Moved", "another Mac runs it now", "nothing"),
+        Reason("NotHere", "it is not for this Mac any more", "nothing"),
+    )),
+)  # fmt: skip
+
+OF_METAL_READY = (
+    _SERVING, _COMING, _WAITING, _MEMORY, _OFF, _ENGINE, _MAC, _UNREACHED, _REFUSED, _FILE, _RUNS_ON,
+)  # fmt: skip
+GROUPS = (*OF_METAL_READY, *_STANDARD, *_ELSEWHERE)
+
+
+def warns(reason: str, group: Group) -> bool:
+    """Whether MetalReady's taking on this reason is a Warning among the Events."""
+    return METAL in group.types and (reason in TROUBLE or reason == CLAIM_LOST or group.phases == ("Failed",))
