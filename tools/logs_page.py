@@ -56,21 +56,21 @@ settings `log_size` and `log_files`. A long line may begin in one file and end i
 
 A line is one object of JSON, in ASCII. On a terminal it is text instead; the setting `log_format` (`auto`, `text` or
 `json`) may decide otherwise. `metal-supervisor logs controller` shows text on a terminal and leaves the lines as they
-are in a pipe, so this works:
+are in a pipe, so this finds every pass that did something:
 
-```
-metal-supervisor logs controller -n all | jq -r 'select(.msg == "pass") | .ts + " " + .did'
+```sh
+metal-supervisor logs controller -n all | grep -F '"msg": "pass"'
 ```
 
 This line
 
-```
+```json
 @JSON@
 ```
 
 is in text
 
-```
+```text
 @TEXT@
 ```
 

@@ -32,9 +32,8 @@ def test_the_page_is_that_of_the_sources_as_they_are() -> None:
 
 
 def test_what_the_page_shows_as_json_is_what_it_shows_as_text() -> None:
-    shown = [part for part in logs_page.page().split("```\n") if "default.tiny: new" in part and "jq" not in part]
-    (as_json,) = [each.strip() for each in shown if each.startswith("{")]
-    (as_text,) = [each.strip() for each in shown if each.startswith("2026")]
+    (as_json,) = re.findall(r"(?s)```json\n(.*?)\n```", logs_page.page())
+    (as_text,) = re.findall(r"(?s)```text\n(.*?)\n```", logs_page.page())
     found = logs.entry_in(as_json)
     assert found is not None and logs.text_lines(found) == as_text
 
