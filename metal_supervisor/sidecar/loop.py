@@ -17,22 +17,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from metal_supervisor import __version__, launch
+from metal_supervisor import launch
 from metal_supervisor.accounts import Renewal
 from metal_supervisor.boundary import host
-from metal_supervisor.boundary.doorbell import Doorbell, ring
+from metal_supervisor.boundary.doorbell import Doorbell
 from metal_supervisor.boundary.exits import ExitWatch
 from metal_supervisor.boundary.kube import Kube
-from metal_supervisor.boundary.memory import Held
 from metal_supervisor.boundary.roam import AddressBook
-from metal_supervisor.boundary.state import SESSION_FILE, StateDir, write_atomic
+from metal_supervisor.boundary.state import SESSION_FILE, StateDir
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
 from metal_supervisor.config import Settings
 from metal_supervisor.core import first_request
 from metal_supervisor.core.attachment import Attachment
-from metal_supervisor.core.claims import PREFIX, UNSCHEDULABLE
 from metal_supervisor.core.liveness import Limits
-from metal_supervisor.core.report import CRASH_LOOP, HELD, MOVED, Happening, Report, happening, report
+from metal_supervisor.core.report import CRASH_LOOP, MOVED, Happening, Report, happening, report
 from metal_supervisor.core.types import (
     LIVE,
     Json,
@@ -42,39 +40,29 @@ from metal_supervisor.core.types import (
     ProgramState,
     Record,
     RunNote,
-    Standing,
     State,
 )
 from metal_supervisor.sidecar import farewell, sharing, words
 from metal_supervisor.sidecar.board import Board, Recent, Row
 from metal_supervisor.sidecar.fleetnode import FleetNode
 from metal_supervisor.sidecar.gatherer import Gatherer
-from metal_supervisor.sidecar.inventory import Inventory, noted
-from metal_supervisor.sidecar.membership import Membership, new_session
+from metal_supervisor.sidecar.inventory import Inventory
+from metal_supervisor.sidecar.membership import Membership, session_kept
 from metal_supervisor.sidecar.meter import Engine, Meter
+from metal_supervisor.sidecar.observer import UNCONFIRMED_S, Look, Observer
 from metal_supervisor.sidecar.power import PowerFile
-from metal_supervisor.sidecar.probes import Finding, Prober, Target
+from metal_supervisor.sidecar.probes import Prober, Target
 from metal_supervisor.sidecar.registrar import Around, Registrar
 from metal_supervisor.sidecar.slumber import Slumber
 from metal_supervisor.sidecar.statuses import Wanted, WantedModel
+from metal_supervisor.sidecar.surroundings import around, node_notes
 from metal_supervisor.sidecar.tallies import Tallies
 
 TICK_S = 15.0
 RETRY_S = 1.0
 WITHDRAW_ALL_S = 2.0
-MEMORY_STEP_BYTES = 16 << 20
 MOST_HAPPENINGS = 20
-# Below the 2 s that the controller waits for an answer.
-UNCONFIRMED_S = 1.0
 log = logging.getLogger("sidecar")
-
-
-def _asked_at(token: str) -> float:
-    """Unix time at which a withdrawal was asked for."""
-    try:
-        return float(token)
-    except ValueError:
-        return 0.0
 
 
 class Sidecar:
@@ -90,7 +78,8 @@ class Sidecar:
         """The notes of attendants, as of this pass."""
         self._rows: list[Row] = []
         """What was seen in the latest pass, shared daemons included."""
-        self.membership = Membership(kube, self.node, settings.lease_duration, self._session())
+        session = session_kept(directory.path / SESSION_FILE)
+        self.membership = Membership(kube, self.node, settings.lease_duration, session)
         listed = settings.fleet_node == "on" and not settings.embedded
         fleet_node = FleetNode(kube, self.node, host.memory_bytes()) if listed else None
         self._tallies = Tallies()
@@ -105,7 +94,6 @@ class Sidecar:
         self._dead: set[int] = set()
         self._news = threading.Event()
         """A process has ended, and no pass has told of it."""
-        self._observed = directory.observations()
         self._reports: dict[Key, Report] = {}
         self._happenings: deque[Recent] = deque(maxlen=MOST_HAPPENINGS)
         self._address = ""
@@ -113,6 +101,9 @@ class Sidecar:
         self._table: Mapping[str, ProgramState] = {}
         self._supervisord_since, self._table_read = 0.0, False
         self._inventory = Inventory(settings, self.wake)
+        self._observer = Observer(
+            directory, self.prober, self._meter, self._tallies, self.registrar.published, self._dead
+        )
         self._slumber = Slumber(directory.path, self.registrar)
         self._power = PowerFile(directory.path, settings.apple_power_enabled)
         self._leaving = threading.Event()
@@ -124,16 +115,6 @@ class Sidecar:
         renewal = Renewal(path, self.settings.context, self.kube)
         while True:
             time.sleep(renewal.step())
-
-    def _session(self) -> str:
-        """A name for this run, kept with the latest before it: the controller tells ours from another Mac's."""
-        path, session = self.state.path / SESSION_FILE, new_session()
-        before: list[str] = []
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads(path.read_text("utf-8"))
-            before = [str(each) for each in found][-4:] if isinstance(found, list) else []
-        write_atomic(path, json.dumps([*before, session]), durable=False)
-        return session
 
     def current(self) -> Board:
         """The board, with what is counted elsewhere."""
@@ -234,7 +215,10 @@ class Sidecar:
             if pids[name] and sharing.is_asked(record, self._attached.get(name), pids[name])
         }
         self.prober.ask_only(
-            {name: (self._target(each, pids[name]), self._known(each, pids[name])) for name, each in alive.items()},
+            {
+                name: (self._target(each, pids[name]), self._observer.known(each, pids[name]))
+                for name, each in alive.items()
+            },
             {name for name, each in alive.items() if self._ending(each, self._table.get(name))},
         )
         self._rows = [
@@ -246,9 +230,7 @@ class Sidecar:
         )
         self._gatherer.follow(rows, notes)
         self._tallies.forget_all_but(records.keys())
-        for program in self._observed.keys() - records.keys():
-            del self._observed[program]
-            self.state.forget_observed(program)
+        self._observer.forget_all_but(records.keys())
         self._register(rows, told)
         self._slumber.answer()
         trouble, since = self.registrar.trouble
@@ -293,10 +275,11 @@ class Sidecar:
             self._supervisord_since = self._supervisord_since or time.monotonic()
             return str(error)
         self._supervisord_since, self._table_read = 0.0, True
-        self._dead &= {row.pid for row in self._table.values()} | {seen.pid for seen in self._observed.values()}
+        observed = {seen.pid for seen in self._observer.observations.values()}
+        self._dead &= {row.pid for row in self._table.values()} | observed
         self.exits.watch_only(
             {row.pid for row in self._table.values() if row.state in LIVE}
-            | {seen.pid for seen in self._observed.values() if seen.pid not in self._dead}
+            | (observed - self._dead)
         )
         return ""
 
@@ -337,12 +320,6 @@ class Sidecar:
         note = self.state.run_note(program)
         return first_request.key_of(self.state.read_spec(note.spec_file if note else "").get("env"))
 
-    def _known(self, record: Record, pid: int) -> Finding:
-        """What an earlier look, or an earlier sidecar, found of this very process: it must not take out what serves."""
-        before = self._observed.get(record.program)
-        same = before is not None and before.pid == pid
-        return Finding(before.ready, before.message, before.served) if same and before else Finding(False, "")
-
     def _row(
         self,
         record: Record,
@@ -351,66 +328,16 @@ class Sidecar:
         pid: int,
         records: Mapping[str, Record],
     ) -> Row:
-        """Observes one service, keeps the observation, and reports on it."""
-        before, note = self._observed.get(record.program), notes.get(record.program)
-        if row is not None and row.state in LIVE and not pid and before is not None and before.pid in self._dead:
-            return self._just_died(record, before)
-        finding = self.prober.finding(record.program) or self._known(record, pid)
-        if record.daemon:
-            ours = record.daemon in records and records[record.daemon].spec_file is not None
-            daemon = self._observed.get(record.daemon) if ours else None
-            finding = sharing.judged(record, finding, self._attached.get(record.program), pid, daemon)
-        published = self.registrar.published(record.key)
-        word = row.state.value if row else ""
-        word = State.STOPPING.value if self._leaving.is_set() and pid else word
-        ready = bool(pid) and finding.ready and word != State.STOPPING.value
-        now = time.time()
-        died = before is not None and before.pid not in (0, pid)
-        message = finding.message
-        if note and note.refused not in ("", CRASH_LOOP) and not pid:
-            message = note.refused_message
-        elif word in HELD:
-            message = words.why_down(self.state, record, note)
-        crashed = died and not self._planned(record, word)
-        if crashed:
-            self.state.keep_crash_log(record.program)
-        # What is asked after the endpoint went out tells that nobody else will come. Where the cluster cannot be told,
-        # nobody may be cut for that either.
-        overdue = bool(record.withdraw) and now - _asked_at(record.withdraw) > UNCONFIRMED_S
-        carried_out = record.withdraw if published.withdrawn == record.withdraw or overdue else ""
-        busy = self.prober.busy(record.program, carried_out, self._target(record, pid) if pid else None)
-        held = self._meter.held(self._engine(record, notes, pid)) if pid else None
-        held = sharing.share(record, held, records.values())
-        last_exit = self._exit(record, before, died, word)
-        observed = Observed(
-            program=record.program,
-            pid=pid,
-            ready=ready,
-            since=before.since if before and before.ready == ready else now,
-            state=word,
-            message="" if ready else message,
-            withdrawn=published.withdrawn,
-            busy=bool(busy),
-            drained=carried_out if busy is False or not pid else "",
-            restarts=(before.restarts if before else 0) + int(crashed),
-            exits=words.exits(before, words.manner(last_exit, crashed) if died else ""),
-            served=bool(pid) and finding.served,
-            hung=finding.hung if pid else "",
-            last_exit=last_exit,
-            published=message if message.startswith(sharing.UNREACHABLE) else published.problem,
-            memory_bytes=self._charged(pid, held, before),
-        )
-        known = before is not None and before.pid == pid and before.served
-        if observed.served and not known and row is not None and row.pid == pid:
-            self._tallies.started(record.program, max(0.0, now - row.start))
-        self._observed[record.program] = observed
-        if self.state.write_observed(observed):
-            ring(self.state.path, "controller")
-        told = report(record, observed, self._slumber.coming is not None)
-        self._announce(record, told, observed, crashed)
+        """Observes one service, and reports on it."""
+        engine, attachment = self._engine(record, notes, pid), self._attached.get(record.program)
+        look = Look(record, row, notes.get(record.program), pid, engine, self._target(record, pid), attachment)
+        seen = self._observer.see(look, records, self._leaving.is_set())
+        told = report(record, seen.observed, self._slumber.coming is not None)
+        if seen.settled:
+            self._announce(record, told, seen.observed, seen.crashed)
         address = self.addresses.address
-        where = f"{address}:{record.port}" if told.wants_slice and address else ""
-        return Row(record, observed, told, where, held.rss_bytes if held else 0)
+        where = f"{address}:{record.port}" if told.wants_slice and address and seen.settled else ""
+        return Row(record, seen.observed, told, where, seen.rss_bytes)
 
     def _engine(self, record: Record, notes: Mapping[str, RunNote], pid: int) -> Engine:
         """A process as it is measured: of a model on a shared daemon, the daemon's."""
@@ -418,33 +345,6 @@ class Sidecar:
         if record.daemon and note is not None and note.pid:
             return Engine(note.pid, note.started, 0)
         return Engine(pid, note.started if note is not None and note.pid == pid else "", record.mapped_bytes)
-
-    def _charged(self, pid: int, held: Held | None, before: Observed | None) -> int:
-        """What an engine is charged for what it holds; small changes are no news, and no file is written for them."""
-        if not pid:
-            return 0
-        known = before.memory_bytes if before is not None and before.pid == pid else 0
-        found = held.charged_bytes if held else known
-        return known if known and abs(found - known) < max(known // 50, MEMORY_STEP_BYTES) else found
-
-    def _just_died(self, record: Record, before: Observed) -> Row:
-        """A death that supervisord has not told of yet: the endpoint goes out, and the rest follows once it has.
-
-        How the engine ended, what is counted and the Event wait for supervisord's word.
-        """
-        observed = replace(before, pid=0, ready=False, served=False, hung="", message="the engine has ended")
-        self.state.write_observed(observed)
-        return Row(record, observed, report(record, observed), "", 0)
-
-    def _planned(self, record: Record, word: str) -> bool:
-        """Whether the controller, or a human, made the process end."""
-        ours = bool(record.withdraw) or record.verdict.standing is not Standing.RUN or self._leaving.is_set()
-        return ours or record.stopped_by_hand or word in ("STOPPING", "STOPPED")
-
-    def _exit(self, record: Record, before: Observed | None, died: bool, word: str) -> str:
-        if before is None or died or not before.last_exit or word in HELD:
-            return words.ended(self.state, record.program)
-        return before.last_exit
 
     def _announce(self, record: Record, told: Report, observed: Observed, died: bool) -> None:
         """Makes an Event of a change that deserves one, and a log line of any change."""
@@ -484,33 +384,8 @@ class Sidecar:
         self._address = address or self._address
 
     def _around(self, rows: list[Row], told: Json) -> Around:
-        """What surrounds this Mac, from the controller's report."""
+        """What surrounds this Mac; the embedded API has it for itself."""
         if self.settings.embedded:
             return Around()
-        cluster: Json = told["cluster"] if isinstance(told.get("cluster"), dict) else {}
-        watched = self.settings.namespace
-        where = {watched} if watched else {row.record.namespace for row in rows} | set(told.get("namespaces") or [])
-        silent = [tuple(each) for each in told.get("silent") or [] if isinstance(each, list) and len(each) == 2]
-        operator = cluster.get("operator")
-        return Around(
-            operator if isinstance(operator, bool) else None,
-            frozenset(where),
-            tuple((str(namespace), str(node)) for namespace, node in silent),
-            tuple(sorted(self._notes(told).items())),
-            str(cluster.get("cloned") or ""),
-        )
-
-    def _notes(self, told: Json) -> dict[str, str]:
-        """What the node Lease says of this Mac."""
-        memory = told["memory"] if isinstance(told.get("memory"), dict) else {}
-        notes = {
-            **{PREFIX + name: text for name, text in host.capabilities(self._inventory.chip).items()},
-            **noted(self._inventory.offers),
-            PREFIX + "version": __version__,
-            PREFIX + "address": self.addresses.address,
-            **{f"{PREFIX}memory-{name}": str(memory[name]) for name in ("budget", "left") if name in memory},
-        }
-        if word := self.state.cordoned():
-            notes[UNSCHEDULABLE] = word
-        return notes
-
+        notes = node_notes(self._inventory, self.addresses.address, told, self.state.cordoned())
+        return around(self.settings.namespace, rows, told, notes)

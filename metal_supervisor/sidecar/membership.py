@@ -7,15 +7,19 @@ gone, so its peers do it, each with the slice's own version as a precondition: a
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import random
 import time
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from metal_supervisor.boundary import wake
 from metal_supervisor.boundary.answers import now_micro
 from metal_supervisor.boundary.kube import MERGE, Kube, KubeError
+from metal_supervisor.boundary.state import write_atomic
 from metal_supervisor.core import claims, manifests
 from metal_supervisor.core.types import Json
 
@@ -26,6 +30,16 @@ log = logging.getLogger("sidecar")
 def new_session() -> str:
     """Names this run of the sidecar; sorts by the time of its start."""
     return f"{time.time():017.6f}-{os.urandom(4).hex()}"
+
+
+def session_kept(path: Path) -> str:
+    """A name for this run, kept in a file with the latest before it: the controller tells ours from another Mac's."""
+    session, before = new_session(), []
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_text("utf-8"))
+        before = [str(each) for each in found][-4:] if isinstance(found, list) else []
+    write_atomic(path, json.dumps([*before, session]), durable=False)
+    return session
 
 
 class Membership:

@@ -1,0 +1,210 @@
+"""What is seen of one service, from what supervisord, its launcher, its probe and the cluster say together.
+
+Each observation is kept as a file, for the controller and for the next sidecar. A death is seen through the pid, before
+supervisord has told of it: then only the endpoint goes out, and how it ended waits for supervisord's word.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+from metal_supervisor.boundary.doorbell import ring
+from metal_supervisor.boundary.memory import Held
+from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.core.attachment import Attachment
+from metal_supervisor.core.report import CRASH_LOOP, HELD
+from metal_supervisor.core.types import LIVE, Key, Observed, ProgramState, Record, RunNote, Standing, State
+from metal_supervisor.sidecar import sharing, words
+from metal_supervisor.sidecar.meter import Engine, Meter
+from metal_supervisor.sidecar.probes import Finding, Prober, Target
+from metal_supervisor.sidecar.publisher import Published
+from metal_supervisor.sidecar.tallies import Tallies
+
+MEMORY_STEP_BYTES = 16 << 20
+# Below the 2 s that the controller waits for an answer.
+UNCONFIRMED_S = 1.0
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a pass of the sidecar knows of one service before it judges."""
+
+    record: Record
+    row: ProgramState | None
+    """What supervisord says of its program."""
+    note: RunNote | None
+    """What its launcher noted."""
+    pid: int
+    """Its engine, 0 if there is none."""
+    engine: Engine
+    """The process that is measured."""
+    target: Target
+    """Where it is asked."""
+    attachment: Attachment | None
+    """Of a model on a shared daemon: its attendant's note."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was made of it."""
+
+    observed: Observed
+    rss_bytes: int = 0
+    crashed: bool = False
+    settled: bool = True
+    """False for a death that supervisord has not told of: it is no news yet."""
+
+
+class Observer:
+    """Judges service after service, and remembers how each was before."""
+
+    def __init__(
+        self,
+        state: StateDir,
+        prober: Prober,
+        meter: Meter,
+        tallies: Tallies,
+        published: Callable[[Key], Published],
+        dead: Collection[int],
+    ) -> None:
+        """`published`: what the cluster was told of a service; `dead`: pids that ended, kept by the loop."""
+        self._state, self._prober, self._meter, self._tallies = state, prober, meter, tallies
+        self._published, self._dead = published, dead
+        self._before = state.observations()
+
+    @property
+    def observations(self) -> Mapping[str, Observed]:
+        """The latest of each program."""
+        return self._before
+
+    def forget_all_but(self, programs: Collection[str]) -> None:
+        """Forgets those whose records are gone."""
+        for program in self._before.keys() - set(programs):
+            del self._before[program]
+            self._state.forget_observed(program)
+
+    def known(self, record: Record, pid: int) -> Finding:
+        """What an earlier look, or an earlier sidecar, found of this very process: it must not take out what serves."""
+        before = self._before.get(record.program)
+        same = before is not None and before.pid == pid
+        return Finding(before.ready, before.message, before.served) if same and before else Finding(False, "")
+
+    def see(self, look: Look, records: Mapping[str, Record], leaving: bool) -> Seen:
+        """Observes one service, and keeps the observation. `leaving`: the whole system stops."""
+        record, row, pid = look.record, look.row, look.pid
+        before = self._before.get(record.program)
+        if row is not None and row.state in LIVE and not pid and before is not None and before.pid in self._dead:
+            return self._just_died(before)
+        word = row.state.value if row else ""
+        word = State.STOPPING.value if leaving and pid else word
+        finding = self._finding(look, records)
+        died = before is not None and before.pid not in (0, pid)
+        crashed = died and not _planned(record, word, leaving)
+        if crashed:
+            self._state.keep_crash_log(record.program)
+        held = self._meter.held(look.engine) if pid else None
+        held = sharing.share(record, held, records.values())
+        last_exit = self._last_exit(record, before, died, word)
+        ready = bool(pid) and finding.ready and word != State.STOPPING.value
+        now, message = time.time(), self._message(look, finding, word)
+        published = self._published(record.key)
+        told = message if message.startswith(sharing.UNREACHABLE) else published.problem
+        busy, drained = self._drained(look, published)
+        observed = Observed(
+            program=record.program,
+            pid=pid,
+            ready=ready,
+            since=before.since if before and before.ready == ready else now,
+            state=word,
+            message="" if ready else message,
+            withdrawn=published.withdrawn,
+            busy=busy,
+            drained=drained,
+            restarts=(before.restarts if before else 0) + int(crashed),
+            exits=words.exits(before, words.manner(last_exit, crashed) if died else ""),
+            served=bool(pid) and finding.served,
+            hung=finding.hung if pid else "",
+            last_exit=last_exit,
+            published=told,
+            memory_bytes=_charged(pid, held, before),
+        )
+        self._count_start(row, before, observed, now)
+        self._before[record.program] = observed
+        if self._state.write_observed(observed):
+            ring(self._state.path, "controller")
+        return Seen(observed, held.rss_bytes if held else 0, crashed)
+
+    def _just_died(self, before: Observed) -> Seen:
+        """A death that supervisord has not told of yet: the endpoint goes out, and the rest follows once it has.
+
+        How the engine ended, what is counted and the Event wait for supervisord's word.
+        """
+        observed = replace(before, pid=0, ready=False, served=False, hung="", message="the engine has ended")
+        self._state.write_observed(observed)
+        return Seen(observed, settled=False)
+
+    def _finding(self, look: Look, records: Mapping[str, Record]) -> Finding:
+        """What the probe found; of a model on a shared daemon, together with the daemon and the attendant."""
+        record = look.record
+        finding = self._prober.finding(record.program) or self.known(record, look.pid)
+        if not record.daemon:
+            return finding
+        ours = record.daemon in records and records[record.daemon].spec_file is not None
+        daemon = self._before.get(record.daemon) if ours else None
+        return sharing.judged(record, finding, look.attachment, look.pid, daemon)
+
+    def _message(self, look: Look, finding: Finding, word: str) -> str:
+        """Why it is not ready, if it is not."""
+        note = look.note
+        if note and note.refused not in ("", CRASH_LOOP) and not look.pid:
+            return note.refused_message
+        return words.why_down(self._state, look.record, note) if word in HELD else finding.message
+
+    def _drained(self, look: Look, published: Published) -> tuple[bool, str]:
+        """(whether it answers somebody, the withdrawal after which nobody was left to answer, "" if there was none).
+
+        What is asked after the endpoint went out tells that nobody else will come. Where the cluster cannot be told,
+        nobody may be cut for that either.
+        """
+        record = look.record
+        overdue = bool(record.withdraw) and time.time() - _asked_at(record.withdraw) > UNCONFIRMED_S
+        carried_out = record.withdraw if published.withdrawn == record.withdraw or overdue else ""
+        busy = self._prober.busy(record.program, carried_out, look.target if look.pid else None)
+        return bool(busy), carried_out if busy is False or not look.pid else ""
+
+    def _last_exit(self, record: Record, before: Observed | None, died: bool, word: str) -> str:
+        """How its engine last ended; looked up in supervisord's log when there may be news."""
+        if before is None or died or not before.last_exit or word in HELD:
+            return words.ended(self._state, record.program)
+        return before.last_exit
+
+    def _count_start(self, row: ProgramState | None, before: Observed | None, observed: Observed, now: float) -> None:
+        """Counts how long a process took until it served, once."""
+        known = before is not None and before.pid == observed.pid and before.served
+        if observed.served and not known and row is not None and row.pid == observed.pid:
+            self._tallies.started(observed.program, max(0.0, now - row.start))
+
+
+def _asked_at(token: str) -> float:
+    """Unix time at which a withdrawal was asked for."""
+    try:
+        return float(token)
+    except ValueError:
+        return 0.0
+
+
+def _planned(record: Record, word: str, leaving: bool) -> bool:
+    """Whether the controller, or a human, made the process end."""
+    ours = bool(record.withdraw) or record.verdict.standing is not Standing.RUN or leaving
+    return ours or record.stopped_by_hand or word in ("STOPPING", "STOPPED")
+
+
+def _charged(pid: int, held: Held | None, before: Observed | None) -> int:
+    """What an engine is charged for what it holds; small changes are no news, and no file is written for them."""
+    if not pid:
+        return 0
+    known = before.memory_bytes if before is not None and before.pid == pid else 0
+    found = held.charged_bytes if held else known
+    return known if known and abs(found - known) < max(known // 50, MEMORY_STEP_BYTES) else found
