@@ -9,6 +9,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from metal_supervisor.boundary.addresses import Choice
+from metal_supervisor.core import engine_metrics, exposition
+from metal_supervisor.core.engine_metrics import Told
 from metal_supervisor.core.report import report
 from metal_supervisor.core.types import Endpoint, ModelFile, Observed, Record, Standing, Verdict
 from metal_supervisor.sidecar.app import create_app
@@ -70,6 +72,19 @@ def board(count: int = 4, text: str = "", **changes: Any) -> Board:
         engines=(Offer("llama-server", "llama-server", text or "b7200", ("gguf",)),),
     )
     return replace(plain, **changes)
+
+
+def told(count: int, series: int = 15) -> Told:
+    """What as many engines count as there are services, so many series each."""
+    text = "".join(
+        f"# HELP {name} What an engine counts\n# TYPE {name} counter\n{name} 7\n"
+        for name in (f"llamacpp:counted_{number}_total" for number in range(series))
+    )
+    families = exposition.read(text)
+    answers = [
+        (number, engine_metrics.blocks(families, ("default", f"model-{number:03}"))[0]) for number in range(count)
+    ]
+    return Told(engine_metrics.merged(answers)[0], frozenset(range(count)))
 
 
 @contextlib.contextmanager

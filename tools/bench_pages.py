@@ -1,7 +1,8 @@
 """How long the sidecar's answers take while its loop is busy: `/metrics`, `/status` and `/` of a hundred services.
 
-The server is the real one, in a process of its own. A thread beside it does nothing but make boards, as a loop would
-that never rests, so what is measured holds the waits for the interpreter, and a rendering whenever one is due.
+`/metrics` has what each of a hundred engines counts, too: fifteen series, as llama-server has. The server is the real
+one, in a process of its own. A thread beside it does nothing but make boards, as a loop would that never rests, so what
+is measured holds the waits for the interpreter, and a rendering whenever one is due.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ PATHS = ("/metrics", "/status", "/", "/healthz")
 def serve(services: int) -> None:
     """Serves ever new boards until standard input ends; prints its port."""
     sys.setswitchinterval(SWITCH_S)  # as the sidecar has it
-    latest, over = [boards.board(services)], threading.Event()
+    told = boards.told(services)
+    latest, over = [boards.board(services, told=told)], threading.Event()
 
     def loop() -> None:
         while not over.is_set():
-            latest[0] = boards.board(services, at=time.time())
+            latest[0] = boards.board(services, at=time.time(), told=told)
 
     busy = threading.Thread(target=loop, daemon=True)
     with boards.served(lambda: latest[0]) as server:

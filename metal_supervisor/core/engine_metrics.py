@@ -210,21 +210,22 @@ def _number(value: float) -> str:
 
 def merged(answers: Iterable[tuple[int, Sequence[Block]]]) -> tuple[Page, dict[int, Counter[str]]]:
     """(the page, what was left out of it) of the answers of processes by number; who comes first keeps a name."""
-    taken: dict[str, tuple[str, str]] = {}
+    taken: set[str] = set()
     families: dict[tuple[str, str], tuple[str, list[tuple[int, str]]]] = {}
     dropped: dict[int, Counter[str]] = {}
     series = 0
     for number, found in answers:
         for block in found:
-            family, names = (block.name, block.kind), _claims(block.name, block.kind)
+            family = block.name, block.kind
+            names = () if family in families else _claims(*family)  # as nearly always: it has its names already
             reason = "series" if series + block.series > MOST_IN_ALL else ""
-            if any(taken.get(name, family) != family for name in names):
+            if any(name in taken for name in names):
                 reason = "type"
             if reason:
                 dropped.setdefault(number, Counter())[reason] += 1
                 continue
             series += block.series
-            taken.update(dict.fromkeys(names, family))
+            taken.update(names)
             families.setdefault(family, (block.help, []))[1].append((number, block.lines))
     joined = (Joined(*family, help_text, tuple(parts)) for family, (help_text, parts) in families.items())
     return Page(tuple(joined)), dropped

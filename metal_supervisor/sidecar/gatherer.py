@@ -177,5 +177,5 @@ class Gatherer(threading.Thread):
         dropped.update([reason] if reason else [])
         with self._lock:
             self._page = page
-            if dropped and source in self._known:
+            if dropped:
                 self._dropped.setdefault(source.key, Counter()).update(dropped)

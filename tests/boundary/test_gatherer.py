@@ -62,15 +62,23 @@ class Page(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
+@contextlib.contextmanager
+def served() -> Iterator[Engine]:
+    with Engine() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.over.set()
+            server.shutdown()
+            thread.join()
+
+
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    with Engine() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with served() as server:
         yield server
-        server.over.set()
-        server.shutdown()
-        thread.join()
 
 
 def drip(page: Page) -> None:
@@ -310,10 +318,8 @@ def note(pid: int, started: str) -> RunNote:
 
 
 def test_the_thread_asks_who_comes_and_lets_nobody_wait_for_a_hung_one(engine: Engine) -> None:
-    with Engine() as hung:
+    with served() as hung:
         hung.answer = ANSWERS["hang"][0]
-        thread = threading.Thread(target=hung.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
         bad = serving(hung)
         bad = replace(bad, record=replace(bad.record, name="bad", program="default.bad"))
         made = Gatherer("127.0.0.1", lambda _program: ("", ""))
@@ -323,9 +329,6 @@ def test_the_thread_asks_who_comes_and_lets_nobody_wait_for_a_hung_one(engine: E
         eventually(lambda: made.told().dropped == {("default", "bad"): {"timeout": 1}}, 10, "the other to be given up")
         made.follow([], {})
         assert made.told().text(False) == "" and made.is_alive()
-        hung.over.set()
-        hung.shutdown()
-        thread.join()
 
 
 def test_a_process_is_told_by_its_pid_and_its_start(engine: Engine) -> None:
