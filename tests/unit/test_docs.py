@@ -35,7 +35,7 @@ FOREIGN = {
     "--server-side", "--rm", "--restart", "--image", "--accelerator", "--network-address", "--api-key", "--context",
     "--replicas", "--for", "--local-dir", "--strict", "--seed", "--prompt-cache-bytes", "--gpu-memory-utilization",
     "--samplers",  # powermetrics
-    "--no-index", "--find-links",  # pip
+    "--no-index", "--find-links", "--dest",  # pip
     "--flag", "--other-flag",  # an example in a check of ours
     *NAMES, *SWITCHES, *GUARDED, *OWNED, *LOADING,
     *(f"--{name}" for name in go_agent.FLAGS),  # LLMKube's own agent
@@ -60,6 +60,14 @@ def test_every_file_that_is_named_is_there(path: Path) -> None:
         assert "://" in link or (path.parent / link).exists(), link
     for name in re.findall(r"conf/[\w./-]*\w", text):
         assert (REPOSITORY / name).exists(), name
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.stem)
+def test_every_section_that_is_linked_is_there(path: Path) -> None:
+    for page, section in re.findall(r"\]\(([\w./-]*)#([^)]+)\)", path.read_text()):
+        text = (path.parent / page).read_text() if page else path.read_text()
+        titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+        assert section in [re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in titles], (page, section)
 
 
 @pytest.mark.parametrize("path", [each for each in DOCS if each.stem != "fields"], ids=lambda path: path.stem)
