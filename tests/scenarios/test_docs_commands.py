@@ -1,7 +1,8 @@
 """The commands of the documentation, page by page, as a reader would type them, beside a system that runs.
 
 The reader's directory has what a checkout has, `.run` is the state directory, and the home directory's
-`.metal-supervisor` is the same. Only ports are others: 9090 and 18100 may be somebody's.
+`.metal-supervisor` is the same; its `supervisorctl` is the one that `install` puts on the PATH, which needs no `-c`.
+Only ports are others: 9090 and 18100 may be somebody's.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import plistlib
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,11 +21,13 @@ from tests.system import System, eventually, running, service
 
 HERE = [page for page in PAGES if any(block.here for block in blocks(page))]
 CHECKOUT = (".venv", "Makefile", "conf", "docs", "launchd", "metal_supervisor", "pyproject.toml", "tests", "tools")
+HERE_TOO = "tests/scenarios/test_docs_commands.py"
 GO_AGENT = "com.llmkube.metal-agent"
 
 
 def reader(system: System, base: Path) -> Path:
     """A directory that is like a checkout in which `make run` runs; `home` beside it is the reader's."""
+    (system.state / "metal-supervisor.toml").write_text("# as install makes one\n")
     place, agents = base / "reader", base / "home" / "Library" / "LaunchAgents"
     place.mkdir()
     agents.mkdir(parents=True)
@@ -35,6 +39,19 @@ def reader(system: System, base: Path) -> Path:
     job = {"Label": GO_AGENT, "ProgramArguments": ["/usr/local/bin/llmkube-metal-agent", "--namespace", "default"]}
     (agents / f"{GO_AGENT}.plist").write_bytes(plistlib.dumps(job))
     return place
+
+
+def environment(system: System) -> dict[str, str]:
+    """A reader's shell."""
+    path = f"{system.state / 'current'}:{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
+    return {"PATH": path, "HOME": str(system.base / "home"), "LANG": "C.UTF-8"}
+
+
+def serve(system: System) -> None:
+    """The example of `make run`, up, and all programs beside it."""
+    system.apply(system.tiny_model(), service())
+    system.ready()
+    eventually(lambda: system.supervisorctl("status").count("RUNNING") >= 4, what="all programs RUNNING")
 
 
 def shape(lines: Sequence[str]) -> list[list[str]]:
@@ -56,19 +73,39 @@ def test_shapes_differ_where_a_reader_would_see_it() -> None:
 
 @pytest.mark.parametrize("page", HERE, ids=lambda page: page.stem)
 def test_every_command_of_a_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
-    path = f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
-    environ = {"PATH": path, "HOME": str(tmp_path / "home"), "LANG": "C.UTF-8"}
     with running(tmp_path) as system:
-        system.apply(system.tiny_model(), service())
-        system.ready()
-        eventually(lambda: system.supervisorctl("status").count("RUNNING") >= 4, what="all programs RUNNING")
+        serve(system)
         place, port = reader(system, tmp_path), system.port()
 
         def typed(command: str) -> str:
             ours = command.replace("localhost:9090", f"localhost:{system.http}")
             return ours.replace("127.0.0.1:18100", f"127.0.0.1:{port}")
 
-        for ran in run([each for each in blocks(page) if each.here], place, environ, typed):
+        for ran in run([each for each in blocks(page) if each.here], place, environment(system), typed):
             ran.check()
             if ran.shown.output:
                 assert shape(ran.said.splitlines()) == shape(ran.shown.output), f"{ran.block.where}:\n{ran.said}"
+
+
+def test_a_backup_brings_a_lost_state_directory_back(tmp_path: Path) -> None:
+    """As docs/operations.md has it: what was copied there is all that is needed."""
+    page = blocks(ROOT / "docs/operations.md")
+    keep = [each for each in page if each.here and any("~/backup" in shown.command for shown in each.shown)]
+    back = [each for each in page if HERE_TOO in each.run_by]
+    assert len(keep) == len(back) == 1
+    with running(tmp_path) as system:
+        serve(system)
+        place, environ = reader(system, tmp_path), environment(system)
+        for ran in run(keep, place, environ):
+            ran.check()
+        system.stop()
+        shutil.rmtree(system.state)
+        (tmp_path / "home" / ".metal-supervisor").unlink()
+        for ran in run(back, place, environ):
+            ran.check()
+        (tmp_path / "home" / ".metal-supervisor").rename(system.state)
+        system.forget()
+        system.start()
+        # What is Ready in the file is so of old: this one has to come up.
+        eventually(lambda: system.observe().get("ready"), 30, "the engine to serve")
+        assert "hello world" in system.chat()

@@ -25,17 +25,20 @@ from metal_supervisor.runtimes import RUNTIMES, omlx
 from metal_supervisor.runtimes.llama_flags import SWITCHES as LOADING
 from metal_supervisor.runtimes.llama_memory import NAMES, SWITCHES
 from metal_supervisor.runtimes.llama_server import GUARDED, OWNED, refuse
+from tests.doc_commands import blocks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHARED = ("omlx", "ollama")
 README = REPOSITORY / "README.md"
-DOCS = [README, *sorted((REPOSITORY / "docs").glob("*.md"))]
+CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
+DOCS = [README, CONTRIBUTING, *sorted((REPOSITORY / "docs").glob("*.md"))]
 FOREIGN = {
     "--cache-ram", "--ctx-checkpoints", "--kv-unified", "--swa-full", "--ubatch-size",  # llama-server
     "--server-side", "--rm", "--restart", "--image", "--accelerator", "--network-address", "--api-key", "--context",
     "--replicas", "--for", "--local-dir", "--strict", "--seed", "--prompt-cache-bytes", "--gpu-memory-utilization",
     "--samplers",  # powermetrics
-    "--no-index", "--find-links",  # pip
+    "--check",  # of the tools that write pages
+    "--no-index", "--find-links", "--dest",  # pip
     "--flag", "--other-flag",  # an example in a check of ours
     *NAMES, *SWITCHES, *GUARDED, *OWNED, *LOADING,
     *(f"--{name}" for name in go_agent.FLAGS),  # LLMKube's own agent
@@ -58,8 +61,24 @@ def test_every_file_that_is_named_is_there(path: Path) -> None:
     text = path.read_text()
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         assert "://" in link or (path.parent / link).exists(), link
-    for name in re.findall(r"conf/[\w./-]*\w", text):
+    for name in re.findall(r"(?<![\w./-])(?:conf|docs|tests|tools|launchd|metal_supervisor)/[\w./-]*\w", text):
         assert (REPOSITORY / name).exists(), name
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.stem)
+def test_every_target_of_make_is_there(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    commands = "\n".join(each.command for block in blocks(path) for each in block.shown)
+    shown = set(re.findall(r"^make ([a-z-]+)", commands, re.MULTILINE))
+    assert shown | set(re.findall(r"`make ([a-z][a-z-]*)", path.read_text())) <= targets
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.stem)
+def test_every_section_that_is_linked_is_there(path: Path) -> None:
+    for page, section in re.findall(r"\]\(([\w./-]*)#([^)]+)\)", path.read_text()):
+        text = (path.parent / page).read_text() if page else path.read_text()
+        titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+        assert section in [re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in titles], (page, section)
 
 
 @pytest.mark.parametrize("path", [each for each in DOCS if each.stem != "fields"], ids=lambda path: path.stem)
