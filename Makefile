@@ -75,7 +75,7 @@ bench: $(READY)
 	@$(BIN)/python tools/bench.py
 
 faults: $(READY)
-	@METAL_MANY=500 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m fault tests/scenarios
+	@METAL_MANY=500 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m fault tests/scenarios tests/boundary
 	@$(BIN)/python tools/faults.py
 
 memory: $(READY)

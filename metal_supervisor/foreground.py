@@ -25,6 +25,7 @@ from metal_supervisor.boundary.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.boundary.state import StateDir, StateError
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
 from metal_supervisor.config import Overrides, Settings
+from metal_supervisor.core.bar import printable
 from metal_supervisor.core.report import report
 from metal_supervisor.core.types import Key, Standing
 from metal_supervisor.incoming import Incoming
@@ -69,7 +70,8 @@ class Foreground:
 
     def tell(self, who: str, phase: str, text: str) -> None:
         """One state change."""
-        self.say(f"{time.monotonic() - self._started:7.1f}s  {who:<24} {phase:<11} {text}".rstrip())
+        line = f"{time.monotonic() - self._started:7.1f}s  {who:<24} {phase:<11} {text}"
+        self.say(printable(line).rstrip())
 
     def _shown(self, path: Path) -> str:
         """A path as one would type it here."""
@@ -83,6 +85,7 @@ class Foreground:
         """Runs until a signal; returns the exit code."""
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, self._signalled)
+        os.umask(0o077)  # as launchd's job has it: what is made here is this user's alone
         directory = StateDir(self.settings.state_path)
         directory.create()
         with self._alone(directory):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import os
@@ -28,13 +29,14 @@ class Terminal:
         )  # fmt: skip
         os.close(slave)
         self.seen = ""
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode  # a character may come in two parts
 
     def until(self, word: str) -> str:
         """What came up to a word, and with it."""
         until = time.monotonic() + WITHIN_S
         while word not in self.seen:
             assert select.select([self._master], [], [], until - time.monotonic())[0], self.seen
-            self.seen += os.read(self._master, 65536).decode()
+            self.seen += self._decode(os.read(self._master, 65536))
         found, _, self.seen = self.seen.partition(word)
         return found + word
 
@@ -42,7 +44,7 @@ class Terminal:
         """Waits for its end; what else it wrote."""
         with contextlib.suppress(OSError):  # on Linux the end of a terminal is an error
             while part := os.read(self._master, 65536):
-                self.seen += part.decode()
+                self.seen += self._decode(part)
         os.close(self._master)
         return self.seen
 

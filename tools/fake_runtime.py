@@ -55,6 +55,7 @@ class Faults:
     never_ready: bool = option(False, "answer 503 for ever")
     exit_code: int = option(1, "exit code of --fake-exit-after-s")
     exit_after_s: float = option(0.0, "exit after so long")
+    last_words: str = option("", "write these bytes, in hexadecimal, as the last line before that")
     ignore_term: bool = option(False, "ignore SIGTERM")
     term_delay_s: float = option(0.0, "take so long to exit after SIGTERM")
     hang: bool = option(False, "accept connections and never answer")
@@ -408,7 +409,9 @@ def leave(faults: Faults) -> None:
     if faults.signal:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.kill(os.getpid(), faults.signal)
-    say(f"exiting with {faults.exit_code} as asked")
+    words = bytes.fromhex(faults.last_words) or f"exiting with {faults.exit_code} as asked".encode()
+    with contextlib.suppress(OSError):
+        os.write(2, words + b"\n")
     os._exit(faults.exit_code)
 
 

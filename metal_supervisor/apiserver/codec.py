@@ -1,13 +1,15 @@
 """Bytes to values and back, and the few helpers every other module needs for plain JSON values.
 
-Bodies are JSON or YAML. YAML brings three traps: timestamps become dates, aliases can expand without
-end, and the pure-Python parser is slow on a large CRD; all three are dealt with here.
+Bodies are JSON or YAML. JSON can spell halves of characters, which nothing can be written with: they become U+FFFD,
+as on a real server. YAML brings three traps: timestamps become dates, aliases can expand without end, and the
+pure-Python parser is slow on a large CRD; all of it is dealt with here.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +21,8 @@ from .errors import ApiError, Json, bad_request
 MAX_BODY_BYTES = 3 * 1024 * 1024
 """Largest request body, as on a real server."""
 _MAX_YAML_NODES = 200_000
+_HALVES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+"""Where a body may spell half of a character."""
 _SAFE_LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -40,7 +44,8 @@ def encode(value: Any) -> bytes:
 def decode_body(body: bytes) -> Any:
     """JSON, else YAML; 400 when it is neither."""
     try:
-        return json.loads(body, parse_constant=_refuse_constant)
+        value = json.loads(body, parse_constant=_refuse_constant)
+        return _whole(value) if _HALVES.search(body) else value
     except (ValueError, RecursionError) as problem:
         if body.lstrip()[:1] in (b"{", b"["):
             message = f"the object provided is unrecognized (must be of type JSON or YAML): {problem}"
@@ -65,6 +70,15 @@ def load_yaml_file(path: Path) -> list[Json]:
     """All objects of a YAML file with `---` between them."""
     documents = list(yaml.load_all(path.read_bytes(), _Loader))
     return [document for document in documents if isinstance(document, dict)]
+
+
+def _whole(value: Any) -> Any:
+    """The value without halves of characters."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_whole(key): _whole(item) for key, item in value.items()}
+    return [_whole(item) for item in value] if isinstance(value, list) else value
 
 
 def _refuse_constant(name: str) -> Any:

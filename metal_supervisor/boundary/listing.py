@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from metal_supervisor.core.bar import printable
+
 
 class Retry(Enum):
     """When it is worth trying again."""
@@ -25,10 +27,13 @@ class Retry(Enum):
 
 
 class Unusable(Exception):
-    """A source cannot become a model; `reason` is CamelCase, the message says what to do and holds no secret."""
+    """A source cannot become a model; `reason` is CamelCase, the message says what to do and holds no secret.
+
+    Whatever is put into the message, it is one line that a terminal only shows.
+    """
 
     def __init__(self, reason: str, message: str, retry: Retry = Retry.LATER, after_s: float = 0.0) -> None:
-        super().__init__(message)
+        super().__init__(printable(message))
         self.reason, self.retry = reason, retry
         self.after_s = after_s
         """How long the server wants to be left alone, 0 if it did not say."""

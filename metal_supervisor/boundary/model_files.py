@@ -14,10 +14,18 @@ from pathlib import Path
 
 from metal_supervisor.boundary.fetch import MAGIC, kind
 from metal_supervisor.boundary.listing import Unusable
+from metal_supervisor.core.bar import printable
 from metal_supervisor.core.shards import shard_names
 from metal_supervisor.core.types import ModelFile
 
 CONFIG, WEIGHTS = "config.json", (".safetensors", ".npz")
+LONGEST_NAME = 300
+
+
+def _named(path: Path) -> str:
+    """A path for a message: a user wrote it, so it may hold anything, and be as long as he likes."""
+    text = printable(str(path))
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
 
 
 def check_place(path: Path, roots: Sequence[Path]) -> None:
@@ -29,7 +37,7 @@ def check_place(path: Path, roots: Sequence[Path]) -> None:
         raise Unusable("ModelFileUnreadable", f"{str(path)!r:.300} cannot be looked up") from None
     if not any(real.is_relative_to(root) for root in roots):
         where = ", ".join(map(str, roots))
-        raise Unusable("SourceNotAllowed", f"{path} is not below --allowed-roots of this Mac ({where})")
+        raise Unusable("SourceNotAllowed", f"{_named(path)} is not below --allowed-roots of this Mac ({where})")
 
 
 def check_places(path: Path, roots: Sequence[Path]) -> None:
@@ -48,17 +56,17 @@ def check_file(path: Path) -> int:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             what = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-            raise Unusable("InvalidModelFile", f"{path} is {what}; spec.source must name one .gguf file")
+            raise Unusable("InvalidModelFile", f"{_named(path)} is {what}; spec.source must name one .gguf file")
         with path.open("rb") as file:
             head = file.read(512)
     except FileNotFoundError:
-        raise Unusable("ModelFileMissing", f"{path} does not exist on this Mac; put the file there") from None
+        raise Unusable("ModelFileMissing", f"{_named(path)} does not exist on this Mac; put the file there") from None
     except OSError as error:
-        raise Unusable("ModelFileUnreadable", f"{path}: {error.strerror}") from None
+        raise Unusable("ModelFileUnreadable", f"{_named(path)}: {error.strerror}") from None
     if not status.st_size:
-        raise Unusable("InvalidModelFile", f"{path} is empty; fetch it again")
+        raise Unusable("InvalidModelFile", f"{_named(path)} is empty; fetch it again")
     if not head.startswith(MAGIC):
-        raise Unusable("InvalidModelFile", f"{path} is {kind(head)}, not a GGUF file; check spec.source")
+        raise Unusable("InvalidModelFile", f"{_named(path)} is {kind(head)}, not a GGUF file; check spec.source")
     return status.st_size
 
 
@@ -67,11 +75,11 @@ def check_directory(path: Path) -> int:
     try:
         sizes = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
     except OSError as error:
-        raise Unusable("ModelFileUnreadable", f"{path}: {error.strerror}") from None
+        raise Unusable("ModelFileUnreadable", f"{_named(path)}: {error.strerror}") from None
     weights = sum(size for name, size in sizes.items() if name.endswith(WEIGHTS))
     lacks = "config.json" if CONFIG not in sizes else "" if weights else "*.safetensors"
     if lacks:
-        text = f"{path} is a directory without {lacks}"
+        text = f"{_named(path)} is a directory without {lacks}"
         raise Unusable("InvalidModelFile", f"{text}; spec.source must name one .gguf file, or an MLX model's directory")
     return weights
 
@@ -82,7 +90,7 @@ def looked_at(path: Path) -> ModelFile:
         directory = path.is_dir()
         real = path.resolve() if directory else path
     except (OSError, ValueError) as error:
-        raise Unusable("ModelFileUnreadable", f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        raise Unusable("ModelFileUnreadable", f"{_named(path)}: {getattr(error, 'strerror', None) or error}") from None
     if directory:
         return ModelFile("Ready", str(real), check_directory(real), directory=True)
     size = check_file(path)

@@ -92,6 +92,13 @@ def test_yaml_bodies_keep_timestamps_as_text(client: Client) -> None:
     assert made["metadata"]["annotations"] == {"at": "2026-01-01T00:00:00Z"}
 
 
+def test_half_of_a_character_is_kept_as_a_real_server_keeps_it(client: Client) -> None:
+    for name, spelled in (("escape", rb"x\udcff"), ("bytes", b"x\xed\xb3\xbf")):
+        head = f'{{"apiVersion":"v1","kind":"ConfigMap","metadata":{{"name":"{name}"}},"data":{{"a":"'.encode()
+        assert client.request("POST", CONFIG_MAPS, head + spelled + b'"}}').code == 201
+        assert client.get(f"{CONFIG_MAPS}/{name}").body["data"] == {"a": "x\ufffd"}
+
+
 def test_discovery_old_and_new(client: Client) -> None:
     groups = [group["name"] for group in client.get("/apis").body["groups"]]
     assert "inference.llmkube.dev" in groups

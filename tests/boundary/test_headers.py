@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import struct
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from metal_supervisor.boundary.web import Client
 from metal_supervisor.core.demand import Reading
 from metal_supervisor.core.gguf import Header, Prefix, read_header
 from metal_supervisor.core.trust import Rules
+from tests.broken import mutated
+from tests.faults import Figure, fault
 from tests.shards import write_shards
 from tests.system import eventually, free_ports, tiny_gguf
 
@@ -57,6 +61,34 @@ def long_header() -> bytes:
     listed = struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, 8, 130_000) + tokens
     made = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + listed
     return made + bytes(-len(made) % 32)
+
+
+# ── hostile files ────────────────────────────────────────────────────────────────────────────────
+
+
+@fault(
+    "G142", "1000 model files with bits turned, lengths and counts out of all reason, pieces gone or repeated",
+    happens="each is read, or refused with what is wrong with it", sees="InvalidModelFile, or an estimate",
+    bound="0 other errors, 50 MiB",
+)
+def test_a_thousand_broken_files_do_no_harm(tmp_path: Path, tiny: Path, figure: Figure) -> None:
+    whole, path, chance = tiny.read_bytes(), tmp_path / "model.gguf", random.Random(2)
+    start, refused = header_of(tiny).data_offset, 0
+    tracemalloc.start()
+    try:
+        for _ in range(1000):
+            path.write_bytes(mutated(whole[:start], chance) + whole[start:])
+            found = read_file(path)
+            assert found.size_bytes == path.stat().st_size
+            assert bool(found.problem) == (found.header is None) and len(found.problem) < 400
+            refused += bool(found.problem)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 50 << 20 and 10 < refused < 990
+    figure.add("files", 1000, "")
+    figure.add("refused", refused, "")
+    figure.add("most memory", peak / (1 << 20), "MiB")
 
 
 # ── on the disk ──────────────────────────────────────────────────────────────────────────────────

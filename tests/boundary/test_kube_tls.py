@@ -18,6 +18,7 @@ from test_credentials import V1, reply, runs, script
 from test_kube import TOKEN, answering, everything, failure, http
 
 from metal_supervisor.boundary.kube import BadKubeconfig, Kube
+from tests.faults import Figure, fault
 
 # Of one authority (and a stranger), valid for a century but for the expired one; keys of tests and nothing else.
 AUTHORITY = """
@@ -143,6 +144,12 @@ def test_the_authority_of_the_kubeconfig_is_trusted_as_data_and_as_file(tmp_path
             kube.close()
 
 
+@fault(
+    "G140", "the API server's certificate is of another authority, has expired, or is for another address or name",
+    happens="no request is sent, and none without TLS or unverified; the credential stays here",
+    sees="Untrusted: what is wrong with it, and which fields of the kubeconfig to check",
+    bound="0 requests, 0 tokens sent",
+)
 @pytest.mark.parametrize(
     ("certificate", "cluster", "says"),
     [
@@ -155,7 +162,7 @@ def test_the_authority_of_the_kubeconfig_is_trusted_as_data_and_as_file(tmp_path
     ids=["stranger", "system", "expired", "elsewhere", "server-name"],
 )  # fmt: skip
 def test_a_server_that_cannot_be_trusted_is_told_nothing_and_why_is_said(
-    tmp_path: Path, certificate: str, cluster: dict[str, Any], says: str
+    tmp_path: Path, certificate: str, cluster: dict[str, Any], says: str, figure: Figure
 ) -> None:
     requests: list[bytes] = []
 
@@ -170,6 +177,7 @@ def test_a_server_that_cannot_be_trusted_is_told_nothing_and_why_is_said(
     assert (error.code, error.reason, requests) == (0, "Untrusted", [])
     assert f"its certificate is not accepted: {says}; check server and certificate-authority" in str(error)
     assert TOKEN not in everything(error)
+    figure.add("requests sent", len(requests), "")
 
 
 def test_the_name_of_the_kubeconfig_goes_before_the_address(tmp_path: Path) -> None:

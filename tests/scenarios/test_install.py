@@ -22,6 +22,7 @@ from metal_supervisor.install_plan import SETTINGS_FILE
 from metal_supervisor.install_steps import InstallError, Machine
 from metal_supervisor.settings import Settings
 from tests import launchd
+from tests.faults import Figure, fault
 from tests.launchd import no_pause
 from tests.macs import LEASES, Mac, embedded_cluster
 from tests.system import System, eventually, service
@@ -78,7 +79,12 @@ def mac(tmp_path: Path) -> Iterator[Home]:
     home.system.close()
 
 
-def test_a_mac_is_installed_changed_in_every_way_and_left_while_a_model_answers(mac: Home) -> None:
+@fault(
+    "H5", "the job of launchd is exchanged under a streaming chat, for a setting, an edit by hand, and back",
+    happens="a new supervisord stands in for the engine, which goes on", sees="what was done, line by line",
+    bound="0 bytes lost, the same pid",
+)
+def test_a_mac_is_installed_changed_in_every_way_and_left_while_a_model_answers(mac: Home, figure: Figure) -> None:
     system = mac.system
     mac.mac.too_early = 2
     commands = mac.install()
@@ -107,7 +113,8 @@ def test_a_mac_is_installed_changed_in_every_way_and_left_while_a_model_answers(
     assert "memory_fraction = 0.5" in (mac.state / "metal-supervisor.toml").read_text()
 
     # One that launchd has to know: the job is exchanged around the engine.
-    commands = mac.install(stop_timeout=30.0)
+    with figure.timed("exchange of the job"):
+        commands = mac.install(stop_timeout=30.0)
     verbs = [each.split("launchctl ")[1].split()[0] for each in commands if "launchctl" in each]
     assert (verbs[0], verbs[-1], set(verbs)) == ("kill", "bootstrap", {"kill", "bootout", "bootstrap"})
     assert plistlib.loads((mac.root / "Library/LaunchDaemons" / f"{LABEL}.plist").read_bytes())["ExitTimeOut"] == 130
@@ -119,15 +126,18 @@ def test_a_mac_is_installed_changed_in_every_way_and_left_while_a_model_answers(
     plist = mac.root / "Library" / "LaunchDaemons" / f"{LABEL}.plist"
     plist.write_bytes(plist.read_bytes().replace(b"<integer>15</integer>", b"<integer>20</integer>"))
     supervisord = system.supervisord_pid()
-    mac.install()
+    with figure.timed("exchange of the job"):
+        mac.install()
     assert mac.said[0] == f"note      {plist} was edited by hand and stays; --force writes ours"
     assert mac.mac.jobs[f"system/{LABEL}"].content["ThrottleInterval"] == 20
     assert system.supervisord_pid() != supervisord
-    mac.install(force=True)
+    with figure.timed("exchange of the job"):
+        mac.install(force=True)
     assert mac.mac.jobs[f"system/{LABEL}"].content["ThrottleInterval"] == 15
     eventually(lambda: system.pid() == engine, 30, "the engine to be stood in for")
     system.ready()
     assert stream.completed(), stream.error
+    figure.add("answers cut", 0, "")
 
     # And out of it again.
     store = mac.state / "models" / "some" / "model.gguf"

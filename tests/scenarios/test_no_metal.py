@@ -14,6 +14,8 @@ from metal_supervisor import boot, config
 from metal_supervisor.config import Overrides
 from metal_supervisor.core import plan
 from metal_supervisor.core.types import State
+from tests.engines import Stopwatch
+from tests.faults import Figure, fault
 from tests.mac_part import say, standing_in
 from tests.system import System, eventually, kill, running, service
 
@@ -41,23 +43,33 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         yield up
 
 
+@fault(
+    "H1", "this Mac's processes see no Metal device, as in a virtual machine; later there is one",
+    happens="nothing starts on the processor; what runs and its answer go on; what waited starts by itself",
+    sees="Failed, MetalUnavailable, and `metal-supervisor doctor`; what runs is Degraded with the same word",
+    bound="0 bytes lost; 30 s from Metal to Ready",
+)
 def test_nothing_starts_without_metal_what_runs_is_kept_and_it_begins_when_metal_is_there(
-    system: System, tmp_path: Path
+    system: System, tmp_path: Path, figure: Figure
 ) -> None:
     engine = system.ready("kept")
     say(tmp_path, "metal", "no")
     with standing_in(system, "controller", tmp_path):
         stream = system.stream("kept", tokens=400)
+        watch = Stopwatch(figure)
         system.apply(service("late"))
-        word = eventually(lambda: REASON in system.told("late") and system.told("late"), what="the refusal")
+        word = watch.when("apply to verdict", lambda: eventually(
+            lambda: REASON in system.told("late") and system.told("late"), what="the refusal"))
         assert "metal-supervisor doctor" in word and system.status("late")["phase"] == "Failed"
         assert "default.late" not in system.rpc.table()
         eventually(lambda: system.condition("Degraded", "kept").get("reason") == REASON, what="a word on what runs")
         assert system.pid("kept") == engine and system.slice_ready("kept")
         assert stream.completed(), stream.error
 
+        figure.add("answers cut", 0, "")
+        watch = Stopwatch(figure)
         say(tmp_path, "metal", "yes")
-        system.ready("late")
+        watch.when("Metal to Ready", lambda: system.ready("late"))
         eventually(lambda: not system.condition("Degraded", "kept"), what="the warning to go")
         assert system.pid("kept") == engine
 

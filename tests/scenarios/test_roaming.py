@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.engines import Stopwatch
+from tests.faults import Figure, fault
 from tests.mac_part import say, standing_in
 from tests.macs import LEASES, Mac, embedded_cluster
 from tests.system import SLICES, System, eventually, service
@@ -53,22 +55,54 @@ def moves(mac: System) -> list[dict[str, Any]]:
     return [each for each in events if each["reason"] == "AddressChanged"]
 
 
-def test_every_endpoint_follows_to_another_address_within_fifteen_seconds(mac: System, tmp_path: Path) -> None:
+@fault(
+    "M109", "this Mac gets another address, by DHCP or a VPN", happens="every slice follows; no engine is touched",
+    sees="an Event AddressChanged with both, /status", bound="15 s, 0 engine restarts",
+)
+def test_every_endpoint_follows_to_another_address_within_fifteen_seconds(
+    mac: System, tmp_path: Path, figure: Figure
+) -> None:
     say(tmp_path, "address", "192.0.2.10")
     with standing_in(mac, "sidecar", tmp_path):
         mac.apply(mac.tiny_model(), *(service(name) for name in NAMES))
         pids = {name: mac.ready(name, 60) for name in NAMES}
         assert addresses(mac) == dict.fromkeys(NAMES, ("192.0.2.10", True)) and moves(mac) == []
 
+        watch = Stopwatch(figure)
         say(tmp_path, "address", "198.51.100.7")
-        eventually(
+        watch.when("address to all slices", lambda: eventually(
             lambda: addresses(mac) == dict.fromkeys(NAMES, ("198.51.100.7", True)), WITHIN_S, "all slices to follow"
-        )
+        ))
         (told,) = eventually(lambda: moves(mac), what="an Event")
         assert told["regarding"]["name"] == "metal-mac" and told["type"] == "Normal"
         assert "198.51.100.7" in told["note"] and "192.0.2.10" in told["note"]
         status = json.loads(mac.fetch("/status")[1])
         assert status["address"]["address"] == "198.51.100.7"
+        assert {name: mac.pid(name) for name in NAMES} == pids
+        figure.add("engine restarts", 0, "")
+
+
+@fault(
+    "M110", "this Mac has no address that anybody could reach, but a link-local one; later it gets one",
+    happens="engines start, and none is advertised; all are once there is an address, and no engine is touched",
+    sees="NoRoutableAddress, which address, and --host-ip", bound="0 slices; 15 s from the address to Ready",
+)
+def test_without_a_routable_address_nothing_is_advertised_until_there_is_one(
+    mac: System, tmp_path: Path, figure: Figure
+) -> None:
+    say(tmp_path, "address", "169.254.3.4")
+    with standing_in(mac, "sidecar", tmp_path):
+        mac.apply(mac.tiny_model(), *(service(name) for name in NAMES))
+        for name in NAMES:
+            eventually(lambda name=name: "NoRoutableAddress" in mac.told(name), 60, "the reason")
+            assert "169.254.3.4 is not routable; set --host-ip" in mac.told(name)
+        pids = {name: mac.pid(name) for name in NAMES}
+        assert addresses(mac) == {} and 0 not in pids.values()
+        figure.add("slices", len(addresses(mac)), "")
+        watch = Stopwatch(figure)
+        say(tmp_path, "address", "192.0.2.10")
+        watch.when("address to all slices", lambda: eventually(
+            lambda: addresses(mac) == dict.fromkeys(NAMES, ("192.0.2.10", True)), WITHIN_S, "all slices"))
         assert {name: mac.pid(name) for name in NAMES} == pids
 
 
@@ -84,8 +118,13 @@ def dropped(mac: System, part: str) -> bool:
     return f"slept for {NIGHT_S} s" in (mac.state / "log" / f"world-{part}.log").read_text()
 
 
+@fault(
+    "H4", "this Mac sleeps for eight hours in the middle of two answers, of which one is the last before an edit",
+    happens="Lease and slices are written and connections made anew, at once; the answers go on, the drain too",
+    sees="nothing", bound="15 s, 0 bytes lost, 0 engine restarts",
+)
 def test_after_a_night_asleep_this_mac_is_back_at_once_and_no_engine_or_answer_was_touched(
-    mac: System, tmp_path: Path
+    mac: System, tmp_path: Path, figure: Figure
 ) -> None:
     say(tmp_path, "address", "192.0.2.10")
     with standing_in(mac, "controller", tmp_path), standing_in(mac, "sidecar", tmp_path):
@@ -96,9 +135,12 @@ def test_after_a_night_asleep_this_mac_is_back_at_once_and_no_engine_or_answer_w
         eventually(lambda: addresses(mac)["two"][1] is False, what="the drain to begin")
 
         lease, slices, requests = renewed(mac), versions(mac), json.loads(mac.fetch("/status")[1])["cluster"]
+        watch = Stopwatch(figure)
         say(tmp_path, "slept", NIGHT_S)
-        eventually(lambda: renewed(mac) != lease, WITHIN_S, "the Lease, which was not due for long")
-        eventually(lambda: not versions(mac) & slices, WITHIN_S, "every slice written anew")
+        watch.when("wake to Lease", lambda: eventually(
+            lambda: renewed(mac) != lease, WITHIN_S, "the Lease, which was not due for long"))
+        watch.when("wake to all slices", lambda: eventually(
+            lambda: not versions(mac) & slices, WITHIN_S, "every slice written anew"))
         for part in ("controller", "sidecar"):
             eventually(lambda part=part: dropped(mac, part), WITHIN_S, f"the connections of the {part} to be dropped")
         eventually(
@@ -106,6 +148,7 @@ def test_after_a_night_asleep_this_mac_is_back_at_once_and_no_engine_or_answer_w
             what="the watches to begin anew",
         )
         assert drained.completed() and stream.completed(), (drained.error, stream.error)
+        figure.add("answers cut", 0, "")
         eventually(lambda: mac.pid("two") not in (0, two), 30, "the edit to be followed once its answer has ended")
         mac.ready("two")
         assert mac.pid("one") == one and addresses(mac)["one"][1]

@@ -13,6 +13,8 @@ import pytest
 
 from metal_supervisor.boundary.answers import now_micro
 from metal_supervisor.core import claims
+from tests.engines import Stopwatch
+from tests.faults import Figure, fault
 from tests.mac_part import say, standing_in
 from tests.macs import LEASES, Mac, embedded_cluster
 from tests.own_logs import logged
@@ -89,27 +91,41 @@ def back(mac: Mac) -> Any:
     return readiness(mac) == [True, True]
 
 
-def test_endpoints_are_out_before_the_mac_sleeps_and_back_once_it_is_awake(mac: Mac, watch: Watch) -> None:
+@fault(
+    "H2", "macOS announces that this Mac will sleep; later it wakes",
+    happens="every endpoint is out before it is let go to sleep, and back once it is awake; engines stay",
+    sees="MetalReady Asleep, then Serving", bound="out by the time it sleeps; back within 1 s",
+)
+def test_endpoints_are_out_before_the_mac_sleeps_and_back_once_it_is_awake(
+    mac: Mac, watch: Watch, figure: Figure
+) -> None:
     pids = [mac.pid(name) for name in NAMES]
     watch.say("can")
     assert watch.allowed() == "allowed 0\n" and back(mac), "it was only asked"
-    watch.say("will")
-    assert watch.withdrawn()
+    with figure.timed("announcement to let go"):
+        watch.say("will")
+        assert watch.withdrawn()
     assert readiness(mac) == [False, False], "out by the time that it sleeps"
     eventually(lambda: reasons(mac) == {"Asleep"}, what="the reason")
     assert "going to sleep" in mac.condition("MetalReady", "one")["message"]
+    awake = Stopwatch(figure)
     watch.say("on")
-    eventually(lambda: back(mac), WITHIN_S, "both to be back")
+    awake.when("wake to back", lambda: eventually(lambda: back(mac), WITHIN_S, "both to be back"))
     eventually(lambda: reasons(mac) == {"Serving"}, what="the reason")
     assert [mac.pid(name) for name in NAMES] == pids
 
 
-def test_a_sleep_that_does_not_come_is_taken_back(mac: Mac, watch: Watch) -> None:
+@fault(
+    "H3", "a sleep that was announced does not come", happens="every endpoint is back", sees="MetalReady Serving",
+    bound="1 s",
+)
+def test_a_sleep_that_does_not_come_is_taken_back(mac: Mac, watch: Watch, figure: Figure) -> None:
     watch.say("will")
     watch.allowed()
     assert readiness(mac) == [False, False]
+    taken = Stopwatch(figure)
     watch.say("not")
-    eventually(lambda: back(mac), WITHIN_S, "both to be back")
+    taken.when("taken back to back", lambda: eventually(lambda: back(mac), WITHIN_S, "both to be back"))
 
 
 def passed_at(mac: Mac) -> float:

@@ -32,6 +32,7 @@ from metal_supervisor.core.gguf import (
     read_header,
 )
 from metal_supervisor.core.shards import merge, shard_names
+from tests.broken import mutated
 from tests.shards import write_shards
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
@@ -339,28 +340,6 @@ def test_a_model_in_one_file_is_its_only_shard(tiny: Path) -> None:
 
 
 # ── hostile files ────────────────────────────────────────────────────────────────────────────────
-
-
-def mutated(data: bytes, chance: random.Random) -> bytes:
-    """The file with something wrong somewhere: bits, lengths, counts, pieces gone or repeated."""
-    made = bytearray(data)
-    for _ in range(chance.randint(1, 4)):
-        at = chance.randrange(len(made))
-        match chance.randrange(6):
-            case 0:
-                made[at] ^= 1 << chance.randrange(8)
-            case 1:
-                made[at : at + 8] = struct.pack("<Q", chance.choice([0, 1, 255, 1 << 31, 1 << 40, (1 << 64) - 1]))
-            case 2:
-                made[at : at + 4] = struct.pack("<I", chance.choice([0, 8, 9, 12, 13, (1 << 32) - 1]))
-            case 3:
-                del made[at : at + chance.randint(1, 64)]
-            case 4:
-                made[at:at] = made[at : at + chance.randint(1, 64)]
-            case _:
-                made[at:at] = chance.randbytes(chance.randint(1, 16))
-        made = made or bytearray(1)
-    return bytes(made)
 
 
 def small() -> bytes:
