@@ -66,7 +66,8 @@ their own names: `llamacpp:tokens_predicted_total`, `vllm:generation_tokens_tota
 - Series go with the process that they are of, and once what they say is 60 s old.
 - llama-server's `llamacpp:predicted_tokens_seconds` and `llamacpp:prompt_tokens_seconds` are averages since somebody
   last asked: with several who ask, each gets a part. `rate()` of the counters does not have that trouble.
-- An engine that wants a key is sent the one of its `spec.env`, as with its first request.
+- An engine that wants a key is sent the one of its `spec.env`, as with its first request. With `--metrics-listen`
+  what it then tells is there for whoever can reach that address, without a key.
 - Timestamps, exemplars and `*_created` are dropped, labels and help texts cut to 200 characters. A counter whose name
   does not end in `_total` is of type `unknown` in OpenMetrics, which has no others.
 
