@@ -166,7 +166,7 @@ def test_what_is_reserved_is_read_from_the_spec_that_the_process_names_and_remem
     environment = {**os.environ, "METAL_SUPERVISOR_ENGINE": str(spec)}
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment) as process:
         reservations, engine = Reservations(), Engine(process.pid, "one", 9001, 1.0)
-        eventually(lambda: reservations.of(engine) == 7, what="the kernel to show the environment of a program this young")
+        eventually(lambda: reservations.of(engine) == 7, what="the environment of a young program")
         spec.write_text("{ half a f")
         assert reservations.of(engine) == 7
         assert Reservations().of(engine) == 0
