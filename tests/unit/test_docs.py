@@ -18,7 +18,7 @@ import mac_acceptance
 from metal_supervisor import cli, daemons, omlx_engine
 from metal_supervisor.boundary import addresses
 from metal_supervisor.config import Settings
-from metal_supervisor.core import claims, go_agent, manifests
+from metal_supervisor.core import claims, conditions, go_agent, manifests
 from metal_supervisor.core.resources import Policy, interpret
 from metal_supervisor.core.types import Service
 from metal_supervisor.runtimes import RUNTIMES, omlx
@@ -134,6 +134,16 @@ def test_extra_arguments_that_are_shown_are_a_users_to_set() -> None:
     asked = {"metadata": {"namespace": "default", "name": "large"}, "spec": spec}
     found = interpret({key: asked}, {key: model}, Policy("llama-server", {"llama-server": frozenset({"gguf"})}))[key]
     assert isinstance(found, Service) and found.extra_args[0] == "--lora" and refuse(found) is None
+
+
+def test_the_phases_of_a_service_are_told_with_reasons_that_they_have() -> None:
+    text = (REPOSITORY / "docs" / "concepts.md").read_text().partition("## The life of a service")[2]
+    rows = re.findall(r"^\| (`[^|]*) \| (`[^|]*) \|", text.partition("**Ready**")[0], re.MULTILINE)
+    assert len(rows) == 8
+    for phases, told in rows:
+        for reason in re.findall(r"`(\w+)`", told):
+            (group,) = [each for each in conditions.OF_METAL_READY if reason in {r.name for r in each.reasons}]
+            assert set(re.findall(r"`(\w+)`", phases)) & set(group.phases), reason
 
 
 def test_what_is_said_of_a_cluster_is_what_the_code_does() -> None:

@@ -39,6 +39,10 @@ def test_what_a_setting_may_be_is_told_and_its_default_is_of_it(name: str) -> No
     assert check is None or check(config.FIELDS[name].default) is None
 
 
+def test_when_a_change_counts_is_told_of_settings_that_there_are() -> None:
+    assert settings_page.AT_ENGINES_START | settings_page.OTHERWISE.keys() <= config.FIELDS.keys()
+
+
 def test_bounds_and_choices_are_there() -> None:
     assert settings_page.allowed("downloads") == "between 1 and 64"
     assert settings_page.allowed("claims") == "one of auto, off"
