@@ -80,7 +80,9 @@ class Given:
 class Plugin:
     """One exec entry of a kubeconfig, and the credential it gave last."""
 
-    TIMEOUT_S = 30.0
+    TIMEOUT_S = 20.0
+    """Once a credential is over every request waits for so long, the heartbeat too: with the third of a Lease that has
+    passed by then, it must be less than a Lease (40 s), or peers take a Mac for dead whose plugin hangs."""
     MOST_BYTES = 1 << 20
     RETRY_S, LONGEST_RETRY_S = 30.0, 300.0
     FRESH = 0.8
