@@ -88,9 +88,9 @@ def told(count: int, series: int = 15) -> Told:
 
 
 @contextlib.contextmanager
-def served(look: Callable[[], Board]) -> Iterator[Any]:
-    """The real server on a free port (`effective_port`), for as long as the block lasts."""
-    server = bound(create_app(look), "127.0.0.1", 0)
+def served(look: Callable[[], Board], app: Any = None) -> Iterator[Any]:
+    """The real server on a free port (`effective_port`), for as long as the block lasts; `app`: another application."""
+    server = bound(app or create_app(look), "127.0.0.1", 0)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

@@ -7,15 +7,17 @@ has it, and tries again: publishing endpoints matters more than being looked at.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import socket
 import sys
 import threading
 import time
 from typing import Any
 
 from waitress.channel import HTTPChannel
-from waitress.server import create_server
-from waitress.task import ErrorTask
+from waitress.server import TcpWSGIServer, create_server
+from waitress.task import ErrorTask, WSGITask
 
 from metal_supervisor.boundary import host as machine
 
@@ -54,9 +56,21 @@ class _Refusal(ErrorTask):  # type: ignore[misc]
         super().execute()
 
 
+class _Answer(WSGITask):  # type: ignore[misc]
+    """What is answered to a request, and then no other on that connection.
+
+    Whoever sends many and reads nothing would have a thread wait until there is room for the next answer.
+    """
+
+    def build_response_header(self) -> Any:
+        self.set_close_on_finish()
+        return super().build_response_header()
+
+
 class _Channel(HTTPChannel):  # type: ignore[misc]
     """A connection; one whose request does not arrive in time is closed, even if a byte comes now and then."""
 
+    task_class = _Answer
     error_task_class = _Refusal
     _began_s = 0.0
 
@@ -69,6 +83,20 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
         elif time.monotonic() - self._began_s > REQUEST_S:
             self.will_close = True
         return whole
+
+
+class _Unread:
+    """Connections whose answers nobody takes: they are to be closed, and would wait for room in the client's buffer."""
+
+    def __init__(self, server: TcpWSGIServer) -> None:
+        self._server, self._look = server, server.maintenance
+
+    def __call__(self, now: float) -> None:
+        self._look(now)
+        for channel in list(self._server.active_channels.values()):
+            if channel.will_close and channel.total_outbufs_len:
+                with contextlib.suppress(OSError):
+                    channel.socket.shutdown(socket.SHUT_RDWR)
 
 
 def bound(app: Any, address: str, port: int) -> Any:
@@ -89,6 +117,7 @@ def bound(app: Any, address: str, port: int) -> Any:
         log_socket_errors=False,
     )
     server.channel_class = _Channel
+    server.maintenance = _Unread(server)
     # It warns of each request that has to wait for another, which is no harm.
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
     return server

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from metal_supervisor.sidecar import server as servers
 from metal_supervisor.sidecar.app import PATHS
 from tests import page_boards as boards
+from tests.system import eventually
 
 SECURITY = {name.lower() for name in servers.HEADERS}
 
@@ -188,6 +189,24 @@ def test_more_connections_than_are_taken_end_by_themselves(monkeypatch: pytest.M
         for _ in range(40):
             stack.enter_context(raw(port_of(server)))
         assert ask(port_of(server))[0] == 200
+
+
+def test_clients_that_ask_and_never_read_are_in_nobodys_way_and_are_put_out() -> None:
+    page = b"x" * (8 << 20)
+
+    def large(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        body = page if environ["PATH_INFO"] == "/large" else b"ok"
+        start_response("200 OK", [("Content-Length", str(len(body)))])
+        return [body]
+
+    with boards.served(boards.board, large) as server, contextlib.ExitStack() as stack:
+        server.adj.channel_timeout, server.adj.cleanup_interval = 1, 1
+        deaf = [stack.enter_context(raw(port_of(server))) for _ in range(4)]
+        for sock in deaf:
+            sock.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
+        assert ask(port_of(server))[0] == 200
+        eventually(lambda: not server.active_channels, 20, "their connections to be closed")
+        assert all(len(answered(sock)) < len(page) for sock in deaf), "each is still connected, from its side"
 
 
 def test_a_client_that_leaves_in_the_middle_costs_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
