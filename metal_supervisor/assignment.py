@@ -52,7 +52,7 @@ class Assignment:
         self.placed = Placed({})
 
     def ask(self, before: Mapping[Key, Record], snapshot: Snapshot) -> dict[Key, Record]:
-        """The records, shared daemons' left out, with what is asked for now. Raises StateError, OSError."""
+        """The records with what is asked for now; those of shared daemons as they were. Raises StateError, OSError."""
         records = dict(before)
         if snapshot.services is None:
             return records

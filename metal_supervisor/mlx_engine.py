@@ -18,6 +18,7 @@ import importlib.metadata
 import io
 import json
 import os
+import select
 import sys
 import threading
 from pathlib import Path
@@ -31,7 +32,7 @@ EXIT_CANNOT_SERVE, EXIT_UNKNOWN = 1, 69
 class Log(io.TextIOBase):
     """The standard outputs; nobody may be there to read them, and that must not cut an answer off."""
 
-    turn = threading.Lock()
+    turn = threading.RLock()  # what is collected while it writes may have something to say, too
 
     def write(self, text: str) -> int:
         with Log.turn, contextlib.suppress(OSError):
@@ -43,8 +44,9 @@ def end(why: str, code: int = EXIT_CANNOT_SERVE) -> None:
     """Ends the process at once: its other threads would keep it alive, and it cannot serve."""
     # Other threads, which log and warn, are not to have the last word; nor may one keep us that waits for a reader.
     Log.turn.acquire(timeout=1)
-    with contextlib.suppress(OSError):
-        os.write(2, f"mlx_engine: {why}\n".encode("utf-8", "replace"))
+    with contextlib.suppress(OSError, ValueError):
+        if select.select([], [2], [], 1)[1]:
+            os.write(2, f"mlx_engine: {why}\n".encode("utf-8", "replace"))
     os._exit(code)
 
 

@@ -24,6 +24,7 @@ import importlib
 import io
 import json
 import os
+import select
 import sys
 import threading
 from collections import Counter
@@ -50,7 +51,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 class Log(io.TextIOBase):
     """The standard outputs; nobody may be there to read them, and that must not cut an answer off."""
 
-    turn = threading.Lock()
+    turn = threading.RLock()  # what is collected while it writes may have something to say, too
 
     def write(self, text: str) -> int:
         with Log.turn, contextlib.suppress(OSError):
@@ -250,8 +251,9 @@ async def _answer(send: Send, status: int, body: object) -> None:
 def end(why: str, code: int = EXIT_CANNOT_SERVE) -> None:
     """Ends the process at once, and has the last word; one that waits for a reader must not keep us."""
     Log.turn.acquire(timeout=1)
-    with contextlib.suppress(OSError):
-        os.write(2, f"omlx_engine: {why}\n".encode("utf-8", "replace"))
+    with contextlib.suppress(OSError, ValueError):
+        if select.select([], [2], [], 1)[1]:
+            os.write(2, f"omlx_engine: {why}\n".encode("utf-8", "replace"))
     os._exit(code)
 
 

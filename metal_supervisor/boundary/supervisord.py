@@ -272,6 +272,7 @@ def daemon() -> None:
     engines, which end at once, that is longer than launchd waits.
     """
     from supervisor import loggers, supervisord
+    from supervisor.states import ProcessStates
 
     tell, remove = loggers.Handler.handleError, supervisord.Supervisor.remove_process_group
     stop_next = supervisord.Supervisor.ordered_stop_groups_phase_2
@@ -290,7 +291,13 @@ def daemon() -> None:
 
     def stop_next_that_runs(running: Any) -> None:
         stop_next(running)
-        while running.stop_groups and not running.stop_groups[-1].get_unstopped_processes():
+        while running.stop_groups:
+            group = running.stop_groups[-1]
+            for process in group.processes.values():
+                if process.state == ProcessStates.BACKOFF:  # one that ended while it was STARTING
+                    process.give_up()
+            if group.get_unstopped_processes():
+                return
             running.stop_groups.pop()
 
     loggers.Handler.handleError = tell_if_possible

@@ -57,6 +57,34 @@ def test_other_threads_do_not_have_the_last_word() -> None:
         assert done.returncode == 1 and done.stderr.splitlines()[-1] == "mlx_engine: why it ended"
 
 
+@pytest.mark.parametrize("module", ["mlx_engine", "omlx_engine"])
+def test_it_ends_although_nobody_reads_what_it_says(module: str) -> None:
+    full = (
+        "import os, sys\n"
+        f"from metal_supervisor import {module} as engine\n"
+        "os.set_blocking(2, False)\n"
+        "try:\n    while True: os.write(2, b'x' * 4096)\nexcept BlockingIOError: os.set_blocking(2, True)\n"
+        "engine.end('why it ended')\n"
+    )
+    reader, writer = os.pipe()
+    with subprocess.Popen([sys.executable, "-c", full], stderr=writer) as engine:
+        os.close(writer)
+        assert engine.wait(30) == 1
+    os.close(reader)
+
+
+@pytest.mark.parametrize("module", ["mlx_engine", "omlx_engine"])
+def test_what_is_collected_while_it_writes_may_write_too(module: str) -> None:
+    nested = (
+        "import sys\n"
+        f"from metal_supervisor import {module} as engine\n"
+        "class Text(str):\n    def encode(self, *_): log.write('inner\\n'); return b'outer\\n'\n"
+        "log = engine.Log(); log.write(Text('x')); engine.end('why it ended')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", nested], capture_output=True, text=True, timeout=30)
+    assert done.stderr.splitlines() == ["inner", "outer", f"{module}: why it ended"]
+
+
 def test_it_answers_although_nobody_reads_what_it_says(model: Path) -> None:
     (port,) = free_ports(1)
     reader, writer = os.pipe()
