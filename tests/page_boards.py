@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from metal_supervisor.boundary.addresses import Choice
-from metal_supervisor.core import engine_metrics, exposition
+from metal_supervisor.core import engine_metrics, exposition, histogram
 from metal_supervisor.core.engine_metrics import Told
 from metal_supervisor.core.report import report
 from metal_supervisor.core.types import Endpoint, ModelFile, Observed, Record, Standing, Verdict
@@ -17,6 +17,7 @@ from metal_supervisor.sidecar.app import create_app
 from metal_supervisor.sidecar.board import Board, Row
 from metal_supervisor.sidecar.inventory import Offer
 from metal_supervisor.sidecar.server import bound
+from metal_supervisor.sidecar.tallies import Counted
 
 GIB = 1 << 30
 NOW = 1_790_000_000.0
@@ -62,9 +63,15 @@ def board(count: int = 4, text: str = "", **changes: Any) -> Board:
         "models": {f"default/{text or 'phi'}": {"uid": "u", "generation": 1, "source": "hf://a", "file": asdict(file)}},
         "notices": [{"name": text or "default.x.conf", "reason": text or "put aside: no section"}],
     }  # fmt: skip
+    rows = tuple(row(number, f"{text}{number}" if text else "", text) for number in range(count))
+    programs = [each.record.program for each in rows]
     plain = Board(
         at=NOW,
-        rows=tuple(row(number, f"{text}{number}" if text else "", text) for number in range(count)),
+        rows=rows,
+        counted=Counted(
+            probes=dict.fromkeys(programs, histogram.empty(histogram.PROBE_S).with_value(0.01)),
+            starts=dict.fromkeys(programs, histogram.empty(histogram.START_S).with_value(2.0)),
+        ),
         controller=told,
         node=text or "mac-studio",
         programs={"controller": "RUNNING", "sidecar": "RUNNING"},

@@ -364,7 +364,7 @@ def fetching(base: Path, quick: bool) -> list[Figure]:
 def looking(quick: bool) -> list[Figure]:
     """How long the sidecar's answers take with a hundred services, beside a loop that never rests."""
     figures = []
-    for path, values in bench_pages.measure(times=50 if quick else 300).items():
+    for path, values in bench_pages.measure(times=50 if quick else 200).items():
         millis = [1000 * each for each in values]
         figures.append(Figure(f"GET {path} of 100 services, loop busy", "", "ms", millis))
         worst = [bench_pages.percentile_99(millis)]

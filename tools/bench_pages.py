@@ -1,8 +1,9 @@
 """How long the sidecar's answers take while its loop is busy: `/metrics`, `/status` and `/` of a hundred services.
 
 `/metrics` has what each of a hundred engines counts, too: fifteen series, as llama-server has. The server is the real
-one, in a process of its own. A thread beside it does nothing but make boards, as a loop would that never rests, so what
-is measured holds the waits for the interpreter, and a rendering whenever one is due.
+one, in a process of its own. A thread beside it does nothing but make boards, as a loop would that never rests, with a
+tenth of the services different each time. Requests are so far apart that none is answered with what was rendered for
+the one before, and each has a connection of its own, as the server has it.
 """
 
 from __future__ import annotations
@@ -15,15 +16,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
+from metal_supervisor.sidecar.kept import FRESH_S  # noqa: E402
 from metal_supervisor.sidecar.server import SWITCH_S  # noqa: E402
 from tests import page_boards as boards  # noqa: E402
 
 PATHS = ("/metrics", "/status", "/", "/healthz")
+APART_S = {"/metrics": FRESH_S + 0.01, "/": FRESH_S + 0.01}
+"""Seconds between two requests, where a younger answer would be given again."""
 
 
 def serve(services: int) -> None:
@@ -33,8 +38,15 @@ def serve(services: int) -> None:
     latest, over = [boards.board(services, told=told)], threading.Event()
 
     def loop() -> None:
+        turn = 0
         while not over.is_set():
-            latest[0] = boards.board(services, at=time.time(), told=told)
+            turn += 1
+            fresh = boards.board(services, at=time.time(), told=told)
+            rows = (
+                replace(row, observed=replace(row.observed, restarts=turn)) if number % 10 == turn % 10 else row
+                for number, row in enumerate(fresh.rows)
+            )
+            latest[0] = replace(fresh, rows=tuple(rows))
 
     busy = threading.Thread(target=loop, daemon=True)
     with boards.served(lambda: latest[0]) as server:
@@ -59,20 +71,21 @@ def busy_server(services: int) -> Iterator[int]:
 
 
 def asked(port: int, path: str, times: int) -> list[float]:
-    """Seconds that each of so many requests took, over one connection."""
+    """Seconds that each of so many requests took, its connection included."""
     found = []
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
-        for _ in range(times):
-            start = time.monotonic()
+    for _ in range(times):
+        time.sleep(APART_S.get(path, 0.0))
+        start = time.monotonic()
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
             connection.request("GET", path)
             answer = connection.getresponse()
             answer.read()
-            found.append(time.monotonic() - start)
-            assert answer.status == 200, answer.status
+        found.append(time.monotonic() - start)
+        assert answer.status == 200, answer.status
     return found
 
 
-def measure(services: int = 100, times: int = 300) -> dict[str, list[float]]:
+def measure(services: int = 100, times: int = 200) -> dict[str, list[float]]:
     """Path -> seconds of each request."""
     with busy_server(services) as port:
         return {path: asked(port, path, times) for path in PATHS}

@@ -7,10 +7,8 @@ to 127.0.0.1 could read everything otherwise. What is long to render is rendered
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Callable, Collection
-from typing import Generic, TypeVar
 
 import flask
 from werkzeug.exceptions import HTTPException
@@ -19,43 +17,14 @@ from metal_supervisor import __version__
 from metal_supervisor.core.bar import printable
 from metal_supervisor.sidecar import board as boards
 from metal_supervisor.sidecar.board import Board
-from metal_supervisor.sidecar.metrics import exposition
+from metal_supervisor.sidecar.kept import FRESH_S, Kept
+from metal_supervisor.sidecar.metrics import Exposition
 from metal_supervisor.sidecar.page import POLICY, render
 from metal_supervisor.sidecar.server import HEADERS
 
 PATHS = ("/", "/healthz", "/livez", "/readyz", "/metrics", "/status")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 METHODS = ("GET", "HEAD")
-HOLDS_S = 1.0
-"""How long something rendered holds: power, for one, grows old without a new board."""
-FRESH_S = 0.25
-"""How long what is long to render holds whatever happens: many who look cost a busy loop no more than one does."""
-T = TypeVar("T")
-
-
-class Kept(Generic[T]):
-    """Something rendered, until the board says something else; several threads may ask."""
-
-    def __init__(self, board: Callable[[], Board], render: Callable[[Board, str], T], fresh_s: float = 0.0) -> None:
-        """`fresh_s`: so young, it may be of the board before."""
-        self._board, self._render, self._fresh_s = board, render, fresh_s
-        self._lock = threading.Lock()
-        self._known: tuple[Board, str, float, T] | None = None
-
-    def get(self, kind: str = "") -> T:
-        """What is rendered of the board; `kind` says in which form, and only the latest is kept."""
-        with self._lock:
-            board, now = self._board(), time.monotonic()
-            if self._known is not None:
-                of, form, at, found = self._known
-                age_s = now - at
-                if form == kind and (age_s < self._fresh_s or (age_s < HOLDS_S and of == board)):
-                    return found
-            made = self._render(board, kind)
-            self._known = board, kind, now, made
-            return made
-
-
 def is_named(host: str, names: Collection[str]) -> bool:
     """Whether a Host header names one of these, with or without a port."""
     found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::[0-9]{1,5})?", host, re.ASCII)
@@ -69,7 +38,7 @@ def create_app(board: Callable[[], Board], hosts: Collection[str] = LOOPBACK) ->
     _guard(app, hosts)
     _health(app, board)
     status = Kept(board, lambda found, _: app.json.dumps(boards.status(found, __version__)) + "\n")
-    metrics = Kept(board, exposition, FRESH_S)
+    metrics = Kept(board, Exposition().render, FRESH_S)
     page = Kept(board, lambda found, _: render(found, __version__, time.monotonic()), FRESH_S)
 
     @_route(app, "/")

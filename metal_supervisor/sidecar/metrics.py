@@ -1,16 +1,18 @@
 """What /metrics answers: the values of the metrics in metric_table.py.
 
 They are read from the board at the moment of a scrape, so a series disappears with its service and nothing has to be
-cleaned up. A metric without a value is not there at all.
+cleaned up. A metric without a value is not there at all. Services are rendered one by one, and again only when one has
+changed: a hundred of them at once would keep the interpreter from the loop for longer than a crash takes to be seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -19,7 +21,6 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
 from metal_supervisor import __version__
 from metal_supervisor.core import histogram
@@ -30,6 +31,8 @@ from metal_supervisor.sidecar.board import Board, Row, cluster_trouble
 from metal_supervisor.sidecar.metric_table import COUNTER, HISTOGRAM, INCUMBENT, INFO, OURS, PHASES, TABLE, Entry
 
 END = b"# EOF\n"
+HEAD_LINES = 2
+_FAMILY = re.compile(rb"(?m)^(?=# HELP )")
 PRESSURES = ("Normal", "Warning", "Critical")
 
 
@@ -65,10 +68,14 @@ class _Page:
             self._families[name] = _family(entry)
         return self._families[name], [_text(labels[label]) for label in entry.labels]
 
+    def collect(self) -> Iterator[Metric]:
+        """The families, in the order of the table: what an encoder asks for."""
+        return (self._families[name] for name in self.names)
+
     @property
-    def families(self) -> Iterator[Metric]:
-        """In the order of the table."""
-        return (self._families[name] for name in TABLE if name in self._families)
+    def names(self) -> list[str]:
+        """Of the metrics that there are, in the order of the table."""
+        return [name for name in TABLE if name in self._families]
 
 
 def _family(entry: Entry) -> Metric:
@@ -86,28 +93,21 @@ def _text(value: str) -> str:
     return value.encode("utf-8", "replace").decode("utf-8")
 
 
-class _BoardCollector(Collector):
-    def __init__(self, board: Board) -> None:
-        self._board = board
+@dataclass(frozen=True)
+class _Of:
+    """All that the metrics of one service are made of."""
 
-    def collect(self) -> Iterator[Metric]:
-        page, board = _Page(), self._board
-        for row in board.rows:
-            _service(page, board, row)
-        _engines(page, board)
-        _system(page, board)
-        _loops(page, board)
-        _memory(page, board.controller.get("memory"))
-        _downloads(page, board.controller)
-        yield from page.families
+    row: Row
+    probes: Histogram | None
+    starts: Histogram | None
 
 
-def _service(page: _Page, board: Board, row: Row) -> None:
+def _service(page: _Page, of: _Of) -> None:
     """One service."""
-    record, observed, counted = row.record, row.observed, board.counted
+    row, record, observed = of.row, of.row.record, of.row.observed
     service = {"name": record.key[1], "namespace": record.namespace}
     page.add(INCUMBENT + "process_restarts_total", observed.restarts, **service)
-    page.add(INCUMBENT + "health_check_duration_seconds", counted.probes.get(record.program), **service)
+    page.add(INCUMBENT + "health_check_duration_seconds", of.probes, **service)
     page.add(INCUMBENT + "memory_estimated_bytes", record.reserved_bytes or None, **service)
     if observed.pid:
         page.add(INCUMBENT + "process_healthy", int(row.report.ready), **service)
@@ -121,7 +121,7 @@ def _service(page: _Page, board: Board, row: Row) -> None:
     page.add(OURS + "memory_reserved_bytes", record.room_bytes or None, **service)
     for reason, count in observed.exits.items():
         page.add(OURS + "process_exits_total", count, **service, reason=reason)
-    page.add(OURS + "time_to_ready_seconds", counted.starts.get(record.program), **service)
+    page.add(OURS + "time_to_ready_seconds", of.starts, **service)
 
 
 def _engines(page: _Page, board: Board) -> None:
@@ -198,14 +198,78 @@ def _object(found: Any) -> Json:
     return found if isinstance(found, dict) else {}
 
 
-def exposition(board: Board, accept: str) -> tuple[bytes, str]:
-    """(body, content type) of a scrape, in the format the scraper asks for."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_BoardCollector(board))
+Encode = Callable[[Any], bytes]
+
+
+def _encoder(accept: str) -> tuple[Encode, str]:
+    """(what writes families in the format that a scraper asks for, its content type)."""
     encode, content_type = choose_encoder(accept)
     if isinstance(encode, partial) and "escaping" in encode.keywords:
         # Our names are the same under every scheme, and this one does not look at each letter: 18 of 48 ms.
         encode = partial(encode, escaping="allow-utf-8")
-    body, openmetrics = encode(registry), content_type.startswith("application/openmetrics-text")
-    theirs = board.told.text(openmetrics).encode("utf-8", "replace")
-    return (body.removesuffix(END) + theirs + END if openmetrics else body + theirs), content_type
+    return encode, content_type
+
+
+def _parts(page: _Page, encode: Encode) -> dict[str, bytes]:
+    """Each family of a page as it is written, head included, by the name of its metric."""
+    parts = _FAMILY.split(encode(page).removesuffix(END))[1:]
+    return dict(zip(page.names, parts, strict=True))
+
+
+def _samples(part: bytes) -> bytes:
+    """A family as it is written, without its head."""
+    return part.split(b"\n", HEAD_LINES)[HEAD_LINES]
+
+
+class Exposition:
+    """Renders boards; not safe to use from two threads at once."""
+
+    def __init__(self) -> None:
+        self._content_type = ""
+        self._known: dict[str, tuple[_Of, dict[str, bytes]]] = {}
+        """Program -> what its metrics were made of, and how they are written in the latest format."""
+
+    def render(self, board: Board, accept: str) -> tuple[bytes, str]:
+        """(body, content type) of a scrape, in the format the scraper asks for."""
+        encode, content_type = _encoder(accept)
+        if content_type != self._content_type:
+            self._content_type, self._known = content_type, {}
+        rows = [self._row(board, row, encode) for row in board.rows]
+        self._known = {row.record.program: self._known[row.record.program] for row in board.rows}
+        found = _parts(_around(board), encode)
+        for name in TABLE:
+            of_services = [parts[name] for parts in rows if name in parts]
+            if of_services:
+                first = found.get(name, of_services.pop(0))
+                found[name] = first + b"".join(_samples(each) for each in of_services)
+        openmetrics = content_type.startswith("application/openmetrics-text")
+        told = board.told.text(openmetrics).encode("utf-8", "replace")
+        body = b"".join(found[name] for name in TABLE if name in found)
+        return body + told + (END if openmetrics else b""), content_type
+
+    def _row(self, board: Board, row: Row, encode: Encode) -> dict[str, bytes]:
+        """The families of one service, with their heads."""
+        program = row.record.program
+        of = _Of(row, board.counted.probes.get(program), board.counted.starts.get(program))
+        known = self._known.get(program)
+        if known is None or known[0] != of:
+            page = _Page()
+            _service(page, of)
+            known = self._known[program] = of, _parts(page, encode)
+        return known[1]
+
+
+def _around(board: Board) -> _Page:
+    """All that is not of a single service."""
+    page = _Page()
+    _engines(page, board)
+    _system(page, board)
+    _loops(page, board)
+    _memory(page, board.controller.get("memory"))
+    _downloads(page, board.controller)
+    return page
+
+
+def exposition(board: Board, accept: str) -> tuple[bytes, str]:
+    """(body, content type) of a single scrape."""
+    return Exposition().render(board, accept)

@@ -13,7 +13,8 @@ from typing import Any
 
 from metal_supervisor.sidecar import board as boards
 from metal_supervisor.sidecar.board import Board
-from metal_supervisor.sidecar.metrics import exposition
+from metal_supervisor.sidecar.kept import FRESH_S, Kept
+from metal_supervisor.sidecar.metrics import Exposition
 
 TAKEN = "metrics cannot be served to the cluster; free the port, or set --metrics-listen to an address of this Mac"
 TEXT = "text/plain; charset=utf-8"
@@ -24,9 +25,11 @@ Answer = tuple[int, bytes, str]
 def create_app(board: Callable[[], Board]) -> Callable[..., Iterable[bytes]]:
     """The application, by WSGI; `board` returns the latest snapshot."""
 
+    metrics = Kept(board, Exposition().render, FRESH_S)
+
     def app(environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
         method = environ["REQUEST_METHOD"]
-        status, body, content_type = answer(board(), method, environ.get("PATH_INFO", ""), _accepted(environ))
+        status, body, content_type = answer(board, metrics, method, environ.get("PATH_INFO", ""), _accepted(environ))
         headers = [("Content-Type", content_type), ("Content-Length", str(len(body)))]
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
             headers.append(("Allow", "GET, HEAD"))
@@ -40,13 +43,15 @@ def _accepted(environ: dict[str, Any]) -> str:
     return str(environ.get("HTTP_ACCEPT", ""))
 
 
-def answer(board: Board, method: str, path: str, accept: str) -> Answer:
+def answer(
+    board: Callable[[], Board], metrics: Kept[tuple[bytes, str]], method: str, path: str, accept: str
+) -> Answer:
     """What a request is answered with."""
     if path not in ("/metrics", "/healthz"):
         return 404, b"/metrics and /healthz are here, and nothing else\n", TEXT
     if method not in ("GET", "HEAD"):
         return 405, b"GET and HEAD only\n", TEXT
     if path == "/metrics":
-        return 200, *exposition(board, accept)
-    status, body = boards.health(board, time.monotonic())
+        return 200, *metrics.get(accept)
+    status, body = boards.health(board(), time.monotonic())
     return status, json.dumps(body).encode(), "application/json"

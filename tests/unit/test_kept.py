@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from metal_supervisor.sidecar import app
-from metal_supervisor.sidecar.app import FRESH_S, HOLDS_S, Kept
+from metal_supervisor.sidecar import kept
 from metal_supervisor.sidecar.board import Board
+from metal_supervisor.sidecar.kept import FRESH_S, HOLDS_S, Kept
 
 
 class World:
@@ -14,7 +14,7 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fresh_s: float = 0.0) -> None:
         self.board, self.now, self.rendered = Board(node="a"), 100.0, list[str]()
-        monkeypatch.setattr(app.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(kept.time, "monotonic", lambda: self.now)
         self.kept = Kept(lambda: self.board, self._render, fresh_s)
 
     def _render(self, board: Board, kind: str) -> str:

@@ -18,7 +18,7 @@ from metal_supervisor.core.types import Observed
 from metal_supervisor.sidecar import words
 from metal_supervisor.sidecar.board import Board
 from metal_supervisor.sidecar.metric_table import INCUMBENT, OURS, PHASES, SERVED, TABLE, UNSERVED
-from metal_supervisor.sidecar.metrics import exposition
+from metal_supervisor.sidecar.metrics import Exposition, exposition
 from metal_supervisor.sidecar.tallies import Tallies
 from tests.boards import full_board, row
 
@@ -61,6 +61,23 @@ def scraped(board: Board, accept: str = "") -> dict[tuple[str, frozenset[tuple[s
 
 def value(board: Board, name: str, /, **labels: str) -> float | None:
     return scraped(board).get((name, frozenset(labels.items())))
+
+
+def test_what_was_rendered_before_is_rendered_again_once_it_is_different() -> None:
+    """Also in another format, with services that come, change and go."""
+    kept, accepts = Exposition(), ("", "application/openmetrics-text; version=1.0.0", "text/plain; version=1.0.0")
+    full = full_board()
+    program = full.rows[0].record.program
+    counted = replace(full.counted, probes={program: histogram.empty(histogram.PROBE_S).with_value(0.2)})
+    first = replace(full.rows[0], observed=replace(full.rows[0].observed, restarts=77))
+    boards = (
+        full, full, replace(full, rows=full.rows[1:]), full, replace(full, rows=(first, *full.rows[1:])),
+        replace(full, counted=counted), replace(full, rows=()), full,
+    )  # fmt: skip
+    for accept in accepts:
+        for board in boards:
+            assert kept.render(board, accept) == exposition(board, accept)
+    assert b"process_restarts_total" in kept.render(full, "")[0] != kept.render(boards[4], "")[0]
 
 
 # ── the table ────────────────────────────────────────────────────────────────────────────────────
