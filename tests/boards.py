@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from metal_supervisor.core import engine_metrics, exposition, histogram
+from metal_supervisor.core import engine_metrics, histogram
 from metal_supervisor.core.engine_metrics import Told
 from metal_supervisor.core.report import report
 from metal_supervisor.core.types import Endpoint, Observed, Record, Standing, Verdict
+from metal_supervisor.sidecar import exposition
 from metal_supervisor.sidecar.board import Board, Row
 from metal_supervisor.sidecar.power import Reading
 from metal_supervisor.sidecar.tallies import Tallies

@@ -9,10 +9,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from metal_supervisor.boundary.addresses import Choice
-from metal_supervisor.core import engine_metrics, exposition, histogram
+from metal_supervisor.core import engine_metrics, histogram
 from metal_supervisor.core.engine_metrics import Told
 from metal_supervisor.core.report import report
 from metal_supervisor.core.types import Endpoint, ModelFile, Observed, Record, Standing, Verdict
+from metal_supervisor.sidecar import exposition
 from metal_supervisor.sidecar.app import create_app
 from metal_supervisor.sidecar.board import Board, Row
 from metal_supervisor.sidecar.inventory import Offer

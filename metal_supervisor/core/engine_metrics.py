@@ -27,7 +27,7 @@ REASONS: Mapping[str, str] = {
     "status": "it answered with an error, as one without such a page does",
     "redirect": "it sent us elsewhere; nobody goes there",
     "key": "it wants a key that `spec.env` does not have in LLAMA_API_KEY or VLLM_API_KEY",
-    "size": "the answer is 1 MiB or more, or has more than 20,000 lines",
+    "size": "the answer is 1 MiB or more, or has more than 20,000 lines, or a line of more than 16 KiB",
     "series": "more than 2,000 series of one engine, or 20,000 of all together",
     "format": "it is not the text format, or a histogram or summary is not whole",
     "duplicate": "a family has the same series twice",

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from metal_supervisor.boundary import engines
-from metal_supervisor.core import engine_metrics, exposition
+from metal_supervisor.core import engine_metrics
 from metal_supervisor.core.engine_metrics import NO_PAGE, Block, Told
 from metal_supervisor.core.exposition import Unreadable
 from metal_supervisor.core.types import Key, RunNote
 from metal_supervisor.runtimes import RUNTIMES
+from metal_supervisor.sidecar import exposition
 from metal_supervisor.sidecar.board import Row
 
 EVERY_S = 15.0

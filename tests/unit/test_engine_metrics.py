@@ -11,8 +11,16 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain
 
 from metal_supervisor.core.engine_metrics import MOST_IN_ALL, REASONS, Block, Told, blocks, merged
-from metal_supervisor.core.exposition import LONGEST_TEXT, MOST_LABELS, MOST_LINES, MOST_SERIES, Unreadable, read
+from metal_supervisor.core.exposition import Unreadable
 from metal_supervisor.core.types import Key
+from metal_supervisor.sidecar.exposition import (
+    LONGEST_LINE,
+    LONGEST_TEXT,
+    MOST_LABELS,
+    MOST_LINES,
+    MOST_SERIES,
+    read,
+)
 from metal_supervisor.sidecar.metrics import exposition
 from tests.boards import full_board
 
@@ -188,11 +196,12 @@ def test_an_answer_in_openmetrics_is_understood_too() -> None:
     [
         "", "\n\n", "# EOF", "<!doctype html><html></html>", '{"error": {"code": 501}}', "\x00\x01\x02\ufffd", "a",
         "a b",
-        "a 1 2 3", "a{", "a{b}", 'a{b="c} 1', 'a{b="c"', 'a{b="c"d="e"} 1', 'a{,} 1', 'a{b="1",b="2"} 1',
-        'a{__name__="x"} 1', "a 0x10", "a 1_000", "1a 1", "a-b 1", "é 1", 'a{é="1"} 1', "a 1e", f"a {'1' * 65}",
+        "a{", "a{b}", 'a{b="c} 1', 'a{b="c"', 'a{b="c"d="e"} 1', 'a{b="1",b="2"} 1', 'a 1{b="c"} 2',
+        'a{__name__="x"} 1', "a 0x10", "a 1_000", "1a 1", "a-b 1", "é 1", 'a{é="1"} 1', "a 1e", f"a {'1' * 400}",
         "a" * 201 + " 1", f'a{{{"b" * 201}="1"}} 1', "ok 1\nnot ok\n", "# TYPE a gauge\n# TYPE a counter\na 1",
-        'a{' + ",".join(f'l{number}="1"' for number in range(MOST_LABELS + 1)) + "} 1", "a 1 x", "١ 1", "a ١",
-        '{"a"} 1', '{__name__="a"} 1', "a\u2028 1",
+        'a{' + ",".join(f'l{number}="1"' for number in range(MOST_LABELS + 1)) + "} 1", "a 1 x", "١ 1", "nan",
+        '{"a"} 1', '{__name__="a"} 1', "a\u2028 1", 'a{"é"="1"} 1', 'a{"x y"="1"} 1', 'a{b:c="1"} 1',
+        'a{"__b"="1"} 1', '{"é","b"="c"} 1', "# TYPE a nonsense\na 1", "# HELP é words\na 1",
     ],
 )  # fmt: skip
 def test_what_is_not_the_format_is_refused_as_a_whole(text: str) -> None:
@@ -201,10 +210,20 @@ def test_what_is_not_the_format_is_refused_as_a_whole(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "value"),
+    [("a 1 2 3", "1"), ("a{,} 2", "2"), ("a{b=} 3", "3"), ("a ٤", "4"), (f"a {'5' * 20}", "5.555555555555556e+19"),
+     ("a infinity", "+Inf"), ("a 6 x 7", "6")],
+)  # fmt: skip
+def test_what_the_library_takes_beyond_the_format_is_a_plain_sample(given: str, value: str) -> None:
+    assert valid(told((TINY, given))[0]).splitlines()[-1] == f'a{{namespace="default",name="tiny"}} {value}'
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("".join(f"a{number} 1\n" for number in range(MOST_SERIES + 1)), "series"),
         ("\n" * (MOST_LINES + 1), "size"),
+        ("a 1\n#" + "x" * LONGEST_LINE, "size"),
     ],
 )
 def test_what_is_too_much_is_refused_as_a_whole(text: str, reason: str) -> None:
@@ -225,8 +244,19 @@ def test_as_many_series_as_are_allowed_are_taken() -> None:
     ids=range(9),
 )  # fmt: skip
 def test_no_line_takes_time_out_of_proportion(text: str) -> None:
-    with pytest.raises(Unreadable, match="format"):
-        read(text)  # a parser that looks at what it has seen already would still be at it when the tests are given up
+    with pytest.raises(Unreadable, match="size"):
+        read(text)  # the library looks at what it has seen already, and would be at it for minutes
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['a{x="N",b="' + '\\"' * 8000 + '"} 1', 'a{x="N"} 1' + " 1" * 8000, "# HELP b" + " " * 16_000 + 'x\na{x="N"} 1',
+     "a{" + " " * 16_000 + 'x="N"} 1', 'a{x="N"} ' + "0" * 16_000 + "1"],
+    ids=["quotes", "times", "help", "spaces", "digits"],
+)  # fmt: skip
+def test_a_page_of_the_longest_lines_is_read(line: str) -> None:
+    (family,) = read("\n".join(line.replace("N", str(number)) for number in range(60)))
+    assert len(family.samples) == 60
 
 
 # ── several ──────────────────────────────────────────────────────────────────────────────────────
