@@ -66,11 +66,17 @@ def _dressed(secrets: Collection[str]) -> list[str]:
 
 
 def redact_json(value: Any, redact: Callable[[str], str], name: str = "") -> Any:
-    """A JSON value with all its texts redacted, those under a telling name as a whole. `name`: that of the value."""
+    """A JSON value with all its texts and numbers redacted, those under a telling name as a whole.
+
+    `name`: that of the value. A number that has to go becomes text. Truth values and null stay: they are nobody's
+    secret, and tell whether there is one.
+    """
     if isinstance(value, dict):
         return {redact(str(key)): redact_json(each, redact, str(key)) for key, each in value.items()}
     if isinstance(value, list):
         return [redact_json(each, redact, name) for each in value]
     if isinstance(value, str):
         return HIDDEN if value and _TELLING.search(name) else redact(value)
-    return value
+    if value is None or isinstance(value, bool):
+        return value
+    return HIDDEN if _TELLING.search(name) or redact(str(value)) != str(value) else value

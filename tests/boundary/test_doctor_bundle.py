@@ -214,6 +214,17 @@ def test_a_secret_is_known_in_whatever_dress_it_comes(text: str) -> None:
     assert redactor(['pä"ss w/rd+!'], "", "")(text) == f"say: {HIDDEN}"
 
 
+def test_a_number_may_be_a_secret_too() -> None:
+    redact = redactor(["48151623", "2342"], "", "")
+    told = {"api_key": 7, "tokens": 7, "pin": 48151623, "half": 48151623.0, "list": [23421, 3], "passwords": [1]}
+    assert redact_json(told, redact) == {
+        "api_key": HIDDEN, "tokens": 7, "pin": HIDDEN, "half": HIDDEN, "list": [HIDDEN, 3], "passwords": [1],
+    }  # fmt: skip
+    assert redact_json({"token": [12, None, True], "password": None}, redact) == {
+        "token": [HIDDEN, None, True], "password": None,
+    }  # fmt: skip
+
+
 def test_json_stays_json_and_telling_names_hide_all_they_have() -> None:
     redact = redactor(["s3cr3t"], os.sep, "")
     found = redact_json({"password": "x", "env": [{"a": "s3cr3t"}], "n": 1, "ok": True, "token": ""}, redact)
