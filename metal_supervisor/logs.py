@@ -45,7 +45,7 @@ def entry_of(record: logging.LogRecord) -> dict[str, Scalar]:
         "ts": f"{stamp}.{int(record.msecs):03d}Z",
         "level": record.levelname.lower(),
         "logger": _text(record.name),
-        "msg": _text(_message(record)),
+        "msg": _message(record),
     }
     for name, value in vars(record).items():
         if name not in STANDARD:
@@ -58,9 +58,9 @@ def entry_of(record: logging.LogRecord) -> dict[str, Scalar]:
 def _message(record: logging.LogRecord) -> str:
     """The message; that of a library may not fit its own arguments."""
     try:
-        return record.getMessage()
+        return _text(record.getMessage())
     except Exception:  # noqa: BLE001 - a line that cannot be made whole is better than none
-        return str(record.msg)
+        return _said(record.msg)
 
 
 def _free(name: str, entry: dict[str, Scalar]) -> str:
@@ -76,9 +76,14 @@ def _scalar(value: object) -> Scalar:
         return int(value)
     if isinstance(value, float) and math.isfinite(value):
         return float(value)
+    return _said(value)
+
+
+def _said(value: object) -> str:
+    """What an object says of itself, or of what kind it is if it does not."""
     try:
         return _text(str(value))
-    except Exception:  # noqa: BLE001 - whatever a field's own code does, its line is written
+    except Exception:  # noqa: BLE001 - whatever a value's own code does, its line is written
         return f"<{type(value).__name__}>"
 
 

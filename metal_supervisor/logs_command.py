@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from metal_supervisor.boundary.logfile import LogFile
+from metal_supervisor.boundary.logfile import CUT, LogFile
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.core.names import Aliases, Unknown, aliases, meant
 from metal_supervisor.logs import entry_in, text_lines
@@ -115,7 +115,9 @@ class _Writer:
     def all(self, blocks: Iterable[bytes]) -> None:
         """Writes them, and flushes."""
         for block in blocks:
-            if self._decoder is None:
+            if block == CUT:
+                self.end()
+            elif self._decoder is None:
                 self._out.buffer.write(block)
             else:
                 text = self._decoder.decode(block)
@@ -123,10 +125,11 @@ class _Writer:
         self._out.flush()
 
     def end(self) -> None:
-        """A terminal's next prompt begins on a line of its own."""
+        """On a terminal, what comes next (more of the log, or a prompt) begins on a line of its own."""
         if self._decoder is None:
             return
-        self._text(_told(self._begun + self._decoder.decode(b"", True)))
+        begun, self._begun = self._begun + self._decoder.decode(b"", True), ""
+        self._text(_told(begun))
         if not self._ended:
             self._text("\n")
         self._out.flush()

@@ -88,10 +88,18 @@ def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
 
 
 def _parsed(data: bytes) -> tuple[int, bytes]:
-    """(status, body) of a whole HTTP answer. Raises HTTPException if it is cut, or none."""
+    """(status, body) of a whole HTTP answer. Raises HTTPException if it is cut, or none.
+
+    Whatever else reading it raises is one, too: a length that no machine can count is no error of ours.
+    """
     answer = http.client.HTTPResponse(_Received(data))  # type: ignore[arg-type]
-    answer.begin()
-    return answer.status, answer.read()
+    try:
+        answer.begin()
+        return answer.status, answer.read()
+    except (OSError, http.client.HTTPException):
+        raise
+    except Exception as error:  # noqa: BLE001 - what an engine sends must end no thread of ours
+        raise http.client.HTTPException(type(error).__name__) from None
 
 
 def probe(

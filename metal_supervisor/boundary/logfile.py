@@ -14,6 +14,8 @@ from io import FileIO
 from pathlib import Path
 
 BLOCK_BYTES = 1 << 16
+CUT = b""
+"""Among the blocks of a log: what follows begins anew, and is not the rest of a line that was begun before."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,14 @@ class LogFile:
             yield from self._rest()
 
     def fresh(self) -> Iterator[bytes]:
-        """What was written since; nothing if nothing was."""
+        """What was written since, with a CUT where the log was emptied or removed; nothing if nothing was."""
         while True:
             following = self._following()  # looked for before the rest is read: then that rest is all there is
             yield from self._rest()
             if following is None:
                 return
+            if self._part is not None and os.fstat(self._part.file.fileno()).st_nlink == 0:  # removed, not renamed
+                yield CUT
             self._take(following)
 
     def close(self) -> None:
@@ -125,6 +129,7 @@ class LogFile:
         file = self._part.file
         if os.fstat(file.fileno()).st_size < file.tell():  # it was emptied
             file.seek(0)
+            yield CUT
         while block := file.read(BLOCK_BYTES):
             yield block
 

@@ -124,11 +124,26 @@ def _content(path: Path, pattern: str, redact: Callable[[str], str]) -> str:
 
 def _log(lines: Sequence[str], redact: Callable[[str], str]) -> Iterator[str]:
     """A log, redacted: lines that are JSON by their values, which are escaped in it; others together, as keys stand."""
-    for are_ours, some in itertools.groupby(lines, lambda line: entry_in(line) is not None):
-        if are_ours:
-            yield from (json_line(redact_json(entry_in(line), redact)) + "\n" for line in some)
+    read = ((line, _entry(line, redact)) for line in lines)
+    for is_text, some in itertools.groupby(read, lambda each: each[1] is None):
+        if is_text:
+            yield redact("\n".join(line for line, _ in some) + "\n")
         else:
-            yield redact("\n".join(some) + "\n")
+            yield from (f"{entry}\n" for _, entry in some)
+
+
+def _entry(line: str, redact: Callable[[str], str]) -> str | None:
+    """A line like those of ours, redacted; None for any other, and for one that cannot be made JSON again.
+
+    An engine may write such lines, too, and in them what JSON has not (NaN), or lists within lists without end.
+    """
+    entry = entry_in(line)
+    if entry is None:
+        return None
+    try:
+        return json_line(redact_json(entry, redact))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _tail(path: Path) -> list[str]:

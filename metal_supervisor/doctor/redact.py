@@ -22,12 +22,14 @@ PLAIN = frozenset({
 })  # fmt: skip
 """Values that are nobody's secret, and would be missed everywhere."""
 
-_TELLING = re.compile(r"(?i)(token|secret|passw(or)?d|authorization|api[-_]?key|credential|private[-_]?key)$")
+_TELLING_END = r"(?:token|secret|passw(?:or)?d|authorization|api[-_]?key|credential|private[-_]?key)"
+_TELLING = re.compile(rf"(?i){_TELLING_END}$")
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"-----BEGIN [A-Z ]+-----.*?(-----END [A-Z ]+-----|\Z)", re.DOTALL), HIDDEN),
     (re.compile(r"\A[A-Za-z0-9+/=\s]*-----END [A-Z ]+-----"), HIDDEN),  # its beginning was cut off
     (re.compile(r"(?m)^[A-Za-z0-9+/=]{40,}$"), HIDDEN),
     (re.compile(r"(?i)\b(authorization|proxy-authorization|x-api-key)([\"']?\s*[:=]\s*).*"), rf"\1\2{HIDDEN}"),
+    (re.compile(rf'(?i)("[\w-]*{_TELLING_END}"\s*:\s*")(?:[^"\\\n]|\\.)+'), rf"\1{HIDDEN}"),  # to its last word
     (re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',;]+"), rf"\1 {HIDDEN}"),
     (re.compile(r"([a-zA-Z][\w+.-]*://)[^/\s\"']*@"), r"\1"),
     (re.compile(r"([a-zA-Z][\w+.-]*://[^\s\"'?#]*)[?#][^\s\"']*"), rf"\1?{HIDDEN}"),
@@ -66,11 +68,17 @@ def _dressed(secrets: Collection[str]) -> list[str]:
 
 
 def redact_json(value: Any, redact: Callable[[str], str], name: str = "") -> Any:
-    """A JSON value with all its texts redacted, those under a telling name as a whole. `name`: that of the value."""
+    """A JSON value with all its texts and numbers redacted, those under a telling name as a whole.
+
+    `name`: that of the value. A number that has to go becomes text. Truth values and null stay: they are nobody's
+    secret, and tell whether there is one.
+    """
     if isinstance(value, dict):
         return {redact(str(key)): redact_json(each, redact, str(key)) for key, each in value.items()}
     if isinstance(value, list):
         return [redact_json(each, redact, name) for each in value]
     if isinstance(value, str):
         return HIDDEN if value and _TELLING.search(name) else redact(value)
-    return value
+    if value is None or isinstance(value, bool):
+        return value
+    return HIDDEN if _TELLING.search(name) or redact(str(value)) != str(value) else value

@@ -161,6 +161,21 @@ def test_lines_of_json_are_redacted_by_their_values_and_stay_json(
     assert (found["by"], found["port"], found["token"]) == ("[user]", 3, HIDDEN)
 
 
+@pytest.mark.parametrize("odd", ["NaN", "1e999", "-Infinity", "[" * 700 + "]" * 700], ids=lambda odd: odd[:9])
+def test_a_line_of_an_engine_that_cannot_be_json_again_is_redacted_as_text(
+    tmp_path: Path, planted: Surroundings, odd: str
+) -> None:
+    """It looks like one of ours, and would cost the whole bundle."""
+    said = f'{{"ts": "a", "level": "b", "logger": "c", "msg": "{ENV}", "x": {odd}, '
+    said += r'"password": "opaque \\ \"words", "n": 7}'
+    log = planted.settings.state_path / "log" / "default.tiny.log"
+    log.write_text(f"{said}\nkept line\n")
+    bundle.write(tmp_path / "b.tar.gz", planted, [])
+    first, last = opened(tmp_path / "b.tar.gz")[f"{bundle.ROOT}/log/default.tiny.log"].splitlines()
+    assert first.startswith(f'{{"ts": "a", "level": "b", "logger": "c", "msg": "{HIDDEN}", "x": {odd}, ')
+    assert "opaque" not in first and "words" not in first and first.endswith('", "n": 7}') and last == "kept line"
+
+
 def test_a_log_that_begins_within_a_key_tells_nothing_of_it(planted: Surroundings) -> None:
     redact = redactor([], "", "")
     assert redact("short+/tail==\n-----END RSA PRIVATE KEY-----\nnext\n") == f"{HIDDEN}\nnext\n"
@@ -212,6 +227,17 @@ def test_what_is_no_secret_stays(text: str, kept: str) -> None:
 )  # fmt: skip
 def test_a_secret_is_known_in_whatever_dress_it_comes(text: str) -> None:
     assert redactor(['pä"ss w/rd+!'], "", "")(text) == f"say: {HIDDEN}"
+
+
+def test_a_number_may_be_a_secret_too() -> None:
+    redact = redactor(["48151623", "2342"], "", "")
+    told = {"api_key": 7, "tokens": 7, "pin": 48151623, "half": 48151623.0, "list": [23421, 3], "passwords": [1]}
+    assert redact_json(told, redact) == {
+        "api_key": HIDDEN, "tokens": 7, "pin": HIDDEN, "half": HIDDEN, "list": [HIDDEN, 3], "passwords": [1],
+    }  # fmt: skip
+    assert redact_json({"token": [12, None, True], "password": None}, redact) == {
+        "token": [HIDDEN, None, True], "password": None,
+    }  # fmt: skip
 
 
 def test_json_stays_json_and_telling_names_hide_all_they_have() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from metal_supervisor.boundary.engines import Answer, FirstRequest, busy, probe, turns
+from metal_supervisor.boundary.engines import Answer, FirstRequest, busy, counted, metrics, probe, turns
 from metal_supervisor.core.first_request import smallest
 from metal_supervisor.core.types import Probe
 from tests.system import free_ports
@@ -20,7 +20,7 @@ MODELS = json.dumps({"data": [{"id": "file.gguf", "aliases": ["tiny"]}]}).encode
 
 
 class Engine(http.server.ThreadingHTTPServer):
-    """Answers (status, body) by path; None hangs, "drip" never ends."""
+    """Answers (status, body) by path; None hangs, "drip" never ends, any other text is sent as it stands."""
 
     daemon_threads = True
     block_on_close = False
@@ -56,6 +56,8 @@ class Page(http.server.BaseHTTPRequestHandler):
         answer = self.server.answers.get(self.path, (404, b""))
         if answer is None:
             self.server.end.wait(5)
+        elif isinstance(answer, str) and answer != "drip":
+            self.wfile.write(answer.encode("latin-1"))
         elif isinstance(answer, str):
             self.send_response(200)
             self.end_headers()
@@ -202,6 +204,39 @@ def test_one_that_never_sleeps_is_not_asked_whether_it_does(engine: Engine) -> N
     engine.answers["/slots"] = (200, BUSY)
     assert busy(engine.port, ASKED) is True
     assert engine.asked == ["/slots"]
+
+
+# ── answers that are none ────────────────────────────────────────────────────────────────────────
+
+CHUNKED = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+WILD = {
+    "length": f"HTTP/1.1 200 OK\r\nContent-Length: {'9' * 20}\r\n\r\nx",
+    "chunk": f"{CHUNKED}{'F' * 20}\r\nx",
+    "negative chunk": f"{CHUNKED}-5\r\nabc\r\n0\r\n\r\n",
+    "long chunk": f"{CHUNKED}{'9' * 60_000}\r\nx",
+    "chunk without a number": f"{CHUNKED}\xff\r\nx",
+    "status": f"HTTP/1.1 {'9' * 5000}\r\n\r\n",
+    "headers": "HTTP/1.1 200 OK\r\n" + "a: b\r\n" * 200 + "\r\n",
+}
+"""Answers of which HTTP can make nothing, and of whose lengths Python cannot either."""
+
+
+@pytest.mark.parametrize("answer", WILD.values(), ids=WILD)
+def test_an_answer_that_cannot_be_read_is_a_cut_one_whoever_asks(engine: Engine, answer: str) -> None:
+    """What else is raised ends the asking thread, and the process with it."""
+    asked = Probe(identity="tiny", busy_path="/slots", first_path=CHAT, first_body=FIRST.first_body)
+    engine.answers |= dict.fromkeys(("/health", "/slots", "/metrics", CHAT), answer)
+    found = probe(engine.port, asked, identify=True)
+    assert not found.ready and found.message.startswith("/health: ") and "999" not in found.message
+    assert turns(engine.port, asked)
+    assert busy(engine.port, asked) is False
+    assert metrics("127.0.0.1", engine.port) == ""
+    assert counted("127.0.0.1", engine.port, "/metrics") == ("", "format")
+    assert first(engine, asked).message.startswith(f"{CHAT} was not answered to the end: ")
+    engine.answers |= {"/health": (200, b""), "/v1/models": answer, "/sleeping": answer, "/slots": (200, b"[]")}
+    assert not probe(engine.port, asked, identify=True).ready
+    assert busy(engine.port, Probe(busy_path="/slots", asleep_path="/sleeping")) is False
+    assert not first(engine, Probe(names_itself=True, first_path=CHAT, first_body=FIRST.first_body)).ready
 
 
 # ── the first request ────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.boundary.logfile import BLOCK_BYTES, LogFile
+from metal_supervisor.boundary.logfile import BLOCK_BYTES, CUT, LogFile
 
 BACKUPS = 3
 
@@ -91,6 +91,26 @@ def test_a_file_that_was_emptied_or_removed_is_gone_on_with(path: Path, way: str
     assert fresh(log) == ""
     append(path, "new\n")
     assert fresh(log) == "new\n"
+    log.close()
+
+
+@pytest.mark.parametrize("way", ["emptied", "removed", "rotated"])
+def test_where_a_log_begins_anew_is_told_but_a_line_may_go_on_behind_a_rotation(path: Path, way: str) -> None:
+    append(path, "ha")
+    log = LogFile(path)
+    assert list(log.tail(1)) == [b"ha"]
+    if way == "rotated":
+        rotate(path)
+        append(path, "lf\n")
+        assert list(log.fresh()) == [b"lf\n"]
+    elif way == "emptied":
+        os.truncate(path, 0)
+        assert list(log.fresh()) == [CUT] and list(log.fresh()) == []
+    else:
+        append(path, "lf")
+        path.unlink()
+        append(path, "new\n")
+        assert list(log.fresh()) == [b"lf", CUT, b"new\n"] and list(log.fresh()) == []
     log.close()
 
 

@@ -245,6 +245,26 @@ def test_a_line_of_ours_that_comes_in_two_parts_is_shown_when_it_is_whole(state:
     assert terminal.process.wait(WITHIN_S) == 0
 
 
+@pytest.mark.parametrize("way", ["emptied", "removed"])
+def test_half_a_line_is_not_put_before_what_comes_after_the_log_was_emptied(state: StateDir, way: str) -> None:
+    path = state.log_path("controller")
+    path.write_bytes(OURS % b"first")
+    terminal = Terminal(command(state, "controller", "-f"))
+    terminal.until("did=first n=3\r\n")
+    append(path, b'{"ts": "half \xc3')
+    eventually(lambda: position(terminal.process.pid, path) == path.stat().st_size, WITHIN_S, "the half to be read")
+    if way == "emptied":
+        os.truncate(path, 0)
+        eventually(lambda: position(terminal.process.pid, path) == 0, WITHIN_S, "the emptied file to be noticed")
+    else:
+        path.unlink()  # as `supervisorctl clear` does
+    append(path, OURS % b"second" + b"plain\n")
+    told = "2026-11-21T09:00:00.000Z INFO controller pass did=second n=3\r\nplain\r\n"
+    assert terminal.until("plain\r\n") == '{"ts": "half \ufffd\r\n' + told
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.process.wait(WITHIN_S) == 0
+
+
 def test_a_line_without_an_end_is_not_waited_for(state: StateDir) -> None:
     state.log_path("controller").write_bytes(b"{" + b"x" * (logs_command.LONGEST_LINE + 70_000) + b"\n" + OURS % b"y")
     shown = shown_on_a_terminal(state, "controller", "-n", "all")

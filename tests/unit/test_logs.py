@@ -182,6 +182,13 @@ def test_a_value_that_cannot_be_shown_costs_no_line() -> None:
     assert entry("%d of %d", "x")["msg"] == "%d of %d", "a library's message that does not fit its arguments"
 
 
+@pytest.mark.parametrize("form", [TextFormatter, JsonFormatter])
+def test_a_message_that_cannot_be_shown_costs_no_line(form: Form) -> None:
+    given = record("")
+    given.msg = Rude()
+    assert "<Rude>" in form().format(given)
+
+
 # ── from one form to the other ───────────────────────────────────────────────────────────────────
 
 
