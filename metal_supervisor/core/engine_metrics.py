@@ -17,6 +17,9 @@ from metal_supervisor.core.types import Key
 
 MOST_IN_ALL = 20_000
 """Series of all engines together."""
+MOST_FAMILIES = 2_000
+MOST_CHARACTERS = 4 << 20
+"""Of the page: it is rendered beside the loop that takes dead endpoints out."""
 OWN_LABELS = ("namespace", "name", "job", "instance")
 """Labels that say whose a series is: ours, and those that Prometheus gives a target."""
 RESERVED_BEGINNINGS = ("llmkube_metal_agent_", "metal_supervisor_", "process_", "python_", "go_", "scrape_")
@@ -28,7 +31,7 @@ REASONS: Mapping[str, str] = {
     "redirect": "it sent us elsewhere; nobody goes there",
     "key": "it wants a key that `spec.env` does not have in LLAMA_API_KEY or VLLM_API_KEY",
     "size": "the answer is 1 MiB or more, or has more than 20,000 lines, or a line of more than 16 KiB",
-    "series": "more than 2,000 series of one engine, or 20,000 of all together",
+    "series": "more than 2,000 series of one engine; of all together 20,000, 2,000 names, or 4 MiB",
     "format": "it is not the text format, or a histogram or summary is not whole",
     "duplicate": "a family has the same series twice",
     "value": "a counter is negative, or no number",
@@ -213,18 +216,19 @@ def merged(answers: Iterable[tuple[int, Sequence[Block]]]) -> tuple[Page, dict[i
     taken: set[str] = set()
     families: dict[tuple[str, str], tuple[str, list[tuple[int, str]]]] = {}
     dropped: dict[int, Counter[str]] = {}
-    series = 0
+    series = characters = 0
     for number, found in answers:
         for block in found:
             family = block.name, block.kind
             names = () if family in families else _claims(*family)  # as nearly always: it has its names already
-            reason = "series" if series + block.series > MOST_IN_ALL else ""
+            full = series + block.series > MOST_IN_ALL or characters + len(block.lines) > MOST_CHARACTERS
+            reason = "series" if full or (names and len(families) >= MOST_FAMILIES) else ""
             if any(name in taken for name in names):
                 reason = "type"
             if reason:
                 dropped.setdefault(number, Counter())[reason] += 1
                 continue
-            series += block.series
+            series, characters = series + block.series, characters + len(block.lines)
             taken.update(names)
             families.setdefault(family, (block.help, []))[1].append((number, block.lines))
     joined = (Joined(*family, help_text, tuple(parts)) for family, (help_text, parts) in families.items())
@@ -249,7 +253,7 @@ def _joined_text(family: Joined, live: Container[int], openmetrics: bool) -> str
     lines = "".join(text for number, text in family.parts if number in live)
     if not lines:
         return ""
-    name, kind, text = family.name, family.kind, family.help.replace("\\", r"\\")
+    name, kind, text = family.name, family.kind, family.help.replace("\\", r"\\").replace("\n", r"\n")
     if openmetrics:
         # A counter has to end in _total there; one that does not keeps its name, and loses its type.
         kind = "unknown" if kind == UNTYPED or (kind == COUNTER and not name.endswith("_total")) else kind

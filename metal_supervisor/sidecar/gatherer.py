@@ -26,6 +26,8 @@ from metal_supervisor.sidecar.board import Row
 EVERY_S = 15.0
 LONGEST_S = 120.0
 """Each silence in a row doubles the time until an engine is asked again, up to this."""
+JOIN_S = 1.0
+"""How long what was said waits for what others say: all of it is joined anew each time."""
 HOLDS_S = 60.0
 """How long what was said is served."""
 SILENT = frozenset({"timeout", "unreachable"})
@@ -131,9 +133,17 @@ class Gatherer(threading.Thread):
             self.turn()
 
     def turn(self) -> None:
-        """Asks everybody who is due, one after another."""
+        """Asks everybody who is due, one after another; those before are not kept waiting for one that is slow."""
+        asked: list[Source] = []
+        joined_at = self._clock()
         while (source := self._due()) is not None:
             self._ask(source)
+            asked.append(source)
+            if self._clock() - joined_at >= JOIN_S:
+                self._join(asked)
+                asked, joined_at = [], self._clock()
+        if asked:
+            self._join(asked)
 
     def _pause_s(self) -> float | None:
         """Seconds until somebody is due, None if nobody is there."""
@@ -172,11 +182,21 @@ class Gatherer(threading.Thread):
             known.due_at = now + known.pause_s
             if reason not in SILENT:
                 known.blocks, known.said_at = found, now
+            dropped.update([reason] if reason else [])
+            self._leave_out(source, dropped)
+
+    def _join(self, asked: Iterable[Source]) -> None:
+        """Makes one page of what all have said; `asked`: whose answers are new on it."""
+        with self._lock:
             answers = [(each.number, each.blocks) for each in self._known.values()]
         page, conflicts = engine_metrics.merged(answers)
-        dropped.update(conflicts.get(known.number, Counter()))
-        dropped.update([reason] if reason else [])
         with self._lock:
             self._page = page
-            if dropped:
-                self._dropped.setdefault(source.key, Counter()).update(dropped)
+            for source in asked:
+                if source in self._known:
+                    self._leave_out(source, conflicts.get(self._known[source].number, Counter()))
+
+    def _leave_out(self, source: Source, dropped: Counter[str]) -> None:
+        """Counts what is not served of an answer; with the lock held."""
+        if dropped:
+            self._dropped.setdefault(source.key, Counter()).update(dropped)
