@@ -3,6 +3,7 @@
 Half of 200 connections say nothing, the others send a header that never ends, or ask for much and read nothing of it;
 beside them come headers that are far too large, methods that are not taken and names that are not ours, as fast as
 they are answered. They stay until standard input ends; then what was answered is told as JSON: kind -> status -> count.
+What has no status is RESET, which is how a server says no that did not read to the end, or one of FAILURES.
 """
 
 from __future__ import annotations
@@ -27,6 +28,16 @@ REFUSED = {
 """Kind -> the request, none of which is to be answered with what is asked for."""
 
 
+RESET = "reset"
+FAILURES = UNCONNECTED, UNANSWERED, EMPTY = "not connected", "not answered in time", "closed without a word"
+"""What no client is to see, however badly the others behave."""
+TIMEOUT_S = 20.0
+
+
+class _Unconnected(OSError):
+    """The server does not take a connection."""
+
+
 class Crowd:
     """All of them, until `over`."""
 
@@ -38,7 +49,11 @@ class Crowd:
         self.threads += [threading.Thread(target=self._ask, args=(kind,), daemon=True) for kind in REFUSED]
 
     def _connected(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self._port), timeout=20)
+        """Raises _Unconnected."""
+        try:
+            return socket.create_connection(("127.0.0.1", self._port), timeout=TIMEOUT_S)
+        except OSError as error:
+            raise _Unconnected from error
 
     def _hold(self) -> None:
         """Keeps connections open, and opens those anew that are closed."""
@@ -53,8 +68,8 @@ class Crowd:
                         held[number].sendall(b"x")
                     elif self._closed(held[number]):
                         raise ConnectionResetError
-                except OSError:
-                    self.answers["held"]["closed"] += 1
+                except OSError as error:
+                    self.answers["held"][UNCONNECTED if isinstance(error, _Unconnected) else "closed"] += 1
                     with contextlib.suppress(KeyError):
                         held.pop(number).close()
             self.answers["held"]["most"] = max(self.answers["held"]["most"], len(held))
@@ -72,14 +87,25 @@ class Crowd:
 
     def _ask(self, kind: str) -> None:
         for path in self._paths():
-            answer = b""
-            with contextlib.suppress(OSError), self._connected() as sock:
-                with contextlib.suppress(OSError):  # it may be refused before all was sent
-                    sock.sendall(REFUSED[kind](path).encode("latin-1"))
+            self.answers[kind][self._answer(REFUSED[kind](path).encode("latin-1"))] += 1
+
+    def _answer(self, request: bytes) -> str:
+        """The status that a request is answered with, or what else became of it."""
+        answer, otherwise = b"", EMPTY
+        try:
+            with self._connected() as sock:
+                with contextlib.suppress(ConnectionError):  # it may be refused before all was sent
+                    sock.sendall(request)
                 while part := sock.recv(65536):
                     answer += part
-            words = answer.split(None, 2)
-            self.answers[kind][words[1].decode("latin-1") if len(words) > 1 else "reset"] += 1
+        except _Unconnected:
+            return UNCONNECTED
+        except TimeoutError:
+            return UNANSWERED
+        except ConnectionError:
+            otherwise = RESET
+        words = answer.split(None, 2)
+        return words[1].decode("latin-1") if len(words) > 1 else otherwise
 
     def _paths(self) -> Iterator[str]:
         while not self.over.is_set():

@@ -11,18 +11,23 @@ import os
 import plistlib
 import re
 import shutil
+import threading
 from collections.abc import Sequence
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from tests.doc_commands import PAGES, ROOT, blocks, run
+from tests.doc_commands import PAGES, ROOT, Block, Shown, blocks, run
 from tests.system import System, eventually, running, service
 
 HERE = [page for page in PAGES if any(block.here for block in blocks(page))]
 CHECKOUT = (".venv", "Makefile", "conf", "docs", "launchd", "metal_supervisor", "pyproject.toml", "tests", "tools")
 HERE_TOO = "tests/scenarios/test_docs_commands.py"
 GO_AGENT = "com.llmkube.metal-agent"
+CURL = "silent\nshow-error\nfail-with-body\n"
+"""A reader's .curlrc: no meter, as in a terminal, and what is answered with an error has failed, which curl hides."""
 
 
 def reader(system: System, base: Path) -> Path:
@@ -35,7 +40,7 @@ def reader(system: System, base: Path) -> Path:
         (place / name).symlink_to(ROOT / name)
     (place / ".run").symlink_to(system.state)
     (base / "home" / ".metal-supervisor").symlink_to(system.state)
-    (base / "home" / ".curlrc").write_text("silent\nshow-error\n")  # no meter, as in a terminal
+    (base / "home" / ".curlrc").write_text(CURL)
     job = {"Label": GO_AGENT, "ProgramArguments": ["/usr/local/bin/llmkube-metal-agent", "--namespace", "default"]}
     (agents / f"{GO_AGENT}.plist").write_bytes(plistlib.dumps(job))
     return place
@@ -69,6 +74,21 @@ def test_shapes_differ_where_a_reader_would_see_it() -> None:
     assert shape(told) == shape(["NAME  PHASE", "", "tiny-other-mac-01234567  Creating", '{"status":"ok"}'])
     for other in (["NAME   AGE", *told[1:]], [told[0], "large   Ready", told[2]], [*told[:2], '{"status":"bad"}']):
         assert shape(told) != shape(other)
+
+
+def test_a_command_that_is_answered_with_an_error_fails(tmp_path: Path) -> None:
+    (tmp_path / ".curlrc").write_text(CURL)
+    (tmp_path / "there").write_text("ok\n")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        shown = [Shown(f"curl http://127.0.0.1:{server.server_port}/{path}") for path in ("there", "absent")]
+        found = [Block("page", 1, "sh", (each,), frozenset(), (), 0) for each in shown]
+        there, absent = run(found, tmp_path, {"PATH": os.environ["PATH"], "HOME": str(tmp_path)})
+        server.shutdown()
+    there.check()
+    with pytest.raises(AssertionError, match="ended with 22"):
+        absent.check()
 
 
 @pytest.mark.parametrize("page", HERE, ids=lambda page: page.stem)

@@ -196,7 +196,27 @@ def test_what_a_crashed_engine_wrote_is_kept(machine: Tight) -> None:
     assert (code, said) == (0, "") and out
 
 
-def test_while_everything_of_ours_is_down_the_files_are_shown(machine: Tight) -> None:
-    code, out, said = ours(machine, "status", "--port", "1")
+def files_are_shown(machine: Tight, first: str) -> None:
+    """Asserts that our commands say what the files have, and of the first service this."""
+    code, out, said = ours(machine, "status")
     assert code == 3 and "this is what its files say" in said
-    assert "default/first" in out and "InsufficientMemory" in out
+    assert rows_of(out).keys() == {"default/first", "default/second", "default/refused", "default/loops"}
+    assert "InsufficientMemory" in rows_of(out)["default/second"] and first in rows_of(out)["default/first"]
+    code, out, _ = ours(machine, "explain", "default/second", "--json")
+    assert code == 0 and json.loads(out)["reason"] == "InsufficientMemory"
+
+
+def test_while_controller_and_sidecar_are_down_the_files_are_shown(machine: Tight) -> None:
+    """The last but one: they stay down."""
+    out = machine.system.supervisorctl("stop", "controller", "sidecar")
+    assert out.count("stopped") == 2, out
+    assert [machine.system.own_pid(name) for name in ("controller", "sidecar")] == [0, 0]
+    files_are_shown(machine, " Ready ")
+    assert "hello world" in machine.system.chat("first")
+
+
+def test_while_everything_of_ours_is_down_the_files_are_shown(machine: Tight) -> None:
+    """The last: nothing runs after it."""
+    assert machine.system.stop() == 0
+    assert machine.system.processes() == []
+    files_are_shown(machine, "the engine has ended")

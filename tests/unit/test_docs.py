@@ -56,6 +56,20 @@ def commands(parser: argparse.ArgumentParser | None = None) -> dict[str, argpars
     return found
 
 
+def typed(text: str) -> list[tuple[str, set[str]]]:
+    """(command, its flags) wherever a page has `metal-supervisor COMMAND …`, in a sentence or in a block."""
+    fence = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+    lines = [line for block in fence.findall(text) for line in block.replace("\\\n", " ").splitlines()]
+    lines += [each.replace("\n", " ") for each in re.findall(r"`([^`]+)`", fence.sub("", text))]
+    found = []
+    for words in re.findall(r"(?<![\w.-])metal-supervisor ([a-z][^|;&#\n]*)", "\n".join(lines)):
+        name, *rest = words.split()
+        below = ".".join((name, *rest[:1]))
+        flags = re.findall(r"(?<![\w-])(?:--[a-z][a-z0-9-]+|-[a-z])(?![\w-])", words)
+        found.append((below if below in commands() else name, set(flags)))
+    return found
+
+
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.stem)
 def test_every_file_that_is_named_is_there(path: Path) -> None:
     text = path.read_text()
@@ -88,6 +102,29 @@ def test_every_flag_and_command_is_ours_or_known_to_be_anothers(path: Path) -> N
     ours |= {flag for action in mac_acceptance.parser()._actions for flag in action.option_strings}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text)) <= ours | FOREIGN
     assert set(re.findall(r"metal-supervisor ([a-z]+(?:-[a-z]+)*)", text)) <= set(commands())
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.stem)
+def test_every_flag_beside_a_command_is_one_of_that_command(path: Path) -> None:
+    takes = {name: {flag for action in each._actions for flag in action.option_strings}
+             for name, each in commands().items()}  # fmt: skip
+    assert [(name, flags - takes[name]) for name, flags in typed(path.read_text()) if flags - takes[name]] == []
+
+
+def test_commands_of_a_page_are_found_with_their_flags_wherever_they_stand() -> None:
+    page = """Say `metal-supervisor logs default/tiny [-f]
+[--previous]`, or `.venv/bin/metal-supervisor status --watch | less --raw`; no `supervisorctl --help`.
+```sh
+sudo metal-supervisor models rm SLOT --force   # never --all
+metal-supervisor install --embedded \\
+  --user me
+```
+"""
+    assert typed(page) == [
+        ("models.rm", {"--force"}), ("install", {"--embedded", "--user"}), ("logs", {"-f", "--previous"}),
+        ("status", {"--watch"}),
+    ]  # fmt: skip
+    assert sum(len(flags) for path in DOCS for _, flags in typed(path.read_text())) > 20, "or none is looked at"
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.stem)
