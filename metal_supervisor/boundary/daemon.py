@@ -17,6 +17,8 @@ from metal_supervisor.core.types import Json
 TIMEOUT_S = 5.0
 MOST_BYTES, LONGEST_LINE, LONGEST_TEXT = 4 << 20, 1 << 20, 500
 Body: TypeAlias = Json | IO[bytes] | None
+BROKEN = (OSError, http.client.HTTPException, ValueError, OverflowError)
+"""What an answer may raise: a chunk whose length is none, or that no machine can count, too."""
 
 
 class Away(Exception):
@@ -46,7 +48,7 @@ class Daemon:
             text = answer.read(MOST_BYTES)
             if answer.length:  # a read up to a limit does not tell that the end is missing
                 raise http.client.IncompleteRead(text, answer.length)
-        except (OSError, http.client.HTTPException) as error:
+        except BROKEN as error:
             raise Away(f"{path}: {type(error).__name__}") from None
         finally:
             connection.close()
@@ -67,7 +69,7 @@ class Daemon:
                     yield _accepted(answer.status, _parsed(line), path)
         except TimeoutError:
             raise Away(f"{path}: nothing has come for {stall_s:g} s") from None
-        except (OSError, http.client.HTTPException) as error:
+        except BROKEN as error:
             raise Away(f"{path}: {type(error).__name__}") from None
         finally:
             connection.close()
@@ -86,7 +88,7 @@ class Daemon:
         try:
             connection.request(method, path, data, headers)
             return connection, connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
+        except BROKEN as error:
             connection.close()
             what = "no answer in time" if isinstance(error, socket.timeout) else type(error).__name__
             raise Away(f"{path}: {what}") from None

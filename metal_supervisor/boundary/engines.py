@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 
 from metal_supervisor.core import first_request
+from metal_supervisor.core.bar import printable
 from metal_supervisor.core.types import Probe
 
 TIMEOUT_S = 2.0
@@ -298,5 +299,5 @@ def _identity(host: str, port: int, asked: Probe, timeout_s: float) -> Answer:
         return Answer(True, "")
     if asked.shared:
         return Answer(False, f"the daemon has not loaded {asked.identity}")
-    shown = ", ".join(sorted(str(name) for name in names))[:200]
+    shown = printable(", ".join(sorted(str(name) for name in names)))[:200]
     return Answer(False, f"port {port} is answered by another server: it serves {shown}, not {asked.identity}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -132,3 +134,23 @@ def test_the_key_goes_with_every_request_and_a_file_as_it_is(stand: Stand) -> No
     assert stand.asked == [
         ("PUT", "/at", json.dumps({"path": "/m"}).encode(), "Bearer secret"), ("POST", "/at", b"GGUF" * 3, ""),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", ["F" * 20, "-5"])
+def test_a_chunk_that_no_machine_can_count_is_a_daemon_that_is_away(size: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def answer() -> None:
+            for _ in range(2):
+                with server.accept()[0] as client:
+                    client.recv(65536)
+                    client.sendall(f"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{size}\r\nx\r\n".encode())
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        with pytest.raises(Away):
+            Daemon("127.0.0.1", port).call(*AT)
+        with pytest.raises(Away):
+            list(Daemon("127.0.0.1", port).lines(*AT, None, 5.0))
+        thread.join(10)
