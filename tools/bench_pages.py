@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
+from metal_supervisor.core import histogram  # noqa: E402
 from metal_supervisor.sidecar.kept import FRESH_S  # noqa: E402
 from metal_supervisor.sidecar.server import SWITCH_S  # noqa: E402
 from tests import page_boards as boards  # noqa: E402
@@ -29,6 +30,7 @@ from tests import page_boards as boards  # noqa: E402
 PATHS = ("/metrics", "/status", "/", "/healthz")
 APART_S = {"/metrics": FRESH_S + 0.01, "/": FRESH_S + 0.01}
 """Seconds between two requests, where a younger answer would be given again."""
+PROBES = histogram.empty(histogram.PROBE_S).with_value(0.01)
 
 
 def serve(services: int) -> None:
@@ -46,7 +48,8 @@ def serve(services: int) -> None:
                 replace(row, observed=replace(row.observed, restarts=turn)) if number % 10 == turn % 10 else row
                 for number, row in enumerate(fresh.rows)
             )
-            latest[0] = replace(fresh, rows=tuple(rows))
+            probes = dict.fromkeys(fresh.counted.probes, replace(PROBES, total=float(turn)))
+            latest[0] = replace(fresh, rows=tuple(rows), counted=replace(fresh.counted, probes=probes))
 
     busy = threading.Thread(target=loop, daemon=True)
     with boards.served(lambda: latest[0]) as server:

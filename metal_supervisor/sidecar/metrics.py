@@ -1,8 +1,8 @@
 """What /metrics answers: the values of the metrics in metric_table.py.
 
 They are read from the board at the moment of a scrape, so a series disappears with its service and nothing has to be
-cleaned up. A metric without a value is not there at all. Services are rendered one by one, and again only when one has
-changed: a hundred of them at once would keep the interpreter from the loop for longer than a crash takes to be seen.
+cleaned up. A metric without a value is not there at all. What has not changed is not rendered again: all of a hundred
+services would keep the interpreter from the loop for longer than a crash takes to be seen.
 """
 
 from __future__ import annotations
@@ -102,7 +102,29 @@ class _Of:
     starts: Histogram | None
 
 
-def _service(page: _Page, of: _Of) -> None:
+class _Values:
+    """What a page would be given, as it is: to see what of it is new."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, list[tuple[Any, dict[str, str]]]] = {}
+        """Metric -> (value, labels) of its series."""
+
+    def add(self, name: str, value: Any, /, **labels: str) -> None:
+        """As `_Page.add`."""
+        self.of.setdefault(name, []).append((value, labels))
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The metrics of a service as they were rendered."""
+
+    made_of: _Of
+    values: Mapping[str, list[tuple[Any, dict[str, str]]]]
+    parts: Mapping[str, bytes]
+    """Metric -> its family, head included; none where there is no value."""
+
+
+def _service(page: _Values, of: _Of) -> None:
     """One service."""
     row, record, observed = of.row, of.row.record, of.row.observed
     service = {"name": record.key[1], "namespace": record.namespace}
@@ -226,8 +248,8 @@ class Exposition:
 
     def __init__(self) -> None:
         self._content_type = ""
-        self._known: dict[str, tuple[_Of, dict[str, bytes]]] = {}
-        """Program -> what its metrics were made of, and how they are written in the latest format."""
+        self._known: dict[str, _Known] = {}
+        """By program, in the latest format."""
 
     def render(self, board: Board, accept: str) -> tuple[bytes, str]:
         """(body, content type) of a scrape, in the format the scraper asks for."""
@@ -247,16 +269,26 @@ class Exposition:
         body = b"".join(found[name] for name in TABLE if name in found)
         return body + told + (END if openmetrics else b""), content_type
 
-    def _row(self, board: Board, row: Row, encode: Encode) -> dict[str, bytes]:
+    def _row(self, board: Board, row: Row, encode: Encode) -> Mapping[str, bytes]:
         """The families of one service, with their heads."""
         program = row.record.program
         of = _Of(row, board.counted.probes.get(program), board.counted.starts.get(program))
         known = self._known.get(program)
-        if known is None or known[0] != of:
-            page = _Page()
-            _service(page, of)
-            known = self._known[program] = of, _parts(page, encode)
-        return known[1]
+        if known is None or known.made_of != of:
+            known = self._known[program] = _rendered(of, known, encode)
+        return known.parts
+
+
+def _rendered(of: _Of, known: _Known | None, encode: Encode) -> _Known:
+    """A service, of which only those families are written anew that have changed: mostly one, of its probes."""
+    found, page = _Values(), _Page()
+    _service(found, of)
+    same = {name for name, values in found.of.items() if known is not None and known.values.get(name) == values}
+    for name in found.of.keys() - same:
+        for value, labels in found.of[name]:
+            page.add(name, value, **labels)
+    kept = {name: part for name, part in known.parts.items() if name in same} if known is not None else {}
+    return _Known(of, found.of, {**kept, **_parts(page, encode)})
 
 
 def _around(board: Board) -> _Page:
