@@ -21,6 +21,7 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.utils import floatToGoString
 
 from metal_supervisor import __version__
 from metal_supervisor.core import histogram
@@ -94,42 +95,31 @@ def _text(value: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Of:
-    """All that the metrics of one service are made of."""
+class _Known:
+    """The metrics of a service as they were rendered: metric -> its family, head included."""
 
     row: Row
-    probes: Histogram | None
-    starts: Histogram | None
-
-
-class _Values:
-    """What a page would be given, as it is: to see what of it is new."""
-
-    def __init__(self) -> None:
-        self.of: dict[str, list[tuple[Any, dict[str, str]]]] = {}
-        """Metric -> (value, labels) of its series."""
-
-    def add(self, name: str, value: Any, /, **labels: str) -> None:
-        """As `_Page.add`."""
-        self.of.setdefault(name, []).append((value, labels))
-
-
-@dataclass(frozen=True)
-class _Known:
-    """The metrics of a service as they were rendered."""
-
-    made_of: _Of
-    values: Mapping[str, list[tuple[Any, dict[str, str]]]]
     parts: Mapping[str, bytes]
-    """Metric -> its family, head included; none where there is no value."""
+    histograms: Mapping[str, tuple[Histogram, bytes]]
 
 
-def _service(page: _Values, of: _Of) -> None:
-    """One service."""
-    row, record, observed = of.row, of.row.record, of.row.observed
-    service = {"name": record.key[1], "namespace": record.namespace}
+def _whose(row: Row) -> dict[str, str]:
+    return {"name": row.record.key[1], "namespace": row.record.namespace}
+
+
+def _histograms(board: Board, row: Row) -> dict[str, Histogram | None]:
+    """The histograms of one service."""
+    program = row.record.program
+    return {
+        INCUMBENT + "health_check_duration_seconds": board.counted.probes.get(program),
+        OURS + "time_to_ready_seconds": board.counted.starts.get(program),
+    }
+
+
+def _service(page: _Page, row: Row) -> None:
+    """One service, without its histograms, which change all the time."""
+    record, observed, service = row.record, row.observed, _whose(row)
     page.add(INCUMBENT + "process_restarts_total", observed.restarts, **service)
-    page.add(INCUMBENT + "health_check_duration_seconds", of.probes, **service)
     page.add(INCUMBENT + "memory_estimated_bytes", record.reserved_bytes or None, **service)
     if observed.pid:
         page.add(INCUMBENT + "process_healthy", int(row.report.ready), **service)
@@ -143,7 +133,6 @@ def _service(page: _Values, of: _Of) -> None:
     page.add(OURS + "memory_reserved_bytes", record.room_bytes or None, **service)
     for reason, count in observed.exits.items():
         page.add(OURS + "process_exits_total", count, **service, reason=reason)
-    page.add(OURS + "time_to_ready_seconds", of.starts, **service)
 
 
 def _engines(page: _Page, board: Board) -> None:
@@ -271,24 +260,42 @@ class Exposition:
 
     def _row(self, board: Board, row: Row, encode: Encode) -> Mapping[str, bytes]:
         """The families of one service, with their heads."""
-        program = row.record.program
-        of = _Of(row, board.counted.probes.get(program), board.counted.starts.get(program))
-        known = self._known.get(program)
-        if known is None or known.made_of != of:
-            known = self._known[program] = _rendered(of, known, encode)
-        return known.parts
+        known = self._known.get(row.record.program)
+        parts = known.parts if known is not None and known.row == row else _parts_of(row, encode)
+        before = known.histograms if known is not None else {}
+        counted = {
+            name: (now, _histogram(name, now, row, before.get(name), encode))
+            for name, now in _histograms(board, row).items()
+            if now is not None
+        }
+        self._known[row.record.program] = _Known(row, parts, counted)
+        return {**parts, **{name: part for name, (_, part) in counted.items()}}
 
 
-def _rendered(of: _Of, known: _Known | None, encode: Encode) -> _Known:
-    """A service, of which only those families are written anew that have changed: mostly one, of its probes."""
-    found, page = _Values(), _Page()
-    _service(found, of)
-    same = {name for name, values in found.of.items() if known is not None and known.values.get(name) == values}
-    for name in found.of.keys() - same:
-        for value, labels in found.of[name]:
-            page.add(name, value, **labels)
-    kept = {name: part for name, part in known.parts.items() if name in same} if known is not None else {}
-    return _Known(of, found.of, {**kept, **_parts(page, encode)})
+def _parts_of(row: Row, encode: Encode) -> dict[str, bytes]:
+    page = _Page()
+    _service(page, row)
+    return _parts(page, encode)
+
+
+def _histogram(name: str, now: Histogram, row: Row, before: tuple[Histogram, bytes] | None, encode: Encode) -> bytes:
+    """A histogram of a service; where it was written before, only its numbers are."""
+    if before is None or before[0].bounds != now.bounds:
+        page = _Page()
+        page.add(name, now, **_whose(row))
+        return _parts(page, encode)[name]
+    was, part = before
+    if was == now:
+        return part
+    counts = [count for _, count in now.buckets]
+    *lines, end = part.split(b"\n")
+    head, samples = lines[:HEAD_LINES], lines[HEAD_LINES:]
+    numbers = (*counts, counts[-1], now.total)
+    told = [
+        b"%s %s" % (sample.rpartition(b" ")[0], floatToGoString(number).encode())  # type: ignore[no-untyped-call]
+        for sample, number in zip(samples, numbers, strict=True)
+    ]
+    return b"\n".join((*head, *told, end))
 
 
 def _around(board: Board) -> _Page:

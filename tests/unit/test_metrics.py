@@ -68,11 +68,13 @@ def test_what_was_rendered_before_is_rendered_again_once_it_is_different() -> No
     kept, accepts = Exposition(), ("", "application/openmetrics-text; version=1.0.0", "text/plain; version=1.0.0")
     full = full_board()
     program = full.rows[0].record.program
-    counted = replace(full.counted, probes={program: histogram.empty(histogram.PROBE_S).with_value(0.2)})
+    probes = histogram.empty(histogram.PROBE_S).with_value(0.2)
+    counted = replace(full.counted, probes={program: probes})
+    more = replace(full.counted, probes={program: probes.with_value(0.001).with_value(77.25)})
     first = replace(full.rows[0], observed=replace(full.rows[0].observed, restarts=77))
     boards = (
         full, full, replace(full, rows=full.rows[1:]), full, replace(full, rows=(first, *full.rows[1:])),
-        replace(full, counted=counted), replace(full, rows=()), full,
+        replace(full, counted=counted), replace(full, counted=more), replace(full, rows=()), full,
     )  # fmt: skip
     for accept in accepts:
         for board in boards:
