@@ -77,13 +77,13 @@ def _convert(name: str, value: Any, origin: str) -> Any:
         length_s = fields.seconds_of(value) if wanted is float and isinstance(value, str) else None
         result = wanted(value if length_s is None else length_s)
     except (TypeError, ValueError):
-        raise ConfigError(f"{origin}: {name} must be {_WORDS[wanted]}, not {value!r}") from None
+        raise ConfigError(f"{origin}: {name} must be {_WORDS[wanted]}, not {value!r:.200}") from None
     check = FIELDS[name].metadata["check"]
     problem = check(result) if check else None
     if problem is None and isinstance(result, str) and any(unicodedata.category(char) == "Cc" for char in result):
         problem = "must not contain control characters"
     if problem:
-        raise ConfigError(f"{origin}: {name} {problem}, not {value!r}")
+        raise ConfigError(f"{origin}: {name} {problem}, not {value!r:.200}")
     return result
 
 

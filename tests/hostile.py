@@ -32,6 +32,22 @@ def as_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+def engine_metrics() -> str:
+    """A page of an engine, well-formed, with every text as a label's value and as the help of a metric."""
+    lines = []
+    for kind, text in TEXTS.items():
+        escaped = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", " ")
+        lines.append(f"# HELP own_{kind} {escaped}\n# TYPE own_{kind} gauge\nown_{kind} 1\n")
+        quoted = escaped.replace('"', '\\"')
+        lines.append(f'own_words{{kind="{kind}",text="{quoted}"}} 1\n')
+    return "# HELP own_words Words\n# TYPE own_words gauge\n" + "".join(lines)
+
+
+def typeable(text: str) -> bool:
+    """Whether it can be an argument of a command."""
+    return "\0" not in text and not any(0xD800 <= ord(char) < 0xE000 for char in text)
+
+
 def strange(text: str) -> list[str]:
     """What in a shown text could do more than be seen, apart from ends of lines."""
     return sorted({char for char in text if not char.isprintable() and char != "\n"})

@@ -6,31 +6,41 @@ definitions of this cluster check nothing, so that each gets as far as it can.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
+import threading
+import urllib.request
 from collections.abc import Callable, Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from test_custom_resources import lax_definitions
 
 from metal_supervisor.apiserver import ApiServer, Options
 from metal_supervisor.boot import kubeconfig
+from metal_supervisor.boundary.kube import KubeError
 from tests import chromium, hostile
 from tests.engines import either, events, stand_in
 from tests.faults import Figure, fault
-from tests.hostile import MARK, TEXTS, forged, strange
+from tests.hostile import MARK, TEXTS, forged, strange, typeable
 from tests.macs import Mac, fleet
-from tests.prometheus import lint
+from tests.prometheus import lint_ours
 from tests.pseudo import Terminal
-from tests.system import eventually, model, service
+from tests.system import ISVC, MODELS, eventually, model, service
 
 LONGEST_NOTE_BYTES = 1024
 """Kubernetes takes no more of an Event."""
 LONGEST_MESSAGE = 2000
 CRASHES = {"Crashed", "CrashLoopBackOff"}
+BAD_SETTING = os.EX_CONFIG
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+PRINTABLE = [kind for kind, text in TEXTS.items() if text.isprintable()]
 Fields = dict[str, Any]
 
 SERVICE: dict[str, Callable[[str], Fields]] = {
@@ -63,10 +73,26 @@ MODEL: dict[str, Callable[[str], Fields]] = {
 }
 NAMES = [f"{field}-{kind}" for field in (*SERVICE, *MODEL) for kind in TEXTS]
 DYING = [f"dies-{kind}" for kind in TEXTS]
+SAYING = {
+    "says-words": hostile.engine_metrics(),
+    "says-lines": "".join(f"own_words {text}\n" for text in TEXTS.values()),
+    "says-names": "".join(f'{text}{{text="{text}"}} 1\n' for text in TEXTS.values()),
+    "says-ours": f'metal_supervisor_build_info{{node="{MARK}"}} 1\nup 0\n',
+}
+"""What engines answer that are asked for their own metrics."""
+LEFT_OUT = {("says-lines", "format"), ("says-names", "format"), ("says-ours", "name")}
+HELD = ("markup", "json", "formats")
+"""The texts that a model which is fetched may have in its address: nothing in them that cannot be printed."""
+QUOTED = {
+    "dies-labels": f"{hostile.FORGED} 1", "dies-lines": hostile.FORGED, "dies-long": "m" * 80, "url-nul": "a NUL byte",
+}  # fmt: skip
+"""What `explain` has of a text where it has not its beginning: the last of several lines, and the end of a long one."""
 
 G137 = fault(
-    "G137", "names, fields and engines' words are made to break a label, a line or a value of /metrics",
-    happens="each stays in its label, or is not there at all", sees="what promtool finds nothing wrong with",
+    "G137", "names, fields, addresses and what engines tell of themselves are made to break a label, a line or a value "
+    "of /metrics",
+    happens="such names of Macs and objects are refused; the rest stays in its label, or is not there at all",
+    sees="what promtool and a parser of OpenMetrics find nothing wrong with",
     bound="0 foreign metrics, 0 control characters",
 )
 G138 = fault(
@@ -77,11 +103,38 @@ G138 = fault(
 )  # fmt: skip
 
 
-def manifests(tiny: str) -> Iterator[dict[str, Any]]:
+@contextlib.contextmanager
+def serving(path: Path) -> Iterator[str]:
+    """A web server that has this file at every address; its URL."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def translate_path(self, _: str) -> str:
+            return str(path)
+
+        def log_message(self, *_: Any) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def saying(base: Path, name: str) -> dict[str, Any]:
+    """A service whose engine says this of itself."""
+    path = base / f"{name}.metrics"
+    path.write_bytes(SAYING[name].encode("utf-8", "replace"))
+    return stand_in(name, metrics_file=path)
+
+
+def manifests(tiny: str, url: str) -> Iterator[dict[str, Any]]:
     """A service for every field and text."""
     for field, of in SERVICE.items():
         for kind, text in TEXTS.items():
             yield service(f"{field}-{kind}", **{"model": "tiny", **of(text)})
+    for kind in HELD:
+        yield model(f"held-{kind}", f"{url}/{TEXTS[kind]}.gguf")
+        yield service(f"held-{kind}", f"held-{kind}")
     for field, of in MODEL.items():
         for kind, text in TEXTS.items():
             yield model(f"{field}-{kind}", **{"source": tiny, **of(text)})
@@ -95,11 +148,12 @@ def mac(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mac]:
     with ApiServer(options) as api:
         path = base / "cluster-kubeconfig"
         path.write_text(kubeconfig(api.url))
-        with fleet(base, path, "--status-mode", "standalone") as macs:
-            up = macs.add("mac-a", engine=either(base))
-            up.apply(up.tiny_model(), service("witness"))
-            up.ready("witness")
-            up.apply(*manifests(str(up.tiny)))
+        with fleet(base, path, "--status-mode", "standalone") as macs, contextlib.ExitStack() as stack:
+            up = macs.add("mac-a", "--engine-metrics", "true", engine=either(base))
+            up.apply(up.tiny_model(), service("witness"), *(saying(base, name) for name in SAYING))
+            for name in ("witness", *SAYING):
+                up.ready(name)
+            up.apply(*manifests(str(up.tiny), stack.enter_context(serving(up.tiny))))
             for kind, text in TEXTS.items():
                 words = hostile.as_bytes(text).hex()[-60_000:]
                 up.apply(stand_in(f"dies-{kind}", last_words=words, exit_after_s=0.2))
@@ -108,16 +162,17 @@ def mac(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mac]:
             for name in DYING:
                 eventually(lambda name=name: "exit status" in up.told(name), 120, f"the end of {name}")
                 eventually(lambda name=name: CRASHES & events(up, name).keys(), 60, f"the Event of {name}")
+            for kind in HELD:
+                up.ready(f"held-{kind}", 60)
             yield up
             assert up.slice_ready("witness")
 
 
-def shown(mac: Mac, *arguments: str) -> str:
-    """What a command writes to a terminal; ends of lines are `\\n`."""
-    command = [sys.executable, "-m", "metal_supervisor", *arguments, "--state-dir", str(mac.state)]
-    terminal = Terminal(command, 200)
+def shown(state: Path, *arguments: str, code: int = 0) -> str:
+    """What a command writes to a terminal that ends with this code; ends of lines are `\\n`."""
+    terminal = Terminal([sys.executable, "-m", "metal_supervisor", *arguments, "--state-dir", str(state)], 200)
     text = terminal.rest()
-    terminal.process.wait(60)
+    assert terminal.process.wait(60) == code, (arguments, text)
     assert "Traceback" not in text
     return text.replace("\r\n", "\n")
 
@@ -149,16 +204,71 @@ def test_status_is_json_in_one_line_of_ascii(mac: Mac) -> None:
     assert not strange(mac.fetch("/readyz?verbose")[1]) and not strange(mac.fetch("/healthz")[1])
 
 
+def openmetrics_page(mac: Mac) -> str:
+    """/metrics in the other format."""
+    request = urllib.request.Request(f"http://127.0.0.1:{mac.http}/metrics", headers={"Accept": OPENMETRICS})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+        text: str = answer.read().decode()
+    return text
+
+
+def left_out(mac: Mac) -> set[tuple[str, str]]:
+    """(service, reason) of what engines said and is not on the page."""
+    families = {each.name: each for each in text_string_to_metric_families(mac.fetch("/metrics")[1])}
+    found = families.get("metal_supervisor_engine_metrics_dropped")
+    return {(each.labels["name"], each.labels["reason"]) for each in found.samples} if found else set()
+
+
+@G137
+@pytest.mark.parametrize("kind", [kind for kind, text in TEXTS.items() if typeable(text)])
+def test_no_mac_has_such_a_name(tmp_path: Path, kind: str) -> None:
+    text = shown(tmp_path / "none", "run", "--node-name", TEXTS[kind], code=BAD_SETTING)
+    assert "--node-name" in text and MARK in text and not strange(text) and not forged(text)
+    assert len(text) < 2 * LONGEST_MESSAGE and not (tmp_path / "none").exists()
+
+
+@G137
+@pytest.mark.parametrize("kind", TEXTS)
+def test_no_object_has_such_a_name(mac: Mac, kind: str) -> None:
+    for path, of in ((MODELS, model), (ISVC, service)):
+        with pytest.raises(KubeError) as refused:
+            mac.kube.request("POST", path, body=of(TEXTS[kind]))
+        assert refused.value.code == 422
+
+
+@G137
+def test_engines_say_hostile_things_of_themselves_within_their_labels(mac: Mac, figure: Figure) -> None:
+    eventually(lambda: left_out(mac) >= LEFT_OUT, 60, "every engine to be asked")
+    for families in (
+        list(text_string_to_metric_families(mac.fetch("/metrics")[1])),
+        list(openmetrics(openmetrics_page(mac))),
+    ):
+        (own,) = [each for each in families if each.name == "own_words"]
+        assert {each.labels["kind"] for each in own.samples} == set(TEXTS)
+        for each in own.samples:
+            assert set(each.labels) == {"namespace", "name", "kind", "text"} and each.labels["name"] == "says-words"
+            assert MARK in each.labels["text"] and not strange(each.labels["text"].replace("\n", ""))
+        samples = [sample for each in families for sample in each.samples]
+        (ours,) = [each for each in samples if each.name == "metal_supervisor_build_info"]
+        assert ours.labels["node"] == "mac-a"
+        assert "up" not in {each.name for each in samples}
+    figure.add("labels with hostile text", len(TEXTS), "")
+
+
 @G137
 def test_metrics_are_metrics(mac: Mac, figure: Figure) -> None:
     text = mac.fetch("/metrics")[1]
     families = list(text_string_to_metric_families(text))
     assert not [each.name for each in families if hostile.FORGED in each.name]
-    named = {sample.labels["name"] for each in families for sample in each.samples if "name" in sample.labels}
-    assert set(DYING) <= named
+    samples = [sample for each in families for sample in each.samples]
+    assert {*DYING, *SAYING} <= {sample.labels["name"] for sample in samples if "name" in sample.labels}
+    failed = {each.labels["model"] for each in samples if each.name == "metal_supervisor_model_fetch_failed"}
+    assert {f"url-{kind}" for kind in PRINTABLE} <= failed
     assert not strange(text) and not forged(text)
+    assert lint_ours(text) == ""
+    assert list(openmetrics(openmetrics_page(mac)))
     figure.add("metrics of others", 0, "")
-    assert lint(text) == ""
 
 
 @G138
@@ -175,21 +285,40 @@ def test_the_page_is_made_of_what_it_is_always_made_of(mac: Mac, tmp_path: Path)
 
 @G138
 @pytest.mark.parametrize(
-    "arguments", [("status",), ("status", "--json"), ("models",), ("models", "--json"), ("doctor",)], ids=" ".join
-)
-def test_no_command_writes_more_than_words_to_a_terminal(mac: Mac, arguments: tuple[str, ...]) -> None:
-    text = shown(mac, *arguments)
+    ("command", "code", "quotes"),
+    [("status", 0, True), ("status --json", 0, True), ("models ls", 0, True), ("models ls --json", 0, True),
+     ("doctor", 0, False), ("doctor --json", 0, False)],
+)  # fmt: skip
+def test_no_command_writes_more_than_words_to_a_terminal(mac: Mac, command: str, code: int, quotes: bool) -> None:
+    text = shown(mac.state, *command.split(), code=code)
     assert text.strip() and not strange(text) and not forged(text)
-    assert MARK in text or arguments[0] != "status"
+    assert MARK in text or not quotes
+
+
+@G138
+def test_models_with_such_addresses_are_listed_by_them(mac: Mac) -> None:
+    found = json.loads(shown(mac.state, "models", "ls", "--json"))["models"]
+    assert {user: MARK in each["source"] for each in found for user in each["usedBy"]} == {
+        f"default/held-{kind}": True for kind in HELD
+    }
+
+
+def explained(mac: Mac, name: str, said: set[str]) -> bool:
+    """Whether `explain` quotes the text of a service; adds what it says."""
+    text = shown(mac.state, "explain", name)
+    said.add(text)
+    return QUOTED.get(name, MARK) in text
 
 
 @G138
 @pytest.mark.parametrize("kind", TEXTS)
 def test_why_a_service_is_as_it_is_and_its_log_are_words_on_a_terminal(mac: Mac, kind: str) -> None:
-    for name in ("dies", "runtime", "url"):
-        text = shown(mac, "explain", f"{name}-{kind}")
-        assert text.strip() and not strange(text) and not forged(text), name
-    text = shown(mac, "logs", f"dies-{kind}")
+    for field in ("dies", "runtime", "url"):
+        name, said = f"{field}-{kind}", set[str]()
+        # One that dies is started again now and then, and says nothing of its end meanwhile.
+        eventually(lambda name=name, said=said: explained(mac, name, said), 40, f"the words of {name}")
+        assert said and not any(strange(text) or forged(text) for text in said), name
+    text = shown(mac.state, "logs", f"dies-{kind}")
     assert MARK in text and not strange(text.replace("\t", " "))
 
 
@@ -198,7 +327,7 @@ def test_supervisorctl_shows_words(mac: Mac) -> None:
     program = str(Path(sys.executable).parent / "supervisorctl")
     terminal = Terminal([program, "-c", f"{mac.state}/supervisord.conf", "models"], 200)
     text = terminal.rest().replace("\r\n", "\n")
-    terminal.process.wait(60)
+    assert terminal.process.wait(60) == 0
     assert MARK in text and not strange(text) and not forged(text)
 
 
@@ -210,3 +339,5 @@ def test_our_own_logs_hold_words(mac: Mac) -> None:
         text = path.read_text("utf-8")
         assert not strange(text) and not forged(text), path.name
         assert "Traceback" not in text, path.name
+    for path in (mac.state / "log" / "sidecar.log", mac.log):
+        assert MARK in path.read_text("utf-8"), path.name

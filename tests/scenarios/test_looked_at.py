@@ -154,9 +154,9 @@ def test_many_idle_slow_and_wrong_clients_delay_neither_a_heartbeat_nor_a_withdr
         for delay in more:
             figure.add(f"kill to withdrawal {name}", delay, case="G134")
     figure.add("connections held", answers["held"]["most"], "", case="G134")
-    figure.add("answered 431", sum(answers[kind]["431"] for kind in huge), "", case="G133")
-    figure.add("cut off unread", sum(answers[kind].get(RESET, 0) for kind in huge), "", case="G133")
-    figure.add("answered 400", answers["none"]["400"], "", case="G133")
+    figure.add("headers and paths answered with 431", sum(answers[kind]["431"] for kind in huge), "", case="G133")
+    figure.add("cut off before that", sum(answers[kind].get(RESET, 0) for kind in huge), "", case="G133")
+    figure.add("what is no HTTP, answered with 400", answers["none"]["400"], "", case="G133")
     figure.add("refused", answers["method"]["405"], "", case="G135")
     figure.add("refused", answers["host"]["421"], "", case="G136")
 
