@@ -1,76 +1,73 @@
 """How long the sidecar's answers take while its loop is busy: `/metrics`, `/status` and `/` of a hundred services.
 
-`/metrics` has what each of a hundred engines counts, too: fifteen series, as llama-server has. The server is the real
-one, in a process of its own. A thread beside it does nothing but make boards, as a loop would that never rests, with a
-tenth of the services different each time. Requests are so far apart that none is answered with what was rendered for
-the one before, and each has a connection of its own, as the server has it.
+The whole system runs, with stand-ins for engines that only stay alive, and five services a second are edited, so that
+every process has something to do. Requests are so far apart that none is answered with what was rendered for the one
+before, and each has a connection of its own, as the server has it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import statistics
-import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from metal_supervisor.core import histogram  # noqa: E402
+from metal_supervisor.core.types import State  # noqa: E402
 from metal_supervisor.sidecar.kept import FRESH_S  # noqa: E402
-from metal_supervisor.sidecar.server import SWITCH_S  # noqa: E402
-from tests import page_boards as boards  # noqa: E402
+from tests.system import System, eventually, service  # noqa: E402
 
 PATHS = ("/metrics", "/status", "/", "/healthz")
 APART_S = {"/metrics": FRESH_S + 0.01, "/": FRESH_S + 0.01}
 """Seconds between two requests, where a younger answer would be given again."""
-PROBES = histogram.empty(histogram.PROBE_S).with_value(0.01)
-
-
-def serve(services: int) -> None:
-    """Serves ever new boards until standard input ends; prints its port."""
-    sys.setswitchinterval(SWITCH_S)  # as the sidecar has it
-    told = boards.told(services)
-    latest, over = [boards.board(services, told=told)], threading.Event()
-
-    def loop() -> None:
-        turn = 0
-        while not over.is_set():
-            turn += 1
-            fresh = boards.board(services, at=time.time(), told=told)
-            rows = (
-                replace(row, observed=replace(row.observed, restarts=turn)) if number % 10 == turn % 10 else row
-                for number, row in enumerate(fresh.rows)
-            )
-            probes = dict.fromkeys(fresh.counted.probes, replace(PROBES, total=float(turn)))
-            latest[0] = replace(fresh, rows=tuple(rows), counted=replace(fresh.counted, probes=probes))
-
-    busy = threading.Thread(target=loop, daemon=True)
-    with boards.served(lambda: latest[0]) as server:
-        print(server.effective_port, flush=True)
-        busy.start()
-        sys.stdin.read()
-        over.set()
-        busy.join()
+EDIT_EVERY_S = 1.0
+# It reads what nobody writes, in the shell itself: one process, which names the state directory as an engine does.
+SLEEPER = """#!/bin/sh
+case "$*" in *--help*) echo "--metrics --alias STRING" ;; *) read -r nothing ;; esac
+"""
 
 
 @contextlib.contextmanager
-def busy_server(services: int) -> Iterator[int]:
-    """The port of a process that runs `serve`."""
-    process = subprocess.Popen(
-        [sys.executable, __file__, str(services)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    try:
-        yield int(process.stdout.readline())
-    finally:
-        process.communicate(timeout=30)
+def busy_system(services: int) -> Iterator[int]:
+    """The sidecar's port of a system with so many services, some of which are edited all the time."""
+    names = [f"many-{number}" for number in range(services)]
+    with tempfile.TemporaryDirectory(prefix="ms-pages-") as base:
+        engine = Path(base) / "engine"
+        engine.write_text(SLEEPER)
+        engine.chmod(0o755)
+        system, over = System(Path(base), "--ports", "32100-32699", engine=engine), threading.Event()
+
+        def edit() -> None:
+            for turn in itertools.count():
+                if over.wait(EDIT_EVERY_S):
+                    return
+                system.apply(service(names[turn % services], contextSize=1024 + turn // services))
+
+        editing = threading.Thread(target=edit)
+        try:
+            system.start()
+            system.apply(system.tiny_model(), *(service(name) for name in names))
+            eventually(lambda: _live(system) == services, 240, "a process each")
+            editing.start()
+            yield system.http
+        finally:
+            over.set()
+            if editing.ident is not None:
+                editing.join()
+            system.close()
+
+
+def _live(system: System) -> int:
+    time.sleep(0.2)  # asking all the time would be the load
+    return sum(row.state is State.RUNNING for name, row in system.rpc.table().items() if name.startswith("default."))
 
 
 def asked(port: int, path: str, times: int) -> list[float]:
@@ -90,7 +87,7 @@ def asked(port: int, path: str, times: int) -> list[float]:
 
 def measure(services: int = 100, times: int = 200) -> dict[str, list[float]]:
     """Path -> seconds of each request."""
-    with busy_server(services) as port:
+    with busy_system(services) as port:
         return {path: asked(port, path, times) for path in PATHS}
 
 
@@ -106,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1])) if sys.argv[1:] else main()
+    main()

@@ -58,6 +58,12 @@ def write_atomic(path: Path, text: str | bytes, durable: bool = True) -> bool:
     return True
 
 
+def _edition(path: Path) -> tuple[int, int, int]:
+    """What is another once a file was replaced or edited. Raises OSError."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 def _text_of(path: Path) -> str:
     try:
         return path.read_text("utf-8")
@@ -85,6 +91,7 @@ class StateDir:
         self.home = str(self.link or path)
         self.socket = f"{self.home}/supervisor.sock"
         self._known: dict[Path, tuple[tuple[int, int, int], Any]] = {}
+        self._written: dict[Path, tuple[Any, tuple[int, int, int]]] = {}
 
     # ── making it ────────────────────────────────────────────────────────────────────────────────
 
@@ -195,8 +202,7 @@ class StateDir:
 
     def _parsed(self, path: Path, parse: Callable[[str], T]) -> T:
         """What a file says, parsed anew only if it was replaced: every one of ours is, and never edited in place."""
-        found = path.stat()
-        edition = found.st_ino, found.st_mtime_ns, found.st_size
+        edition = _edition(path)
         known = self._known.get(path)
         if known is None or known[0] != edition:
             if len(self._known) > MOST_KNOWN:
@@ -252,15 +258,27 @@ class StateDir:
         names = [path.name.removesuffix(".json") for path in (self.path / "runs").glob("*.json")]
         return {name: note for name in names if (note := self.run_note(name)) is not None}
 
+    def _kept(self, path: Path, value: T, text_of: Callable[[T], str], durable: bool = True) -> bool:
+        """Has a file hold a value; False if it did. One that nobody touched since is not even compared."""
+        known = self._written.get(path)
+        with contextlib.suppress(OSError):
+            if known is not None and known[0] == value and known[1] == _edition(path):
+                return False
+        changed = write_atomic(path, text_of(value), durable)
+        if len(self._written) > MOST_KNOWN:
+            self._written.clear()
+        self._written[path] = value, _edition(path)
+        return changed
+
     def write_record(self, record: Record) -> bool:
         """Keeps a record; False if it was there already."""
-        return write_atomic(self.record_path(record.program), programs.record_text(record))
+        return self._kept(self.record_path(record.program), record, programs.record_text)
 
     def write_observed(self, observed: Observed) -> bool:
         """Keeps an observation. It is made anew in every pass, so it is worth no sync, and on a full disk no pass."""
         path = self.path / "observed" / f"{observed.program}.json"
         try:
-            return write_atomic(path, programs.observed_text(observed), durable=False)
+            return self._kept(path, observed, programs.observed_text, durable=False)
         except OSError:
             return False
 

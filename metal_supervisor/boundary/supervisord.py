@@ -218,19 +218,31 @@ def _row(row: Mapping[str, Any]) -> ProgramState:
 NOT_NOW = "exit status 75"
 
 
-def last_exit(log: Path, program: str, most_bytes: int = 65536) -> str:
-    """How a program last ended, in the words of supervisord's log: `exit status 1`, `terminated by SIGKILL`, or "".
+class Exits:
+    """How programs last ended, by supervisord's log, which is read again only when it is another."""
 
-    The launcher's own way to say "not now" is no end of an engine.
-    """
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
-            tail = file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-    found = re.findall(rf"(?:exited|stopped): {re.escape(program)} \(([^;)]*)", tail)
-    return next((each for each in reversed(found) if each != NOT_NOW), "")
+    def __init__(self, log: Path, most_bytes: int = 65536) -> None:
+        self._log, self._most_bytes = log, most_bytes
+        self._edition: tuple[int, int, int] | None = None
+        self._known: Mapping[str, str] = {}
+
+    def last(self, program: str) -> str:
+        """In the log's words: `exit status 1`, `terminated by SIGKILL`, or "".
+
+        The launcher's own way to say "not now" is no end of an engine.
+        """
+        try:
+            with self._log.open("rb") as file:
+                found = os.fstat(file.fileno())
+                edition = found.st_ino, found.st_size, found.st_mtime_ns
+                if edition != self._edition:
+                    file.seek(max(0, found.st_size - self._most_bytes))
+                    tail = file.read().decode("utf-8", "replace")
+                    ends = re.findall(r"(?:exited|stopped): (\S+) \(([^;)]*)", tail)
+                    self._edition, self._known = edition, {name: how for name, how in ends if how != NOT_NOW}
+        except OSError:
+            return ""
+        return self._known.get(program, "")
 
 
 ALLOWED_SECTIONS = frozenset({"program", "group", "eventlistener", "fcgi-program"})

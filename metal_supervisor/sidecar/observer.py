@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from metal_supervisor.boundary.doorbell import ring
 from metal_supervisor.boundary.memory import Held
 from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.boundary.supervisord import Exits
 from metal_supervisor.core.attachment import Attachment
 from metal_supervisor.core.report import CRASH_LOOP, HELD
 from metal_supervisor.core.types import LIVE, Key, Observed, ProgramState, Record, RunNote, Standing, State
@@ -72,6 +73,7 @@ class Observer:
         """`published`: what the cluster was told of a service; `dead`: pids that ended, kept by the loop."""
         self._state, self._prober, self._meter, self._tallies = state, prober, meter, tallies
         self._published, self._dead = published, dead
+        self._exits = Exits(state.path / "log" / "supervisord.log")
         self._before = state.observations()
 
     @property
@@ -160,7 +162,9 @@ class Observer:
         note = look.note
         if note and note.refused not in ("", CRASH_LOOP) and not look.pid:
             return note.refused_message
-        return words.why_down(self._state, look.record, note) if word in HELD else finding.message
+        if word in HELD:
+            return words.why_down(self._state, look.record, note, self._exits.last(look.record.program))
+        return finding.message
 
     def _drained(self, look: Look, published: Published) -> tuple[bool, str]:
         """(whether it answers somebody, the withdrawal after which nobody was left to answer, "" if there was none).
@@ -177,7 +181,7 @@ class Observer:
     def _last_exit(self, record: Record, before: Observed | None, died: bool, word: str) -> str:
         """How its engine last ended; looked up in supervisord's log when there may be news."""
         if before is None or died or not before.last_exit or word in HELD:
-            return words.ended(self._state, record.program)
+            return self._exits.last(record.program)
         return before.last_exit
 
     def _count_start(self, row: ProgramState | None, before: Observed | None, observed: Observed, now: float) -> None:

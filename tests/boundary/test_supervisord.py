@@ -20,10 +20,10 @@ import pytest
 from metal_supervisor.boundary import supervisord as supervisord_module
 from metal_supervisor.boundary.supervisord import (
     BrokenFile,
+    Exits,
     Refused,
     Supervisord,
     Unavailable,
-    last_exit,
     refusal,
 )
 from metal_supervisor.core.types import State
@@ -200,16 +200,17 @@ def test_a_broken_file_is_named_and_the_running_are_not_touched(daemon: Daemon) 
 
 def test_last_exit_is_in_supervisords_words(daemon: Daemon) -> None:
     log = daemon.path / "log"
+    exits = Exits(log)
     daemon.run("default.a", "/bin/sh -c 'exit 7'", autorestart="false")
     daemon.becomes("default.a", State.EXITED)
-    assert last_exit(log, "default.a") == "exit status 7"
+    assert exits.last("default.a") == "exit status 7"
     daemon.run("default.a.b")
     daemon.becomes("default.a.b", State.RUNNING)
     os.kill(daemon.rpc.table()["default.a.b"].pid, signal.SIGKILL)
-    eventually(lambda: last_exit(log, "default.a.b") == "terminated by SIGKILL", what=log.read_text()[-300:])
-    assert last_exit(log, "default.a") == "exit status 7"
-    assert last_exit(log, "default.b") == ""
-    assert last_exit(daemon.path / "none", "default.a") == ""
+    eventually(lambda: exits.last("default.a.b") == "terminated by SIGKILL", what=log.read_text()[-300:])
+    assert exits.last("default.a") == "exit status 7"
+    assert exits.last("default.b") == ""
+    assert Exits(daemon.path / "none").last("default.a") == ""
 
 
 BAD = {
