@@ -366,9 +366,9 @@ def looking(quick: bool) -> list[Figure]:
     figures = []
     for path, values in bench_pages.measure(times=50 if quick else 200).items():
         millis = [1000 * each for each in values]
-        figures.append(Figure(f"GET {path} of 100 services, five edits a second", "", "ms", millis))
+        figures.append(Figure(f"GET {path} of 100 services, an edit a second", "", "ms", millis))
         worst = [bench_pages.percentile_99(millis)]
-        figures.append(Figure(f"GET {path} of 100 services, five edits a second: p99", "aim 50 ms", "ms", worst))
+        figures.append(Figure(f"GET {path} of 100 services, an edit a second: p99", "aim 50 ms", "ms", worst))
     return figures
 
 

@@ -1,7 +1,7 @@
 """How long the sidecar's answers take while its loop is busy: `/metrics`, `/status` and `/` of a hundred services.
 
-The whole system runs, with stand-ins for engines that only stay alive, and five services a second are edited, so that
-every process has something to do. Requests are so far apart that none is answered with what was rendered for the one
+The whole system runs, with stand-ins for engines, and a service is edited every second, so that every process has
+something to do. Requests are so far apart that none is answered with what was rendered for the one
 before, and each has a connection of its own, as the server has it.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import itertools
+import json
 import statistics
 import sys
 import tempfile
@@ -21,29 +22,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from metal_supervisor.core.types import State  # noqa: E402
 from metal_supervisor.sidecar.kept import FRESH_S  # noqa: E402
-from tests.system import System, eventually, service  # noqa: E402
+from tests.system import FAKE_ENGINE, System, eventually, service  # noqa: E402
 
 PATHS = ("/metrics", "/status", "/", "/healthz")
 APART_S = {"/metrics": FRESH_S + 0.01, "/": FRESH_S + 0.01}
 """Seconds between two requests, where a younger answer would be given again."""
 EDIT_EVERY_S = 1.0
-# It reads what nobody writes, in the shell itself: one process, which names the state directory as an engine does.
-SLEEPER = """#!/bin/sh
-case "$*" in *--help*) echo "--metrics --alias STRING" ;; *) read -r nothing ;; esac
-"""
-
 
 @contextlib.contextmanager
 def busy_system(services: int) -> Iterator[int]:
     """The sidecar's port of a system with so many services, some of which are edited all the time."""
     names = [f"many-{number}" for number in range(services)]
     with tempfile.TemporaryDirectory(prefix="ms-pages-") as base:
-        engine = Path(base) / "engine"
-        engine.write_text(SLEEPER)
-        engine.chmod(0o755)
-        system, over = System(Path(base), "--ports", "32100-32699", engine=engine), threading.Event()
+        flags = "--ports", "32100-32699", "--engine-metrics"
+        system, over = System(Path(base), *flags, engine=FAKE_ENGINE), threading.Event()
 
         def edit() -> None:
             for turn in itertools.count():
@@ -55,7 +48,7 @@ def busy_system(services: int) -> Iterator[int]:
         try:
             system.start()
             system.apply(system.tiny_model(), *(service(name) for name in names))
-            eventually(lambda: _live(system) == services, 240, "a process each")
+            eventually(lambda: _ready(system) == services, 240, "all of them to serve")
             editing.start()
             yield system.http
         finally:
@@ -65,9 +58,9 @@ def busy_system(services: int) -> Iterator[int]:
             system.close()
 
 
-def _live(system: System) -> int:
-    time.sleep(0.2)  # asking all the time would be the load
-    return sum(row.state is State.RUNNING for name, row in system.rpc.table().items() if name.startswith("default."))
+def _ready(system: System) -> int:
+    time.sleep(1)  # asking all the time would be the load
+    return sum(each["ready"] for each in json.loads(system.fetch("/status")[1])["services"])
 
 
 def asked(port: int, path: str, times: int) -> list[float]:
