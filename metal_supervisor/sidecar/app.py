@@ -17,7 +17,7 @@ from metal_supervisor import __version__
 from metal_supervisor.core.bar import printable
 from metal_supervisor.sidecar import board as boards
 from metal_supervisor.sidecar.board import Board
-from metal_supervisor.sidecar.kept import FRESH_S, Kept
+from metal_supervisor.sidecar.kept import Kept
 from metal_supervisor.sidecar.metrics import Exposition
 from metal_supervisor.sidecar.page import POLICY, render
 from metal_supervisor.sidecar.server import HEADERS
@@ -38,8 +38,8 @@ def create_app(board: Callable[[], Board], hosts: Collection[str] = LOOPBACK) ->
     _guard(app, hosts)
     _health(app, board)
     status = Kept(board, lambda found, _: app.json.dumps(boards.status(found, __version__)) + "\n")
-    metrics = Kept(board, Exposition().render, FRESH_S)
-    page = Kept(board, lambda found, _: render(found, __version__, time.monotonic()), FRESH_S)
+    metrics = Kept(board, Exposition().render, warm=True)
+    page = Kept(board, lambda found, _: render(found, __version__, time.monotonic()), warm=True)
 
     @_route(app, "/")
     def show_page() -> flask.typing.ResponseReturnValue:

@@ -13,7 +13,7 @@ from typing import Any
 
 from metal_supervisor.sidecar import board as boards
 from metal_supervisor.sidecar.board import Board
-from metal_supervisor.sidecar.kept import FRESH_S, Kept
+from metal_supervisor.sidecar.kept import Kept
 from metal_supervisor.sidecar.metrics import Exposition
 
 TAKEN = "metrics cannot be served to the cluster; free the port, or set --metrics-listen to an address of this Mac"
@@ -25,7 +25,7 @@ Answer = tuple[int, bytes, str]
 def create_app(board: Callable[[], Board]) -> Callable[..., Iterable[bytes]]:
     """The application, by WSGI; `board` returns the latest snapshot."""
 
-    metrics = Kept(board, Exposition().render, FRESH_S)
+    metrics = Kept(board, Exposition().render, warm=True)
 
     def app(environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
         method = environ["REQUEST_METHOD"]

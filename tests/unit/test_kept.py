@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 from metal_supervisor.sidecar import kept
 from metal_supervisor.sidecar.board import Board
 from metal_supervisor.sidecar.kept import FRESH_S, HOLDS_S, Kept
+from tests.system import eventually
 
 
 class World:
     """A board and a clock that a test moves, and everything that was rendered."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, fresh_s: float = 0.0) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, warm: bool = False) -> None:
         self.board, self.now, self.rendered = Board(node="a"), 100.0, list[str]()
         monkeypatch.setattr(kept.time, "monotonic", lambda: self.now)
-        self.kept = Kept(lambda: self.board, self._render, fresh_s)
+        self.kept = Kept(lambda: self.board, self._render, warm)
+        monkeypatch.setattr(kept, "WARM_EVERY_S", 3600.0)  # nobody renders but who asks
 
     def _render(self, board: Board, kind: str) -> str:
         self.rendered.append(f"{board.node}{kind}")
@@ -39,14 +44,51 @@ def test_another_board_is_rendered_at_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_another_form_is_rendered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, FRESH_S)
+    world = World(monkeypatch, warm=True)
     assert [world.kept.get("x"), world.kept.get("y")] == ["ax", "ay"]
 
 
 def test_what_is_long_to_render_may_be_a_little_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, FRESH_S)
+    world = World(monkeypatch, warm=True)
     world.kept.get()
     world.board = Board(node="b")
     assert world.kept.get() == "a"
     world.now += FRESH_S
     assert world.kept.get() == "b"
+
+
+def test_while_somebody_looks_it_is_rendered_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "WARM_EVERY_S", 0.01)
+    boards, rendered, by = [Board(node="a")], list[str](), set[str]()
+
+    def render(board: Board, kind: str) -> str:
+        by.add(threading.current_thread().name)
+        rendered.append(board.node + kind)
+        return rendered[-1]
+
+    made = Kept(lambda: boards[0], render, warm=True)
+    assert made.get("x") == "ax"
+    boards[0] = Board(node="b")
+    eventually(lambda: rendered == ["ax", "bx"], what="it to be rendered without being asked for")
+    assert made.get("x") == "bx" and by == {threading.current_thread().name, "rendering"}
+    monkeypatch.setattr(kept, "LOOKED_AT_S", -1.0)
+    eventually(lambda: not made._warms, what="an end of it once nobody looks")
+
+
+def test_what_cannot_be_rendered_is_told_to_who_asks_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "WARM_EVERY_S", 0.01)
+    broken = [False]
+
+    def render(_board: Board, _kind: str) -> str:
+        if broken[0]:
+            raise ValueError("broken")
+        return "whole"
+
+    made = Kept(lambda: Board(at=time.time()), render, warm=True)
+    assert made.get() == "whole"
+    broken[0] = True
+    eventually(lambda: not made._warms, what="the thread to give up")
+    with pytest.raises(ValueError, match="broken"):
+        made.get("another form")
+    broken[0] = False
+    assert made.get("another form") == "whole"
