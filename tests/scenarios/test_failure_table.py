@@ -126,7 +126,7 @@ def test_an_api_that_answers_nothing_else_is_named_and_stops_nothing(
     pids = mac.pid("tiny"), mac.pid("other")
     cluster.disturb({"action": action, "close_watches": True})
     says(mac, named)
-    assert 'cluster_reachable 0.0' in mac.fetch("/metrics")[1]
+    eventually(lambda: "cluster_reachable 0.0" in mac.fetch("/metrics")[1], what="its metric")
     assert mac.fetch("/readyz")[0] == 200, "what serves is ready, whatever the cluster says"
     assert (mac.pid("tiny"), mac.pid("other")) == pids
     assert answers(mac)

@@ -127,7 +127,7 @@ def test_a_squeeze_stops_the_least_important_and_brings_all_back(
     assert system.status("late")["schedulingStatus"] == "MemoryPressure" and not system.pid("late")
     for name in engines:
         machine.condition(name, "MemoryPressure", "True", "Warning")
-    assert machine.metric("llmkube_metal_agent_memory_pressure_level") == 1
+    eventually(lambda: machine.metric("llmkube_metal_agent_memory_pressure_level") == 1, what="its metric")
 
     squeeze.between(squeeze.warning, squeeze.worst)
     text = machine.evicted("low")
@@ -138,9 +138,10 @@ def test_a_squeeze_stops_the_least_important_and_brings_all_back(
     status = system.status("low")
     assert (status["phase"], status["schedulingStatus"]) == ("Pending", "Evicted")
     assert events(system, "low")["Evicted"] == system.condition("MetalReady", "low")["message"]
-    assert machine.metric("llmkube_metal_agent_evictions_total") == 2
-    assert machine.metric('metal_supervisor_service_evicted{name="low",namespace="default"}') == 1
-    assert machine.metric("llmkube_metal_agent_memory_pressure_level") == 2
+    eventually(lambda: machine.metric("llmkube_metal_agent_evictions_total") == 2, what="its metric")
+    gauge = 'metal_supervisor_service_evicted{name="low",namespace="default"}'
+    eventually(lambda: machine.metric(gauge) == 1, what="its metric")
+    eventually(lambda: machine.metric("llmkube_metal_agent_memory_pressure_level") == 2, what="its metric")
     assert system.pid("high") == engines["high"] and "hello world" in system.chat("high")
     evicted = [each["service"] for each in logged(system.files.log_path("controller"), "evicted")]
     assert evicted.index("default/low") < evicted.index("default/middle")
@@ -155,7 +156,7 @@ def test_a_squeeze_stops_the_least_important_and_brings_all_back(
     for name in engines:
         machine.condition(name, "MemoryPressure", "False", "Normal")
     assert system.pid("high") == engines["high"]
-    assert machine.metric("llmkube_metal_agent_memory_pressure_level") == 0
+    eventually(lambda: machine.metric("llmkube_metal_agent_memory_pressure_level") == 0, what="its metric")
 
 
 # ── M 100 – 103: who stays ───────────────────────────────────────────────────────────────────────
@@ -288,7 +289,8 @@ def test_an_eviction_outlives_the_controller(machine: Tight, squeeze: Squeeze, f
     machine.kill_controller()
     machine.level("Critical")
     assert machine.evicted("one") == text and not system.pid("one")
-    assert machine.metric('metal_supervisor_service_evicted{name="one",namespace="default"}') == 1
+    gauge = 'metal_supervisor_service_evicted{name="one",namespace="default"}'
+    eventually(lambda: machine.metric(gauge) == 1, what="its metric")
     squeeze.put(squeeze.quiet)
     machine.level("Normal")
     started = time.monotonic()

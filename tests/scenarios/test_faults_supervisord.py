@@ -179,7 +179,8 @@ def test_a_program_in_fatal_shows_its_next_attempt_and_heals_when_the_cause_is_g
         assert "FATAL" in system.supervisorctl("status", "default.fatal")
         eventually(lambda: system.status("fatal")["phase"] == "Failed", 10, "the phase")  # told in BACKOFF already
         due = eventually(lambda: system.observe("fatal").get("nextAttempt"), 10, "the next attempt")
-        assert 'next_start_timestamp_seconds{name="fatal",namespace="default"}' in system.fetch("/metrics")[1]
+        gauge = 'next_start_timestamp_seconds{name="fatal",namespace="default"}'
+        eventually(lambda: gauge in system.fetch("/metrics")[1], what="its metric")
         assert time.time() - 2 < due < time.time() + 300
         assert system.slice_ready("fatal") is not True
         cause.write_text('root ::= "a"\n')

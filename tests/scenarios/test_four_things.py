@@ -110,9 +110,10 @@ def test_health_readiness_liveness_metrics_and_status_answer(system: System) -> 
     assert system.fetch("/livez")[0] == 200
     eventually(lambda: system.fetch("/readyz")[0] == 200, what="readyz")
     assert "[+]models ok" in system.fetch("/readyz?verbose")[1]
+    healthy = 'llmkube_metal_agent_process_healthy{name="tiny",namespace="default"} 1.0'
+    eventually(lambda: healthy in system.fetch("/metrics")[1], what="its metric")
     families = {family.name: family for family in text_string_to_metric_families(system.fetch("/metrics")[1])}
-    healthy = families["llmkube_metal_agent_process_healthy"].samples
-    assert [(each.labels["name"], each.value) for each in healthy] == [("tiny", 1.0)]
+    assert len(families["llmkube_metal_agent_process_healthy"].samples) == 1
     assert system.observe()["pid"] == system.pid()
     assert system.fetch("/healthz", "HEAD")[0] == 200
     for method in ("POST", "PUT", "DELETE"):

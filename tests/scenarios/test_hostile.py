@@ -73,10 +73,12 @@ MODEL: dict[str, Callable[[str], Fields]] = {
 }
 NAMES = [f"{field}-{kind}" for field in (*SERVICE, *MODEL) for kind in TEXTS]
 DYING = [f"dies-{kind}" for kind in TEXTS]
+SHORT = [text for text in TEXTS.values() if len(text) < 1000]
+"""Those that are refused for what they are, and not for their length."""
 SAYING = {
     "says-words": hostile.engine_metrics(),
-    "says-lines": "".join(f"own_words {text}\n" for text in TEXTS.values()),
-    "says-names": "".join(f'{text}{{text="{text}"}} 1\n' for text in TEXTS.values()),
+    "says-lines": "".join(f"own_words {text}\n" for text in SHORT),
+    "says-names": "".join(f'{text}{{text="{text}"}} 1\n' for text in SHORT),
     "says-ours": f'metal_supervisor_build_info{{node="{MARK}"}} 1\nup 0\n',
 }
 """What engines answer that are asked for their own metrics."""

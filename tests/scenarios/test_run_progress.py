@@ -63,7 +63,7 @@ def test_a_terminal_shows_how_far_each_download_is_and_then_only_what_happened(t
         with on_a_terminal(system):
             system.apply(model(source="hf://o/r/tiny.gguf"), service())
             eventually(lambda: re.search(BAR, system.said()), 40, "the bar")
-            assert GAUGE in system.fetch("/metrics")[1]
+            eventually(lambda: GAUGE in system.fetch("/metrics")[1], what="the gauge")
             hub.bytes_per_s = 0.0
             system.ready()
             eventually(lambda: re.search(r"default\.tiny +Ready", system.said()), what="the line of the end")

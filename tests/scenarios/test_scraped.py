@@ -35,8 +35,9 @@ def test_promtool_finds_nothing_wrong_with_it_whatever_users_write(system: Syste
     system.apply(service("third", "tiny", extraArgs=[HOSTILE]))
     eventually(lambda: system.status("third").get("phase") == "Failed", what="the argument to be refused")
     eventually(lambda: system.status("odd").get("phase"), what="a word on the source")
+    eventually(lambda: 'name="third"' in system.fetch("/metrics")[1], what="its series")
     text = system.fetch("/metrics")[1]
-    assert 'name="third"' in text and "evil" not in text
+    assert "evil" not in text
     assert lint(text) == ""
 
 
@@ -49,9 +50,10 @@ def test_a_life_of_an_engine_is_counted_and_outlives_the_sidecar(system: System)
     labels = 'name="tiny",namespace="default"'
     ended = f'metal_supervisor_process_exits_total{{{labels},reason="SIGKILL"}}'
     system.ready()
-    assert (metric(system, f"metal_supervisor_time_to_ready_seconds_count{{{labels}}}") or 0) >= 1
-    assert (metric(system, f"llmkube_metal_agent_health_check_duration_seconds_count{{{labels}}}") or 0) >= 1
-    assert metric(system, f'metal_supervisor_service_phase{{{labels},phase="Ready"}}') == 1
+    for name in ("metal_supervisor_time_to_ready", "llmkube_metal_agent_health_check_duration"):
+        eventually(lambda name=name: (metric(system, f"{name}_seconds_count{{{labels}}}") or 0) >= 1, what=name)
+    ready = f'metal_supervisor_service_phase{{{labels},phase="Ready"}}'
+    eventually(lambda: metric(system, ready) == 1, what="its phase")
     kill(system.ready())
     eventually(lambda: metric(system, ended) == 1, what="the end to be counted")
     system.ready()

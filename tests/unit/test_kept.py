@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +21,8 @@ class World:
         self.board, self.now, self.rendered = Board(node="a"), 100.0, list[str]()
         monkeypatch.setattr(kept.time, "monotonic", lambda: self.now)
         self.kept = Kept(lambda: self.board, self._render, warm)
-        monkeypatch.setattr(kept, "WARM_EVERY_S", 3600.0)  # nobody renders but who asks
+        idle = SimpleNamespace(start=lambda: None)
+        monkeypatch.setattr(kept.threading, "Thread", lambda **_: idle)  # nobody renders but who asks
 
     def _render(self, board: Board, kind: str) -> str:
         self.rendered.append(f"{board.node}{kind}")
@@ -55,6 +57,26 @@ def test_what_is_long_to_render_may_be_a_little_old(monkeypatch: pytest.MonkeyPa
     assert world.kept.get() == "a"
     world.now += FRESH_S
     assert world.kept.get() == "b"
+
+
+def test_who_asks_has_what_is_newer_unless_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "WAIT_S", 20.0)
+    boards, slow = [Board(node="a")], threading.Event()
+
+    def render(board: Board, _kind: str) -> str:
+        if board.node == "c":
+            slow.wait(20)
+        return board.node
+
+    made = Kept(lambda: boards[0], render, warm=True)
+    assert made.get() == "a"
+    boards[0] = Board(node="b")
+    assert made.get() == "b"
+    boards[0] = Board(node="c")
+    monkeypatch.setattr(kept, "WAIT_S", 0.02)
+    assert made.get() == "b"
+    slow.set()
+    eventually(lambda: made.get() == "c", what="what took long")
 
 
 def test_while_somebody_looks_it_is_rendered_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
