@@ -32,11 +32,15 @@ def as_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+LONGEST = 8000
+"""Characters of a text in a line of metrics: a line beyond 16 KiB is refused with all the rest, whatever it says."""
+
+
 def engine_metrics() -> str:
     """A page of an engine, well-formed, with every text as a label's value and as the help of a metric."""
     lines = []
     for kind, text in TEXTS.items():
-        escaped = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", " ")
+        escaped = text[:LONGEST].replace("\\", "\\\\").replace("\n", "\\n").replace("\r", " ")
         lines.append(f"# HELP own_{kind} {escaped}\n# TYPE own_{kind} gauge\nown_{kind} 1\n")
         quoted = escaped.replace('"', '\\"')
         lines.append(f'own_words{{kind="{kind}",text="{quoted}"}} 1\n')
