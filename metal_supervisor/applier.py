@@ -64,6 +64,14 @@ class Applier:
             for spec_file in (record.spec_file, record.next_spec):
                 if spec_file and spec_file in specs:
                     write_atomic(self.state.spec_path(spec_file), specs[spec_file])
+            if record.spec_file and record.spec_file not in specs:
+                self._mark(record, record.spec_file)
+
+    def _mark(self, record: Record, spec_file: str) -> None:
+        """Keep a revocation in the spec itself: a reboot without a cluster goes by it too."""
+        spec = self.state.read_spec(spec_file)
+        if spec and spec.get("revoked", "") != record.revoked:
+            write_atomic(self.state.spec_path(spec_file), programs.with_revocation(spec, record.revoked))
 
     def write_sections(
         self,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
 
-from metal_supervisor import placement
+from metal_supervisor import launch, placement
 from metal_supervisor.boundary import nap
 from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.boundary.references import References
@@ -109,15 +109,21 @@ class Assignment:
         record = records.get(item.key)
         if record is not None and record.verdict.standing is Standing.REMOVING:
             record = replace(record, withdraw="")
+        start_refused = self._start_refused(record, snapshot)
         if isinstance(item, Rejected):
-            decided = decide.refuse(item, record, snapshot.now)
+            decided = decide.refuse(item, record, snapshot.now, start_refused)
         else:
             outlook = self._lookout.outlook(item, record, list(records.values()), snapshot.table, snapshot.notes)
-            accepted = decide.accept(item, record, outlook, snapshot.now)
+            accepted = decide.accept(item, record, outlook, snapshot.now, start_refused)
             decided = self._lookout.with_port_trouble(accepted, item, snapshot.notes)
         here = self._serving.get((item.namespace, item.name), frozenset()) - {slot}
         peers = self._placement.peers_ready(self.placed, item) + len(here)
         records[item.key] = replace(decided, slot=slot, claimed=True, peers_ready=peers)
+
+    def _start_refused(self, record: Record | None, snapshot: Snapshot) -> bool:
+        """True once the launcher has refused to start a revoked spec."""
+        note = snapshot.notes.get(record.program) if record is not None else None
+        return bool(note and record and note.refused == launch.REVOKED and note.spec_file == record.spec_file)
 
     def _let_go(self, record: Record, slots: int, now: float) -> Record:
         """A claim was lost, or given away: what runs here goes on until it runs there."""

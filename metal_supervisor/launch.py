@@ -7,7 +7,7 @@ hold a crash loop, and stand in for an engine that outlived a killed supervisord
 never two copies of a model.
 
 Run as `python -I -S launch.py SPEC`; standard library only, because every start waits for it.
-Exit codes: 75 not now (held, or port taken), 78 bad spec, 126/127 the engine cannot be executed.
+Exit codes: 75 not now (held, or port taken), 78 bad or revoked spec, 126/127 the engine cannot be executed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import sys
 import time
 
 FORMAT = 1
+REVOKED = "Revoked"
 SAYS, CRASHED = "metal-supervisor: ", "crashed "
 EXIT_NOT_NOW, EXIT_BAD_SPEC, EXIT_CANNOT_EXEC, EXIT_NOT_FOUND = 75, 78, 126, 127
 FIRST_HOLD_S, LONGEST_HOLD_S, FORGET_AFTER_S = 10.0, 300.0, 600.0
@@ -330,10 +331,13 @@ def main(path: str) -> int:
         return 0
     try:
         spec = read_spec(path)
+        refused = REVOKED if spec.get("revoked") else ""
+        text = str(spec.get("revoked"))
     except BadSpec as error:
-        say(str(error))
-        refused = {"refused": "BadSpec", "refused_message": str(error)}
-        write_note(run, {**kept, **UNHELD, "pid": 0, "started": "", **refused})
+        refused, text = "BadSpec", str(error)
+    if refused:
+        say(f"not started: {text}")
+        write_note(run, {**kept, **UNHELD, "pid": 0, "started": "", "refused": refused, "refused_message": text})
         return EXIT_BAD_SPEC
     argv: list[str] = spec["argv"]  # type: ignore[assignment]
     left = note.get("pid")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from metal_supervisor.core.demand import Demand
 from metal_supervisor.core.programs import program_name
 from metal_supervisor.core.types import (
+    RULES,
     Engine,
     Key,
     ModelFile,
@@ -63,6 +64,8 @@ class Outlook:
     """(address, port) of the engine that is up, also of one that is about to be replaced."""
 
 
+UNSAFE = frozenset({"SourceNotAllowed"})
+"""Reasons of `Outlook` that concern what a manifest may ask for, not what this Mac can do at the moment."""
 DIRECTORY_FORMATS = frozenset({"mlx", "safetensors"})
 
 
@@ -81,11 +84,17 @@ def verdict(before: Verdict | None, standing: Standing, reason: str, message: st
     return Verdict(standing, reason, message, before.since if before is not None and same else now)
 
 
-def refuse(rejected: Rejected, record: Record | None, now: float) -> Record:
-    """The record of an InferenceService that cannot run as it is written."""
+def refuse(rejected: Rejected, record: Record | None, now: float, start_refused: bool = False) -> Record:
+    """The record of an InferenceService that cannot run as it is written.
+
+    `start_refused`: its spec was revoked, and the launcher has refused to start it; nothing is left to interrupt.
+    """
     off = rejected.suspended or rejected.replicas == 0
-    if record is not None and record.runs and rejected.keeps_running:
-        return _warned(record, rejected.uid, rejected.generation, rejected.reason, rejected.message)
+    if record is not None and record.runs and rejected.keeps_running and not start_refused:
+        said = rejected.reason, rejected.message
+        if record.rules < RULES:
+            return _revoked(record, rejected.uid, rejected.generation, *said)
+        return _warned(record, rejected.uid, rejected.generation, *said)
     before = record.verdict if record else None
     decided = verdict(before, Standing.FAILED, rejected.reason, rejected.message, now)
     if off:  # switching off works whatever else is wrong
@@ -129,6 +138,13 @@ def _warned(record: Record, uid: str, generation: int, reason: str, message: str
     return replace(record, uid=uid, generation=generation, warning=(reason, text))
 
 
+def _revoked(record: Record, uid: str, generation: int, reason: str, message: str) -> Record:
+    """Let an engine of an older release finish, and keep anything of that release from being started again."""
+    why = f"{message}; an older release allowed it: the engine runs until its next start, which is refused"
+    kept = replace(record, uid=uid, generation=generation, warning=(reason, why))
+    return replace(kept, revoked=f"{reason}: {message}"[:LONGEST_TEXT], next_spec="", next_bytes=0)
+
+
 def same_request(before: str, now: str) -> bool:
     """Whether nobody edited what decides how the engine runs, by two values of `Service.asked`.
 
@@ -151,8 +167,10 @@ def _waiting(service: Service, outlook: Outlook) -> tuple[Standing, str, str] | 
     return service.awaits
 
 
-def accept(service: Service, record: Record | None, outlook: Outlook, now: float) -> Record:
-    """The record of a valid InferenceService."""
+def accept(
+    service: Service, record: Record | None, outlook: Outlook, now: float, start_refused: bool = False
+) -> Record:
+    """The record of a valid InferenceService. `start_refused`: as for `refuse`."""
     before = record.verdict if record else None
     # Until it has ended, the engine that is up is asked, drained and published where it listens.
     host, port = outlook.live or (outlook.host, outlook.port)
@@ -194,7 +212,9 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
         return replace(fresh, verdict=off, queued_at=None, evicted_at=None, displaced_by="")
     if hindrance := _waiting(service, outlook):
         standing, reason, message = hindrance
-        if record is not None and record.runs:
+        if record is not None and record.runs and not start_refused:
+            if reason in UNSAFE and record.rules < RULES:
+                return _revoked(record, service.uid, service.generation, reason, message)
             kept = replace(record, warning=None)
             return _warned(kept, service.uid, service.generation, reason, message)
         return replace(fresh, verdict=verdict(before, standing, reason, message, now))
@@ -202,6 +222,7 @@ def accept(service: Service, record: Record | None, outlook: Outlook, now: float
     now_spec, running, asked = outlook.program.spec_file, outlook.running, service.asked
     files = (outlook.file.path,) if outlook.file.path else ()
     fresh = replace(fresh, files=files, asked=asked, limit_bytes=outlook.limit_bytes, daemon=outlook.engine.daemon)
+    fresh = replace(fresh, rules=RULES)
     fresh = _charged(fresh, outlook.demand)
     if running is not None and same_request(running.asked, asked) and running.spec_file != now_spec:
         # Nobody edited anything: the change is ours (a release, a setting, another build of the engine), and can wait.

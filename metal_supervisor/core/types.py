@@ -27,6 +27,10 @@ def engine_key(namespace: str, name: str, ordinal: int) -> Key:
     return namespace, f"{name}@{ordinal}" if ordinal else name
 
 
+RULES = 1
+"""Edition of the rules for what a manifest may ask for. Raise it when they refuse what they used to accept."""
+
+
 class Standing(str, Enum):
     """What the controller decided about one InferenceService."""
 
@@ -376,6 +380,10 @@ class Record:
     """(level, why) of the machine's shortage of memory, once there was one."""
     daemon: str = ""
     """Program of the shared daemon that serves its model, "" if its own process does."""
+    rules: int = 0
+    """Edition of the rules under which its spec was accepted, see `RULES`; 0 for one of a release without them."""
+    revoked: str = ""
+    """Why its spec, of an older release, must not be started again while its engine may finish; "" if it may."""
 
     @property
     def key(self) -> Key:

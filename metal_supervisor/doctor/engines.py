@@ -248,6 +248,21 @@ def _builds(around: Surroundings) -> Sequence[Finding]:
     return [each for each in bad if each] or ([ok(f"{running} running, each of the build on disk")] if running else [])
 
 
+def judge_revoked(record: Record) -> Finding:
+    """Tell of an engine whose spec an older release accepted and this one refuses."""
+    if not record.revoked:
+        return ok(f"{record.namespace}/{record.name} runs as this release accepts it")
+    name = f"{record.namespace}/{record.name}"
+    text = f"{name} runs as an older release allowed; its next start is refused: {record.revoked}"
+    return warn(text, "change the resource as the reason says, before it is restarted; CHANGELOG.md has the ways round")
+
+
+def _revoked(around: Surroundings) -> Sequence[Finding]:
+    records = [each for each in records_of(around).values() if each.runs]
+    bad = [each for each in map(judge_revoked, records) if each.status != "ok"]
+    return bad or ([ok(f"{len(records)} accepted by this release's rules")] if records else [])
+
+
 def judge_ollama(url: str, version: str, problem: str) -> Finding:
     """`problem`: "" if an Ollama answers, "away" if nobody does, else what a stranger said."""
     if problem == "away":
@@ -303,6 +318,10 @@ CHECKS = (
         "builds", "the build that each running engine was started from, against what is on disk now",
         "warns after an upgrade under a running model; fails if the file is gone", "`supervisorctl restart` at leisure",
         _builds,
+    ),
+    Check(
+        "revoked", "engines that run from what an older release accepted", "warns for each that this release refuses",
+        "change the InferenceService or the Model", _revoked,
     ),
     Check(
         "ollama", "who listens where the user's own Ollama would (port 11434)", "fails for anything that is no Ollama",

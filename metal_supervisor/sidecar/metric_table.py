@@ -91,6 +91,10 @@ SERVED = (
         "there while an engine is held",
     ),
     Entry(OURS + "service_hung", GAUGE, "1 while the engine hangs and is to be restarted.", SERVICE),
+    Entry(
+        OURS + "service_revoked", GAUGE,
+        "1 while the engine runs as an older release allowed; its next start is refused.", SERVICE,
+    ),
     Entry(OURS + "service_evicted", GAUGE, "1 while the service is stopped because memory was short.", SERVICE),
     Entry(
         OURS + "service_memory_bytes", GAUGE, "What the engine holds, with its children and the files it maps.",

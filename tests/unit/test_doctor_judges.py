@@ -22,7 +22,7 @@ from metal_supervisor.boundary.launchctl import Job
 from metal_supervisor.core.budget import budget, metal_limit
 from metal_supervisor.core.pressure import Sample
 from metal_supervisor.core.sizes import GIB
-from metal_supervisor.core.types import ProgramState, RunNote, State
+from metal_supervisor.core.types import ProgramState, Record, RunNote, Standing, State, Verdict
 from metal_supervisor.doctor import cluster, engines, launchd, login, machine, rights, software, store
 from metal_supervisor.doctor.findings import Finding, sound, summary
 from metal_supervisor.doctor.registry import CHECKS, table
@@ -70,6 +70,8 @@ APPS = """Total number of apps = 2
 """
 ON, OFF = said("Firewall is enabled. (State = 1)\n"), said("Firewall is disabled. (State = 0)\n")
 NOTE = RunNote(40, 40, "tv 1 2", "default.tiny.ab.json", (), 0.0, "", "")
+RECORD = Record("default", "tiny", "u", 1, "default.tiny", "tiny", "llama-server", 1, "chat", "normal",
+                Verdict(Standing.RUN, "Admitted", "", 0.0), None)  # fmt: skip
 EN0 = Interface("en0", "192.168.1.20", True)
 INCOMING = {"models": {"llm/big": {"source": "s", "file": {
     "phase": "Downloading", "got_bytes": 10 * GIB, "total_bytes": 60 * GIB}}}}
@@ -217,6 +219,9 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("builds", "warn", engines.judge_build("default.tiny", LLAMA.path, NOW, NOW - 1),
      ("upgrade", "restart default.tiny")),
     ("builds", "fail", engines.judge_build("default.tiny", LLAMA.path, None, NOW), ("there no more",)),
+    ("revoked", "ok", engines.judge_revoked(RECORD), ("default/tiny",)),
+    ("revoked", "warn", engines.judge_revoked(replace(RECORD, revoked="InvalidSpec: --rpc")),
+     ("default/tiny", "next start is refused: InvalidSpec: --rpc", "CHANGELOG")),
     ("ollama", "ok", engines.judge_ollama("http://127.0.0.1:11434", "0.30.1", ""), ("0.30.1",)),
     ("ollama", "ok", engines.judge_ollama("http://127.0.0.1:11434", "", "away"), ("nobody listens",)),
     ("ollama", "fail", engines.judge_ollama("http://127.0.0.1:11434", "", "it is nginx (pid 3)"),
