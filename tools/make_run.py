@@ -26,11 +26,11 @@ PLACEHOLDER = "@TINY_GGUF@"
 
 
 def example(run: Path) -> Path:
-    """The example manifest with the path of a tiny model made here."""
+    """The demo's manifest, with the path of a tiny model made here."""
     model = run / "tiny.gguf"
     tiny_gguf.write_tiny_gguf(model)
     manifest = run / "tiny.yaml"
-    text = (ROOT / "conf" / "examples" / "tiny.yaml").read_text("utf-8")
+    text = (ROOT / "tools" / "tiny.yaml").read_text("utf-8")
     # As a URL, because a path may hold what YAML would read as something else.
     manifest.write_text(text.replace(PLACEHOLDER, urllib.parse.quote(str(model))), "utf-8")
     return manifest

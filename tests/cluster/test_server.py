@@ -17,9 +17,7 @@ from tests.cluster.conftest import Kubectl
 from tests.cluster.server import FIELD, OURS, ROOT, KubeCluster, crd_directory
 from tests.system import eventually
 
-EXAMPLES = sorted((ROOT / "conf" / "examples").glob("*.yaml"))
-REFUSED_IN_THE_FIELD = {"mixed-runtimes": 'Unsupported value: "mlx-server"'}
-"""Examples that use what only our definitions know; LLMKube's have no such runtimes yet."""
+EXAMPLES = sorted([ROOT / "tools" / "tiny.yaml", *(ROOT / "conf" / "examples").rglob("*.yaml")])
 SETS = [OURS, FIELD] if FIELD.is_dir() else [OURS]
 
 
@@ -51,9 +49,6 @@ def test_every_example_is_valid_and_does_not_change_by_itself(
     if unknown:
         assert f'no matches for kind "{unknown.pop()}"' in kubectl(*strict, given=text, code=1).stderr
         return
-    if example.stem in REFUSED_IN_THE_FIELD and "modelpools.inference.llmkube.dev" in definitions:
-        assert REFUSED_IN_THE_FIELD[example.stem] in kubectl(*strict, given=text, code=1).stderr
-        return
     assert "created" in kubectl(*strict, given=text).stdout
 
     def versions() -> str:
@@ -69,11 +64,7 @@ def test_every_example_is_valid_and_does_not_change_by_itself(
 
 
 def test_kubectl_shows_and_explains_our_kinds(definitions: list[str], kubectl: Kubectl, namespace: str) -> None:
-    text = (
-        (ROOT / "conf" / "examples" / "tiny.yaml")
-        .read_text("utf-8")
-        .replace("namespace: default", f"namespace: {namespace}")
-    )
+    text = (ROOT / "tools" / "tiny.yaml").read_text("utf-8").replace("namespace: default", f"namespace: {namespace}")
     kubectl("apply", "-f", "-", given=text)
     header, row = kubectl("get", "isvc", "tiny").stdout.splitlines()
     assert header.split()[:3] == ["NAME", "PHASE", "MODEL"] and row.split()[0] == "tiny"

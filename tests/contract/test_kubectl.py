@@ -16,6 +16,7 @@ import yaml
 from tests.contract.api import Api, Space, managers
 from tests.contract.things import Json, config_map, widget
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "conf" / "examples"
 Kubectl = Callable[..., str]
 KINDS = "inference.llmkube.dev/v1alpha1"
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -71,6 +72,18 @@ def test_a_list_is_applied_compared_and_deleted(kubectl: Kubectl) -> None:
     assert kubectl("delete", "-f", "-", given=served()).count("deleted") == 2
     assert kubectl("create", "-f", "-", given=served()).count("created") == 2
     assert kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", given=served()).count("applied") == 2
+
+
+def test_all_examples_apply_together(kubectl: Kubectl, space: Space, tmp_path: Path) -> None:
+    directory = tmp_path / "examples"
+    directory.mkdir()
+    for path in EXAMPLES.glob("*.yaml"):  # as `kubectl apply -f conf/examples` reads them, which has no namespace flag
+        text = path.read_text("utf-8").replace("namespace: default", f"namespace: {space.name}")
+        (directory / path.name).write_text(text, "utf-8")
+    wanted = sum(text.count("\nkind: ") for text in (path.read_text("utf-8") for path in directory.iterdir()))
+    applied = kubectl("apply", "-f", str(directory)).splitlines()
+    assert wanted > 0 and len(applied) == wanted and all(line.endswith(" created") for line in applied), applied
+    assert kubectl("diff", "-f", str(directory)) == ""
 
 
 def test_what_is_got_can_be_applied_elsewhere_and_here(kubectl: Kubectl) -> None:

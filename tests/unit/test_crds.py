@@ -24,8 +24,7 @@ CRDS = REPOSITORY / "conf" / "crds"
 EXAMPLES = REPOSITORY / "conf" / "examples"
 FIELD = REPOSITORY.parent / "shared" / "crds"
 PLURALS = ("models", "inferenceservices")
-OPERATORS_OWN = frozenset({"ModelRouter"})
-"""Kinds in examples that only LLMKube's operator knows; test_field_documents.py holds them against its schemas."""
+DEMO = REPOSITORY / "tools" / "tiny.yaml"
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 
 Schema = dict[str, Any]
@@ -217,14 +216,28 @@ def test_the_schema_differs_from_the_fields_only_on_purpose(plural: str) -> None
 
 
 def documents(path: Path) -> list[Schema]:
-    text = path.read_text().replace("@TINY_GGUF@", "/models/tiny.gguf")
-    return [document for document in yaml.safe_load_all(text) if document]
+    return [document for document in yaml.safe_load_all(path.read_text()) if document]
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def identities(path: Path) -> list[tuple[str, str]]:
+    return [(document["kind"], document["metadata"]["name"]) for document in documents(path)]
+
+
+def test_each_object_is_in_one_example_and_none_is_the_demos() -> None:
+    """Else `kubectl apply -f conf/examples` would leave one of several meanings, or change what `make run` serves."""
+    found = [each for path in [DEMO, *EXAMPLES.rglob("*.yaml")] for each in identities(path)]
+    assert sorted(found) == sorted(set(found))
+
+
+def test_only_the_demo_is_a_template() -> None:
+    assert "@" in DEMO.read_text()
+    assert [path.name for path in EXAMPLES.rglob("*.yaml") if re.search(r"@[A-Z_]+@", path.read_text())] == []
+
+
+@pytest.mark.parametrize("path", sorted([DEMO, *EXAMPLES.glob("*.yaml")]), ids=lambda path: path.stem)
 def test_examples_are_valid_and_complete(path: Path) -> None:
     schemas = {crd["spec"]["names"]["kind"]: root(crd) for crd in map(load, PLURALS)}
-    found = [document for document in documents(path) if document["kind"] not in OPERATORS_OWN]
+    found = documents(path)
     assert [problem for document in found for problem in problems(schemas[document["kind"]], document)] == []
     models = {document["metadata"]["name"] for document in found if document["kind"] == "Model"}
     services = [document for document in found if document["kind"] == "InferenceService"]
@@ -261,7 +274,7 @@ def test_examples_can_be_served_as_they_are(path: Path) -> None:
 def test_the_example_of_mixed_runtimes_has_four_of_them() -> None:
     found = understood(EXAMPLES / "mixed-runtimes.yaml")
     told = {name: each.runtime for (_, name), each in found.items() if isinstance(each, Service)}
-    assert told == {"embeddings": "llama-server", "qwen3-4b": "mlx-server", "qwen3-8b": "omlx", "smollm2": "ollama"}
+    assert told == {"embeddings": "llama-server", "qwen3-4b-mlx": "mlx-server", "qwen3-8b": "omlx", "smollm2": "ollama"}
 
 
 def test_the_example_check_notices_what_is_wrong() -> None:

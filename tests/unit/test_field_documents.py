@@ -144,9 +144,9 @@ def test_what_is_not_of_the_current_api_is_the_old_one() -> None:
 # ── LLMKube's command and router ─────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("name", ["llmkube-deploy", "router", "phi-4-mini"])
-def test_an_example_is_valid_in_the_field(name: str) -> None:
-    for document in documents(EXAMPLES / f"{name}.yaml"):
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_an_example_is_valid_in_the_field(path: Path) -> None:
+    for document in documents(path):
         assert list(problems(field_schema(document["kind"]), document)) == []
 
 
@@ -160,9 +160,11 @@ def test_what_llmkubes_command_creates_is_served() -> None:
 
 
 def test_the_routers_backends_and_rules_name_what_there_is() -> None:
-    found = documents(EXAMPLES / "router.yaml")
-    (spec,) = [document["spec"] for document in found if document["kind"] == "ModelRouter"]
-    services = {document["metadata"]["name"] for document in found if document["kind"] == "InferenceService"}
+    path = EXAMPLES / "llmkube" / "router.yaml"
+    (router,) = documents(path)
+    spec = router["spec"]
+    beside = documents(path.parent.parent / "phi-4-mini.yaml")
+    services = {document["metadata"]["name"] for document in beside if document["kind"] == "InferenceService"}
     backends = {each["name"]: each for each in spec["backends"]}
     referred = {each["inferenceServiceRef"]["name"] for each in backends.values() if "inferenceServiceRef" in each}
     assert referred == services
