@@ -2,8 +2,9 @@
 
 By itself that server loads whatever path or repository a request names (`model`, `adapters`, `draft_model`), fetches
 the URLs of images, says that it is healthy before its model is loaded, goes on living when the model cannot be loaded
-or the port is taken, answers under the model's path, and keeps more conversations than it was told to. Here only the
-model of `--model` is ever loaded, it answers under the names it is given, and whatever goes wrong ends the process.
+or the port is taken, answers under the model's path and to any web page, and keeps more conversations than it was told
+to. Here only the model of `--model` is ever loaded, it answers under the names it is given, pages of other hosts are
+refused, and whatever goes wrong ends the process.
 
 Run as `python -E mlx_engine.py --alias NAME[,NAME] [--context TOKENS] ARGUMENTS OF mlx_lm.server`; needs mlx_lm alone.
 A spec of an older release may name this file: keep its arguments as they are. Exit codes: 1 it cannot serve,
@@ -22,7 +23,12 @@ import select
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING or __name__ != "__main__":
+    from metal_supervisor import gate
+else:
+    import gate  # mlx_lm's interpreter does not have our package
 
 KNOWN = "0.32.2"
 """The mlx_lm that this was written for."""
@@ -128,6 +134,23 @@ def hold_to_names(server: Any, names: list[str]) -> None:
     handler.handle_completion, handler.handle_models_request, handler.handle_health_check = check, models, health
 
 
+def refuse_web_pages(server: Any) -> None:
+    """Answer 403 to requests of web pages of other hosts, before their bodies are read."""
+    handler = server.APIHandler
+    parse = handler.parse_request
+
+    def parse_ours(self: Any) -> bool:
+        if not parse(self):
+            return False
+        if gate.from_foreign_page(self.headers.get_all("Origin", [])):
+            self.close_connection = True
+            self.send_error(403, gate.FOREIGN)
+            return False
+        return True
+
+    handler.parse_request = parse_ours
+
+
 def main(argv: list[str]) -> None:
     """Serves; ends the process."""
     sys.stdout = sys.stderr = Log()
@@ -145,6 +168,7 @@ def main(argv: list[str]) -> None:
     try:
         hold_to_one_model(server, int(own["--context"]))
         hold_to_names(server, own["--alias"].split(","))
+        refuse_web_pages(server)
     except AttributeError as error:
         end(f"mlx-lm {version} is not as it is known here: {error}; install mlx-lm=={KNOWN}", EXIT_UNKNOWN)
     sys.argv = ["mlx_lm.server", *argv]

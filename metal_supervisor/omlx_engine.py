@@ -30,8 +30,13 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
+
+if TYPE_CHECKING or __name__ != "__main__":
+    from metal_supervisor import gate
+else:
+    import gate  # oMLX's interpreter does not have our package
 
 KNOWN = "0.7.0"
 """The oMLX that this was written for."""
@@ -42,8 +47,6 @@ INFERENCE = frozenset({
     "/v1/messages/count_tokens",
 })  # fmt: skip
 READING = frozenset({"/health", "/v1/models"})
-LOCAL = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
-MOST_BYTES = 64 << 20
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -149,8 +152,11 @@ class Gate:
                 await send({"type": "websocket.close", "code": 1008})
             return
         path, method = scope["path"], scope["method"]
-        local = (scope.get("client") or ("",))[0] in LOCAL
-        if path.startswith(OURS) and local:
+        local = (scope.get("client") or ("",))[0] in gate.LOCAL
+        origins = [value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"]
+        if gate.from_foreign_page(origins):
+            await _answer(send, 403, {"error": {"message": gate.FOREIGN}})
+        elif path.startswith(OURS) and local:
             await self._ours(scope, receive, send)
         elif method == "POST" and path in INFERENCE:
             await self._infer(scope, receive, send)
@@ -234,8 +240,8 @@ async def _body(receive: Receive) -> bytes:
             raise Trouble(400, "the client is gone")
         parts.append(message.get("body", b""))
         size, more = size + len(parts[-1]), message.get("more_body", False)
-        if size > MOST_BYTES:
-            raise Trouble(413, f"a request may have {MOST_BYTES} bytes")
+        if size > gate.MOST_BYTES:
+            raise Trouble(413, f"a request may have {gate.MOST_BYTES} bytes")
     return b"".join(parts)
 
 

@@ -41,6 +41,7 @@ PRINTS = "the engine would print something and end"
 TOKEN = "a token in argv is readable by every user"
 PLAIN = "the health check and the Service speak plain HTTP"
 COMMANDS = "engines may listen on all interfaces, and these run commands"
+WEB_PAGES = "it would let web pages of other hosts use the engine"
 FETCHES = "the engine would fetch it by itself, and nobody can tell its size"
 LISTENS: Mapping[str, str] = {
     "--host": "engines listen where this Mac's setting --bind says",
@@ -68,6 +69,8 @@ GUARDED: Mapping[str, str] = {
                     "engines may listen on all interfaces, and it would proxy for anybody"),
     **dict.fromkeys(("--mmproj-url", "-mmu", "--spec-draft-hf", "--hf-repo-draft", "-hfd", "-hfrd", "--hf-repo-v",
                      "-hfv", "-hfrv"), FETCHES),
+    **dict.fromkeys(("--cors-origins", "--cors-methods", "--cors-headers", "--cors-credentials",
+                     "--no-cors-credentials"), WEB_PAGES),
     "--path": "it would give the files of a directory to anybody",
     "--media-path": "it would give the files of a directory to anybody",
     "--slot-save-path": "whoever may ask the engine could write files of this Mac",
@@ -287,6 +290,9 @@ def _housekeeping(service: Service, binary: Binary, prompt_cache: int, kept: int
         *([] if kept is None else [(CHECKPOINTS, [str(kept)])]),
         ("--no-webui", []),
         ("--offline", []),
+        # By default it lets the page of any host read its answers.
+        ("--cors-origins", ["localhost"]),
+        ("--no-cors-credentials", []),
     ]
     if "idleTtlS" in service.options:
         wanted.append((SLEEP, [str(service.options["idleTtlS"])]))
