@@ -14,7 +14,7 @@ CONTEXT ?=
 NAMESPACE ?=
 PORT ?=
 ARGS ?=
-# make test [WORKERS=4] [METAL_EFFORT=all]: they mostly wait, so there are more of them than cores
+# make test [WORKERS=4] [METAL_EFFORT=all] [METAL_ENGINES=all]: they mostly wait, so there are more of them than cores
 WORKERS ?= 4
 # make soak [SECONDS=3600] [SEED=1]
 SECONDS ?= 3600
@@ -23,14 +23,15 @@ SEED ?=
 $(foreach name,CLUSTER CONTEXT NAMESPACE PORT ARGS,$(if $(filter environment,$(origin $(name))),$(eval $(name) :=)))
 export CLUSTER CONTEXT NAMESPACE PORT ARGS
 
-.PHONY: help run test test-fast test-cluster lint format bench faults memory fields soak dist clean \
+.PHONY: help run prepare test test-fast test-cluster lint format bench faults memory fields soak dist clean \
         build-metal-agent install-metal-agent uninstall-metal-agent install-powermetrics-sudo uninstall-powermetrics-sudo
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run     the whole system in this terminal; Ctrl-C stops it"
 	@echo "             CLUSTER=~/.kube/config [CONTEXT=...] [NAMESPACE=...] uses that cluster instead"
-	@echo "make test    every test that needs no cluster, Mac or GPU"
+	@echo "make prepare the engines that tests use, once; METAL_ENGINES=all also those that take long to get"
+	@echo "make test    prepare, then every test that needs no cluster, Mac or GPU"
 	@echo "make test-cluster"
 	@echo "             the same API contract, and more, against a real kube-apiserver; Go builds one, once"
 	@echo "make lint    ruff, mypy, import rules"
@@ -56,13 +57,17 @@ $(READY): pyproject.toml
 run: $(READY)
 	@exec $(BIN)/python tools/make_run.py
 
-test: $(READY)
+prepare: $(READY)
+	@$(BIN)/python tools/prepare.py
+
+# Engines first: an installation beside tests with time bounds fails them.
+test: prepare
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-fast: $(READY)
+test-fast: prepare
 	@$(BIN)/python -m pytest tests/unit
 
-test-cluster: $(READY)
+test-cluster: prepare
 	@$(BIN)/python tools/kube_cluster.py build >/dev/null
 	@METAL_CLUSTER=1 $(BIN)/python -m pytest -rs tests/contract tests/cluster
 
@@ -71,21 +76,21 @@ lint: $(READY)
 	@$(BIN)/python -m mypy
 	@$(BIN)/lint-imports --no-cache
 
-bench: $(READY)
+bench: prepare
 	@$(BIN)/python tools/bench.py
 
-faults: $(READY)
+faults: prepare
 	@METAL_MANY=500 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m fault tests/scenarios tests/boundary
 	@$(BIN)/python tools/faults.py
 
-memory: $(READY)
+memory: prepare
 	@$(BIN)/python -m pytest tests/boundary/test_estimate_real.py
 	@$(BIN)/python tools/memory.py
 
 fields: $(READY)
 	@$(BIN)/python tools/fields.py
 
-soak: $(READY)
+soak: prepare
 	@$(BIN)/python tools/soak.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 # The names that LLMKube's users know.

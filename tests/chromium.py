@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import websocket
 
+from tests import parts
 from tests.system import ROOT, eventually
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -94,10 +94,7 @@ class Tab:
 @contextlib.contextmanager
 def tab(base: Path, *flags: str) -> Iterator[Tab]:
     """A tab of a Chromium of its own, which is gone afterwards; skips where there is none."""
-    try:
-        program = find_chromium.find()
-    except find_chromium.NotFound as error:
-        pytest.skip(str(error))
+    program = parts.found(find_chromium.find)
     profile = base / "chromium"
     sandbox = ("--no-sandbox",) if os.getuid() == 0 else ()
     with (base / "chromium.log").open("wb") as log:

@@ -1,7 +1,8 @@
-"""What every test may use: the figures of fault cases (tests/faults.py), and of engines' memory (tests/memory.py)."""
+"""Hooks of all tests: figures of fault cases (tests/faults.py), of engines' memory (tests/memory.py), and skips."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tests import faults, memory
 
 _found: dict[str, dict[str, Any]] = {}
 _measured: dict[str, Any] = {}
+_skipped: Counter[str] = Counter()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,12 +25,19 @@ def figure(request: pytest.FixtureRequest) -> faults.Figure:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and isinstance(report.longrepr, tuple):
+        _skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
     if report.when == "teardown" and report.passed:
         faults.gather(list(report.user_properties), _found)
         memory.gather(list(report.user_properties), _measured)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    # Always, unlike -rs: a green run must not hide that an engine was missing.
+    if _skipped:
+        terminalreporter.section("skipped")
+        for reason, count in _skipped.most_common():
+            terminalreporter.write_line(f"{count:>5}  {reason}")
     if _measured:
         memory.keep(_measured)
     if not _found:

@@ -6,14 +6,12 @@ listens, answers /health with a plain `ok`, knows no aliases, has three routes, 
 
 from __future__ import annotations
 
-import functools
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests import parts
 from tests.system import ROOT, model, service
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -53,20 +51,9 @@ http.server.ThreadingHTTPServer((asked.host, asked.port), Page).serve_forever()
 '''
 
 
-@functools.cache
-def _found() -> Path | str:
-    try:
-        return find_mlx.find()
-    except find_mlx.NotFound as error:
-        return str(error)
-
-
 def server() -> Path:
     """A real mlx_lm.server; the test is skipped where none is to be had, and says why."""
-    found = _found()
-    if isinstance(found, str):
-        pytest.skip(found)
-    return found
+    return parts.found(find_mlx.find)
 
 
 def python() -> str:

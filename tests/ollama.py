@@ -7,7 +7,6 @@ knows no `ignore_eos`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import http.client
 import json
@@ -21,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
+from tests import parts
 from tests.system import ROOT, eventually, free_ports, tiny_gguf
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -33,20 +32,9 @@ FOREVER = -1
 TIMEOUT_S = 60.0
 
 
-@functools.cache
-def _found() -> Path | str:
-    try:
-        return find_ollama.find()
-    except find_ollama.NotFound as error:
-        return str(error)
-
-
 def program() -> Path:
     """A real ollama; the test is skipped where none is to be had, and says why."""
-    found = _found()
-    if isinstance(found, str):
-        pytest.skip(found)
-    return found
+    return parts.found(find_ollama.find)
 
 
 def tiny(path: Path, **recipe: Any) -> Path:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
+from tests import parts
 from tests.system import ROOT, eventually, free_ports
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -24,10 +24,7 @@ import find_prometheus
 
 def program(name: str) -> str:
     """The absolute path of `prometheus` or `promtool`."""
-    try:
-        return str(find_prometheus.find() / "usr" / "bin" / name)
-    except find_prometheus.NotFound as error:
-        pytest.skip(str(error))
+    return str(parts.found(find_prometheus.find) / "usr" / "bin" / name)
 
 
 def lint(text: str) -> str:

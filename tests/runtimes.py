@@ -22,12 +22,11 @@ from typing import Any
 import psutil
 import pytest
 
-from tests import mlx, ollama
+from tests import mlx, ollama, parts
 from tests.system import ROOT, System, engine_path, eventually, model, service
 
 sys.path.insert(0, str(ROOT / "tools"))
 
-import find_mlx
 import find_omlx
 
 GGUF, MLX = "gguf", "mlx"
@@ -38,13 +37,9 @@ BUILD = "TEST_BUILD"
 NOWHERE = "/nonexistent"
 
 
-@cache
 def omlx() -> Path:
-    """A real omlx; the test is skipped where none is to be had, and says why."""
-    try:
-        return find_omlx.find()
-    except find_mlx.NotFound as error:
-        pytest.skip(str(error))
+    """Absolute path of a real omlx; skips the test where there is none."""
+    return parts.found(find_omlx.find)
 
 
 @dataclass(frozen=True)

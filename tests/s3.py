@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
 import json
 import subprocess
@@ -11,10 +10,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
 import urllib3
 
 from metal_supervisor.boundary import s3
+from tests import parts
 from tests.system import ROOT, eventually, free_ports
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -24,20 +23,9 @@ import find_s3
 ID, SECRET, REGION = "AKIATESTTESTTESTTEST", "secret/of+the=tests", "eu-central-1"
 
 
-@functools.cache
-def _found() -> Path | str:
-    try:
-        return find_s3.find()
-    except find_s3.NotFound as error:
-        return str(error)
-
-
 def program() -> Path:
     """A real S3 server; the test is skipped where none is to be had, and says why."""
-    found = _found()
-    if isinstance(found, str):
-        pytest.skip(found)
-    return found
+    return parts.found(find_s3.find)
 
 
 class Reply:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import parts
 from tests.system import ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -31,10 +32,7 @@ PAM = "account required pam_permit.so\nsession required pam_permit.so\nauth requ
 
 def found() -> Path:
     """The directory that has sudo in it."""
-    try:
-        return find_sudo.find()
-    except find_sudo.NotFound as error:
-        pytest.skip(str(error))
+    return parts.found(find_sudo.find)
 
 
 def visudo(directory: Path) -> Path:

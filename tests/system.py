@@ -68,7 +68,7 @@ def free_ports(count: int) -> list[int]:
 
 def engine_path() -> Path:
     """A real llama-server for this machine."""
-    return find_llama_server.find()
+    return find_llama_server.find(install_it=False)
 
 
 def model(name: str = "tiny", source: str = "", accelerator: str = "metal", **spec: Any) -> dict[str, Any]:

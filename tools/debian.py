@@ -13,13 +13,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from find_llama_server import default_cache, is_program
+from find_llama_server import default_cache, is_program, missing
 from find_mlx import NotFound
 
 TIMEOUT_S = 120.0
 
 
-def find(package: str, programs: Sequence[str], cache: Path | None = None) -> Path:
+def find(package: str, programs: Sequence[str], cache: Path | None = None, *, install_it: bool = True) -> Path:
     """Absolute path of a directory that has all of the programs in it, e.g. usr/bin/sudo; `/` where they are installed.
 
     Else the package is unpacked into the cache, once. Raises NotFound.
@@ -29,6 +29,8 @@ def find(package: str, programs: Sequence[str], cache: Path | None = None) -> Pa
     root = (cache or default_cache()).expanduser().absolute()
     target = root / package
     if not _complete(target, programs):
+        if not install_it:
+            raise missing(package)
         if not (shutil.which("apt-get") and shutil.which("dpkg")):
             raise NotFound(f"there is no {package} here, and no apt-get to fetch one with")
         root.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import debian
-from find_llama_server import is_program, say
+from find_llama_server import is_program, missing, say
 from find_mlx import NotFound, main
 
 NAMES = "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
@@ -30,7 +30,7 @@ APPLICATIONS = (
 TIMEOUT_S = 600.0
 
 
-def find() -> Path:
+def find(*, install_it: bool = True) -> Path:
     """Absolute path of a browser. Raises NotFound."""
     if named := os.environ.get("METAL_SUPERVISOR_CHROMIUM"):
         if not is_program(Path(named)):
@@ -38,6 +38,8 @@ def find() -> Path:
         return Path(named)
     if found := _installed():
         return found
+    if not install_it:
+        raise missing("chromium")
     if not shutil.which("apt-get") or os.getuid() != 0:
         raise NotFound("there is no Chromium here; install one (on Debian: apt-get install chromium)")
     with open(Path(tempfile.gettempdir(), "find-chromium.lock"), "w") as lock:

@@ -270,8 +270,16 @@ def try_out(program: Path) -> None:
             process.wait()
 
 
-def find(cache: Path | None = None) -> Path:
-    """Absolute path of a llama-server that works here, installed into the cache if need be. Raises NotFound."""
+def missing(name: str) -> NotFound:
+    """The error of a part that is looked for, and not to be installed."""
+    return NotFound(f"there is no {name} here; get one with: make prepare METAL_ENGINES={name}")
+
+
+def find(cache: Path | None = None, *, install_it: bool = True) -> Path:
+    """Absolute path of a llama-server that works here, installed into the cache if need be. Raises NotFound.
+
+    Without `install_it` it only looks, as tests do.
+    """
     if found := installed_by_user():
         return found
     if sys.platform != "linux":
@@ -279,6 +287,8 @@ def find(cache: Path | None = None) -> Path:
     store = Cache((cache or default_cache()).expanduser().absolute())
     if found := store.known():
         return found
+    if not install_it:
+        raise missing("llama-server")
     failures = []
     with store.locked():
         for key, inner in store.engines.items():
@@ -302,14 +312,22 @@ def find(cache: Path | None = None) -> Path:
     raise NotFound(f"no llama-server to be had ({'; '.join(failures)}); set METAL_SUPERVISOR_LLAMA_SERVER to one")
 
 
-def find_portable(cache: Path | None = None) -> Path:
-    """Step 4 alone, for tests that need quantized weights or caches, which step 3's binary may die of. Linux only."""
+def find_portable(cache: Path | None = None, *, install_it: bool = True) -> Path:
+    """Step 4 alone, for tests that need quantized weights or caches, which step 3's binary may die of. Linux only.
+
+    Raises NotFound.
+    """
     store = Cache((cache or default_cache()).expanduser().absolute())
     key = library_key()
     program = store.root / key / store.engines[key]
     if not is_program(program):
-        with store.locked():
-            install(store, key)
+        if not install_it:
+            raise missing("portable")
+        try:
+            with store.locked():
+                install(store, key)
+        except Unusable as error:
+            raise NotFound(str(error)) from None
     return program
 
 

@@ -25,30 +25,28 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from find_llama_server import INSTALL_TIMEOUT_S, default_cache, is_program
+from find_llama_server import INSTALL_TIMEOUT_S, NotFound, default_cache, is_program, missing
 
 PACKAGES = ("mlx-lm==0.32.2", "mlx==0.32.4") if sys.platform == "darwin" else ("mlx-lm==0.32.2", "mlx[cpu]==0.32.4")
 MARK = "complete"
 VARIABLE = "METAL_SUPERVISOR_MLX_LM_SERVER"
 
 
-class NotFound(Exception):
-    """There is no such program to be had; the text says what is missing and how to get it."""
-
-
 def say(text: str) -> None:
     print(f"find_mlx: {text}", file=sys.stderr, flush=True)
 
 
-def find(cache: Path | None = None) -> Path:
+def find(cache: Path | None = None, *, install_it: bool = True) -> Path:
     """Absolute path of an mlx_lm.server, installed into the cache if need be. Raises NotFound."""
-    return program("mlx_lm.server", VARIABLE, ((*PACKAGES,),), cache)
+    return program("mlx_lm.server", "mlx_lm", VARIABLE, ((*PACKAGES,),), cache, install_it)
 
 
-def program(name: str, variable: str, steps: tuple[tuple[str, ...], ...], cache: Path | None = None) -> Path:
-    """A program of Python packages, in an environment of its own; `steps`: what pip is given, one call each.
+def program(
+    name: str, part: str, variable: str, steps: tuple[tuple[str, ...], ...], cache: Path | None, install_it: bool
+) -> Path:
+    """Absolute path of a program of Python packages, in an environment of its own; `steps`: arguments of pip, by call.
 
-    Raises NotFound.
+    `part`: its name in tools/prepare.py. Raises NotFound.
     """
     if named := os.environ.get(variable):
         path = Path(named).expanduser().absolute()
@@ -59,6 +57,8 @@ def program(name: str, variable: str, steps: tuple[tuple[str, ...], ...], cache:
     version = f"py{sys.version_info.major}{sys.version_info.minor}"
     home = root / f"{steps[-1][0].replace('==', '-')}-{version}"
     if not (home / MARK).is_file():
+        if not install_it:
+            raise missing(part)
         root.mkdir(parents=True, exist_ok=True)
         # A lock of its own: whoever waits for a llama-server need not wait for this.
         with open(root / f".{name}-lock", "w") as lock:

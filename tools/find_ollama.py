@@ -33,7 +33,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from find_llama_server import HOMEBREW, default_cache, is_program
+from find_llama_server import HOMEBREW, default_cache, is_program, missing
 from find_mlx import NotFound, main
 from kube_guard import Guard
 
@@ -52,7 +52,7 @@ def say(text: str) -> None:
     print(f"find_ollama: {text}", file=sys.stderr, flush=True)
 
 
-def find(cache: Path | None = None) -> Path:
+def find(cache: Path | None = None, *, install_it: bool = True) -> Path:
     """Absolute path of an ollama, built into the cache if need be. Raises NotFound."""
     if named := os.environ.get(VARIABLE):
         path = Path(named).expanduser().absolute()
@@ -64,6 +64,8 @@ def find(cache: Path | None = None) -> Path:
     root = (cache or default_cache()).expanduser().absolute()
     program = root / f"ollama-{VERSION}" / "ollama"
     if not is_program(program):
+        if not install_it:
+            raise missing("ollama")
         check_compilers()
         with locked(root):
             if not is_program(program):

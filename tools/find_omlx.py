@@ -17,7 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from find_mlx import main, program
+from find_mlx import NotFound, main, program
+
+__all__ = ["NotFound", "find"]
 
 VARIABLE = "METAL_SUPERVISOR_OMLX"
 MLX = "mlx==0.32.4" if sys.platform == "darwin" else "mlx[cpu]==0.32.4"
@@ -31,9 +33,9 @@ STEPS = (
 )  # fmt: skip
 
 
-def find(cache: Path | None = None) -> Path:
+def find(cache: Path | None = None, *, install_it: bool = True) -> Path:
     """Absolute path of an omlx, installed into the cache if need be. Raises NotFound."""
-    return program("omlx", VARIABLE, STEPS, cache)
+    return program("omlx", "omlx", VARIABLE, STEPS, cache, install_it)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ __all__ = ["NotFound", "find"]
 PROGRAMS = "usr/bin/prometheus", "usr/bin/promtool"
 
 
-def find(cache: Path | None = None) -> Path:
+def find(cache: Path | None = None, *, install_it: bool = True) -> Path:
     """Absolute path of a directory with Prometheus and promtool in it. Raises NotFound."""
-    return debian.find("prometheus", PROGRAMS, cache)
+    return debian.find("prometheus", PROGRAMS, cache, install_it=install_it)
 
 
 if __name__ == "__main__":

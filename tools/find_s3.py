@@ -30,7 +30,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from find_llama_server import HOMEBREW, default_cache, is_program
+from find_llama_server import HOMEBREW, default_cache, is_program, missing
 from find_mlx import NotFound, main
 from kube_guard import Guard
 
@@ -46,7 +46,7 @@ def say(text: str) -> None:
     print(f"find_s3: {text}", file=sys.stderr, flush=True)
 
 
-def find(cache: Path | None = None) -> Path:
+def find(cache: Path | None = None, *, install_it: bool = True) -> Path:
     """Absolute path of a versitygw, built into the cache if need be. Raises NotFound."""
     if named := os.environ.get(VARIABLE):
         path = Path(named).expanduser().absolute()
@@ -58,6 +58,8 @@ def find(cache: Path | None = None) -> Path:
     root = (cache or default_cache()).expanduser().absolute()
     program = root / f"{NAME}-{VERSION}" / NAME
     if not is_program(program):
+        if not install_it:
+            raise missing(NAME)
         if not shutil.which("go"):
             raise NotFound(f"there is no go here to build an S3 server with; install it, or {NAME}, and set {VARIABLE}")
         with _locked(root):

@@ -23,9 +23,9 @@ __all__ = ["NotFound", "find"]
 PROGRAMS = "usr/bin/sudo", "usr/sbin/visudo"
 
 
-def find(cache: Path | None = None) -> Path:
+def find(cache: Path | None = None, *, install_it: bool = True) -> Path:
     """Absolute path of a directory with sudo in it. Raises NotFound."""
-    return debian.find("sudo", PROGRAMS, cache)
+    return debian.find("sudo", PROGRAMS, cache, install_it=install_it)
 
 
 if __name__ == "__main__":

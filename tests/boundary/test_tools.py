@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from tests import parts
+
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 sys.path.insert(0, str(TOOLS))
 
@@ -127,7 +129,7 @@ def test_impossible_models_are_refused(tmp_path: Path, options: dict[str, Any]) 
 
 @pytest.fixture(scope="session")
 def llama_server() -> Path:
-    return find_llama_server.find()
+    return find_llama_server.find(install_it=False)
 
 
 def chat(engine: Path, model: Path, *flags: str) -> dict[str, Any]:
@@ -175,7 +177,7 @@ def packaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Our own command over the library, even where the packaged binary runs."""
     if sys.platform != "linux":
         pytest.skip("the packages are only for Linux; on a Mac llama-server comes from Homebrew")
-    return find_llama_server.find_portable()
+    return parts.found(find_llama_server.find_portable)
 
 
 ALL_FLAGS = shlex.split(
