@@ -81,24 +81,22 @@ class Membership:
             return 0.0
         return min(STEADY_PAUSE_S, self.renew_every_s) if namespace in self._unsteady else self.renew_every_s
 
-    def renew(self, namespaces: Collection[str]) -> bool:
-        """Renews what is due; True if there had been a gap in which peers may have taken our endpoints out."""
-        gap = False
-        for namespace in sorted(namespaces):
-            last, now = self._renewed_at.get(namespace, 0.0), self._clock()
-            if now - last < self._pause_s(namespace) * random.uniform(0.9, 1.0):
-                continue
-            self._write(namespace, self._duration_s)
-            self._renewed_at[namespace] = self._clock()
-            self._due_now.discard(namespace)
-            if last and now - last > self._duration_s:
-                gap = True
-                self._unsteady[namespace] = STEADY_AFTER
-            elif self._unsteady.get(namespace, 0) > 1:
-                self._unsteady[namespace] -= 1
-            else:
-                self._unsteady.pop(namespace, None)
-        return gap
+    def renew(self, namespace: str) -> bool:
+        """Renews the Lease of a namespace if it is due; True after a gap in which peers may have withdrawn us."""
+        last, now = self._renewed_at.get(namespace, 0.0), self._clock()
+        if now - last < self._pause_s(namespace) * random.uniform(0.9, 1.0):
+            return False
+        self._write(namespace, self._duration_s)
+        self._renewed_at[namespace] = self._clock()
+        self._due_now.discard(namespace)
+        if last and now - last > self._duration_s:
+            self._unsteady[namespace] = STEADY_AFTER
+            return True
+        if self._unsteady.get(namespace, 0) > 1:
+            self._unsteady[namespace] -= 1
+        else:
+            self._unsteady.pop(namespace, None)
+        return False
 
     def release(self) -> None:
         """Tells peers that this Mac stops: they need not wait."""
@@ -111,15 +109,26 @@ class Membership:
         path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{body['metadata']['name']}"
         self._kube.apply(path, body, f"metal/{self._node}", force=True)
 
-    def withdraw_peers(self, silent: Collection[tuple[str, str]]) -> None:
-        """Takes out the endpoints of Macs that fell silent."""
+    def to_withdraw(self, silent: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
+        """(namespace, node) of the Macs that fell silent and whose endpoints have not been taken out for that."""
         self._withdrawn &= set(silent)
-        for namespace, node in sorted(set(silent) - self._withdrawn):
-            path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
-            selector = f"{claims.NODE}={node},{manifests.SLICE_MANAGER}={manifests.MANAGED_BY}"
-            for item in self._kube.request("GET", path, {"labelSelector": selector}).get("items", []):
+        return sorted(set(silent) - self._withdrawn)
+
+    def withdraw_peer(self, namespace: str, node: str) -> None:
+        """Takes out the endpoints of a Mac that fell silent; one that cannot be written holds no other back."""
+        path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+        selector = f"{claims.NODE}={node},{manifests.SLICE_MANAGER}={manifests.MANAGED_BY}"
+        failed: KubeError | None = None
+        for item in self._kube.request("GET", path, {"labelSelector": selector}).get("items", []):
+            try:
                 self._withdraw(f"{path}/{item['metadata']['name']}", item, node)
-            self._withdrawn.add((namespace, node))
+            except KubeError as error:
+                if error.code < 500:
+                    raise
+                failed = error
+        if failed is not None:
+            raise failed
+        self._withdrawn.add((namespace, node))
 
     def _withdraw(self, path: str, item: Json, node: str) -> None:
         endpoints = item.get("endpoints") or []

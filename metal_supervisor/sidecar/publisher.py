@@ -19,7 +19,7 @@ from metal_supervisor.boundary.kube import MERGE, Kube, KubeError
 from metal_supervisor.core import manifests
 from metal_supervisor.core.report import Happening
 from metal_supervisor.core.types import Json, Key, Record
-from metal_supervisor.sidecar.statuses import Statuses, Wanted, WantedModel, now_seconds
+from metal_supervisor.sidecar.statuses import Statuses, Wanted, now_seconds
 
 HEARTBEAT_S = 60.0
 RESYNC_S = 600.0
@@ -97,11 +97,9 @@ class Publisher:
             done.problem = text
             self._on_change()
 
-    def forget_all_but(self, wanted: Mapping[Key, Wanted], models: Mapping[Key, WantedModel]) -> None:
-        """Takes out what nobody wants shown any more."""
-        self.statuses.forget_models_but(models)
-        for key in self._done.keys() - wanted.keys():
-            self._forget(key)
+    def unwanted(self, wanted: Mapping[Key, Wanted]) -> set[Key]:
+        """Services that were published and are not to be shown any more."""
+        return self._done.keys() - wanted.keys()
 
     def _done_of(self, record: Record) -> _Done:
         """What was done for this very object: one that was deleted and made again starts from nothing."""
@@ -114,23 +112,28 @@ class Publisher:
         """Makes Service and EndpointSlice show what is wanted; withdraws when it is asked to."""
         done, token, record = self._done_of(want.record), want.record.withdraw, want.record
         if time.monotonic() < done.blocked_until and done.problem:
-            if done.slice is not None and want.report.wants_slice and not want.report.ready:
-                self._slice(want, done)  # whatever the cluster refused, traffic must not go where nothing serves
-            elif not want.report.wants_slice:
-                self._drop_slice(record, done)
+            self._take_out(want, done)
             self._withdrawn(done, token)
             return
+        self._take_out(want, done)
         problem = want.address_problem if want.report.wants_slice else ""
         if want.report.wants_service and not problem:
             problem = self._service(want, done)
         if want.report.wants_slice and not problem:
             self._slice(want, done)
-        elif done.slice is not None or not done.slice_name:
+        else:
             self._drop_slice(record, done)
         if problem != done.problem:
             done.problem = problem
             self._on_change()
         self._withdrawn(done, token)
+
+    def _take_out(self, want: Wanted, done: _Done) -> None:
+        """Traffic must not go where nothing serves, whatever the cluster says to the Service."""
+        if not want.report.wants_slice:
+            self._drop_slice(want.record, done)
+        elif done.slice is not None and not want.report.ready and not want.address_problem:
+            self._slice(want, done)
 
     def _withdrawn(self, done: _Done, token: str) -> None:
         if token != done.withdrawn:
@@ -236,7 +239,9 @@ class Publisher:
                 done.heartbeat_at, done.slice = 0.0, None
 
     def _drop_slice(self, record: Record, done: _Done) -> None:
-        """Takes this Mac's slice out; the Service stays, and with it its address."""
+        """Takes this Mac's slice out, if that is not done; the Service stays, and with it its address."""
+        if done.slice is None and done.slice_name and done.out:
+            return
         if record.endpoint is None:
             done.out = True
             return
@@ -251,7 +256,8 @@ class Publisher:
             if error.code != 404:
                 raise
 
-    def _forget(self, key: Key) -> None:
+    def forget(self, key: Key) -> None:
+        """Takes a service's slice out, and takes back what its status said."""
         done = self._done[key]
         if done.slice is not None:
             self._delete(_slice_path(key[0], done.slice_name))

@@ -1,7 +1,8 @@
 """Keeps the cluster in line with what the sidecar knows, whatever the cluster is doing.
 
 One thread writes, level-triggered: it is given what the cluster should show of every service and keeps at
-it until it does. Bad news goes first, because a withdrawn endpoint saves requests and a new one can wait.
+it until it does. The Lease goes first, because peers take a Mac for dead without it; then withdrawals, because they
+save requests, and a new endpoint can wait. An object whose write the server fails (5xx) is held back alone.
 An API that is down is tried again every second or so, and nothing that happens here ever delays a probe.
 """
 
@@ -11,9 +12,10 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from metal_supervisor.boundary.kube import Kube, KubeError
 from metal_supervisor.core.report import Happening
@@ -26,6 +28,10 @@ from metal_supervisor.sidecar.tallies import Tallies
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, FORBIDDEN_PAUSE_S = 0.25, 1.5, 5.0
 CONFLICT_PAUSE_S = 1.0
+HELD_PAUSE_S = 5.0
+"""Longest pause between two tries of an object whose write the server fails."""
+SLOW_S = 1.0
+"""Seconds that one pass may lose to writes that fail; the rest waits for the next, which renews the Lease first."""
 MOST_EVENTS = 50
 log = logging.getLogger("sidecar")
 
@@ -34,6 +40,16 @@ log = logging.getLogger("sidecar")
 class _Trouble:
     error: str = ""
     since: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A write that the server failed, until it is tried again."""
+
+    failures: int
+    until: float
+    """Monotonic."""
+    error: str
 
 
 @dataclass(frozen=True)
@@ -85,6 +101,12 @@ class Registrar(threading.Thread):
         """Whether what is wanted now sends nobody here, and all of the cluster shows so."""
         self._trouble = _Trouble()
         self._pass_failed = self._refused = False
+        self._held: dict[tuple[str, Hashable], _Held] = {}
+        """(what is written, of which object) -> its backoff."""
+        self._met: set[tuple[str, Hashable]] = set()
+        """What this pass wrote, or held back."""
+        self._lost_s = 0.0
+        """Seconds that this pass lost to writes that failed."""
 
     # ── what the sidecar says and asks ───────────────────────────────────────────────────────────
 
@@ -97,6 +119,9 @@ class Registrar(threading.Thread):
             if (wanted, models, around) == (self._wanted, self._models, self._around):
                 return
             self._note_withdrawals(wanted)
+            for key in self._wanted.keys() & wanted.keys():
+                if self._wanted[key] != wanted[key]:
+                    self._held.pop(("endpoints", key), None)  # an engine that died must not wait for its announcement
             self._wanted, self._models, self._around = wanted, models, around
             self._settled.clear()
             self._out = False
@@ -163,6 +188,9 @@ class Registrar(threading.Thread):
         """Monotonic time at which there will be something to write even if nothing changes."""
         listed_at = self._fleet_node.due_at if self._fleet_node else float("inf")
         due_at = min(listed_at, self._publisher.due_at(), self._membership.due_at(self._around.namespaces))
+        if held := list(self._held.values()):
+            later = due_at if due_at > time.monotonic() else float("inf")  # due for long: it is one of those held
+            due_at = min(later, *(each.until for each in held))
         if self._refused or self._around.cloned:  # due for long, and not to be had
             due_at = max(due_at, time.monotonic() + FORBIDDEN_PAUSE_S)
         return due_at
@@ -181,14 +209,17 @@ class Registrar(threading.Thread):
             wanted, models, around = self._wanted, self._models, self._around
             events, self._events = self._events, []
         self._pass_failed = self._refused = False
+        self._met, self._lost_s = set(), 0.0
         if around.cloned:
             self._troubled(around.cloned)
             return
         publish, membership = self._publisher, self._membership
         publish.statuses.operator = around.operator
         membership.describe(dict(around.notes))
+        for namespace in sorted(around.namespaces):
+            self._attempt("lease", namespace, partial(self._live, namespace))
         if time.monotonic() >= publish.resync_at:
-            self._attempt("resync", None, partial(publish.resync, wanted))
+            self._attempt("resync", "", partial(publish.resync, wanted))
         # Withdrawals before announcements, everything that carries traffic before what is only looked at.
         late = [key for key, want in wanted.items() if want.report.ready]
         for key in sorted(wanted.keys() - set(late)):
@@ -196,30 +227,41 @@ class Registrar(threading.Thread):
                 self._is_out(key)
         if not late:
             self._look_whether_out(wanted)
-        self._attempt("lease", None, partial(self._live, around))
         for key in late:
             if membership.steady(key[0]):
                 self._attempt("endpoints", key, partial(publish.endpoints, wanted[key]))
-        if self._attempt("forget", None, partial(publish.forget_all_but, wanted, models)):
-            for key in self._out_since.keys() - wanted.keys():
-                self._is_out(key)
-        self._attempt("peers", None, partial(membership.withdraw_peers, around.silent))
-        for want in wanted.values():
-            self._attempt("status", None, partial(publish.statuses.service, want))
+        for key in publish.unwanted(wanted):
+            self._attempt("forget", key, partial(publish.forget, key))
+        for key in self._out_since.keys() - wanted.keys() - publish.unwanted(wanted):
+            self._is_out(key)
+        for peer in membership.to_withdraw(around.silent):
+            self._attempt("peers", peer, partial(membership.withdraw_peer, *peer))
+        for key, want in wanted.items():
+            self._attempt("status", key, partial(publish.statuses.service, want))
+        publish.statuses.forget_models_but(models)
         for key, model in models.items() if around.operator is False else ():
-            self._attempt("status", None, partial(publish.statuses.model, key, model))
+            self._attempt("status", ("Model", *key), partial(publish.statuses.model, key, model))
         if self._fleet_node is not None:
             served = [want.record.model for want in wanted.values() if want.report.ready]
-            self._attempt("fleetnode", None, partial(self._fleet_node.write, served))
+            self._attempt("fleetnode", "", partial(self._fleet_node.write, served))
         for about, what in events:
-            if not self._attempt("event", None, partial(self._post, about, what)) and self._pass_failed:
+            on = about if isinstance(about, str) else about.key
+            posted = self._attempt("event", on, partial(self._post, about, what))
+            if not posted and (self._pass_failed or ("event", on) in self._held):
                 self.tell(about, what)
-        if not self._pass_failed:
-            if not self._refused:
-                self._clear_trouble()
-            with self._lock:
-                if wanted is self._wanted:
-                    self._settled.set()
+        if self._pass_failed:
+            return
+        self._held = {each: held for each, held in self._held.items() if each in self._met}
+        if self._held:
+            (stage, first), held = next(iter(self._held.items()))
+            name = "/".join(first) if isinstance(first, tuple) else first
+            self._troubled(f"{stage} of {name or 'this Mac'}: {held.error}")
+            return
+        if not self._refused:
+            self._clear_trouble()
+        with self._lock:
+            if wanted is self._wanted:
+                self._settled.set()
 
     def _post(self, about: Record | str, what: Happening) -> None:
         if isinstance(about, str):
@@ -236,9 +278,9 @@ class Registrar(threading.Thread):
         if news:
             self._on_change()
 
-    def _live(self, around: Around) -> None:
+    def _live(self, namespace: str) -> None:
         """Shows that this Mac lives; after a gap peers may have taken its endpoints out, so they are written anew."""
-        if self._membership.renew(around.namespaces):
+        if self._membership.renew(namespace):
             self._publisher.forget_slices()
 
     def _is_out(self, key: Key) -> None:
@@ -248,12 +290,16 @@ class Registrar(threading.Thread):
         if since is not None:
             self._tallies.withdrawn(time.monotonic() - since)
 
-    def _attempt(self, what: str, key: Key | None, action: Callable[[], None]) -> bool:
-        """Runs one write; False if it has to be tried again because the API could not be had.
+    def _attempt(self, what: str, on: Hashable, action: Callable[[], None]) -> bool:
+        """Runs one write; False if it was not made, and is tried again: in the next pass, or when its pause is over.
 
-        `what`: what is written, as the count of failures calls it.
+        `what`: what is written, as the count of failures calls it; `on`: of which object.
         """
         if self._pass_failed:
+            return False
+        self._met.add((what, on))
+        before, began = self._held.get((what, on)), time.monotonic()
+        if before is not None and began < before.until:
             return False
         try:
             action()
@@ -261,26 +307,39 @@ class Registrar(threading.Thread):
             if error.code != 404:
                 self._tallies.refused(what, str(error.code or error.reason))
             if error.code in (400, 409, 422):
-                self._problem(key, error)
-                return True
-            if error.code == 404:
-                return True  # the object is gone, or its namespace is; the next list says what else is
-            if error.code == 403:  # what else may be written should be
-                self._refused = True
-            else:
-                self._pass_failed = True
-            if error.code in (401, 403) and self._trouble.error != str(error):
-                log.warning("the cluster refuses a write", extra={"error": str(error)})
-            self._troubled(str(error))
-            return False
+                self._problem(on if what == "endpoints" else None, error)
+            elif error.code >= 500:
+                self._hold(what, on, before, error, began)
+                return False
+            elif error.code != 404:  # the object is gone, or its namespace is; the next list says what else is
+                if error.code == 403:  # what else may be written should be
+                    self._refused = True
+                else:
+                    self._pass_failed = True
+                if error.code in (401, 403) and self._trouble.error != str(error):
+                    log.warning("the cluster refuses a write", extra={"error": str(error)})
+                self._troubled(str(error))
+                return False
+        self._held.pop((what, on), None)
         return True
+
+    def _hold(self, what: str, on: Hashable, before: _Held | None, error: KubeError, began: float) -> None:
+        """Holds one object back, longer each time; ends a pass that loses long to such writes."""
+        failures, now = (before.failures if before else 0) + 1, time.monotonic()
+        pause_s = min(HELD_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 8)) * random.uniform(0.5, 1.0)
+        self._held[what, on] = _Held(failures, now + max(pause_s, error.retry_after_s), str(error))
+        self._lost_s += now - began
+        if self._lost_s >= SLOW_S:
+            self._pass_failed = True
+            self._troubled(str(error))
 
     def _troubled(self, error: str) -> None:
         if self._trouble.error != error:
             self._trouble = _Trouble(error, self._trouble.since or time.time())
             self._on_change()
 
-    def _problem(self, key: Key | None, error: KubeError) -> None:
+    def _problem(self, key: Any, error: KubeError) -> None:
+        """`key`: of the service whose endpoints are refused, None for any other object."""
         what = {"service": ".".join(key or ()), "error": str(error)}
         log.warning("the cluster does not accept an object", extra=what)
         if key is not None:  # a conflict is over in a moment: what we apply is ours

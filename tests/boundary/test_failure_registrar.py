@@ -13,14 +13,14 @@ import pytest
 from metal_supervisor.boundary import nap
 from metal_supervisor.boundary.kube import Kube, KubeError
 from metal_supervisor.core.decide import Outlook, accept
-from metal_supervisor.core.report import report
+from metal_supervisor.core.report import Happening, report
 from metal_supervisor.core.types import Endpoint, Engine, Json, Model, ModelFile, Observed, Probe, Program, Service
 from metal_supervisor.sidecar.membership import Membership
 from metal_supervisor.sidecar.registrar import Around, Registrar
 from metal_supervisor.sidecar.slumber import Slumber
 from metal_supervisor.sidecar.statuses import Wanted
-from tests.macs import embedded_cluster
-from tests.system import ISVC, SLICES, service
+from tests.macs import LEASES, embedded_cluster
+from tests.system import ISVC, SLICES, api_faults, eventually, service
 
 ENDPOINT = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
 SERVICE = Service(
@@ -42,6 +42,8 @@ class Cluster:
     def __init__(self) -> None:
         self.refuses: dict[str, int] = {}
         """Part of a path -> the code it is answered with, once."""
+        self.slow_s = 0.0
+        """How long a refusal takes."""
         self.written: list[str] = []
         self.bodies: dict[str, Json] = {}
         self.deleted: list[str] = []
@@ -58,6 +60,7 @@ class Cluster:
     def apply(self, path: str, body: Json, manager: str, force: bool = False) -> Json:
         for part in list(self.refuses):
             if part in path:
+                time.sleep(self.slow_s)
                 raise KubeError(self.refuses.pop(part), "Conflict", "try again")
         self.written.append(path)
         self.bodies[path.rpartition("/")[2]] = body
@@ -137,18 +140,24 @@ def asleep() -> dict[tuple[str, str], Wanted]:
     return {key: replace(each, report=report(each.record, UP, True)) for key, each in wanted().items()}
 
 
-def test_endpoints_are_out_before_anything_else_is_written() -> None:
+def test_endpoints_are_out_though_the_lease_cannot_be_written() -> None:
     cluster, _, registrar = setup()
     registrar.want(wanted(), {})
     registrar._one_pass()
     assert not registrar.out, "it serves"
+    cluster.refuses = {"/leases/": 500}
     registrar.want(asleep(), {}, Around(namespaces=frozenset({"default"})))
-    cluster.refuses = {"/leases/": 500, "/status": 500}
     registrar._one_pass()
-    assert registrar._pass_failed and cluster.refuses, "what comes after them is not written yet"
-    assert registrar.out
+    assert not cluster.refuses and registrar.out and "500" in registrar.trouble[0]
     registrar.want(wanted(), {})
     assert not registrar.out, "from this moment on"
+
+
+def due(registrar: Registrar) -> None:
+    """A pass once the pauses of what failed are over."""
+    for each, held in registrar._held.items():
+        registrar._held[each] = replace(held, until=0.0)
+    registrar._one_pass()
 
 
 @pytest.mark.parametrize("code", [403, 409, 422, 500])
@@ -160,8 +169,96 @@ def test_endpoints_are_not_out_as_long_as_the_cluster_refuses_it(code: int) -> N
     cluster.refuses = {"/endpointslices/tiny-mac-a": code}
     registrar._one_pass()
     assert cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"] and not registrar.out
-    registrar._one_pass()
+    due(registrar)
     assert not cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"] and registrar.out
+
+
+@pytest.mark.parametrize("rule", [
+    {"resource": "inferenceservices", "name": "bad", "subresource": "status"},
+    {"resource": "endpointslices", "name": "bad-mac-a"},
+    {"resource": "services", "name": "bad"},
+    {"resource": "events"},
+], ids=["status", "slice", "service", "event"])  # fmt: skip
+def test_one_object_whose_write_fails_silences_nothing_else(tmp_path: Path, rule: dict[str, Any]) -> None:
+    with embedded_cluster(tmp_path, faults=True) as kubeconfig:
+        kube = Kube(kubeconfig)
+        want = {}
+        for name in ("bad", "good"):
+            uid = kube.apply(f"{ISVC}/{name}", service(name), "us")["metadata"]["uid"]
+            made = replace(SERVICE, name=name, uid=uid, endpoint=replace(ENDPOINT, service=name))
+            record = accept(made, None, OUTLOOK, 100.0)
+            want[record.key] = Wanted(record, report(record, UP), "192.0.2.1", "")
+        membership = Membership(kube, "mac-a", 0.5, "session")  # renewed every 0.1 s
+        registrar = Registrar(kube, "mac-a", membership, lambda: None)
+        api_faults(kube.server, {**rule, "action": {"status": 500}})
+        registrar.want(want, {}, Around(namespaces=frozenset({"default"}), operator=False))
+        registrar.tell(want["default", "bad"].record, Happening("Normal", "Tried", "it is tried"))
+        versions: set[str] = set()
+
+        def caught_up() -> bool:
+            registrar._one_pass()
+            versions.add(kube.request("GET", f"{LEASES}/metal-mac-a")["metadata"]["resourceVersion"])
+            phase = (kube.request("GET", f"{ISVC}/good").get("status") or {}).get("phase")
+            return len(versions) >= 5 and phase == "Ready"
+
+        eventually(caught_up, 20, "the Lease and the other service to be written")
+        assert kube.request("GET", f"{SLICES}/good-mac-a")["endpoints"][0]["conditions"]["ready"]
+        assert "500" in registrar.trouble[0] and not registrar.flush(0.0)
+        api_faults(kube.server)
+        due(registrar)
+        assert registrar.trouble == ("", 0.0) and registrar.flush(0.0)
+        assert kube.request("GET", f"{ISVC}/bad")["status"]["phase"] == "Ready"
+        assert kube.request("GET", f"{SLICES}/bad-mac-a")["endpoints"][0]["conditions"]["ready"]
+        events = kube.request("GET", "/apis/events.k8s.io/v1/namespaces/default/events")["items"]
+        assert [each["reason"] for each in events] == ["Tried"]
+        kube.close()
+
+
+def test_an_object_that_fails_is_tried_less_and_less_often_and_not_waited_for_in_a_circle() -> None:
+    cluster, _, registrar = setup()
+    registrar.want(wanted(), {})
+    pauses = []
+    for _ in range(12):
+        cluster.refuses = {"/endpointslices/": 503}
+        due(registrar)
+        pauses.append(registrar._due_at() - time.monotonic())
+        tried = registrar._tallies.counted().refused["endpoints", "503"]
+        cluster.refuses.clear()
+        registrar._one_pass()
+        assert registrar._tallies.counted().refused["endpoints", "503"] == tried and not registrar.flush(0.0), "held"
+    assert 0.0 < pauses[0] <= 0.5 and 2.0 < pauses[-1] <= 5.0
+
+
+def test_a_withdrawal_does_not_wait_for_its_service_or_for_the_pause_of_its_announcement() -> None:
+    cluster, _, registrar = setup()
+    registrar.want(wanted(), {})
+    registrar._one_pass()
+    registrar._publisher._done["default", "tiny"].service_at = 0.0  # its heartbeat is due
+    cluster.refuses = {"/services/tiny": 500}
+    registrar._one_pass()
+    assert registrar._held
+    cluster.refuses = {"/services/tiny": 500}
+    registrar.want(asleep(), {})
+    registrar._one_pass()
+    assert not cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"]
+
+
+def test_a_pass_that_loses_long_to_failing_writes_ends_and_the_next_one_begins_with_the_lease() -> None:
+    cluster, membership, registrar = setup()
+    many = {}
+    for number in range(5):
+        record = accept(replace(SERVICE, name=f"s{number}"), None, OUTLOOK, 100.0)
+        many[record.key] = Wanted(record, report(record, UP), "192.0.2.1", "")
+    cluster.refuses, cluster.slow_s = {"/endpointslices/": 504}, 1.1
+    registrar.want(many, {}, Around(namespaces=frozenset({"default"})))
+    registrar._one_pass()
+    assert cluster.written[0].endswith("/leases/metal-mac-a") and registrar._pass_failed
+    assert not any("/endpointslices/" in path for path in cluster.written)
+    membership._renewed_at.clear()
+    cluster.written.clear()
+    registrar._one_pass()
+    assert cluster.written[0].endswith("/leases/metal-mac-a")
+    assert sum("/endpointslices/" in path for path in cluster.written) == 4, "all but the one that failed"
 
 
 def test_an_announcement_that_failed_may_have_been_made_and_is_taken_back() -> None:
@@ -238,7 +335,7 @@ def test_a_withdrawal_takes_from_the_decision_until_the_cluster_has_it(monkeypat
     registrar.want(lost, {})
     registrar._one_pass()
     assert not sum(registrar._tallies.counted().withdrawals.counts), "it is not out yet"
-    registrar._one_pass()
+    due(registrar)
     assert sum(registrar._tallies.counted().withdrawals.counts) == 1
     registrar._one_pass()
     registrar.want(ready, {})

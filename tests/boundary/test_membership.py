@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from metal_supervisor.boundary import wake
-from metal_supervisor.boundary.kube import Kube
+from metal_supervisor.boundary.kube import Kube, KubeError
 from metal_supervisor.boundary.wake import Clocks
 from metal_supervisor.core import claims
 from metal_supervisor.sidecar import fleetnode, membership
@@ -64,80 +64,80 @@ def test_the_lease_says_who_and_what_this_mac_is_and_is_renewed_when_due(kube: K
     mac = Membership(kube, "mac-a", 40.0, "s1")
     mac.describe({"metal-supervisor.io/chip": "M9"})
     assert mac.due_at(NS) < clock.now
-    assert mac.renew(NS) is False
+    assert mac.renew("default") is False
     found = lease(kube, "mac-a")
     assert found["spec"]["holderIdentity"] == "mac-a" and found["spec"]["leaseDurationSeconds"] == 40
     assert found["metadata"]["annotations"] == {"metal-supervisor.io/chip": "M9", claims.SESSION: "s1"}
     assert mac.due_at(NS) == clock.now + 8.0, "five renewals to a term: four may get lost"
     clock.now += 5
-    mac.renew(NS)
+    mac.renew("default")
     assert lease(kube, "mac-a")["metadata"]["resourceVersion"] == found["metadata"]["resourceVersion"], "not yet due"
     clock.now += 3
-    mac.renew(NS)
+    mac.renew("default")
     assert lease(kube, "mac-a")["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]
 
 
 def test_a_drain_is_told_at_once_and_taken_back_at_once(kube: Kube, clock: Clock) -> None:
     mac = Membership(kube, "mac-b", 40.0, "s1")
-    mac.renew(NS)
+    mac.renew("default")
     mac.describe({claims.UNSCHEDULABLE: "drain"})
-    mac.renew(NS)
+    mac.renew("default")
     assert lease(kube, "mac-b")["metadata"]["annotations"][claims.UNSCHEDULABLE] == "drain"
     mac.describe({})
     assert mac.due_at(NS) <= clock.now
-    mac.renew(NS)
+    mac.renew("default")
     assert claims.UNSCHEDULABLE not in lease(kube, "mac-b")["metadata"]["annotations"]
 
 
 def test_a_release_says_that_nobody_holds_it(kube: Kube, clock: Clock) -> None:
     mac = Membership(kube, "mac-c", 40.0, "s1")
-    mac.renew(NS)
+    mac.renew("default")
     mac.release()
     assert not lease(kube, "mac-c")["spec"].get("holderIdentity")
 
 
 def test_after_a_gap_endpoints_are_announced_only_after_a_second_renewal(kube: Kube, clock: Clock) -> None:
     mac = Membership(kube, "mac-d", 40.0, "s1")
-    assert mac.renew(NS) is False and mac.steady("default"), "a start is no gap"
+    assert mac.renew("default") is False and mac.steady("default"), "a start is no gap"
     clock.now += 41
-    assert mac.renew(NS) is True, "peers may have taken the endpoints out"
+    assert mac.renew("default") is True, "peers may have taken the endpoints out"
     assert not mac.steady("default"), "a dark wake may end at any moment"
     assert mac.due_at(NS) == clock.now + membership.STEADY_PAUSE_S
     clock.now += membership.STEADY_PAUSE_S
-    assert mac.renew(NS) is False
+    assert mac.renew("default") is False
     assert mac.steady("default")
 
 
 def test_a_night_asleep_is_a_gap_though_no_awake_time_went_by(kube: Kube, clock: Clock) -> None:
     mac = Membership(kube, "mac-e", 40.0, "s1")
-    mac.renew(NS)
+    mac.renew("default")
     before = lease(kube, "mac-e")["metadata"]["resourceVersion"]
     clock.slept_s += 8 * 3600.0
     assert mac.due_at(NS) <= clock.now, "at once"
-    assert mac.renew(NS) is True and not mac.steady("default")
+    assert mac.renew("default") is True and not mac.steady("default")
     assert lease(kube, "mac-e")["metadata"]["resourceVersion"] != before
     clock.slept_s += 1.0
-    assert mac.renew(NS) is False and mac.due_at(NS) > clock.now, "a nap is none"
+    assert mac.renew("default") is False and mac.due_at(NS) > clock.now, "a nap is none"
 
 
 def test_a_drain_hides_no_gap(kube: Kube, clock: Clock) -> None:
     mac = Membership(kube, "mac-f", 40.0, "s1")
-    mac.renew(NS)
+    mac.renew("default")
     clock.slept_s += 8 * 3600.0
     mac.describe({claims.UNSCHEDULABLE: "drain"})
     assert mac.due_at(NS) <= clock.now
-    assert mac.renew(NS) is True and not mac.steady("default"), "peers have taken its endpoints out all the same"
+    assert mac.renew("default") is True and not mac.steady("default"), "peers have taken its endpoints out all the same"
     assert lease(kube, "mac-f")["metadata"]["annotations"][claims.UNSCHEDULABLE] == "drain"
     mac.describe({})
     assert mac.due_at(NS) <= clock.now
-    assert mac.renew(NS) is False and mac.due_at(NS) > clock.now, "told once"
+    assert mac.renew("default") is False and mac.due_at(NS) > clock.now, "told once"
 
 
-def slice_of(kube: Kube, node: str, ready: bool = True) -> dict[str, Any]:
-    return kube.apply(f"{SLICES}/tiny-{node}", {
+def slice_of(kube: Kube, node: str, ready: bool = True, service: str = "tiny") -> dict[str, Any]:
+    return kube.apply(f"{SLICES}/{service}-{node}", {
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-        "metadata": {"name": f"tiny-{node}", "namespace": "default", "labels": {
-            "kubernetes.io/service-name": "tiny", claims.NODE: node,
+        "metadata": {"name": f"{service}-{node}", "namespace": "default", "labels": {
+            "kubernetes.io/service-name": service, claims.NODE: node,
             "endpointslice.kubernetes.io/managed-by": "metal-supervisor",
         }},
         "addressType": "IPv4",
@@ -147,25 +147,53 @@ def slice_of(kube: Kube, node: str, ready: bool = True) -> dict[str, Any]:
     }, f"metal/{node}", force=True)  # fmt: skip
 
 
-def conditions(kube: Kube, node: str) -> dict[str, bool]:
-    return dict(kube.request("GET", f"{SLICES}/tiny-{node}")["endpoints"][0]["conditions"])
+def withdraw(mac: Membership, *silent: tuple[str, str]) -> None:
+    for namespace, node in mac.to_withdraw(silent):
+        mac.withdraw_peer(namespace, node)
+
+
+def conditions(kube: Kube, node: str, service: str = "tiny") -> dict[str, bool]:
+    return dict(kube.request("GET", f"{SLICES}/{service}-{node}")["endpoints"][0]["conditions"])
 
 
 def test_the_endpoints_of_a_silent_mac_are_taken_out_once(kube: Kube, clock: Clock) -> None:
     mac = Membership(kube, "mac-a", 40.0, "s1")
     slice_of(kube, "gone")
     slice_of(kube, "alive")
-    mac.withdraw_peers([("default", "gone")])
+    withdraw(mac, ("default", "gone"))
     assert conditions(kube, "gone") == {"ready": False, "serving": False, "terminating": False}
     assert conditions(kube, "alive")["ready"] is True
     sent = kube.requests
-    mac.withdraw_peers([("default", "gone")])
+    withdraw(mac, ("default", "gone"))
     assert kube.requests == sent, "once is enough while it stays silent"
     # It comes back, announces itself, and falls silent again.
-    mac.withdraw_peers([])
+    withdraw(mac)
     slice_of(kube, "gone")
-    mac.withdraw_peers([("default", "gone")])
+    withdraw(mac, ("default", "gone"))
     assert conditions(kube, "gone")["ready"] is False
+
+
+def test_a_slice_that_cannot_be_written_holds_no_other_of_a_silent_mac_back(
+    kube: Kube, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mac = Membership(kube, "mac-a", 40.0, "s1")
+    for name in ("a", "b"):
+        slice_of(kube, "broken", service=name)
+    ask = kube.request
+
+    def failing(method: str, path: str, *rest: Any) -> Any:
+        if method == "PATCH" and path.endswith("/a-broken"):
+            raise KubeError(500, "InternalError", "no")
+        return ask(method, path, *rest)
+
+    monkeypatch.setattr(kube, "request", failing)
+    with pytest.raises(KubeError):
+        withdraw(mac, ("default", "broken"))
+    assert conditions(kube, "broken", "b")["ready"] is False
+    assert mac.to_withdraw([("default", "broken")]), "it is tried again"
+    monkeypatch.setattr(kube, "request", ask)
+    withdraw(mac, ("default", "broken"))
+    assert conditions(kube, "broken", "a")["ready"] is False
 
 
 def test_a_mac_that_wakes_meanwhile_wins(kube: Kube, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +211,7 @@ def test_a_mac_that_wakes_meanwhile_wins(kube: Kube, clock: Clock, monkeypatch: 
         return ask(method, *rest, **more)
 
     monkeypatch.setattr(kube, "request", racing)
-    mac.withdraw_peers([("default", "woken")])
+    withdraw(mac, ("default", "woken"))
     assert conditions(kube, "woken")["ready"] is True
 
 
