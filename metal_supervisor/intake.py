@@ -41,7 +41,8 @@ class Intake:
         running = {key: record for key, record in records.items() if record.verdict.standing is Standing.RUN}
         kept = {key: (record.generation, record.runtime) for key, record in running.items()}
         read = resources.interpret(services, models, self._offered(), running.keys(), kept)
-        return self._for_this_mac(_refused_by_runtime(read, services), services, records.keys())
+        owners = {record.owner for record in records.values()}
+        return self._for_this_mac(_refused_by_runtime(read, services), services, owners)
 
     def _offered(self) -> resources.Policy:
         """What this Mac offers, with what is installed of it now."""

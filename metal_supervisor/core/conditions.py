@@ -107,7 +107,8 @@ _REFUSED = Group("What was asked for cannot be done", (METAL, DEGRADED), ("Faile
     Reason("UnsupportedField", "a field that matters is set, and cannot be honoured here", "remove it: docs/fields.md"),
     Reason("ModelNotFound", "`spec.modelRef` names no Model of the namespace", "apply the Model, or correct the name"),
     Reason("DraftModelNotFound", "the same of the Model of speculative decoding", "apply it, or correct the name"),
-    Reason("NotMetal", "the Model's `spec.hardware.accelerator` is not `metal`", "set it, if it is meant for a Mac"),
+    Reason("NotMetal", "the Model's `spec.hardware.accelerator` is not `metal`; this one ends a running engine, because"
+           " LLMKube then runs the model in a pod", "set it, if it is meant for a Mac"),
     Reason("NodeSelectorMismatch", "with the embedded API: `spec.nodeSelector` is not this Mac's",
            "change it, or `--node-labels`"),
     Reason("UnsupportedRuntime", "the runtime that it names is unknown, or not offered here (`--runtimes`)", _EDIT),

@@ -1,8 +1,8 @@
 """What becomes of one InferenceService: its next record, from what is asked and what can be done.
 
 A record is never taken back lightly: an engine that serves keeps its last valid spec while a bad edit, a
-missing file or a missing binary is reported beside it. Only what says plainly that it should not run
-(suspended, scaled to zero, its Model gone, not for a Mac) takes a running engine down.
+missing Model, file or binary is reported beside it. Only what says plainly that it should not run here
+(suspended, scaled to zero, deleted, or its Model not for a Mac: then LLMKube runs it in a pod) takes it down.
 """
 
 from __future__ import annotations

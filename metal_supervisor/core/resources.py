@@ -323,7 +323,7 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy, kept:
     found = models.get((namespace, reference))
     if found is None:
         text = f'Model not found: spec.modelRef names "{reference}", and namespace "{namespace}" has no such Model'
-        raise Bad("ModelNotFound", text, keeps_running=False)
+        raise Bad("ModelNotFound", text)
     if not is_metal(found):
         text = f'Model "{reference}" is not for a Mac: its spec.hardware.accelerator is not "{ACCELERATOR}"'
         raise Bad("NotMetal", text, keeps_running=False)
@@ -404,7 +404,8 @@ def rejected(resource: Json, reason: str, message: str, keeps_running: bool = Tr
         message=message,
         replicas=count,
         suspended=suspended,
-        keeps_running=keeps_running and count > 0 and not suspended,  # off is off, whatever else is wrong
+        # Off is off, whatever else is wrong.
+        keeps_running=keeps_running and count > 0 and not suspended and not metadata.get("deletionTimestamp"),
         endpoint=endpoint,
     )
 

@@ -197,8 +197,9 @@ class Service:
     def asked(self) -> str:
         """What was asked for, to be compared by `decide.same_request`: the editions, and a digest of what they say."""
         said = [self.uid, self.runtime, self.mode, self.container_port, dict(self.options), self.extra_args, self.env]
-        model: list[Any] = [self.model.uid, self.model.generation]
-        model += [[each.role.value, each.source, each.edition, each.gpu_layers] for each in self.companions]
+        # Without uid and generation: a Model that was deleted and applied again asks for the same engine.
+        model: list[Any] = [dataclasses.replace(self.model, uid="", generation=0)]
+        model += [[each.role.value, each.artifact, each.gpu_layers] for each in self.companions]
         digest = hashlib.sha256(json.dumps([*said, *model], sort_keys=True, default=str).encode()).hexdigest()[:16]
         idle = f"/{self.options['idleTtlS']}" if "idleTtlS" in self.options else ""  # annotations have no generation
         drafts = "".join(f"/{each.edition}" for each in self.companions if each.edition)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import platform
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.system import ISVC, MODELS, SERVICES, System, eventually, kill, running, service
+from tests.macs import embedded_cluster, fleet
+from tests.system import ISVC, MODELS, SERVICES, System, eventually, kill, model, running, service
 
 
 @pytest.fixture(scope="module")
@@ -118,16 +123,80 @@ def test_a_deleted_service_that_comes_back_at_once_runs_again(system: System) ->
     eventually(lambda: "default.again" not in system.supervisorctl("status"), what="the program to be gone")
 
 
-def test_a_model_that_goes_takes_its_service_down_and_heals_when_it_is_back(system: System) -> None:
+def charged(system: System) -> int:
+    """Bytes that the memory ledger counts for all engines."""
+    return int(json.loads((system.state / "controller.json").read_text())["memory"]["charged"])
+
+
+def told(system: System, *arguments: str) -> str:
+    """Output of one of our commands about this system."""
+    command = [sys.executable, "-m", "metal_supervisor", *arguments, "--state-dir", str(system.state)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_a_model_that_goes_stops_nothing_and_its_return_restarts_nothing(system: System) -> None:
     system.apply(system.tiny_model("passing"), service("guest", "passing"))
-    system.ready("guest")
+    before, counted = system.ready("guest"), charged(system)
     system.delete("passing", MODELS)
-    eventually(lambda: system.status("guest").get("phase") == "Failed", what="Failed")
-    assert "Model not found" in system.condition("Degraded", "guest")["message"]
-    eventually(lambda: system.pid("guest") == 0, what="the process to end")
+    eventually(lambda: system.condition("Degraded", "guest").get("reason") == "ModelNotFound", what="Degraded")
+    message = system.condition("Degraded", "guest")["message"]
+    assert 'spec.modelRef names "passing"' in message and "keeps running" in message
+    assert (system.status("guest")["phase"], system.slice_ready("guest")) == ("Ready", True)
+    assert system.pid("guest") == before
+    assert charged(system) == counted, "its memory is still its own"
+    assert "ModelNotFound" in told(system, "status") and "ModelNotFound" in told(system, "explain", "guest")
+    assert "hello world" in system.chat("guest")
+
+    kill(system.own_pid("controller"))  # what is known from the record alone is enough
+    kill(before)
+    eventually(lambda: system.pid("guest") not in (0, before), what="the engine to be back")
+    again = system.ready("guest")
+    eventually(lambda: system.condition("Degraded", "guest").get("reason") == "ModelNotFound", what="Degraded again")
+
     system.apply(system.tiny_model("passing"))
+    eventually(lambda: not system.condition("Degraded", "guest"), what="Degraded to be gone")
     system.ready("guest")
+    assert system.pid("guest") == again
     system.delete("guest")
+
+
+def test_a_reference_to_a_model_that_is_not_there_is_reported_until_the_service_is_switched_off(system: System) -> None:
+    system.apply(service("astray"))
+    before = system.ready("astray")
+    system.kubectl("patch", "isvc", "astray", "--type=merge", "-p", '{"spec": {"modelRef": "nope"}}')
+    eventually(lambda: system.condition("Degraded", "astray").get("reason") == "ModelNotFound", what="Degraded")
+    assert (system.status("astray")["phase"], system.pid("astray")) == ("Ready", before)
+    system.kubectl("scale", "isvc", "astray", "--replicas=0")
+    eventually(lambda: system.pid("astray") == 0, what="the process to end")
+    eventually(lambda: system.status("astray").get("phase") == "Stopped", what="Stopped")
+    system.kubectl("scale", "isvc", "astray", "--replicas=1")
+    eventually(lambda: system.condition("MetalReady", "astray").get("reason") == "ModelNotFound", what="Failed")
+    assert system.pid("astray") == 0
+    system.delete("astray")
+
+
+def test_only_a_model_that_is_no_longer_for_a_mac_takes_its_engine_down(system: System) -> None:
+    system.apply(system.tiny_model("moving"), service("mover", "moving"))
+    system.ready("mover")
+    system.apply(model("moving", system.tiny.as_uri(), accelerator="cuda"))
+    eventually(lambda: system.condition("MetalReady", "mover").get("reason") == "NotMetal", what="NotMetal")
+    eventually(lambda: system.pid("mover") == 0 and not system.slice_ready("mover"), what="the engine to be gone")
+    system.delete("mover")
+
+
+def test_a_model_that_was_deleted_while_the_mac_was_off_stops_nothing(tmp_path: Path) -> None:
+    with embedded_cluster(tmp_path) as kubeconfig, fleet(tmp_path, kubeconfig, "--status-mode", "standalone") as macs:
+        mac = macs.add("mac-a")
+        mac.apply(mac.tiny_model("other"), mac.tiny_model(), service("guest"))
+        mac.ready("guest")
+        mac.stop()
+        mac.delete("tiny", MODELS)
+        mac.start()
+        eventually(lambda: mac.condition("Degraded", "guest").get("reason") == "ModelNotFound", 60, "Degraded")
+        before = mac.ready("guest", 60)
+        mac.apply(mac.tiny_model())
+        eventually(lambda: not mac.condition("Degraded", "guest"), what="Degraded to be gone")
+        assert mac.ready("guest") == before
 
 
 def test_a_crashed_model_is_withdrawn_and_comes_back_by_itself(system: System) -> None:

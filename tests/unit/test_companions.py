@@ -58,7 +58,7 @@ def test_some_kinds_need_no_draft_model(said: str) -> None:
 
 def test_an_edit_of_the_draft_model_is_an_edit_of_the_service() -> None:
     asked = speculates("draft", draftModelRef="small")
-    edited = {"metadata": {**DRAFT["metadata"], "generation": 5}, "spec": DRAFT["spec"]}
+    edited = {"metadata": {**DRAFT["metadata"], "generation": 5}, "spec": {**DRAFT["spec"], "source": "/other.gguf"}}
     before, after = accepted(asked, model(), DRAFT).asked, accepted(asked, model(), edited).asked
     assert same_request(before, before) and not same_request(before, after)
 

@@ -114,7 +114,7 @@ def test_an_edit_of_the_resource_is_taken_over_at_once(edit: dict[str, Any]) -> 
     up = Running("default.tiny.a.json", before.asked, before.probe, 18100)
     edited = replace(SERVICE, generation=3, **edit)
     assert accept(edited, before, outlook("b", running=up), 200.0).spec_file == "default.tiny.b.json"
-    model = replace(SERVICE.model, generation=9)
+    model = replace(SERVICE.model, generation=9, source="/models/other.gguf")
     after = accept(replace(SERVICE, model=model), before, outlook("b", running=up), 200.0)
     assert after.spec_file == "default.tiny.b.json"
 
@@ -249,7 +249,7 @@ def test_a_revocation_ends_with_a_request_that_is_accepted() -> None:
     assert not refuse(rejected(), record, 700.0).revoked, "a bad edit of what was accepted interrupts nothing"
 
 
-@pytest.mark.parametrize("reason", ["ModelNotFound", "NotMetal", "ServiceConflict"])
+@pytest.mark.parametrize("reason", ["Deleting", "NotMetal", "ServiceConflict"])
 def test_a_refusal_that_means_it_takes_the_engine_down_and_keeps_the_port(reason: str) -> None:
     record = refuse(rejected(False, reason), running(), 500.0)
     assert (record.verdict.standing, record.verdict.reason) == (Standing.FAILED, reason)

@@ -460,14 +460,33 @@ def test_runtimes_of_pods_are_refused_by_name(runtime: str) -> None:
 # ── refusals name the field ──────────────────────────────────────────────────────────────────────
 
 
-def test_a_model_reference_to_nothing_takes_the_engine_down() -> None:
+def test_a_model_reference_to_nothing_leaves_the_engine_as_it_runs() -> None:
     found = refused(service(modelRef="gone"))
-    assert (found.reason, found.keeps_running, found.model_name) == ("ModelNotFound", False, "gone")
+    assert (found.reason, found.keeps_running, found.model_name) == ("ModelNotFound", True, "gone")
     assert "Model not found" in found.message and "spec.modelRef" in found.message and '"gone"' in found.message
 
 
 def test_a_model_of_another_namespace_is_not_found() -> None:
     assert refused(service(), model(namespace="other")).reason == "ModelNotFound"
+
+
+@pytest.mark.parametrize("reference", ["gone", None])
+def test_one_that_is_being_deleted_ends_whatever_its_model_reference_says(reference: Any) -> None:
+    leaving = service(modelRef=reference)
+    leaving["metadata"] |= {"deletionTimestamp": "2026-11-21T01:41:10Z", "finalizers": ["example.com/a"]}
+    assert not refused(leaving).keeps_running
+
+
+def test_a_model_that_is_made_anew_with_the_same_spec_asks_for_the_same_engine() -> None:
+    before, anew = model(), model()
+    anew["metadata"] |= {"uid": "another", "generation": 7}
+    said = accepted(service(), before).asked, accepted(service(), anew).asked
+    assert said[0] != said[1] and same_request(*said)
+    on_gpu = {"accelerator": "metal", "gpu": {"layers": 3}}
+    for spec in ({"source": "/other.gguf"}, {"sha256": "a" * 64}, {"hardware": on_gpu}):
+        edited = model(**spec)
+        edited["metadata"]["generation"] = 2
+        assert not same_request(said[0], accepted(service(), edited).asked), spec
 
 
 @pytest.mark.parametrize("hardware", [None, {}, {"accelerator": "cuda"}, {"accelerator": None}, "metal", []])
