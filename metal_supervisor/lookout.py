@@ -336,13 +336,18 @@ class Lookout:
         return port if isinstance(port, int) else None
 
     def with_port_trouble(self, record: Record, service: Service, notes: Mapping[str, RunNote]) -> Record:
-        """Names who has the port that the user insists on, while somebody has."""
-        note = notes.get(record.program)
-        if note is None or note.refused != PORT_IN_USE or note.spec_file != record.spec_file:
+        """Warn of a port that another program holds, or that `--ports` does not allow."""
+        note, wanted = notes.get(record.program), service.container_port
+        if note is not None and note.refused == PORT_IN_USE and note.spec_file == record.spec_file:
+            holder = host.port_holder(record.port or 0)
+            text = f"spec.containerPort {wanted} is taken by {holder}; free it, or choose another"
+            return replace(record, warning=(PORT_IN_USE, text))
+        if wanted is None or wanted in self._settings.port_range or record.warning or not record.runs:
             return record
-        holder = host.port_holder(record.port or 0)
-        text = f"spec.containerPort {service.container_port} is taken by {holder}; free it, or choose another"
-        return replace(record, warning=(PORT_IN_USE, text))
+        text = f"spec.containerPort {wanted} is not within this Mac's --ports {self._settings.ports}"
+        if record.port == wanted:
+            text += "; the engine keeps it until it starts next"
+        return replace(record, warning=("PortIgnored", f"{text}; remove it, or choose one of these"))
 
     def _port(
         self,
@@ -353,23 +358,35 @@ class Lookout:
     ) -> tuple[int | None, tuple[str, str] | None]:
         """The service's port, or what is in the way of one."""
         taken = decide.taken_ports(records, service.key)
-        kept = record.port if record else self._port_on_file(programs.program_name(service.key))
+        kept = self._kept_ports(service, record)
         note = notes.get(record.program) if record else None
-        wanted = service.container_port
+        allowed = self._settings.port_range
+        wanted = service.container_port if service.container_port in allowed else None
         if wanted in taken:
             other = ".".join(taken[wanted])
             return None, (PORT_IN_USE, f"spec.containerPort {wanted} belongs to {other} already; choose another")
         if wanted is not None and wanted == self._settings.port:
             return None, (PORT_IN_USE, f"spec.containerPort {wanted} is this Mac's own --port; choose another")
         refused = note is not None and note.refused == PORT_IN_USE and record and note.spec_file == record.spec_file
-        if refused and wanted is None and kept is not None:
-            taken[kept] = service.key  # a stranger has it: move, rather than wait for ever
-            kept = None
-        port = decide.choose_port(wanted, kept, self._settings.port_range, taken)
-        while port is not None and port not in (kept, wanted) and not host.port_free(port, self._settings.bind_address):
+        if refused and wanted is None:
+            taken |= dict.fromkeys(kept, service.key)  # a stranger has it: move, rather than wait for ever
+        port = decide.choose_port(wanted, kept, allowed, taken)
+        own, bind = {*kept, wanted}, self._settings.bind_address
+        while port is not None and port not in own and not host.port_free(port, bind):
             taken[port] = service.key
-            port = decide.choose_port(None, None, self._settings.port_range, taken)
+            port = decide.choose_port(None, (), allowed, taken)
         return (None, self._no_port()) if port is None else (port, None)
+
+    def _kept_ports(self, service: Service, record: Record | None) -> tuple[int, ...]:
+        """Ports of a service: of its record, and of specs that it is about to start from."""
+        if record is None:
+            found = [self._port_on_file(programs.program_name(service.key))]
+        elif record.port in self._settings.port_range:
+            found = [record.port]
+        else:  # its engine still runs on a port that is not allowed any more; the next one was chosen before
+            specs = (self._state.read_spec(name) for name in (record.next_spec, record.spec_file) if name)
+            found = [record.port, *(each.get("port") for each in specs)]
+        return tuple(port for port in found if isinstance(port, int))
 
     def _no_port(self) -> tuple[str, str]:
         return "NoPort", f"no port of --ports {self._settings.ports} is free; widen the range"

@@ -142,7 +142,7 @@ def refuse_web_pages(server: Any) -> None:
     def parse_ours(self: Any) -> bool:
         if not parse(self):
             return False
-        if gate.from_foreign_page(self.headers.get_all("Origin", [])):
+        if gate.from_foreign_page(self.headers.get_all("origin") or ()):
             self.close_connection = True
             self.send_error(403, gate.FOREIGN)
             return False

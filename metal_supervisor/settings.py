@@ -142,7 +142,10 @@ class Settings:
     engine_metrics: bool = _setting(
         False, "Whether /metrics has the engines' own metrics too (tokens per second, for one), asked for every 15 s."
     )
-    ports: str = _setting("18100-18999", "Range of the engines' ports; a service keeps the one it got.", _port_range)
+    ports: str = _setting(
+        "18100-18999", "Range of the engines' ports, spec.containerPort's too; a service keeps the one it got.",
+        _port_range,
+    )
     runtime: str = _setting(
         "llama-server", "Runtime of services that name none, as far as it serves their model's format.",
         _one_of(*RUNTIMES),

@@ -173,6 +173,8 @@ class System:
             "--state-dir", str(self.state), "--port", str(self.http), "--ports", f"{first}-{first + 99}",
             "--llama-server", str(engine or engine_path()), *LOOPBACK, *flags,
         ]
+        self.ports = range(first, first + 100)
+        """Its --ports."""
         self.log = base / "run.log"
         self.process: subprocess.Popen[bytes] | None = None
         self.files = StateDir(self.state.resolve())

@@ -152,6 +152,8 @@ _FILE = Group("The model file cannot be had", (METAL, DEGRADED, MODEL + DEGRADED
 _RUNS_ON = Group("It serves, and something is to be known", (DEGRADED,), (), (
     Reason("DaemonSettingsWait", "the shared daemon runs as it was started, not as a service says now",
            "nothing; or `supervisorctl restart omlx`, which cuts off what it answers"),
+    Reason("PortIgnored", "`spec.containerPort` is not within this Mac's `--ports`; the engine has a port of these",
+           "remove it, or choose one of these"),
 ))  # fmt: skip
 _STANDARD = (
     Group("Available", (AVAILABLE,), (), (

@@ -7,7 +7,7 @@ missing Model, file or binary is reported beside it. Only what says plainly that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from metal_supervisor.core.demand import Demand
@@ -256,13 +256,18 @@ def dismiss(record: Record, now: float, why: tuple[str, str] = DELETED) -> Recor
     )
 
 
-def choose_port(wanted: int | None, kept: int | None, allowed: range, taken: Mapping[int, Key]) -> int | None:
-    """The port of a service: the one the user insists on, else the one it has, else the first free one."""
-    if wanted is not None:
+def choose_port(
+    wanted: int | None, kept: Sequence[int], allowed: range, taken: Mapping[int, Key]
+) -> int | None:
+    """Choose a service's port within the `allowed` range: the wanted one, else one it has, else the first free one.
+
+    `kept`: ports of its record and its specs, the most current first. A `wanted` port outside of the range counts as
+    none: a manifest must not put a server on port 22 of this Mac.
+    """
+    if wanted is not None and wanted in allowed:
         return wanted
-    if kept is not None and kept not in taken:
-        return kept
-    return next((port for port in allowed if port not in taken), None)
+    stays = (port for port in kept if port in allowed and port not in taken)
+    return next(stays, None) or next((port for port in allowed if port not in taken), None)
 
 
 def taken_ports(records: Collection[Record], but: Key) -> dict[int, Key]:

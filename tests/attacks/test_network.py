@@ -16,7 +16,7 @@ import pytest
 from tests import chromium, mlx
 from tests.mlx import mlx_model, mlx_service
 from tests.runtimes import omlx
-from tests.system import System, eventually, running, service
+from tests.system import System, eventually, kill, running, service
 
 FOREIGN = (
     "https://evil.example", "null", "http://localhost.evil.example", "http://127.0.0.1.evil.example:80",
@@ -126,3 +126,45 @@ def test_a_real_browser_keeps_answers_from_a_page(system: System, page: str, tmp
                 tab.run(f"window.told = ''; fetch('{url}', {options}).then(a => a.text()).then({read})")
                 told = eventually(lambda: str(tab.run("window.told")), 30, "the page to be told")
                 assert told.startswith("kept from us: TypeError"), (name, kind, told)
+
+
+# ── a manifest puts a server on a port of the Mac's own (M6) ─────────────────────────────────────
+
+
+@pytest.mark.parametrize("port", [22, 80, 5900, 11434])
+def test_a_port_outside_of_ports_is_ignored_and_named(system: System, port: int) -> None:
+    system.apply(service("ported", containerPort=port))
+    try:
+        system.ready("ported")
+        assert system.port("ported") in system.ports
+        told = eventually(lambda: system.condition("Degraded", "ported"), what="the port to be named")
+        assert told["reason"] == "PortIgnored" and f"spec.containerPort {port} " in told["message"]
+        assert str(system.port("ported")) in system.told("ported")
+    finally:
+        system.delete("ported")
+        eventually(lambda: system.pid("ported") == 0, what="it to be gone")
+
+
+def test_an_engine_on_such_a_port_keeps_it_until_it_starts_next(tmp_path: Path) -> None:
+    with running(tmp_path, "--ollama-url", "off") as up:
+        ports = up.ports
+        up.apply(up.tiny_model(), service("kept", containerPort=ports[50]))
+        engine = up.ready("kept")
+        narrowed = f"{ports[0]}-{ports[9]}"
+        settings = up.state / "overrides.json"
+        saved = json.loads(settings.read_text())
+        settings.write_text(json.dumps({**saved, "values": {**saved["values"], "ports": narrowed}}))
+        up.supervisorctl("restart", "controller")
+        told = eventually(lambda: up.condition("Degraded", "kept"), 60, "the port to be named")
+        assert told["reason"] == "PortIgnored" and "starts next" in told["message"]
+        up.apply(service("other"))
+        up.ready("other")
+        assert up.ready("kept") == engine and up.port("kept") == ports[50]
+        assert request(ports[50], "GET", "/health")[0] == 200
+        kill(engine)
+        eventually(lambda: up.port("kept") in ports[:10], 60, "another port")
+        again = up.ready("kept", within_s=60)
+        assert request(up.port("kept"), "GET", "/health")[0] == 200
+        port = up.port("kept")
+        up.supervisorctl("restart", "controller")
+        assert up.ready("kept", within_s=60) == again and up.port("kept") == port != up.port("other")

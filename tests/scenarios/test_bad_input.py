@@ -223,7 +223,7 @@ def test_a_bad_edit_of_a_running_service_is_reported_and_the_engine_keeps_runnin
     sees="PortInUse with the field, the port, and the other program's name and pid", bound="told within 30 s",
 )
 def test_a_taken_port_is_named_with_its_holder_and_heals(system: System, figure: Figure) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as stranger:
+    with socket.create_server(("127.0.0.1", system.ports[-1])) as stranger:
         port = stranger.getsockname()[1]
         with figure.timed("told"):
             system.apply(service("ported", containerPort=port))

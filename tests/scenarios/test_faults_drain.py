@@ -76,13 +76,15 @@ def test_an_edit_waits_for_the_answer_under_way(system: System, figure: Figure) 
 )
 @pytest.mark.parametrize(
     ("before", "after"),
-    [({}, {"containerPort": 9977}), ({"extraArgs": ["--threads", "1", "--no-slots"]}, {"parallelSlots": 2})],
+    [({}, {"containerPort": -1}), ({"extraArgs": ["--threads", "1", "--no-slots"]}, {"parallelSlots": 2})],
     ids=["port", "no-slots"],
 )
 def test_an_edit_of_what_is_asked_waits_too(
     system: System, before: dict[str, Any], after: dict[str, Any], figure: Figure
 ) -> None:
     engine, stream = streaming(system, "moved", **before)
+    if "containerPort" in after:
+        after = {"containerPort": system.ports[after["containerPort"]]}
     with figure.timed("edit to new engine"):
         system.apply(roomy("moved", **{**before, **after}))
         uncut(stream, figure)

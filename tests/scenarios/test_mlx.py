@@ -122,7 +122,7 @@ def test_what_is_no_mlx_model_is_a_condition_of_that_service(system: System, tmp
 
 
 def test_a_port_that_is_taken_is_said_and_waited_for(system: System) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as stranger:
+    with socket.create_server(("127.0.0.1", system.ports[-1])) as stranger:
         taken = stranger.getsockname()[1]
         system.apply(mlx_service("ported", "mlx", containerPort=taken))
         assert f"pid {os.getpid()}" in failed(system, "ported", "PortInUse")

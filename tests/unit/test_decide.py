@@ -324,19 +324,22 @@ def test_progress_of_a_download_does_not_move_since() -> None:
 @pytest.mark.parametrize(
     ("wanted", "kept", "taken", "expected"),
     [
-        (None, None, (), 100),
-        (None, None, (100, 101), 102),
-        (None, 102, (), 102),
-        (None, 102, (102,), 100),
-        (None, 900, (), 900),
-        (7, 102, (), 7),
-        (7, None, (7,), 7),
-        (None, None, (100, 101, 102), None),
-        (None, 102, (100, 101, 102), None),
+        (None, (), (), 100),
+        (None, (), (100, 101), 102),
+        (None, (102,), (), 102),
+        (None, (102,), (102,), 100),
+        (None, (900,), (), 100),
+        (None, (900, 101), (), 101),
+        (101, (102,), (), 101),
+        (101, (), (101,), 101),
+        (7, (102,), (), 102),
+        (22, (22,), (), 100),
+        (None, (), (100, 101, 102), None),
+        (None, (102,), (100, 101, 102), None),
     ],
 )
-def test_the_port_is_the_wanted_else_the_kept_else_the_first_free(
-    wanted: int | None, kept: int | None, taken: tuple[int, ...], expected: int | None
+def test_the_port_is_the_wanted_else_a_kept_else_the_first_free_of_those_allowed(
+    wanted: int | None, kept: tuple[int, ...], taken: tuple[int, ...], expected: int | None
 ) -> None:
     assert choose_port(wanted, kept, range(100, 103), dict.fromkeys(taken, ("a", "b"))) == expected
 
@@ -357,10 +360,10 @@ def test_no_two_services_ever_get_one_port_and_each_keeps_its_own(arrivals: list
             records.pop(0)
             continue
         key = ("default", f"s{number}")
-        port = choose_port(None, None, range(100, 120), taken_ports(records, key))
+        port = choose_port(None, (), range(100, 120), taken_ports(records, key))
         records.append(replace(running(), name=key[1], port=port))
         for record in records:
-            assert choose_port(None, record.port, range(100, 120), taken_ports(records, record.key)) == record.port
+            assert choose_port(None, (record.port,), range(100, 120), taken_ports(records, record.key)) == record.port
     ports = [record.port for record in records]
     assert len(set(ports)) == len(ports)
 
