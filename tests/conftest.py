@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests import faults, memory
+from tests import faults, memory, pace
 
 _found: dict[str, dict[str, Any]] = {}
 _measured: dict[str, Any] = {}
@@ -16,6 +16,10 @@ _skipped: Counter[str] = Counter()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "fault(id, fault, happens, sees, bound): proves a case of docs/faults.md")
+
+
+def pytest_sessionstart() -> None:
+    pace.slowness()
 
 
 @pytest.fixture
@@ -33,6 +37,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if (slowness := pace.slowness()) > 1:
+        terminalreporter.write_line(f"pace: this machine took up to {slowness:.1f} times as long as two idle cores")
     # Always, unlike -rs: a green run must not hide that an engine was missing.
     if _skipped:
         terminalreporter.section("skipped")

@@ -28,6 +28,7 @@ from apiserver_support import (
 )
 
 from metal_supervisor.apiserver import ApiServer, Options
+from tests.pace import patience
 
 PROGRAM = """
 import sys
@@ -97,7 +98,7 @@ def test_a_term_ends_open_watches_and_the_process_within_a_second(tmp_path: Path
         client = Client(port)
         with client.watch(CONFIG_MAPS, resourceVersion=client.version()) as watch:
             server.send_signal(signal.SIGTERM)
-            assert server.wait(timeout=1) == 0
+            assert server.wait(patience(1.0)) == 0
             assert watch.ended()
         client.close()
 

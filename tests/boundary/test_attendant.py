@@ -73,7 +73,7 @@ def attending(state: StateDir, job: dict[str, Any]) -> Iterator[Attendant]:
         yield made
     finally:
         made.end()
-        thread.join(10)
+        thread.join(30)
     assert not thread.is_alive()
 
 
@@ -200,7 +200,7 @@ def test_told_to_end_during_a_load_it_unloads_and_ends(state: StateDir, stand: S
     daemon.put = never
     listens(state, "omlx", stand.port)
     with attending(state, omlx(state)):
-        assert loading.wait(10)
+        assert loading.wait(30)
         phase(state, Phase.ATTACHING)
     assert stand.paths("DELETE") == [MODEL]
 

@@ -51,7 +51,7 @@ class Asked:
     def do(self, *moves: Move) -> None:
         self._done.clear()
         self.claimer.want(moves)
-        assert self._done.wait(10)
+        assert self._done.wait(30)
 
 
 def claims(kube: Kube) -> dict[SlotId, Claim]:
@@ -118,13 +118,13 @@ def test_what_is_asked_for_while_it_is_under_way_is_asked_once(kube: Kube, uid: 
     def slow(path: str, *rest: Any, **more: Any) -> Any:
         sent.append(path)
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(30)
         return apply(path, *rest, **more)
 
     kube.apply = slow  # type: ignore[method-assign]
     moves = [Move(Do.CLAIM, ("default", "tiny", index), uid) for index in range(3)]
     mac.claimer.want(moves)
-    assert begun.wait(10)
+    assert begun.wait(30)
     mac.claimer.want(moves)  # as every pass does until the watch shows them
     go_on.set()
     eventually(lambda: not mac.claimer.busy, what="all of it to be done")

@@ -313,7 +313,7 @@ def test_eight_threads_that_need_a_new_credential_run_the_plugin_once(
     start, found = threading.Barrier(8), []
 
     def ask() -> None:
-        start.wait(10)
+        start.wait(30)
         found.append(plugin.current().token)
 
     threads = [threading.Thread(target=ask) for _ in range(8)]

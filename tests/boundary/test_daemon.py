@@ -153,4 +153,4 @@ def test_a_chunk_that_no_machine_can_count_is_a_daemon_that_is_away(size: str) -
             Daemon("127.0.0.1", port).call(*AT)
         with pytest.raises(Away):
             list(Daemon("127.0.0.1", port).lines(*AT, None, 5.0))
-        thread.join(10)
+        thread.join(30)

@@ -102,7 +102,7 @@ def started(program: Path, model: Path, case: Case, log: Path) -> Iterator[Engin
     finally:
         process.send_signal(signal.SIGTERM)  # a killed one would keep the last lines of its log to itself
         try:
-            process.wait(10)
+            process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -14,9 +14,10 @@ import pytest
 
 from metal_supervisor.boundary.exits import ExitWatch, _Kqueue
 from tests import kqueue
+from tests.pace import within
 from tests.system import eventually
 
-WITHIN_S = 5.0
+WITHIN_S = 30.0
 
 
 class Seen:
@@ -64,7 +65,7 @@ def test_a_living_process_is_not_reported_and_its_death_is_at_once(
     sleeper.kill()
     started = time.monotonic()
     assert seen.next() == sleeper.pid
-    assert time.monotonic() - started < 1.0
+    assert within(time.monotonic() - started, 1.0)
     assert seen.silent(), "one death, said twice"
 
 

@@ -24,6 +24,7 @@ from metal_supervisor.boundary.origins import locate
 from metal_supervisor.boundary.web import Client, Stopped
 from metal_supervisor.core.sources import Artifact
 from metal_supervisor.core.trust import Rules
+from tests.pace import patience
 
 NEAR = Rules(private=("127.0.0.0/8",))
 MODEL = b"GGUF" + random.Random(1).randbytes(1_000_000)
@@ -249,7 +250,7 @@ def test_a_body_without_end_is_ended(line: Line) -> None:
     line.file.sized, line.file.endless = False, True
     line.fails("sends more than the")
     assert line.part.stat().st_size <= len(MODEL)
-    assert line.web.left.wait(5)
+    assert line.web.left.wait(30)
 
 
 def test_a_body_of_unknown_length_is_taken_if_it_ends_and_not_if_it_is_cut(line: Line) -> None:
@@ -281,9 +282,9 @@ def test_a_stop_is_no_end_of_a_body_of_unknown_length(line: Line) -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert line.web.stalled.wait(5)
+    assert line.web.stalled.wait(30)
     client.stop()
-    thread.join(1.0)
+    thread.join(patience(1.0))
     assert not thread.is_alive() and isinstance(ended[0], Stopped)
     assert not line.target.exists()
 

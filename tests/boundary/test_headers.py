@@ -24,10 +24,11 @@ from metal_supervisor.core.gguf import Header, Prefix, read_header
 from metal_supervisor.core.trust import Rules
 from tests.broken import mutated
 from tests.faults import Figure, fault
+from tests.pace import within
 from tests.shards import write_shards
 from tests.system import eventually, free_ports, tiny_gguf
 
-WITHIN_S = 5.0
+WITHIN_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -360,7 +361,7 @@ def test_a_disk_that_hangs_keeps_nobody_waiting(
     start = time.monotonic()
     for _ in range(50):
         assert asker.headers.look(str(tiny)) is None
-    assert time.monotonic() - start < 1, "only the first look waits"
+    assert within(time.monotonic() - start, 1.0), "only the first look waits"
     hang.set()
     assert until_read(lambda: asker.headers.look(str(tiny))).header is not None
     eventually(lambda: asker.rings == 1, WITHIN_S, "the bell")

@@ -66,7 +66,7 @@ class Forwarder:
         for near, far, _ in self._pairs:
             self._end(near, far)
         for thread in self._threads:
-            thread.join(5)
+            thread.join(30)
 
     def _end(self, *ends: socket.socket, hard: bool = False) -> None:
         for end in ends:
@@ -144,7 +144,7 @@ def test_dead_connections_of_the_pool_cost_one_wait_and_are_all_forgotten(
     asked, failed = threading.Barrier(3), []
 
     def ask() -> None:
-        asked.wait(10)
+        asked.wait(30)
         try:
             kube.request("GET", CONFIG_MAPS)
         except KubeError as error:
@@ -232,9 +232,9 @@ def test_a_read_that_waits_returns_at_once(tmp_path: Path, tls: bool, act: str) 
         errors: list[KubeError] = []
         thread = threading.Thread(target=lambda: errors.append(failure(kube)))
         thread.start()
-        assert hold.asked.wait(10)
+        assert hold.asked.wait(30)
         getattr(kube, act)()
-        thread.join(10)
+        thread.join(30)
         assert not thread.is_alive()
         hold.leave.set()
     assert [each.reason for each in errors] == ["Unreachable"]
@@ -272,9 +272,9 @@ def test_an_open_watch_returns_at_once(tmp_path: Path, tls: bool) -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert begun.wait(10)
+    assert begun.wait(30)
     kube.kick()
-    assert ended.wait(10)
+    assert ended.wait(30)
     leave.set()
     for thread in (reader, server):
         thread.join()

@@ -64,7 +64,7 @@ def holder() -> Iterator[tuple[subprocess.Popen[str], Any]]:
         finally:
             os.close(write)  # ends what was forked
             process.stdin.close()
-            process.wait(10)
+            process.wait(30)
             os.close(read)
 
 
@@ -114,7 +114,7 @@ def test_a_child_of_its_own_is_charged() -> None:
         assert process.stdout.readline() == "done\n"
         grown = held(process.pid).charged_bytes - before.charged_bytes
         process.stdin.close()
-        process.wait(10)
+        process.wait(30)
     assert grown == pytest.approx(SIZE_MIB * MIB, rel=0.01)
 
 

@@ -95,7 +95,7 @@ def test_it_is_asked_until_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Metal(lambda: next(answers), lambda: seen.append((found.seen.held, (found.seen.problem or ("",))[0])))
     assert found.seen.held == ASKED and found.seen.problem is None, "nothing is started or refused before"
     found.start()
-    found.join(10)
+    found.join(30)
     assert not found.is_alive(), "and no longer"
     assert seen == [("", ""), (NO_METAL, NO_METAL), ("", "")], "not knowing takes nothing back"
     assert found.seen.word == "there"
@@ -105,11 +105,11 @@ def test_a_question_that_takes_its_time_keeps_nobody_waiting() -> None:
     answer, told = threading.Event(), threading.Event()
 
     def question() -> bool:
-        answer.wait(10)
+        answer.wait(30)
         return False
 
     found = Metal(question, told.set)
     found.start()
     assert found.seen.asking and found.seen.problem is None
     answer.set()
-    assert told.wait(10) and found.seen.word == "absent"
+    assert told.wait(30) and found.seen.word == "absent"

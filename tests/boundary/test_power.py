@@ -557,7 +557,7 @@ def test_a_real_sudo_runs_it_as_root_and_its_user_can_end_it(room: Room, tmp_pat
     reader.start()
     eventually(lambda: b"ready" in meter._said, what="sudo to run it")
     alarm.ring()
-    reader.join(10)
+    reader.join(30)
     (child,) = psutil.Process(meter._child.pid).children()
     assert child.uids().real == 0 and child.cmdline() == ["sleep", "60"]
     if os.getuid() == 0:  # as the user, who is another one here

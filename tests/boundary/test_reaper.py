@@ -84,7 +84,7 @@ class Process:
 
     def stop(self) -> int:
         self.popen.send_signal(signal.SIGTERM)
-        return self.popen.wait(timeout=10)
+        return self.popen.wait(timeout=30)
 
     def close(self) -> None:
         self.popen.kill()

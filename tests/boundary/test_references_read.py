@@ -78,11 +78,11 @@ def test_a_change_is_told_and_so_is_an_end(kube: Kube, reader: References, told:
     reader.want({KEYS})
     told.clear()
     kube.request("PATCH", f"{SECRETS}/keys", None, {"stringData": {"engine": "two"}}, MERGE)
-    assert told.wait(10)
+    assert told.wait(30)
     assert reader.look(KEYS) == Holding(200, {"engine": "two"})
     told.clear()
     kube.request("DELETE", f"{SECRETS}/keys")
-    assert told.wait(10)
+    assert told.wait(30)
     found = reader.look(KEYS)
     assert found is not None and found.code == 404
 
@@ -93,7 +93,7 @@ def test_what_is_made_later_is_found(kube: Kube, reader: References, told: threa
     assert found is not None and found.code == 404
     told.clear()
     keep(kube, SECRETS, "keys", stringData={"engine": "one"})
-    assert told.wait(10) and reader.look(KEYS) == Holding(200, {"engine": "one"})
+    assert told.wait(30) and reader.look(KEYS) == Holding(200, {"engine": "one"})
 
 
 def test_what_is_being_put_right_is_looked_at_sooner(
@@ -105,10 +105,10 @@ def test_what_is_being_put_right_is_looked_at_sooner(
     told.clear()
     reader.want({KEYS}, {KEYS})
     kube.request("PATCH", f"{SECRETS}/keys", None, {"stringData": {"engine": "right"}}, MERGE)
-    assert told.wait(10) and reader.look(KEYS) == Holding(200, {"engine": "right"})
+    assert told.wait(30) and reader.look(KEYS) == Holding(200, {"engine": "right"})
     told.clear()
     kube.request("PATCH", f"{SECRETS}/keys", None, {"stringData": {"engine": "renewed"}}, MERGE)
-    assert told.wait(10) and reader.look(KEYS) == Holding(200, {"engine": "renewed"})
+    assert told.wait(30) and reader.look(KEYS) == Holding(200, {"engine": "renewed"})
 
 
 @pytest.mark.parametrize("action", [{"status": 503}, {"status": 500}, {"drop": True}])

@@ -59,7 +59,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
             eventually(lambda: engines.probe(port, made.probe, identify=True).ready, 30, "the engine to serve")
             yield Target(process.pid, "127.0.0.1", port, made.probe)
             process.terminate()
-            assert process.wait(10) == 0, "it ends as it should, asleep or not"
+            assert process.wait(30) == 0, "it ends as it should, asleep or not"
         finally:
             process.kill()
             process.wait()

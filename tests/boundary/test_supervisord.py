@@ -74,7 +74,7 @@ class Daemon:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
             try:
-                self.process.wait(15)
+                self.process.wait(30)
             finally:
                 self.process.kill()
                 self.process.wait()
@@ -341,7 +341,7 @@ def test_a_supervisord_that_shuts_down_is_unavailable_and_still_there(daemon: Da
     eventually(refused, 1.5, "it to refuse")
     assert daemon.rpc.answers()
     assert daemon.process
-    daemon.process.wait(10)
+    daemon.process.wait(30)
     assert not daemon.rpc.answers()
 
 
@@ -395,7 +395,7 @@ def test_whatever_answers_in_its_place_is_unavailable(answer: bytes) -> None:
         finally:
             client.close()
             server.shutdown(socket.SHUT_RDWR)
-            thread.join(5)
+            thread.join(30)
 
 
 def test_a_group_that_is_replaced_in_the_moment_of_a_crash_is_one_process(daemon: Daemon) -> None:

@@ -26,7 +26,7 @@ from metal_supervisor.boundary import watch as watch_module
 from metal_supervisor.boundary.watch import Reflector
 from tests.system import eventually
 
-WITHIN_S = 10.0
+WITHIN_S = 30.0
 HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
 END, CUT, RESET = object(), object(), object()
 """Ends of a stream: in order, in the middle of a chunk, with RST."""

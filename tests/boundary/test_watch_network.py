@@ -19,7 +19,7 @@ from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.boundary.watch import Reflector
 from tests.system import eventually
 
-WITHIN_S = 10.0
+WITHIN_S = 30.0
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from range_server import Quiet, QuietPage
 from metal_supervisor.boundary.listing import Retry, Unusable
 from metal_supervisor.boundary.web import Client, Stopped, body
 from metal_supervisor.core.trust import Rules
+from tests.pace import patience
 from tests.system import free_ports
 
 SECRET = {"Authorization": "Bearer hunter2"}
@@ -321,9 +322,9 @@ def test_a_request_that_is_stopped_ends_within_a_second(
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert server.reached.wait(5)
+    assert server.reached.wait(30)
     client.stop()
-    thread.join(1.0)
+    thread.join(patience(1.0))
     assert not thread.is_alive()
     assert len(ended) == 1 and isinstance(ended[0], Stopped)
     with pytest.raises(Stopped):

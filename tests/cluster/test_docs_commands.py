@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import ports
 from tests.cluster.server import KubeCluster
 from tests.doc_commands import PAGES, ROOT, Block, blocks, run
 from tests.system import engine_path, eventually, free_ports
@@ -52,12 +53,16 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield found
 
 
+_held: list[ports.Range] = []
+"""Until this process ends."""
+
+
 def environment(base: Path) -> dict[str, str]:
-    port, first = free_ports(2)
-    first = 10000 + first % 20000
+    (port,), held = free_ports(1), ports.Range()
+    _held.append(held)
     return {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(base / "home"), "LANG": "C.UTF-8",
-        "METAL_SUPERVISOR_PORT": str(port), "METAL_SUPERVISOR_PORTS": f"{first}-{first + 99}",
+        "METAL_SUPERVISOR_PORT": str(port), "METAL_SUPERVISOR_PORTS": f"{held.first}-{held.last}",
         "METAL_SUPERVISOR_LLAMA_SERVER": str(engine_path()),
     }  # fmt: skip
 

@@ -14,6 +14,7 @@ import pytest
 from tests.boundary.range_server import serving
 from tests.engines import Stopwatch, events, gone, is_gone
 from tests.faults import Figure, fault
+from tests.pace import within
 from tests.system import eventually, model
 from tests.tight import LARGE, MIB, SMALL, Tight, lean, share, tight
 
@@ -54,7 +55,7 @@ def successor(machine: Tight, name: str, engine: int) -> tuple[int, float]:
 
     pid = eventually(started, 40, f"{name} to start")
     after_s = time.monotonic() - (gone_at or [time.monotonic()])[0]
-    assert after_s < SUCCEEDS_S
+    assert within(after_s, SUCCEEDS_S)
     return pid, after_s
 
 
