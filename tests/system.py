@@ -183,7 +183,7 @@ class System:
             "--state-dir", str(self.state), "--port", str(self.http), "--ports", f"{self._ports.first}-{self.http - 1}",
             "--llama-server", str(engine or engine_path()), *LOOPBACK, *flags,
         ]
-        self.ports = range(first, first + 100)
+        self.ports = range(self._ports.first, self.http)
         """Its --ports."""
         self.log = base / "run.log"
         self.process: subprocess.Popen[bytes] | None = None
