@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
+from typing import Protocol
 
 from metal_supervisor import placement
 from metal_supervisor.boundary.doorbell import ring
@@ -18,8 +19,10 @@ from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.boundary.watch import Reflector
 from metal_supervisor.config import Settings
-from metal_supervisor.core import histogram, mode, resources
-from metal_supervisor.core.types import Json, Key, ModelFile
+from metal_supervisor.core import decide, histogram, mode, resources
+from metal_supervisor.core.fields import Bad
+from metal_supervisor.core.sources import Artifact
+from metal_supervisor.core.types import Json, Key, ModelFile, Record
 from metal_supervisor.placement import Placed, Placement
 
 FILE = "controller.json"
@@ -148,8 +151,23 @@ def source_of(item: Json) -> str:
     return source.strip() if isinstance(source, str) else ""
 
 
-def format_of(item: Json) -> str:
-    """`spec.format` of a Model, gguf if it has none that can be read."""
-    spec = item.get("spec")
-    kind = spec.get("format") if isinstance(spec, dict) else ""
-    return kind if isinstance(kind, str) and kind else "gguf"
+class Files(Protocol):
+    """Where model files stand on this Mac."""
+
+    def wants(self, artifact: Artifact) -> bool:
+        """Whether an artifact is looked after."""
+
+    def state(self, artifact: Artifact) -> ModelFile:
+        """Where a wanted artifact stands."""
+
+
+def file_of(model: Json, records: Collection[Record], store: Files) -> ModelFile:
+    """State of a Model's file on this Mac; one that nothing here uses is not looked for."""
+    try:
+        read = resources.read_model(model)
+    except Bad as bad:  # its services are refused for the same reason
+        return ModelFile("Failed", reason=bad.reason, message=bad.message)
+    used = any((record.namespace, record.model) == (read.namespace, read.name) for record in records)
+    if not used and not store.wants(read.artifact):  # a draft model has no record
+        return ModelFile("Pending")
+    return decide.fitting(store.state(read.artifact), read.format)

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from metal_supervisor.applier import Applier
@@ -31,18 +32,16 @@ from metal_supervisor.boundary.state import StateDir, StateError
 from metal_supervisor.boundary.store import Store
 from metal_supervisor.boundary.supervisord import BrokenFile, Refused, Supervisord, Unavailable
 from metal_supervisor.boundary.watch import Reflector
-from metal_supervisor.bulletin import Bulletin, format_of
+from metal_supervisor.bulletin import Bulletin, file_of
 from metal_supervisor.config import Settings
-from metal_supervisor.core import decide, mode, plan, reasons, resources
+from metal_supervisor.core import mode, plan, reasons, resources
 from metal_supervisor.core.admission import Up
-from metal_supervisor.core.fields import Bad
 from metal_supervisor.core.plan import Do, Step
 from metal_supervisor.core.snapshot import Snapshot
 from metal_supervisor.core.types import (
     LIVE,
     Json,
     Key,
-    ModelFile,
     ProgramState,
     Record,
     Standing,
@@ -350,14 +349,5 @@ class Controller:
         said, slots = self.memory.said(), self.store.slots()
         self.bulletin.metal = self.lookout.metal.word
         why = reasons.reasons(self.records.values(), *found, steps, self.settings.runtime)
-        self.bulletin.publish(snapshot.now, sentence, watches, found, self._file_of, placing, said, slots, why)
-
-    def _file_of(self, model: Json) -> ModelFile:
-        """Where a Model's file stands on this Mac; one that nothing here uses is not looked for."""
-        try:
-            artifact = resources.read_artifact(model)
-        except Bad:
-            return ModelFile("Pending")  # its services say what is wrong
-        used = any(record.model == model["metadata"]["name"] for record in self.records.values())
-        used = used or self.store.wants(artifact)  # a draft model is nobody's own
-        return decide.fitting(self.store.state(artifact), format_of(model)) if used else ModelFile("Pending")
+        files = partial(file_of, records=self.records.values(), store=self.store)
+        self.bulletin.publish(snapshot.now, sentence, watches, found, files, placing, said, slots, why)

@@ -102,9 +102,11 @@ _UNREACHED = Group("It serves, and nobody is sent there", (METAL,), ("Creating",
     Reason("DaemonUnreachable", "the shared daemon does not answer at the address that pods are told",
            "have it listen there; the message has how"),
 ))  # fmt: skip
-_REFUSED = Group("What was asked for cannot be done", (METAL, DEGRADED), ("Failed",), (
+_FIELD = Group("A field cannot be honoured", (METAL, DEGRADED, MODEL + DEGRADED), ("Failed",), (
     Reason("InvalidSpec", "a field has a value that it cannot have", _EDIT),
     Reason("UnsupportedField", "a field that matters is set, and cannot be honoured here", "remove it: docs/fields.md"),
+), _RUNS)  # fmt: skip
+_REFUSED = Group("What was asked for cannot be done", (METAL, DEGRADED), ("Failed",), (
     Reason("ModelNotFound", "`spec.modelRef` names no Model of the namespace", "apply the Model, or correct the name"),
     Reason("DraftModelNotFound", "the same of the Model of speculative decoding", "apply it, or correct the name"),
     Reason("NotMetal", "the Model's `spec.hardware.accelerator` is not `metal`; this one ends a running engine, because"
@@ -205,7 +207,7 @@ _ELSEWHERE = (
 )  # fmt: skip
 
 OF_METAL_READY = (
-    _SERVING, _COMING, _WAITING, _MEMORY, _OFF, _ENGINE, _MAC, _UNREACHED, _REFUSED, _FILE, _RUNS_ON,
+    _SERVING, _COMING, _WAITING, _MEMORY, _OFF, _ENGINE, _MAC, _UNREACHED, _FIELD, _REFUSED, _FILE, _RUNS_ON,
 )  # fmt: skip
 GROUPS = (*OF_METAL_READY, *_STANDARD, *_ELSEWHERE)
 

@@ -156,12 +156,12 @@ def same_request(before: str, now: str) -> bool:
 
 def _waiting(service: Service, outlook: Outlook) -> tuple[Standing, str, str] | None:
     """(standing, reason, message) of what keeps a service from starting; None if nothing does."""
-    if outlook.problem:
-        return Standing.FAILED, *outlook.problem
     file = outlook.file
-    if file.phase == "Failed":
+    if file.phase == "Failed":  # before what this Mac lacks: a wrong format asks for a wrong engine
         field = "" if file.message.startswith("spec.") else "spec.source: "
         return Standing.FAILED, file.reason, f'Model "{service.model.name}": {field}{file.message}'
+    if outlook.problem:
+        return Standing.FAILED, *outlook.problem
     if file.phase != "Ready":
         return Standing.WAIT, file.reason or file.phase, file.message or "the model file is being looked at"
     return service.awaits

@@ -16,7 +16,7 @@ import pytest
 
 from metal_supervisor.boundary.kube import KubeError
 from tests.faults import Figure, fault
-from tests.system import FAKE_ENGINE, System, eventually, free_ports, model, running, service
+from tests.system import FAKE_ENGINE, MODELS, System, eventually, free_ports, model, running, service
 
 NASTY = [
     "line\nbreak", "[program:evil]\ncommand=/bin/touch /tmp/evil", "semi ; colon", "hash # tag", "%(ENV_HOME)s", "%s",
@@ -90,6 +90,27 @@ def test_an_unknown_runtime_is_refused_by_the_api_or_by_name(system: System) -> 
     system.apply(service("odd", runtime="vllm"))
     assert "spec.runtime is 'vllm'" in failed(system, "odd", "UnsupportedRuntime")
     gone(system, "odd")
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [({"source": "models/foo.gguf"}, "UnsupportedSource"), ({"format": "mlx"}, "InvalidModelFile")],
+    ids=["source", "format"],
+)
+def test_a_model_and_its_service_name_the_same_cause(system: System, spec: dict[str, str], reason: str) -> None:
+    written = model("odd", system.tiny.as_uri())
+    system.apply({**written, "spec": {**written["spec"], **spec}}, service("odd", "odd"))
+    message = failed(system, "odd", reason)
+
+    def of_model() -> dict[str, str]:
+        status = system.get(f"{MODELS}/odd").get("status") or {}
+        return dict(status["conditions"][0]) if status.get("phase") == "Failed" else {}
+
+    condition = eventually(of_model, what="the Model's status")
+    assert (condition["type"], condition["reason"]) == ("Degraded", reason)
+    assert condition["message"] in message
+    gone(system, "odd")
+    system.delete("odd", MODELS)
 
 
 @pytest.mark.parametrize(

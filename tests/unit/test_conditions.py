@@ -163,7 +163,7 @@ def every_report() -> Iterator[tuple[Report, Record]]:
 def test_conditions_have_the_reasons_of_their_types() -> None:
     seen = {(each.type, each.reason) for told, _ in every_report() for each in told.conditions}
     files = [ModelFile("Ready"), ModelFile("Downloading"), ModelFile("Pending"), ModelFile("Failed")]
-    files += [ModelFile("Failed", reason=each.name) for each in conditions._FILE.reasons]
+    files += [ModelFile("Failed", reason=each.name) for each in (*conditions._FIELD.reasons, *conditions._FILE.reasons)]
     for file in files:
         (shown,) = manifests.model_status(file, "x", 1, {}, "now")["conditions"]
         seen.add((MODEL + shown["type"], shown["reason"]))

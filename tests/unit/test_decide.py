@@ -274,6 +274,13 @@ def test_that_we_stopped_the_process_ourselves_is_not_forgotten_by_the_next_pass
     assert dismiss(running(stop_sent=True), 1.0).stop_sent
 
 
+def test_what_is_wrong_with_the_model_is_told_before_what_this_mac_lacks() -> None:
+    # A wrong spec.format asks for another engine, which may be missing: that is not what has to be put right.
+    file = ModelFile("Failed", reason="InvalidModelFile", message="/m.gguf is a file, and spec.format mlx wants more")
+    record = accept(SERVICE, None, outlook(file=file, problem=("RuntimeBinaryMissing", "install mlx_lm")), 1.0)
+    assert record.verdict.reason == "InvalidModelFile" and 'Model "phi"' in record.verdict.message
+
+
 def test_a_service_that_never_ran_fails_even_if_an_engine_would_have_kept_running() -> None:
     for before in (None, accept(SERVICE, None, outlook(file=ModelFile("Downloading")), 1.0)):
         record = refuse(rejected(), before, 500.0)
