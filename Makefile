@@ -69,7 +69,7 @@ test-fast: prepare
 
 test-cluster: prepare
 	@$(BIN)/python tools/kube_cluster.py build >/dev/null
-	@METAL_CLUSTER=1 $(BIN)/python -m pytest -rs tests/contract tests/cluster
+	@METAL_CLUSTER=1 $(BIN)/python -m pytest -rs tests/contract tests/cluster tests/attacks/test_cluster.py
 
 lint: $(READY)
 	@$(BIN)/python -m ruff check .

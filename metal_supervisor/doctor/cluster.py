@@ -13,7 +13,8 @@ from metal_supervisor.boundary.credentials import BadKubeconfig
 from metal_supervisor.boundary.host import Interface
 from metal_supervisor.boundary.kube import Kube, KubeError
 from metal_supervisor.config import conf_dir
-from metal_supervisor.core.claims import KIND, REAPER_LEASE
+from metal_supervisor.core.claims import KIND, NODE, REAPER_LEASE
+from metal_supervisor.core.manifests import MANAGED_BY, SLICE_MANAGER
 from metal_supervisor.core.resources import GROUP, VERSION
 from metal_supervisor.core.types import Json
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unasked, unknown, warn
@@ -82,8 +83,8 @@ def _clock(around: Surroundings) -> Sequence[Finding]:
 # ── who watches over this Mac ────────────────────────────────────────────────────────────────────
 
 
-def judge_watch(leases: Sequence[Json], server_now: float, namespace: str) -> Finding:
-    """`leases`: of the watched namespaces; `server_now`: Unix time by the server's clock."""
+def judge_watch(leases: Sequence[Json], server_now: float, namespace: str, fenced: bool = False) -> Finding:
+    """`leases`: of the watched namespaces; `server_now`: Unix time by the server's clock; `fenced`: see `is_fenced`."""
     macs, reaper = set(), False
     for each in leases:
         metadata, spec = each.get("metadata") or {}, each.get("spec") or {}
@@ -93,9 +94,10 @@ def judge_watch(leases: Sequence[Json], server_now: float, namespace: str) -> Fi
             reaper = server_now - _time(str(spec.get("renewTime") or "")) < REAPER_SILENT_S
     if reaper:
         return ok(f"the reaper runs, for {len(macs)} Macs")
-    if len(macs) > 1:
+    if len(macs) > 1 and not fenced:
         return ok(f"{len(macs)} Macs watch over each other")
-    text = "nobody would take this Mac's endpoints out if it fell silent: no other Mac, and no reaper"
+    why = "the fence leaves their withdrawal to the reaper, and no reaper runs" if fenced else "no other Mac, no reaper"
+    text = f"this Mac's endpoints would stay if it fell silent: {why}"
     where = shlex.quote(str(conf_dir() / "reaper" / "reaper.yaml"))
     return warn(text, f"sed 's/namespace: llm/namespace: {namespace or 'default'}/' {where} | kubectl apply -f -")
 
@@ -108,6 +110,25 @@ def _time(text: str) -> float:
         return 0.0
 
 
+def is_fenced(kube: Kube, namespace: str) -> bool:
+    """Whether admission refuses slices of another Mac (conf/rbac/fence.yaml), by a dry run. Raises KubeError."""
+    metadata = {"name": "doctor", "labels": {NODE: "reaper", SLICE_MANAGER: MANAGED_BY}}  # no Mac has that name
+    body: Json = {
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": metadata,
+        "addressType": "IPv4", "endpoints": [],
+    }  # fmt: skip
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+    try:
+        kube.request("POST", path, {"dryRun": "All"}, body)
+    except KubeError as error:
+        if error.code in (403, 404, 409):  # the check of rights has the first
+            return False
+        if error.code != 422:
+            raise
+        return True
+    return False
+
+
 def _watch(around: Surroundings) -> Sequence[Finding]:
     if around.settings.embedded:
         return []
@@ -118,9 +139,12 @@ def _watch(around: Surroundings) -> Sequence[Finding]:
     where = f"/namespaces/{space}" if space else ""
     try:
         found = kube.request("GET", f"/apis/coordination.k8s.io/v1{where}/leases", {"labelSelector": KIND})
+        leases = found.get("items") or []
+        served = space or next((each["metadata"]["namespace"] for each in leases), "default")
+        fenced = is_fenced(kube, served)
     except KubeError as error:
         return [unknown(str(error))]
-    return [judge_watch(found.get("items") or [], around.clock() + kube.clock_offset_s, space)]
+    return [judge_watch(leases, around.clock() + kube.clock_offset_s, served, fenced)]
 
 
 # ── this Mac's address ───────────────────────────────────────────────────────────────────────────
@@ -200,7 +224,8 @@ CHECKS = (
     ),
     Check(
         "watch", "whether somebody would withdraw this Mac's endpoints if it fell silent",
-        "warns for a single Mac without a reaper", "`conf/reaper/reaper.yaml`", _watch, needs_api=True,
+        "warns without a reaper for a single Mac, and behind the fence",
+        "`conf/reaper/reaper.yaml`", _watch, needs_api=True,
     ),
     Check(
         "address", "the address that pods would be told, and why not another",

@@ -196,6 +196,27 @@ def test_a_slice_that_cannot_be_written_holds_no_other_of_a_silent_mac_back(
     assert conditions(kube, "broken", "a")["ready"] is False
 
 
+def test_a_refusal_by_admission_leaves_a_silent_mac_to_the_reaper(
+    kube: Kube, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mac = Membership(kube, "mac-a", 40.0, "s1")
+    slice_of(kube, "fenced")
+    ask, sent = kube.request, []
+
+    def fenced(method: str, *rest: Any, **more: Any) -> Any:
+        sent.append(method)
+        if method == "PATCH":
+            raise KubeError(422, "Invalid", "denied request")
+        return ask(method, *rest, **more)
+
+    monkeypatch.setattr(kube, "request", fenced)
+    for _ in range(3):
+        withdraw(mac, ("default", "fenced"))
+    assert sent == ["GET", "PATCH"], "asked once while it stays silent"
+    assert [each.message for each in caplog.records] == ["endpoint of a silent Mac left to the reaper"]
+    assert conditions(kube, "fenced")["ready"] is True
+
+
 def test_a_mac_that_wakes_meanwhile_wins(kube: Kube, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     mac = Membership(kube, "mac-a", 40.0, "s1")
     slice_of(kube, "woken", ready=True)

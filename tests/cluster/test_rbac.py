@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import subprocess
 import sys
@@ -23,7 +24,8 @@ import pytest
 import yaml
 
 from metal_supervisor.accounts import Renewal
-from metal_supervisor.boundary.kube import APPLY, MERGE, Kube, KubeError
+from metal_supervisor.boundary.kube import MERGE, Kube
+from metal_supervisor.doctor.cluster import is_fenced
 from tests.cluster.agent import AgentFleet, AgentMac, AuditedCluster, OwnKube, refused, rights_used
 from tests.cluster.server import ROOT, crd_directory
 from tests.macs import LEASES, show
@@ -432,65 +434,79 @@ def test_a_secret_is_read_once_the_right_that_is_shipped_for_it_was_applied(life
     life.kubectl("delete", "-f", str(RBAC / "secrets.yaml"))
 
 
-def test_behind_the_fence_the_agent_lives_on_and_writes_nothing_for_others(life: Life) -> None:
-    """conf/rbac/fence.yaml; its placeholder is right as it is."""
+def test_behind_the_fence_the_agent_lives_on_and_the_reaper_alone_withdraws_a_silent_peer(
+    life: Life, tmp_path: Path
+) -> None:
+    """conf/rbac/fence.yaml, with the network of these Macs; tests/attacks/test_cluster.py has what it refuses."""
     kube, mac = life.kube, life.mac
-    life.kubectl("apply", "-f", str(RBAC / "fence.yaml"))
-    login = Kube(life.login)
-
-    def denied(path: str, body: Object) -> str:
-        """What the fence says to a write of this Mac's account; "" if it is let through."""
-        query = {"fieldManager": "x", "force": "true", "dryRun": "All"}
-        try:
-            login.request("PATCH", kube.own(path), query, body, APPLY)
-        except KubeError as error:
-            return str(error)
-        return ""
-
-    def piece(node: str, ready: bool) -> Object:
-        labels = {"metal-supervisor.io/node": node, "endpointslice.kubernetes.io/managed-by": "metal-supervisor"}
-        return {
-            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-            "metadata": {"name": f"fenced-{node}", "labels": {**labels, "kubernetes.io/service-name": "fenced"}},
-            "endpoints": [{"addresses": ["192.0.2.9"], "conditions": {"ready": ready, "serving": ready}}],
-        }
-
-    def lease(name: str, holder: str) -> Object:
-        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name},
-                "spec": {"holderIdentity": holder}}
-
-    eventually(lambda: denied(f"{SLICES}/fenced-mac-b", piece("mac-b", True)), 60, "the fence to be in force")
-    assert "ready endpoints only in slices labelled" in denied(f"{SLICES}/fenced-mac-b", piece("mac-b", True))
-    assert denied(f"{SLICES}/fenced-mac-b", piece("mac-b", False)) == ""
-    assert denied(f"{SLICES}/fenced-{NODE}", piece(NODE, True)) == ""
-    eventually(lambda: denied(f"{LEASES}/metal-mac-b", lease("metal-mac-b", "mac-b")), 60, "the one for Leases")
-    assert denied(f"{LEASES}/isvc-x-0", lease("isvc-x-0", "mac-b")) and not denied(
-        f"{LEASES}/isvc-x-0", lease("isvc-x-0", NODE)
-    )
-    theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "theirs"}, "spec": {"ports": [{"port": 80}]}}
-    eventually(lambda: denied(f"{SERVICES}/theirs", theirs), 60, "the one for Services")
-
     if mac.maybe(f"{ISVC}/tiny") is None:
         mac.apply(mac.tiny_model(), service("tiny"))
     life.serves()
-    before = life.cluster.audited()
-    kube.request("DELETE", f"{SERVICES}/tiny")
-    life.restart("sidecar")
+    life.kubectl("apply", "-f", str(ROOT / "conf" / "reaper" / "reaper.yaml"))
+    fence = (RBAC / "fence.yaml").read_text().replace("'192.168.1.0/24'", "'192.0.2.0/24'")
+    life.kubectl("apply", "-f", "-", given=fence)
+    login = Kube(life.login)
+    try:
+        eventually(lambda: is_fenced(login, SPACE), 60, "the fence to be in force")
+    finally:
+        login.close()
+
+    before, logged = life.cluster.audited(), mac.log_lengths()
+    if mac.maybe(f"{LEASES}/metal-mac-z"):
+        kube.request("DELETE", f"{LEASES}/metal-mac-z")
     life.restart("controller")
+    kube.request("DELETE", f"{LEASES}/isvc-tiny-0")
+    eventually(lambda: life.fleet.holder() == NODE, 30, "the claim to be made again")
+    mac.supervisorctl("stop", "sidecar")
+    kube.request("DELETE", f"{SERVICES}/tiny")
+    if mac.maybe(f"{SLICES}/elsewhere-mac-z"):
+        kube.request("DELETE", f"{SLICES}/elsewhere-mac-z")
+    peer = silent_peer(kube)
+    mac.supervisorctl("start", "sidecar")
     eventually(lambda: mac.maybe(f"{SERVICES}/tiny"), 30, "the Service to be made")
     life.scale(0)
     eventually(lambda: mac.slice() is None, 30, "the slice to go")
     life.scale(1)
-    kube.request("PATCH", f"{SLICES}/elsewhere-mac-z", None, {"endpoints": piece("mac-z", True)["endpoints"]}, MERGE)
-    life.restart("sidecar")
-    eventually(
-        lambda: not kube.request("GET", f"{SLICES}/elsewhere-mac-z")["endpoints"][0]["conditions"]["ready"], 60,
-        "the silent Mac's endpoint to be taken out",
-    )
     life.serves()
-    login.close()
-    codes = {each.get("responseStatus", {}).get("code", 0) for each in life.audit(before)}
-    assert not codes & {403, 422}
+    left = "endpoint of a silent Mac left to the reaper"
+    eventually(lambda: left in mac.logged(logged), 60, "the refusal to be noted")
+    life.scale(0)  # passes go by
+    eventually(lambda: mac.slice() is None, 30, "the slice to go again")
+    life.scale(1)
+    life.serves()
+    assert kube.request("GET", peer)["endpoints"][0]["conditions"]["ready"] is True
+    found = refusals(life, before)
+    assert len(found) == 1 and "elsewhere-mac-z" in found[0], found
+    assert mac.logged(logged).count(left) == 1, "asked and told once"
+    assert mac.report()["cluster"]["error"] == ""
+
+    (tmp_path / "token").write_text(life.cluster.service_account_token(SPACE, "metal-reaper"))
+    (tmp_path / "ca.crt").write_bytes(life.cluster.ca_file.read_bytes())
+    (tmp_path / "namespace").write_text(SPACE)
+    environment = {
+        "PATH": os.environ["PATH"], "ACCOUNT_DIR": str(tmp_path), "API_URL": life.cluster.url, "PERIOD_S": "0.2",
+    }  # fmt: skip
+    script = str(ROOT / "conf" / "reaper" / "reaper.py")
+    with subprocess.Popen(
+        [sys.executable, "-I", "-B", script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    ) as reaper:
+        try:
+            assert reaper.stdout
+            assert reaper.stdout.readline().startswith("reaped elsewhere-mac-z: mac-z is silent")
+        finally:
+            reaper.terminate()
+    assert kube.request("GET", peer)["endpoints"][0]["conditions"]["ready"] is False
+    life.serves()
+    assert len(refusals(life, before)) == 1
+
+
+def refusals(life: Life, since: int) -> list[str]:
+    """The Mac's requests that were forbidden or refused by admission."""
+    return [
+        f"{each['verb']} {each['requestURI']}" for each in life.audit(since)
+        if each.get("responseStatus", {}).get("code") in (403, 422)
+    ]
 
 
 def test_an_account_that_is_deleted_is_shut_out_and_its_models_serve_on(life: Life) -> None:
