@@ -29,6 +29,7 @@ from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.core.attachment import JOB, Attachment, Phase
 from metal_supervisor.core.types import Json
 
+LOOPBACK = "127.0.0.1"
 LOOK_EVERY_S = 2.0
 AWAY_S, LONGEST_AWAY_S = 0.2, 2.0
 AGAIN_S, LONGEST_AGAIN_S = 2.0, 60.0
@@ -113,7 +114,11 @@ class Attendant:
                 key = Path(self._job["key_file"]).read_text("utf-8").strip()
             except OSError as error:
                 raise Away(f"its key cannot be read: {error.strerror}") from None
-        return Daemon(asked_at(record.host), record.port, key, ours=record.spec_file is not None)
+        spec = self._state.read_spec(record.spec_file) if record.spec_file else {}
+        # Its gate takes orders on loopback alone, also where engines listen on another address.
+        gated = str(next(iter(spec.get("argv") or ()), "")).endswith("/ollama-gate")
+        host = LOOPBACK if gated else asked_at(record.host)
+        return Daemon(host, record.port, key, ours=record.spec_file is not None)
 
     def _attach(self) -> None:
         """Attaches in a thread of its own, because being told to end must not wait for a load. Raises Away, Refused."""

@@ -40,7 +40,8 @@ SIDECAR_STOP_S = 10
 HANDOVER_FILE, HANDOVER_S = "handover", 60.0
 """While an installer has this file there, nothing may start: it is exchanging the job that does."""
 LAUNCHD_LOG_BYTES = 4 << 20
-SCRIPTS = {"metal-supervisor": "metal_supervisor", "attendant": "metal_supervisor.attendant"}
+SCRIPTS = {"metal-supervisor": "metal_supervisor", "attendant": "metal_supervisor.attendant",
+           "ollama-gate": "metal_supervisor.ollama_engine"}  # fmt: skip
 CTL = """\
 for word do
   case $word in -c* | --configuration* | -s* | --serverurl*) exec {python} -I -m supervisor.supervisorctl "$@" ;; esac

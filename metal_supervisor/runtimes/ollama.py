@@ -82,17 +82,16 @@ def engine(service: Service, _binary: Binary, place: Place) -> Engine:
 
 
 def daemon(binary: Binary, place: Place, _options: Mapping[str, Any]) -> Engine:
-    """The daemon itself. It unloads nothing on its own: which models fit is decided here."""
-    host = f"[{place.host}]" if ":" in place.host else place.host
+    """The daemon behind its gate, which binds it to loopback. It unloads nothing on its own: admission decides."""
     env = {
-        "OLLAMA_HOST": f"{host}:{place.port}",
         "OLLAMA_MODELS": place.daemon_models,
         "OLLAMA_KEEP_ALIVE": "-1",
         "OLLAMA_MAX_LOADED_MODELS": "64",
         "OLLAMA_NOPRUNE": "1",
         "OLLAMA_NO_CLOUD": "1",
     }
-    return Engine((binary.path, "serve"), tuple(sorted(env.items())), place.cwd, PROBE)
+    argv = (f"{place.cwd}/current/ollama-gate", place.host, str(place.port), place.cwd, binary.path)
+    return Engine(argv, tuple(sorted(env.items())), place.cwd, PROBE)
 
 
 def demand(

@@ -6,17 +6,19 @@ import contextlib
 import http.client
 import http.server
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests import chromium, mlx
+from tests import chromium, mlx, ollama
 from tests.mlx import mlx_model, mlx_service
 from tests.runtimes import omlx
-from tests.system import System, eventually, kill, running, service
+from tests.system import System, eventually, kill, model, running, service
 
 FOREIGN = (
     "https://evil.example", "null", "http://localhost.evil.example", "http://127.0.0.1.evil.example:80",
@@ -168,3 +170,156 @@ def test_an_engine_on_such_a_port_keeps_it_until_it_starts_next(tmp_path: Path) 
         port = up.port("kept")
         up.supervisorctl("restart", "controller")
         assert up.ready("kept", within_s=60) == again and up.port("kept") == port != up.port("other")
+
+
+# ── a client of the cluster uses Ollama's API (M2) ───────────────────────────────────────────────
+
+ELSEWHERE = "127.0.0.2"
+"""Address of a client that is not this machine, as far as the gate can tell."""
+OURS, OTHER = "ours", "other"
+
+
+@pytest.fixture(scope="module")
+def on_ollama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """A service on an Ollama of ours, which also has a model that no service declares."""
+    base = tmp_path_factory.mktemp("gated")
+    file = ollama.endless(base / "file.gguf", context=32768)
+    with running(base, "--ollama", str(ollama.program()), "--ollama-url", "off") as up:
+        up.apply(model("file", str(file)), service(OURS, "file", runtime="ollama", extraArgs=[]))
+        up.ready(OURS, within_s=90)
+        made = request(up.port(OURS), "POST", "/api/create", {"model": OTHER, "from": OURS, "stream": False})
+        assert made[0] == 200, "this machine itself may use all of the API"
+        yield up
+
+
+def rows(system: System, path: str = "/api/ps") -> list[dict[str, Any]]:
+    """The models that Ollama has loaded, or has."""
+    found: list[dict[str, Any]] = json.loads(request(system.port(OURS), "GET", path)[2])["models"]
+    return found
+
+
+ORDERS: tuple[tuple[str, str, Any], ...] = (
+    ("POST", "/api/pull", {"model": "127.0.0.1:9/library/x", "insecure": True}),
+    ("POST", "/api/push", {"model": OURS}),
+    ("POST", "/api/create", {"model": "mine", "from": OURS}),
+    ("POST", "/api/copy", {"source": OURS, "destination": "mine"}),
+    ("DELETE", "/api/delete", {"model": OURS}),
+    ("POST", "/api/blobs/sha256:" + "0" * 64, "x"),
+    ("HEAD", "/api/blobs/sha256:" + "0" * 64, None),
+    ("GET", "/api/blobs/sha256:" + "0" * 64, None),
+    ("POST", "/api/signout", None),
+    ("POST", "/api/me", None),
+    ("POST", "/api/experimental/web_fetch", {"url": "http://127.0.0.1/"}),
+    ("DELETE", f"/v1/models/{OURS}", None),
+    ("GET", "/api/chat/../delete", None),
+    ("DELETE", "//api/delete", {"model": OURS}),
+    ("DELETE", "/api/chat", {"model": OURS}),
+    ("DELETE", "http://127.0.0.1/api/delete", {"model": OURS}),
+    ("DELETE", "/api%2fdelete", {"model": OURS}),
+    ("OPTIONS", "/api/delete", None),
+    ("POST", "/api/tags", {"model": OURS}),
+)
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ORDERS)
+def test_another_machine_cannot_manage_ollama(on_ollama: System, method: str, path: str, body: Any) -> None:
+    before = rows(on_ollama, "/api/tags"), rows(on_ollama)
+    assert request(on_ollama.port(OURS), method, path, body, source=ELSEWHERE)[0] == 404
+    assert (rows(on_ollama, "/api/tags"), rows(on_ollama)) == before
+
+
+@pytest.mark.parametrize("asked", [
+    {"model": OTHER}, {"model": f"{OTHER}:latest"}, {"model": f"library/{OURS}"}, {"model": OURS, "MODEL": OTHER},
+    {"name": OTHER}, {"model": ["x"]}, {}, {"model": f"registry.ollama.ai/library/{OTHER}"}, {"model": f"../{OURS}"},
+])  # fmt: skip
+@pytest.mark.parametrize("path", ["/api/generate", "/api/chat", "/api/embed", "/api/show", CHAT, "/v1/embeddings"])
+def test_another_machine_cannot_load_what_no_service_declares(on_ollama: System, path: str, asked: Any) -> None:
+    before = rows(on_ollama)
+    status, _, text = request(on_ollama.port(OURS), "POST", path, {**asked, "stream": False}, source=ELSEWHERE)
+    assert status == 404 and b"no service of Ollama" in text
+    assert rows(on_ollama) == before
+
+
+@pytest.mark.parametrize("asked", [
+    {"keep_alive": 0}, {"keep_alive": "0s"}, {"KEEP_ALIVE": 0}, {"\u212aeep_alive": 0}, {"keep_alive": "1s"},
+    {"options": {"num_ctx": 8192}}, {"Options": {"num_gpu": 3, "num_batch": 7}}, {"options": {"use_mmap": False}},
+])  # fmt: skip
+@pytest.mark.parametrize("path", ["/api/generate", "/api/chat", "/api/embed"])
+def test_another_machine_cannot_unload_or_reload_a_model(on_ollama: System, path: str, asked: Any) -> None:
+    def loaded() -> list[Any]:
+        told = "name", "digest", "context_length"
+        return [([each[name] for name in told], each["expires_at"][:3]) for each in rows(on_ollama)]
+
+    before, engines = loaded(), runners(on_ollama)
+    body = {"model": OURS, "prompt": "", "input": "", "messages": [], "stream": False, **asked}
+    request(on_ollama.port(OURS), "POST", path, body, source=ELSEWHERE)
+    assert loaded() == before and runners(on_ollama) == engines
+
+
+def runners(system: System) -> set[int]:
+    """Pids of the processes in which Ollama runs models."""
+    daemon = psutil.Process(system.own_pid("ollama"))
+    return {each.pid for each in daemon.children(recursive=True) if "runner" in each.cmdline()}
+
+
+def test_ollama_itself_listens_on_loopback_and_the_gate_where_engines_do(on_ollama: System) -> None:
+    daemon = psutil.Process(on_ollama.own_pid("ollama"))
+    assert daemon.cmdline()[1:] == ["serve"], "it keeps the pid that supervisord knows"
+    assert {each.laddr.ip for each in daemon.net_connections() if each.status == "LISTEN"} == {"127.0.0.1"}
+    assert on_ollama.port(OURS) not in {each.laddr.port for each in daemon.net_connections()}
+
+
+def test_another_machine_is_served_and_may_look(on_ollama: System) -> None:
+    port = on_ollama.port(OURS)
+    for path in ("/", "/api/version", "/api/tags", "/api/ps", "/v1/models"):
+        assert request(port, "GET", path, source=ELSEWHERE)[0] == 200, path
+    status, _, text = request(port, "POST", CHAT, chat(OURS), source=ELSEWHERE)
+    assert status == 200 and json.loads(text)["choices"][0]["message"]["content"]
+    options = {"num_predict": 3, "temperature": 0}
+    asked = {"model": f"{OURS}:latest", "prompt": "hi", "stream": False, "options": options}
+    status, _, text = request(port, "POST", "/api/generate", asked, source=ELSEWHERE)
+    assert status == 200 and json.loads(text)["eval_count"] == 3, "what it says of sampling counts"
+    chunked = iter([json.dumps(asked)[:20].encode(), json.dumps(asked)[20:].encode()])
+    assert request(port, "POST", "/api/generate", chunked, source=ELSEWHERE)[0] == 200
+
+
+def test_a_page_of_another_host_cannot_use_ollama(on_ollama: System) -> None:
+    for origin in FOREIGN:
+        told = request(on_ollama.port(OURS), "POST", CHAT, chat(OURS), Origin=origin)
+        assert told[0] == 403 and "access-control-allow-origin" not in told[1], told
+
+
+@pytest.mark.parametrize("source", ["127.0.0.1", ELSEWHERE])
+def test_a_stream_passes_as_it_is_made_and_ends_with_its_client(on_ollama: System, source: str) -> None:
+    body = {"model": OURS, "prompt": "hi", "options": {"num_predict": 30000, "ignore_eos": True}}
+    connection = http.client.HTTPConnection("127.0.0.1", on_ollama.port(OURS), timeout=30, source_address=(source, 0))
+    connection.request("POST", "/api/generate", json.dumps(body))
+    answer = connection.getresponse()
+    for _ in range(3):
+        assert json.loads(answer.readline())["done"] is False
+    (runner,) = (psutil.Process(each) for each in runners(on_ollama))
+    connection.close()
+    answer.close()
+    eventually(lambda: runner.cpu_percent(0.5) < 10, 30, "Ollama to stop computing an answer that nobody reads")
+
+
+def test_a_second_request_behind_the_first_is_not_passed_on(on_ollama: System) -> None:
+    order = json.dumps({"model": OTHER}).encode()
+    hidden = b"DELETE /api/delete HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(order), order)
+    with socket.create_connection(("127.0.0.1", on_ollama.port(OURS)), 20, (ELSEWHERE, 0)) as client:
+        client.sendall(b"GET /api/tags HTTP/1.1\r\nHost: x\r\n\r\n" + hidden)
+        text = b"".join(iter(lambda: client.recv(65536), b""))
+    assert text.count(b"HTTP/1.1 ") == 1
+    assert f"{OTHER}:latest" in {each["name"] for each in rows(on_ollama, "/api/tags")}
+
+
+@pytest.mark.parametrize("which", ["ollama", "gate"])
+def test_ollama_and_its_gate_end_together_and_come_back(on_ollama: System, which: str) -> None:
+    daemon = psutil.Process(on_ollama.own_pid("ollama"))
+    (guard,) = (each for each in daemon.children() if "ollama_engine" in " ".join(each.cmdline()))
+    kill(daemon.pid if which == "ollama" else guard.pid)
+    eventually(lambda: on_ollama.own_pid("ollama") not in (0, daemon.pid), 90, "another")
+    for each in (daemon, guard):
+        assert not each.is_running() or each.status() == psutil.STATUS_ZOMBIE
+    eventually(lambda: on_ollama.slice_ready(OURS) and rows(on_ollama), 90, "the service to be back")
+    assert request(on_ollama.port(OURS), "POST", CHAT, chat(OURS), source=ELSEWHERE)[0] == 200

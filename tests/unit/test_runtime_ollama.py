@@ -100,12 +100,11 @@ def test_what_it_can_be_asked_for_or_changes_nothing_is_not(options: dict[str, A
 
 def test_the_daemon_unloads_nothing_by_itself_and_keeps_its_models_in_a_place_of_ours() -> None:
     made = daemon(BINARY, PLACE, {})
-    assert made.argv == ("/opt/ollama", "serve")
+    assert made.argv == (f"{PLACE.cwd}/current/ollama-gate", "127.0.0.1", "18100", PLACE.cwd, "/opt/ollama")
     assert dict(made.env) == {
-        "OLLAMA_HOST": "127.0.0.1:18100", "OLLAMA_MODELS": "/state/ollama", "OLLAMA_KEEP_ALIVE": "-1",
+        "OLLAMA_MODELS": "/state/ollama", "OLLAMA_KEEP_ALIVE": "-1",
         "OLLAMA_MAX_LOADED_MODELS": "64", "OLLAMA_NOPRUNE": "1", "OLLAMA_NO_CLOUD": "1",
     }  # fmt: skip
-    assert dict(daemon(BINARY, replace(PLACE, host="::1"), {}).env)["OLLAMA_HOST"] == "[::1]:18100"
 
 
 def test_services_of_one_model_have_to_agree_on_what_it_is_made_with() -> None:
