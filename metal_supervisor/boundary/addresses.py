@@ -29,7 +29,10 @@ OF_MACHINES = re.compile(r"bridge[1-9]\d\d|vmenet|vmnet|docker|veth|virbr|br-")
 VIRTUAL_NAMES = ("bridge", "utun", "vmenet", "vmnet", "docker", "veth", "virbr", "br-", "awdl", "llw", "anpi")
 HOST_NAMES = ("host.minikube.internal", "host.docker.internal")
 HTTPS = 443
+SHORTEST_PREFIX = 32
+"""Of an IPv6 network that counts as on-link; a tunnel may say that all of the internet is."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Resolver = Callable[[str], Sequence[str]]
 """Name -> its addresses, none if it has none."""
 
@@ -143,6 +146,28 @@ def _rank(address: Address, interface: str) -> tuple[int, str]:
     if address.version == 4 and _within(address, PRIVATE):
         return 1, "LAN"
     return 3 + (later > 0), "network"
+
+
+def networks_near(interfaces: Sequence[Interface]) -> tuple[Network, ...]:
+    """The addresses of this machine, and the IPv6 networks that it is on: a server of the internet is on none."""
+    found: set[Network] = set()
+    for each in interfaces:
+        address = host.parsed_address(each.address)
+        if address is None:
+            continue
+        found.add(ipaddress.ip_network(address))
+        if address.version == 6 and (length := _prefix(each.netmask)) >= SHORTEST_PREFIX:
+            found.add(ipaddress.ip_network((address, length), strict=False))
+    return tuple(found)
+
+
+def _prefix(netmask: str) -> int:
+    """Length of the prefix that an IPv6 netmask stands for; 0 if it is none."""
+    try:
+        bits = f"{int(ipaddress.IPv6Address(netmask.partition('/')[0])):0128b}"
+    except ValueError:
+        return 0
+    return len(bits.rstrip("0")) if "01" not in bits else 0
 
 
 # ── the real surroundings ────────────────────────────────────────────────────────────────────────

@@ -40,6 +40,8 @@ class Interface:
     address: str
     """Without the scope that a link-local one carries."""
     up: bool
+    netmask: str = ""
+    """As the system tells it, "" if it tells none."""
 
 
 def _output(*command: str, timeout_s: float = TIMEOUT_S) -> str:
@@ -147,7 +149,7 @@ def interfaces() -> tuple[Interface, ...]:
     """Every IP address of this machine, in the system's order of interfaces."""
     states = psutil.net_if_stats()
     return tuple(
-        Interface(name, each.address.partition("%")[0], name in states and states[name].isup)
+        Interface(name, each.address.partition("%")[0], name in states and states[name].isup, each.netmask or "")
         for name, addresses in psutil.net_if_addrs().items()
         for each in addresses
         if each.family in (socket.AF_INET, socket.AF_INET6)

@@ -22,6 +22,8 @@ import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
+from metal_supervisor.boundary.addresses import networks_near
+from metal_supervisor.boundary.host import interfaces
 from metal_supervisor.boundary.listing import Retry, Unusable
 from metal_supervisor.core.sources import shown
 from metal_supervisor.core.trust import Rules
@@ -135,7 +137,8 @@ class Client:
         """The addresses of a host that may be connected to. Raises _Forbidden, socket.gaierror."""
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         known = dict.fromkeys(str(each[4][0]).partition("%")[0] for each in found)
-        allowed = [each for each in known if self._rules.allows_address(host, ipaddress.ip_address(each), port)]
+        near, rules = networks_near(interfaces()), self._rules
+        allowed = [each for each in known if rules.allows_address(host, ipaddress.ip_address(each), port, near)]
         if known and not allowed:
             text = f"{host:.253} is at {next(iter(known))}, which is no public address; --private-hosts can allow it"
             raise _Forbidden(text)

@@ -8,6 +8,7 @@ whoever runs the Mac says otherwise.
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -35,9 +36,11 @@ class Rules:
         """Whether a name may be asked at all."""
         return not self.hosts or _among(host, self.hosts)
 
-    def allows_address(self, host: str, address: Address, port: int = 0) -> bool:
-        """Whether a name may be what it resolves to."""
-        if self.lax or is_public(address) or _among(host, self.private):
+    def allows_address(
+        self, host: str, address: Address, port: int = 0, near: Collection[Network] = ()
+    ) -> bool:
+        """Whether a name may be what it resolves to. `near`: see `is_public`."""
+        if self.lax or is_public(address, near) or _among(host, self.private):
             return True
         if (host.rstrip(".").lower(), port) == self.mirror:
             return True
@@ -57,14 +60,20 @@ def _network(text: str) -> Network | None:
         return None
 
 
-def is_public(address: Address) -> bool:
-    """Whether an address is one of the internet's, and so is the IPv4 one that may be wrapped in it."""
+def is_public(address: Address, near: Collection[Network] = ()) -> bool:
+    """Whether an address is one of the internet's, and so is the IPv4 one that may be wrapped in it.
+
+    `near`: networks of this Mac's own. IPv6 gives every device of a home an address of the internet's, so that by its
+    number alone a neighbour's disk cannot be told from a server.
+    """
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
         if address in NAT64:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
-            return is_public(inner)
+            return is_public(inner, near)
         if address not in UNICAST:
             return False
+    if any(address in network for network in near if network.version == address.version):
+        return False
     return address.is_global and not address.is_multicast

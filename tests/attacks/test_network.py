@@ -15,6 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
+from metal_supervisor.boundary import web
+from metal_supervisor.boundary.host import Interface
+from metal_supervisor.boundary.listing import Unusable
+from metal_supervisor.core.trust import Rules
 from tests import chromium, mlx, ollama
 from tests.mlx import mlx_model, mlx_service
 from tests.runtimes import omlx
@@ -323,3 +327,20 @@ def test_ollama_and_its_gate_end_together_and_come_back(on_ollama: System, which
         assert not each.is_running() or each.status() == psutil.STATUS_ZOMBIE
     eventually(lambda: on_ollama.slice_ready(OURS) and rows(on_ollama), 90, "the service to be back")
     assert request(on_ollama.port(OURS), "POST", CHAT, chat(OURS), source=ELSEWHERE)[0] == 200
+
+
+# ── a Model's host resolves to the Mac or a neighbour, at an address of the internet (M5) ────────
+
+
+@pytest.mark.parametrize("address", ["2a01:4f8:1:2::1", "2a01:4f8:1:2:aaaa:bbbb:cccc:dddd", "203.0.114.9"])
+def test_a_model_is_not_fetched_from_the_mac_or_its_ipv6_neighbours(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    own = Interface("en0", "2a01:4f8:1:2::7", True, "ffff:ffff:ffff:ffff::"), Interface("en0", "203.0.114.9", True)
+    monkeypatch.setattr(web, "interfaces", lambda: own)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    found = [(family, socket.SOCK_STREAM, 6, "", (address, 80))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("it was connected to"))
+    with pytest.raises(Unusable, match="no public address"):
+        web.Client(Rules()).get("http://models.example.com/m.gguf")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from metal_supervisor.boundary import addresses
-from metal_supervisor.boundary.addresses import Choice, Surroundings, choose
+from metal_supervisor.boundary.addresses import Choice, Surroundings, choose, networks_near
 from metal_supervisor.boundary.host import Interface
 
 LOOPBACK = (Interface("lo0", "127.0.0.1", True), Interface("lo0", "::1", True), Interface("lo0", "fe80::1", True))
@@ -142,3 +142,23 @@ def test_what_was_asked_for_is_doubted_where_pods_may_not_reach_it(
     assert (choice.address, choice.problem) == (address, ""), "it wins all the same"
     assert doubted in choice.note and bool(choice.note) == bool(doubted)
     assert not choice.note or "--host-ip" in choice.note
+
+
+@pytest.mark.parametrize(
+    ("address", "netmask", "networks"),
+    [
+        ("2a01:4f8:1:2::7", "ffff:ffff:ffff:ffff::", ["2a01:4f8:1:2::7/128", "2a01:4f8:1:2::/64"]),
+        ("2a01:4f8:1:2::7", "ffff:ffff:ffff:ff00::/56", ["2a01:4f8:1:2::7/128", "2a01:4f8:1::/56"]),
+        ("2a01:4f8:1:2::7", "::", ["2a01:4f8:1:2::7/128"]),
+        ("2a01:4f8:1:2::7", "ffff::", ["2a01:4f8:1:2::7/128"]),
+        ("2a01:4f8:1:2::7", "ffff:0:ffff::", ["2a01:4f8:1:2::7/128"]),
+        ("2a01:4f8:1:2::7", "", ["2a01:4f8:1:2::7/128"]),
+        ("203.0.114.9", "255.255.255.0", ["203.0.114.9/32"]),
+        ("none", "", []),
+    ],
+)
+def test_an_address_of_this_machine_is_near_and_so_is_its_ipv6_network(
+    address: str, netmask: str, networks: list[str]
+) -> None:
+    found = networks_near([Interface("en0", address, True, netmask)])
+    assert sorted(map(str, found)) == sorted(networks)

@@ -55,3 +55,22 @@ def test_a_network_is_no_name_and_a_name_is_no_network() -> None:
     assert not rules.allows_address("any.example", ipaddress.ip_address("192.168.1.1"))
     assert rules.allows_address("nas", ipaddress.ip_address("192.168.1.1"))
     assert not rules.allows_address("nasty", ipaddress.ip_address("192.168.1.1"))
+
+
+NEAR = [ipaddress.ip_network(each) for each in ("2a01:db8:1:2::/64", "2a01:db8:9::7/128", "203.0.114.9/32")]
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("2a01:db8:1:2::1", False), ("2a01:db8:1:2:ffff::1", False), ("2a01:db8:1:3::1", True),
+        ("2a01:db8:9::7", False), ("2a01:db8:9::8", True), ("203.0.114.9", False), ("203.0.114.10", True),
+        ("::ffff:203.0.114.9", False), ("64:ff9b::cb00:7209", False), ("2002:cb00:7209::1", False),
+        ("2606:4700::1111", True), ("192.168.1.1", False),
+    ],
+)  # fmt: skip
+def test_this_mac_and_its_ipv6_neighbours_are_not_the_internet(address: str, public: bool) -> None:
+    found = ipaddress.ip_address(address)
+    assert is_public(found, NEAR) is public
+    assert Rules().allows_address("h.example", found, 443, NEAR) is public
+    assert Rules(private=("h.example",)).allows_address("h.example", found, 443, NEAR)
