@@ -71,9 +71,10 @@ def phase_of(
 class Operator(threading.Thread):
     """Reconciles until told to end."""
 
-    def __init__(self, kube: Kube) -> None:
+    def __init__(self, kube: Kube, manager: str = "manager") -> None:
+        """`manager`: its name as a writer, which is that of its binary."""
         super().__init__(name="operator", daemon=True)
-        self._kube = kube
+        self._kube, self._manager = kube, manager
         self._over = threading.Event()
         self._seen: dict[str, tuple[str, str]] = {}
         self.writes = 0
@@ -131,7 +132,7 @@ class Operator(threading.Thread):
             status["schedulingStatus"], status["schedulingMessage"] = info
         body = {**item, "status": status}
         try:
-            done = self._kube.request("PUT", f"{ISVC}/{name}/status", {"fieldManager": "manager"}, body)
+            done = self._kube.request("PUT", f"{ISVC}/{name}/status", {"fieldManager": self._manager}, body)
         except KubeError as error:
             if not error.conflict:
                 raise

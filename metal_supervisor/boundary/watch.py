@@ -21,6 +21,7 @@ import urllib3
 
 from metal_supervisor.boundary.answers import retry_after_s
 from metal_supervisor.boundary.kube import Kube, KubeError
+from metal_supervisor.core import mode
 from metal_supervisor.core.types import Json, Key
 
 WATCH_S, RELIST_S = 300.0, 600.0
@@ -53,13 +54,8 @@ def key_of(item: Json) -> Key:
 
 
 def _slim(item: Json) -> Json:
-    """The object without its field bookkeeping, of which only who wrote its status, and when, is kept."""
-    entries = item["metadata"].pop("managedFields", None)
-    item["metadata"]["statusWriters"] = {
-        str(entry.get("manager")): str(entry.get("time") or "")
-        for entry in (entries if isinstance(entries, list) else [])
-        if isinstance(entry, dict) and entry.get("subresource") == "status"
-    }
+    """The object without its field bookkeeping, of which only the time of the operator's latest write is kept."""
+    item["metadata"]["operatorWrote"] = mode.operator_wrote(item["metadata"].pop("managedFields", None))
     return item
 
 

@@ -1,7 +1,8 @@
 """Whether LLMKube's operator writes status here, told from its traces.
 
-It leaves its name in the managed fields of every status it writes, with a time. Two writers of one status
-would undo each other for ever, so its presence is believed at once, and its absence only after a while.
+The managed fields of every status it writes tell its name, the fields and a time. The name is that of its binary, so
+the fields are what it is known by. Two writers of one status would undo each other for ever, so its presence is
+believed at once, and its absence only after a while.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from metal_supervisor.core.manifests import MANAGED_BY
 from metal_supervisor.core.types import Json
 
-MANAGER = "manager"
-"""What controller-runtime programs such as the operator call themselves when they write."""
+FIELD = "f:lastUpdated"
+"""Field that the operator changes with every write, and that nothing else but us sets."""
 SILENCE_S, UNDECIDED_S = 300.0, 3.0
 
 
@@ -31,9 +33,27 @@ class Signs:
     """What was known when the program before this one ended."""
 
 
+def operator_wrote(entries: object) -> str:
+    """Newest time (RFC 3339) at which the operator wrote a status, by `metadata.managedFields`; "" if it never did."""
+    times = [""]
+    for entry in entries if isinstance(entries, list) else []:
+        if not isinstance(entry, dict) or (entry.get("subresource"), entry.get("operation")) != ("status", "Update"):
+            continue  # ours are applied, but for the two fields that the operator writes as well
+        manager, owns = str(entry.get("manager")), entry.get("fieldsV1")
+        fields = owns.get("f:status") if isinstance(owns, dict) else None
+        if FIELD in (fields if isinstance(fields, dict) else ()) and not is_ours(manager):
+            times.append(str(entry.get("time") or ""))
+    return max(times)
+
+
+def is_ours(manager: str) -> bool:
+    """Whether a field manager is this Mac or another one."""
+    return manager == MANAGED_BY or manager.startswith("metal/")
+
+
 def look(before: Signs, items: Iterable[Json], now: float, server_now: float) -> Signs:
     """The signs after a look at what is watched. `server_now`: Unix time by the API server's clock."""
-    latest = max((item["metadata"].get("statusWriters", {}).get(MANAGER, "") for item in items), default="")
+    latest = max((item["metadata"].get("operatorWrote", "") for item in items), default="")
     first_at = now if before.first_at is None else before.first_at
     if latest <= before.latest:
         return replace(before, first_at=first_at)

@@ -16,12 +16,12 @@ from tests.operator_sim import WAITING, Operator
 from tests.system import ISVC, MODELS, eventually, model, service
 
 
-@pytest.fixture
-def beside(tmp_path: Path) -> Iterator[tuple[Mac, Operator, Fleet]]:
-    """One Mac in a cluster whose operator is there already."""
+@pytest.fixture(params=["manager"])
+def beside(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Mac, Operator, Fleet]]:
+    """One Mac in a cluster whose operator is there already. Parameter: the name of its binary."""
     with embedded_cluster(tmp_path) as kubeconfig, fleet(tmp_path, kubeconfig) as macs:
         kube = Kube(kubeconfig)
-        operator = Operator(kube)
+        operator = Operator(kube, request.param)
         operator.start()
         try:
             yield macs.add("mac-a"), operator, macs
@@ -40,6 +40,7 @@ def writers(mac: Mac, name: str = "tiny") -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.parametrize("beside", ["manager", "llmkube-controller"], indirect=True)
 def test_beside_the_operator_only_our_own_condition_is_ours(beside: tuple[Mac, Operator, Fleet]) -> None:
     mac, operator, _ = beside
     mac.apply(mac.tiny_model(), service("tiny", endpoint={"port": 9000}))

@@ -6,13 +6,46 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.core.mode import SILENCE_S, UNDECIDED_S, Signs, look, operator_present
+from metal_supervisor.core.mode import SILENCE_S, UNDECIDED_S, Signs, look, operator_present, operator_wrote
 
 NOON = 1795262400.0  # 2026-11-21T12:00:00Z
 
 
-def item(time: str = "", manager: str = "manager") -> dict[str, Any]:
-    return {"metadata": {"statusWriters": {manager: time} if time else {}}}
+def item(time: str = "") -> dict[str, Any]:
+    return {"metadata": {"operatorWrote": time}}
+
+
+def entry(manager: str = "manager", **other: Any) -> dict[str, Any]:
+    """A managed fields entry as the operator's update of a status leaves it."""
+    owns = {"f:status": {".": {}, "f:lastUpdated": {}, "f:phase": {}}}
+    return {
+        "manager": manager, "operation": "Update", "subresource": "status", "time": "2026-11-21T11:59:59Z",
+        "fieldsV1": owns, **other,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("manager", ["manager", "llmkube-controller", "__debug_bin"])
+def test_the_operator_is_known_by_the_fields_it_owns_whatever_its_binary_is_called(manager: str) -> None:
+    older = entry("kubectl", time="2026-11-21T12:30:00Z", subresource="")
+    assert operator_wrote([older, entry(manager), entry(manager, time="2026-11-21T11:00:00Z")]) == entry()["time"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"manager": "metal-supervisor"}, {"manager": "metal/mac-a"}, {"operation": "Apply"}, {"subresource": ""},
+        {"fieldsV1": {"f:status": {"f:schedulingStatus": {}}}}, {"fieldsV1": {"f:status": {"f:phase": {}}}},
+        {"fieldsV1": None}, {"fieldsV1": {"f:status": []}}, {"time": None},
+    ],
+    ids=str,
+)
+def test_what_we_or_people_write_is_no_trace_of_the_operator(other: dict[str, Any]) -> None:
+    assert operator_wrote([entry(**other)]) == ""
+
+
+@pytest.mark.parametrize("entries", [None, {}, "x", [None, 5], []], ids=str)
+def test_damaged_bookkeeping_is_no_trace(entries: object) -> None:
+    assert operator_wrote(entries) == ""
 
 
 def test_nothing_is_said_before_the_first_look_and_for_a_moment_after_it() -> None:
@@ -41,11 +74,6 @@ def test_a_new_trace_is_fresh_whatever_the_clocks_say(stamp: str) -> None:
     assert operator_present("auto", again, 101.0) is True
     same = look(again, [item(stamp)], 300.0, NOON)
     assert operator_present("auto", same, 100.0 + SILENCE_S) is False, "the same trace again is no news"
-
-
-def test_our_own_writes_are_no_trace() -> None:
-    signs = look(Signs(), [item("2026-11-21T11:59:59Z", "metal-supervisor")], 10.0, NOON)
-    assert operator_present("auto", signs, 20.0) is False
 
 
 def test_what_the_program_before_knew_holds_until_something_is_seen() -> None:
