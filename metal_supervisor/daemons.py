@@ -13,10 +13,13 @@ import time
 import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.builds import Broken, Builds
 from metal_supervisor.boundary.daemon import Away, Daemon, Refused
+from metal_supervisor.boundary.listing import Unusable
+from metal_supervisor.boundary.places import places_of
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.config import Settings
 from metal_supervisor.core import decide, programs
@@ -26,7 +29,7 @@ from metal_supervisor.core.sources import library_model
 from metal_supervisor.core.types import LIVE, Json, Key, Probe, ProgramState, Record, RunNote, Service, Standing
 from metal_supervisor.runtimes import RUNTIMES, Place
 from metal_supervisor.runtimes.ollama import NAME as OLLAMA
-from metal_supervisor.runtimes.omlx import KEY_FILE
+from metal_supervisor.runtimes.omlx import CACHE_DIRECTORY, KEY_FILE
 from metal_supervisor.runtimes.omlx import NAME as OMLX
 
 DAEMONS = {name: row.shared for name, row in RUNTIMES.items() if row.shared is not None}
@@ -114,7 +117,7 @@ class Daemons:
         self._records, self._services, self._asked = records, {}, True
         ordered = sorted(services, key=lambda each: (not _runs(records.get(each.key)), each.key))
         for each in ordered:
-            if each.runtime in DAEMONS and each.replicas and not each.suspended:
+            if each.runtime in DAEMONS and each.replicas and not each.suspended and not self._misplaced(each):
                 self._services.setdefault(each.runtime, []).append(each)
         self.own.want(OLLAMA in self._services or _is_own(records.get(key_of(OLLAMA))))
 
@@ -153,6 +156,8 @@ class Daemons:
         if service.ordinal:
             text = f"spec.replicas: the shared {service.runtime} daemon of a Mac serves a service once; each further"
             return "ServedNameConflict", f"{text} replica takes a Mac of its own"
+        if misplaced := self._misplaced(service):
+            return misplaced
         others = self._services.get(service.runtime, [])
         before = others[: next((at for at, each in enumerate(others) if each.key == service.key), len(others))]
         for other in before:
@@ -172,6 +177,17 @@ class Daemons:
             if row.per_file and same and row.per_file(other) != row.per_file(service):
                 text = f"{where} has {service.runtime} run that model with another context, batch size or gpu.layers"
                 return "DaemonSettingsConflict", f"spec.contextSize: {text}, and it runs a model once; make them alike"
+        return None
+
+    def _misplaced(self, service: Service) -> tuple[str, str] | None:
+        """(reason, message) of a cache directory that a manifest may not name: the daemon would write there."""
+        directory = service.options.get(CACHE_DIRECTORY) if service.runtime == OMLX else None
+        if directory is None:
+            return None
+        try:
+            places_of(self._settings).check(Path(directory))
+        except Unusable as error:
+            return error.reason, f"spec.{CACHE_DIRECTORY}: {error}"
         return None
 
     # ── the records ──────────────────────────────────────────────────────────────────────────────

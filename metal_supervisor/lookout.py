@@ -48,6 +48,7 @@ METAL_ASKED = ModelFile("Checking", message=ASKED)
 LOOKING = ModelFile("Checking", message="it is being found out whether the user's own daemon answers")
 LIBRARY = ModelFile("Ready")
 """A model of Ollama's library is no file of ours."""
+FOREIGN = Reading(None, problem="a manifest may not name it")
 READING = ModelFile("Checking", message="the header of the model file is being read")
 
 
@@ -184,8 +185,9 @@ class Lookout:
         return binary, runtime.lacks(service, binary) if binary is not None else None
 
     def _look_from_home(self, path: str) -> Reading | None:
-        """A file that a command line names: engines are started in the state directory."""
-        return self._look(str(Path(self._state.home, path)))
+        """A file that a command line names; one that a manifest may not name is not opened, whatever named it."""
+        whole = Path(self._state.home, path)
+        return self._look(str(whole)) if self._store.may_open(whole) else FOREIGN
 
     def _library(self, source: str) -> Reading | None:
         """A model of Ollama's library, as its registry tells of it; None while it is being asked."""
@@ -319,7 +321,11 @@ class Lookout:
         """
         path = str(self._store.here(service.model.artifact) or "")
         further = {each.key: str(self._store.here(each.artifact) or "") for each in service.companions}
-        look = self._look_from_home
+        parts = {path, *further.values()} - {""}
+
+        def look(named: str) -> Reading | None:
+            return self._look(named) if named in parts else self._look_from_home(named)
+
         composed = self._composed(service, binary, path, 0, self._look(path) if path else None, further, look)
         needs = composed[1].bytes or 0 if composed else 0
         if self._offered_bytes + needs > max(self.room.left, 0):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import os
+import pwd
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -168,8 +169,9 @@ class Settings:
         "empty: HF_ENDPOINT of the environment, else https://huggingface.co.", _hub,
     )
     allowed_roots: str = _setting(
-        "", "Directories whose files a Model may name, separated by commas; empty: all with the embedded API, else the "
-        "home directory, the model store, /Users/Shared and /Volumes.", _directory_list,
+        "", "Directories whose files a manifest may name, separated by commas; empty: /Users/Shared and /Volumes, and "
+        "with the embedded API the home directory too. Hidden files and Library of the home directory have to be named "
+        "here themselves; the state directory and the store's models are never a manifest's.", _directory_list,
     )
     allowed_hosts: str = _setting(
         "", "Hosts that models may be fetched from, their subdomains included, separated by commas; empty: any.",
@@ -329,9 +331,17 @@ class Settings:
     @property
     def roots(self) -> tuple[Path, ...]:
         """The directories whose files a Model may name."""
-        usual = ("/",) if self.embedded else ("~", "/Users/Shared", "/Volumes", str(self.store_path))
+        usual = (*(("~",) if self.embedded else ()), "/Users/Shared", "/Volumes")
         found = (Path(each).expanduser() for each in _listed(self.allowed_roots) or usual)
         return tuple(each.resolve() for each in found)
+
+    @property
+    def homes(self) -> tuple[Path, ...]:
+        """The home directories of this user, by the environment and by the account."""
+        found = [Path.home()]
+        with suppress(KeyError):  # a container may have a user without an account
+            found.append(Path(pwd.getpwuid(os.getuid()).pw_dir))
+        return tuple(each for each in dict.fromkeys(each.resolve() for each in found) if each != Path("/"))
 
     @property
     def hub(self) -> str:

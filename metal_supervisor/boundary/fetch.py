@@ -296,7 +296,7 @@ def kind(head: bytes) -> str:
         return "a web page (a login or error page?)"
     if start.startswith(b"version https://git-lfs"):
         return "a Git LFS pointer"
-    return f"something else (it begins with {head[:8]!r})"
+    return "something else"
 
 
 def digest(path: Path, tell: Callable[[int], None] = lambda _: None) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from metal_supervisor.boundary import backups, fetch, model_files, takeover
 from metal_supervisor.boundary.listing import Listing, Piece, Retry, Unusable
 from metal_supervisor.boundary.origins import locate
+from metal_supervisor.boundary.places import Places, places_of
 from metal_supervisor.boundary.slots import Contents, Kept, Slot, kept, with_file
 from metal_supervisor.boundary.space import Space
 from metal_supervisor.boundary.web import STALL_S, Client, Stopped
@@ -38,8 +39,8 @@ class Terms:
     """How this Mac fetches."""
 
     rules: Rules = field(default_factory=Rules)
-    roots: tuple[Path, ...] = (Path("/"),)
-    """Where files that are named by their path may be; resolved."""
+    places: Places = field(default_factory=Places)
+    """Where files that are named by their path may be."""
     hub: str = HUB
     """Base URL of the Hub or of a mirror, or the absolute path of a local mirror."""
     at_once: int = 2
@@ -53,7 +54,7 @@ def terms_of(settings: Settings) -> Terms:
     parts = urllib.parse.urlsplit(settings.hub if settings.hub != HUB else "")
     own = (parts.hostname, parts.port or {"https": 443}.get(parts.scheme, 80)) if parts.hostname else None
     rules = Rules(settings.hosts, settings.private, own)
-    return Terms(rules, settings.roots, settings.hub, settings.downloads, settings.stall_timeout)
+    return Terms(rules, places_of(settings), settings.hub, settings.downloads, settings.stall_timeout)
 
 
 class Shelf:
@@ -108,8 +109,10 @@ class Job:
         artifact = self.artifact
         if artifact.local:
             path = Path(artifact.source)
-            model_files.check_places(path, self.shelf.terms.roots)
-            return self._in_place(path)
+            model_files.check_places(path, self.shelf.terms.places)
+            # Directories are resolved once, so that the engine opens what was judged; the file's own name stays,
+            # because the Hub's cache has links to files whose names say nothing.
+            return self._in_place(path.parent.resolve() / path.name, self.shelf.terms.places)
         path = self.slot.model_path() or self._fetched()
         if not path.is_relative_to(self.slot.path):  # a local mirror
             return self._in_place(path)
@@ -117,9 +120,9 @@ class Job:
         self.slot.touch()
         return model_files.looked_at(path)
 
-    def _in_place(self, path: Path) -> ModelFile:
+    def _in_place(self, path: Path, places: Places = model_files.ANYWHERE) -> ModelFile:
         """A model that is used where it is. Raises Unusable, Stopped, OSError."""
-        found = model_files.looked_at(path)
+        found = model_files.looked_at(path, places)
         if self.artifact.sha256 and not found.directory:
             self.slot.prepare()
             self._check_digest(path)

@@ -8,65 +8,55 @@ looked at.
 from __future__ import annotations
 
 import contextlib
+import os
 import stat
-from collections.abc import Sequence
 from pathlib import Path
 
 from metal_supervisor.boundary.fetch import MAGIC, kind
 from metal_supervisor.boundary.listing import Unusable
-from metal_supervisor.core.bar import printable
+from metal_supervisor.boundary.places import Places, named
 from metal_supervisor.core.shards import shard_names
 from metal_supervisor.core.types import ModelFile
 
 CONFIG, WEIGHTS = "config.json", (".safetensors", ".npz")
-LONGEST_NAME = 300
+MOST_FOLDERS = 256
+ANYWHERE = Places()
+"""The rules for a file that is this program's own."""
 
 
-def _named(path: Path) -> str:
-    """A path for a message: a user wrote it, so it may hold anything, and be as long as he likes."""
-    text = printable(str(path))
-    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
-
-
-def check_place(path: Path, roots: Sequence[Path]) -> None:
-    """Raises Unusable for a path that is, or leads, outside all roots."""
-    plain = Path(path)
-    try:
-        real = plain.resolve()
-    except (OSError, RuntimeError, ValueError):
-        raise Unusable("ModelFileUnreadable", f"{str(path)!r:.300} cannot be looked up") from None
-    if not any(real.is_relative_to(root) for root in roots):
-        where = ", ".join(map(str, roots))
-        raise Unusable("SourceNotAllowed", f"{_named(path)} is not below --allowed-roots of this Mac ({where})")
-
-
-def check_places(path: Path, roots: Sequence[Path]) -> None:
-    """The same for a model with all that belongs to it, its shards or the files of its directory. Raises Unusable."""
-    check_place(path, roots)
+def check_places(path: Path, places: Places) -> None:
+    """Raises Unusable for a model that a manifest may not name, or whose shards or files are elsewhere."""
+    places.check(path)
     for name in shard_names(path.name):
-        check_place(path.with_name(name), roots)
-    with contextlib.suppress(OSError):  # what cannot be listed is told by whoever looks at it
-        for each in path.iterdir():
-            check_place(each, roots)
+        places.check(path.with_name(name))
+    with contextlib.suppress(OSError):  # the look at the directory that follows tells what is wrong with it
+        for count, (directory, folders, names) in enumerate(os.walk(path)):
+            folders[:] = [each for each in folders if not each.startswith(".")]  # no engine reads those
+            for each in (*folders, *names):
+                if (inside := Path(directory, each)).is_symlink():
+                    places.check(inside)
+            if count >= MOST_FOLDERS:
+                raise Unusable("InvalidModelFile", f"{named(path)} has more than {MOST_FOLDERS} directories in it")
 
 
-def check_file(path: Path) -> int:
+def check_file(path: Path, places: Places = ANYWHERE) -> int:
     """Size in bytes of a usable model file. Raises Unusable."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             what = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-            raise Unusable("InvalidModelFile", f"{_named(path)} is {what}; spec.source must name one .gguf file")
+            raise Unusable("InvalidModelFile", f"{named(path)} is {what}; spec.source must name one .gguf file")
         with path.open("rb") as file:
+            places.check_opened(file.fileno(), path)
             head = file.read(512)
     except FileNotFoundError:
-        raise Unusable("ModelFileMissing", f"{_named(path)} does not exist on this Mac; put the file there") from None
+        raise Unusable("ModelFileMissing", f"{named(path)} does not exist on this Mac; put the file there") from None
     except OSError as error:
-        raise Unusable("ModelFileUnreadable", f"{_named(path)}: {error.strerror}") from None
+        raise Unusable("ModelFileUnreadable", f"{named(path)}: {error.strerror}") from None
     if not status.st_size:
-        raise Unusable("InvalidModelFile", f"{_named(path)} is empty; fetch it again")
+        raise Unusable("InvalidModelFile", f"{named(path)} is empty; fetch it again")
     if not head.startswith(MAGIC):
-        raise Unusable("InvalidModelFile", f"{_named(path)} is {kind(head)}, not a GGUF file; check spec.source")
+        raise Unusable("InvalidModelFile", f"{named(path)} is {kind(head)}, not a GGUF file; check spec.source")
     return status.st_size
 
 
@@ -75,28 +65,28 @@ def check_directory(path: Path) -> int:
     try:
         sizes = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
     except OSError as error:
-        raise Unusable("ModelFileUnreadable", f"{_named(path)}: {error.strerror}") from None
+        raise Unusable("ModelFileUnreadable", f"{named(path)}: {error.strerror}") from None
     weights = sum(size for name, size in sizes.items() if name.endswith(WEIGHTS))
     lacks = "config.json" if CONFIG not in sizes else "" if weights else "*.safetensors"
     if lacks:
-        text = f"{_named(path)} is a directory without {lacks}"
+        text = f"{named(path)} is a directory without {lacks}"
         raise Unusable("InvalidModelFile", f"{text}; spec.source must name one .gguf file, or an MLX model's directory")
     return weights
 
 
-def looked_at(path: Path) -> ModelFile:
+def looked_at(path: Path, places: Places = ANYWHERE) -> ModelFile:
     """What a path on this Mac comes to. Raises Unusable."""
     try:
         directory = path.is_dir()
         real = path.resolve() if directory else path
     except (OSError, ValueError) as error:
-        raise Unusable("ModelFileUnreadable", f"{_named(path)}: {getattr(error, 'strerror', None) or error}") from None
+        raise Unusable("ModelFileUnreadable", f"{named(path)}: {getattr(error, 'strerror', None) or error}") from None
     if directory:
         return ModelFile("Ready", str(real), check_directory(real), directory=True)
-    size = check_file(path)
+    size = check_file(path, places)
     for name in shard_names(path.name):
         if name != path.name:
-            size += check_file(path.with_name(name))
+            size += check_file(path.with_name(name), places)
     return ModelFile("Ready", str(path), size)
 
 

@@ -7,13 +7,13 @@ of it stays for the next time. Nothing is ever deleted here but the beginning of
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metal_supervisor.boundary import model_files
 from metal_supervisor.boundary.filling import Job, Shelf, Terms
 from metal_supervisor.boundary.listing import Listing, Retry, Unusable
 from metal_supervisor.boundary.slots import Contents
@@ -136,6 +136,15 @@ class Store:
         if task := self._tasks.get(artifact):
             task.state = state
 
+    def may_open(self, path: Path) -> bool:
+        """Whether a file is one of a wanted artifact, or in a place that a manifest may name."""
+        if any(task.state.path == str(path) for task in self._tasks.values()):
+            return True
+        with contextlib.suppress(Unusable):
+            self._shelf.terms.places.check(path)
+            return True
+        return False
+
     def near(self, artifact: Artifact) -> bool | None:
         """Whether an artifact is on this Mac already; None if it is a local path that is not there."""
         return self.here(artifact) is not None or (None if artifact.local else False)
@@ -145,7 +154,7 @@ class Store:
         try:
             if artifact.local:
                 path = Path(artifact.source)
-                model_files.check_place(path, self._shelf.terms.roots)  # nobody learns of what is elsewhere
+                self._shelf.terms.places.check(path)  # before the file is looked for: that it exists says something
                 return path if path.exists() else None
             return self._shelf.slot(artifact).model_path()
         except (OSError, ValueError, Unusable):

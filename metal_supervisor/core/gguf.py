@@ -255,7 +255,7 @@ class _Reader:
         if magic == b"FUGG":
             raise BadGguf("it is a big-endian GGUF file, which engines on a Mac cannot read; convert it")
         if magic != b"GGUF":
-            raise BadGguf(f"it is not a GGUF file: it begins with {magic!r}")
+            raise BadGguf("it is not a GGUF file")
         raw = self._cursor.take(4)
         version = int.from_bytes(raw, "little")
         if version & 0xFFFF == 0 and 1 <= int.from_bytes(raw, "big") <= 0xFFFF:

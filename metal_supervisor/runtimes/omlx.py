@@ -19,7 +19,8 @@ from metal_supervisor.runtimes.mlx_server import meaningless
 from metal_supervisor.runtimes.place import Binary, Place
 
 NAME = "omlx"
-DAEMON_OPTIONS = ("hotCacheMaxSize", "pagedSSDCacheDir", "pagedSSDCacheMaxSize")
+CACHE_DIRECTORY = "pagedSSDCacheDir"
+DAEMON_OPTIONS = ("hotCacheMaxSize", CACHE_DIRECTORY, "pagedSSDCacheMaxSize")
 KEY_FILE, BASE = "omlx.key", "omlx"
 
 SHARED = "the shared daemon decides it for all its models"

@@ -56,7 +56,7 @@ class Keeper:
         self.state.create()
         first, *_ = free_ports(1)
         settings = {"ports": f"{first}-{first + 20}", "ollama_url": "off", **settings}
-        self.settings = replace(Settings(), state_dir=str(path / "state"), **settings)
+        self.settings = replace(Settings(), state_dir=str(path / "state"), allowed_roots="/a,/b,/cache", **settings)
         self.woken = threading.Event()
         self.daemons = Daemons(self.settings, self.state, self.builds, self.specs.__setitem__, self.woken.set)  # type: ignore[arg-type]
         self.records: dict[Key, Record] = {}

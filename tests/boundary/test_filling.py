@@ -21,6 +21,7 @@ from uneven_server import File, Uneven, serving
 from metal_supervisor.boundary import fetch as fetch_module
 from metal_supervisor.boundary import store as store_module
 from metal_supervisor.boundary.filling import Terms
+from metal_supervisor.boundary.places import Places
 from metal_supervisor.boundary.slots import Slot
 from metal_supervisor.boundary.store import Store
 from metal_supervisor.core.sources import NO_KEYS, Artifact, Keys, canonical
@@ -487,7 +488,7 @@ def test_what_a_secret_opened_is_not_for_other_namespaces(home: Home, web: Uneve
 def test_nobody_learns_of_files_outside_the_roots(home: Home, tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
-    home.terms = replace(NEAR, roots=(root,))
+    home.terms = replace(NEAR, places=Places((root,)))
     home.restart()
     there = tmp_path / "there.gguf"
     there.write_bytes(MODEL)

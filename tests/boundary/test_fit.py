@@ -191,7 +191,7 @@ def test_what_is_no_model_is_named(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "page.gguf").write_text("<html>")
     (tmp_path / "\x1b[31mred.gguf").write_text("<html>")
     for source, text in (
-        (tmp_path / "page.gguf", "page.gguf: it is not a GGUF file: it begins with b'<htm'"),
+        (tmp_path / "page.gguf", "page.gguf: it is not a GGUF file"),
         (tmp_path / "\x1b[31mred.gguf", "?[31mred.gguf: it is not"), (tmp_path, "without a config.json"),
         (tmp_path / "none", "No such file"), ("/dev/null", "it is not a regular file"), ("", "config.json"),
         ("pvc://c/m.gguf", "names a volume"), ("file:///nowhere/m%20x.gguf", "m x.gguf: it cannot be read"),

@@ -117,7 +117,7 @@ def test_a_shard_that_is_missing_or_broken_is_named(shards: list[Path], tmp_path
     first, second, third = copied(shards, tmp_path)
     whole = sum(path.stat().st_size for path in shards)
     second.write_bytes(b"x" * second.stat().st_size)
-    assert read_file(first) == Reading(whole, problem=f"{second.name}: it is not a GGUF file: it begins with b'xxxx'")
+    assert read_file(first) == Reading(whole, problem=f"{second.name}: it is not a GGUF file")
     second.unlink()
     gone = Reading(None, problem=f"{second.name}: it cannot be read: No such file or directory")
     assert read_file(first) == read_file(third) == gone

@@ -248,7 +248,7 @@ def test_an_unknown_type_reaches_to_the_next_tensor_and_the_last_to_the_end() ->
 
 BAD: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "ends at byte 0"),
-    "html": (b"<!DOCTYPE html><html>", "not a GGUF file: it begins with b'<!DO'"),
+    "html": (b"<!DOCTYPE html><html>", "not a GGUF file"),
     "old": (file(version=1), "version 1 is not supported"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
     "big-endian magic": (b"FUGG" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
