@@ -38,6 +38,7 @@ class Bulletin:
         self._settings, self._state, self._kube = settings, directory, kube
         self._notices: list[dict[str, str]] = []
         self._signs = mode.Signs(believed=self._believed_before())
+        self._missing = False
         self._passes = histogram.empty(histogram.PASS_S)
         self.operator: bool | None = None
         """Whether LLMKube's operator writes status here; None while that is not known."""
@@ -79,6 +80,16 @@ class Bulletin:
             log.info("status", extra={"mode": "operator" if present else "standalone"})
         self.operator = present
 
+    def _no_namespace(self, watches: Sequence[Reflector]) -> str:
+        """Advice for a namespace that the cluster does not have, "" if it has it or does not tell."""
+        missing = any(each.no_namespace for each in watches)
+        name = self._settings.namespace
+        if missing and not self._missing:
+            log.warning("the namespace does not exist", extra={"namespace": name})
+        self._missing = missing
+        text = f"the cluster has no namespace {name!r}, so it has no services: create it, or correct --namespace"
+        return text if missing else ""
+
     def publish(
         self,
         now: float,
@@ -108,7 +119,7 @@ class Bulletin:
                 "reconnects": sum(each.reconnects for each in watches),
                 "requests": self._kube.requests,
                 "operator": self.operator,
-                "advice": placer.unwatched,
+                "advice": self._no_namespace(watches) or placer.unwatched,
                 "cloned": placement.CLONED if placer.cloned else "",
             },
             "watches": {each.kind: {"reconnects": each.reconnects, "failures": each.failures} for each in watches},

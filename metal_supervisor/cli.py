@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import logging
 import os
@@ -234,9 +233,7 @@ def _cordon(arguments: argparse.Namespace) -> int:
 def _fit(arguments: argparse.Namespace) -> int:
     from metal_supervisor import fit
 
-    settings, overrides = _settings(arguments)
-    if (settings.state_path / config.OVERRIDES_FILE).exists():  # what the system that runs was started with
-        settings = dataclasses.replace(config.load_good(settings.state_path)[0], **overrides.values)
+    settings = config.settings_of(arguments)
     question = fit.Question(arguments.source, arguments.ctx, arguments.slots, arguments.kv_type)
     return fit.main(settings, question, arguments.json, _say)
 
@@ -321,13 +318,13 @@ def parser() -> argparse.ArgumentParser:
         ("drain", "hand what this Mac runs over to other Macs, and wait until they serve it"),
     ):
         command = commands.add_parser(name, help=help_text, description=help_text)
-        command.add_argument("--state-dir", default=config.usual_state_dir(os.environ))
+        command.add_argument("--state-dir", default=config.found_state_dir(os.environ))
         command.set_defaults(action=_cordon)
         if name == "drain":
             command.add_argument("--timeout", type=float, default=600.0, help="seconds to wait [600]")
     text = "let a running system go on with this installation; no engine is touched"
     command = commands.add_parser("upgrade", help=text, description=text)
-    command.add_argument("--state-dir", default=config.usual_state_dir(os.environ))
+    command.add_argument("--state-dir", default=config.found_state_dir(os.environ))
     command.set_defaults(action=_upgrade)
     look_flags.add(commands, _say)
     _add_kubeconfig(commands)

@@ -34,6 +34,7 @@ __all__ = ["FIELDS", "HUB", "PATHS", "Settings"]
 
 ENV_PREFIX = "METAL_SUPERVISOR_"
 OVERRIDES_FILE, GOOD_FILE = "overrides.json", "settings.json"
+RUN_DIRECTORY = ".run"
 
 
 class ConfigError(Exception):
@@ -52,8 +53,17 @@ def flag_of(name: str) -> str:
 
 
 def usual_state_dir(environ: Mapping[str, str]) -> str:
-    """The state directory of commands that need no other setting."""
+    """State directory of the commands that install or remove a system: the environment's, else the default."""
     return environ.get(f"{ENV_PREFIX}STATE_DIR") or Settings().state_dir
+
+
+def found_state_dir(environ: Mapping[str, str]) -> str:
+    """State directory of the commands that work on a system which is there.
+
+    The environment's, else `./.run` if `make run` or `run --state-dir .run` started a system in it, else the default.
+    """
+    said = environ.get(f"{ENV_PREFIX}STATE_DIR")
+    return said or (RUN_DIRECTORY if (Path(RUN_DIRECTORY) / OVERRIDES_FILE).exists() else usual_state_dir(environ))
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:
@@ -171,10 +181,19 @@ class Overrides:
     """Settings from the environment and the flags."""
 
 
-def load(overrides: Overrides) -> Settings:
-    """Settings from the TOML file and what overrides it. Raises ConfigError."""
+def load(overrides: Overrides, **defaults: Any) -> Settings:
+    """Settings from the TOML file and what overrides it, over `defaults`. Raises ConfigError."""
     from_file = read_toml(Path(overrides.config)) if overrides.config else {}
-    return Settings(**{**from_file, **overrides.values})
+    return Settings(**{**defaults, **from_file, **overrides.values})
+
+
+def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Settings of the system that a command is about, under those of its command line. Raises ConfigError."""
+    overrides = overrides_from(arguments, environ)
+    settings = load(overrides, state_dir=found_state_dir(environ))
+    if (settings.state_path / OVERRIDES_FILE).exists():  # what the system that runs was started with
+        settings = dataclasses.replace(load_good(settings.state_path)[0], **overrides.values)
+    return settings
 
 
 def add_flags(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> None:

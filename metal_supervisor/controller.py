@@ -103,7 +103,9 @@ class Controller:
         if settings.model_store and is_temporary(settings.store_path):
             self.bulletin.tell("--model-store", f"{settings.store_path} is temporary: the system empties it")
         known = frozenset(record.uid for record in _own(self.records).values())
-        self.services = Reflector(kube, collection(settings, "inferenceservices"), self.wake, known)
+        self.services = Reflector(
+            kube, collection(settings, "inferenceservices"), self.wake, known, namespace=settings.namespace
+        )
         known = frozenset(record.model_uid for record in self.records.values() if record.model_uid)
         self.models = Reflector(kube, collection(settings, "models"), self.wake, known)
         self.store = Store(settings.store_path, self.wake, terms_of(settings), read_listing)

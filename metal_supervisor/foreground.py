@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -20,10 +21,11 @@ from pathlib import Path
 from typing import TextIO
 
 from metal_supervisor import __version__, boot, launch
-from metal_supervisor.boundary import host
+from metal_supervisor.boundary import host, local_status
 from metal_supervisor.boundary.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.boundary.state import StateDir, StateError
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
+from metal_supervisor.bulletin import FILE
 from metal_supervisor.config import Overrides, Settings
 from metal_supervisor.core.bar import printable
 from metal_supervisor.core.report import report
@@ -32,6 +34,7 @@ from metal_supervisor.incoming import Incoming
 from metal_supervisor.terminal import Live
 
 LOOK_EVERY_S = 0.1
+ASK_S = 2.0
 API_WAIT_S = 15.0
 HINT_AFTER_S = 30.0
 STOP_WAIT_S, STOP_EACH_S, RETRY_S = 75.0, 0.5, 2.0
@@ -55,6 +58,7 @@ class Foreground:
         self._hinted = False
         self._joining = False
         self._written: list[tuple[str, int]] = []
+        self._advised = 0, ""
         self._live = Live(out) if Live.possible(out) else None
         self._incoming = Incoming()
 
@@ -147,7 +151,9 @@ class Foreground:
         else:
             port = self.settings.port
             if not host.port_free(port, "127.0.0.1"):
-                text = f"port {port} is taken by {host.port_holder(port)}; stop it, or set --port (PORT=… with make)"
+                other = local_status.other_system_on(port, directory.path, ASK_S)
+                holder = f"the system in {other}" if other else host.port_holder(port)
+                text = f"port {port} is taken by {holder}; stop it, or set --port (PORT=… with make)"
                 raise boot.CannotBoot(text)
             self._start(directory)
         if self.example is not None and self.settings.embedded:
@@ -205,6 +211,7 @@ class Foreground:
         joined = self._supervisord_of(directory)
         while not self._stop:
             self._look(directory)
+            self._advise(directory)
             self._show_downloads(directory)
             ready = any(phase == "Ready" for phase, _, _ in self._phases.values())
             if not self._hinted and (ready or time.monotonic() - self._started > HINT_AFTER_S):
@@ -277,6 +284,16 @@ class Foreground:
         for key in self._phases.keys() - seen:
             del self._phases[key]
             self.tell(".".join(key), "Gone", "")
+
+    def _advise(self, directory: StateDir) -> None:
+        """Tells what the controller advises about the cluster, whenever that changes."""
+        path = directory.path / FILE
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            if (written := path.stat().st_mtime_ns) != self._advised[0]:
+                advice = str(json.loads(path.read_text("utf-8"))["cluster"]["advice"])
+                if advice and advice != self._advised[1]:
+                    self.tell("cluster", "", advice)
+                self._advised = written, advice
 
     def _show_downloads(self, directory: StateDir) -> None:
         """A line for each model that is being fetched, on a terminal only."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from metal_supervisor import config
 from metal_supervisor.logs import LEVEL_FILE, LEVELS
-from metal_supervisor.model_flags import settings_of
 
 Say = Callable[[str], None]
 STATE = ("state_dir",)
@@ -56,14 +55,15 @@ def _status(arguments: argparse.Namespace, say: Say) -> int:
     from metal_supervisor import status_command
 
     how = status_command.How(arguments.json, arguments.watch)
-    return status_command.Status(settings_of(arguments), sys.stdout, say).run(how)
+    return status_command.Status(config.settings_of(arguments), sys.stdout, say).run(how)
 
 
 def _explain(arguments: argparse.Namespace, say: Say) -> int:
     from metal_supervisor import explain
     from metal_supervisor.boundary.state import StateDir
 
-    return explain.run(StateDir(settings_of(arguments).state_path), arguments.name, arguments.json, sys.stdout, say)
+    state = StateDir(config.settings_of(arguments).state_path)
+    return explain.run(state, arguments.name, arguments.json, sys.stdout, say)
 
 
 def _lines(text: str) -> int | None:
@@ -80,14 +80,14 @@ def _logs(arguments: argparse.Namespace, say: Say) -> int:
     from metal_supervisor.boundary.state import StateDir
 
     order = logs_command.Order(arguments.name, arguments.lines, arguments.follow, arguments.previous)
-    return logs_command.run(StateDir(settings_of(arguments).state_path), order, sys.stdout, say)
+    return logs_command.run(StateDir(config.settings_of(arguments).state_path), order, sys.stdout, say)
 
 
 def _log_level(arguments: argparse.Namespace, say: Say) -> int:
     from metal_supervisor.boundary.doorbell import ring
     from metal_supervisor.boundary.state import write_atomic
 
-    state = settings_of(arguments).state_path
+    state = config.settings_of(arguments).state_path
     path = state / LEVEL_FILE
     try:
         if arguments.level == SETTING:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import os
 from collections.abc import Callable
 from typing import Any
 
 from metal_supervisor import config
-from metal_supervisor.config import Settings
 from metal_supervisor.core import housekeeping
 from metal_supervisor.core.fields import Bad
 
@@ -66,32 +63,23 @@ def _add_pull(commands: Any, say: Say) -> None:
     pull.set_defaults(action=lambda arguments: _pull(arguments, say))
 
 
-def settings_of(arguments: argparse.Namespace) -> Settings:
-    """What the system of this Mac was started with, where the command line does not say otherwise."""
-    overrides = config.overrides_from(arguments, os.environ)
-    settings = config.load(overrides)
-    if (settings.state_path / config.OVERRIDES_FILE).exists():
-        settings = dataclasses.replace(config.load_good(settings.state_path)[0], **overrides.values)
-    return settings
-
-
 def _ls(arguments: argparse.Namespace, say: Say) -> int:
     from metal_supervisor import models
 
-    return models.carried_out(lambda: models.Models(settings_of(arguments)).ls(arguments.json), say)
+    return models.carried_out(lambda: models.Models(config.settings_of(arguments)).ls(arguments.json), say)
 
 
 def _verify(arguments: argparse.Namespace, say: Say) -> int:
     from metal_supervisor import models
 
-    return models.carried_out(lambda: models.Models(settings_of(arguments)).verify(arguments.slots), say)
+    return models.carried_out(lambda: models.Models(config.settings_of(arguments)).verify(arguments.slots), say)
 
 
 def _rm(arguments: argparse.Namespace, say: Say) -> int:
     from metal_supervisor import models
 
     how = models.Removal(arguments.yes, arguments.force)
-    return models.carried_out(lambda: models.Models(settings_of(arguments)).rm(arguments.slots, how), say)
+    return models.carried_out(lambda: models.Models(config.settings_of(arguments)).rm(arguments.slots, how), say)
 
 
 def _gc(arguments: argparse.Namespace, say: Say) -> int:
@@ -107,7 +95,7 @@ def _gc(arguments: argparse.Namespace, say: Say) -> int:
         return USAGE
     bounds = housekeeping.Bounds(arguments.keep, size, older)
     how = models.Removal(arguments.yes, dry_run=arguments.dry_run)
-    return models.carried_out(lambda: models.Models(settings_of(arguments)).gc(bounds, how), say)
+    return models.carried_out(lambda: models.Models(config.settings_of(arguments)).gc(bounds, how), say)
 
 
 def _pull(arguments: argparse.Namespace, say: Say) -> int:
@@ -118,4 +106,4 @@ def _pull(arguments: argparse.Namespace, say: Say) -> int:
         arguments.source, files, arguments.format, arguments.quantization or "", arguments.sha256 or "",
         tuple(arguments.secret_env),
     )
-    return pull.main(settings_of(arguments), order, say)
+    return pull.main(config.settings_of(arguments), order, say)

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import TextIO, cast
 
-from metal_supervisor.boundary import engines, host
+from metal_supervisor.boundary import engines, host, local_status
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.config import Settings
 from metal_supervisor.core.bar import fitted
@@ -29,7 +28,6 @@ from metal_supervisor.terminal import Live
 NOT_RUNNING = 3
 LOOK_EVERY_S = 1.0
 ANSWER_S, ENGINE_S = 5.0, 0.5
-MOST_BYTES = 64 << 20
 ASKED_AT_ONCE = 16
 WIDE = 120
 COUNTING = frozenset({"llama-server"})
@@ -127,21 +125,23 @@ class Status:
     def _ask(self) -> Json:
         """The /status document. Raises Silent."""
         port = self._settings.port
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(f"http://127.0.0.1:{port}/status", timeout=ANSWER_S) as answer:
-                document: Any = json.loads(answer.read(MOST_BYTES))
+            document = local_status.document(port, ANSWER_S)
             if not isinstance(document, dict):
                 raise Strange
             services(document)
-        except (urllib.error.URLError, OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             why = getattr(error, "reason", error)
             text = f"nothing answers on port {port} ({why}); is it running? start it with: metal-supervisor run"
             raise Silent(text) from None
         except Strange:
             text = f"what answers on port {port} is not metal-supervisor; see --port and --state-dir"
             raise Silent(text) from None
-        return document
+        if other := local_status.other_system(document, self._state.path):
+            where = shlex.quote(other)
+            text = f"port {port} belongs to another system, not to the one in {self._state.path}; see that one with"
+            raise Silent(f"{text}: metal-supervisor status --state-dir {where}")
+        return cast(Json, document)
 
     def _lines(self, document: Json, width: int | None) -> list[str]:
         self._incoming.take(downloads(document), time.monotonic())

@@ -28,6 +28,7 @@ WATCH_S, RELIST_S = 300.0, 600.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S, FORBIDDEN_PAUSE_S, MISSING_PAUSE_S = 0.25, 60.0, 30.0, 2.0
 UNREACHABLE_PAUSE_S = LIST_AGAIN_S = 1.0
 SETTLED_S = 5.0
+NO_NAMESPACE_AGAIN_S = 30.0
 LONGEST_LINE_BYTES = 32 << 20
 log = logging.getLogger(__name__)
 
@@ -87,16 +88,19 @@ class Reflector(threading.Thread):
         on_change: Callable[[], None],
         known: frozenset[str] = frozenset(),
         selector: str = "",
+        namespace: str = "",
     ) -> None:
         """`known`: uids remembered from before; a list without any of them must say so twice.
 
-        `selector`: the label selector of the objects that are wanted, "" for all.
+        `selector`: the label selector of the objects that are wanted, "" for all. `namespace`: looked for whenever a
+        list is empty, "" for none.
         """
         super().__init__(name=f"watch {path.rpartition('/')[2]}", daemon=True)
         self._kube, self._path, self._on_change = kube, path, on_change
         self.kind = path.rpartition("/")[2]
         """Plural of what is watched."""
         self._known = known
+        self._namespace, self._lacks_namespace = namespace, False
         self._selected = {"labelSelector": selector} if selector else {}
         self._version = ""
         self._broken = True
@@ -181,7 +185,27 @@ class Reflector(threading.Thread):
         self._version = version
         self._gone.clear()
         self._relist_at = time.monotonic() + RELIST_S * random.uniform(0.9, 1.1)
+        lacked, self._lacks_namespace = self._lacks_namespace, not items and self._look_for_namespace()
+        if self._lacks_namespace:
+            self._relist_at = time.monotonic() + NO_NAMESPACE_AGAIN_S
         self._believe(items)
+        if self._lacks_namespace != lacked:
+            self._on_change()
+
+    def _look_for_namespace(self) -> bool:
+        """True if the namespace does not exist; a server answers lists of such a one all the same."""
+        if not self._namespace:
+            return False
+        try:
+            self._kube.request("GET", f"/api/v1/namespaces/{self._namespace}")
+        except KubeError as error:
+            return error.code == 404  # anything else, such as a refusal, tells nothing
+        return False
+
+    @property
+    def no_namespace(self) -> bool:
+        """True if the last list was empty because the namespace does not exist."""
+        return self._lacks_namespace and not self.seen.items
 
     def _believe(self, items: Mapping[Key, Json]) -> None:
         """Takes a list over, unless it lost everything that was known: that must be said twice."""

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from metal_supervisor.boundary import addresses, host
+from metal_supervisor.boundary import addresses, host, local_status
 from metal_supervisor.boundary.addresses import Choice
 from metal_supervisor.boundary.credentials import BadKubeconfig
 from metal_supervisor.boundary.host import Interface
@@ -19,7 +19,7 @@ from metal_supervisor.core.resources import GROUP, VERSION
 from metal_supervisor.core.types import Json
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unasked, unknown, warn
 from metal_supervisor.doctor.software import table_of
-from metal_supervisor.doctor.surroundings import Surroundings
+from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 
 KINDS = ("inferenceservices", "models")
 SKEW_WARN_S, SKEW_FAIL_S = 10.0, 300.0
@@ -56,7 +56,20 @@ def _kinds(around: Surroundings) -> Sequence[Finding]:
         if error.code != 404:
             return [unknown(str(error))]
         versions, served = [], []
-    return [judge_kinds(versions, [str(each.get("name")) for each in served])]
+    return [judge_kinds(versions, [str(each.get("name")) for each in served]), *_namespace(kube, around)]
+
+
+def _namespace(kube: Kube, around: Surroundings) -> Sequence[Finding]:
+    """A failure if the watched namespace does not exist; nothing if it does, or the server does not tell."""
+    name = around.settings.namespace
+    try:
+        if name:
+            kube.request("GET", f"/api/v1/namespaces/{name}")
+    except KubeError as error:
+        if error.code == 404:
+            text = f"the cluster has no namespace {name!r}, so it has no services"
+            return [fail(text, f"kubectl create namespace {shlex.quote(name)}, or correct --namespace")]
+    return []
 
 
 # ── its clock ────────────────────────────────────────────────────────────────────────────────────
@@ -194,6 +207,12 @@ def judge_ports(taken: Mapping[str, tuple[int, str]], range_text: str, wanted: i
     return ok(f"each that was given out ({wanted}) is ours or free; engines get theirs from {range_text}")
 
 
+def judge_other_system(port: int, state: str) -> Finding:
+    """`state`: state directory of the system whose sidecar has our port."""
+    fix = f"ask about that one with --state-dir {shlex.quote(state)}; to run both, give one another --port"
+    return warn(f"{port} of the sidecar is that of the system in {state}", fix)
+
+
 def _ports(around: Surroundings) -> Sequence[Finding]:
     settings, state = around.settings, around.directory
     table = table_of(around.supervisord) or {}
@@ -209,14 +228,18 @@ def _ports(around: Surroundings) -> Sequence[Finding]:
         if host.port_free(port, address) or any(host.listens(pid, port) != frozenset() for pid in pids if pid):
             continue
         taken[name] = port, host.port_holder(port)
+    other = local_status.other_system_on(settings.port, settings.state_path, ASK_S) if "the sidecar" in taken else ""
+    if other:
+        del taken["the sidecar"]
+        return [judge_other_system(settings.port, other), judge_ports(taken, settings.ports, len(owners) - 1)]
     return [judge_ports(taken, settings.ports, len(owners))]
 
 
 CHECKS = (
     Check(
-        "kinds", "whether the cluster knows our kinds, in which versions",
-        "fails if they are not installed, or not in our version",
-        "`kubectl apply --server-side -f conf/crds`", _kinds, needs_api=True,
+        "kinds", "whether the cluster knows our kinds, in which versions, and has the namespace",
+        "fails if they are not installed, or not in our version; if the namespace does not exist",
+        "`kubectl apply --server-side -f conf/crds`; `--namespace`", _kinds, needs_api=True,
     ),
     Check(
         "clock", "this Mac's clock against the API server's", "warns from 10 s on, fails from 5 min on",
@@ -233,7 +256,8 @@ CHECKS = (
         "`--host-ip`", _address,
     ),
     Check(
-        "ports", "the port of health and metrics, and those of the engines", "fails if a stranger holds one",
+        "ports", "the port of health and metrics, and those of the engines",
+        "fails if a stranger holds one; warns if another system of yours does",
         "`--port`, `--ports`", _ports,
     ),
 )  # fmt: skip

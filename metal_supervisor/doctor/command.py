@@ -6,6 +6,7 @@ It works with settings that are broken: those are one of the things that it is a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import logging
@@ -34,15 +35,14 @@ def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> tu
     except ConfigError as error:
         overrides, problem = config.overrides_from(arguments, {}), str(error)  # a flag that is wrong is a usage error
     given = dict(overrides.values)
-    state = Path(str(given.get("state_dir") or Settings().state_dir)).expanduser().resolve()
+    usual = {"state_dir": config.found_state_dir(environ)}
+    state = Settings(**{**usual, **given}).state_path
+    with contextlib.suppress(ConfigError):
+        state = config.load(overrides, **usual).state_path  # the file may name another
     try:
         if not (state / config.OVERRIDES_FILE).exists():
-            found = config.load(overrides)
-            again = found.state_path  # the file may name another
-            if again == state or not (again / config.OVERRIDES_FILE).exists():
-                return found, overrides.config, problem
-            state = again
-        elif overrides.config:
+            return config.load(overrides, **usual), overrides.config, problem
+        if overrides.config:
             problem = _problem_of(overrides) or problem  # of a file that is to be tried out
         return dataclasses.replace(config.load_saved(state), **given), _file_of(state), problem
     except ConfigError as error:
@@ -62,7 +62,7 @@ def _in_spite_of(state: Path, overrides: Overrides) -> Settings:
     try:
         found, _ = config.load_good(state)
     except ConfigError:
-        found = Settings()
+        found = Settings(state_dir=str(state))
     return dataclasses.replace(found, **overrides.values)
 
 

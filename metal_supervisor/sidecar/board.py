@@ -45,6 +45,8 @@ class Recent:
 class Board:
     """A snapshot of everything worth telling."""
 
+    state_dir: str = ""
+    """Absolute path of the state directory, by which commands know which system answers."""
     at: float = 0.0
     """Unix time of the snapshot."""
     passed_at: float = 0.0
@@ -128,6 +130,7 @@ def status(board: Board, version: str) -> Json:
     return {
         "version": version,
         "node": board.node,
+        "stateDirectory": board.state_dir,
         "at": board.at,
         "supervisord": {"reachable": not board.supervisord_error, "error": board.supervisord_error},
         "programs": dict(board.programs),

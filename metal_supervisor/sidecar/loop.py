@@ -73,7 +73,7 @@ class Sidecar:
         self.bell = Doorbell(directory.path, "sidecar")
         self.wake = self.bell.ring
         self.node = host.node_name(directory.path, settings.node_name)
-        self.board = Board(node=self.node)
+        self.board = Board(str(directory.path), node=self.node)
         self._attached: dict[str, Attachment | None] = {}
         """The notes of attendants, as of this pass."""
         self._rows: list[Row] = []
@@ -235,6 +235,7 @@ class Sidecar:
         self._slumber.answer()
         trouble, since = self.registrar.trouble
         self.board = Board(
+            state_dir=str(self.state.path),
             at=time.time(),
             passed_at=time.monotonic(),
             controller_at=self._heard_of(told),

@@ -237,6 +237,12 @@ def test_a_port_in_a_strangers_hands_is_a_failure(tmp_path: Path) -> None:
     assert told.status == "ok"
 
 
+def test_the_port_of_another_system_of_ours_is_not_a_strangers(tmp_path: Path) -> None:
+    with web(lambda path, body: (200, b'{"stateDirectory": "/Users/u/.run"}')) as url:
+        told = found(surroundings(tmp_path, settings={"port": int(url.rpartition(":")[2])}), "ports")["ports"]
+    assert [each.status for each in told] == ["warn", "ok"] and "--state-dir /Users/u/.run" in told[0].fix
+
+
 @pytest.mark.parametrize(
     ("code", "body", "status", "word"),
     [(200, b'{"version":"0.30.1"}', "ok", "Ollama 0.30.1 of yours"), (200, b"{}", "fail", "is no Ollama"),

@@ -94,6 +94,15 @@ def test_a_cluster_that_is_in_order(tmp_path: Path) -> None:
     assert seen == wanted and {each["namespace"] for each in cluster.asked} == {"llm"}
 
 
+def test_a_namespace_that_does_not_exist_is_told_and_a_refusal_tells_nothing(tmp_path: Path) -> None:
+    cluster = Cluster()
+    cluster.status = {"/api/v1/namespaces/llm": 404}
+    told = asked(tmp_path, cluster, "api", "kinds")["kinds"]
+    assert "fail the cluster has no namespace 'llm'" in told and "kubectl create namespace llm" in told
+    cluster.status = {"/api/v1/namespaces/llm": 403}
+    assert asked(tmp_path, cluster, "api", "kinds")["kinds"].startswith("ok")
+
+
 def test_each_right_that_is_missing_is_named_with_the_line_that_gives_it(tmp_path: Path) -> None:
     cluster = Cluster()
     cluster.denied = {("discovery.k8s.io", "endpointslices", "patch"), ("", "services", "create")}

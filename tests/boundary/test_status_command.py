@@ -205,3 +205,40 @@ def test_on_a_terminal_it_is_drawn_anew_and_ends_clean_with_ctrl_c(
     rest = terminal.rest()
     assert terminal.process.wait(WITHIN_S) == 0
     assert "Traceback" not in rest and "\x1b" not in rest and rest.endswith("\n")
+
+
+def test_a_port_that_another_system_has_is_told_with_the_command_that_shows_it(
+    state: StateDir, sidecar: Sidecar, tmp_path: Path
+) -> None:
+    sidecar.document = document() | {"stateDirectory": str(state.path)}
+    assert status(state).returncode == 0
+    sidecar.document = document() | {"stateDirectory": f"{tmp_path}/an other\x1b[2J"}
+    done = status(state)
+    assert done.returncode == 3
+    assert f"metal-supervisor status --state-dir '{tmp_path}/an other" in done.stderr
+    assert done.stderr.replace("\n", "").isprintable()
+    assert "default/tiny" in done.stdout, "from the files of the one that was asked about"
+
+
+def test_the_system_of_this_directory_is_found(state: StateDir, tmp_path: Path) -> None:
+    (tmp_path / ".run").symlink_to(state.path)
+    line = [sys.executable, "-m", "metal_supervisor"]
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home")}
+    for words, wanted in ((["status"], "default/tiny"), (["explain", "tiny"], "default/tiny: "), (["cordon"], "only one")):
+        done = subprocess.run([*line, *words], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environ)
+        assert wanted in done.stdout + done.stderr, words
+    assert not (tmp_path / "home").exists()
+
+
+def test_what_speaks_no_http_is_said_to_be_silent(state: StateDir) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection = listener.accept()[0]
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"SSH-2.0-x\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        done = status(state, "--port", str(listener.getsockname()[1]))
+    assert done.returncode == 3 and "no HTTP" in done.stderr and "Traceback" not in done.stderr

@@ -60,10 +60,10 @@ class Mortal(Reflector):
 class Seen:
     """A reflector, its API, and every set of names it ever showed."""
 
-    def __init__(self, kube: CountingKube, path: str, known: frozenset[str] = frozenset()) -> None:
+    def __init__(self, kube: CountingKube, path: str, known: frozenset[str] = frozenset(), **more: Any) -> None:
         self.kube = kube
         self.history: list[tuple[str, ...]] = []
-        self.reflector = Mortal(kube, path, self._note, known)
+        self.reflector = Mortal(kube, path, self._note, known, **more)
         self.reflector.start()
 
     def _note(self) -> None:
@@ -402,3 +402,17 @@ def test_a_server_that_asks_for_ages_of_patience_does_not_end_the_reflector(refl
         threading.Event().wait(0.2)
         assert seen.reflector.is_alive()
 
+
+def test_a_namespace_that_does_not_exist_is_told_until_it_is_there(
+    reflect: Reflect, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server answers a list of such a namespace as an empty one."""
+    monkeypatch.setattr(watch_module, "NO_NAMESPACE_AGAIN_S", 0.2)
+    seen = reflect("/api/v1/namespaces/nosuch/configmaps", namespace="nosuch")
+    eventually(lambda: seen.reflector.no_namespace, WITHIN_S, "the missing namespace to be noticed")
+    assert seen.reflector.seen.synced and not seen.reflector.seen.error and seen.history
+    assert client.request("POST", "/api/v1/namespaces", {"metadata": {"name": "nosuch"}}).code == 201
+    eventually(lambda: not seen.reflector.no_namespace, WITHIN_S, "the namespace to be found")
+    other = reflect("/api/v1/namespaces/default/configmaps", namespace="default")
+    other.become()
+    assert not other.reflector.no_namespace

@@ -54,6 +54,26 @@ def found(toml: str = "", env: dict[str, str] | None = None, *flags: str, direct
 # ── precedence ───────────────────────────────────────────────────────────────────────────────────
 
 
+def test_a_command_finds_the_system_that_it_is_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flag, the environment, the TOML file, ./.run where one was started, the home directory: the first that says."""
+    monkeypatch.chdir(tmp_path)
+    here, said = tmp_path / ".run", tmp_path / "said"
+
+    def of(*flags: str, **environ: str) -> Path:
+        return config.settings_of(parsed(*flags), environ).state_path
+
+    assert of() == Settings().state_path
+    here.mkdir()
+    assert of() == Settings().state_path, "nothing was started in it yet"
+    save_overrides(here, Overrides("", {"port": 9191}))
+    assert of() == here.resolve() and config.settings_of(parsed(), {}).port == 9191
+    (tmp_path / "ms.toml").write_text(f'state_dir = "{said}"\n')
+    assert of("--config", "ms.toml") == said
+    assert of(METAL_SUPERVISOR_STATE_DIR=str(said)) == said
+    assert of("--state-dir", str(tmp_path / "flag"), METAL_SUPERVISOR_STATE_DIR=str(said)) == tmp_path / "flag"
+    assert config.usual_state_dir({}) == Settings().state_dir, "what is installed or removed is not that of a terminal"
+
+
 def test_without_anything_said_the_defaults_hold() -> None:
     assert load(overrides_from(parsed(), {"PATH": "/bin", "METAL_SUPERVISORY": "x"})) == Settings()
 

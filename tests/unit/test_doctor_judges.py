@@ -288,6 +288,7 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("ports", "ok", cluster.judge_ports({}, "18100-18999", 3), ("18100-18999",)),
     ("ports", "fail", cluster.judge_ports({"the sidecar": (9090, "nginx (pid 3)")}, "18100-18999", 1),
      ("9090 of the sidecar is held by nginx", "--port")),
+    ("ports", "warn", cluster.judge_other_system(9090, "/Users/u/an other"), ("--state-dir '/Users/u/an other'",)),
 ]  # fmt: skip
 NAMES = [f"{check}-{wanted}" for check, wanted, _, _ in CASES]
 WITH_A_CLUSTER = {"kubeconfig"}
