@@ -224,7 +224,8 @@ def test_the_system_of_this_directory_is_found(state: StateDir, tmp_path: Path) 
     (tmp_path / ".run").symlink_to(state.path)
     line = [sys.executable, "-m", "metal_supervisor"]
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home")}
-    for words, wanted in ((["status"], "default/tiny"), (["explain", "tiny"], "default/tiny: "), (["cordon"], "only one")):
+    said = ["default/tiny", "default/tiny: ", "only one"]
+    for words, wanted in zip((["status"], ["explain", "tiny"], ["cordon"]), said, strict=True):
         done = subprocess.run([*line, *words], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environ)
         assert wanted in done.stdout + done.stderr, words
     assert not (tmp_path / "home").exists()

@@ -55,7 +55,7 @@ def found(toml: str = "", env: dict[str, str] | None = None, *flags: str, direct
 
 
 def test_a_command_finds_the_system_that_it_is_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flag, the environment, the TOML file, ./.run where one was started, the home directory: the first that says."""
+    """The flag, the environment, the TOML file, ./.run, the home directory: the first that says."""
     monkeypatch.chdir(tmp_path)
     here, said = tmp_path / ".run", tmp_path / "said"
 
