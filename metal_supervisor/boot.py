@@ -200,16 +200,19 @@ def write_conf(directory: StateDir, settings: Settings) -> None:
 
 
 def embedded_access(directory: StateDir) -> tuple[int, str]:
-    """(port, path prefix) of the embedded API; chosen once, moved if the port was taken meanwhile."""
+    """(port, path prefix) of the embedded API; chosen once, and anew if the port was taken meanwhile.
+
+    Clients have told the old prefix to whatever listens on the old port now.
+    """
     path = directory.path / "apiserver.json"
     try:
         port, prefix = saved_access(directory)
     except CannotBoot:
-        port, prefix = 0, f"/k-{secrets.token_urlsafe(24)}"
+        port, prefix = 0, ""
     if not port or not host.port_free(port, "127.0.0.1"):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+            port, prefix = probe.getsockname()[1], f"/k-{secrets.token_urlsafe(24)}"
     write_atomic(path, json.dumps({"port": port, "prefix": prefix}) + "\n")
     write_atomic(directory.path / "kubeconfig", kubeconfig(f"http://127.0.0.1:{port}{prefix}"))
     return port, prefix

@@ -14,11 +14,13 @@ import socket
 import socketserver
 import threading
 import time
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 from .codec import MAX_BODY_BYTES, encode
+from .connections import Connections
 from .dispatch import Answer, Dispatcher, Hangup, Stream
 from .errors import ApiError, no_such_path
 from .kernel import Kernel
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 _IDLE_S = 600.0
 """How long a connection may be silent between requests, and a client may refuse to take data."""
 
+_PARTING_S = 0.5
 _ACCEPT_PAUSE_S = 0.1
 _DISCARD_BYTES = 64 * 1024 * 1024
 """How much of a body that is too large is still read."""
@@ -72,14 +75,29 @@ class _Handler(BaseHTTPRequestHandler):
         except (Hangup, OSError):
             # The client is gone, or is to believe that we are.
             self.close_connection = True
+        self.server.connections.resting(self.connection)
+
+    def handle_expect_100(self) -> bool:
+        """Ask for the body only of a client that knows the prefix."""
+        return self._below_prefix() is None or super().handle_expect_100()
+
+    def finish(self) -> None:
+        """Let the last answer arrive: what is left unread would have the kernel reset the connection."""
+        with suppress(OSError, ValueError):
+            self.connection.shutdown(socket.SHUT_WR)
+            self.connection.settimeout(_PARTING_S)
+            self._discard(65536)
+        super().finish()
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
 
     def _answer(self) -> Answer | Stream:
         url = self._below_prefix()
-        body = self._body()
         if url is None:
+            self.close_connection = True
             raise no_such_path()
+        self.server.connections.working(self.connection)
+        body = self._body()
         path, query = split_url(url)
         headers = {name.lower(): value for name, value in self.headers.items()}
         return self.server.dispatcher.answer(Request(self.command, path, query, headers, body))
@@ -163,7 +181,7 @@ class _HttpServer(socketserver.ThreadingMixIn, HTTPServer):
         self.prefix = prefix
         self.dispatcher = dispatcher
         self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
+        self.connections = Connections()
         self._stopping = False
         self._wake_there.setblocking(False)
         self.socket.setblocking(False)
@@ -196,9 +214,10 @@ class _HttpServer(socketserver.ThreadingMixIn, HTTPServer):
             time.sleep(_ACCEPT_PAUSE_S)
             return
         connection.setblocking(True)
-        with self._lock:
-            self._open.add(connection)
-        self.process_request(connection, address)
+        if self.connections.admit(connection):
+            self.process_request(connection, address)
+        else:
+            connection.close()
 
     def _gone(self, key: selectors.SelectorKey) -> None:
         """A client never speaks during a watch; if its socket is readable it has hung up."""
@@ -231,17 +250,15 @@ class _HttpServer(socketserver.ThreadingMixIn, HTTPServer):
 
     def shutdown_request(self, request: Any) -> None:
         """Called by socketserver when a connection ends."""
-        with self._lock:
-            self._open.discard(request)
+        self.connections.gone(request)
         super().shutdown_request(request)
 
     def finish(self) -> None:
         """Ends the loop and every connection."""
         with self._lock:
             self._stopping = True
-            connections = list(self._open)
         self.wake()
-        for connection in connections:
+        for connection in self.connections.all():
             try:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:

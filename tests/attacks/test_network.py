@@ -15,9 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
+from metal_supervisor import boot
 from metal_supervisor.boundary import web
 from metal_supervisor.boundary.host import Interface
 from metal_supervisor.boundary.listing import Unusable
+from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.core.trust import Rules
 from tests import chromium, mlx, ollama
 from tests.mlx import mlx_model, mlx_service
@@ -344,3 +346,38 @@ def test_a_model_is_not_fetched_from_the_mac_or_its_ipv6_neighbours(
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("it was connected to"))
     with pytest.raises(Unusable, match="no public address"):
         web.Client(Rules()).get("http://models.example.com/m.gguf")
+
+
+# ── another user of the Mac, or a web page, and the embedded API (M4) ────────────────────────────
+
+
+def test_a_thousand_idle_connections_stop_neither_kubectl_nor_the_system(system: System) -> None:
+    port, _ = boot.saved_access(system.files)
+    with contextlib.ExitStack() as strangers:
+        for _ in range(1000):
+            strangers.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+        assert LLAMA in system.kubectl("get", "isvc")
+        system.apply(service("meanwhile"))
+        system.ready("meanwhile")
+    system.delete("meanwhile")
+    eventually(lambda: system.pid("meanwhile") == 0, what="it to be gone")
+
+
+def test_without_the_path_the_api_answers_404_and_reads_no_body(system: System) -> None:
+    port, prefix = boot.saved_access(system.files)
+    for path in ("/api/v1/namespaces", prefix[:-1], prefix + "x/api/v1/namespaces", "/.." + prefix, "/"):
+        with socket.create_connection(("127.0.0.1", port), 10) as stranger:
+            stranger.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n".encode())
+            assert stranger.recv(65536).startswith(b"HTTP/1.1 404 "), path
+
+
+def test_a_stranger_on_the_port_of_the_api_does_not_learn_the_next_path(tmp_path: Path) -> None:
+    directory = StateDir(tmp_path / "state")
+    directory.create()
+    port, prefix = boot.embedded_access(directory)
+    assert boot.embedded_access(directory) == (port, prefix), "both stay while the port is free"
+    with socket.create_server(("127.0.0.1", port)):
+        moved = boot.embedded_access(directory)
+    assert moved[0] != port and moved[1] != prefix
+    kubeconfig = (directory.path / "kubeconfig").read_text()
+    assert f"http://127.0.0.1:{moved[0]}{moved[1]}" in kubeconfig and prefix not in kubeconfig

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import random
 import socket
+import threading
 import time
 from typing import Any
 
@@ -31,7 +33,8 @@ from apiserver_support import (
     widget,
 )
 
-from metal_supervisor.apiserver import ApiServer
+from metal_supervisor.apiserver import ApiServer, connections
+from metal_supervisor.apiserver.connections import MOST
 
 AGGREGATED = {"Accept": "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json"}
 
@@ -283,3 +286,57 @@ def test_a_request_without_length_is_refused(api: ApiServer) -> None:
     with socket.create_connection(("127.0.0.1", api.port), timeout=5) as raw:
         raw.sendall(f"POST {PREFIX}{SERVICES} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
         assert raw.recv(100).startswith(b"HTTP/1.1 411")
+
+
+def test_a_wrong_path_is_refused_before_the_body_is_read(api: ApiServer) -> None:
+    for head in ("Content-Length: 3145728", "Content-Length: 3145728\r\nExpect: 100-continue", "Content-Length: x",
+                 "Transfer-Encoding: chunked"):  # fmt: skip
+        with socket.create_connection(("127.0.0.1", api.port), 5) as stranger:
+            stranger.sendall(f"POST /k-wrong{SERVICES} HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())
+            answer = stranger.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 404 ") and b"Connection: close" in answer
+
+
+def test_a_refused_body_that_was_sent_does_not_eat_the_answer(api: ApiServer) -> None:
+    for _ in range(20):
+        connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=10)
+        connection.request("POST", f"/k-wrong{SERVICES}", b"x" * 60_000)
+        assert connection.getresponse().status == 404
+        connection.close()
+
+
+@pytest.mark.parametrize("first", [b"", b"GET /k-wrong HTTP/1.1\r\nHost: x\r\n"])
+def test_a_thousand_idle_strangers_stop_nobody(api: ApiServer, client: Client, first: bytes) -> None:
+    with client.watch(CONFIG_MAPS) as watch, contextlib.ExitStack() as strangers:
+        for _ in range(1000):
+            stranger = strangers.enter_context(socket.create_connection(("127.0.0.1", api.port), 5))
+            stranger.sendall(first)
+        other = Client(api.port, PREFIX)
+        assert other.post(CONFIG_MAPS, config_map("made", a="x")).code == 201
+        assert client.get(f"{CONFIG_MAPS}/made").code == 200, "a connection that was idle is opened anew at worst"
+        assert watch.next()[0] == "ADDED", "a watch is not idle"
+        assert threading.active_count() <= MOST + 50
+        other.close()
+
+
+def test_connections_that_are_idle_give_way_and_those_at_work_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MOST", 3)
+    pairs = [socket.socketpair() for _ in range(6)]
+    ours = [pair[0] for pair in pairs]
+    kept = connections.Connections()
+    for each in ours[:3]:
+        assert kept.admit(each)
+    for each in ours[:2]:
+        kept.working(each)
+    kept.resting(ours[0])
+    assert kept.admit(ours[3]) and set(kept.all()) == {ours[0], ours[1], ours[3]}, "a stranger first"
+    assert kept.admit(ours[4]) and set(kept.all()) == {ours[0], ours[1], ours[4]}
+    kept.working(ours[4])
+    assert kept.admit(ours[5]) and set(kept.all()) == {ours[1], ours[4], ours[5]}
+    kept.working(ours[5])
+    assert not kept.admit(ours[0]), "all are at work"
+    kept.gone(ours[1])
+    assert kept.admit(ours[0])
+    for one, other in pairs:
+        one.close()
+        other.close()
