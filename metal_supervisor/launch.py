@@ -56,15 +56,36 @@ def start_time(pid: int) -> str:
     return "" if fields[0] in (b"Z", b"X") else f"ticks {fields[19].decode()}"
 
 
-def _start_time_darwin(pid: int) -> str:
-    """Seconds and microseconds from libproc's `proc_bsdinfo` (136 bytes; the last two u64 are the start time)."""
+# Numbers and signatures of macOS: tests/boundary/test_darwin_headers.py holds them against Apple's headers.
+PROC_PIDTBSDINFO, PROC_BSDINFO_BYTES, STARTED_AT = 3, 136, (120, 128)
+"""Flavour of proc_pidinfo; size of its `proc_bsdinfo`, and offsets of seconds and microseconds of the start in it."""
+PROC_PGRP_ONLY, MOST_PIDS = 2, 1024
+CTL_KERN, KERN_PROCARGS2, PROCARGS_BYTES = 1, 49, 1 << 20
+DARWIN = {
+    "proc_pidinfo": ("c_int", "c_int", "c_uint64", "c_void_p", "c_int"),
+    "proc_listpids": ("c_uint32", "c_uint32", "c_void_p", "c_int"),
+    "sysctl": ("c_void_p", "c_uint", "c_void_p", "c_void_p", "c_void_p", "c_size_t"),
+}
+"""Functions of libSystem that return int -> ctypes' names of their arguments' types."""
+
+
+def _darwin(name: str, *arguments: object) -> int:
+    """Calls one of those functions, declared: an undeclared argument would be passed as a C int."""
     import ctypes  # 8 ms, and only here
 
-    libproc = ctypes.CDLL("/usr/lib/libproc.dylib")
-    info = ctypes.create_string_buffer(136)
-    if libproc.proc_pidinfo(pid, 3, ctypes.c_uint64(0), info, 136) != 136:
+    function = getattr(ctypes.CDLL(None), name)
+    function.argtypes, function.restype = [getattr(ctypes, each) for each in DARWIN[name]], ctypes.c_int
+    return int(function(*arguments))
+
+
+def _start_time_darwin(pid: int) -> str:
+    """Seconds and microseconds from libproc's `proc_bsdinfo`."""
+    import ctypes
+
+    info = ctypes.create_string_buffer(PROC_BSDINFO_BYTES)
+    if _darwin("proc_pidinfo", pid, PROC_PIDTBSDINFO, 0, info, len(info)) != len(info):
         return ""
-    return "tv " + " ".join(str(int.from_bytes(info.raw[at : at + 8], "little")) for at in (120, 128))
+    return "tv " + " ".join(str(int.from_bytes(info.raw[at : at + 8], "little")) for at in STARTED_AT)
 
 
 def read_spec(path: str) -> dict[str, object]:
@@ -224,13 +245,12 @@ def _group_members(group: int) -> list[int]:
 
 
 def _group_members_darwin(group: int) -> list[int]:
-    """libproc's `proc_listpids` with PROC_PGRP_ONLY (2) fills an array of 32-bit pids."""
+    """libproc's `proc_listpids` fills an array of pids."""
     import ctypes
 
-    libproc = ctypes.CDLL("/usr/lib/libproc.dylib")
-    pids = (ctypes.c_int * 1024)()
-    size = libproc.proc_listpids(2, group, pids, ctypes.sizeof(pids))
-    return [pid for pid in pids[: max(0, size) // 4] if pid]
+    pids = (ctypes.c_int * MOST_PIDS)()
+    size = _darwin("proc_listpids", PROC_PGRP_ONLY, group, pids, ctypes.sizeof(pids))
+    return [pid for pid in pids[: max(0, size) // ctypes.sizeof(ctypes.c_int)] if pid]
 
 
 def _environment_of(pid: int) -> bytes:
@@ -238,9 +258,9 @@ def _environment_of(pid: int) -> bytes:
     if sys.platform == "darwin":
         import ctypes
 
-        query, size = (ctypes.c_int * 3)(1, 49, pid), ctypes.c_size_t(1 << 20)  # CTL_KERN, KERN_PROCARGS2
+        query, size = (ctypes.c_int * 3)(CTL_KERN, KERN_PROCARGS2, pid), ctypes.c_size_t(PROCARGS_BYTES)
         area = ctypes.create_string_buffer(size.value)
-        done = ctypes.CDLL(None).sysctl(query, 3, area, ctypes.byref(size), None, ctypes.c_size_t(0))
+        done = _darwin("sysctl", query, len(query), area, ctypes.byref(size), None, 0)
         return area.raw[: size.value] if done == 0 else b""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:

@@ -18,7 +18,7 @@ from mac_kit import Kit, eventually, use_checkout
 from mac_report import Sheet, Skip
 
 import metal_supervisor
-from metal_supervisor.boundary import darwin_memory, memory
+from metal_supervisor.boundary import darwin_memory, iokit, memory
 from metal_supervisor.boundary.exits import ExitWatch
 from metal_supervisor.config import launchd_dir
 from metal_supervisor.core import launchd
@@ -48,6 +48,9 @@ def modules(_kit: Kit, sheet: Sheet) -> None:
     sheet.figure("modules", "modules", len(names))
     sheet.show("not importable", failed)
     sheet.claim(not failed, "every module can be imported")
+    if sys.platform == "darwin":
+        iokit.declare(iokit.load())
+        sheet.claim(True, "every function of IOKit and CoreFoundation that is declared is there")
 
 
 def plists(kit: Kit, sheet: Sheet) -> None:
@@ -84,6 +87,17 @@ def timed_us(call: Callable[[], object], calls: int = CALLS) -> list[float]:
     return found
 
 
+NUMBERS = (
+    "hw.nperflevels", "hw.perflevel0.physicalcpu", "hw.perflevel1.physicalcpu", "sysctl.proc_translated",
+    "iogpu.wired_limit_mb", "debug.iogpu.wired_limit",
+)  # fmt: skip
+TEXTS = (
+    "machdep.cpu.brand_string", "hw.model", "kern.osproductversion", "kern.osversion", "hw.perflevel0.name",
+    "hw.perflevel1.name",
+)  # fmt: skip
+"""sysctls that no header names, and that the system's own tool is asked for too; either may be absent."""
+
+
 def sysctls(kit: Kit, sheet: Sheet) -> None:
     """What we read through libc is what macOS's own tools say."""
     mac = this_mac()
@@ -104,6 +118,16 @@ def sysctls(kit: Kit, sheet: Sheet) -> None:
     swap = mac_parse.swap_used_bytes(kit.run("/usr/sbin/sysctl", "vm.swapusage").out)
     used = mac.swap_used_bytes()
     sheet.claim(swap is not None and mac_parse.within(swap, used, 0.05, SLACK), f"swap used {used} is sysctl's {swap}")
+    compressed = mac.number("vm.compressor_bytes_used")
+    sheet.claim(0 <= compressed < total, f"the compressor holds {compressed} bytes, less than there are")
+    for name in (*NUMBERS, *TEXTS):
+        ask: Callable[[str], object] = mac.number if name in NUMBERS else mac.text
+        try:
+            ours = str(ask(name))
+        except OSError:
+            ours = ""
+        told = kit.run("/usr/sbin/sysctl", "-n", name).out.strip()
+        sheet.claim(told == ours, f"{name} is {ours or 'absent'}, as sysctl says")
     own = subprocess.Popen([sys.executable, "-c", "x = b'1' * (200 << 20); input()"], stdin=subprocess.PIPE)
     kit.cleanup("end a child", lambda: own.communicate(b"\n", timeout=10))
     eventually(lambda: mac.process(own.pid)[0] > 200 << 20, 20, "a child to hold 200 MiB")

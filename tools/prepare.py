@@ -26,6 +26,7 @@ import find_omlx
 import find_prometheus
 import find_s3
 import find_sudo
+import find_zig
 from find_llama_server import NotFound
 
 VARIABLE = "METAL_ENGINES"
@@ -58,6 +59,7 @@ PARTS = (
     Part("mlx_lm", "Python packages, 350 MB", find_mlx.find),
     Part("prometheus", "Debian package, 120 MB", find_prometheus.find),
     Part("sudo", "Debian package, 7 MB", find_sudo.find),
+    Part("zig", "Apple's headers, in a Python package, 380 MB", find_zig.find),
     Part("omlx", "Python packages, 430 MB", find_omlx.find, heavy=True),
     Part("versitygw", "built with Go, 45 MB, two minutes", find_s3.find, heavy=True),
     Part("chromium", "Debian package, 400 MB", find_chromium.find, heavy=True),

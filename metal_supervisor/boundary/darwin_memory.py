@@ -20,7 +20,13 @@ from typing import Any
 
 SYSCTL = "/usr/sbin/sysctl"
 SYSCTL_TIMEOUT_S = 5.0
+# Numbers, structures and signatures are held against Apple's headers by tests/boundary/test_darwin_headers.py.
 RUSAGE_INFO_V4 = 4
+FUNCTIONS = {
+    "sysctlbyname": ("c_char_p", "c_void_p", "c_void_p", "c_void_p", "c_size_t"),
+    "proc_pid_rusage": ("c_int", "c_int", "c_void_p"),
+}
+"""Functions of libSystem that return 0, or set errno -> ctypes' names of their arguments' types."""
 MIB = 1024**2
 
 
@@ -64,12 +70,17 @@ class Mac:
     def __init__(self, libc: Any) -> None:
         self._libc = libc
 
+    def _call(self, name: str, what: str, *arguments: Any) -> None:
+        """Calls one of FUNCTIONS, declared: an undeclared argument would be passed as a C int. Raises OSError."""
+        function = getattr(self._libc, name)
+        function.argtypes, function.restype = [getattr(ctypes, each) for each in FUNCTIONS[name]], ctypes.c_int
+        if function(*arguments):
+            raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+
     def _ask(self, name: str, area: Any) -> int:
         """Has the system write a value into an area; how many bytes it wrote."""
         size = ctypes.c_size_t(ctypes.sizeof(area))
-        # Every argument is a pointer or has its own width, so ctypes needs to be told no signature.
-        if self._libc.sysctlbyname(name.encode(), ctypes.byref(area), ctypes.byref(size), None, ctypes.c_size_t(0)):
-            raise OSError(ctypes.get_errno(), f"sysctl {name}: {os.strerror(ctypes.get_errno())}")
+        self._call("sysctlbyname", f"sysctl {name}", name.encode(), ctypes.byref(area), ctypes.byref(size), None, 0)
         return size.value
 
     def number(self, name: str) -> int:
@@ -118,8 +129,7 @@ class Mac:
         but no clean pages of files. The resident size has those, but none of the GPU's own.
         """
         usage = RusageInfo()
-        if self._libc.proc_pid_rusage(ctypes.c_int(pid), ctypes.c_int(RUSAGE_INFO_V4), ctypes.byref(usage)):
-            raise OSError(ctypes.get_errno(), f"proc_pid_rusage({pid}): {os.strerror(ctypes.get_errno())}")
+        self._call("proc_pid_rusage", f"proc_pid_rusage({pid})", pid, RUSAGE_INFO_V4, ctypes.byref(usage))
         return int(usage.phys_footprint), int(usage.resident_size)
 
     def wired_limit_mib(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 FRAMEWORKS = "/System/Library/Frameworks/{0}.framework/{0}"
 CAN_SLEEP, WILL_SLEEP, WILL_NOT_SLEEP, HAS_POWERED_ON = 0xE0000270, 0xE0000280, 0xE0000290, 0xE0000300
-"""kIOMessageCanSystemSleep and its like, of <IOKit/IOMessage.h>."""
+"""kIOMessageCanSystemSleep and its like, of <IOKit/IOMessage.h>; docs/mac-acceptance.md has the sources."""
 CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_ssize_t)
 """IOServiceInterestCallback: (refcon, service, message, what to answer by)."""
 log = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ def load() -> Frameworks:
         raise Untold(str(error)) from None
 
 
-def _declare(frameworks: Frameworks) -> None:
-    """Signatures: without them ctypes would cut pointers to 32 bits."""
+def declare(frameworks: Frameworks) -> None:
+    """Declare signatures: without them ctypes would cut pointers to 32 bits."""
     pointer, port = ctypes.c_void_p, ctypes.c_uint32
     for function, result, arguments in (
         (
@@ -72,7 +72,7 @@ class PowerEvents:
 
     def run(self) -> None:
         """Listens in this thread, for ever. Raises Untold if the system does not take us."""
-        _declare(self._frameworks)
+        declare(self._frameworks)
         iokit, core = self._frameworks.iokit, self._frameworks.core
         notifications, notifier = ctypes.c_void_p(), ctypes.c_uint32()
         self._connection = iokit.IORegisterForSystemPower(

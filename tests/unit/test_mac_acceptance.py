@@ -35,7 +35,7 @@ from metal_supervisor import boundary
 from metal_supervisor.boundary import darwin_memory
 from metal_supervisor.boundary.commands import Done
 from metal_supervisor.runtimes import RUNTIMES
-from tests.boundary.mac_memory import M4_MAX, FakeLibc, u32
+from tests.boundary.mac_memory import M4_MAX, FakeLibc, u32, u64
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEVICES = "Available devices:\n  MTL0: Apple M4 Max (110100 MiB, 110100 MiB free)\n  BLAS: Accelerate (0 MiB, 0 MiB free)\n"  # noqa: E501
@@ -478,7 +478,8 @@ class Tools:
     def __init__(self, **other: str) -> None:
         pages = 128 * GIB // 16384
         self.said = {
-            "plutil": "OK", "sysctl -n hw.memsize": str(128 * GIB), "sysctl -n iogpu.wired_limit_mb": "0\n",
+            "plutil": "OK", "sysctl -n hw.memsize": str(128 * GIB), "sysctl -n kern.osproductversion": "26.1\n",
+            "sysctl -n iogpu.wired_limit_mb": "0\n",
             "sysctl vm.swapusage": "vm.swapusage: total = 23552.00M  used = 22392.56M  free = 1159.44M  (encrypted)",
             "vm_stat": "Stats: (page size of 16384 bytes)\n"
                        f"Pages free: {pages // 2}.\nPages wired down: {pages // 2}.\n",
@@ -499,6 +500,7 @@ class Tools:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> FakeLibc:
     libc = FakeLibc(M4_MAX)
     libc.processes = Anybody()
+    libc.sysctls["vm.compressor_bytes_used"] = u64(1 << 30)
     mac = darwin_memory.Mac(libc)
     monkeypatch.setattr(darwin_memory, "mac", lambda: mac)
     monkeypatch.setattr(mac_kit.Kit, "llama_server", lambda _self: Path("/bin/true"))
