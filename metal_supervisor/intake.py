@@ -14,7 +14,7 @@ from metal_supervisor.bulletin import Bulletin
 from metal_supervisor.config import Settings
 from metal_supervisor.core import resources
 from metal_supervisor.core.types import Json, Key, Record, Rejected, Service, Standing
-from metal_supervisor.runtimes import RUNTIMES
+from metal_supervisor.runtimes import RUNTIMES, VOCABULARIES
 
 LOOK_EVERY_S = 10.0
 
@@ -32,6 +32,8 @@ class Intake:
             runtimes={name: RUNTIMES[name].formats for name in settings.offered},
             allowlist=settings.allowlist,
             allowed_args=settings.allowed_args,
+            allowed_env=settings.allowed_env,
+            vocabularies=VOCABULARIES,
         )
 
     def read(

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from metal_supervisor.core.arguments import Verdict
 from metal_supervisor.runtimes import RUNTIMES
-from metal_supervisor.runtimes.llama_server import OWNED
+from metal_supervisor.runtimes.llama_arguments import ENVIRONMENT, GRAMMAR
 
 HUB = "https://huggingface.co"
 
@@ -117,8 +118,19 @@ def _flag_list(value: str) -> str | None:
     for each in filter(None, (item.strip() for item in value.split(","))):
         if not re.fullmatch(r"--?[A-Za-z][A-Za-z0-9-]*", each, re.ASCII):
             return "must look like --flag,--other-flag"
-        if each in OWNED:
-            return f"must not name {each}: {OWNED[each]}"
+        flag = GRAMMAR.flags.get(each)
+        if flag is not None and flag.verdict is Verdict.OURS:
+            return f"must not name {each}: {flag.why}"
+    return None
+
+
+def _variable_list(value: str) -> str | None:
+    for each in filter(None, (item.strip() for item in value.split(","))):
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", each, re.ASCII):
+            return "must look like NAME,OTHER_NAME"
+        found = ENVIRONMENT.judge(each, {each})
+        if found.verdict is Verdict.OURS:
+            return f"must not name {each}: {found.why}"
     return None
 
 
@@ -193,8 +205,12 @@ class Settings:
         "", "Mirror of Ollama's library, as http(s)://HOST; empty: the library itself.", _mirror
     )
     allow_extra_args: str = _setting(
-        "", "Flags of llama-server that spec.extraArgs may hold though they reach beyond the engine (--slot-save-path, "
-        "--api-key-file, --tools …), separated by commas.", _flag_list,
+        "", "Flags that spec.extraArgs may hold although they reach beyond the engine (--slot-save-path, --tools …) "
+        "or are not known, separated by commas; at your own risk.", _flag_list,
+    )
+    allow_env: str = _setting(
+        "", "Variables that spec.env may hold although they are not known to be harmless, separated by commas; at your "
+        "own risk.", _variable_list,
     )
     llama_server_startup_timeout: float = _setting(
         600.0, "Seconds an engine may take to load; one that still does no work then is restarted.",
@@ -289,8 +305,13 @@ class Settings:
 
     @property
     def allowed_args(self) -> frozenset[str]:
-        """Flags that `spec.extraArgs` may hold though they reach beyond the engine."""
+        """Flags that `spec.extraArgs` may hold although they are refused elsewhere."""
         return frozenset(each.strip() for each in self.allow_extra_args.split(",") if each.strip())
+
+    @property
+    def allowed_env(self) -> frozenset[str]:
+        """Variables that `spec.env` may hold although they are refused elsewhere."""
+        return frozenset(each.strip() for each in self.allow_env.split(",") if each.strip())
 
     @property
     def uses_claims(self) -> bool:

@@ -7,6 +7,7 @@ everything it started is gone when it is closed, and that is checked.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import http.client
 import json
@@ -26,6 +27,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 
+import fake_runtime  # noqa: E402
 import find_llama_server  # noqa: E402
 import tiny_gguf  # noqa: E402
 
@@ -167,6 +169,9 @@ class Stream:
         return self.answers > 0 and not self.error and not self._thread.is_alive()
 
 
+FAKE_FLAGS = tuple(f"--fake-{each.name.replace('_', '-')}" for each in dataclasses.fields(fake_runtime.Faults))
+"""What the stand-in for an engine takes besides the engine's own flags."""
+OPENED = "--allow-extra-args", ",".join(FAKE_FLAGS), "--allow-env", "TEST_OPEN_FILES"
 LOOPBACK = "--private-hosts", "127.0.0.0/8,::1", "--allowed-roots", "/"
 """What tests fetch from are servers of this machine, and their files are anywhere."""
 
@@ -181,7 +186,7 @@ class System:
         self.http = self._ports.last
         self.flags = [
             "--state-dir", str(self.state), "--port", str(self.http), "--ports", f"{self._ports.first}-{self.http - 1}",
-            "--llama-server", str(engine or engine_path()), *LOOPBACK, *flags,
+            "--llama-server", str(engine or engine_path()), *LOOPBACK, *OPENED, *flags,
         ]
         self.ports = range(self._ports.first, self.http)
         """Its --ports."""

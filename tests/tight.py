@@ -13,7 +13,7 @@ from typing import Any
 from metal_supervisor.boundary import memory
 from metal_supervisor.config import FIELDS
 from tests.engines import either, gone
-from tests.system import ISVC, System, eventually, kill, running, service
+from tests.system import FAKE_FLAGS, ISVC, System, eventually, kill, running, service
 
 MIB = 1 << 20
 SMALL, LARGE = 512, 32768
@@ -139,6 +139,7 @@ def tight(base: Path, **usual: Any) -> Iterator[Tight]:
     write(conf, usual)
     (base / "run").mkdir()
     (base / "run" / "apiserver.faults").touch()
-    with running(base, "--config", str(conf), engine=either(base)) as up:
+    opened = "--allow-extra-args", ",".join((*FAKE_FLAGS, "--mmproj-url"))
+    with running(base, "--config", str(conf), *opened, engine=either(base)) as up:
         up.apply(up.tiny_model())
         yield Tight(up, conf, **usual)

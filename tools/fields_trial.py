@@ -158,7 +158,11 @@ def attempt(column: Column, kind: str, values: Mapping[str, Any]) -> Outcome:
         ("default", DRAFTING): resource(DRAFTING, DRAFT),
     }
     offered = {name: row.formats for name, row in runtimes.RUNTIMES.items()}
-    found = interpret({("default", NAME): asked}, models, Policy("llama-server", offered))["default", NAME]
+    policy = Policy(
+        "llama-server", offered, allowed_args=frozenset({"--your-flag"}), allowed_env=frozenset({"YOUR_NAME"}),
+        vocabularies=runtimes.VOCABULARIES,
+    )  # fmt: skip
+    found = interpret({("default", NAME): asked}, models, policy)["default", NAME]
     if isinstance(found, Rejected):
         return Outcome((found.reason, found.message), Counter(), {})
     return _run(column, found, asked)

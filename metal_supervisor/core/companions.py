@@ -6,12 +6,12 @@ another Model or as a file beside the model's own. A file that nobody would load
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from metal_supervisor.core import fields
+from metal_supervisor.core.arguments import ParsedArguments, misread, named_files, unscaled
 from metal_supervisor.core.fields import Bad
 from metal_supervisor.core.shards import shard_names
 from metal_supervisor.core.sources import Artifact, beside, canonical, is_file, library_model, same_origin, shown
@@ -84,33 +84,31 @@ def _weights(resource: Json, name: str, said: str, kind: str) -> str | None:
     return value
 
 
-def adapter_source(value: str) -> str:
-    """Source of a LoRA adapter that an argument names by a URL, "" if it names none."""
-    if "://" not in value:
-        return ""
-    try:
-        return canonical(value)
-    except Bad:
-        return ""
+def argument_source(name: str, model: Artifact, where: str) -> str:
+    """Source of a file that an argument names: a URL, an absolute path, or a name beside the model's. Raises Bad."""
+    if "://" in name or name.startswith("/"):
+        return canonical(name, where)
+    return beside(model.source, name, where) if name else canonical(name, where)
 
 
-def adapters(extra_args: Sequence[str], model: Artifact) -> tuple[Companion, ...]:
-    """The LoRA adapters that have to be fetched: `--lora` with a URL instead of a path. Raises Bad.
+def named_by_arguments(arguments: ParsedArguments, model: Artifact) -> tuple[Companion, ...]:
+    """The files that `spec.extraArgs` name, such as LoRA adapters. Raises Bad.
 
-    Those that are where the model is are opened by its Secret; nobody else gets that.
+    Those that are where the model is are opened by its Secret; no other server is sent that.
     """
     found = []
-    for index, (flag, value) in enumerate(pairwise(extra_args), 1):
-        if flag.replace("_", "-") not in ("--lora", "--lora-scaled", "--control-vector") or "://" not in value:
-            continue
-        where = f"spec.extraArgs[{index}]"
-        if flag != "--lora":
-            raise Bad("UnsupportedField", f"{where}: only --lora takes a URL; give {flag:.40} a path on this Mac")
-        place = canonical(value, where)
-        if not is_file(place) or library_model(place):
-            raise Bad("InvalidSpec", f"{where} {shown(value)!r:.120} must name one GGUF file")
-        origin = Artifact(place, secret=model.secret if same_origin(place, model.source) else None)
-        found.append(Companion(Role.ADAPTER, where, place, origin=origin))
+    for item in arguments.items:
+        where = f"spec.extraArgs[{item.value_index}]"
+        if named_files(item) and (why := unscaled(item)):
+            raise Bad("InvalidSpec", f"{where} {shown(item.values[0])!r:.120} {why}")
+        for name in named_files(item):
+            place = argument_source(name, model, where)
+            if not is_file(place) or library_model(place):
+                raise Bad("InvalidSpec", f"{where} {shown(name)!r:.120} must name one GGUF file")
+            if why := misread(item, place):
+                raise Bad("InvalidSpec", f"{where} {shown(name)!r:.120} {why}")
+            origin = Artifact(place, secret=model.secret if same_origin(place, model.source) else None)
+            found.append(Companion(Role.ADAPTER, where, place, origin=origin))
     return tuple({each.source: each for each in found}.values())
 
 

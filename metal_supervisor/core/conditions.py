@@ -168,6 +168,7 @@ _STANDARD = (
     )),
     Group("Degraded", (DEGRADED,), (), (
         Reason("Failed", "True: the phase is Failed; the message is MetalReady's", "read MetalReady"),
+        Reason("FieldIgnored", "True: it runs; the message names what means nothing on a Mac", "remove these fields"),
     )),
     Group("Suspended", (SUSPENDED,), (), (
         Reason("Suspended", "True: `spec.suspend` is", "set it to false"),

@@ -28,6 +28,8 @@ from metal_supervisor.core.types import (
 
 NOTHING_KNOWN = Demand(None)
 LONGEST_TEXT = 1000
+MOST_NAMED = 8
+"""Fields that one message names."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,14 @@ def _revoked(record: Record, uid: str, generation: int, reason: str, message: st
     return replace(kept, revoked=f"{reason}: {message}"[:LONGEST_TEXT], next_spec="", next_bytes=0)
 
 
+def _left_out(ignored: Sequence[str]) -> tuple[str, str] | None:
+    """The warning about fields that mean nothing on a Mac."""
+    if not ignored:
+        return None
+    more = f" and {len(ignored) - MOST_NAMED} more" if len(ignored) > MOST_NAMED else ""
+    return "FieldIgnored", f"{', '.join(ignored[:MOST_NAMED])}{more}: of no meaning on a Mac, and left out"
+
+
 def same_request(before: str, now: str) -> bool:
     """Whether nobody edited what decides how the engine runs, by two values of `Service.asked`.
 
@@ -206,6 +216,7 @@ def accept(
         # Until it has ended, it is asked as it was when it was started.
         probe=record.probe if record else Probe(),
         daemon=record.daemon if record else "",
+        warning=_left_out(service.ignored),
     )
     if service.suspended or service.replicas == 0:
         off = _off(service.suspended, before, now)

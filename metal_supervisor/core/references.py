@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from metal_supervisor.core import fields
+from metal_supervisor.core.environment import Vocabulary
 from metal_supervisor.core.fields import Bad
 from metal_supervisor.core.sources import NO_KEYS, Artifact, Keys, hub_parts
 from metal_supervisor.core.types import Json, Reference, Service, Standing
@@ -27,7 +28,6 @@ KINDS: Mapping[str, tuple[str, str]] = {
 KIND_OF = dict(KINDS.values())
 OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 KEY_NAME = re.compile(r"[-._a-zA-Z0-9]{1,253}")
-FORBIDDEN_ENV = re.compile(r"(LD_|DYLD_|SUPERVISOR_|METAL_SUPERVISOR_|LLAMA_ARG_)")
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 RIGHTS = "conf/rbac/secrets.yaml"
 SECRET_FIELD, HUB_KEY = "spec.sourceSecretRef", "HF_TOKEN"
@@ -47,10 +47,17 @@ class Holding:
     """What the server said when it did not give it."""
 
 
-def read_environment(spec: Json) -> tuple[tuple[tuple[str, str], ...], tuple[Reference, ...]]:
-    """(name and value of each variable, those whose value is kept elsewhere); raises Bad."""
+def read_environment(
+    spec: Json, known: Vocabulary | None, opened: Collection[str] = (), opened_flags: Collection[str] = ()
+) -> tuple[tuple[tuple[str, str], ...], tuple[Reference, ...], tuple[str, ...]]:
+    """(name and value of each variable, those whose value is kept elsewhere, fields left out); raises Bad.
+
+    `known`: what the engine may be told, None if its runtime judges that by itself. `opened`: variables and flags that
+    the administrator of this Mac allows besides.
+    """
     pairs: dict[str, str] = {}
     kept: dict[str, Reference] = {}
+    ignored: list[str] = []
     for index, item in enumerate(fields.get(spec, "spec.env", list, [])):
         path = f"spec.env[{index}]"
         if not isinstance(item, dict):
@@ -58,9 +65,8 @@ def read_environment(spec: Json) -> tuple[tuple[tuple[str, str], ...], tuple[Ref
         name = item.get("name")
         if not isinstance(name, str) or not ENV_NAME.fullmatch(name):
             raise Bad("InvalidSpec", f"{path}.name must be a variable name, not {name!r:.80}")
-        if FORBIDDEN_ENV.match(name):
-            text = f"{path}.name {name!r} would change the loader, the supervisor or flags of ours; remove it"
-            raise Bad("InvalidSpec", text)
+        if known is not None and (problem := known.refusal(name, f"{path}.name", opened, opened_flags)):
+            raise Bad(*problem)
         value = item.get("value") or ""
         if not isinstance(value, str):
             raise Bad("InvalidSpec", f"{path}.value must be a string; put it in quotes")
@@ -70,7 +76,17 @@ def read_environment(spec: Json) -> tuple[tuple[tuple[str, str], ...], tuple[Ref
             if value:
                 raise Bad("InvalidSpec", f"{path}: set one of value and valueFrom, not both")
             kept[name] = _reference(name, item["valueFrom"], f"{path}.valueFrom")
-    return tuple(sorted(pairs.items())), tuple(kept.values())
+        if known is not None:
+            if known.ignores(name, opened):
+                ignored.append(f"{path} {name}")
+                del pairs[name]
+                kept.pop(name, None)
+            elif name in kept and known.is_flag(name):
+                text = f"{path}.valueFrom: {name} becomes a flag, which every user of this Mac can read; use value"
+                raise Bad("InvalidSpec", text)
+            elif name not in kept and (takes := known.misfit(name, value, opened)):
+                raise Bad("InvalidSpec", f"{path}.value: {name} takes {takes}")
+    return tuple(sorted(pairs.items())), tuple(kept.values()), tuple(ignored)
 
 
 def _reference(variable: str, item: Any, path: str) -> Reference:

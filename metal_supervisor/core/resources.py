@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from metal_supervisor.core import companions, fields, sources
+from metal_supervisor.core.arguments import NO_FLAGS, ParsedArguments, parse
 from metal_supervisor.core.budget import read_limit
 from metal_supervisor.core.decide import DIRECTORY_FORMATS
+from metal_supervisor.core.environment import Vocabulary
 from metal_supervisor.core.fields import Bad
 from metal_supervisor.core.references import OBJECT_NAME, read_environment
 from metal_supervisor.core.sources import Artifact, library_model
@@ -56,6 +58,10 @@ class Policy:
     allowlist: frozenset[str] = frozenset()
     allowed_args: frozenset[str] = frozenset()
     """Flags of `spec.extraArgs` that are refused elsewhere."""
+    allowed_env: frozenset[str] = frozenset()
+    """Variables of `spec.env` that are refused elsewhere."""
+    vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
+    """Runtime name -> what a manifest may say to its engine; without one the runtime refuses everything."""
     installed: frozenset[str] = frozenset()
     """Of `runtimes`, those whose program is here: a service that names none gets one of these if it can."""
 
@@ -172,15 +178,15 @@ def _endpoint(resource: Json, name: str) -> Endpoint:
     )
 
 
-def _mode(resource: Json, extra_args: tuple[str, ...], path: str) -> str:
+def _mode(resource: Json, said_args: ParsedArguments, path: str) -> str:
     said = fields.get(resource, "spec.mode", str, "")
     if said in ("chat", "embedding", "rerank"):
         return str(said)
     if said:
         raise Bad("InvalidSpec", f"spec.mode must be chat, embedding or rerank, not {said!r:.80}")
-    if {"--reranking", "--rerank"} & set(extra_args) or path.endswith("/rerank"):
+    if said_args.given("--reranking", "--rerank") or path.endswith("/rerank"):
         return "rerank"
-    if {"--embedding", "--embeddings"} & set(extra_args) or path.endswith("/embeddings"):
+    if said_args.given("--embedding", "--embeddings") or path.endswith("/embeddings"):
         return "embedding"
     return "chat"
 
@@ -345,14 +351,16 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy, kept:
         raise Bad("InvalidSpec", f"spec.priority must be one of {', '.join(PRIORITIES)}, not {priority!r:.80}")
     replicas = fields.ranged(0, fields.MAX)(resource, "spec.replicas")
     extra_args = fields.texts(resource, "spec.extraArgs")
-    further += companions.adapters(extra_args, model.artifact)
     runtime = _runtime(resource, found, model, policy, kept)
+    known = policy.vocabularies.get(runtime)
+    arguments = parse(extra_args, known.grammar if known is not None else NO_FLAGS)
+    further += companions.named_by_arguments(arguments, model.artifact)
     options = {option: read(resource, f"spec.{option}") for option, read in fields.OPTIONS.items()}
     for option in OMLX_OPTIONS:
         if options[option] is not None and runtime != "omlx":
             raise Bad("UnsupportedField", f"spec.{option} is not supported by {runtime}: only the runtime omlx has it")
     options["idleTtlS"], options["speculativeDecoding"] = _idle_ttl_s(resource), speculation
-    env, references = read_environment(resource)
+    env, references, ignored = read_environment(resource, known, policy.allowed_env, policy.allowed_args)
     if runtime != "llama-server" and (speculation or further):
         field_name = further[0].field if further else companions.SPECULATION
         raise Bad("UnsupportedField", f"{field_name} has no meaning for {runtime}; remove it, or use llama-server")
@@ -366,7 +374,7 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy, kept:
         replicas=1 if replicas is None else replicas,
         suspended=fields.get(resource, "spec.suspend", bool, False),
         endpoint=endpoint,
-        mode=_mode(resource, extra_args, endpoint.path),
+        mode=_mode(resource, arguments, endpoint.path),
         priority=priority,
         container_port=fields.ranged(1, 65535)(resource, "spec.containerPort"),
         options={option: value for option, value in options.items() if value is not None},
@@ -377,6 +385,7 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy, kept:
         allowed_args=policy.allowed_args,
         companions=further,
         references=references,
+        ignored=(*(f"spec.extraArgs[{each.index}] {each.name}" for each in arguments.ignored), *ignored),
     )
 
 

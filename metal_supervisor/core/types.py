@@ -184,6 +184,8 @@ class Service:
     """`spec.evictionProtection`: never stopped to make room, nor when memory is short."""
     allowed_args: frozenset[str] = frozenset()
     """Flags that this Mac allows in `extra_args` though they reach beyond the engine."""
+    ignored: tuple[str, ...] = ()
+    """Fields that mean nothing on a Mac and were left out, with their values' names."""
     companions: tuple[Companion, ...] = ()
     """Files that its engine needs besides the model."""
     references: tuple[Reference, ...] = ()

@@ -10,11 +10,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from metal_supervisor.core.demand import Demand, Reading
+from metal_supervisor.core.environment import Vocabulary
 from metal_supervisor.core.types import Engine, Service
-from metal_supervisor.runtimes import llama_memory, llama_server, mlx_memory, mlx_server, ollama, omlx, vllm_swift
+from metal_supervisor.runtimes import (
+    llama_arguments,
+    llama_memory,
+    llama_server,
+    mlx_arguments,
+    mlx_memory,
+    mlx_server,
+    ollama,
+    omlx,
+    vllm_swift,
+)
 from metal_supervisor.runtimes.place import Binary, Executable, Place
 
-__all__ = ["RUNTIMES", "Binary", "Executable", "Place", "Runtime", "Shared"]
+__all__ = ["RUNTIMES", "VOCABULARIES", "Binary", "Executable", "Place", "Runtime", "Shared"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,8 @@ class Runtime:
     """(reason, message) if this build of it cannot honour what the service asks for."""
     shared: Shared | None = None
     """Set if the services are models of one daemon; `engine` is then the attendant of one."""
+    vocabulary: Vocabulary | None = None
+    """What a manifest may say to its engine; None if its services share a daemon, and it refuses everything."""
     metrics_path: str = ""
     """Where an engine tells what it counts, "" if it does not; a shared daemon's is no one service's."""
 
@@ -58,6 +71,7 @@ RUNTIMES: Mapping[str, Runtime] = {
         engine=llama_server.engine,
         demand=lambda _service, argv, model, reading_of: llama_memory.demand(argv, model, reading_of),
         lacks=llama_server.lacks,
+        vocabulary=llama_arguments.VOCABULARY,
         metrics_path="/metrics",
     ),
     "mlx-server": Runtime(
@@ -70,6 +84,7 @@ RUNTIMES: Mapping[str, Runtime] = {
         engine=mlx_server.engine,
         demand=mlx_memory.demand,
         lacks=mlx_server.lacks,
+        vocabulary=mlx_arguments.MLX,
     ),
     omlx.NAME: Runtime(
         executables=(
@@ -95,6 +110,11 @@ RUNTIMES: Mapping[str, Runtime] = {
         refuse=vllm_swift.refuse,
         engine=vllm_swift.engine,
         demand=vllm_swift.demand,
+        vocabulary=mlx_arguments.VLLM,
         metrics_path="/metrics",
     ),
+}
+
+VOCABULARIES: Mapping[str, Vocabulary] = {
+    name: row.vocabulary for name, row in RUNTIMES.items() if row.vocabulary is not None
 }

@@ -1,8 +1,7 @@
 """Which flags a build of llama-server has, by its own `--help`, and how to say the same to another build.
 
 llama-server ends with 1 at an argument that it does not know, so a flag that one release dropped is a crash loop
-under the next. What its help lists is therefore held against what it is about to be given. Its parser is plain:
-`_` counts as `-` in what begins with `--`, a value is always the next argument, and nothing is abbreviated.
+under the next. What its help lists is therefore held against what it is about to be given.
 """
 
 from __future__ import annotations
@@ -11,6 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+
+from metal_supervisor.core.arguments import ParsedArguments, parse
+from metal_supervisor.runtimes.llama_arguments import GRAMMAR
 
 OPTION = re.compile(r"(?P<names>--?[A-Za-z][\w.-]*(?:, +--?[A-Za-z][\w.-]*)*)(?P<values>(?: [^ ]+)*)(?: {2,}.*)?")
 """A line of the help that lists a flag: its names, what its values are called, and after a gap what it does."""
@@ -67,31 +69,6 @@ def _count(values: Sequence[str]) -> int:
     return len(text.split())
 
 
-def folded(argument: str) -> str:
-    """A flag as the engine's parser reads it."""
-    return argument.replace("_", "-") if argument.startswith("--") else argument
-
-
-@dataclass(frozen=True)
-class Argument:
-    """One argument that stands where a flag has to."""
-
-    index: int
-    name: str
-    """As the parser reads it, known or not."""
-    values: tuple[str, ...] = ()
-
-
-def arguments_of(arguments: Sequence[str], options: Mapping[str, Option]) -> Iterator[Argument]:
-    """The flags of a command line with their values, in order; what is no known flag stands alone."""
-    index = 0
-    while index < len(arguments):
-        name = folded(arguments[index])
-        after = index + 1 + (options[name].values if name in options else 0)
-        yield Argument(index, name, tuple(arguments[index + 1 : after]))
-        index = after
-
-
 # ── how the model is loaded: two spellings ───────────────────────────────────────────────────────
 
 LOAD_MODE = ("-lm", "--load-mode")
@@ -119,19 +96,19 @@ def accepted(options: Mapping[str, Option]) -> Mapping[str, Option]:
 
 def as_built(arguments: Sequence[str], options: Mapping[str, Option]) -> tuple[str, ...]:
     """The same arguments, with how the model is loaded said as this build wants it said."""
-    parsed = list(arguments_of(arguments, accepted(options)))
+    parsed = parse(tuple(arguments), GRAMMAR)
     if "--load-mode" in options:
-        return _with_mode(arguments, parsed)
-    return _with_switches(arguments, parsed) if "--mlock" in options else tuple(arguments)
+        return _with_mode(parsed)
+    return _with_switches(parsed) if "--mlock" in options else parsed.written
 
 
-def _with_mode(arguments: Sequence[str], parsed: Sequence[Argument]) -> tuple[str, ...]:
-    switches = [each for each in parsed if each.name in SWITCHES]
+def _with_mode(parsed: ParsedArguments) -> tuple[str, ...]:
+    switches = [each for each in parsed.items if each.name in SWITCHES]
     said = dict(SWITCHES[each.name] for each in switches)
     result: list[str] = []
-    for each in parsed:
+    for each in parsed.items:
         if each.name not in SWITCHES:
-            result += arguments[each.index : each.index + 1 + len(each.values)]
+            result += parsed.words(each)
         elif each is switches[-1]:
             result += ["--load-mode", _mode(said)]
     return tuple(result)
@@ -147,9 +124,9 @@ def _mode(said: Mapping[str, bool]) -> str:
     return "auto" if mapped and "mmap" not in said else "mmap" if mapped else "none"
 
 
-def _with_switches(arguments: Sequence[str], parsed: Sequence[Argument]) -> tuple[str, ...]:
+def _with_switches(parsed: ParsedArguments) -> tuple[str, ...]:
     result: list[str] = []
-    for each in parsed:
-        plain = arguments[each.index : each.index + 1 + len(each.values)]
+    for each in parsed.items:
+        plain = parsed.words(each)
         result += OLD_SPELLING.get(each.values[0], plain) if each.name in LOAD_MODE and each.values else plain
     return tuple(result)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from metal_supervisor.core.arguments import named_files, parse
 from metal_supervisor.core.demand import Demand, Reading
 from metal_supervisor.core.estimate import (
     FALLBACK_PERCENT,
@@ -24,6 +25,7 @@ from metal_supervisor.core.estimate import (
 )
 from metal_supervisor.core.gguf import BadGguf
 from metal_supervisor.core.sizes import MIB
+from metal_supervisor.runtimes.llama_arguments import GRAMMAR
 
 VALUES = {
     "context": ("-c", "--ctx-size"),
@@ -39,8 +41,7 @@ VALUES = {
     "load_mode": ("-lm", "--load-mode"),
     "projector": ("-mm", "--mmproj"),
     "draft": ("-md", "--model-draft", "--spec-draft-model"),
-    "adapter": ("--lora", "--control-vector"),
-    "scaled": ("--lora-scaled", "--control-vector-scaled"),
+    "adapter": ("--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"),
 }
 SWITCHES = {
     "-kvu": ("unified", True), "--kv-unified": ("unified", True),
@@ -103,23 +104,17 @@ def demands(argv: Sequence[str]) -> Demands:
     switches: dict[str, bool] = {}
     adapters: list[str] = []
     unsized = ""
-    rest = iter(argv)
-    for argument in rest:
-        flag = argument.replace("_", "-") if argument.startswith("--") else argument
-        if flag in SWITCHES:
-            name, on = SWITCHES[flag]
+    for item in parse(tuple(argv), GRAMMAR).items:
+        if item.name in SWITCHES:
+            name, on = SWITCHES[item.name]
             switches[name] = on
-        elif flag in UNSIZED:
-            unsized = unsized or flag
-            next(rest, "")
-        elif (found := NAMES.get(flag)) is not None:
-            value = next(rest, "")
+        elif item.name in UNSIZED:
+            unsized = unsized or item.name
+        elif (found := NAMES.get(item.name)) is not None:
             if found == "adapter":
-                adapters += value.split(",")
-            elif found == "scaled":
-                adapters += [each.rpartition(":")[0] or each for each in value.split(",")]
-            else:
-                values[found] = value
+                adapters += named_files(item)
+            elif item.values:
+                values[found] = item.values[0]
     slots = _whole(values.get("slots"), -1)
     cache = _whole(values.get("prompt_cache"), 0)
     settings = Settings(

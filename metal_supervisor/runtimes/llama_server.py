@@ -12,79 +12,27 @@ Mac short of memory could get none of them back.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
-from metal_supervisor.core.companions import DRAFTED, adapter_source
+from metal_supervisor.core.arguments import ParsedArguments, Verdict, named_files, parse, refusal, with_files
+from metal_supervisor.core.companions import DRAFTED, argument_source
+from metal_supervisor.core.environment import as_arguments
 from metal_supervisor.core.first_request import smallest
-from metal_supervisor.core.types import Engine, Probe, Role, Service
+from metal_supervisor.core.types import Engine, PartKey, Probe, Role, Service
+from metal_supervisor.runtimes.llama_arguments import GRAMMAR, VOCABULARY
 from metal_supervisor.runtimes.llama_flags import (
     LOAD_MODE,
     Option,
     accepted,
-    arguments_of,
     as_built,
-    folded,
     options_of,
 )
 from metal_supervisor.runtimes.llama_memory import VALUES, checkpoints, prompt_cache_mib
 from metal_supervisor.runtimes.place import Binary, Place
 
 DEFAULT_CONTEXT, DEFAULT_BATCH, DEFAULT_GPU_LAYERS = 2048, 2048, 99
-
-MODEL = "the model comes from spec.modelRef"
-ONE = "one InferenceService serves one model"
-PRINTS = "the engine would print something and end"
-TOKEN = "a token in argv is readable by every user"
-PLAIN = "the health check and the Service speak plain HTTP"
-COMMANDS = "engines may listen on all interfaces, and these run commands"
-WEB_PAGES = "it would let web pages of other hosts use the engine"
-FETCHES = "the engine would fetch it by itself, and nobody can tell its size"
-LISTENS: Mapping[str, str] = {
-    "--host": "engines listen where this Mac's setting --bind says",
-    "--port": "the port is chosen by this Mac; set spec.containerPort to prefer one",
-    "--reuse-port": "two servers on one port would answer for each other",
-}
-OWNED: Mapping[str, str] = {
-    **LISTENS,
-    **dict.fromkeys(("--model", "-m", "--model-url", "-mu", "--hf-repo", "-hf", "-hfr", "--hf-file", "-hff",
-                     "--docker-repo", "-dr"), MODEL),
-    **dict.fromkeys(("--alias", "-a"), "the served name is the InferenceService's"),
-    **dict.fromkeys(("--models-dir", "--models-preset", "--models-max", "--models-autoload"), ONE),
-    "--api-prefix": "it would move the health check",
-    "--api-key": f"{TOKEN}; set LLAMA_API_KEY in spec.env",
-    **dict.fromkeys(("--hf-token", "-hft"), f"{TOKEN}; set HF_TOKEN in spec.env"),
-    **dict.fromkeys(("--ssl-key-file", "--ssl-cert-file"), PLAIN),
-    **dict.fromkeys(("--help", "-h", "--usage", "--version", "--list-devices", "--cache-list", "-cl",
-                     "--completion-bash"), PRINTS),
-}  # fmt: skip
-"""Flags that are ours, and why; refused in spec.extraArgs in every spelling."""
-
-GUARDED: Mapping[str, str] = {
-    **dict.fromkeys(("--agent", "-ag", "--tools"), COMMANDS),
-    **dict.fromkeys(("--ui-mcp-proxy", "--webui-mcp-proxy"),
-                    "engines may listen on all interfaces, and it would proxy for anybody"),
-    **dict.fromkeys(("--mmproj-url", "-mmu", "--spec-draft-hf", "--hf-repo-draft", "-hfd", "-hfrd", "--hf-repo-v",
-                     "-hfv", "-hfrv"), FETCHES),
-    **dict.fromkeys(("--cors-origins", "--cors-methods", "--cors-headers", "--cors-credentials",
-                     "--no-cors-credentials"), WEB_PAGES),
-    "--path": "it would give the files of a directory to anybody",
-    "--media-path": "it would give the files of a directory to anybody",
-    "--slot-save-path": "whoever may ask the engine could write files of this Mac",
-    **dict.fromkeys(("--lookup-cache-dynamic", "-lcd"), "it would write a file of this Mac"),
-    "--log-file": "it would write a file of this Mac; the engine's log is kept and rotated without it",
-    "--log-prompts-dir": "it would write down what is asked",
-    "--video-ffmpeg-dir": "it would run programs of that directory",
-    "--api-key-file": "it would read a file of this Mac; set LLAMA_API_KEY in spec.env",
-}  # fmt: skip
-"""Flags that reach beyond the engine, and how; refused unless this Mac's setting --allow-extra-args names them."""
-
-GUARDED_KINDS = re.compile(r"--(tools|mcp-servers)-.*")
-PRESET = re.compile(r"--(fim|gpt-oss|vision-gemma|embd-gemma)-.*|--(?!spec-).*-default")
-"""Presets bring a model of their own, and with it a port."""
 
 SLEEP = "--sleep-idle-seconds"
 CHECKPOINTS = "--ctx-checkpoints"
@@ -110,29 +58,10 @@ OPTION_FLAGS: Mapping[str, str] = {
 """Options of the spec that only some builds have a flag for, or whose values differ between builds."""
 
 
-def _flag(argument: str) -> str:
-    """The flag's own name: without `=value`, with llama.cpp's `_` spelling folded."""
-    return folded(argument.partition("=")[0])
-
-
-def _not_yours(flag: str, allowed: frozenset[str]) -> str:
-    """Why a user may not set a flag, "" if they may."""
-    if PRESET.fullmatch(flag):
-        return "a preset brings a model of its own"
-    if flag in OWNED:
-        return OWNED[flag]
-    guarded = GUARDED.get(flag) or (COMMANDS if GUARDED_KINDS.fullmatch(flag) else "")
-    if not guarded or flag in allowed:
-        return ""
-    return f"{guarded}; whoever runs this Mac can allow it with its setting --allow-extra-args={flag}"
-
-
 def refuse(service: Service) -> tuple[str, str] | None:
     """(reason, message) for what this engine cannot be asked for."""
-    for index, argument in enumerate(service.extra_args):
-        flag = _flag(argument)
-        if reason := _not_yours(flag, service.allowed_args):
-            return "InvalidSpec", f"spec.extraArgs[{index}] {flag:.80} is not yours to set: {reason}"
+    if problem := refusal(_arguments(service), GRAMMAR, service.allowed_args, "llama-server"):
+        return problem
     if service.options.get("ropeScaling", {}).get("type") == "longrope":
         return "UnsupportedField", "spec.ropeScaling.type longrope is unknown to llama-server; use linear or yarn"
     asked = service.options.get("speculativeDecoding", {})
@@ -143,6 +72,21 @@ def refuse(service: Service) -> tuple[str, str] | None:
         value = service.options.get(name)
         if value is not None and value not in CACHE_TYPES:
             return "InvalidSpec", f"spec.{name} must be one of {', '.join(sorted(CACHE_TYPES))}, not {value!r}"
+    return _odd_value(service.options)
+
+
+def _arguments(service: Service) -> ParsedArguments:
+    return parse(service.extra_args, GRAMMAR)
+
+
+def _odd_value(options: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(reason, message) of a field whose value its flag would not take from spec.extraArgs either."""
+    for name, flag in OPTION_FLAGS.items():
+        said, checks = options.get(name), GRAMMAR.flags[flag].values
+        for index, value in enumerate(said if isinstance(said, (list, tuple)) else [said]):
+            if checks and isinstance(value, str) and not checks[0].allows(value):
+                where = f"spec.{name}[{index}]" if isinstance(said, (list, tuple)) else f"spec.{name}"
+                return "InvalidSpec", f"{where} must be {checks[0].says}, not {value!r:.80}"
     return None
 
 
@@ -157,7 +101,7 @@ def lacks(service: Service, binary: Binary) -> tuple[str, str] | None:
             return "UnsupportedField", f"spec.{name}: {problem}"
     if service.options.get("jinja") is False and (problem := _misses(options, "--no-jinja", None)):
         return "UnsupportedField", f"spec.jinja: {problem}"
-    return _unable_to_speculate(service, options) or _unknown_argument(service.extra_args, options)
+    return _unable_to_speculate(service, options) or _unknown_argument(service, options)
 
 
 def _unable_to_speculate(service: Service, options: Mapping[str, Option]) -> tuple[str, str] | None:
@@ -185,29 +129,44 @@ def _misses(options: Mapping[str, Option], flag: str, value: object) -> str:
     return ""
 
 
-def _unknown_argument(extra_args: tuple[str, ...], options: Mapping[str, Option]) -> tuple[str, str] | None:
-    """Of the user's arguments the first that this build would end at, in whatever spelling."""
-    asked = accepted(options)
-    for each in arguments_of(extra_args, asked):
-        wrong, known = extra_args[each.index], asked.get(each.name)
-        where = f"spec.extraArgs[{each.index}] {wrong!r:.80}"
-        if known is not None:
-            if len(each.values) < known.values:
-                return "InvalidSpec", f"{where} needs a value; add it as the next item"
-            if each.name in LOAD_MODE and known.choices and (problem := _misses(asked, each.name, each.values[0])):
-                return "UnsupportedField", f"{where}: {problem}"
-        elif not wrong.startswith("-"):
-            return "InvalidSpec", f"{where} is neither a flag nor the value of one; remove it, or name its flag"
-        elif (plain := _flag(wrong)) in asked:
-            return "InvalidSpec", f"{where}: llama-server takes no '='; write {plain} and its value as two items"
-        else:
-            text = f"{where} is not known to this llama-server; remove it, or see its --help for how it is called now"
+def _unknown_argument(service: Service, options: Mapping[str, Option]) -> tuple[str, str] | None:
+    """Of the user's arguments the first that this build would end at, or would read in another way."""
+    asked, parsed = accepted(options), _arguments(service)
+    variables, _ = as_arguments(service.env, VOCABULARY)
+    for where, each in (
+        *((f"spec.extraArgs[{each.index}]", each) for each in parsed.items),
+        *(("spec.env:", each) for each in parse(variables, GRAMMAR).items),
+    ):
+        shown, known = f"{where} {each.written!r:.80}", asked.get(each.name)
+        if each.flag is not None and each.flag.verdict is Verdict.IGNORED:
+            continue
+        if known is None:
+            text = f"{shown} is not known to this llama-server; remove it, or see its --help for how it is called now"
             return "UnsupportedField", text
+        if len(each.values) != known.values:
+            return "UnsupportedField", f"{shown} takes {known.values} values in this llama-server; see its --help"
+        if each.name in LOAD_MODE and known.choices and (problem := _misses(asked, each.name, each.values[0])):
+            return "UnsupportedField", f"{shown}: {problem}"
     return None
 
 
 def _given(service: Service, *flags: str) -> bool:
-    return any(_flag(argument) in flags for argument in service.extra_args)
+    return _arguments(service).given(*flags)
+
+
+def _user_arguments(service: Service, further: Mapping[PartKey, str]) -> tuple[str, ...]:
+    """`spec.extraArgs` without what means nothing here, and with each file where it is on this Mac."""
+    parsed = _arguments(service)
+    result: list[str] = []
+    for each in parsed.items:
+        files = named_files(each)
+        if files:
+            sources = {name: argument_source(name, service.model.artifact, "") for name in files}
+            found = {name: further.get(source, "") for name, source in sources.items()}
+            result += [each.written, with_files(each, found)]
+        elif each not in parsed.ignored:
+            result += parsed.words(each)
+    return tuple(result)
 
 
 def _capacity(service: Service, place: Place) -> list[str]:
@@ -306,8 +265,7 @@ def _housekeeping(service: Service, binary: Binary, prompt_cache: int, kept: int
 
 def _unpooled(argv: list[str]) -> bool:
     """Whether embeddings are asked for token by token."""
-    said = [value for flag, value in pairwise(argv) if _flag(flag) == "--pooling"]
-    return said[-1:] == ["none"] or "--pooling=none" in argv
+    return parse(tuple(argv), GRAMMAR).last("--pooling") == "none"
 
 
 def engine(service: Service, binary: Binary, place: Place) -> Engine:
@@ -315,10 +273,12 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
 
     A build that does not know how to unload an idle model (`--sleep-idle-seconds`) keeps it loaded.
     """
-    said = tuple(place.further.get(adapter_source(value), value) for value in service.extra_args)
-    service = replace(service, extra_args=as_built(said, options_of(binary.help)))
+    options = options_of(binary.help)
+    variables, env = as_arguments(service.env, VOCABULARY)
+    service = replace(service, extra_args=as_built(_user_arguments(service, place.further), options))
     names = dict.fromkeys((service.name, service.model.name))
-    argv = [binary.path, "--model", place.model_path, "--alias", ",".join(names)]
+    # As in the engine itself, variables give way to flags.
+    argv = [binary.path, *as_built(variables, options), "--model", place.model_path, "--alias", ",".join(names)]
     argv += ["--host", place.host, "--port", str(place.port)]
     argv += _capacity(service, place) + _behaviour(service.options) + _further(service, place) + _mode(service)
     # The engine's own default of 8 GiB would come on top of everything else.
@@ -328,7 +288,7 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
         # Nor does the engine bound these, by anything but their number.
         kept = checkpoints([*argv, "--cache-ram", str(prompt_cache), *service.extra_args], place.model)
     argv += _housekeeping(service, binary, prompt_cache, kept) + list(service.extra_args)
-    sleeps = any(_flag(argument) == SLEEP for argument in argv)
+    sleeps = parse(tuple(argv), GRAMMAR).given(SLEEP)
     path, body = smallest(service.mode, service.name)
     if _unpooled(argv):
         path, body = "", ""  # no endpoint of OpenAI's answers then
@@ -339,4 +299,4 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
         first_path=path,
         first_body=body,
     )
-    return Engine(argv=tuple(argv), env=service.env, cwd=place.cwd, probe=probe)
+    return Engine(argv=tuple(argv), env=env, cwd=place.cwd, probe=probe)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from metal_supervisor.core.arguments import parse
 from metal_supervisor.core.demand import Demand, Reading
 from metal_supervisor.core.estimate import Estimate, Settings, by_size
 from metal_supervisor.core.estimate_mlx import CannotEstimate, estimate_mlx
 from metal_supervisor.core.sizes import MIB
 from metal_supervisor.core.types import Service
+from metal_supervisor.runtimes.mlx_arguments import MLX
 
 PROMPT_CACHE_MIB, PROMPT_CACHE_MIB_UNKNOWN = 1024, 512
 """The most that old prompts are given beside a model, and what beside one that cannot be judged."""
@@ -44,10 +46,10 @@ def slot_tokens(service: Service) -> int:
 
 def estimate_of(service: Service, argv: Sequence[str], model: Reading) -> Estimate | None:
     """By config.json, or else by size; None if neither is known."""
-    said = values_of(argv)
-    context = whole(said.get("--context"), slot_tokens(service))
-    slots = whole(said.get("--max-slots"), whole(said.get("--decode-concurrency"), 1))
-    bits, cache = whole(said.get("--kv-bits"), 0), whole(said.get("--prompt-cache-bytes"), 0)
+    said = parse(tuple(argv), MLX.grammar)
+    context = whole(said.last("--context"), slot_tokens(service))
+    slots = whole(said.last("--max-slots"), whole(said.last("--decode-concurrency"), 1))
+    bits, cache = whole(said.last("--kv-bits"), 0), whole(said.last("--prompt-cache-bytes"), 0)
     why = model.problem
     if model.config is not None and model.size_bytes is not None:
         try:
@@ -56,12 +58,6 @@ def estimate_of(service: Service, argv: Sequence[str], model: Reading) -> Estima
             why = str(error)
     settings = Settings(context=context, slots=slots, prompt_cache_bytes=cache, mmap=False)
     return None if model.size_bytes is None else by_size(model.size_bytes, settings, why)
-
-
-def values_of(argv: Sequence[str]) -> dict[str, str]:
-    """flag -> its value."""
-    pairs = ((*flag.partition("="), following) for flag, following in zip(argv, (*argv[1:], ""), strict=True))
-    return {flag: value if equals else following for flag, equals, value, following in pairs}
 
 
 def whole(text: str | None, default: int) -> int:

@@ -6,30 +6,16 @@ knows no aliases: it goes by a name of its own. Both take a directory of config.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
+from metal_supervisor.core.arguments import parse, refusal
 from metal_supervisor.core.first_request import smallest
 from metal_supervisor.core.types import Engine, Probe, Service
+from metal_supervisor.runtimes.mlx_arguments import MLX
 from metal_supervisor.runtimes.mlx_memory import estimate_of, prompt_cache_bytes, slot_tokens
 from metal_supervisor.runtimes.place import Binary, Place
 
 SWIFT, MLX_LM = "mlx-server", "mlx_lm.server"
-
-OWNED: Mapping[str, str] = {
-    "--host": "engines listen where this Mac's setting --bind says",
-    "--port": "the port is chosen by this Mac; set spec.containerPort to prefer one",
-    "--model": "the model comes from spec.modelRef",
-    "--alias": "the served name is the InferenceService's",
-    "--context": "set spec.contextSize",
-    "--adapter-path": "it would load a file that nobody has judged",
-    "--draft-model": "it would load a model that nobody has judged",
-    "--trust-remote-code": "it would run code that comes with the model",
-    "--pipeline": "one InferenceService is served by one process",
-}
-"""Flags that are ours, or unsafe, and why; refused in spec.extraArgs, abbreviated as well."""
-
-FOREIGN_ENV = re.compile(r"(PYTHON|HF_|TRANSFORMERS_).*")
 
 NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
     "batchSize": ((), "MLX has no such batches; see --prefill-step-size in spec.extraArgs"),
@@ -56,14 +42,8 @@ KV_BITS: Mapping[str, int] = {"f16": 0, "bf16": 0, "q8_0": 8, "q4_0": 4}
 
 def refuse(service: Service) -> tuple[str, str] | None:
     """(reason, message) for what no MLX server can be asked for."""
-    for index, argument in enumerate(service.extra_args):
-        flag = argument.partition("=")[0]
-        owned = next((each for each in OWNED if len(flag) > 2 and each.startswith(flag)), None)
-        if owned is not None:
-            return "InvalidSpec", f"spec.extraArgs[{index}] {flag} is not yours to set: {OWNED[owned]}"
-    for name, _ in service.env:
-        if FOREIGN_ENV.fullmatch(name):
-            return "InvalidSpec", f"spec.env: {name} would change where the engine takes code or models from; remove it"
+    if problem := refusal(parse(service.extra_args, MLX.grammar), MLX.grammar, service.allowed_args, MLX.engine):
+        return problem
     if service.mode != "chat":
         return "UnsupportedField", f"spec.mode {service.mode} is not served by MLX servers; use a GGUF model"
     if found := meaningless(service, NOT_HERE):

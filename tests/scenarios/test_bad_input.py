@@ -202,11 +202,13 @@ def test_extra_args_of_any_text_reach_the_engine_byte_for_byte_and_do_nothing_el
     engine = tmp_path / "engine"
     engine.write_text(RECORDER)
     engine.chmod(0o755)
-    with running(tmp_path, engine=engine) as fake:
-        env = [{"name": f"NASTY_{index}", "value": text} for index, text in enumerate(NASTY)]
-        fake.apply(fake.tiny_model(), service("nasty", extraArgs=NASTY, env=env))
+    names = [f"NASTY_{index}" for index in range(len(NASTY))]
+    arguments = [part for text in NASTY for part in ("--reverse-prompt", text)]
+    with running(tmp_path, "--allow-env", ",".join(names), engine=engine) as fake:
+        env = [{"name": name, "value": text} for name, text in zip(names, NASTY, strict=True)]
+        fake.apply(fake.tiny_model(), service("nasty", extraArgs=arguments, env=env))
         seen = json.loads(eventually((tmp_path / "seen.json").read_text, what="the engine to run"))
-        assert seen["argv"][-len(NASTY) :] == NASTY
+        assert seen["argv"][-len(arguments) :] == arguments
         assert [seen["env"][f"NASTY_{index}"] for index in range(len(NASTY))] == NASTY
         steering = {name for name in seen["env"] if name.startswith(("SUPERVISOR_", "LLAMA_", "METAL_"))}
         assert steering == {"METAL_SUPERVISOR_ENGINE"}

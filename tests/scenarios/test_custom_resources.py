@@ -115,11 +115,11 @@ BAD: dict[str, tuple[Any, str, str]] = {
     "33-nul": ({"extraArgs": ["--ok", "a\0b"]}, "InvalidSpec", "spec.extraArgs[1]"),
     "38-model-flag": ({"extraArgs": ["--model", "/etc/passwd"]}, "InvalidSpec", "spec.extraArgs[0]"),
     "40-secret-ref": (
-        {"env": [{"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
+        {"env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
         "SecretNotFound", 'spec.env[0].valueFrom.secretKeyRef: the Secret "s"',
     ),
     "40-field-ref": (
-        {"env": [{"name": "T", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
+        {"env": [{"name": "HF_TOKEN", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
         "UnsupportedField", "spec.env[0].valueFrom.fieldRef",
     ),
     "40-env-name": ({"env": [{"name": "A=B", "value": "x"}]}, "InvalidSpec", "spec.env[0].name"),
@@ -227,7 +227,7 @@ def test_36_ten_thousand_arguments_reach_the_engine(mac: Mac) -> None:
 
 
 def test_36_a_spec_too_large_for_any_process_is_named_and_heals(mac: Mac) -> None:
-    mac.apply(service("large", env=[{"name": "LARGE", "value": "x" * (1 << 20)}]))
+    mac.apply(service("large", env=[{"name": "HF_TOKEN", "value": "x" * (1 << 20)}]))
     eventually(lambda: mac.condition("MetalReady", "large").get("status") == "False", WITHIN_S, "a condition")
     eventually(
         lambda: "argument list too long" in mac.condition("MetalReady", "large").get("message", "").lower(), WITHIN_S,

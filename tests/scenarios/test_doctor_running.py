@@ -24,7 +24,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     base = tmp_path_factory.mktemp("doctor")
     link = base / "llama-server"
     link.symlink_to(engine_path().resolve())
-    with running(base, "--ollama-url", "off", engine=link) as up:
+    with running(base, "--ollama-url", "off", "--allow-env", "GREETING", engine=link) as up:
         up.apply(up.tiny_model(), service(env=[{"name": "GREETING", "value": "not-for-strangers"}]))
         up.ready()
         yield up

@@ -28,9 +28,7 @@ SUCCEEDS_S = 5.0
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tight]:
     # The watchdog is off: what other tests do to this machine's memory must not hold up these.
-    usual = {
-        "memory_fraction": share(BUDGET_BYTES), "memory_watchdog_interval": 0, "allow_extra_args": "--mmproj-url"
-    }
+    usual = {"memory_fraction": share(BUDGET_BYTES), "memory_watchdog_interval": 0}
     with tight(tmp_path_factory.mktemp("admission"), **usual) as up:
         yield up
 

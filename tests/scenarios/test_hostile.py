@@ -50,7 +50,7 @@ SERVICE: dict[str, Callable[[str], Fields]] = {
     "path": lambda text: {"endpoint": {"path": text}},
     "type": lambda text: {"endpoint": {"type": text}},
     "env": lambda text: {"env": [{"name": f"{text}=", "value": text}]},
-    "secret": lambda text: {"env": [{"name": "T", "valueFrom": {"secretKeyRef": {"name": text, "key": text}}}]},
+    "secret": lambda text: {"env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": text, "key": text}}}]},
     "ref": lambda text: {"modelRef": text},
     "cache": lambda text: {"cacheTypeK": text},
     "ours": lambda text: {"extraArgs": [f"--host={text}"]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 from test_resources import ANYTHING, POLICY, accepted, model, refused, service, understood
 
 from metal_supervisor.core.decide import same_request
-from metal_supervisor.core.resources import Policy
 from metal_supervisor.core.sources import Artifact
 from metal_supervisor.core.types import Companion, Rejected, Role, Service
 from metal_supervisor.runtimes import Binary, Place, llama_server
@@ -107,7 +107,7 @@ def test_a_draft_model_may_be_a_file_beside_the_model() -> None:
 
 
 def test_only_llama_server_speculates_or_takes_a_projector() -> None:
-    policy = Policy("llama-server", {"llama-server": frozenset({"gguf"}), "other": frozenset({"gguf"})})
+    policy = replace(POLICY, runtimes={"llama-server": frozenset({"gguf"}), "other": frozenset({"gguf"})})
     for asked, its_model, named in (
         (speculates("ngram-mod"), model(), "spec.speculativeDecoding"),
         (service(), model(mmproj="p.gguf"), "spec.mmproj"),
@@ -178,18 +178,20 @@ def test_an_adapter_that_is_elsewhere_is_fetched_with_the_models_secret() -> Non
     found = accepted(service(extraArgs=args), asked)
     secret = "default", "keys"
     assert [each.artifact for each in found.companions] == [
-        Artifact("hf://o/r@main/a.gguf", secret=secret), Artifact("https://example.com/b.gguf?sig=1")
+        Artifact("hf://o/r@main/a.gguf", secret=secret), Artifact("https://example.com/b.gguf?sig=1"),
+        Artifact("/c.gguf"),
     ], "a token of the Hub is not for other servers"
     kept = {each.key: f"/store/{index}.gguf" for index, each in enumerate(found.companions)}
     place = Place("/m.gguf", "::1", 1, None, "/", further=kept)
     argv = llama_server.engine(found, Binary("/l", frozenset()), place).argv
-    assert argv[-6:] == ("--lora", "/store/0.gguf", "--lora", "/store/1.gguf", "--lora", "/c.gguf")
+    assert argv[-6:] == ("--lora", "/store/0.gguf", "--lora", "/store/1.gguf", "--lora", "/store/2.gguf")
 
 
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (["--lora-scaled", "hf://o/r/a.gguf:0.5"], "spec.extraArgs[1]: only --lora takes a URL"),
+        (["--lora-scaled", "hf://o/r/a.gguf"], "spec.extraArgs[1] 'hf://o/r/a.gguf' must be FILE:SCALE"),
+        (["--lora-scaled", "hf://o/r/a.gguf:x"], "spec.extraArgs[1] 'hf://o/r/a.gguf:x' must be FILE:SCALE"),
         (["--lora", "hf://o/r"], "spec.extraArgs[1] 'hf://o/r' must name one GGUF file"),
         (["-v", "--lora", "pvc://c/a.gguf"], "spec.extraArgs[2] 'pvc://c/a.gguf' names a volume"),
     ],

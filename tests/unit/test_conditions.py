@@ -145,7 +145,7 @@ def refused_by(group: Group) -> Iterator[Record]:
 def every_record() -> Iterator[Record]:
     yield from (RECORD, replace(RECORD, claimed=False), replace(RECORD, withdraw="x"), replace(RECORD, replicas=2))
     yield from (replace(RECORD, stopped_by_hand=True), replace(RECORD, peers_ready=1))
-    for reason in ("PortInUse", "MetalUnavailable", "DaemonSettingsWait", "PortIgnored"):
+    for reason in ("PortInUse", "MetalUnavailable", "DaemonSettingsWait", "PortIgnored", "FieldIgnored"):
         yield replace(RECORD, warning=(reason, "x"))
     yield from (replace(RECORD, pressure=(level, "x")) for level in ("Normal", "Warning", "Critical"))
     yield from (replace(RECORD, verdict=Verdict(each, "", "", 1.0)) for each in (Standing.STOPPED, Standing.SUSPENDED))

@@ -21,10 +21,11 @@ from metal_supervisor.config import Settings
 from metal_supervisor.core import claims, conditions, go_agent, manifests
 from metal_supervisor.core.resources import Policy, interpret
 from metal_supervisor.core.types import Service
-from metal_supervisor.runtimes import RUNTIMES, omlx
+from metal_supervisor.runtimes import RUNTIMES, VOCABULARIES, omlx
+from metal_supervisor.runtimes.llama_arguments import GRAMMAR
 from metal_supervisor.runtimes.llama_flags import SWITCHES as LOADING
 from metal_supervisor.runtimes.llama_memory import NAMES, SWITCHES
-from metal_supervisor.runtimes.llama_server import GUARDED, OWNED, refuse
+from metal_supervisor.runtimes.llama_server import refuse
 from tests.doc_commands import blocks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -40,7 +41,7 @@ FOREIGN = {
     "--check",  # of the tools that write pages
     "--no-index", "--find-links", "--dest",  # pip
     "--flag", "--other-flag",  # an example in a check of ours
-    *NAMES, *SWITCHES, *GUARDED, *OWNED, *LOADING,
+    *NAMES, *SWITCHES, *GRAMMAR.flags, *LOADING,
     *(f"--{name}" for name in go_agent.FLAGS),  # LLMKube's own agent
 }
 """Flags of kubectl, llmkube, colima, powermetrics, tools, engines. docs/fields.md's are read from command lines."""
@@ -169,7 +170,8 @@ def test_extra_arguments_that_are_shown_are_a_users_to_set() -> None:
     key = "default", "large"
     model = {"metadata": {"name": "large"}, "spec": {"source": "/m.gguf", "hardware": {"accelerator": "metal"}}}
     asked = {"metadata": {"namespace": "default", "name": "large"}, "spec": spec}
-    found = interpret({key: asked}, {key: model}, Policy("llama-server", {"llama-server": frozenset({"gguf"})}))[key]
+    policy = Policy("llama-server", {"llama-server": frozenset({"gguf"})}, vocabularies=VOCABULARIES)
+    found = interpret({key: asked}, {key: model}, policy)[key]
     assert isinstance(found, Service) and found.extra_args[0] == "--lora" and refuse(found) is None
 
 

@@ -7,7 +7,9 @@ from functools import lru_cache
 
 import pytest
 
-from metal_supervisor.runtimes.llama_flags import Argument, Option, accepted, arguments_of, as_built, options_of
+from metal_supervisor.core.arguments import parse
+from metal_supervisor.runtimes.llama_arguments import GRAMMAR
+from metal_supervisor.runtimes.llama_flags import Option, accepted, as_built, options_of
 from tests.system import engine_path, free_ports
 
 HELP = """\
@@ -79,7 +81,7 @@ def test_the_help_of_the_real_engine_is_understood_whole() -> None:
 @pytest.mark.parametrize("line", ["-t 1", "--temp -1", "--chat_template --x", "--kv_unified", "--no-such", "stray"])
 def test_the_real_engine_takes_what_is_said_to_be_known_and_ends_at_the_rest(line: str) -> None:
     arguments, options = line.split(), options_of(real_help())
-    known = all(each.name in options for each in arguments_of(arguments, options))
+    known = all(each.name in options for each in parse(tuple(arguments), GRAMMAR).items)
     line_of_all = [str(engine_path()), *arguments, "-m", "/nowhere.gguf", "--port", str(*free_ports(1))]
     done = subprocess.run(line_of_all, capture_output=True, check=False, timeout=20)
     said = (done.stdout + done.stderr).decode("utf-8", "replace")
@@ -87,9 +89,9 @@ def test_the_real_engine_takes_what_is_said_to_be_known_and_ends_at_the_rest(lin
 
 
 def test_values_are_told_from_flags() -> None:
-    found = list(arguments_of(["--ctx_size", "--help", "-h", "x", "-c"], options_of(HELP)))
-    assert found == [
-        Argument(0, "--ctx-size", ("--help",)), Argument(2, "-h"), Argument(3, "x"), Argument(4, "-c"),
+    found = parse(("--ctx_size", "--help", "-h", "x", "-c"), GRAMMAR)
+    assert [(each.index, each.name, each.values) for each in found.items] == [
+        (0, "--ctx-size", ("--help",)), (2, "-h", ()), (3, "x", ()), (4, "-c", ()),
     ]
 
 
@@ -103,7 +105,7 @@ def test_values_are_told_from_flags() -> None:
 def test_a_build_with_load_modes_is_told_one_instead_of_switches(old: str, mode: str) -> None:
     said = as_built(["-c", "--mlock", *old.split(), "-fa", "on"], options_of(NEW))
     assert said == ("-c", "--mlock", "--load-mode", mode, "-fa", "on")
-    assert all(each.name in options_of(NEW) for each in arguments_of(said, options_of(NEW)))
+    assert all(each.name in options_of(NEW) for each in parse(said, GRAMMAR).items)
 
 
 def test_what_is_said_later_still_wins() -> None:

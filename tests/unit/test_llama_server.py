@@ -10,12 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metal_supervisor.core.arguments import Verdict
 from metal_supervisor.core.demand import Reading
 from metal_supervisor.core.types import Companion, Endpoint, Model, Probe, Role, Service
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
-from metal_supervisor.runtimes.llama_server import GUARDED, OPTION_FLAGS, OWNED, engine, lacks, refuse
+from metal_supervisor.runtimes.llama_arguments import GRAMMAR
+from metal_supervisor.runtimes.llama_server import OPTION_FLAGS, engine, lacks, refuse
 from tests.published import GEMMA_27B, LLAMA_8B
 
+OWNED = [name for name, flag in GRAMMAR.flags.items() if flag.verdict is Verdict.OURS]
+GUARDED = [name for name, flag in GRAMMAR.flags.items() if flag.verdict is Verdict.REFUSED]
 BARE = Binary("/opt/llama-server", frozenset())
 FULL = Binary("/opt/llama-server", frozenset({"--metrics", "--fit", "--cache-ram", "--no-webui", "--offline"}))
 PLACE = Place("/models/m.gguf", "127.0.0.1", 18100, None, "/state")
@@ -151,8 +155,7 @@ def test_its_first_request_is_the_smallest_of_its_mode(mode: str, path: str, res
     assert (made.first_path, json.loads(made.first_body)) == (path, {"model": "tiny", **rest})
 
 
-@pytest.mark.parametrize("extra", [("--pooling", "none"), ("--pooling", "mean", "--pooling", "none"),
-                                   ("--pooling=none",)])
+@pytest.mark.parametrize("extra", [("--pooling", "none"), ("--pooling", "mean", "--pooling", "none")])
 def test_embeddings_token_by_token_are_not_asked_for_where_they_are_refused(extra: tuple[str, ...]) -> None:
     assert not engine(service(mode="embedding", extra=extra), BARE, PLACE).probe.first_path
     pooled = service(mode="embedding", extra=("--pooling", "none", "--pooling", "mean"))
@@ -207,12 +210,13 @@ def test_threads_of_the_user_replace_ours(extra: tuple[str, ...]) -> None:
     assert "8" not in argv(service(extra=extra), place=place)
 
 
-@given(st.lists(st.text(min_size=1).filter(lambda text: not text.startswith("-")), max_size=5))
+@given(st.lists(st.text(), max_size=5))
 @settings(max_examples=50, deadline=None, database=None, derandomize=True)
 def test_extra_arguments_come_last_and_byte_for_byte(extra: list[str]) -> None:
-    asked = service(extra=("--verbose", *extra))
+    said = [part for text in extra for part in ("--chat-template", text)]
+    asked = service(extra=("--verbose", *said))
     assert refuse(asked) is None
-    assert argv(asked, FULL)[-len(extra) - 1 :] == ["--verbose", *extra]
+    assert argv(asked, FULL)[-len(said) - 1 :] == ["--verbose", *said]
 
 
 def spellings(flag: str) -> list[str]:
@@ -258,18 +262,14 @@ def test_a_guarded_flag_is_refused_until_whoever_runs_the_mac_allows_it(argument
     assert found is not None and found[0] == "InvalidSpec"
     flag = found[1].split()[1]
     assert f"spec.extraArgs[1] {flag}" in found[1] and f"--allow-extra-args={flag}" in found[1]
-    assert refuse(replace(service(extra=("--verbose", argument)), allowed_args=frozenset({flag}))) is None
+    opened = replace(service(extra=("--verbose", flag, *("x" for _ in GRAMMAR.flags[flag].values))))
+    assert refuse(replace(opened, allowed_args=frozenset({flag}))) is None
 
 
 def test_the_setting_opens_nothing_that_is_ours() -> None:
     asked = replace(service(extra=("--port", "1")), allowed_args=frozenset({"--port", "-m", "--fim-qwen-7b-spec"}))
     assert refuse(asked) is not None
     assert refuse(replace(asked, extra_args=("--fim-qwen-7b-spec",))) is not None
-
-
-@pytest.mark.parametrize("flag", ["--tools-runtime", "--mcp-servers-json", "--mcp_servers_config"])
-def test_kinds_of_guarded_flags_are_known_by_how_they_begin(flag: str) -> None:
-    assert refuse(service(extra=(flag, "x"))) is not None
 
 
 def test_speculation_without_a_model_is_no_preset() -> None:
@@ -349,6 +349,7 @@ HELP = """\
 -fa,   --flash-attn [on|off|auto]       attention
 -ctk,  --cache-type-k TYPE              type of K
                                         allowed values: f16, q8_0
+-np,   --parallel                       slots
 """
 KNOWS_LITTLE = Binary("/x", frozenset({"--ctx-size"}), help=HELP)
 MODES = Binary("/x", frozenset({"--load-mode"}), help=HELP + "-lm,   --load-mode MODE                 how\n")
@@ -359,20 +360,32 @@ SWITCHES = Binary("/x", frozenset({"--mlock"}), help=HELP + "--mlock      lock\n
     ("extra", "reason", "named"),
     [
         (("-t", "1", "--no-such", "2"), "UnsupportedField", "spec.extraArgs[2] '--no-such' is not known"),
-        (("--verbose",), "UnsupportedField", "spec.extraArgs[0] '--verbose' is not known"),
         (("--threads=4",), "InvalidSpec", "write --threads and its value as two items"),
         (("-t", "1", "2"), "InvalidSpec", "spec.extraArgs[2] '2' is neither a flag nor the value of one"),
         (("--threads",), "InvalidSpec", "spec.extraArgs[0] '--threads' needs a value"),
-        (("--load-mode", "mlock"), "UnsupportedField", "spec.extraArgs[0] '--load-mode' is not known"),
-        (("--mlock",), "UnsupportedField", "spec.extraArgs[0] '--mlock' is not known"),
+        (("-t", "some"), "InvalidSpec", "spec.extraArgs[1]: -t takes a whole number from -1 to 1024, not 'some'"),
         (("",), "InvalidSpec", "spec.extraArgs[0] ''"),
     ],
 )
-def test_an_argument_at_which_this_build_would_end_is_refused_by_name(
+def test_an_argument_at_which_any_build_would_end_is_refused_by_name(
     extra: tuple[str, ...], reason: str, named: str
 ) -> None:
-    found = lacks(service(extra=extra), KNOWS_LITTLE)
+    found = refuse(service(extra=extra))
     assert found is not None and found[0] == reason and named in found[1]
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        (("--verbose",), "spec.extraArgs[0] '--verbose' is not known to this"),
+        (("--load-mode", "mlock"), "spec.extraArgs[0] '--load-mode' is not known to this"),
+        (("--mlock",), "spec.extraArgs[0] '--mlock' is not known to this"),
+        (("-np", "2"), "spec.extraArgs[0] '-np' takes 0 values in this"),
+    ],
+)
+def test_an_argument_at_which_this_build_would_end_is_refused_by_name(extra: tuple[str, ...], named: str) -> None:
+    found = lacks(service(extra=extra), KNOWS_LITTLE)
+    assert found is not None and found[0] == "UnsupportedField" and named in found[1]
     assert lacks(service(extra=extra), BARE) is None, "nothing is known of that one"
 
 
@@ -417,9 +430,17 @@ def test_a_cache_type_of_some_fork_is_refused_where_the_build_lists_others() -> 
     assert found is not None and "spec.cacheTypeCustomK" in found[1] and "f16, q8_0" in found[1]
 
 
-@pytest.mark.parametrize("flag", ["--verbose", "--threads", "-c", "--model-draft", "--porthole", "-ma", "--hosts"])
-def test_other_flags_are_the_users_business(flag: str) -> None:
-    assert refuse(service(extra=(flag, "1"))) is None
+@pytest.mark.parametrize("extra", [("--verbose",), ("--threads", "1"), ("-c", "1"), ("--no_slots",), ("--temp", "-.5")])
+def test_other_flags_are_the_users_business(extra: tuple[str, ...]) -> None:
+    assert refuse(service(extra=extra)) is None
+
+
+@pytest.mark.parametrize("flag", ["--porthole", "-ma", "--hosts", "--verbos", "--thread", "-", "--"])
+def test_what_is_in_no_table_is_refused_with_the_setting_that_opens_it(flag: str) -> None:
+    found = refuse(service(extra=(flag, "1")))
+    assert found is not None and found[0] == "UnsupportedField"
+    assert f"spec.extraArgs[0] {flag!r} is not known" in found[1] and f"--allow-extra-args={flag}" in found[1]
+    assert refuse(replace(service(extra=(flag, "1")), allowed_args=frozenset({flag}))) is None
 
 
 def test_longrope_and_unknown_cache_types_are_refused_by_name() -> None:

@@ -7,15 +7,18 @@ from typing import Any
 
 import pytest
 
+from metal_supervisor.core.arguments import Verdict
 from metal_supervisor.core.demand import Reading
 from metal_supervisor.core.sizes import GIB, MIB
 from metal_supervisor.core.types import Endpoint, Model, Probe, Service
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
+from metal_supervisor.runtimes.mlx_arguments import MLX
 from metal_supervisor.runtimes.mlx_memory import demand
-from metal_supervisor.runtimes.mlx_server import NOT_HERE, OWNED, engine, lacks, refuse
+from metal_supervisor.runtimes.mlx_server import NOT_HERE, engine, lacks, refuse
 
 SWIFT = Binary("/opt/mlx-server", frozenset({"--max-slots"}), "mlx-server")
 FLAGS = {"--decode-concurrency", "--prompt-concurrency", "--prompt-cache-bytes", "--kv-bits", "--quantized-kv-start"}
+OWNED = [name for name, flag in MLX.grammar.flags.items() if flag.verdict is not Verdict.VALUE]
 MLX_LM = Binary("/v/bin/mlx_lm.server", frozenset(FLAGS), "mlx_lm.server", "/v/bin/python")
 CONFIG = {
     "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
@@ -84,21 +87,31 @@ def test_nothing_is_fetched_whatever_the_environment_says() -> None:
         "/health", '"status"', "/v1/models", "tiny", "", first_path="/v1/chat/completions",
         first_body='{"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}',
     )
-    for name in ("HF_HUB_OFFLINE", "PYTHONPATH"):
-        found = refuse(service(env=((name, "0"),)))
-        assert found is not None and found[0] == "InvalidSpec" and name in found[1]
 
 
-@pytest.mark.parametrize("argument", [*OWNED, "--model=/x", "--mod", "--trust", "--por=1"])
+@pytest.mark.parametrize("argument", [*OWNED, "--model=/x", "--mod", "--trust", "--por=1", "-h", "--all"])
 def test_what_is_ours_is_refused_by_name_abbreviated_as_well(argument: str) -> None:
-    found = refuse(service(extra=("--temp", argument)))
+    found = refuse(service(extra=("--temp=1", argument)))
     assert found is not None and found[0] == "InvalidSpec"
     assert f"spec.extraArgs[1] {argument.partition('=')[0]} is not yours to set" in found[1]
 
 
 def test_other_extra_arguments_are_the_users() -> None:
-    extra = ("--max-tokens", "64", "--chat-template-args", '{"enable_thinking": false}', "-x", "--", "--log-level=INFO")
+    extra = ("--max-tokens", "64", "--chat-template-args", '{"enable_thinking": false}', "--temp", "-.5", "--log=INFO")
     assert refuse(service(extra=extra)) is None
+
+
+@pytest.mark.parametrize(
+    ("extra", "text"),
+    [
+        (("-x",), "[0] '-x' is not known"), (("--",), "[0] '--' is not known"), (("x",), "[0] 'x' is neither"),
+        (("--to", "1"), "[0] '--to' could be several"), (("--temp", "--top-p"), "[0] '--temp' needs a value"),
+        (("--chat-template", "-x"), "[0] '--chat-template' needs a value"), (("--temp=hot",), "[0]: --temp takes a"),
+    ],
+)  # fmt: skip
+def test_what_argparse_would_end_at_is_refused_by_name(extra: tuple[str, ...], text: str) -> None:
+    found = refuse(service(extra=extra))
+    assert found is not None and f"spec.extraArgs{text}" in found[1]
 
 
 @pytest.mark.parametrize("name", NOT_HERE)

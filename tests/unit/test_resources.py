@@ -7,6 +7,7 @@ import copy
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,10 +28,14 @@ from metal_supervisor.core.resources import (
     service_name,
 )
 from metal_supervisor.core.types import Json, Rejected, Service
+from metal_supervisor.runtimes import VOCABULARIES
 
 KEY = ("default", "tiny")
-POLICY = Policy("llama-server", {"llama-server": frozenset({"gguf"}), "mlx-server": frozenset({"mlx"})})
-ON_OMLX = Policy("llama-server", {**POLICY.runtimes, "omlx": frozenset({"mlx"})})
+POLICY = Policy(
+    "llama-server", {"llama-server": frozenset({"gguf"}), "mlx-server": frozenset({"mlx"})},
+    allowed_env=frozenset({"A", "B", "GOOD", "T"}), vocabularies=VOCABULARIES,
+)  # fmt: skip
+ON_OMLX = replace(POLICY, runtimes={**POLICY.runtimes, "omlx": frozenset({"mlx"})})
 PROPERTY = settings(max_examples=150, deadline=None, database=None, derandomize=True)
 
 SCALARS = (
@@ -399,7 +404,7 @@ def test_another_idle_ttl_is_another_request_though_no_generation_says_so() -> N
 
 
 def test_llamacpp_counts_as_unset_so_the_setting_applies() -> None:
-    policy = Policy("mlx-server", POLICY.runtimes)
+    policy = replace(POLICY, default_runtime="mlx-server")
     assert accepted(service(runtime="llamacpp"), model(format="mlx"), policy=policy).runtime == "mlx-server"
 
 
@@ -413,7 +418,7 @@ def test_a_format_that_no_runtime_serves_is_refused_with_those_they_serve(kind: 
 def test_a_service_that_names_no_runtime_gets_one_that_serves_its_format() -> None:
     assert accepted(service(), model(format="mlx")).runtime == "mlx-server"
     assert accepted(service(), model()).runtime == "llama-server"
-    assert accepted(service(), model(), policy=Policy("mlx-server", POLICY.runtimes)).runtime == "llama-server"
+    assert accepted(service(), model(), policy=replace(POLICY, default_runtime="mlx-server")).runtime == "llama-server"
 
 
 def test_a_format_that_the_named_runtime_does_not_serve_is_refused_with_the_one_that_does() -> None:
@@ -707,7 +712,7 @@ def test_the_replicas_of_a_refusal_are_a_number_that_a_status_can_hold(replicas:
 
 
 def test_services_not_on_the_allowlist_are_left_out_entirely() -> None:
-    policy = Policy("llama-server", POLICY.runtimes, frozenset({"tiny"}))
+    policy = replace(POLICY, allowlist=frozenset({"tiny"}))
     services = {KEY: service(), ("default", "other"): service("other"), ("b", "bad"): service("bad", priority=1)}
     assert list(interpret(services, {KEY: model()}, policy)) == [KEY]
 
