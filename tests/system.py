@@ -171,7 +171,7 @@ class Stream:
 
 FAKE_FLAGS = tuple(f"--fake-{each.name.replace('_', '-')}" for each in dataclasses.fields(fake_runtime.Faults))
 """What the stand-in for an engine takes besides the engine's own flags."""
-OPENED = "--allow-extra-args", ",".join(FAKE_FLAGS), "--allow-env", "TEST_OPEN_FILES"
+OPENED = f"--allow-extra-args={','.join(FAKE_FLAGS)}", "--allow-env", "TEST_OPEN_FILES"
 LOOPBACK = "--private-hosts", "127.0.0.0/8,::1", "--allowed-roots", "/"
 """What tests fetch from are servers of this machine, and their files are anywhere."""
 

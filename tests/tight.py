@@ -139,7 +139,7 @@ def tight(base: Path, **usual: Any) -> Iterator[Tight]:
     write(conf, usual)
     (base / "run").mkdir()
     (base / "run" / "apiserver.faults").touch()
-    opened = "--allow-extra-args", ",".join((*FAKE_FLAGS, "--mmproj-url"))
-    with running(base, "--config", str(conf), *opened, engine=either(base)) as up:
+    opened = f"--allow-extra-args={','.join((*FAKE_FLAGS, '--mmproj-url'))}"
+    with running(base, "--config", str(conf), opened, engine=either(base)) as up:
         up.apply(up.tiny_model())
         yield Tight(up, conf, **usual)

@@ -35,7 +35,7 @@ RUBBISH = (
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with running(tmp_path_factory.mktemp("super"), "--allow-extra-args", "--grammar-file") as up:
+    with running(tmp_path_factory.mktemp("super"), "--allow-extra-args=--grammar-file") as up:
         up.apply(up.tiny_model(), service("tiny", parallelSlots=2, contextSize=16384))
         up.ready()
         yield up
