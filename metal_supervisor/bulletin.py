@@ -16,6 +16,7 @@ from typing import Protocol
 from metal_supervisor import placement
 from metal_supervisor.boundary.doorbell import ring
 from metal_supervisor.boundary.kube import Kube
+from metal_supervisor.boundary.operator_lease import OperatorLease
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.boundary.watch import Reflector
 from metal_supervisor.config import Settings
@@ -40,6 +41,8 @@ class Bulletin:
         self._signs = mode.Signs(believed=self._believed_before())
         self._missing = False
         self._passes = histogram.empty(histogram.PASS_S)
+        self._lease = OperatorLease(kube, settings.namespace)
+        self._silence = ""
         self.operator: bool | None = None
         """Whether LLMKube's operator writes status here; None while that is not known."""
         self.metal = ""
@@ -75,7 +78,11 @@ class Bulletin:
             items = [*services.values(), *models.values()]
             server_now = time.time() + self._kube.clock_offset_s
             self._signs = mode.look(self._signs, items, time.monotonic(), server_now)
-        present = mode.operator_present(self._settings.status_mode, self._signs, time.monotonic())
+        setting, now = self._settings.status_mode, time.monotonic()
+        if setting == "auto" and self.operator and mode.quiet_s(self._signs, now) >= mode.ASK_LEASE_S:
+            self._lease.look()
+        present = mode.operator_present(setting, self._signs, now, self._lease.seen)
+        self._silence = mode.silence(setting, self._signs, now) if present else ""
         if present is not None and present != self.operator:
             log.info("status", extra={"mode": "operator" if present else "standalone"})
         self.operator = present
@@ -119,6 +126,7 @@ class Bulletin:
                 "reconnects": sum(each.reconnects for each in watches),
                 "requests": self._kube.requests,
                 "operator": self.operator,
+                "operatorSilence": self._silence,
                 "advice": self._no_namespace(watches) or placer.unwatched,
                 "cloned": placement.CLONED if placer.cloned else "",
             },
@@ -163,13 +171,13 @@ def source_of(item: Json) -> str:
 
 
 class Files(Protocol):
-    """Where model files stand on this Mac."""
+    """Model files on this Mac."""
 
     def wants(self, artifact: Artifact) -> bool:
-        """Whether an artifact is looked after."""
+        """True for an artifact that is looked after."""
 
     def state(self, artifact: Artifact) -> ModelFile:
-        """Where a wanted artifact stands."""
+        """State of a wanted artifact."""
 
 
 def file_of(model: Json, records: Collection[Record], store: Files) -> ModelFile:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from metal_supervisor.core.claims import node_lease_name
@@ -16,7 +17,8 @@ from metal_supervisor.core.types import Endpoint, Json, ModelFile, Record, Stand
 
 KIND = "InferenceService"
 MANAGED_BY = "metal-supervisor"
-OWN_CONDITIONS = frozenset({"MetalReady", "MemoryPressure"})
+METAL_READY = "MetalReady"
+OWN_CONDITIONS = frozenset({METAL_READY, "MemoryPressure"})
 HEARTBEAT = "llmkube.ai/agent-heartbeat"
 HEARTBEAT_LIMIT_S = 180.0
 """How long LLMKube believes a heartbeat."""
@@ -83,9 +85,18 @@ def own_part(before: Json) -> Json:
     return {"conditions": [each for each in before.get("conditions") or [] if each.get("type") in OWN_CONDITIONS]}
 
 
-def own_status(record: Record, told: Report, before: Json, now: str) -> Json:
-    """`status` as we write it beside LLMKube's operator: our own condition."""
-    own = [each for each in told.conditions if each.type in OWN_CONDITIONS]
+def own_status(record: Record, told: Report, before: Json, now: str, silence: str = "") -> Json:
+    """`status` as we write it beside LLMKube's operator: our own conditions.
+
+    MetalReady has in its message what there is no other place for: a rejected edit, as Degraded is the operator's,
+    and `silence`, why the operator may be gone.
+    """
+    rejected = ": ".join(record.warning) if record.warning and told.phase != "Failed" else ""
+    further = "".join(f"; {text}" for text in (rejected, silence) if text)
+    own = [
+        replace(each, message=each.message + further) if each.type == METAL_READY else each
+        for each in told.conditions if each.type in OWN_CONDITIONS
+    ]  # fmt: skip
     return {"conditions": timed(own, before.get("conditions") or [], record.generation, now)}
 
 

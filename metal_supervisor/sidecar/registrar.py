@@ -66,6 +66,8 @@ class Around:
     """What the node Lease's annotations say of this Mac."""
     cloned: str = ""
     """Non-empty: another Mac goes by this one's name, and nothing may be written."""
+    silence: str = ""
+    """Text about an operator of LLMKube's that is believed to be there and may be gone, "" without a sign of that."""
 
 
 class Registrar(threading.Thread):
@@ -214,7 +216,7 @@ class Registrar(threading.Thread):
             self._troubled(around.cloned)
             return
         publish, membership = self._publisher, self._membership
-        publish.statuses.operator = around.operator
+        publish.statuses.operator, publish.statuses.silence = around.operator, around.silence
         membership.describe(dict(around.notes))
         for namespace in sorted(around.namespaces):
             self._attempt("lease", namespace, partial(self._live, namespace))

@@ -82,6 +82,8 @@ class Statuses:
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
         self._operator: bool | None = None
+        self.silence = ""
+        """Text that MetalReady adds about an operator that is silent, "" while it is not."""
         self._services: dict[Key, _Written] = {}
         self._models: dict[tuple[str, str, str], Json] = {}
 
@@ -129,7 +131,7 @@ class Statuses:
                 self._apply("InferenceService", record.owner, body, force=True)
                 written.body = body
             return
-        body = manifests.own_status(record, want.report, written.body, now)
+        body = manifests.own_status(record, want.report, written.body, now, self.silence)
         if not written.beside or body != manifests.own_part(written.body):
             self._apply("InferenceService", record.owner, body)
             written.body, written.beside = body, True

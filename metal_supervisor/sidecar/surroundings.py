@@ -30,6 +30,7 @@ def around(watched: str, rows: Iterable[Row], told: Json, notes: Mapping[str, st
         tuple((str(namespace), str(node)) for namespace, node in silent),
         tuple(sorted(notes.items())),
         str(cluster.get("cloned") or ""),
+        str(cluster.get("operatorSilence") or ""),
     )
 
 

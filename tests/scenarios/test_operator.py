@@ -67,6 +67,18 @@ def test_beside_the_operator_only_our_own_condition_is_ours(beside: tuple[Mac, O
     eventually(quiet, 12, "both to have said what they have to say")
 
 
+def test_a_bad_edit_beside_the_operator_is_told_in_our_own_condition(beside: tuple[Mac, Operator, Fleet]) -> None:
+    mac, _, _ = beside
+    mac.apply(mac.tiny_model(), service("tiny"))
+    before = mac.ready()
+    mac.delete("tiny", MODELS)
+    eventually(lambda: "ModelNotFound" in mac.told("tiny"), what="our condition")
+    assert (mac.condition("MetalReady")["status"], mac.pid(), mac.slice_ready()) == ("True", before, True)
+    mac.apply(mac.tiny_model())
+    eventually(lambda: "ModelNotFound" not in mac.told("tiny"), what="our condition again")
+    assert mac.pid() == before
+
+
 def test_a_verdict_that_the_operator_overwrites_is_not_fought_for(beside: tuple[Mac, Operator, Fleet]) -> None:
     mac, operator, _ = beside
     mac.apply(model("tiny", "file:///nonexistent.gguf"), service("tiny"))

@@ -16,6 +16,7 @@ from metal_supervisor.core.manifests import (
     event_object,
     human_size,
     model_status,
+    own_status,
     service_object,
     slice_name,
     slice_object,
@@ -114,6 +115,30 @@ def test_conditions_of_others_that_lack_something_do_no_harm(before: list[Json])
 
 def test_the_url_is_the_operators() -> None:
     assert url_of("ns", Endpoint("a-b", 80, "/x", "ClusterIP", None)) == "http://a-b.ns.svc.cluster.local:80/x"
+
+
+@pytest.mark.parametrize(
+    ("warning", "silence", "further"),
+    [
+        (None, "", ""), (("ModelNotFound", "no such Model"), "", "; ModelNotFound: no such Model"),
+        (None, "it is silent", "; it is silent"),
+        (("ModelNotFound", "no such Model"), "it is silent", "; ModelNotFound: no such Model; it is silent"),
+    ],
+    ids=["nothing", "warning", "silence", "both"],
+)  # fmt: skip
+def test_beside_the_operator_metal_ready_says_what_has_no_other_place(
+    warning: tuple[str, str] | None, silence: str, further: str
+) -> None:
+    asked = record(warning=warning)
+    told = report(asked, UP)
+    (condition,) = own_status(asked, told, {}, T1, silence)["conditions"]
+    assert (condition["type"], condition["message"]) == ("MetalReady", told.message + further)
+
+
+def test_what_is_wrong_is_not_said_twice() -> None:
+    asked = record(warning=("MetalUnavailable", "no device"))
+    (condition,) = own_status(asked, report(asked, None), {}, T1)["conditions"]
+    assert condition["message"] == "no device"
 
 
 # ── Service ──────────────────────────────────────────────────────────────────────────────────────
