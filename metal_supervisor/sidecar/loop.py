@@ -298,12 +298,17 @@ class Sidecar:
         return time.monotonic() if told.get("at") else 0.0
 
     def _engine_pid(self, row: ProgramState | None, note: RunNote | None) -> int:
-        """Pid of the engine of a program, 0 if there is none: the survivor's, where a launcher stands in."""
-        if not self._table_read and note and note.pid and launch.start_time(note.pid) == note.started:
-            return 0 if note.pid in self._dead else note.pid  # supervisord has not answered yet, its engines may
-        if row is None or row.state not in (*LIVE,) or row.pid in self._dead:
-            return 0
-        pid = note.pid if note and note.launcher_pid == row.pid else row.pid
+        """Pid of the engine of a program, 0 if there is none.
+
+        One that outlived its supervisord is found by its note even before the launcher that is to stand in for it has
+        started, or noted that: taken for dead meanwhile, it would be withdrawn for a moment.
+        """
+        launcher = row.pid if row is not None and row.state in LIVE and row.pid not in self._dead else 0
+        if note is None:
+            return launcher
+        noted = launcher and note.launcher_pid == launcher
+        lives = note.pid and (noted or launch.start_time(note.pid) == note.started)
+        pid = note.pid if noted or (lives and note.pid not in self._dead) else launcher
         return 0 if pid in self._dead else pid
 
     def _target(self, record: Record, pid: int) -> Target:
