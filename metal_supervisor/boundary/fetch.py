@@ -20,6 +20,7 @@ from typing import Protocol
 from metal_supervisor.boundary import host, web
 from metal_supervisor.boundary.listing import Piece, Retry, Unusable
 from metal_supervisor.boundary.slots import PARTIAL, SUFFIXES, open_own, sync, sync_directory, write_text
+from metal_supervisor.core import repository
 from metal_supervisor.core.gguf import BadGguf, read_header
 from metal_supervisor.core.sources import shown
 
@@ -278,11 +279,13 @@ def _beginning(piece: Piece, head: bytes) -> bytes:
 
 
 def check_beginning(path: Path, piece: Piece) -> None:
-    """Raises Unusable for a file that does not begin as its name says, OSError."""
-    if not piece.is_gguf:
-        return
+    """Raises Unusable for a file that does not begin as its name says, or that is a program, OSError."""
     with path.open("rb") as file:
         head = file.read(512)
+    if not piece.is_gguf:
+        if repository.is_program(head):
+            raise Unusable("InvalidModelFile", f"{shown(piece.url)} is a program; no program of a model is ever run")
+        return
     if not head:
         raise Unusable("InvalidModelFile", f"{shown(piece.url)} is empty")
     if not head.startswith(MAGIC):

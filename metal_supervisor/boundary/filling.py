@@ -236,6 +236,7 @@ class Job:
             self._claim(missing)
             for name, piece, target in missing:
                 fetch.fetch(self.client, piece, target, listing.headers, Progress(self, piece))
+                model_files.check_content(target)  # config.json comes first: before gigabytes that nobody will read
                 contents = with_file(contents, name, kept(target, piece.digest, piece.validator))
                 self.slot.write(contents)
         except fetch.Mismatch as error:

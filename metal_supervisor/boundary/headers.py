@@ -27,13 +27,12 @@ from metal_supervisor.boundary.model_files import CONFIG, WEIGHTS
 from metal_supervisor.boundary.web import Client, Stopped
 from metal_supervisor.core.demand import Reading
 from metal_supervisor.core.gguf import MAX_DATA_BYTES, MAX_HEADER_BYTES, BadGguf, NeedMore, Prefix, read_header
+from metal_supervisor.core.repository import MOST_CONFIG_BYTES
 from metal_supervisor.core.shards import merge, shard_names
 from metal_supervisor.core.sources import shown
 from metal_supervisor.core.trust import Rules
 
 READ_S = 20.0
-CONFIG_BYTES = 4 << 20
-"""The longest config.json that is read; real ones have some KiB."""
 ALTOGETHER_S = 180.0
 """For all requests about one model; a server that drips bytes keeps nobody waiting for ever."""
 FIRST_BYTES, CHUNK_BYTES = 1 << 20, 1 << 16
@@ -89,7 +88,7 @@ def _read_directory(path: Path) -> Reading:
         if not (path / CONFIG).is_file():
             return Reading(size, problem=f"it is a directory without a {CONFIG}: no MLX model")
         with (path / CONFIG).open("rb") as file:
-            config = json.loads(file.read(CONFIG_BYTES))
+            config = json.loads(file.read(MOST_CONFIG_BYTES))
     except OSError as error:
         return Reading(size, problem=f"it cannot be read: {error.strerror or type(error).__name__}")
     except (ValueError, RecursionError):
@@ -231,7 +230,7 @@ def _read_config(client: Client, config: Piece, listing: Listing, until: float) 
     size = sum(each or 0 for each in weights) if weights and all(weights) else None
     remote = _Remote(client, config.url, listing.headers, until)
     try:
-        while len(remote.data) < CONFIG_BYTES and remote.read_on(CONFIG_BYTES):
+        while len(remote.data) < MOST_CONFIG_BYTES and remote.read_on(MOST_CONFIG_BYTES):
             pass
         found = json.loads(remote.data)
     except (Unusable, _Failed) as error:

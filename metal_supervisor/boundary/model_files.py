@@ -15,11 +15,13 @@ from pathlib import Path
 from metal_supervisor.boundary.fetch import MAGIC, kind
 from metal_supervisor.boundary.listing import Unusable
 from metal_supervisor.boundary.places import Places, named
+from metal_supervisor.core import repository
+from metal_supervisor.core.fields import Bad
 from metal_supervisor.core.shards import shard_names
 from metal_supervisor.core.types import ModelFile
 
 CONFIG, WEIGHTS = "config.json", (".safetensors", ".npz")
-MOST_FOLDERS = 256
+MOST_FOLDERS, MAGIC_BYTES = 256, 8
 ANYWHERE = Places()
 """The rules for a file that is this program's own."""
 
@@ -71,7 +73,26 @@ def check_directory(path: Path) -> int:
     if lacks:
         text = f"{named(path)} is a directory without {lacks}"
         raise Unusable("InvalidModelFile", f"{text}; spec.source must name one .gguf file, or an MLX model's directory")
+    for name in sizes:
+        check_content(path / name)
     return weights
+
+
+def check_content(path: Path) -> None:
+    """Raises Unusable for a file of an MLX model that is a program, or a configuration that names one."""
+    if not path.name.endswith(repository.READ_BY_ENGINES):
+        return  # no engine opens it
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAGIC_BYTES if path.name not in repository.CONFIGS else repository.MOST_CONFIG_BYTES)
+        if repository.is_program(text):
+            raise Unusable("InvalidModelFile", f"{named(path)} is a program; no program of a model is ever run")
+        if path.name in repository.CONFIGS:
+            repository.check_config(text, named(path))
+    except Bad as bad:
+        raise Unusable(bad.reason, bad.message) from None
+    except OSError as error:
+        raise Unusable("ModelFileUnreadable", f"{named(path)}: {error.strerror}") from None
 
 
 def looked_at(path: Path, places: Places = ANYWHERE) -> ModelFile:

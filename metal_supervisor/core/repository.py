@@ -6,10 +6,12 @@ wanted is chosen by name before a byte is fetched, and a name that a Mac could n
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from metal_supervisor.core.fields import Bad
 from metal_supervisor.core.shards import shard_names
@@ -17,6 +19,17 @@ from metal_supervisor.core.shards import shard_names
 CONFIG = "config.json"
 WEIGHTS = (".safetensors", ".npz")
 READ_BY_ENGINES = (".json", *WEIGHTS, ".model", ".tiktoken", ".txt", ".jinja", ".jsonl")
+NAMES_CODE = ("model_type", "chat_template_type", "tool_parser_type")
+"""Keys whose value mlx_lm takes for the name of a module of its own."""
+MODULE = re.compile(r"\w[\w-]*(\.\w[\w-]*)*", re.ASCII)
+CONFIGS = (CONFIG, "tokenizer_config.json")
+MOST_CONFIG_BYTES = 4 << 20
+"""The longest config.json that is read; real ones have some KiB."""
+PROGRAMS = (
+    b"\x7fELF", b"MZ", b"#!", b"!<arch>", b"\xfe\xed\xfa\xce", b"\xfe\xed\xfa\xcf", b"\xce\xfa\xed\xfe",
+    b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe", b"\xca\xfe\xba\xbf", b"\xbe\xba\xfe\xca", b"\xbf\xba\xfe\xca",
+)  # fmt: skip
+"""How programs and libraries begin (ELF, PE, scripts, archives, Mach-O): what loads one does not look at its name."""
 FOR_PEOPLE = ("readme", "license", "notice")
 MOST_FILES = 4096
 MOST_NAMED = 8
@@ -89,12 +102,39 @@ def directory(names: Iterable[str], files: Sequence[str], of: str) -> tuple[str,
 
 def _named(there: set[str], files: Sequence[str], of: str) -> set[str]:
     for index, name in enumerate(files):
-        if name.lower().endswith(".py"):
-            text = f"spec.files[{index}] {name!r:.120} is a program, and no program of a repository is ever run"
+        if not name.endswith(READ_BY_ENGINES):
+            text = f"spec.files[{index}] {name!r:.120} is no file that engines read ({', '.join(READ_BY_ENGINES)})"
             raise Bad("InvalidModel", f"{text}; remove it")
         if name not in there:
             raise Bad("InvalidModel", f"spec.files[{index}] {name!r:.120} is not in {of}; correct or remove it")
     return set(files)
+
+
+def is_program(head: bytes) -> bool:
+    """Whether a file that begins so is a program or a library."""
+    return head.startswith(PROGRAMS)
+
+
+def check_config(text: bytes, where: str) -> None:
+    """Raises Bad for a configuration that names code for the engine to run, or that is none. `where`: its path.
+
+    `auto_map` names code too, for --trust-remote-code alone: that flag is refused, and the key may stay.
+    """
+
+    def judged(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for key, value in pairs:  # each of them: parsers differ in which of two equal keys counts
+            code = key in NAMES_CODE and isinstance(value, str) and value and not MODULE.fullmatch(value)
+            if code or (key == "model_file" and value is not None):
+                text = f"{where} names code to be run ({key}), and no code of a model is ever run"
+                raise Bad("InvalidModelFile", f"{text}; use a model whose architecture the engine knows")
+        return dict(pairs)
+
+    try:
+        found = json.loads(text, object_pairs_hook=judged)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise Bad("InvalidModelFile", f"{where} cannot be read as JSON; fetch it again")
 
 
 def _read_by_engines(there: set[str]) -> set[str]:

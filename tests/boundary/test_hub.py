@@ -194,7 +194,7 @@ def test_a_directory_is_what_an_engine_reads(server: Hub) -> None:
 def test_files_of_a_directory_that_are_named(server: Hub) -> None:
     files = ("model.safetensors", "config.json")
     assert [piece.name for piece in asked(server, "o/mlx", directory=True, files=files).pieces] == list(files[::-1])
-    assert "'run.py' is a program" in str(refused(server, "o/mlx", directory=True, files=("run.py",)))
+    assert "'run.py' is no file that engines read" in str(refused(server, "o/mlx", directory=True, files=("run.py",)))
     assert "spec.files[0] 'no'" in str(refused(server, "o/mlx", directory=True, files=("no",)))
     error = refused(server, "o/gguf", directory=True)
     assert (error.reason, error.retry) == ("InvalidModelFile", Retry.LATER) and "config.json" in str(error)

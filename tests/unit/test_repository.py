@@ -82,11 +82,12 @@ def test_consolidated_weights_are_read_where_there_are_no_others() -> None:
 
 
 def test_files_that_are_named_are_exactly_what_is_wanted() -> None:
-    names = [*MLX, "a.bin", "tokenizer.json"]
-    assert directory(names, ("a.bin", *MLX), "o/r") == ("config.json", "a.bin", "model.safetensors")
+    names = [*MLX, "a.txt", "tokenizer.json"]
+    assert directory(names, ("a.txt", *MLX), "o/r") == ("config.json", "a.txt", "model.safetensors")
     gone = ("config.json", "gone.json")
     assert "spec.files[1] 'gone.json' is not in o/r" in refused("directory", names, gone, "o/r")[1]
-    assert "spec.files[0] 'run.PY' is a program" in refused("directory", [*names, "run.PY"], ("run.PY",), "o/r")[1]
+    program = refused("directory", [*names, "run.PY"], ("run.PY",), "o/r")[1]
+    assert "spec.files[0] 'run.PY' is no file that engines read" in program
     assert "spec.files leaves out config.json" in refused("directory", names, ("model.safetensors",), "o/r")[1]
 
 
