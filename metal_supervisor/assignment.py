@@ -17,7 +17,7 @@ from metal_supervisor.boundary.references import References
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.boundary.store import Store
 from metal_supervisor.config import Settings
-from metal_supervisor.core import decide, references
+from metal_supervisor.core import decide, limits, references
 from metal_supervisor.core.snapshot import Snapshot
 from metal_supervisor.core.types import Key, Observed, Record, Rejected, Service, Standing
 from metal_supervisor.intake import Intake
@@ -115,7 +115,7 @@ class Assignment:
         else:
             outlook = self._lookout.outlook(item, record, list(records.values()), snapshot.table, snapshot.notes)
             accepted = decide.accept(item, record, outlook, snapshot.now, start_refused)
-            decided = self._lookout.with_port_trouble(accepted, item, snapshot.notes)
+            decided = limits.warned(self._lookout.with_port_trouble(accepted, item, snapshot.notes), item)
         here = self._serving.get((item.namespace, item.name), frozenset()) - {slot}
         peers = self._placement.peers_ready(self.placed, item) + len(here)
         records[item.key] = replace(decided, slot=slot, claimed=True, peers_ready=peers)

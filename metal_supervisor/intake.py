@@ -12,7 +12,7 @@ from metal_supervisor import placement
 from metal_supervisor.boundary import builds, chip, darwin_memory, host
 from metal_supervisor.bulletin import Bulletin
 from metal_supervisor.config import Settings
-from metal_supervisor.core import resources
+from metal_supervisor.core import limits, resources
 from metal_supervisor.core.types import Json, Key, Record, Rejected, Service, Standing
 from metal_supervisor.runtimes import RUNTIMES, VOCABULARIES
 
@@ -43,6 +43,7 @@ class Intake:
         running = {key: record for key, record in records.items() if record.verdict.standing is Standing.RUN}
         kept = {key: (record.generation, record.runtime) for key, record in running.items()}
         read = resources.interpret(services, models, self._offered(), running.keys(), kept)
+        read = {key: limits.granted(item, self._settings.limits) for key, item in read.items()}
         owners = {record.owner for record in records.values()}
         return self._for_this_mac(_refused_by_runtime(read, services), services, owners)
 

@@ -6,7 +6,7 @@ The controller asks this for every service on every pass; it looks at the machin
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,7 +20,8 @@ from metal_supervisor.config import Settings
 from metal_supervisor.core import decide, programs
 from metal_supervisor.core.decide import Outlook, Running
 from metal_supervisor.core.demand import Demand, Reading
-from metal_supervisor.core.ledger import too_large
+from metal_supervisor.core.ledger import over_pool, too_large
+from metal_supervisor.core.limits import limit_of
 from metal_supervisor.core.plan import live_note
 from metal_supervisor.core.report import PORT_IN_USE
 from metal_supervisor.core.sources import Artifact, library_model
@@ -61,6 +62,8 @@ class Room:
     budget: int
     left: int
     """Of the budget."""
+    charged: Mapping[str, int] = field(default_factory=dict)
+    """Namespace with a limit -> what its engines take."""
 
 
 class Lookout:
@@ -260,7 +263,11 @@ class Lookout:
             return None
         if composed is not None:
             limit = service.model.limit.resolve(self.room.total)
-            if refusal := too_large(composed[1].bytes, limit, self.room.budget, self.room.left):
+            pool = self._limit(service)
+            refusal = too_large(composed[1].bytes, limit, self.room.budget, self.room.left)
+            if refusal is None and pool is not None:
+                refusal = over_pool(composed[1].bytes or 0, pool, service.namespace)
+            if refusal:
                 reason, message = refusal
                 return ModelFile("Pending", reason=reason, message=f"{message}; it is not fetched")
         return ModelFile("Pending")
@@ -314,6 +321,11 @@ class Lookout:
             return CANNOT_S
         return CANNOT_S if near is None else READY_S if near else FETCH_S
 
+    def _limit(self, service: Service) -> int | None:
+        """The memory that the models of its namespace may take together, None without a limit."""
+        limit = limit_of(self._settings.limits.memory, service.namespace)
+        return None if limit is None else limit.of(self.room.budget)
+
     def _has_room(self, service: Service, binary: Binary) -> bool:
         """Whether a service would fit beside what runs here, and what was offered before it in this pass.
 
@@ -328,7 +340,10 @@ class Lookout:
 
         composed = self._composed(service, binary, path, 0, self._look(path) if path else None, further, look)
         needs = composed[1].bytes or 0 if composed else 0
-        if self._offered_bytes + needs > max(self.room.left, 0):
+        left, limit = self.room.left, self._limit(service)
+        if limit is not None:
+            left = min(left, limit - self.room.charged.get(service.namespace, 0))
+        if self._offered_bytes + needs > max(left, 0):
             return False
         self._offered_bytes += needs
         return True

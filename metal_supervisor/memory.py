@@ -67,7 +67,7 @@ class Memory:
     @property
     def room(self) -> Room:
         """How much there is, as of the last pass."""
-        return Room(self.budget.total_bytes, self.budget.bytes, self.ledger.left_bytes)
+        return Room(self.budget.total_bytes, self.budget.bytes, self.ledger.left_bytes, self.ledger.charged)
 
     # ── what is held ─────────────────────────────────────────────────────────────────────────────
 
@@ -109,8 +109,9 @@ class Memory:
         self, decided: Mapping[Key, Record], before: Mapping[Key, Record], ups: Mapping[Key, Up], now: float
     ) -> dict[Key, Record]:
         """The records as there is room for them."""
+        limits = self._settings.limits.memory
         mode: Literal["enforce", "warn"] = "warn" if self._settings.memory_check_mode == "warn" else "enforce"
-        rules = Rules(self.budget.bytes, mode, self._settings.preemption, self._paused(before))
+        rules = Rules(self.budget.bytes, mode, self._settings.preemption, self._paused(before), limits)
         records, self.ledger = admission.settle(decided, before, ups, rules, now)
         return records
 

@@ -13,9 +13,11 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from metal_supervisor.core import limits
 from metal_supervisor.core.arguments import Verdict
 from metal_supervisor.runtimes import RUNTIMES
 from metal_supervisor.runtimes.llama_arguments import ENVIRONMENT, GRAMMAR
@@ -291,6 +293,23 @@ class Settings:
         False, "Whether the power of the chip is measured: by powermetrics, which has to be allowed once (make "
         "install-powermetrics-sudo), or by zeus-apple-silicon if that is installed."
     )
+    namespace_memory: str = _setting(
+        "", "Memory that the models of a namespace may take together, as NAMESPACE=16Gi or NAMESPACE=25% (of what "
+        "models may use), separated by commas; * stands for all others; empty: no limits.",
+        limits.problem(lambda text: limits.table(text, limits.amount_of)),
+    )
+    namespace_priority: str = _setting(
+        "", "The highest spec.priority that counts, as NAMESPACE=normal, separated by commas; * stands for all others.",
+        limits.problem(lambda text: limits.table(text, limits.priority_of)),
+    )
+    namespace_protection: str = _setting(
+        "*", "Namespaces whose spec.evictionProtection counts, separated by commas; *: all; empty: none.",
+        limits.problem(limits.namespaces),
+    )
+    service_types: str = _setting(
+        "ClusterIP,NodePort,LoadBalancer", "Types of Services that spec.endpoint.type may ask for; another counts as "
+        "ClusterIP.", limits.problem(limits.service_types),
+    )
     log_level: str = _setting("info", "debug, info, warning or error.", _one_of("debug", "info", "warning", "error"))
     log_format: str = _setting(
         "auto", "How our programs log: auto (text on a terminal, else JSON, one object a line), text or json.",
@@ -307,6 +326,16 @@ class Settings:
     def allowed_args(self) -> frozenset[str]:
         """Flags that `spec.extraArgs` may hold although they are refused elsewhere."""
         return frozenset(each.strip() for each in self.allow_extra_args.split(",") if each.strip())
+
+    @cached_property
+    def limits(self) -> limits.Limits:
+        """What the namespaces may take of this Mac."""
+        return limits.Limits(
+            limits.table(self.namespace_memory, limits.amount_of),
+            limits.table(self.namespace_priority, limits.priority_of),
+            limits.namespaces(self.namespace_protection),
+            limits.service_types(self.service_types),
+        )
 
     @property
     def allowed_env(self) -> frozenset[str]:

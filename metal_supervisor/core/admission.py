@@ -16,14 +16,17 @@ service two things are held against each other: the room it has, and the room it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from metal_supervisor.core import decide, ledger
-from metal_supervisor.core.ledger import INSUFFICIENT, Decision, Entry, Ledger, Phase
+from metal_supervisor.core.ledger import INSUFFICIENT, Decision, Entry, Ledger, Phase, Pool
+from metal_supervisor.core.limits import Amount, limit_of
 from metal_supervisor.core.report import EVICTED
 from metal_supervisor.core.resources import rank_of
+from metal_supervisor.core.sizes import amount
 from metal_supervisor.core.types import Key, Record, Standing
 
 EVICTED_DRAIN_S = 20.0
@@ -51,6 +54,8 @@ class Rules:
     preemption: bool = False
     paused: str = ""
     """Why nothing may start that takes room, "" if it may."""
+    limits: Mapping[str, Amount] = field(default_factory=dict)
+    """Of namespaces, `*` for all others."""
 
 
 def settle(
@@ -60,12 +65,16 @@ def settle(
 
     `before`: the records of the last pass. `ups`: the engines that are up, by the key of their record.
     """
-    entries, leaving = [], 0
+    entries: list[Entry] = []
+    leaving: Counter[str] = Counter()
     for key, record in decided.items():
         found, left = _entries(record, before.get(key), ups.get(key), now)
         entries += found
-        leaving += left
-    book = ledger.admit(rules.budget_bytes, entries, rules.mode, rules.preemption, leaving, rules.paused)
+        leaving[record.namespace] += left
+    pools = _pools(rules, leaving)
+    book = ledger.admit(
+        rules.budget_bytes, entries, rules.mode, rules.preemption, leaving.total(), rules.paused, pools
+    )
     displaced = {victim: key for key, said in book.decisions.items() for victim in said.displaces}
     result = {}
     for key, record in decided.items():
@@ -77,7 +86,7 @@ def settle(
         elif key in displaced:
             result[key] = _displaced(record, was, displaced[key], decided, now)
         elif said is None:
-            result[key] = _kept(record, was, ups.get(key), now)
+            result[key] = _within(_kept(record, was, ups.get(key), now), book, pools)
         elif said.admitted:
             result[key] = _admitted(record, was, said, now)
         elif was is not None and was.runs:
@@ -85,6 +94,22 @@ def settle(
         else:
             result[key] = _queued(record, was, said, now)
     return result, book
+
+
+def _pools(rules: Rules, leaving: Mapping[str, int]) -> dict[str, Pool]:
+    """The limits of the namespaces that have engines here; shared daemons belong to none."""
+    found = {name: limit_of(rules.limits, name) for name in leaving if name}
+    return {name: Pool(each.of(rules.budget_bytes), leaving[name]) for name, each in found.items() if each is not None}
+
+
+def _within(record: Record, book: Ledger, pools: Mapping[str, Pool]) -> Record:
+    """A running one, with a warning if its namespace takes more than a limit that was set since."""
+    pool = pools.get(record.namespace)
+    if pool is None or record.warning is not None or book.charged[record.namespace] <= pool.limit_bytes:
+        return record
+    taken, limit = amount(book.charged[record.namespace], "up"), amount(pool.limit_bytes, "down")
+    text = f"the models of namespace {record.namespace} take {taken}, and may take {limit} (--namespace-memory)"
+    return replace(record, warning=(INSUFFICIENT, f"{text}; {KEEPS}"))
 
 
 # ── records to entries ───────────────────────────────────────────────────────────────────────────

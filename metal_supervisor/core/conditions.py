@@ -156,6 +156,12 @@ _RUNS_ON = Group("It serves, and something is to be known", (DEGRADED,), (), (
            "nothing; or `supervisorctl restart omlx`, which cuts off what it answers"),
     Reason("PortIgnored", "`spec.containerPort` is not within this Mac's `--ports`; the engine has a port of these",
            "remove it, or choose one of these"),
+    Reason("ServiceTypeIgnored", "`spec.endpoint.type` is not among this Mac's `--service-types`: it is ClusterIP",
+           "remove it, or have the administrator allow the type"),
+    Reason("PriorityCapped", "`spec.priority` is above the namespace's highest (`--namespace-priority`), which counts",
+           "lower it, or have the administrator raise the limit"),
+    Reason("ProtectionIgnored", "`spec.evictionProtection` does not count in the namespace (`--namespace-protection`)",
+           "remove it, or have the administrator add the namespace"),
 ))  # fmt: skip
 _STANDARD = (
     Group("Available", (AVAILABLE,), (), (

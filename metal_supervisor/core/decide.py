@@ -28,6 +28,7 @@ from metal_supervisor.core.types import (
 
 NOTHING_KNOWN = Demand(None)
 LONGEST_TEXT = 1000
+FIELD_IGNORED = "FieldIgnored"
 MOST_NAMED = 8
 """Fields that one message names."""
 
@@ -152,7 +153,7 @@ def _left_out(ignored: Sequence[str]) -> tuple[str, str] | None:
     if not ignored:
         return None
     more = f" and {len(ignored) - MOST_NAMED} more" if len(ignored) > MOST_NAMED else ""
-    return "FieldIgnored", f"{', '.join(ignored[:MOST_NAMED])}{more}: of no meaning on a Mac, and left out"
+    return FIELD_IGNORED, f"{', '.join(ignored[:MOST_NAMED])}{more}: of no meaning on a Mac, and left out"
 
 
 def same_request(before: str, now: str) -> bool:

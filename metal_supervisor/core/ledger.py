@@ -9,6 +9,9 @@ only if both fit into the budget together, along with all others from behind it 
 nothing behind it ever keeps a big one out: it waits for what was there before it, and for what is ahead of it in
 the queue. One that is larger than the whole budget holds up nobody.
 
+A namespace may have a limit of its own. It is kept by the same rules among the engines of that namespace, and who waits
+for it alone holds up nobody of another.
+
 With preemption, lower priorities make room; what they leave is kept for whom they left it.
 It is a function of its arguments alone: the order of the entries does not matter, and asking again changes nothing.
 """
@@ -16,7 +19,7 @@ It is a function of its arguments alone: the order of the entries does not matte
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
@@ -27,6 +30,7 @@ INSUFFICIENT, CHECK_FAILED, PRESSURE = "InsufficientMemory", "MemoryCheckFailed"
 """The words for why something waits; the first two are LLMKube's."""
 UNKNOWN_STARTED = "its size is not known, so it was started without knowing whether it fits"
 ADVICE = "try a smaller quantization, a shorter context, or --memory-fraction"
+POOL_ADVICE = "try a smaller quantization or a shorter context, or have the limit raised"
 
 
 class Phase(str, Enum):
@@ -97,6 +101,15 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class Pool:
+    """The memory that the engines of one namespace may take together."""
+
+    limit_bytes: int
+    leaving_bytes: int = 0
+    """Of engines on their way out that are none of the entries."""
+
+
+@dataclass(frozen=True)
 class Ledger:
     """The whole of it."""
 
@@ -105,6 +118,8 @@ class Ledger:
     """Of everything that runs, starts, or was admitted now."""
     decisions: Mapping[Key, Decision]
     """For every entry that waited."""
+    charged: Mapping[str, int] = field(default_factory=dict)
+    """Namespace with a limit -> its part of `charged_bytes`."""
 
     @property
     def left_bytes(self) -> int:
@@ -117,17 +132,26 @@ def _rank(entry: Entry) -> tuple[int, float, Key]:
 
 
 def _arithmetic(need: int, left: int, budget: int) -> str:
-    room = f"{amount(max(left, 0), 'down')} of {amount(budget)} left"
-    return f"needs {amount(need, 'up')}, {room}; {ADVICE}"
+    return f"needs {amount(need, 'up')}, {_room(left, budget)}; {ADVICE}"
+
+
+def _room(left: int, budget: int) -> str:
+    return f"{amount(max(left, 0), 'down')} of {amount(budget)} left"
 
 
 class _Book:
     """The state of one pass over the queue."""
 
     def __init__(
-        self, budget_bytes: int, admitted: Sequence[Entry], queued: frozenset[Key], leaving_bytes: int
+        self,
+        budget_bytes: int,
+        admitted: Sequence[Entry],
+        queued: frozenset[Key],
+        leaving_bytes: int,
+        namespace: str = "",
     ) -> None:
-        self.budget = budget_bytes
+        """`namespace`: whose limit `budget_bytes` is, "" for that of the machine."""
+        self.budget, self.namespace = budget_bytes, namespace
         self.admitted = list(admitted)
         self.charged = sum(entry.charge_bytes for entry in admitted) + leaving_bytes
         self.leaving_bytes = self.coming = leaving_bytes
@@ -143,6 +167,11 @@ class _Book:
     @property
     def left(self) -> int:
         return self.budget - self.charged - self.kept
+
+    def room(self, entry: Entry) -> str:
+        """What there is for an entry, in words."""
+        room = _room(self.left + entry.holds_bytes, self.budget)
+        return f"{room} to namespace {self.namespace} (--namespace-memory)" if self.namespace else room
 
     def admit(self, entry: Entry) -> None:
         self.charged += entry.needs_bytes
@@ -217,6 +246,16 @@ def _hopeless(entry: Entry, budget: int, left: int, mode: str) -> Decision | Non
     return Decision(False, *refusal) if refusal else None
 
 
+def over_pool(need: int, limit: int, namespace: str) -> tuple[str, str] | None:
+    """(reason, message) for an engine that its namespace's limit does not allow even alone; None if it does."""
+    if need <= limit:
+        return None
+    return INSUFFICIENT, (
+        f"needs {amount(need, 'up')}, and the models of namespace {namespace} may take {amount(limit, 'down')} "
+        f"together (--namespace-memory); {POOL_ADVICE}"
+    )
+
+
 def over_limit(need: int | None, limit: int | None) -> str:
     """What is to be said of an engine that takes more than its Model allows, "" if it does not."""
     if need is None or limit is None or need <= limit:
@@ -243,46 +282,74 @@ def admit(
     preemption: bool = False,
     leaving_bytes: int = 0,
     paused: str = "",
+    pools: Mapping[str, Pool] | None = None,
 ) -> Ledger:
     """Decides for everything that waits.
 
     `mode` is about engines of unknown size: refused, or admitted with a warning and charged what they are measured.
     `leaving_bytes`: what engines on their way out still hold; they are none of the entries. `paused`: why nothing
-    that takes room may start now, "" if it may.
+    that takes room may start now, "" if it may. `pools`: the limits of namespaces.
     """
     running = [entry for entry in entries if entry.phase is not Phase.WAITING]
     waiting = sorted((entry for entry in entries if entry.phase is Phase.WAITING), key=_rank)
-    book = _Book(budget_bytes, running, frozenset(entry.key for entry in waiting), leaving_bytes)
+    queued = frozenset(entry.key for entry in waiting)
+    book = _Book(budget_bytes, running, queued, leaving_bytes)
+    own = {}
+    for name, pool in (pools or {}).items():
+        inside = [each for each in running if each.key[0] == name]
+        own[name] = _Book(pool.limit_bytes, inside, queued, pool.leaving_bytes, name)
     decisions: dict[Key, Decision] = {}
     position = 0
     for entry in waiting:
+        books = [each for each in (own.get(entry.key[0]), book) if each is not None]
         if entry.held_back:
-            book.block(entry)
+            for each in books:
+                each.block(entry)
             decisions[entry.key] = Decision(False, PRESSURE)
-        elif hopeless := _hopeless(entry, budget_bytes, book.left, mode):
+        elif hopeless := _hopeless(entry, budget_bytes, book.left, mode) or _never(entry, books[0]):
             decisions[entry.key] = hopeless
         elif not entry.needs_bytes and not entry.unknown:  # an edit that gives room back
-            book.admit(entry)
+            for each in books:
+                each.admit(entry)
             decisions[entry.key] = Decision(True)
         elif paused:
             position += 1
             decisions[entry.key] = Decision(False, PRESSURE, f"{paused} (queue position {position})", position)
-        elif entry.unknown or book.fits(entry):
-            book.admit(entry)
+        elif entry.unknown or all(each.fits(entry) for each in books):
+            for each in books:
+                each.admit(entry)
             decisions[entry.key] = Decision(True, CHECK_FAILED, UNKNOWN_STARTED) if entry.unknown else Decision(True)
         elif entry.optional:
             decisions[entry.key] = Decision(False, INSUFFICIENT)
         else:
             position += 1
-            decisions[entry.key] = _queued(book, entry, position, preemption)
-    return Ledger(budget_bytes, book.charged, decisions)
+            decisions[entry.key] = _wait(books, entry, position, preemption)
+    return Ledger(budget_bytes, book.charged, decisions, {name: each.charged for name, each in own.items()})
+
+
+def _never(entry: Entry, book: _Book) -> Decision | None:
+    """The refusal of one that is larger than the limit of its namespace."""
+    refusal = over_pool(entry.charge_bytes, book.budget, book.namespace) if book.namespace else None
+    return Decision(False, *refusal) if refusal else None
+
+
+def _wait(books: Sequence[_Book], entry: Entry, position: int, preemption: bool) -> Decision:
+    """What becomes of one that does not fit in the first of these books that is short."""
+    at = next(index for index, each in enumerate(books) if not each.fits(entry))
+    decision = _queued(books[at], entry, position, preemption)
+    for each in books[:at]:  # its namespace has room for it: none of the same namespace passes it
+        each.block(entry)
+    if decision.displaces:
+        for each in books[at + 1 :]:  # what they leave is for whom they left it
+            each.reserve(entry, [one for one in each.admitted if one.key in decision.displaces])
+    return decision
 
 
 def _queued(book: _Book, entry: Entry, position: int, preemption: bool) -> Decision:
     """What becomes of one that has to wait, and of those that make room for it."""
     held_up, need, left = book.held_up_by(entry), entry.needs_bytes, book.left
-    message = _arithmetic(entry.charge_bytes, left + entry.holds_bytes, book.budget)
-    there = f"{amount(max(left + entry.holds_bytes, 0), 'down')} of {amount(book.budget)} left"
+    there, advice = book.room(entry), POOL_ADVICE if book.namespace else ADVICE
+    message = f"needs {amount(entry.charge_bytes, 'up')}, {there}; {advice}"
     if need <= left and held_up is not None:
         message = (
             f"needs {amount(entry.charge_bytes, 'up')}, {there}, "

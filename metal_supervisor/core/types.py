@@ -194,6 +194,8 @@ class Service:
     """Of these values, once they are filled in."""
     awaits: tuple[Standing, str, str] | None = None
     """(standing, reason, message) of the value that it cannot have yet."""
+    not_granted: tuple[tuple[str, str], ...] = ()
+    """(reason, message) of what it asks for and this Mac does not grant."""
 
     @property
     def asked(self) -> str:

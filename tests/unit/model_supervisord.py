@@ -45,6 +45,7 @@ from metal_supervisor.core.budget import Budget
 from metal_supervisor.core.decide import Outlook
 from metal_supervisor.core.demand import Demand
 from metal_supervisor.core.ledger import Ledger
+from metal_supervisor.core.limits import Limits
 from metal_supervisor.core.pressure import Pace
 from metal_supervisor.core.snapshot import Snapshot
 from metal_supervisor.core.types import (
@@ -415,6 +416,7 @@ EDITION = {
     for name in NAMES for edition in range(EDITIONS) for release in range(RELEASES)
 }  # fmt: skip
 SETTINGS: Any = SimpleNamespace(
+    limits=Limits(),
     log_size=20, log_files=3, drain_timeout=DRAIN_S, bind_address="::", ollama_url="off",
     memory_check_mode="enforce", preemption=False, eviction_enabled=False,
 )  # fmt: skip

@@ -14,6 +14,7 @@ import pytest
 
 from metal_supervisor.core import admission
 from metal_supervisor.core.admission import Rules, Up, settle
+from metal_supervisor.core.limits import Amount
 from metal_supervisor.core.sizes import GIB
 from metal_supervisor.core.types import Key, Record, Standing, Verdict
 from tests.effort import cases
@@ -413,3 +414,30 @@ def test_random_histories_never_hold_more_than_the_budget() -> None:
         seen["waited"] += mac.waited
         seen["displaced"] += mac.displaced
     assert min(seen.values()) > cases(1000), f"the histories reach everything: {seen}"
+
+
+# ── limits of namespaces ─────────────────────────────────────────────────────────────────────────
+
+
+def test_a_namespace_waits_for_its_limit_which_counts_what_is_ending() -> None:
+    rules = Rules(BUDGET, limits={"default": Amount(share=0.5)})
+    a, b = wants("a", 20), wants("b", 10)
+    first, _ = settle(of(a), {}, {}, rules, 1.0)
+    both, book = settle(of(first[a.key], b), first, {a.key: up(a)}, rules, 2.0)
+    assert both[a.key].verdict.standing is Standing.RUN and book.charged == {"default": 20 * GIB}
+    assert "4.0 GiB of 24.0 GiB left to namespace default (--namespace-memory)" in both[b.key].verdict.message
+    gone, _ = settle(of(b), both, {}, rules, 3.0)
+    assert gone[b.key].verdict.standing is Standing.RUN
+
+
+def test_a_limit_that_is_set_later_stops_nothing_and_is_named_beside_what_runs() -> None:
+    a = wants("a", 20)
+    first, _ = settle(of(a), {}, {}, Rules(BUDGET), 1.0)
+    limited = Rules(BUDGET, limits={"*": Amount(16 * GIB)})
+    after, _ = settle(first, first, {a.key: up(a)}, limited, 2.0)
+    assert after[a.key].verdict.standing is Standing.RUN and after[a.key].spec_file == a.spec_file
+    assert after[a.key].warning == (
+        "InsufficientMemory",
+        "the models of namespace default take 20.0 GiB, and may take 16.0 GiB (--namespace-memory); "
+        "the engine keeps running as it last could",
+    )

@@ -28,7 +28,8 @@ WORD = re.compile(r"([A-Z][a-z]+[A-Za-z]*)(?:: .*)?", re.DOTALL)
 OTHER_WORDS = frozenset({
     "Available", "Degraded", "MetalReady", "Progressing",
     "Ready", "Downloading", "Stopped", "Started", "Ended", "Gone", "Waiting", "Draining", "Unknown", "True", "False",
-    "ClusterIP", "ConfigMap", "Secret", "Service", "Event", "EndpointSlice", "InferenceService", "Model", "Lease",
+    "ClusterIP", "NodePort", "LoadBalancer", "Revoked", "Connection",
+    "ConfigMap", "Secret", "Service", "Event", "EndpointSlice", "InferenceService", "Model", "Lease",
     "FleetNode", "TokenRequest",
     "ExecCredential", "Config",
     "Authorization", "Allow", "MemAvailable", "MemTotal", "SwapFree", "SwapTotal", "GiB", "KiB", "MiB", "TiB", "NaN",
@@ -142,10 +143,13 @@ def refused_by(group: Group) -> Iterator[Record]:
         yield replace(RECORD, warning=(reason.name, "x"))
 
 
+IGNORED = "FieldIgnored", "ServiceTypeIgnored", "PriorityCapped", "ProtectionIgnored"
+
+
 def every_record() -> Iterator[Record]:
     yield from (RECORD, replace(RECORD, claimed=False), replace(RECORD, withdraw="x"), replace(RECORD, replicas=2))
     yield from (replace(RECORD, stopped_by_hand=True), replace(RECORD, peers_ready=1))
-    for reason in ("PortInUse", "MetalUnavailable", "DaemonSettingsWait", "PortIgnored", "FieldIgnored"):
+    for reason in ("PortInUse", "MetalUnavailable", "DaemonSettingsWait", "PortIgnored", *IGNORED):
         yield replace(RECORD, warning=(reason, "x"))
     yield from (replace(RECORD, pressure=(level, "x")) for level in ("Normal", "Warning", "Critical"))
     yield from (replace(RECORD, verdict=Verdict(each, "", "", 1.0)) for each in (Standing.STOPPED, Standing.SUSPENDED))
