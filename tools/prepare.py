@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import find_actionlint
 import find_chromium
 import find_llama_server
 import find_mlx
@@ -60,6 +61,7 @@ PARTS = (
     Part("prometheus", "Debian package, 120 MB", find_prometheus.find),
     Part("sudo", "Debian package, 7 MB", find_sudo.find),
     Part("zig", "Apple's headers, in a Python package, 380 MB", find_zig.find),
+    Part("actionlint", "built with Go, 8 MB", find_actionlint.find),
     Part("omlx", "Python packages, 430 MB", find_omlx.find, heavy=True),
     Part("versitygw", "built with Go, 45 MB, two minutes", find_s3.find, heavy=True),
     Part("chromium", "Debian package, 400 MB", find_chromium.find, heavy=True),

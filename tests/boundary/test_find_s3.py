@@ -12,6 +12,8 @@ import pytest
 from tests.s3 import find_s3
 from tests.system import ROOT
 
+import go_program  # isort: skip
+
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -20,7 +22,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     programs = tmp_path / "bin"
     programs.mkdir()
     monkeypatch.setenv("PATH", str(programs))
-    monkeypatch.setattr(find_s3, "HOMEBREW", ())
+    monkeypatch.setattr(go_program, "HOMEBREW", ())
     return programs
 
 
@@ -56,24 +58,24 @@ def test_a_build_that_fails_is_explained_and_leaves_nothing(tmp_path: Path, bare
     program(bare / "go", go)
     with pytest.raises(find_s3.NotFound, match=f"(?s){why}"):
         find_s3.find(tmp_path / "cache")
-    assert [each.name for each in (tmp_path / "cache").iterdir()] == [".s3-lock"]
+    assert [each.name for each in (tmp_path / "cache").iterdir()] == [".versitygw-lock"]
 
 
 def test_one_is_built_once_and_what_a_killed_builder_left_is_removed(
     tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(bare / "go")
-    (tmp_path / ".s3-part-killed").mkdir()
+    (tmp_path / ".versitygw-part-killed").mkdir()
     made: list[Path] = []
 
-    def build(target: Path) -> None:
+    def build(program_: go_program.Program, target: Path) -> None:
         target.mkdir()
         made.append(program(target / "versitygw"))
 
-    monkeypatch.setattr(find_s3, "build", build)
+    monkeypatch.setattr(go_program, "build", build)
     assert find_s3.find(tmp_path) == find_s3.find(tmp_path) == made[0]
     left = sorted(each.name for each in tmp_path.iterdir())
-    assert len(made) == 1 and left == [".s3-lock", "bin", f"versitygw-{find_s3.VERSION}"]
+    assert len(made) == 1 and left == [".versitygw-lock", "bin", f"versitygw-{find_s3.PROGRAM.version}"]
 
 
 def test_it_prints_the_path_or_what_is_missing(tmp_path: Path) -> None:
