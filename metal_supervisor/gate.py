@@ -6,6 +6,7 @@ Standard library only, and no import of ours: other interpreters run it beside `
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 from urllib.parse import urlsplit
 
 LOCAL = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
@@ -31,3 +32,31 @@ def _is_local(origin: str) -> bool:
         return parts.hostname in LOCAL_NAMES and "@" not in parts.netloc
     except ValueError:
         return False
+
+
+MEDIA = frozenset({
+    "image", "image_url", "input_image", "video", "video_url", "input_video", "audio", "audio_url", "input_audio",
+})  # fmt: skip
+"""Keys and types under which a request's content names an image, a recording or the like."""
+HOLDERS = MEDIA | {"source", "file", "input_file"}
+"""Keys of objects that may hold its URL."""
+NOT_DATA = "images and the like must be data: URLs; nothing is opened or fetched for a request"
+
+
+def names_foreign_media(asked: Any) -> bool:
+    """Tell whether the JSON of a request names media elsewhere: by a URL to fetch, or a path of this machine."""
+    left = [asked]
+    while left:  # a loop: nested as deep as the parser allows, recursion would fail where the engine does not
+        each = left.pop()
+        if isinstance(each, list):
+            left += each
+        elif isinstance(each, dict):
+            left += each.values()
+            named = [each[key] for key in MEDIA & each.keys()]
+            named += [value.get(name) for key in HOLDERS & each.keys() if isinstance(value := each[key], dict)
+                      for name in ("url", "path")]  # fmt: skip
+            if isinstance(kind := each.get("type"), str) and kind in HOLDERS:
+                named += [each.get("url"), each.get("path")]
+            if any(isinstance(value, str) and not value.startswith("data:") for value in named):
+                return True
+    return False

@@ -185,7 +185,10 @@ class Gate:
         except Trouble as trouble:
             return await _refuse(send, trouble)
         try:
-            name = self._models.name_of(json.loads(body).get("model"))
+            asked = json.loads(body)
+            if gate.names_foreign_media(asked):
+                return await _refuse(send, Trouble(400, gate.NOT_DATA))
+            name = self._models.name_of(asked.get("model"))
         except (ValueError, AttributeError, RecursionError, Trouble):
             name = ""  # oMLX tells what is wrong with it
         given = False

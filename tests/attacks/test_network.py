@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from metal_supervisor import boot
+from metal_supervisor import boot, gate
 from metal_supervisor.boundary import web
 from metal_supervisor.boundary.host import Interface
 from metal_supervisor.boundary.listing import Unusable
@@ -381,3 +381,63 @@ def test_a_stranger_on_the_port_of_the_api_does_not_learn_the_next_path(tmp_path
     assert moved[0] != port and moved[1] != prefix
     kubeconfig = (directory.path / "kubeconfig").read_text()
     assert f"http://127.0.0.1:{moved[0]}{moved[1]}" in kubeconfig and prefix not in kubeconfig
+
+
+# ── a request has the engine open or fetch an image (H7) ─────────────────────────────────────────
+
+NAMED = (
+    {"type": "image_url", "image_url": {"url": "PLACE"}},
+    {"type": "image_url", "image_url": "PLACE"},
+    {"type": "input_image", "image_url": "PLACE"},
+    {"type": "input_image", "url": "PLACE"},
+    {"type": "input_image", "input_image": {"url": "PLACE"}},
+    {"type": "image", "source": {"type": "url", "url": "PLACE"}},
+    {"type": "input_audio", "input_audio": {"url": "PLACE", "format": "wav"}},
+    {"type": "audio", "audio": "PLACE"},
+    {"type": ["image_url"], "image_url": {"url": "PLACE"}},
+)
+
+
+@pytest.fixture
+def listener() -> Iterator[tuple[str, list[bytes]]]:
+    """(URL of a server of the test, what was asked of it)."""
+    asked: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with server.accept()[0] as client:
+                        asked.append(client.recv(4096))
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/x.png", asked
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("place", ["URL", "/etc/hostname", "file:///etc/hostname", "ftp://[::1]/", "DATA:,", " data:"])
+@pytest.mark.parametrize("part", NAMED)
+def test_omlx_opens_and_fetches_nothing_for_a_request(
+    system: System, listener: tuple[str, list[bytes]], part: dict[str, Any], place: str
+) -> None:
+    url, asked = listener
+    content = json.loads(json.dumps(part).replace("PLACE", url if place == "URL" else place))
+    text = {"type": "text", "text": "hi"}
+    for deep in (0, 300):
+        for _ in range(deep):
+            content = {"type": "text", "text": "x", "more": [content]}
+        body = {**chat(OMLX), "messages": [{"role": "user", "content": [text, content]}]}
+        status, _, answer = request(system.port(OMLX), "POST", CHAT, body)
+        assert status == 400 and b"must be data: URLs" in answer, answer
+    assert asked == []
+
+
+def test_omlx_takes_content_that_names_no_media(system: System) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {
+        "image": {"type": ["string", "null"]}, "url": {"type": "string"}, "source": {"type": "string"}}}}}  # fmt: skip
+    content = [{"type": "text", "text": "hi", "url": "https://example.com/", "source": "web"}]
+    body = {**chat(OMLX), "messages": [{"role": "user", "content": content}], "tools": [tool]}
+    status, _, answer = request(system.port(OMLX), "POST", CHAT, body)
+    assert status == 200, answer
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
+    assert not gate.names_foreign_media({"content": [image]})
