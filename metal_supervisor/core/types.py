@@ -496,6 +496,9 @@ class Observed:
     withdrawn: str = ""
     """The withdraw token that has been carried out."""
     restarts: int = 0
+    """Unplanned starts, one after the first of each row that the launcher notes."""
+    counted_start: float = 0.0
+    """Unix time of the latest start that `restarts` knows of."""
     last_exit: str = ""
     """E.g. `exit status 1`, `terminated by SIGKILL`."""
     published: str = ""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
+from metal_supervisor import launch
 from metal_supervisor.boundary.doorbell import ring
 from metal_supervisor.boundary.memory import Held
 from metal_supervisor.boundary.state import StateDir
@@ -74,7 +75,13 @@ class Observer:
         self._state, self._prober, self._meter, self._tallies = state, prober, meter, tallies
         self._published, self._dead = published, dead
         self._exits = Exits(state.path / "log" / "supervisord.log")
-        self._before = state.observations()
+        now = time.time()  # what an earlier release saw knows no starts, and what came before is not counted again
+        self._before = {
+            program: replace(seen, counted_start=seen.counted_start or now)
+            for program, seen in state.observations().items()
+        }
+        self._engines: dict[str, int] = {}
+        """Program -> the latest pid that its launcher noted as an engine."""
 
     @property
     def observations(self) -> Mapping[str, Observed]:
@@ -85,6 +92,7 @@ class Observer:
         """Forgets those whose records are gone."""
         for program in self._before.keys() - set(programs):
             del self._before[program]
+            self._engines.pop(program, None)
             self._state.forget_observed(program)
 
     def known(self, record: Record, pid: int) -> Finding:
@@ -102,7 +110,9 @@ class Observer:
         word = row.state.value if row else ""
         word = State.STOPPING.value if leaving and pid else word
         finding = self._finding(look, records)
-        died = before is not None and before.pid not in (0, pid)
+        if look.note is not None and look.note.pid:
+            self._engines[record.program] = look.note.pid
+        died = before is not None and before.pid not in (0, pid) and self._was_engine(before)
         crashed = died and not _planned(record, word, leaving)
         if crashed:
             self._state.keep_crash_log(record.program)
@@ -124,7 +134,8 @@ class Observer:
             withdrawn=published.withdrawn,
             busy=busy,
             drained=drained,
-            restarts=(before.restarts if before else 0) + int(crashed),
+            restarts=(before.restarts if before else 0) + _unplanned_starts(look.note, before, crashed, now),
+            counted_start=max([before.counted_start if before else 0.0, *(look.note.starts if look.note else ())]),
             exits=words.exits(before, words.manner(last_exit, crashed) if died else ""),
             served=bool(pid) and finding.served,
             hung=finding.hung if pid else "",
@@ -184,6 +195,10 @@ class Observer:
             return self._exits.last(record.program)
         return before.last_exit
 
+    def _was_engine(self, before: Observed) -> bool:
+        """Whether the process was more than a launcher, which ends by itself when it may not start the engine."""
+        return before.served or self._engines.get(before.program) == before.pid
+
     def _count_start(self, row: ProgramState | None, before: Observed | None, observed: Observed, now: float) -> None:
         """Counts how long a process took until it served, once."""
         known = before is not None and before.pid == observed.pid and before.served
@@ -197,6 +212,16 @@ def _asked_at(token: str) -> float:
         return float(token)
     except ValueError:
         return 0.0
+
+
+def _unplanned_starts(note: RunNote | None, before: Observed | None, crashed: bool, now: float) -> int:
+    """Restarts since the last look. The launcher notes each start after the first that followed a crash.
+
+    A crash after so long a run that the launcher has forgotten its start is counted by itself.
+    """
+    known = before.counted_start if before is not None else 0.0
+    noted = sum(at > known for at in note.starts[1:]) if note is not None else 0
+    return noted + int(crashed and 0 < known < now - launch.FORGET_AFTER_S and not noted)
 
 
 def _planned(record: Record, word: str, leaving: bool) -> bool:

@@ -1,0 +1,125 @@
+"""How restarts and ends of an engine are counted: by its own starts, never by its launcher's "not now"."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.core.decide import accept
+from metal_supervisor.core.types import Observed, ProgramState, RunNote, State
+from metal_supervisor.sidecar.meter import Engine
+from metal_supervisor.sidecar.observer import Look, Observer
+from metal_supervisor.sidecar.probes import Finding, Target
+from metal_supervisor.sidecar.publisher import Published
+from metal_supervisor.sidecar.tallies import Tallies
+from tests.boundary.test_failure_registrar import OUTLOOK, SERVICE
+
+RECORD = accept(SERVICE, None, OUTLOOK, 100.0)
+NAME = RECORD.program
+
+
+class Quiet:
+    """A prober and a meter that know nothing but what they are told."""
+
+    found: Finding | None = None
+
+    def finding(self, _program: str) -> Finding | None:
+        return self.found
+
+    def busy(self, *_: Any) -> bool | None:
+        return None
+
+    def held(self, _engine: Engine) -> None:
+        return None
+
+
+class Life:
+    """A program of supervisord under the eyes of an observer."""
+
+    def __init__(self, base: Path) -> None:
+        self.state = StateDir(base / "state")
+        self.state.create()
+        self.quiet = Quiet()
+        self.began = time.time()
+        self.note = RunNote(0, 0, "", RECORD.spec_file or "", (), 0.0, "", "")
+        self.begin()
+
+    def begin(self) -> None:
+        """A sidecar that has just started."""
+        quiet: Any = self.quiet
+        self.observer = Observer(self.state, quiet, quiet, Tallies(), lambda _: Published(), set())
+
+    def look(self, state: State, row_pid: int, pid: int) -> Observed:
+        row = ProgramState(NAME, state, row_pid, self.began, 0.0, time.time(), "")
+        target = Target(pid, "127.0.0.1", 18100, RECORD.probe)
+        records: Mapping[str, Any] = {NAME: RECORD}
+        return self.observer.see(
+            Look(RECORD, row, self.note, pid, Engine(pid, "", 0), target, None), records, False
+        ).observed
+
+    def engine(self, pid: int, at: float) -> Observed:
+        """An engine is started, and looked at."""
+        self.note = replace(
+            self.note, pid=pid, launcher_pid=pid, starts=(*self.note.starts, self.began + at), refused=""
+        )
+        return self.look(State.STARTING, pid, pid)
+
+    def refusal(self, pid: int) -> Observed:
+        """A launcher that ends with 75: it is looked at before it has noted that, and afterwards."""
+        self.look(State.STARTING, pid, pid)
+        self.note = replace(self.note, pid=0, launcher_pid=pid, refused="CrashLoopBackOff")
+        return self.look(State.BACKOFF, 0, 0)
+
+
+def test_a_crash_loop_shows_its_restarts_and_not_those_of_its_launcher(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.engine(1000, 1)
+    life.look(State.BACKOFF, 0, 0)
+    for start in range(1, 8):
+        life.engine(1000 + 10 * start, 1 + start)
+        life.look(State.BACKOFF, 0, 0)
+        for refusal in range(1, 4):
+            seen = life.refusal(1000 + 10 * start + refusal)
+    assert seen.restarts == 7, "started eight times"
+    assert sum(seen.exits.values()) == 8, "and ended eight times"
+
+
+def test_a_start_that_ended_between_two_looks_is_counted_and_no_other_sidecar_counts_it_again(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.engine(1000, 1)
+    life.note = replace(life.note, starts=tuple(life.began + at for at in (1, 2, 3)))
+    assert life.engine(1030, 4).restarts == 3
+    life.begin()
+    assert life.look(State.RUNNING, 1030, 1030).restarts == 3
+
+
+def test_the_starts_that_an_earlier_release_saw_are_not_counted_again(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.state.write_observed(Observed(NAME, 1000, True, life.began, "RUNNING", restarts=5))
+    life.note = replace(life.note, pid=1000, launcher_pid=1000, starts=(life.began - 90, life.began - 60))
+    life.begin()
+    assert life.look(State.RUNNING, 1000, 1000).restarts == 5
+    assert life.engine(1010, 1).restarts == 6
+
+
+def test_a_crash_after_a_long_run_is_counted_though_the_launcher_forgot_the_start(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.engine(1000, -3600)
+    life.quiet.found = Finding(True, "", True)
+    life.look(State.RUNNING, 1000, 1000)
+    assert life.look(State.EXITED, 0, 0).restarts == 1
+    life.note = replace(life.note, starts=())
+    assert life.engine(1010, 1).restarts == 1
+
+
+def test_an_orderly_stop_counts_nothing(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.engine(1000, 1)
+    life.look(State.STOPPING, 1000, 1000)
+    life.look(State.STOPPED, 0, 0)
+    life.note = replace(life.note, starts=())
+    assert life.engine(1010, 2).restarts == 0
