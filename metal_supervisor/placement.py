@@ -26,6 +26,8 @@ from metal_supervisor.core.types import Json, Key, Record, Rejected, Service, St
 CLONED = "another Mac uses this one's identity (a copied state directory?); set --node-name on one of them"
 UNWATCHED = "if this Mac dies its traffic goes on: there is no other Mac and no reaper; apply conf/reaper/reaper.yaml"
 REAPER_STALE_S = 60.0
+CLONE_GONE_S = 90.0
+"""How long a clone must not have renewed our Lease. Longer than a broken watch takes to be noticed."""
 log = logging.getLogger("controller")
 
 
@@ -104,7 +106,7 @@ class Placement:
         leases = self._claimer.seen(self._leases.seen.items)
         self._sightings = claims.sight(self._sightings, leases, now)
         held, nodes = claims.read(leases.values())
-        self._look_for_a_clone(nodes)
+        self._look_for_a_clone(nodes, now)
         self._look_for_a_watcher(nodes, now)
         lives = claims.judge(
             held, nodes, self._sightings, self._node, self._leases.connected_at, self._settings.lease_duration
@@ -184,25 +186,32 @@ class Placement:
         if self.unwatched and not before:
             log.warning("nobody watches over this Mac", extra={"advice": self.unwatched})
 
-    def _look_for_a_clone(self, nodes: Mapping[tuple[str, str], claims.NodeLease]) -> None:
+    def _look_for_a_clone(self, nodes: Mapping[tuple[str, str], claims.NodeLease], now: float) -> None:
         """A session that is not ours, after ours had been there: two Macs are one to the cluster.
 
-        Of the two the one that started later gives way; sessions begin with their time.
+        Of the two the one that started later gives way, for as long as the other renews the Lease; sessions begin with
+        their time.
         """
         try:
             ours = json.loads((self._state.path / SESSION_FILE).read_text("utf-8"))
             ours = [str(each) for each in ours] if isinstance(ours, list) else []
         except (OSError, ValueError):
             return
-        for (_, node), lease in nodes.items():
+        cloned = False
+        for (namespace, node), lease in nodes.items():
             if node != self._node or not lease.session or not ours:
                 continue
             if lease.session in ours:
                 self._own_session = lease.session
-            elif self._own_session and lease.session < ours[-1]:
-                if not self.cloned:
-                    log.error("identity", extra={"error": CLONED})
-                self.cloned = True
+            elif self._own_session and lease.session < ours[-1] and not lease.released:
+                seen = self._sightings.get((namespace, claims.node_lease_name(node)))
+                since = max(seen.at if seen else now, self._leases.connected_at)
+                cloned = cloned or now - since < CLONE_GONE_S
+        if cloned and not self.cloned:
+            log.error("identity", extra={"error": CLONED})
+        elif self.cloned and not cloned:
+            log.info("no other Mac uses this one's identity any more")
+        self.cloned = cloned
 
 
 def _uses(service: Json, model: str) -> bool:

@@ -183,7 +183,11 @@ class Sidecar:
         supervisord would stop one after another, and launchd's patience with all of it has a limit.
         """
         self._leaving.set()
-        self.one_pass()
+        try:
+            self.one_pass()
+        except Exception:
+            log.exception("the last pass failed; all endpoints are withdrawn as they were known")
+            self.registrar.withdraw_all()
         if not self.registrar.flush(WITHDRAW_ALL_S):
             log.warning("endpoints could not be withdrawn in time")
         live = [row for row in self.board.rows if row.observed.pid]

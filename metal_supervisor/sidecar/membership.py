@@ -39,7 +39,8 @@ def session_kept(path: Path) -> str:
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text("utf-8"))
         before = [str(each) for each in found][-4:] if isinstance(found, list) else []
-    write_atomic(path, json.dumps([*before, session]), durable=False)
+    with contextlib.suppress(OSError):  # a full disk ends no heartbeat; a later session is no clone, known or not
+        write_atomic(path, json.dumps([*before, session]), durable=False)
     return session
 
 

@@ -13,13 +13,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from metal_supervisor.boundary.kube import Kube, KubeError
-from metal_supervisor.core.report import Happening
-from metal_supervisor.core.types import Key, Record
+from metal_supervisor.core.report import Happening, report
+from metal_supervisor.core.types import Key, Observed, Record
 from metal_supervisor.sidecar.fleetnode import FleetNode
 from metal_supervisor.sidecar.membership import Membership
 from metal_supervisor.sidecar.publisher import CONFLICT_RETRY_S, Published, Publisher
@@ -128,6 +128,14 @@ class Registrar(threading.Thread):
             self._settled.clear()
             self._out = False
         self._wake.set()
+
+    def withdraw_all(self) -> None:
+        """Takes every endpoint out, when no more is known than that their engines are about to end."""
+        with self._lock:
+            wanted, models, around = self._wanted, self._models, self._around
+        ends = Observed("", 0, False, time.time(), "STOPPING")
+        ending = {key: replace(each, report=report(each.record, ends)) for key, each in wanted.items()}
+        self.want(ending, models, around)
 
     def _note_withdrawals(self, wanted: Mapping[Key, Wanted]) -> None:
         """Which endpoints are to go from now on; hold the lock."""

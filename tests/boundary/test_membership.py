@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,6 +88,18 @@ def test_a_drain_is_told_at_once_and_taken_back_at_once(kube: Kube, clock: Clock
     assert mac.due_at(NS) <= clock.now
     mac.renew("default")
     assert claims.UNSCHEDULABLE not in lease(kube, "mac-b")["metadata"]["annotations"]
+
+
+def test_a_session_is_named_on_a_full_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "session"
+    first = membership.session_kept(kept)
+
+    def full(*_: Any, **__: Any) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(membership, "write_atomic", full)
+    later = membership.session_kept(kept)
+    assert later > first, "the controller takes a later session that it does not know for no clone"
 
 
 def test_a_release_says_that_nobody_holds_it(kube: Kube, clock: Clock) -> None:

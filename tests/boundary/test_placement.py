@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from metal_supervisor import placement
 from metal_supervisor.boundary.state import SESSION_FILE, StateDir
 from metal_supervisor.boundary.watch import Watched
 from metal_supervisor.config import Settings
@@ -77,6 +78,31 @@ def test_of_two_macs_with_one_name_the_later_gives_way(tmp_path: Path, foreign: 
     assert not seen.placement.cloned
     seen.show(node("mac-a", foreign, version="2"))
     assert seen.placement.cloned is gives_way
+
+
+@pytest.mark.parametrize("how", ["silent", "released", "deleted"])
+def test_once_the_other_mac_has_another_name_this_one_writes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    (tmp_path / SESSION_FILE).write_text(json.dumps(["200-us"]))
+    seen = Seen(tmp_path, node("mac-a", "200-us"))
+    seen.show(node("mac-a", "100-x", version="2"))
+    assert seen.placement.cloned
+    now = time.monotonic()
+    monkeypatch.setattr(placement.time, "monotonic", lambda: now + placement.CLONE_GONE_S - 1)
+    seen.show(node("mac-a", "100-x", version="2"))
+    assert seen.placement.cloned, "it may be slow"
+    if how == "silent":
+        monkeypatch.setattr(placement.time, "monotonic", lambda: now + placement.CLONE_GONE_S + 1)
+        seen.show(node("mac-a", "100-x", version="2"))
+    elif how == "released":
+        seen.show(node("mac-a", "100-x", duration_s=0.0, version="3"))
+    else:
+        seen.show()
+    assert not seen.placement.cloned
+    seen.show(node("mac-a", "200-us", version="4"))
+    seen.show(node("mac-a", "100-x", version="5"))
+    assert seen.placement.cloned, "it is back"
 
 
 def test_a_session_of_our_own_past_is_no_stranger(tmp_path: Path) -> None:

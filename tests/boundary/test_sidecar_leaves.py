@@ -1,0 +1,48 @@
+"""The end of the whole system, when the sidecar's last pass fails: endpoints go out and engines end all the same."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.config import Settings
+from metal_supervisor.core.report import report
+from metal_supervisor.sidecar.board import Row
+from metal_supervisor.sidecar.loop import Sidecar
+from tests.boundary.test_failure_registrar import UP, Cluster, wanted
+from tests.system import eventually
+
+
+def test_a_last_pass_that_fails_leaves_nothing_published_and_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = StateDir(tmp_path / "state")
+    state.create()
+    cluster: Any = Cluster()
+    supervisord: Any = None
+    (key, want), *_ = wanted().items()
+    settings = Settings(state_dir=str(state.path), node_name="mac-a", stop_timeout=20.0)
+    sidecar = Sidecar(settings, state, cluster, supervisord)
+    sidecar.registrar.start()
+    sidecar.registrar.want({key: want}, {})
+    eventually(lambda: cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"], 10, "it to be published")
+
+    def broken() -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(sidecar, "one_pass", broken)
+    with subprocess.Popen(["sleep", "600"]) as engine:
+        observed = replace(UP, pid=engine.pid, since=time.time())
+        sidecar.board = replace(sidecar.board, rows=(Row(want.record, observed, report(want.record, observed), "", 0),))
+        try:
+            sidecar._leave()
+            assert not cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"]
+            assert engine.wait(10) == -15
+        finally:
+            engine.kill()
