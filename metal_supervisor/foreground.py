@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import TextIO
 
 from metal_supervisor import __version__, boot, launch
-from metal_supervisor.boundary import host, local_status
+from metal_supervisor.boundary import engines, host, local_status
 from metal_supervisor.boundary.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.boundary.state import StateDir, StateError
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
 from metal_supervisor.bulletin import FILE
 from metal_supervisor.config import Overrides, Settings
 from metal_supervisor.core.bar import printable
+from metal_supervisor.core.manifests import direct_url
 from metal_supervisor.core.report import report
 from metal_supervisor.core.types import Key, Standing
 from metal_supervisor.incoming import Incoming
@@ -271,7 +272,8 @@ class Foreground:
             gone = record.verdict.standing is Standing.REMOVING
             phase, text = ("Stopping", "deleted") if gone else (told.phase, told.message)
             if told.phase == "Ready":
-                text = f"http://{'127.0.0.1' if self.settings.embedded else 'this-mac'}:{record.port}/v1"
+                where = engines.asked_at(record.host or self.settings.bind_address)
+                text = direct_url(where, record.port or 0, "/v1")
             if record.warning:
                 text += f" [{record.warning[0]}: {record.warning[1]}]"
             state = phase, told.reason, text

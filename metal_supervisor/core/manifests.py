@@ -31,6 +31,11 @@ def url_of(namespace: str, endpoint: Endpoint) -> str:
     return f"http://{endpoint.service}.{namespace}.svc.cluster.local:{endpoint.port}{endpoint.path}"
 
 
+def direct_url(address: str, port: int, path: str) -> str:
+    """The URL of an engine by the address that it listens at."""
+    return f"http://{f'[{address}]' if ':' in address else address}:{port}{path}"
+
+
 def owner(record: Record) -> Json:
     """ownerReference to the InferenceService: garbage collection works while this Mac is off."""
     return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": record.name, "uid": record.uid}
@@ -56,8 +61,11 @@ def timed(conditions: Sequence[Condition], before: Sequence[Json], generation: i
     return result
 
 
-def status(record: Record, told: Report, before: Json, now: str) -> Json:
-    """`status` of the InferenceService; only `lastUpdated` and times differ when nothing happened."""
+def status(record: Record, told: Report, before: Json, now: str, direct: str = "") -> Json:
+    """`status` of the InferenceService; only `lastUpdated` and times differ when nothing happened.
+
+    `direct`: the address that the engine listens at where nothing resolves the cluster's names, "" elsewhere.
+    """
     body: Json = {
         "phase": told.phase,
         "mode": record.mode,
@@ -70,14 +78,24 @@ def status(record: Record, told: Report, before: Json, now: str) -> Json:
         "conditions": timed(told.conditions, before.get("conditions") or [], record.generation, now),
         "lastUpdated": now,
     }
-    if record.endpoint:
-        body["endpoint"] = url_of(record.namespace, record.endpoint)
+    if endpoint := _endpoint(record, told, before, direct):
+        body["endpoint"] = endpoint
     if told.scheduling:
         body["schedulingStatus"], body["schedulingMessage"] = told.scheduling
     if record.queue_position:
         body["queuePosition"], body["waitingFor"] = record.queue_position, "memory"
     same = {**body, "lastUpdated": before.get("lastUpdated")}
     return {**body, "lastUpdated": before["lastUpdated"]} if same == before else body
+
+
+def _endpoint(record: Record, told: Report, before: Json, direct: str) -> str:
+    """`status.endpoint`, "" without one: an engine's own address is told from its first Ready on."""
+    if not record.endpoint:
+        return ""
+    if not direct:
+        return url_of(record.namespace, record.endpoint)
+    url = direct_url(direct, record.port, record.endpoint.path) if record.port else ""
+    return url if told.ready_replicas or before.get("endpoint") == url else ""
 
 
 def own_part(before: Json) -> Json:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from metal_supervisor import launch
 from metal_supervisor.accounts import Renewal
-from metal_supervisor.boundary import host
+from metal_supervisor.boundary import engines, host
 from metal_supervisor.boundary.doorbell import Doorbell
 from metal_supervisor.boundary.exits import ExitWatch
 from metal_supervisor.boundary.kube import Kube
@@ -370,10 +370,13 @@ class Sidecar:
             self.registrar.tell(record, what)
             self._happenings.append(Recent(time.time(), "/".join(record.key), what))
 
+    def _direct(self, record: Record) -> str:
+        return engines.asked_at(record.host or self.settings.bind_address) if self.settings.embedded else ""
+
     def _register(self, rows: list[Row], told: Json) -> None:
         where = self.addresses.address, self.addresses.problem
         self._tell_of_move(where[0])
-        wanted = {row.record.key: Wanted(row.record, row.report, *where) for row in rows}
+        wanted = {row.record.key: Wanted(row.record, row.report, *where, self._direct(row.record)) for row in rows}
         models = {}
         for name, item in (told.get("models") or {}).items():
             namespace, _, short = name.partition("/")

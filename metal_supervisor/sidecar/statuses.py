@@ -36,6 +36,8 @@ class Wanted:
     """The advertised IP address."""
     address_problem: str
     """Why it cannot be advertised, "" if it can."""
+    direct: str = ""
+    """Address that the engine listens at, with the embedded API, whose cluster names nothing resolves."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Statuses:
         now = now_seconds(self._kube)
         if not self._operator:
             written.beside = False
-            body = manifests.status(record, want.report, written.body, now)
+            body = manifests.status(record, want.report, written.body, now, want.direct)
             if body != written.body:
                 self._apply("InferenceService", record.owner, body, force=True)
                 written.body = body

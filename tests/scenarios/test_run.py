@@ -24,6 +24,9 @@ def test_it_works_in_odd_directories_and_leaves_nothing_outside(tmp_path: Path, 
         system.apply(system.tiny_model(), service())
         system.ready()
         assert "hello world" in system.chat()
+        where = f"http://127.0.0.1:{system.port()}/v1"
+        assert system.status()["endpoint"] == f"{where}/chat/completions"
+        eventually(lambda: f"Ready       {where}\n" in system.said(), what="the URL to be told")
         assert "default.tiny" in system.supervisorctl("status")
         assert system.supervisorctl("tail", "default.tiny")
         assert system.stop(signal.SIGINT) == 0

@@ -67,6 +67,19 @@ def test_the_status_of_a_serving_service_is_complete() -> None:
         assert REASON.fullmatch(each["reason"]) and each["status"] in ("True", "False")
 
 
+def test_without_a_cluster_the_endpoint_is_the_engines_own_from_the_first_ready_on() -> None:
+    """Nothing resolves the cluster's names there, and an address that never served is none."""
+    asked, where = record(), "http://127.0.0.1:18100/v1/chat/completions"
+    starting = status(asked, report(asked, None), {"endpoint": url_of("default", ENDPOINT)}, T1, "127.0.0.1")
+    assert "endpoint" not in starting
+    ready = status(asked, report(asked, UP), starting, T1, "127.0.0.1")
+    assert ready["endpoint"] == where
+    assert status(asked, report(asked, None), ready, T2, "127.0.0.1")["endpoint"] == where, "it comes back there"
+    moved = record(port=18101)
+    assert "endpoint" not in status(moved, report(moved, None), ready, T2, "127.0.0.1")
+    assert status(asked, report(asked, UP), {}, T1, "::1")["endpoint"] == "http://[::1]:18100/v1/chat/completions"
+
+
 @pytest.mark.parametrize(
     ("priority", "value"),
     [("critical", 1000000), ("high", 100000), ("normal", 10000), ("low", 1000), ("batch", 100), ("odd", 10000)],

@@ -1,0 +1,60 @@
+"""Lines of `metal-supervisor run`, read off a state directory."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from metal_supervisor.boundary.state import StateDir, write_atomic
+from metal_supervisor.bulletin import FILE
+from metal_supervisor.config import Overrides, Settings
+from metal_supervisor.core.types import Endpoint, Observed, Record, Standing, Verdict
+from metal_supervisor.foreground import Foreground
+
+RECORD = Record(
+    "default", "tiny", "u", 1, "default.tiny", "phi", "llama-server", 1, "chat", "normal",
+    Verdict(Standing.RUN, "Admitted", "", 1.0), Endpoint("tiny", 8080, "/v1", "ClusterIP", None), 18100,
+)  # fmt: skip
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateDir:
+    directory = StateDir(tmp_path / "state")
+    directory.create()
+    directory.write_record(RECORD)
+    directory.write_observed(Observed("default.tiny", 7, True, 1.0, "RUNNING"))
+    return directory
+
+
+def shown(state: StateDir, settings: Settings) -> tuple[Foreground, io.StringIO]:
+    out = io.StringIO()
+    return Foreground(settings, Overrides(), None, out), out
+
+
+@pytest.mark.parametrize(
+    ("bind", "where"), [("", "127.0.0.1"), ("192.168.1.20", "192.168.1.20"), ("::", "[::1]"), ("fd00::2", "[fd00::2]")]
+)
+def test_with_a_cluster_a_ready_model_is_told_with_a_url_that_works_here(
+    state: StateDir, bind: str, where: str
+) -> None:
+    run, out = shown(state, Settings(kubeconfig="/k", bind=bind))
+    run._look(state)
+    run._hint(state)
+    assert f"Ready       http://{where}:18100/v1\n" in out.getvalue()
+    assert f"curl http://{where}:18100/v1/chat/completions -d" in out.getvalue()
+
+
+def test_advice_of_the_controller_is_told_once_for_each_text(state: StateDir) -> None:
+    run, out = shown(state, Settings())
+    run._advise(state)
+    missing = "no namespace\x1b[2J"
+    texts = [json.dumps({"cluster": {"advice": each}}) for each in ("", missing, missing, "")]
+    for at, text in enumerate([*texts, "{"]):
+        write_atomic(state.path / FILE, text)
+        os.utime(state.path / FILE, (at, at))  # a clock that ticks between two writes
+        run._advise(state)
+    assert out.getvalue().count("no namespace?[2J") == 1 and out.getvalue().count("\n") == 1
