@@ -114,14 +114,12 @@ class Vocabulary:
         """Whether a variable stands for a flag."""
         return name not in self.environment.names and flag_of(name, self.grammar) is not None
 
-    def misfit(self, name: str, value: str, opened: Collection[str] = ()) -> str:
-        """The values that a variable takes, "" if this is one of them. The value may be a secret: it is not shown."""
+    def check(self, name: str, opened: Collection[str] = ()) -> Check:
+        """The values that a variable takes."""
         flag = None if name in self.environment.names else flag_of(name, self.grammar)
         if flag is None:
-            check = self.environment.judge(name, opened).check
-        else:
-            check = flag.values[0] if flag.values else SWITCH
-        return "" if check.allows(value) else check.says
+            return self.environment.judge(name, opened).check
+        return flag.values[0] if flag.values else SWITCH
 
 
 @lru_cache(maxsize=16)

@@ -84,8 +84,10 @@ def read_environment(
             elif name in kept and known.is_flag(name):
                 text = f"{path}.valueFrom: {name} becomes a flag, which every user of this Mac can read; use value"
                 raise Bad("InvalidSpec", text)
-            elif name not in kept and (takes := known.misfit(name, value, opened)):
-                raise Bad("InvalidSpec", f"{path}.value: {name} takes {takes}")
+            elif name in kept:
+                kept[name] = replace(kept[name], check=known.check(name, opened))
+            elif not (check := known.check(name, opened)).allows(value):  # which may be a secret, so it is not shown
+                raise Bad("InvalidSpec", f"{path}.value: {name} takes {check.says}")
     return tuple(sorted(pairs.items())), tuple(kept.values()), tuple(ignored)
 
 
@@ -152,6 +154,9 @@ def filled(service: Service, look: Callable[[Source], Holding | None]) -> Servic
         value = found.values.get(each.key) if found is not None else None
         if value is None:  # it is optional
             del env[each.variable]
+        elif not each.check.allows(value):
+            text = f"{each.path}: {each.variable} takes {each.check.says}; correct its value"
+            return replace(service, awaits=(Standing.FAILED, "InvalidSpec", text))
         else:
             env[each.variable] = value
     taken = [[each.variable, env.get(each.variable)] for each in service.references]

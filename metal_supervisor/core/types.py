@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
+from metal_supervisor.core.arguments import TEXT, Check
 from metal_supervisor.core.sources import NOTHING, Artifact
 
 Json: TypeAlias = dict[str, Any]
@@ -139,6 +140,8 @@ class Reference:
     """Without it the variable is left out."""
     path: str
     """The field that names it, as a message has it."""
+    check: Check = TEXT
+    """The values that the variable takes."""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ import pytest
 
 from metal_supervisor.core.arguments import Verdict, parse
 from metal_supervisor.core.environment import flag_of
+from metal_supervisor.core.references import Holding, filled
 from metal_supervisor.core.resources import Policy, interpret
-from metal_supervisor.core.types import Engine, PartKey, Rejected, Service
+from metal_supervisor.core.types import Engine, PartKey, Rejected, Service, Standing
 from metal_supervisor.runtimes import RUNTIMES, VOCABULARIES, Binary, Place
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR, VOCABULARY
 from metal_supervisor.runtimes.llama_flags import OPTION, options_of
@@ -257,6 +258,17 @@ def test_a_harmless_variable_takes_no_path(name: str, value: str) -> None:
     found = decided(env=variable(name, value))
     assert not isinstance(found, Service) and found[1].startswith(f"spec.env[1].value: {name} takes ")
     assert value not in found[1]
+
+
+@pytest.mark.parametrize("kind", ["secretKeyRef", "configMapKeyRef"])
+def test_a_value_that_is_kept_elsewhere_is_checked_as_well_and_not_shown(kind: str) -> None:
+    asked = decided(env=[{"name": "TZ", "valueFrom": {kind: {"name": "s", "key": "k"}}}])
+    assert isinstance(asked, Service)
+    found = filled(asked, lambda _source: Holding(200, {"k": ":/etc/passwd"}))
+    assert found.awaits is not None and found.awaits[:2] == (Standing.FAILED, "InvalidSpec")
+    assert found.awaits[2].startswith(f"spec.env[0].valueFrom.{kind}: TZ takes ") and "passwd" not in found.awaits[2]
+    assert not dict(found.env)["TZ"]
+    assert dict(filled(asked, lambda _source: Holding(200, {"k": "Etc/UTC"})).env)["TZ"] == "Etc/UTC"
 
 
 @pytest.mark.parametrize("runtime", FORMATS)

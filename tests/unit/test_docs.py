@@ -26,6 +26,7 @@ from metal_supervisor.runtimes.llama_arguments import GRAMMAR
 from metal_supervisor.runtimes.llama_flags import SWITCHES as LOADING
 from metal_supervisor.runtimes.llama_memory import NAMES, SWITCHES
 from metal_supervisor.runtimes.llama_server import refuse
+from metal_supervisor.runtimes.mlx_arguments import MLX
 from tests.doc_commands import blocks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -41,7 +42,7 @@ FOREIGN = {
     "--check",  # of the tools that write pages
     "--no-index", "--find-links", "--dest",  # pip
     "--flag", "--other-flag",  # an example in a check of ours
-    *NAMES, *SWITCHES, *GRAMMAR.flags, *LOADING,
+    *NAMES, *SWITCHES, *GRAMMAR.flags, *MLX.grammar.flags, *LOADING,
     *(f"--{name}" for name in go_agent.FLAGS),  # LLMKube's own agent
 }
 """Flags of kubectl, llmkube, colima, powermetrics, tools, engines. docs/fields.md's are read from command lines."""
