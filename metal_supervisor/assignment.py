@@ -81,7 +81,8 @@ class Assignment:
         others = {source for item in serving for source in references.sources(item)}
         in_vain = {source for each, source in opening.items() if self._store.state(each).phase == "Failed"}
         self._references.want(others.union(opening.values()), in_vain)
-        self._store.want({each: references.keys_of(each, self._references.look) for each in wanted})
+        keys = {each: references.keys_of(each, self._references.look) for each in wanted}
+        self._store.want(keys, placement.namespaces_of(serving))
 
     def _is_mine(self, item: Service, records: Mapping[Key, Record]) -> bool:
         """Whether an engine of a service is to be this Mac's, or is."""

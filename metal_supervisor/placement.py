@@ -239,6 +239,15 @@ def artifacts(services: Collection[Service]) -> set[Artifact]:
     }
 
 
+def namespaces_of(services: Collection[Service]) -> dict[Artifact, frozenset[str]]:
+    """Whose services want each artifact."""
+    found: dict[Artifact, frozenset[str]] = {}
+    for item in services:
+        for artifact in artifacts([item]):
+            found[artifact] = found.get(artifact, frozenset()) | {item.namespace}
+    return found
+
+
 def node_labels(settings: Settings, node: str, system: str, machine: str, chip: str = "") -> dict[str, str]:
     """What `spec.nodeSelector` is held against: the well-known labels, one for the chip, and the configured ones."""
     arch = {"arm64": "arm64", "aarch64": "arm64", "x86_64": "amd64", "amd64": "amd64"}.get(machine.lower(), machine)

@@ -298,6 +298,10 @@ class Settings:
         "models may use), separated by commas; * stands for all others; empty: no limits.",
         limits.problem(lambda text: limits.table(text, limits.amount_of)),
     )
+    namespace_disk: str = _setting(
+        "", "Disk space that models fetched for a namespace may fill, in the same form; a share is one of the disk.",
+        limits.problem(lambda text: limits.table(text, limits.amount_of)),
+    )
     namespace_priority: str = _setting(
         "", "The highest spec.priority that counts, as NAMESPACE=normal, separated by commas; * stands for all others.",
         limits.problem(lambda text: limits.table(text, limits.priority_of)),
@@ -332,6 +336,7 @@ class Settings:
         """What the namespaces may take of this Mac."""
         return limits.Limits(
             limits.table(self.namespace_memory, limits.amount_of),
+            limits.table(self.namespace_disk, limits.amount_of),
             limits.table(self.namespace_priority, limits.priority_of),
             limits.namespaces(self.namespace_protection),
             limits.service_types(self.service_types),

@@ -11,7 +11,7 @@ import errno
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from metal_supervisor.boundary.slots import Contents, Kept, Slot, kept, with_fil
 from metal_supervisor.boundary.space import Space
 from metal_supervisor.boundary.web import STALL_S, Client, Stopped
 from metal_supervisor.config import HUB, Settings
+from metal_supervisor.core.limits import Amount
 from metal_supervisor.core.progress import Meter
 from metal_supervisor.core.sizes import amount
 from metal_supervisor.core.sources import NO_KEYS, Artifact, Keys, hub_parts, shown
@@ -46,6 +47,8 @@ class Terms:
     at_once: int = 2
     """How many models are fetched at the same time."""
     stall_s: float = STALL_S
+    disk: Mapping[str, Amount] = field(default_factory=dict)
+    """Limits of namespaces."""
 
 
 def terms_of(settings: Settings) -> Terms:
@@ -53,8 +56,8 @@ def terms_of(settings: Settings) -> Terms:
     # Of a mirror that is set it was decided that it is trusted.
     parts = urllib.parse.urlsplit(settings.hub if settings.hub != HUB else "")
     own = (parts.hostname, parts.port or {"https": 443}.get(parts.scheme, 80)) if parts.hostname else None
-    rules = Rules(settings.hosts, settings.private, own)
-    return Terms(rules, places_of(settings), settings.hub, settings.downloads, settings.stall_timeout)
+    rules, disk = Rules(settings.hosts, settings.private, own), settings.limits.disk
+    return Terms(rules, places_of(settings), settings.hub, settings.downloads, settings.stall_timeout, disk)
 
 
 class Shelf:
@@ -63,7 +66,7 @@ class Shelf:
     def __init__(self, directory: Path, terms: Terms) -> None:
         self.directory, self.terms = directory, terms
         self.turns = threading.Semaphore(terms.at_once)
-        self.space = Space(directory)
+        self.space = Space(directory, limits=terms.disk)
         self._told = False
 
     def keep_out_of_backups(self) -> None:
@@ -89,6 +92,8 @@ class Job:
         """`say`: hears how it stands; `ask`: waits for leave to fetch, and may raise."""
         self.artifact, self.shelf, self.slot = artifact, shelf, shelf.slot(artifact)
         self.keys: Keys = NO_KEYS
+        self.namespaces: frozenset[str] = frozenset()
+        """Whose services want it."""
         self.meter = Meter()
         self.client = Client(shelf.terms.rules, shelf.terms.stall_s)
         self.stopped = threading.Event()
@@ -269,7 +274,9 @@ class Job:
     def _claim(self, missing: Sequence[tuple[str, Piece, Path]]) -> None:
         """Raises Unusable if the disk has no room for what is still to come."""
         need = sum(max(0, (piece.size_bytes or 0) - _size(fetch.partial(target))) for _, piece, target in missing)
-        self.shelf.space.claim(self, need, shown(self.artifact.source), self.meter.total_bytes)
+        what = shown(self.artifact.source)
+        self.shelf.space.count(self, self.slot, self.namespaces, what, self.meter.total_bytes)
+        self.shelf.space.claim(self, need, what, self.meter.total_bytes)
 
 
 class Hashing:

@@ -22,9 +22,10 @@ from metal_supervisor.boundary.listing import Unusable
 from metal_supervisor.core import repository
 
 FORMAT = 1
-NOTE, USED, LOCK = "slot.json", ".used", ".lock"
+NOTE, USED, LOCK, FOR = "slot.json", ".used", ".lock", ".fetched-for"
 PARTIAL = ".partial"
-OURS, SUFFIXES = (NOTE, f"{NOTE}.new", USED, LOCK), (PARTIAL, f"{PARTIAL}.json", f"{PARTIAL}.json.new")
+OURS = NOTE, f"{NOTE}.new", USED, LOCK, FOR, f"{FOR}.new"
+SUFFIXES = PARTIAL, f"{PARTIAL}.json", f"{PARTIAL}.json.new"
 """Names that no file of a model may have in its slot."""
 USED_EVERY_S = 3600.0
 
@@ -144,6 +145,19 @@ class Slot:
                     os.utime(descriptor)
             finally:
                 os.close(descriptor)
+
+    def fetched_for(self) -> str:
+        """The namespace whose limit it counts for, "" for none."""
+        try:
+            with os.fdopen(open_own(self.path / FOR, os.O_RDONLY), encoding="ascii") as file:
+                return file.read(64)
+        except (OSError, ValueError):
+            return ""
+
+    def count_for(self, namespace: str) -> None:
+        """Notes the namespace whose limit it counts for. Raises OSError."""
+        if namespace != self.fetched_for():
+            write_text(self.path / FOR, namespace)
 
     def last_used(self) -> float:
         """Unix time of the last use that was noted, else of its making."""

@@ -28,7 +28,7 @@ from metal_supervisor.core.sources import canonical, shown
 
 SLOT_NAME = re.compile(r"[0-9a-f]{16}", re.ASCII)
 GOING = ".removed-"
-OUR_OWN = {"slot.json", ".used", ".lock", "slot.json.new"}
+OUR_OWN = {"slot.json", ".used", ".lock", "slot.json.new", ".fetched-for", ".fetched-for.new"}
 
 
 @dataclass(frozen=True)

@@ -74,8 +74,13 @@ class Store:
 
     # ── asked by the controller ──────────────────────────────────────────────────────────────────
 
-    def want(self, wanted: Mapping[Artifact, Keys]) -> None:
-        """Looks after exactly these from now on; others are dropped, their fetches stopped."""
+    def want(
+        self, wanted: Mapping[Artifact, Keys], namespaces: Mapping[Artifact, frozenset[str]] | None = None
+    ) -> None:
+        """Looks after exactly these from now on; others are dropped, their fetches stopped.
+
+        `namespaces`: whose services want an artifact, for the limits of namespaces.
+        """
         for artifact in self._tasks.keys() - wanted.keys():
             task = self._tasks.pop(artifact)
             task.drop()
@@ -85,11 +90,12 @@ class Store:
         for artifact, keys in wanted.items():
             known = self._tasks.get(artifact)
             if known is not None:
+                known.job.namespaces = (namespaces or {}).get(artifact, frozenset())
                 if known.job.keys != keys:
                     known.job.keys = keys
                     known.again.set()
                 continue
-            started.append(self._start(artifact, keys))
+            started.append(self._start(artifact, keys, (namespaces or {}).get(artifact, frozenset())))
         # A local file is known within a millisecond: worth a moment, so that it needs no second pass.
         until = time.monotonic() + LOOK_WAIT_S
         for task in started:
@@ -162,9 +168,9 @@ class Store:
 
     # ── one thread each ──────────────────────────────────────────────────────────────────────────
 
-    def _start(self, artifact: Artifact, keys: Keys) -> _Task:
+    def _start(self, artifact: Artifact, keys: Keys, namespaces: frozenset[str]) -> _Task:
         job = Job(artifact, self._shelf, lambda state: self._say(task, state), lambda *at: self._ask(task, *at))
-        job.keys = keys
+        job.keys, job.namespaces = keys, namespaces
         task = self._tasks[artifact] = _Task(job)
         threading.Thread(target=self._look_after, args=(task,), name="store", daemon=True).start()
         return task

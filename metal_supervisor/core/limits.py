@@ -2,7 +2,7 @@
 
 An administrator writes them as settings, `NAMESPACE=VALUE,…`, with `*` for all other namespaces. What a manifest asks
 beyond priority, protection and Service type is granted as far as the limits go, and a condition names the rest. Memory
-is limited by the ledger.
+is limited by the ledger, disk space by the model store.
 """
 
 from __future__ import annotations
@@ -106,6 +106,8 @@ class Limits:
 
     memory: Mapping[str, Amount] = field(default_factory=dict)
     """Of the memory that models may use."""
+    disk: Mapping[str, Amount] = field(default_factory=dict)
+    """Of the disk that the model store is on."""
     priority: Mapping[str, str] = field(default_factory=dict)
     """The highest priority that counts."""
     protection: frozenset[str] = frozenset({ANY})

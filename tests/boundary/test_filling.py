@@ -24,6 +24,7 @@ from metal_supervisor.boundary.filling import Terms
 from metal_supervisor.boundary.places import Places
 from metal_supervisor.boundary.slots import Slot
 from metal_supervisor.boundary.store import Store
+from metal_supervisor.core.limits import Amount
 from metal_supervisor.core.sources import NO_KEYS, Artifact, Keys, canonical
 from metal_supervisor.core.trust import Rules
 from metal_supervisor.core.types import ModelFile
@@ -522,6 +523,35 @@ def test_a_disk_without_room_is_told_with_the_arithmetic(
     free[0] = 1 << 39
     home.store.look_again()
     home.until(artifact, "Ready")
+
+
+def test_a_namespace_fills_no_more_of_the_disk_than_its_limit(home: Home, web: Uneven) -> None:
+    home.terms = replace(NEAR, disk={"team-a": Amount(2 * len(MODEL))})
+    home.restart()
+    web.files = {f"/{name}.gguf": File(MODEL + name.encode()) for name in "abcd"}
+    first, second, third, fourth = (of(f"{web.url}/{name}.gguf") for name in "abcd")
+
+    def want(spaces: dict[Artifact, frozenset[str]]) -> None:
+        home.store.want(dict.fromkeys(spaces, NO_KEYS), spaces)
+        for each in spaces:
+            home.store.give_leave(each)
+
+    team, other = frozenset({"team-a"}), frozenset({"team-b"})
+    want({first: team})
+    home.until(first, "Ready")
+    assert Slot(home.directory, first.slot).fetched_for() == "team-a"
+    want({second: team})  # the first is not wanted any more, and fills the disk all the same
+    found = home.until(second, "Failed", "(--namespace-disk)")
+    assert found.reason == "InsufficientDisk"
+    assert "1 MiB, and the models of namespace team-a fill 1 MiB of its 0 MiB" in found.message
+    home.restart()
+    want({second: other, third: team | other})
+    for each in (second, third):
+        home.until(each, "Ready")
+    assert Slot(home.directory, third.slot).fetched_for() == "team-b", "the one that has room"
+    shutil.rmtree(home.directory / first.slot)
+    want({fourth: team})
+    home.until(fourth, "Ready")
 
 
 def test_a_disk_that_others_fill_meanwhile_keeps_what_came(
