@@ -27,7 +27,7 @@ from metal_supervisor.core.fit import Charge, Plan
 from metal_supervisor.core.gguf import BadGguf
 from metal_supervisor.core.shape import shape_of
 from metal_supervisor.core.sizes import amount
-from metal_supervisor.core.sources import Artifact, canonical, library_model, shown
+from metal_supervisor.core.sources import FORMS, Artifact, canonical, library_model, shown
 from metal_supervisor.core.trust import Rules
 from metal_supervisor.core.types import Endpoint, Model, Service, Standing
 from metal_supervisor.runtimes import llama_memory, llama_server, mlx_memory
@@ -202,6 +202,8 @@ def _subject(settings: Settings, question: Question) -> _Subject:
         if path.is_dir():
             return _mlx(question, path.name, headers.read_file(path))
     except Bad as bad:
+        if bad.reason == "UnsupportedSource" and "://" not in source:  # a path, for whoever typed it
+            raise CannotTell(f"{source}: there is no such file, and it is no source elsewhere: {FORMS}") from None
         raise CannotTell(bad.message) from None
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: nobody's home
         raise CannotTell(f"{source}: {getattr(error, 'strerror', None) or error}") from None

@@ -262,11 +262,11 @@ class Lookout:
         if composed is None and known:
             return None
         if composed is not None:
-            limit = service.model.limit.resolve(self.room.total)
-            pool = self._limit(service)
-            refusal = too_large(composed[1].bytes, limit, self.room.budget, self.room.left)
+            limit, pool = service.model.limit.resolve(self.room.total), self._limit(service)
+            need, weights = composed[1].bytes, composed[1].mapped_bytes
+            refusal = too_large(need, limit, self.room.budget, self.room.left, weights)
             if refusal is None and pool is not None:
-                refusal = over_pool(composed[1].bytes or 0, pool, service.namespace)
+                refusal = over_pool(need or 0, pool, service.namespace, weights)
             if refusal:
                 reason, message = refusal
                 return ModelFile("Pending", reason=reason, message=f"{message}; it is not fetched")

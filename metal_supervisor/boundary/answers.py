@@ -19,6 +19,7 @@ import urllib3
 from metal_supervisor.core.types import Json
 
 LONGEST_RETRY_AFTER_S = 60.0
+UP = "is the server up?"
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
 _RESOURCE = re.compile(r"/(?:api|apis/([^/]+))/[^/]+(?:/namespaces/([^/]+))?/([^/]+)(?:/([^/]+))?(?:/([^/]+))?")
@@ -53,6 +54,21 @@ def without_secrets(error: BaseException) -> tuple[str, str]:
     if isinstance(error, (urllib3.exceptions.NewConnectionError, ConnectionError, socket.gaierror)):
         return "Unreachable", str(error).rpartition(": ")[2][:200]
     return "Unreachable", type(error).__name__
+
+
+def line_trouble(error: BaseException) -> tuple[str, str]:
+    """(trouble, advice) of a connection that failed, by the first cause that says something; quotes nothing of it."""
+    causes: list[BaseException] = [error]
+    for each in causes:
+        further = [getattr(each, "reason", None), each.__cause__, each.__context__, *each.args]
+        causes += [one for one in further if isinstance(one, BaseException) and one not in causes]
+    if any(isinstance(each, socket.gaierror) for each in causes):
+        return "its name has no address", "check the host name, and this Mac's DNS"
+    if any(isinstance(each, ConnectionRefusedError) for each in causes):
+        return "connection refused", UP
+    if any(isinstance(each, TimeoutError) for each in causes):
+        return "no answer in time", UP
+    return type(error).__name__, UP
 
 
 def http_date(text: str) -> float | None:

@@ -23,6 +23,7 @@ import huggingface_hub
 from huggingface_hub import constants, errors
 from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
 
+from metal_supervisor.boundary.answers import UP, line_trouble
 from metal_supervisor.boundary.listing import Retry, Unusable
 from metal_supervisor.core import repository
 from metal_supervisor.core.sources import DEFAULT_REVISION, shown
@@ -75,9 +76,9 @@ class _Call:
 class _Failed(Exception):
     """No answer, or none worth reading. None of httpx2's errors, because those are tried again."""
 
-    def __init__(self, what: str, after_s: float = 0.0, retry: Retry = Retry.SOON) -> None:
+    def __init__(self, what: str, after_s: float = 0.0, retry: Retry = Retry.SOON, advice: str = UP) -> None:
         super().__init__(what)
-        self.after_s, self.retry = after_s, retry
+        self.after_s, self.retry, self.advice = after_s, retry, advice
 
 
 _call: ContextVar[_Call | None] = ContextVar("_call", default=None)
@@ -102,7 +103,8 @@ class _Transport(httpx2.BaseTransport):
             finally:
                 answer.close()
         except httpx2.TransportError as error:
-            raise _Failed(type(error).__name__) from None
+            what, advice = line_trouble(error)
+            raise _Failed(what, advice=advice) from None
         return httpx2.Response(
             answer.status_code, headers=answer.headers, stream=httpx2.ByteStream(body), extensions=answer.extensions
         )
@@ -239,7 +241,7 @@ class Hub:
             raise
         except _Failed as error:
             text = f"{shown(self.endpoint)} does not tell of {self.repo}: {error}"
-            text += "; is the server up?" if error.retry is Retry.SOON else "; is it a mirror of Hugging Face?"
+            text += f"; {error.advice if error.retry is Retry.SOON else 'is it a mirror of Hugging Face?'}"
             raise Unusable("DownloadFailed", text, error.retry, error.after_s) from None
         except errors.HfHubHTTPError as error:
             raise self._refusal(error, revision, path) from None

@@ -23,6 +23,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from metal_supervisor.boundary.addresses import networks_near
+from metal_supervisor.boundary.answers import line_trouble
 from metal_supervisor.boundary.host import interfaces
 from metal_supervisor.boundary.listing import Retry, Unusable
 from metal_supervisor.core.sources import shown
@@ -128,7 +129,7 @@ class Client:
             return Unusable("DownloadFailed", f"{shown(url)}: its certificate is not one that this Mac trusts")
         if isinstance(error, urllib3.exceptions.LocationParseError | UnicodeError | ValueError):
             return Unusable("InvalidModel", f"{shown(url)} is no URL; check spec.source")
-        text = "the line was cut" if underway else f"{type(cause).__name__}; is the server up?"
+        text = "the line was cut" if underway else "; ".join(line_trouble(cause))
         return Unusable("DownloadFailed", f"{shown(url)}: {text}", Retry.SOON)
 
     # ── connections ──────────────────────────────────────────────────────────────────────────────

@@ -163,6 +163,7 @@ def _asking(record: Record, since: float | None, now: float) -> Entry:
         Phase.WAITING,
         asked=now if since is None else since,
         limit_bytes=record.limit_bytes,
+        weights_bytes=record.mapped_bytes,
         unknown_why=record.memory,
     )
 
@@ -179,7 +180,7 @@ def _kept(record: Record, was: Record | None, up: Up | None, now: float) -> Reco
         record = replace(record, reserved_bytes=max(record.reserved_bytes, was.reserved_bytes))
     if record.warning is not None:
         return record
-    over = ledger.over_limit(record.reserved_bytes, record.limit_bytes)
+    over = ledger.over_limit(record.reserved_bytes, record.limit_bytes, record.mapped_bytes)
     if over:
         return replace(record, warning=(INSUFFICIENT, f"{over}; {KEEPS}"))
     unknown = was is not None and was.warning and was.warning[0] == ledger.CHECK_FAILED and not record.reserved_bytes

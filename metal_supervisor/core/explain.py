@@ -180,7 +180,7 @@ def _memory(case: Case) -> Iterator[str]:
         charged = amount(max(measured, record.reserved_bytes))
         yield f"its engine holds {amount(measured)}, {larger}: it is charged {charged}"
     if record.limit_bytes is not None:
-        over = over_limit(record.reserved_bytes, record.limit_bytes)
+        over = over_limit(record.reserved_bytes, record.limit_bytes, record.mapped_bytes)
         yield over or f"its Model allows it {amount(record.limit_bytes, 'down')}"
     yield from _room(case)
     if record.queue_position:

@@ -105,7 +105,8 @@ def smaller_weights(charge: Charge, plan: Plan, free_bytes: int) -> str:
     for tried, at in ((plan, ""), (least, f" at --ctx {least.context}")):
         made = charge(tried)
         left = free_bytes - (made.total_bytes - made.weights_bytes)
-        if left > 0:
+        # A quarter is about the range of quantizations; beyond it the context is what has to give way.
+        if left > (0 if at else made.weights_bytes // 4):
             weights = f"{amount(left, 'down')} of weights{at}; these are {amount(made.weights_bytes)}"
             return f"a smaller quantization, of at most {weights}"
     return "no quantization of it: what it takes besides its weights is more than what is left"

@@ -29,8 +29,6 @@ from metal_supervisor.core.types import Key
 INSUFFICIENT, CHECK_FAILED, PRESSURE = "InsufficientMemory", "MemoryCheckFailed", "MemoryPressure"
 """The words for why something waits; the first two are LLMKube's."""
 UNKNOWN_STARTED = "its size is not known, so it was started without knowing whether it fits"
-ADVICE = "try a smaller quantization, a shorter context, or --memory-fraction"
-POOL_ADVICE = "try a smaller quantization or a shorter context, or have the limit raised"
 
 
 class Phase(str, Enum):
@@ -67,6 +65,8 @@ class Entry:
     """Of one that waits: what is its own already, and counts for another entry of it."""
     held_back: bool = False
     """Of one that waits: it may not start yet, whatever room there is; what is behind it does not pass it for that."""
+    weights_bytes: int = 0
+    """Weights within the estimate, 0 if they are not told apart."""
     optional: bool = False
     """Of one that waits: nobody waits for its sake."""
 
@@ -131,8 +131,22 @@ def _rank(entry: Entry) -> tuple[int, float, Key]:
     return -entry.priority, entry.asked, entry.key
 
 
-def _arithmetic(need: int, left: int, budget: int) -> str:
-    return f"needs {amount(need, 'up')}, {_room(left, budget)}; {ADVICE}"
+def _smaller(need: int, weights: int) -> tuple[str, ...]:
+    """Changes of an engine that make it need less. `weights`: bytes of them, 0 if not known."""
+    if weights and 2 * weights < need:
+        return (f"a shorter context, as {amount(need - weights)} of that are not weights",)
+    return "a smaller quantization", "a shorter context"
+
+
+def _advice(need: int, weights: int, namespace: str = "") -> str:
+    """Advice for an engine that does not fit. `namespace`: the one whose limit it exceeds, "" for this Mac's memory."""
+    if namespace:
+        return f"try {' or '.join(_smaller(need, weights))}, or have the limit raised"
+    return f"try {', '.join(_smaller(need, weights))}, or --memory-fraction"
+
+
+def _arithmetic(need: int, left: int, budget: int, weights: int) -> str:
+    return f"needs {amount(need, 'up')}, {_room(left, budget)}; {_advice(need, weights)}"
 
 
 def _room(left: int, budget: int) -> str:
@@ -242,36 +256,39 @@ def _hopeless(entry: Entry, budget: int, left: int, mode: str) -> Decision | Non
             "left; make its file or header readable, or set --memory-check-mode warn"
         )
         return Decision(False, CHECK_FAILED, message)
-    refusal = too_large(entry.charge_bytes, entry.limit_bytes, budget, left + entry.holds_bytes)
+    room = left + entry.holds_bytes
+    refusal = too_large(entry.charge_bytes, entry.limit_bytes, budget, room, entry.weights_bytes)
     return Decision(False, *refusal) if refusal else None
 
 
-def over_pool(need: int, limit: int, namespace: str) -> tuple[str, str] | None:
+def over_pool(need: int, limit: int, namespace: str, weights: int = 0) -> tuple[str, str] | None:
     """(reason, message) for an engine that its namespace's limit does not allow even alone; None if it does."""
     if need <= limit:
         return None
     return INSUFFICIENT, (
         f"needs {amount(need, 'up')}, and the models of namespace {namespace} may take {amount(limit, 'down')} "
-        f"together (--namespace-memory); {POOL_ADVICE}"
+        f"together (--namespace-memory); {_advice(need, weights, namespace)}"
     )
 
 
-def over_limit(need: int | None, limit: int | None) -> str:
-    """What is to be said of an engine that takes more than its Model allows, "" if it does not."""
+def over_limit(need: int | None, limit: int | None, weights: int = 0) -> str:
+    """Message about an engine that takes more than its Model allows, "" if it does not. `weights`: of its need."""
     if need is None or limit is None or need <= limit:
         return ""
     return (
         f"needs {amount(need, 'up')}, its Model allows {amount(limit, 'down')} (spec.hardware.memoryBudget or "
-        "memoryFraction); raise that, or try a smaller quantization or a shorter context"
+        f"memoryFraction); raise that, or try {' or '.join(_smaller(need, weights))}"
     )
 
 
-def too_large(need: int | None, limit: int | None, budget: int, left: int) -> tuple[str, str] | None:
+def too_large(
+    need: int | None, limit: int | None, budget: int, left: int, weights: int = 0
+) -> tuple[str, str] | None:
     """(reason, message) for what its Model, or this machine, does not allow even alone; None if there is a chance."""
-    if over := over_limit(need, limit):
+    if over := over_limit(need, limit, weights):
         return INSUFFICIENT, over
     if need is not None and need > budget:
-        return INSUFFICIENT, _arithmetic(need, left, budget)
+        return INSUFFICIENT, _arithmetic(need, left, budget, weights)
     return None
 
 
@@ -329,7 +346,9 @@ def admit(
 
 def _never(entry: Entry, book: _Book) -> Decision | None:
     """The refusal of one that is larger than the limit of its namespace."""
-    refusal = over_pool(entry.charge_bytes, book.budget, book.namespace) if book.namespace else None
+    refusal = None
+    if book.namespace:
+        refusal = over_pool(entry.charge_bytes, book.budget, book.namespace, entry.weights_bytes)
     return Decision(False, *refusal) if refusal else None
 
 
@@ -348,7 +367,7 @@ def _wait(books: Sequence[_Book], entry: Entry, position: int, preemption: bool)
 def _queued(book: _Book, entry: Entry, position: int, preemption: bool) -> Decision:
     """What becomes of one that has to wait, and of those that make room for it."""
     held_up, need, left = book.held_up_by(entry), entry.needs_bytes, book.left
-    there, advice = book.room(entry), POOL_ADVICE if book.namespace else ADVICE
+    there, advice = book.room(entry), _advice(entry.charge_bytes, entry.weights_bytes, book.namespace)
     message = f"needs {amount(entry.charge_bytes, 'up')}, {there}; {advice}"
     if need <= left and held_up is not None:
         message = (

@@ -304,7 +304,7 @@ def test_a_url_that_makes_no_sense_is_a_problem(url: str) -> None:
 
 def test_a_server_that_is_not_there_is_named() -> None:
     (port,) = free_ports(1)
-    assert f"127.0.0.1:{port}/m.gguf: NewConnectionError; is the server up?" in read_remote(
+    assert f"127.0.0.1:{port}/m.gguf: connection refused; is the server up?" in read_remote(
         f"http://127.0.0.1:{port}/m.gguf?token=secret", None
     ).problem
 

@@ -205,11 +205,14 @@ def test_another_port_is_another_origin(web: Web) -> None:
         assert [said for *_, said in other.asked] == [""]
 
 
+NO_NAME = "its name has no address; check the host name, and this Mac's DNS"
+
+
 def test_no_error_shows_what_is_in_a_url(web: Web) -> None:
     refused(Client(NEAR), f"http://127.0.0.1:{free_ports(1)[0]}/x?sig=hunter2", "DownloadFailed", "is the server up?")
     refused(Client(Rules()), f"{web.url}/x?sig=hunter2", "SourceNotAllowed", *REFUSED)
     refused(Client(NEAR), "http://h:99999/x?sig=hunter2", "InvalidModel", "is no URL")
-    error = refused(Client(NEAR), "http://user:hunter2@name.invalid/x?sig=hunter2", "DownloadFailed")
+    error = refused(Client(NEAR), "http://user:hunter2@name.invalid/x?sig=hunter2", "DownloadFailed", NO_NAME)
     assert error.retry is Retry.SOON
 
 

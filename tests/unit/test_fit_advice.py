@@ -83,6 +83,12 @@ def test_if_nothing_helps_the_weights_must_be_smaller() -> None:
     assert smaller_weights(charge, Plan(65536), GIB).startswith("no quantization of it")
 
 
+def test_weights_are_not_asked_to_make_room_for_a_long_context() -> None:
+    beside = charge(Plan(65536)).total_bytes - WEIGHTS
+    left = smaller_weights(charge, Plan(65536), beside + 100 * MIB)
+    assert "at --ctx 1024" in left, "100 MiB of weights are no model of 4 GiB"
+
+
 @given(
     st.integers(1, 1 << 20), st.integers(1, 16), st.sampled_from(sorted(CACHE_TYPES)), st.integers(-GIB, 16 * GIB)
 )

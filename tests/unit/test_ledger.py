@@ -52,6 +52,16 @@ def test_what_does_not_fit_is_told_with_its_arithmetic() -> None:
     )
 
 
+def test_one_whose_cache_is_what_is_large_is_told_to_shorten_its_context() -> None:
+    large = replace(waits("b", 61.2), weights_bytes=4 * GIB)
+    advice = "try a shorter context, as 57.2 GiB of that are not weights, or --memory-fraction"
+    assert admit(48 * GIB, [runs("a", 37.7), large]).decisions[key("b")].message.endswith(advice)
+    capped = admit(100 * GIB, [replace(large, limit_bytes=10 * GIB)]).decisions[key("b")].message
+    assert capped.endswith("raise that, or try a shorter context, as 57.2 GiB of that are not weights")
+    half = replace(large, weights_bytes=int(30.7 * GIB))
+    assert "a smaller quantization" in admit(48 * GIB, [half]).decisions[key("b")].message
+
+
 @pytest.mark.parametrize(("over", "admitted"), [(-1, True), (0, True), (1, False)])
 def test_an_exact_fit_is_a_fit_and_a_byte_more_is_not(over: int, admitted: bool) -> None:
     entry = Entry(key("b"), NORMAL, 18 * GIB + over, Phase.WAITING, 5)
