@@ -110,7 +110,14 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    return parsed(text, str(path))
+    return placed(parsed(text, str(path)), path.absolute().parent)
+
+
+def placed(values: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """The settings of a TOML file in that directory, which relative paths in it are relative to."""
+    # supervisord, launchd and a shell each start our programs elsewhere: the working directory says nothing.
+    named = (name for name in PATHS & values.keys() if values[name] and not values[name].startswith("~"))
+    return {**values, **{name: str(directory / values[name]) for name in named}}
 
 
 def parsed(text: str, where: str) -> dict[str, Any]:

@@ -170,8 +170,11 @@ def plan(order: Order, machine: Machine) -> Plan:
 def _settings(order: Order, where: Places) -> tuple[str, Copy | None]:
     """(text of the settings file, copy of the kubeconfig that is to be taken along)."""
     text, name = _text(order, where), str(where.settings)
-    found = config.parsed(text, str(order.config or where.settings))
-    values = {name: value for name, value in order.values.items() if name != "state_dir"}
+    source_file = order.config or where.settings
+    written = config.parsed(text, str(source_file))
+    found = config.placed(written, source_file.absolute().parent)
+    moved = {name: found[name] for name, value in written.items() if value != found[name] and name != "state_dir"}
+    values = {**(moved if order.config else {}), **_without_state(order.values)}
     if order.embedded:
         _refuse_context(values, "")
         return config.edited(text, {**values, "kubeconfig": "", "context": ""}, name), None
@@ -188,6 +191,10 @@ def _settings(order: Order, where: Places) -> tuple[str, Copy | None]:
         context = _kept_context(where)  # the same file again: what was chosen of it stays chosen
     copy = kubeconfig_copy.copy(source, context)
     return config.edited(text, {**values, "kubeconfig": str(where.kubeconfig), "context": ""}, name), copy
+
+
+def _without_state(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != "state_dir"}
 
 
 def _text(order: Order, where: Places) -> str:
@@ -222,8 +229,8 @@ def _taken(where: Places) -> tuple[str, str]:
 
 def _checked(text: str, where: Places) -> Settings:
     """The settings of a text. Raises ConfigError, InstallError."""
-    found = config.parsed(text, str(where.settings))
-    if "state_dir" in found and Path(str(found["state_dir"])).expanduser().absolute() != where.state:
+    found = config.placed(config.parsed(text, str(where.settings)), where.settings.parent)
+    if "state_dir" in found and Path(found["state_dir"]).expanduser() != where.state:
         raise InstallError(f"state_dir in the settings is not {where.state}; remove it there, or give --state-dir")
     return Settings(**{**found, "state_dir": str(where.state)})
 

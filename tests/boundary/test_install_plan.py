@@ -179,6 +179,15 @@ def test_a_setting_that_is_wrong_is_named(tmp_path: Path) -> None:
         planned(tmp_path, config=given)
 
 
+def test_relative_paths_of_a_settings_file_stay_what_they_were_where_it_is_copied_from(tmp_path: Path) -> None:
+    given = tmp_path / "mine" / "ms.toml"
+    given.parent.mkdir()
+    given.write_text('kubeconfig = ""\nmodel_store = "models"  # beside it\nollama_models = "~/o"\n')
+    found = planned(tmp_path, config=given, embedded=True, values={"state_dir": str(tmp_path / "s")})
+    assert found.settings.model_store == str(given.parent / "models") and found.settings.ollama_models == "~/o"
+    assert f'model_store = "{given.parent}/models"  # beside it' in content(found, "metal-supervisor.toml")
+
+
 def test_another_state_directory_in_the_settings_is_not_overlooked(tmp_path: Path) -> None:
     given = tmp_path / "mine.toml"
     given.write_text('kubeconfig = ""\nstate_dir = "/elsewhere"\n')

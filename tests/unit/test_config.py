@@ -371,6 +371,20 @@ def test_a_relative_config_file_is_still_found_from_another_directory(
     assert load_saved(tmp_path).port == 1111
 
 
+def test_a_relative_path_in_the_file_is_relative_to_the_file_for_every_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conf").mkdir()
+    text = 'model_store = "models"\nkubeconfig = "../k"\nollama_models = "~/o"\nllama_server = ""\nomlx = "/bin/omlx"\n'
+    (tmp_path / "conf" / "ms.toml").write_text(text)
+    for directory, said in ((tmp_path, "conf/ms.toml"), (tmp_path / "conf", "ms.toml"), (Path("/"), "")):
+        monkeypatch.chdir(directory)
+        found = load(overrides_from(parsed("--config", said or str(tmp_path / "conf" / "ms.toml")), {}))
+        assert found.store_path == tmp_path / "conf" / "models"
+        assert Path(found.kubeconfig).resolve() == tmp_path.resolve() / "k"
+        assert (found.ollama_models, found.llama_server, found.omlx) == ("~/o", "", "/bin/omlx")
+
+
 @pytest.mark.parametrize("name", ["model_store", "kubeconfig", "llama_server"])
 def test_a_relative_path_means_the_same_to_the_programs_which_run_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
