@@ -243,7 +243,7 @@ class Lookout:
             return Outlook(file, port)
         field = next(each.field for each in service.companions if each.key == role)
         if file.phase == "Failed":
-            return Outlook(file, port, problem=(file.reason, f"{field}: {file.message}"))
+            return Outlook(ModelFile("Pending"), port, problem=(file.reason, f"{field}: {file.message}"))
         return Outlook(replace(file, message=f"{field}: {file.message or 'its file is being looked at'}"), port)
 
     def _too_large(self, service: Service, binary: Binary, files: Files, port: int) -> ModelFile | None:
