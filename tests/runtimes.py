@@ -199,6 +199,7 @@ class Stream:
             assert line and b"[DONE]" not in line and b'"error"' not in line, line
 
     def close(self) -> None:
+        self._answer.close()  # it has the socket to itself where the server says Connection: close
         self._connection.close()
 
 
