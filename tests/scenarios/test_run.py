@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults import Figure, fault
-from tests.system import ROOT, System, eventually, kill, running, service
+from tests.system import ROOT, eventually, kill, running, service
+
+import mac_whole  # isort: skip
 
 
 @pytest.mark.parametrize("name", ["with some spaces", "x" * 200, "sémi;colon % and 'quote\""])
@@ -122,28 +123,17 @@ def test_make_run_in_this_checkout_shows_a_model_ready_and_stops_on_a_signal(tmp
     for name in ("bin", "lib", "pyvenv.cfg"):
         (copy / ".venv" / name).symlink_to(ROOT / ".venv" / name)
     (copy / ".venv" / ".installed").touch()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
     environ = {**os.environ, "KUBECONFIG": "/nonexistent", "PORT": "1", "HTTP_PROXY": "http://127.0.0.1:9"}
     environ = {name: value for name, value in environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     # As in a shell of the reader's own, where make has not put an environment first on the PATH.
     places = environ["PATH"].split(os.pathsep)
     environ["PATH"] = os.pathsep.join(place for place in places if not place.endswith(".venv/bin"))
-    with (copy / "run.log").open("wb") as log:
-        process = subprocess.Popen(
-            ["make", "run", f"PORT={port}", "ARGS=--ports 9700-9799"],
-            cwd=copy, env=environ, stdout=log, stderr=log, start_new_session=True,
-        )
-    system = System(copy, state=copy / ".run")
-    try:
-        eventually(lambda: "default.tiny             Ready" in system.said(), 60, f"Ready; {system.said()}")
+    with mac_whole.make_run(copy, copy, environ) as system:
         assert "inferenceservice.inference.llmkube.dev/tiny created" in system.said()
         eventually(lambda: ".venv/bin/supervisorctl -c .run/supervisord.conf status" in system.said(), what="the hints")
-        assert "hello world" in system.chat()
-    finally:
-        os.killpg(process.pid, signal.SIGINT)  # what a terminal's Ctrl-C does
-        process.wait(60)
-        system.close()
+        assert mac_whole.answers(system)
+        # What a hosted Mac goes through, as far as it goes here.
+        assert {"controller", "sidecar", "supervisord", "the engine"} <= set(mac_whole.killed(system))
     assert "nothing is left running" in system.said()
 
 

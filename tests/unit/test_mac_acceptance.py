@@ -634,7 +634,7 @@ def test_every_command_of_the_workflow_names_a_target_or_a_file_that_is_there() 
     assert set(re.findall(r"(?m)^make ([a-z-]+)", text)) <= targets and "make lint" in text
     named = re.findall(r"(?<![\w/.-])((?:tools|tests|launchd|conf|docs)/[\w./-]+)", text)
     assert named and all((REPOSITORY / name).exists() for name in named), named
-    for said in ("plutil -lint launchd/", "tools/mac_acceptance.py --hosted", "tests/unit"):
+    for said in ("plutil -lint launchd/", "tools/mac_acceptance.py --hosted", "tools/mac_whole.py", "tests/unit"):
         assert said in text, said
     flags = {flag for action in mac_acceptance.parser()._actions for flag in action.option_strings}
     (acceptance,) = [line for line in text.splitlines() if "mac_acceptance" in line]
