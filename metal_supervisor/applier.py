@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from metal_supervisor import launch
@@ -26,6 +27,8 @@ YOUNG_S = 1.0
 RELOAD_EVERY_S = 60.0
 ADD_AT_ONCE = 50
 BUSY_TIMEOUT_S = 0.5
+MOST_ASKED = 64
+"""Engines that are asked at a time."""
 log = logging.getLogger("controller")
 
 
@@ -38,6 +41,11 @@ def put_aside_refused(directory: StateDir) -> list[tuple[str, str]]:
             directory.quarantine(path, reason)
             refused.append((path.name, reason))
     return refused
+
+
+def _hangs(note: RunNote | None, seen: Observed | None) -> bool:
+    """Whether the sidecar calls the process that runs now hung."""
+    return seen is not None and bool(seen.hung) and note is not None and seen.pid == note.pid
 
 
 class Applier:
@@ -181,7 +189,7 @@ class Applier:
 
     def plan(
         self,
-        records: Iterable[Record],
+        records: Collection[Record],
         table: Mapping[str, ProgramState],
         diff: Diff,
         notes: Mapping[str, RunNote],
@@ -191,6 +199,7 @@ class Applier:
     ) -> list[Step]:
         """The steps of this pass. `held`: why a program must not be started now, "" if it may."""
         wanted, stopping, shift = {}, dict(self._stopping), now - time.monotonic()
+        answering = self._answering([each for each in records if self._is_unsaid(each, notes, observed)], notes)
 
         def on_wall(at: float) -> float:
             """What is remembered has times of a clock that cannot be set; to the plan they are told by the wall's."""
@@ -204,7 +213,8 @@ class Applier:
                 spec_file = self._possible(record.spec_file, notes.get(record.program))
                 wanted[record.program] = Wanted(spec_file, record.stopped_by_hand, hung)
             if known and record.withdraw:
-                stopping[record.program] = self._on_its_way(known, record, notes.get(record.program), seen)
+                busy = answering.get(record.program)
+                stopping[record.program] = self._on_its_way(known, record, notes.get(record.program), seen, busy)
         stopping = {
             name: replace(each, asked_at=on_wall(each.asked_at), told_at=on_wall(each.told_at))
             for name, each in stopping.items()
@@ -219,15 +229,34 @@ class Applier:
         lost = not self.state.spec_path(spec_file).exists()
         return note.spec_file if lost and note is not None and note.spec_file else spec_file
 
-    def _on_its_way(self, known: Stopping, record: Record, note: RunNote | None, seen: Observed | None) -> Stopping:
-        """What there is to know of an engine that is to stop; asked by us if the sidecar does not say in time."""
+    def _is_unsaid(
+        self, record: Record, notes: Mapping[str, RunNote], observed: Mapping[str, Observed]
+    ) -> bool:
+        """Whether the sidecar has not said in time how an engine that is to stop gets on, so that it is asked by us."""
+        known = self._stopping.get(record.program)
+        if known is None or not record.withdraw or known.told_at:
+            return False
+        overdue = time.monotonic() - known.asked_at >= plan.WITHDRAW_WAIT_S
+        return overdue and not _hangs(notes.get(record.program), observed.get(record.program))
+
+    def _answering(self, records: Sequence[Record], notes: Mapping[str, RunNote]) -> dict[str, bool]:
+        """Whether each of these engines answers somebody; asked all at once, because each may take its time."""
+        if not records:
+            return {}
+        with ThreadPoolExecutor(min(len(records), MOST_ASKED), "busy") as pool:
+            found = pool.map(lambda each: self._answers_somebody(each, notes.get(each.program)), records)
+            return dict(zip((each.program for each in records), found, strict=True))
+
+    def _on_its_way(
+        self, known: Stopping, record: Record, note: RunNote | None, seen: Observed | None, answers: bool | None
+    ) -> Stopping:
+        """What there is to know of an engine that is to stop. `answers`: whether it told us that it does, if asked."""
         withdrawn = known.withdrawn or (seen is not None and seen.withdrawn == record.withdraw)
         busy, drained = (seen.busy, seen.drained == record.withdraw) if seen else (False, False)
-        if seen is not None and seen.hung and note is not None and seen.pid == note.pid:
+        if _hangs(note, seen):
             busy, drained = False, True  # it answers nobody
-        elif time.monotonic() - known.asked_at >= plan.WITHDRAW_WAIT_S and not known.told_at:
-            busy = self._answers_somebody(record, note)
-            drained = not busy
+        elif answers is not None:
+            busy, drained = answers, not answers
         drain_s = self._settings.drain_timeout if record.drain_s is None else record.drain_s
         return replace(known, withdrawn=withdrawn, busy=busy, drained=drained, drain_s=drain_s)
 

@@ -268,9 +268,10 @@ class Controller:
         """Whether a stop by hand has yet to last before it is kept over a restart."""
         return record.stopped_by_hand and state_now is not None and not plan.stays_stopped(state_now)
 
-    def _keep_records(self) -> None:
+    def _keep_records(self, only: Record | None = None) -> None:
+        """Writes the records that changed. `only`: none but this one did."""
         changed, problem = False, ""
-        for record in self.records.values():
+        for record in self.records.values() if only is None else (only,):
             try:
                 changed |= self.state.write_record(record)
             except OSError as error:  # what has to be stopped is stopped on a full disk too
@@ -278,7 +279,7 @@ class Controller:
         if problem and problem != self._unkept:
             log.error("records cannot be kept", extra={"error": problem})
             self.bulletin.tell("records", problem)
-        self._unkept = problem
+        self._unkept = problem or (self._unkept if only is not None else "")
         if changed:
             ring(self.state.path, "sidecar")
 
@@ -309,7 +310,8 @@ class Controller:
         for key, record in self.records.items():
             if record.program == program:
                 self.records[key] = replace(record, **changes)
-        self._keep_records()
+                self._keep_records(only=self.records[key])  # all of them, for each step, would be quadratic
+                return
 
     def _settle(self, snapshot: Snapshot, steps: Sequence[Step]) -> None:
         """Forgets what is over: removed services, carried-out withdrawals, past retries."""
