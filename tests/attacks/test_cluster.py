@@ -7,7 +7,6 @@ every request is a dry run, which admission judges like any other.
 from __future__ import annotations
 
 import copy
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -24,8 +23,6 @@ from metal_supervisor.core.report import Report
 from metal_supervisor.core.types import Endpoint, Record, Standing, Verdict
 from tests.cluster.server import ROOT, KubeCluster, crd_directory
 from tests.system import eventually
-
-pytestmark = pytest.mark.skipif(not os.environ.get("METAL_CLUSTER"), reason="needs METAL_CLUSTER=1")
 
 Object = dict[str, Any]
 SPACE, OPEN_SPACE = "llm", "open"

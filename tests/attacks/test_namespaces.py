@@ -1,0 +1,76 @@
+"""Attacks on what others have of this Mac: memory, priority, protection, and ports of the cluster's nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.system import SERVICES, System, eventually, running, service
+
+LIMITS = (
+    "--namespace-memory", "default=150Mi", "--namespace-priority", "*=normal", "--namespace-protection", "team-b",
+    "--service-types", "ClusterIP", "--preemption", "--ollama-url", "off",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """One service of namespace `default`, which has used most of its memory up."""
+    with running(tmp_path_factory.mktemp("namespaces"), *LIMITS) as up:
+        up.apply(up.tiny_model(), service("victim"))
+        up.ready("victim")
+        yield up
+
+
+def test_a_namespace_takes_no_more_memory_than_its_limit(system: System) -> None:
+    pid = system.pid("victim")
+    system.apply(service("greedy", priority="critical"))
+    try:
+        told = eventually(
+            lambda: (found := system.condition("MetalReady", "greedy")).get("reason") == "InsufficientMemory" and found,
+            30, "a refusal",
+        )  # fmt: skip
+        assert "of 150 MiB left to namespace default (--namespace-memory)" in told["message"]
+        assert system.pid("greedy") == 0
+        assert system.pid("victim") == pid, "critical counts as normal, which displaces nobody of the same rank"
+        assert system.status("greedy")["effectivePriority"] == 10_000
+        system.delete("victim")
+        system.ready("greedy")
+    finally:
+        system.delete("greedy")
+        eventually(lambda: system.pid("greedy") == 0, 30, "it to end")
+        system.apply(service("victim"))
+        system.ready("victim")
+
+
+def test_a_model_that_can_never_fit_is_refused_with_the_limit_named(system: System) -> None:
+    system.apply(service("huge", contextSize=131072))
+    try:
+        told = eventually(
+            lambda: (found := system.condition("MetalReady", "huge")).get("reason") == "InsufficientMemory" and found,
+            30, "a refusal",
+        )  # fmt: skip
+        assert "the models of namespace default may take 150 MiB together (--namespace-memory)" in told["message"]
+    finally:
+        system.delete("huge")
+
+
+@pytest.mark.parametrize(("asked", "reason"), [
+    ({"priority": "critical"}, "PriorityCapped"), ({"evictionProtection": True}, "ProtectionIgnored"),
+    ({"endpoint": {"type": "NodePort", "nodePort": 30123}}, "ServiceTypeIgnored"),
+    ({"endpoint": {"type": "LoadBalancer"}}, "ServiceTypeIgnored"),
+])  # fmt: skip
+def test_what_a_namespace_may_not_have_is_named_and_not_granted(
+    system: System, asked: dict[str, object], reason: str
+) -> None:
+    pid = system.pid("victim")
+    system.apply(service("victim", **asked))
+    try:
+        eventually(lambda: system.condition("Degraded", "victim").get("reason") == reason, 30, reason)
+        assert system.get(f"{SERVICES}/victim")["spec"]["type"] == "ClusterIP"
+        assert system.status("victim")["effectivePriority"] == 10_000
+        assert system.pid("victim") == pid, "its engine runs on"
+    finally:
+        system.apply(service("victim"))
+        eventually(lambda: not system.condition("Degraded", "victim"), 30, "it to be over")
