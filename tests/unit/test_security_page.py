@@ -1,0 +1,37 @@
+"""docs/security.md claims nothing that no test tries, and docs/attacks.md lists the attacks there are."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import attacks_page  # noqa: E402
+
+PAGE = (ROOT / "docs" / "security.md").read_text("utf-8")
+HEADS = ("| cannot |", "| cannot happen |", "| ---")
+TESTS = {
+    name
+    for path in (ROOT / "tests").rglob("test_*.py")
+    for name in re.findall(r"(?m)^def (test_\w+)\(", path.read_text("utf-8"))
+}
+
+
+def claims() -> list[str]:
+    """The rows that say what cannot be done."""
+    return [line for line in PAGE.splitlines() if line.startswith("|") and not line.startswith(HEADS)]
+
+
+def test_every_claim_names_a_test_that_exists() -> None:
+    assert len(claims()) > 20
+    for row in claims():
+        named = re.findall(r"`(test_\w+)`", row)
+        assert named, f"no test tries it: {row}"
+        assert not set(named) - TESTS, f"no such test: {row}"
+
+
+def test_the_page_of_attacks_is_the_generated_one() -> None:
+    assert attacks_page.PAGE.read_text("utf-8") == attacks_page.page(), "run: python tools/attacks_page.py"
