@@ -158,6 +158,23 @@ def test_a_crash_takes_the_endpoint_out_and_puts_it_back_and_a_deletion_leaves_n
         eventually(lambda path=path: mac.maybe(path) is None, 60, f"{path} to be collected")
 
 
+def test_an_engine_outlives_its_model_and_its_return(mac: AgentMac) -> None:
+    mac.apply(mac.tiny_model("passing"), service("guest", "passing"))
+    before = mac.ready("guest", 60)
+    eventually(lambda: mac.slice_ready("guest"), what="the endpoint")
+    mac.kubectl("delete", "model", "passing")
+    mac.kubectl("wait", "isvc", "guest", "--for=condition=Degraded", "--timeout=50s")
+    assert mac.condition("Degraded", "guest")["reason"] == "ModelNotFound"
+    assert (mac.status("guest")["phase"], mac.slice_ready("guest"), mac.pid("guest")) == ("Ready", True, before)
+    mac.apply(mac.tiny_model("passing"))
+    eventually(lambda: not mac.condition("Degraded", "guest"), 50, "Degraded to be gone")
+    assert mac.ready("guest") == before
+    mac.kubectl("patch", "isvc", "guest", "--type=merge", "-p", '{"spec": {"modelRef": "nope"}}')
+    mac.kubectl("wait", "isvc", "guest", "--for=condition=Degraded", "--timeout=50s")
+    mac.kubectl("delete", "isvc", "guest")
+    eventually(lambda: mac.pid("guest") == 0, 30, "the engine to end")
+
+
 def test_what_a_spec_says_of_its_endpoint_is_honoured_and_may_change(mac: AgentMac) -> None:
     mac.apply(service("ported", "tiny", endpoint={"port": 9001, "type": "NodePort", "nodePort": 31234}))
     pid = mac.ready("ported", 60)
