@@ -11,8 +11,8 @@ import os
 import random
 import socket
 import tempfile
+import weakref
 from pathlib import Path
-from typing import IO
 
 LOWEST, SIZE, RANGES = 10000, 100, 220
 
@@ -21,7 +21,9 @@ class Range:
     """Ports that no other process of tests uses, until it is released."""
 
     def __init__(self) -> None:
-        self.first, self._lock = _claim()
+        self.first, lock = _claim()
+        # A test that fails before it releases its range must not fail the next one with a ResourceWarning.
+        self._unlock = weakref.finalize(self, os.close, lock)
         self._next = 0
 
     @property
@@ -45,18 +47,18 @@ class Range:
 
     def release(self) -> None:
         """Lets others have it."""
-        self._lock.close()
+        self._unlock()
 
 
-def _claim() -> tuple[int, IO[bytes]]:
+def _claim() -> tuple[int, int]:
     directory = Path(tempfile.gettempdir(), f"metal-supervisor-ports-{os.getuid()}")
     directory.mkdir(exist_ok=True)
     for number in random.sample(range(RANGES), RANGES):
-        lock = open(directory / str(number), "wb")  # noqa: SIM115 - it is held
+        lock = os.open(directory / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            lock.close()
+            os.close(lock)
             continue
         return LOWEST + number * SIZE, lock
     raise OSError(f"all {RANGES} ranges of ports are in use; see {directory}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import subprocess
 import sys
@@ -66,6 +67,18 @@ def test_processes_of_tests_have_ports_apart_and_below_those_of_clients() -> Non
     mine.release()
     assert subprocess.run(command, cwd=system.ROOT, capture_output=True, text=True).stdout == f"{mine.first}\n"
     assert mine.first >= ports.LOWEST and ports.LOWEST + ports.SIZE * ports.RANGES <= 32768
+
+
+def test_a_range_that_is_forgotten_is_released_without_a_warning() -> None:
+    held = ports.Range()
+    first = held.first
+    del held
+    gc.collect()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ports.random, "sample", lambda *_: [(first - ports.LOWEST) // ports.SIZE])
+        again = ports.Range()
+    assert again.first == first
+    again.release()
 
 
 def test_a_port_on_which_something_listens_is_passed_over() -> None:
