@@ -337,6 +337,26 @@ def note_path(spec_path: str) -> str:
     return os.path.join(os.path.dirname(specs), "runs", f"{program}.json")
 
 
+def enter(directory: str, spec_path: str) -> None:
+    """Makes a directory the current one; an engine's own, in `scratch/` beside the specs, is made anew and empty."""
+    parent, name = os.path.split(directory)
+    if parent == os.path.join(os.path.dirname(os.path.dirname(spec_path)), "scratch") and name not in ("", ".", ".."):
+        try:
+            if os.path.islink(directory):
+                os.unlink(directory)
+            for inside, folders, names in os.walk(directory, topdown=False):  # follows no link
+                for each in names:
+                    os.unlink(os.path.join(inside, each))
+                for each in folders:
+                    left = os.path.join(inside, each)
+                    (os.unlink if os.path.islink(left) else os.rmdir)(left)
+        except (OSError, RecursionError) as error:
+            say(f"cannot empty {directory}: {error}")
+        os.makedirs(directory, 0o700, exist_ok=True)
+        os.chmod(directory, 0o700)
+    os.chdir(directory)
+
+
 def main(path: str) -> int:
     """Execs the engine of the spec at `path`; returns only when it does not."""
     spec_file, run = os.path.basename(path), note_path(path)
@@ -382,7 +402,7 @@ def main(path: str) -> int:
     me = {"pid": os.getpid(), "started": start_time(os.getpid()), "starts": [*starts, now][-20:]}
     write_note(run, {**idle, **me, "refused": "", "refused_message": ""})
     try:
-        os.chdir(str(spec["cwd"]))
+        enter(str(spec["cwd"]), path)
         # SIGPIPE stays ignored, as inherited: an engine whose supervisord is killed must survive its next log line.
         whole = environment(spec["env"], dict(os.environ), path)  # type: ignore[arg-type]
         os.execve(argv[0], argv, whole)

@@ -19,7 +19,9 @@ import importlib.metadata
 import io
 import json
 import os
+import pwd
 import select
+import site
 import sys
 import threading
 from pathlib import Path
@@ -151,6 +153,21 @@ def refuse_web_pages(server: Any) -> None:
     handler.parse_request = parse_ours
 
 
+def add_user_packages() -> None:
+    """Find what `pip install --user` installed: HOME is the engine's own directory, not the account's."""
+    if not site.ENABLE_USER_SITE:
+        return
+    own = os.environ.get("HOME", "")
+    try:
+        os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
+        site.USER_BASE = site.USER_SITE = None
+        site.addsitedir(site.getusersitepackages())
+    except KeyError:
+        pass  # a user without an account has no packages
+    finally:
+        os.environ["HOME"] = own
+
+
 def main(argv: list[str]) -> None:
     """Serves; ends the process."""
     sys.stdout = sys.stderr = Log()
@@ -160,6 +177,7 @@ def main(argv: list[str]) -> None:
     while len(argv) > 1 and argv[0] in own:
         own[argv[0]], argv = argv[1], argv[2:]
     sys.path[:] = [path for path in sys.path if path != str(Path(__file__).resolve().parent)]  # our modules are not its
+    add_user_packages()
     try:
         version = importlib.metadata.version("mlx-lm")
         server = importlib.import_module("mlx_lm.server")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from metal_supervisor.boundary import s3
 from metal_supervisor.boundary.filling import Terms, terms_of
+from metal_supervisor.boundary.places import Places
 from metal_supervisor.boundary.store import Store
 from metal_supervisor.config import Settings
 from metal_supervisor.core import bar
@@ -89,12 +90,12 @@ def keys_of(order: Order, artifact: Artifact) -> Keys:
 
 
 def terms_for(settings: Settings, artifact: Artifact, keys: Keys) -> Terms:
-    """The terms of this Mac; whoever types a host's name at its terminal knows where it leads."""
+    """The terms of this Mac; what is typed at its terminal, a host's name or a path, is no manifest's."""
     terms = terms_of(settings)
     typed = [artifact.source, *(text for name, text in keys.values.items() if name.startswith("AWS_ENDPOINT_URL"))]
     hosts = [_host(each) for each in typed]
     private = (*terms.rules.private, *(each for each in hosts if each))
-    return replace(terms, rules=replace(terms.rules, private=private))
+    return replace(terms, rules=replace(terms.rules, private=private), places=Places())
 
 
 def _host(url: str) -> str:

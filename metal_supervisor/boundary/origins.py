@@ -73,6 +73,8 @@ def _on_web(artifact: Artifact, keys: Mapping[str, str], client: web.Client) -> 
     parts = urllib.parse.urlsplit(artifact.source)
     directory, slash, last = parts.path.rpartition("/")
     names = _files(artifact) if artifact.directory else shard_names(urllib.parse.unquote(last))
+    if not artifact.sha256 or len(names) > 1:
+        client.check_plain(artifact.source)
     token = keys.get("HF_TOKEN", "").strip()
     if not token.isascii() or not token.isprintable():
         text = "the token of spec.sourceSecretRef (key HF_TOKEN) has characters that none has; write it again"

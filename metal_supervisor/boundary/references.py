@@ -12,11 +12,11 @@ import binascii
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from metal_supervisor.boundary.kube import Kube, KubeError
-from metal_supervisor.core.references import Holding, Source
+from metal_supervisor.core.references import HOSTS_ANNOTATION, Holding, Source, read_hosts
 
 AGAIN_S, FAILED_AGAIN_S = 30.0, 5.0
 LOOK_WAIT_S = 0.3
@@ -108,7 +108,9 @@ class References:
             item = self._kube.request("GET", f"/api/v1/namespaces/{namespace}/{plural}/{name}")
         except KubeError as error:
             return Holding(error.code if error.code in SAID else 0, text=error.message)
-        return _holding(item.get("data"), encoded=plural == "secrets")
+        said = (item.get("metadata") or {}).get("annotations") or {}
+        found = _holding(item.get("data"), encoded=plural == "secrets")
+        return replace(found, hosts=read_hosts(said.get(HOSTS_ANNOTATION)))
 
 
 def _holding(data: Any, encoded: bool) -> Holding:

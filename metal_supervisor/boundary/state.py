@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import os
+import shutil
 import stat
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from metal_supervisor.core.types import Observed, Record, RunNote
 T = TypeVar("T")
 DIRECTORIES = (
     "records", "specs", "models.d", "pending", "observed", "runs", "attached", "log", "quarantine", "current", "hub",
+    "scratch",
 )  # fmt: skip
 # sun_path has 104 bytes on macOS, and supervisord first binds `<path>.<pid>`.
 LONGEST_HOME = 60
@@ -173,6 +175,10 @@ class StateDir:
             return {}
         return found if isinstance(found, dict) else {}
 
+    def scratch_path(self, program: str) -> Path:
+        """The directory that is an engine's own."""
+        return self.path / "scratch" / programs.scratch_name(program, self.home)
+
     def note_path(self, program: str) -> Path:
         return self.path / "runs" / f"{program}.json"
 
@@ -291,6 +297,7 @@ class StateDir:
         for path in (self.path / "specs").glob(f"{program}.*.json"):
             if path.name.count(".") == program.count(".") + 2:
                 path.unlink(missing_ok=True)
+        shutil.rmtree(self.scratch_path(program), ignore_errors=True)
 
     def forget_observed(self, program: str) -> None:
         """Removes the sidecar's observation."""

@@ -93,6 +93,20 @@ class Client:
         except (_Forbidden, OSError, UnicodeError) as error:
             raise self.trouble(url, error) from None
 
+    def check_plain(self, url: str) -> None:
+        """Raises Unusable for plain http to a host that was not named for it: anyone on the way can change a file."""
+        scheme, host, port = _origin(url)
+        if scheme != "http":
+            return
+        self._check_name(url)
+        try:
+            found = self.addresses(host, port)
+        except (_Forbidden, OSError, UnicodeError) as error:
+            raise self.trouble(url, error) from None
+        if not all(self._rules.is_named(host, ipaddress.ip_address(each), port) for each in found):
+            text = f"{shown(url)} is plain http, and can be changed on the way; use https, or set spec.sha256"
+            raise Unusable("SourceNotAllowed", f"{text} (one file), or name its host in --private-hosts of this Mac")
+
     def once(self, method: str, url: str, headers: Mapping[str, str]) -> Answer:
         """The answer to one request, redirects among them. Raises Unusable, Stopped."""
         self._check_name(url)

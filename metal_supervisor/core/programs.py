@@ -33,6 +33,8 @@ DAEMONS = {"omlx": 90, "ollama": 60}
 START_SECONDS = 2
 # A file name may have 255 bytes; the longest of ours adds ".<digest>.json", a leading dot and ".<pid>.tmp".
 LONGEST_NAME = 200
+LONGEST_SCRATCH = 64
+"""Longest path of a scratch directory that keeps its name: sockets have 104 bytes on macOS, and vLLM adds 37."""
 PROGRAM_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?\.[a-z0-9]([-a-z0-9.]*[a-z0-9])?(@[1-9][0-9]*)?")
 SAFE_HOME = re.compile(r"/[A-Za-z0-9._/+-]*")
 SECTION_MARK = "; metal-supervisor: written from an InferenceService; edit that, not this file"
@@ -58,6 +60,12 @@ def program_name(key: Key) -> str:
     return f"{name[: LONGEST_NAME - 13].rstrip('-.')}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
+def scratch_name(program: str, home: str) -> str:
+    """Name of a program's own directory in `scratch/`: its own, or a digest where sockets in it would be too long."""
+    whole = f"{home}/scratch/{program}"
+    return program if len(whole) <= LONGEST_SCRATCH else hashlib.sha256(program.encode()).hexdigest()[:12]
+
+
 def compose(
     program: str,
     engine: Engine,
@@ -72,11 +80,16 @@ def compose(
 
     The digest in the name is that of what the engine gets: what a release adds around it renames no spec.
     """
+    cwd, env = engine.cwd, dict(engine.env)
+    if not engine.daemon and program not in DAEMONS:
+        # A name in argv that is relative, or a library that looks in the home directory, finds nothing of this Mac's.
+        cwd = f"{home}/scratch/{scratch_name(program, home)}"
+        env |= {"HOME": cwd, "TMPDIR": cwd}
     meaning: Json = {
         "program": program,
         "argv": list(engine.argv),
-        "env": dict(engine.env),
-        "cwd": engine.cwd,
+        "env": env,
+        "cwd": cwd,
     }
     where = {"host": host, "port": port}
     if engine.daemon:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import urllib.parse
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -31,6 +32,9 @@ KEY_NAME = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 RIGHTS = "conf/rbac/secrets.yaml"
 SECRET_FIELD, HUB_KEY = "spec.sourceSecretRef", "HF_TOKEN"
+HOSTS_ANNOTATION = "metal-supervisor.io/hosts"
+HUB_HOSTS = ("huggingface.co", "hf.co")
+"""Hosts that a Secret goes to unless its own annotation names others: whoever may write a Model names any host."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Holding:
     """Its values by their keys."""
     binary: frozenset[str] = frozenset()
     """Keys of values that no environment can hold: not UTF-8, or with a NUL in it."""
+    hosts: tuple[str, ...] = ()
+    """Hosts that its annotation names; () without one."""
     text: str = ""
     """What the server said when it did not give it."""
 
@@ -138,7 +144,23 @@ def keys_of(artifact: Artifact, look: Callable[[Source], Holding | None]) -> Key
     if hub_parts(artifact.source) and not found.values.get(HUB_KEY, "").strip():  # nobody's own token instead of it
         lacks = f'holds no plain text in key "{HUB_KEY}"' if HUB_KEY in found.binary else f'has no key "{HUB_KEY}"'
         return Keys(problem=("SecretKeyNotFound", f"{SECRET_FIELD}: {what} {lacks}; add your token, or remove it"))
+    if (host := _host_of(artifact.source)) and host not in (found.hosts or HUB_HOSTS):
+        text = f"{what} is not for {host:.253}; its owner can name that host in its annotation {HOSTS_ANNOTATION}"
+        return Keys(problem=("SourceUnauthorized", f"{SECRET_FIELD}: {text}"))
     return Keys(found.values)
+
+
+def _host_of(source: str) -> str:
+    """The host that a Secret would go to; "" for S3, whose endpoint the Secret itself names."""
+    if hub_parts(source):
+        return HUB_HOSTS[0]  # or the mirror that stands in for it on this Mac
+    return (urllib.parse.urlsplit(source).hostname or "").rstrip(".") if source.startswith("http") else ""
+
+
+def read_hosts(annotation: Any) -> tuple[str, ...]:
+    """The hosts that an annotation of a Secret names, separated by commas."""
+    names = annotation.split(",") if isinstance(annotation, str) else ()
+    return tuple(each.strip().lower().rstrip(".") for each in names if each.strip())
 
 
 def filled(service: Service, look: Callable[[Source], Holding | None]) -> Service:

@@ -40,7 +40,11 @@ class Rules:
         self, host: str, address: Address, port: int = 0, near: Collection[Network] = ()
     ) -> bool:
         """Whether a name may be what it resolves to. `near`: see `is_public`."""
-        if self.lax or is_public(address, near) or _among(host, self.private):
+        return is_public(address, near) or self.is_named(host, address, port)
+
+    def is_named(self, host: str, address: Address, port: int = 0) -> bool:
+        """Whether whoever runs this Mac has named a host, or the network that it is in."""
+        if self.lax or _among(host, self.private):
             return True
         if (host.rstrip(".").lower(), port) == self.mirror:
             return True

@@ -287,6 +287,7 @@ class Engine:
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
     cwd: str
+    """Working directory of a shared daemon or an attendant; any other engine gets an empty one of its own."""
     probe: Probe
     daemon: str = ""
     """Program of the shared daemon that serves the model: the process is its attendant. "" for one that serves."""

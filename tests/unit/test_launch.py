@@ -332,6 +332,35 @@ def test_the_engine_gets_its_argv_and_environment_byte_for_byte_under_the_same_p
     assert list(place.note.parent.iterdir()) == [place.note]
 
 
+def test_an_engine_begins_in_an_empty_directory_of_its_own(place: Place) -> None:
+    own, foreign = place.path / "scratch" / "default.tiny", place.path / "foreign"
+    (own / "a" / "b").mkdir(parents=True)
+    foreign.mkdir()
+    (foreign / "kept").write_text("x")
+    (own / "a" / "b" / "c").write_text("of the run before")
+    (own / "link").symlink_to(foreign)
+    (own / "a" / "link").symlink_to(foreign / "kept")
+    code, output, errors, _ = place.run(place.spec(*ENGINE, cwd=str(own)))
+    assert (code, errors) == (0, "")
+    assert json.loads(output)["cwd"] == str(own) and list(own.iterdir()) == []
+    assert own.stat().st_mode & 0o77 == 0 and (foreign / "kept").read_text() == "x"
+    own.rmdir()
+    own.symlink_to(foreign)
+    place.note.unlink()
+    assert place.run(place.spec(*ENGINE, cwd=str(own)))[0] == 0, "a link is replaced"
+    assert own.is_dir() and not own.is_symlink() and (foreign / "kept").read_text() == "x"
+
+
+def test_no_other_directory_is_emptied(place: Place) -> None:
+    scratch = place.path / "scratch"
+    for directory in (place.path, place.path / "specs", scratch / "default.tiny" / "deeper", scratch / ".."):
+        directory.mkdir(parents=True, exist_ok=True)
+        place.note.unlink(missing_ok=True)
+        (directory / "kept").write_text("x")
+        assert place.run(place.spec(*ENGINE, cwd=str(directory)))[0] == 0
+        assert (directory / "kept").read_text() == "x"
+
+
 def test_an_engine_ignores_a_broken_pipe_as_its_launcher_did(place: Place) -> None:
     # A survivor of a killed supervisord must not die of its next log line.
     code = "import signal; print(signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN, end='')"

@@ -21,6 +21,7 @@ from supervisor.options import ServerOptions
 from metal_supervisor import launch
 from metal_supervisor.core import programs
 from metal_supervisor.core.programs import (
+    LONGEST_SCRATCH,
     Unreadable,
     compose,
     is_unedited,
@@ -30,6 +31,7 @@ from metal_supervisor.core.programs import (
     read_record,
     read_run,
     record_text,
+    scratch_name,
     section,
     section_spec,
 )
@@ -395,7 +397,9 @@ def test_supervisords_own_parser_finds_exactly_our_command_whatever_the_user_wro
     path = home / "specs" / made.spec_file
     path.write_text(made.spec, "utf-8")
     spec = launch.read_spec(str(path))
-    assert (spec["argv"], spec["env"], spec["cwd"]) == (argv, env, cwd)
+    own = f"{home}/scratch/{scratch_name(program, str(home))}"
+    assert (spec["argv"], spec["cwd"]) == (argv, own) and len(own) <= max(LONGEST_SCRATCH, len(f"{home}/scratch/") + 12)
+    assert spec["env"] == {**env, "HOME": own, "TMPDIR": own}
     assert (spec["port"], spec["host"], spec["program"]) == (18100, "127.0.0.1", program)
     assert launch.note_path(str(path)) == f"{home}/runs/{program}.json"
     assert spec["supervisor_log"] == f"{home}/log/supervisord.log"
@@ -429,7 +433,10 @@ def test_the_same_engine_gives_the_same_spec_file_and_any_difference_another() -
     assert made(dataclasses.replace(base, env=base.env[::-1])) == made()
     others = {
         made(dataclasses.replace(base, argv=("/bin/x", "2"))), made(dataclasses.replace(base, env=(("A", "1"),))),
-        made(dataclasses.replace(base, cwd="/tmp")), made(port=2), made(host="0.0.0.0"), made(program="a.c"),
+        made(port=2), made(host="0.0.0.0"), made(program="a.c"),
     }
-    assert len(others | {made()}) == 7
+    assert len(others | {made()}) == 6
+    assert made(dataclasses.replace(base, cwd="/tmp")) == made(), "an engine's directory is its own"
+    daemon = dataclasses.replace(base, daemon="omlx")
+    assert made(daemon) != made(dataclasses.replace(daemon, cwd="/tmp"))
     assert made(dataclasses.replace(base, probe=Probe("/other"))) == made(), "a probe does not restart an engine"
