@@ -294,19 +294,6 @@ class Lookout:
         demand = Demand(record.reserved_bytes or None, record.mapped_bytes, record.memory)
         return Running(up.spec_file, record.asked, record.probe, record.port, demand)
 
-    def _judged(self, running: Running | None, service: Service, path: str) -> Running | None:
-        """An engine of a release that kept no books, with what its own command line takes."""
-        if running is None or running.demand.bytes:
-            return running
-        argv = self._state.read_spec(running.spec_file).get("argv")
-        reading = self._look(path)
-        if not isinstance(argv, list) or reading is None:
-            return running
-        demand = RUNTIMES[service.runtime].demand(
-            service, [str(each) for each in argv], reading, self._look_from_home
-        )
-        return replace(running, demand=demand) if demand is not None else running
-
     def delay_s(self, item: Service | Rejected) -> float:
         """How long to leave a free slot to Macs that could serve it sooner."""
         if isinstance(item, Rejected) or not item.replicas or item.suspended:

@@ -1,4 +1,4 @@
-"""Writes docs/conditions.md from the table in metal_supervisor/core/conditions.py; `--check` only compares."""
+"""Writes docs/conditions.md from the table in tools/conditions_table.py; `--check` only compares."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from metal_supervisor.core.conditions import EVENT, GROUPS, METAL, MODEL, OF_METAL_READY, Group, warns
+from conditions_table import EVENT, GROUPS, METAL, MODEL, OF_METAL_READY, Group, warns
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "conditions.md"
 HEAD = """# Conditions, and what to do
 
-<!-- written by tools/conditions_page.py from metal_supervisor/core/conditions.py; change that, then run it -->
+<!-- written by tools/conditions_page.py from tools/conditions_table.py; change that, then run it -->
 
 `kubectl describe isvc NAME` shows them, `metal-supervisor explain NAMESPACE/NAME` says the same with the numbers. The
 message of a condition names the field, the path or the limit, and what to do; this page is what can be said beforehand.

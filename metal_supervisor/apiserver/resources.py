@@ -197,10 +197,6 @@ class Registry:
         group = api_version.partition("/")[0] if "/" in api_version else ""
         return next((r for r in self.all() if r.group == group and r.kind == kind), None)
 
-    def of_storage(self, storage_key: str) -> Resource | None:
-        """A resource whose objects are stored under that name."""
-        return next((r for r in self.all() if r.storage_key == storage_key), None)
-
     def versions(self, group: str) -> list[str]:
         """Versions of a group, preferred one first; empty when the group does not exist."""
         return sorted({r.version for r in self.all() if r.group == group}, key=version_rank)

@@ -34,6 +34,13 @@ class Unavailable(Exception):
     """supervisord did not answer, or is shutting down."""
 
 
+class ShuttingDown(Unavailable):
+    """supervisord answers that it is shutting down, and everything below it with it."""
+
+    def __init__(self) -> None:
+        super().__init__("supervisord is shutting down")
+
+
 class Refused(Exception):
     """supervisord answered with a fault."""
 
@@ -110,7 +117,7 @@ class Supervisord:
                 return target(*arguments)
             except xmlrpc.client.Fault as fault:
                 if fault.faultCode == SHUTDOWN_STATE:
-                    raise Unavailable("supervisord is shutting down") from None
+                    raise ShuttingDown from None
                 raise Refused(fault.faultCode, fault.faultString) from None
             except (OSError, http.client.HTTPException, xmlrpc.client.Error, ExpatError, ValueError) as error:
                 self.close()
@@ -179,10 +186,10 @@ class Supervisord:
         """Whether a supervisord is there at all."""
         try:
             self.call("supervisor.getState")
-        except Refused:
+        except (Refused, ShuttingDown):
             return True
-        except Unavailable as error:
-            return "shutting down" in str(error)
+        except Unavailable:
+            return False
         return True
 
     def _several(self, codes: Collection[int], calls: Iterable[tuple[str, str]]) -> None:
@@ -192,7 +199,7 @@ class Supervisord:
             if not isinstance(answer, Mapping) or answer["faultCode"] in codes:
                 continue
             if answer["faultCode"] == SHUTDOWN_STATE:
-                raise Unavailable("supervisord is shutting down")
+                raise ShuttingDown
             raise Refused(answer["faultCode"], answer["faultString"])
 
     def _tolerating(self, codes: Iterable[int], method: str, *arguments: Any) -> None:

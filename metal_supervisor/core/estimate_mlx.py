@@ -8,7 +8,6 @@ written, so every number is checked, and what is missing is an assumption that i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from metal_supervisor.core.estimate import Estimate
@@ -25,26 +24,10 @@ PREFILL = 2048
 GROUP, GROUP_BYTES = 64, 4
 """A quantized cache has a scale and a bias of 2 bytes each for so many numbers."""
 MAX_NUMBER = 1 << 31
-OLLAMA_PARTS = {
-    "application/vnd.ollama.image.model": "model",
-    "application/vnd.ollama.image.projector": "projector",
-    "application/vnd.ollama.image.adapter": "adapter",
-}
 
 
 class CannotEstimate(Exception):
     """The files do not say enough; the text says what is wrong with them."""
-
-
-@dataclass(frozen=True)
-class OllamaParts:
-    """What an Ollama manifest lists, in bytes. The model's blob is a GGUF file, so its header tells more."""
-
-    model_bytes: int
-    projector_bytes: int
-    adapter_bytes: int
-    model_digest: str
-    """`sha256:…` of the model's blob."""
 
 
 class _Config:
@@ -135,24 +118,3 @@ def estimate_mlx(
         basis="config",
         assumptions=tuple(assumptions),
     )
-
-
-def ollama_parts(manifest: Mapping[str, Any]) -> OllamaParts:
-    """The sizes in a manifest (`manifests/<registry>/<namespace>/<name>/<tag>`). Raises CannotEstimate."""
-    layers = manifest.get("layers")
-    if not isinstance(layers, list):
-        raise CannotEstimate("the manifest has no layers")
-    sizes, digest = dict.fromkeys(OLLAMA_PARTS.values(), 0), ""
-    for layer in layers:
-        part = OLLAMA_PARTS.get(str(layer.get("mediaType"))) if isinstance(layer, dict) else None
-        if part is None:
-            continue
-        size = layer.get("size")
-        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MAX_DATA_BYTES:
-            raise CannotEstimate(f"the manifest gives {size!r:.80} as the size of its {part}")
-        sizes[part] += size
-        if part == "model" and not digest:
-            digest = str(layer.get("digest", ""))
-    if not sizes["model"]:
-        raise CannotEstimate("the manifest lists no model")
-    return OllamaParts(sizes["model"], sizes["projector"], sizes["adapter"], digest)

@@ -25,7 +25,7 @@ from metal_supervisor.boundary.exits import ExitWatch
 from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.boundary.roam import AddressBook
 from metal_supervisor.boundary.state import SESSION_FILE, StateDir
-from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
+from metal_supervisor.boundary.supervisord import Refused, ShuttingDown, Supervisord, Unavailable
 from metal_supervisor.config import Settings
 from metal_supervisor.core import first_request
 from metal_supervisor.core.attachment import Attachment
@@ -173,8 +173,10 @@ class Sidecar:
         """Whether supervisord is going down, and not the sidecar alone: that must not touch an endpoint."""
         try:
             self.supervisord.call("supervisor.getState")
-        except (Unavailable, Refused) as error:
-            return "shutting down" in str(error)
+        except ShuttingDown:
+            return True
+        except (Unavailable, Refused):
+            return False
         return False
 
     def _leave(self) -> None:

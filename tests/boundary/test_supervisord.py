@@ -334,8 +334,10 @@ def test_a_supervisord_that_shuts_down_is_unavailable_and_still_there(daemon: Da
     def refused() -> bool:
         try:
             daemon.rpc.table()
-        except Unavailable as error:
-            return "shutting down" in str(error)
+        except ShuttingDown:
+            return True
+        except Unavailable:
+            return False
         return False
 
     eventually(refused, 1.5, "it to refuse")

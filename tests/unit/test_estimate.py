@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from metal_supervisor.core.estimate import CACHE_TYPES, Estimate, Settings, by_size, estimate
-from metal_supervisor.core.estimate_mlx import CannotEstimate, OllamaParts, estimate_mlx, ollama_parts
+from metal_supervisor.core.estimate_mlx import CannotEstimate, estimate_mlx
 from metal_supervisor.core.gguf import BadGguf, Header, Omitted
 from metal_supervisor.core.shape import CACHELESS, INTERVALS, NEMOTRON, PERIODS, RECURRENT, shape_of
 from tests.published import BY_HAND, GEMMA_27B, GEMMA_270M, LLAMA_8B, PUBLISHED, QWEN3_NEXT, attention, header, starts
@@ -464,24 +464,3 @@ def test_mlx_directories_that_say_too_little_are_refused(
 ) -> None:
     with pytest.raises(CannotEstimate, match=message):
         estimate_mlx(weights, {**MLX, **changes})
-
-
-# ── Ollama ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def layer(kind: str, size: Any, digest: str = "sha256:a") -> dict[str, Any]:
-    return {"mediaType": f"application/vnd.ollama.image.{kind}", "size": size, "digest": digest}
-
-
-def test_an_ollama_manifest_tells_the_sizes_of_its_parts() -> None:
-    layers = [layer("template", 9), layer("model", 5, "sha256:m"), layer("projector", 3), layer("adapter", 2), None]
-    assert ollama_parts({"layers": layers}) == OllamaParts(5, 3, 2, "sha256:m")
-
-
-@pytest.mark.parametrize(
-    "manifest",
-    [{}, {"layers": "x"}, {"layers": []}, {"layers": [layer("model", -1)]}, {"layers": [layer("model", "5")]}],
-)
-def test_a_manifest_that_makes_no_sense_is_refused(manifest: dict[str, Any]) -> None:
-    with pytest.raises(CannotEstimate):
-        ollama_parts(manifest)
