@@ -22,6 +22,7 @@ from metal_supervisor.boundary.supervisord import (
     BrokenFile,
     Exits,
     Refused,
+    ShuttingDown,
     Supervisord,
     Unavailable,
     refusal,
