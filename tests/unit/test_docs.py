@@ -13,12 +13,13 @@ from test_crds import load, problems, root
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
+import conditions_table as conditions
 import mac_acceptance
 
 from metal_supervisor import cli, daemons, omlx_engine
 from metal_supervisor.boundary import addresses
 from metal_supervisor.config import Settings
-from metal_supervisor.core import claims, conditions, go_agent, manifests
+from metal_supervisor.core import claims, go_agent, manifests
 from metal_supervisor.core.resources import Policy, interpret
 from metal_supervisor.core.types import Service
 from metal_supervisor.runtimes import RUNTIMES, VOCABULARIES, omlx
