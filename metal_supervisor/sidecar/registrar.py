@@ -20,16 +20,15 @@ from typing import Any
 from metal_supervisor.boundary.kube import Kube, KubeError
 from metal_supervisor.core.report import Happening, report
 from metal_supervisor.core.types import Key, Observed, Record
+from metal_supervisor.sidecar.backoff import FIRST_PAUSE_S, Backoffs
 from metal_supervisor.sidecar.fleetnode import FleetNode
 from metal_supervisor.sidecar.membership import Membership
 from metal_supervisor.sidecar.publisher import CONFLICT_RETRY_S, Published, Publisher
 from metal_supervisor.sidecar.statuses import Wanted, WantedModel
 from metal_supervisor.sidecar.tallies import Tallies
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S, FORBIDDEN_PAUSE_S = 0.25, 1.5, 5.0
+LONGEST_PAUSE_S, FORBIDDEN_PAUSE_S = 1.5, 5.0
 CONFLICT_PAUSE_S = 1.0
-HELD_PAUSE_S = 5.0
-"""Longest pause between two tries of an object whose write the server fails."""
 SLOW_S = 1.0
 """Seconds that one pass may lose to writes that fail; the rest waits for the next, which renews the Lease first."""
 MOST_EVENTS = 50
@@ -40,16 +39,6 @@ log = logging.getLogger("sidecar")
 class _Trouble:
     error: str = ""
     since: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Held:
-    """A write that the server failed, until it is tried again."""
-
-    failures: int
-    until: float
-    """Monotonic."""
-    error: str
 
 
 @dataclass(frozen=True)
@@ -103,10 +92,7 @@ class Registrar(threading.Thread):
         """Whether what is wanted now sends nobody here, and all of the cluster shows so."""
         self._trouble = _Trouble()
         self._pass_failed = self._refused = False
-        self._held: dict[tuple[str, Hashable], _Held] = {}
-        """(what is written, of which object) -> its backoff."""
-        self._met: set[tuple[str, Hashable]] = set()
-        """What this pass wrote, or held back."""
+        self._backoffs = Backoffs()
         self._lost_s = 0.0
         """Seconds that this pass lost to writes that failed."""
 
@@ -123,7 +109,7 @@ class Registrar(threading.Thread):
             self._note_withdrawals(wanted)
             for key in self._wanted.keys() & wanted.keys():
                 if self._wanted[key] != wanted[key]:
-                    self._held.pop(("endpoints", key), None)  # an engine that died must not wait for its announcement
+                    self._backoffs.over(("endpoints", key))  # an engine that died must not wait for its announcement
             self._wanted, self._models, self._around = wanted, models, around
             self._settled.clear()
             self._out = False
@@ -198,9 +184,9 @@ class Registrar(threading.Thread):
         """Monotonic time at which there will be something to write even if nothing changes."""
         listed_at = self._fleet_node.due_at if self._fleet_node else float("inf")
         due_at = min(listed_at, self._publisher.due_at(), self._membership.due_at(self._around.namespaces))
-        if held := list(self._held.values()):
+        if self._backoffs:
             later = due_at if due_at > time.monotonic() else float("inf")  # due for long: it is one of those held
-            due_at = min(later, *(each.until for each in held))
+            due_at = min(later, self._backoffs.due_at())
         if self._refused or self._around.cloned:  # due for long, and not to be had
             due_at = max(due_at, time.monotonic() + FORBIDDEN_PAUSE_S)
         return due_at
@@ -219,7 +205,7 @@ class Registrar(threading.Thread):
             wanted, models, around = self._wanted, self._models, self._around
             events, self._events = self._events, []
         self._pass_failed = self._refused = False
-        self._met, self._lost_s = set(), 0.0
+        self._lost_s = 0.0
         if around.cloned:
             self._troubled(around.cloned)
             return
@@ -257,15 +243,13 @@ class Registrar(threading.Thread):
         for about, what in events:
             on = about if isinstance(about, str) else about.key
             posted = self._attempt("event", on, partial(self._post, about, what))
-            if not posted and (self._pass_failed or ("event", on) in self._held):
+            if not posted and (self._pass_failed or ("event", on) in self._backoffs):
                 self.tell(about, what)
         if self._pass_failed:
             return
-        self._held = {each: held for each, held in self._held.items() if each in self._met}
-        if self._held:
-            (stage, first), held = next(iter(self._held.items()))
-            name = "/".join(first) if isinstance(first, tuple) else first
-            self._troubled(f"{stage} of {name or 'this Mac'}: {held.error}")
+        self._backoffs.prune()
+        if self._backoffs:
+            self._troubled(self._backoffs.told())
             return
         if not self._refused:
             self._clear_trouble()
@@ -307,10 +291,9 @@ class Registrar(threading.Thread):
         """
         if self._pass_failed:
             return False
-        self._met.add((what, on))
-        before, began = self._held.get((what, on)), time.monotonic()
-        if before is not None and began < before.until:
+        if self._backoffs.holds((what, on)):
             return False
+        began = time.monotonic()
         try:
             action()
         except KubeError as error:
@@ -319,7 +302,11 @@ class Registrar(threading.Thread):
             if error.code in (400, 409, 422):
                 self._problem(on if what == "endpoints" else None, error)
             elif error.code >= 500:
-                self._hold(what, on, before, error, began)
+                self._backoffs.hold((what, on), error)
+                self._lost_s += time.monotonic() - began
+                if self._lost_s >= SLOW_S:
+                    self._pass_failed = True
+                    self._troubled(str(error))
                 return False
             elif error.code != 404:  # the object is gone, or its namespace is; the next list says what else is
                 if error.code == 403:  # what else may be written should be
@@ -330,18 +317,8 @@ class Registrar(threading.Thread):
                     log.warning("the cluster refuses a write", extra={"error": str(error)})
                 self._troubled(str(error))
                 return False
-        self._held.pop((what, on), None)
+        self._backoffs.over((what, on))
         return True
-
-    def _hold(self, what: str, on: Hashable, before: _Held | None, error: KubeError, began: float) -> None:
-        """Holds one object back, longer each time; ends a pass that loses long to such writes."""
-        failures, now = (before.failures if before else 0) + 1, time.monotonic()
-        pause_s = min(HELD_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 8)) * random.uniform(0.5, 1.0)
-        self._held[what, on] = _Held(failures, now + max(pause_s, error.retry_after_s), str(error))
-        self._lost_s += now - began
-        if self._lost_s >= SLOW_S:
-            self._pass_failed = True
-            self._troubled(str(error))
 
     def _troubled(self, error: str) -> None:
         if self._trouble.error != error:

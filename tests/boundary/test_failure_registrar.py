@@ -155,8 +155,8 @@ def test_endpoints_are_out_though_the_lease_cannot_be_written() -> None:
 
 def due(registrar: Registrar) -> None:
     """A pass once the pauses of what failed are over."""
-    for each, held in registrar._held.items():
-        registrar._held[each] = replace(held, until=0.0)
+    for each, held in registrar._backoffs._held.items():
+        registrar._backoffs._held[each] = replace(held, until=0.0)
     registrar._one_pass()
 
 
@@ -236,7 +236,7 @@ def test_a_withdrawal_does_not_wait_for_its_service_or_for_the_pause_of_its_anno
     registrar._publisher._done["default", "tiny"].service_at = 0.0  # its heartbeat is due
     cluster.refuses = {"/services/tiny": 500}
     registrar._one_pass()
-    assert registrar._held
+    assert registrar._backoffs
     cluster.refuses = {"/services/tiny": 500}
     registrar.want(asleep(), {})
     registrar._one_pass()
