@@ -57,7 +57,19 @@ def _run(arguments: argparse.Namespace, say: Say) -> int:
     for kind, remarks in (("warning", found.warnings), ("refused", found.refused)):
         for each in remarks:
             say(f"{kind}: {each.subject}: {each.text}")
+    _tell_left(say)
     return REFUSED if found.refused else 0
+
+
+def _tell_left(say: Say) -> None:
+    """Names the engines that the agent left behind, which hold memory and ports beside ours."""
+    from metal_supervisor.boundary import host
+    from metal_supervisor.core.left_engines import left_by_agent
+    from metal_supervisor.launch import MARK
+
+    for each in left_by_agent(host.abandoned(), MARK):
+        text = f"{each.runtime} on port {each.port} was left behind by the agent; end it with: kill {each.pid}"
+        say(f"warning: {text}")
 
 
 def _write(path: Path, text: str, say: Say) -> bool:

@@ -21,6 +21,7 @@ import psutil
 from metal_supervisor import launch
 from metal_supervisor.boundary import darwin_memory
 from metal_supervisor.boundary.chip import Chip
+from metal_supervisor.core.left_engines import Process
 from metal_supervisor.core.liveness import Signs
 
 HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")
@@ -254,6 +255,18 @@ def marked(name: str, prefix: str) -> dict[int, str]:
             value = process.environ().get(name, "")
             if value.startswith(prefix) and os.getpgid(process.pid) == process.pid:
                 found[process.pid] = value
+    return found
+
+
+def abandoned() -> list[Process]:
+    """Processes of this user whose parent has ended, and which init or launchd has taken over."""
+    found = []
+    for process in psutil.process_iter():
+        # On a Mac psutil lets out SystemError and RuntimeError as well.
+        with contextlib.suppress(psutil.Error, OSError, SystemError, RuntimeError):
+            if process.ppid() == 1 and process.uids().real == os.getuid():
+                argv, environ = process.cmdline(), process.environ()
+                found.append(Process(process.pid, argv, environ, resident_bytes(process.pid) or 0))
     return found
 
 

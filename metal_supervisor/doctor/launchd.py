@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from metal_supervisor.boundary import launchctl
 from metal_supervisor.boundary.launchctl import INCUMBENT, LABEL, Job, LaunchdError
 from metal_supervisor.core import launchd
+from metal_supervisor.core.left_engines import Left, left_by_agent
+from metal_supervisor.core.sizes import amount
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
 from metal_supervisor.doctor.surroundings import Surroundings
+from metal_supervisor.launch import MARK
 
 EX_CONFIG = "78"
 NEVER_EXITED = ("(never exited)", "")
@@ -63,6 +66,20 @@ def judge_incumbent(domains: Sequence[str]) -> Finding:
     return fail(text, f"{stop}{' (with sudo)' if 'system' in domains else ''}")
 
 
+def judge_left(left: Sequence[Left]) -> Finding:
+    """`left`: engines that LLMKube's agent started and did not end."""
+    if not left:
+        return ok("LLMKube's agent left no engine behind")
+    told = [f"{each.runtime} {each.model} (pid {each.pid}, port {each.port}, {amount(each.resident_bytes)})"
+            for each in left]  # fmt: skip
+    text = f"left behind by LLMKube's agent: {', '.join(told)}; they hold memory that is not counted here"
+    return warn(text, f"kill {' '.join(str(each.pid) for each in left)}")
+
+
+def _left(around: Surroundings) -> Sequence[Finding]:
+    return [judge_left(left_by_agent(around.abandoned(), MARK))]
+
+
 def _loaded(around: Surroundings, label: str) -> tuple[list[tuple[str, Job | None]], list[Finding]]:
     """(domain -> the job of that label in it, None if it is not loaded; what could not be asked)."""
     jobs, unasked = [], []
@@ -97,5 +114,9 @@ CHECKS = (
     Check(
         "other agent", "whether LLMKube's own metal-agent is loaded", "fails if it is",
         "the `launchctl` line it prints", _incumbent, mac=True,
+    ),
+    Check(
+        "left engines", "engines that LLMKube's own agent left behind when it was killed", "warns for each",
+        "the `kill` line it prints", _left,
     ),
 )  # fmt: skip

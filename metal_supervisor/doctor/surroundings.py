@@ -23,6 +23,7 @@ from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.boundary.supervisord import Supervisord
 from metal_supervisor.config import Settings
 from metal_supervisor.core.budget import Budget
+from metal_supervisor.core.left_engines import Process
 from metal_supervisor.core.pressure import Sample
 from metal_supervisor.core.types import Json
 from metal_supervisor.watchdog import budget_of
@@ -67,6 +68,8 @@ class Surroundings:
     """Unix time."""
     sample: Callable[[], Sample] = memory.sample
     own_budget: Callable[[Settings], Budget] = budget_of
+    abandoned: Callable[[], Sequence[Process]] = host.abandoned
+    """Does not raise."""
     list_directory: Callable[[Path], Sequence[str]] = os.listdir
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
     open_files: Callable[[], tuple[int, int]] = _open_files

@@ -97,7 +97,8 @@ def surroundings(tmp_path: Path, programs: dict[str, Done] | None = None, **more
         "run": Programs({**healthy(engine, state / "models"), **(programs or {})}),
         "sample": lambda: Sample(0.0, 128 * GIB, 90 * GIB, 1, 0, None, None),
         "own_budget": lambda _: budget(128 * GIB, None, *metal_limit(128 * GIB, 0, 110100, 26)),
-        "free_bytes": lambda _: 500 * GIB, "open_files": lambda: (256, 1 << 40), **more,
+        "free_bytes": lambda _: 500 * GIB, "open_files": lambda: (256, 1 << 40),
+        "abandoned": list, **more,
     }  # fmt: skip
     return Surroundings(settings, **fields)
 

@@ -20,6 +20,7 @@ from metal_supervisor.boundary.commands import TIMED_OUT, Done
 from metal_supervisor.boundary.host import Interface
 from metal_supervisor.boundary.launchctl import Job
 from metal_supervisor.core.budget import budget, metal_limit
+from metal_supervisor.core.left_engines import Left
 from metal_supervisor.core.pressure import Sample
 from metal_supervisor.core.sizes import GIB
 from metal_supervisor.core.types import ProgramState, Record, RunNote, Standing, State, Verdict
@@ -285,6 +286,10 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
      ("no address now",)),
     ("address", "fail", cluster.judge_address(Choice("", "r", "NoRoutableAddress: no route"), [EN0], False),
      ("--host-ip",)),
+    ("left engines", "ok", launchd.judge_left([]), ()),
+    ("left engines", "warn", launchd.judge_left([Left(7, "llama-server", "/m.gguf", "52011", 3 << 30),
+                                                 Left(9, "mlx-server", "/mlx", "8080", 1 << 30)]),
+     ("llama-server /m.gguf (pid 7, port 52011, 3.0 GiB)", "kill 7 9")),
     ("ports", "ok", cluster.judge_ports({}, "18100-18999", 3), ("18100-18999",)),
     ("ports", "fail", cluster.judge_ports({"the sidecar": (9090, "nginx (pid 3)")}, "18100-18999", 1),
      ("9090 of the sidecar is held by nginx", "--port")),

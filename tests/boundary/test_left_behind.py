@@ -1,0 +1,54 @@
+"""A process that its parent left behind, as the doctor and import-launchd find it."""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from doctor_support import found, shown, surroundings
+
+from metal_supervisor import cli
+from metal_supervisor.boundary import host
+from metal_supervisor.core.left_engines import AGENTS_OWN
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Iterator[int]:
+    """The pid of what the agent's llama-server would be, after the agent was killed."""
+    script = tmp_path / "llama-server"
+    script.write_text(f"#!{sys.executable}\nprint('up', flush=True)\nimport time\ntime.sleep(600)\n")
+    script.chmod(0o755)
+    flags = ["--model", "/m.gguf", "--host", "0.0.0.0", "--port", "52011"]
+    line = ["sh", "-c", '"$@" & echo $!', "agent", str(script), *flags]
+    environ = {**os.environ, AGENTS_OWN[0]: AGENTS_OWN[1]}
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environ) as agent:
+        assert agent.stdout is not None
+        said = {agent.stdout.readline().strip(), agent.stdout.readline().strip()}
+        agent.wait(20)
+    pid = int((said - {"up"}).pop())
+    try:
+        if psutil.Process(pid).ppid() != 1:
+            pytest.skip("a subreaper takes over what is left behind here")
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_the_doctor_names_it_with_the_command_that_ends_it(tmp_path: Path, left: int) -> None:
+    told = shown(found(surroundings(tmp_path, abandoned=host.abandoned), "left engines")["left engines"])
+    assert told.startswith("warn ") and f"llama-server /m.gguf (pid {left}, port 52011" in told
+    assert str(left) in told.partition("| kill ")[2].split()
+
+
+def test_import_launchd_names_it_too(tmp_path: Path, left: int, capsys: pytest.CaptureFixture[str]) -> None:
+    job = {"Label": "com.llmkube.metal-agent", "ProgramArguments": ["/usr/local/bin/llmkube-metal-agent"]}
+    (tmp_path / "agent.plist").write_bytes(plistlib.dumps(job))
+    assert cli.main(["import-launchd", str(tmp_path / "agent.plist")]) == 0
+    assert f"port 52011 was left behind by the agent; end it with: kill {left}\n" in capsys.readouterr().err
