@@ -201,7 +201,7 @@ def on_ollama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 def rows(system: System, path: str = "/api/ps") -> list[dict[str, Any]]:
     """The models that Ollama has loaded, or has."""
     found: list[dict[str, Any]] = json.loads(request(system.port(OURS), "GET", path)[2])["models"]
-    return found
+    return sorted(found, key=lambda each: str(each["name"]))  # Ollama's own order changes by itself
 
 
 ORDERS: tuple[tuple[str, str, Any], ...] = (
