@@ -91,9 +91,14 @@ class StateDir:
         plain = programs.SAFE_HOME.fullmatch(str(path)) and len(str(path)) <= LONGEST_HOME
         self.link = None if plain else _link_for(path)
         self.home = str(self.link or path)
-        self.socket = f"{self.home}/supervisor.sock"
         self._known: dict[Path, tuple[tuple[int, int, int], Any]] = {}
         self._written: dict[Path, tuple[Any, tuple[int, int, int]]] = {}
+
+    @property
+    def socket(self) -> str:
+        """Path of supervisord's socket. Raises StateError if the short link is another user's."""
+        self._check_link()
+        return f"{self.home}/supervisor.sock"
 
     # ── making it ────────────────────────────────────────────────────────────────────────────────
 
@@ -113,15 +118,23 @@ class StateDir:
         """Makes the short link again if a cleaner of temporary files took it. Raises StateError."""
         if self.link is None:
             return
+        self._check_link()
         with contextlib.suppress(FileNotFoundError):
-            found = self.link.lstat()
-            if stat.S_ISLNK(found.st_mode) and found.st_uid == os.getuid():
-                if self.link.readlink() == self.path:
-                    return
-                self.link.unlink()
-            else:
-                raise StateError(f"{self.link} is in the way and not ours; remove it")
-        self.link.symlink_to(self.path)
+            if self.link.readlink() == self.path:
+                return
+            self.link.unlink()
+        try:
+            self.link.symlink_to(self.path)
+        except FileExistsError:
+            self._check_link()  # made at this very moment
+
+    def _check_link(self) -> None:
+        """Raises StateError for a short link that is not this user's: anyone may make one in /tmp before us."""
+        with contextlib.suppress(FileNotFoundError):
+            found = self.link.lstat() if self.link is not None else None
+            if found is not None and not (stat.S_ISLNK(found.st_mode) and found.st_uid == os.getuid()):
+                text = f"{self.link} is not a link of this user (it is of uid {found.st_uid}): what is behind it"
+                raise StateError(f"{text} is not trusted; remove it, or choose a shorter --state-dir")
 
     def remove_link(self) -> None:
         """Takes the short link away, once nothing runs."""

@@ -6,11 +6,13 @@ import errno
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from metal_supervisor.boundary.backups import TMUTIL, is_temporary
 from metal_supervisor.boundary.commands import Done
+from metal_supervisor.boundary.listing import Unusable
+from metal_supervisor.boundary.places import SLOT, places_of
 from metal_supervisor.boundary.space import KEPT_FREE_BYTES
 from metal_supervisor.core.downloads import downloads
 from metal_supervisor.core.sizes import amount
@@ -84,11 +86,53 @@ def _backups(around: Surroundings) -> Sequence[Finding]:
     return [judge_backups(store, around.run((TMUTIL, "isexcluded", str(store)), ASK_S))]
 
 
+def judge_places(lost: Mapping[str, Sequence[str]], services: int) -> Finding:
+    """`lost`: InferenceService -> files of it that a manifest may not name; `services`: how many were looked at."""
+    if not lost:
+        return ok(f"the files of {services} services are in places that a manifest may name")
+    told = "; ".join(f"{name}: {', '.join(paths)}" for name, paths in sorted(lost.items()))
+    text = f"{len(lost)} of {services} services have files that a manifest may not name, and do not start again: {told}"
+    return warn(text, "move the files below a directory of --allowed-roots, or name theirs there; see docs/models.md")
+
+
+def _places(around: Surroundings) -> Sequence[Finding]:
+    state, rules, store = around.directory, places_of(around.settings), around.settings.store_path.resolve()
+    inside = [state.path / name for name in ("current", "hub", "scratch")]
+    records = {name: each for name, each in state.records()[0].items() if each.namespace}
+    lost: dict[str, list[str]] = {}
+    for record in records.values():
+        argv = state.read_spec(record.spec_file or "").get("argv")
+        named = [each for each in argv[1:] if isinstance(each, str)] if isinstance(argv, list) else []
+        # Arguments count as paths if they lead somewhere; what was fetched for the service is its own.
+        for text in dict.fromkeys((*record.files, *(each for each in named if each[:1] == "/" and _exists(each)))):
+            path = Path(text)
+            real = path.resolve()
+            slot = real.relative_to(store).parts[:1] if real.is_relative_to(store) else ()
+            if any(map(SLOT.fullmatch, slot)) or any(real.is_relative_to(each.resolve()) for each in inside):
+                continue
+            try:
+                rules.check(path)
+            except Unusable:
+                lost.setdefault("/".join(record.owner), []).append(text)
+    return [judge_places(lost, len(records))] if records else []
+
+
+def _exists(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):
+        return False
+
+
 CHECKS = (
     Check(
         "store", "whether the model store can be read",
         "fails if macOS (TCC) or its permissions forbid it; warns for a temporary directory",
         "Full Disk Access for the real python, or `--model-store`", _readable,
+    ),
+    Check(
+        "places", "files of services that a manifest may not name (`--allowed-roots`), before and after an upgrade",
+        "warns if an engine would not be started again for it", "`--allowed-roots`, or other places", _places,
     ),
     Check(
         "disk", "room for the largest model that is still to come", "fails if there is too little; warns below 2 GiB",

@@ -20,7 +20,7 @@ import pytest
 
 from metal_supervisor.boundary.filling import Job, Shelf, terms_of
 from metal_supervisor.boundary.listing import Unusable
-from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.boundary.state import StateDir, StateError
 from metal_supervisor.boundary.store import Store
 from metal_supervisor.config import Settings
 from metal_supervisor.core.resources import Policy, interpret
@@ -304,6 +304,28 @@ def test_the_short_link_is_the_state_directory(mac: Mac) -> None:
         assert attack(mac, {"source": f"{state.home}/token"}).startswith(REFUSED)
     finally:
         state.remove_link()
+
+
+@pytest.mark.parametrize("what", ["a link", "a directory", "a file"])
+def test_a_short_link_that_another_user_made_first_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    state = StateDir(tmp_path / ("x" * 60))
+    link = state.link
+    assert link is not None
+    evil = tmp_path / "evil"
+    evil.mkdir()
+    {"a link": lambda: link.symlink_to(evil), "a directory": link.mkdir, "a file": link.touch}[what]()
+    if what == "a link":
+        monkeypatch.setattr("os.getuid", lambda: 4242)
+    try:
+        for use in (state.create, state.refresh_link, lambda: state.socket):
+            with pytest.raises(StateError, match="is not trusted; remove it, or choose a shorter --state-dir"):
+                use()
+        assert not list(evil.iterdir())
+    finally:
+        monkeypatch.undo()
+        link.rmdir() if what == "a directory" else link.unlink()
 
 
 def test_every_refusal_reads_the_same(mac: Mac) -> None:
