@@ -102,8 +102,16 @@ class Membership:
 
     def release(self) -> None:
         """Tells peers that this Mac stops: they need not wait."""
+        failed: KubeError | None = None
         for namespace in sorted(self._renewed_at):
-            self._write(namespace, 0.0)
+            try:
+                self._write(namespace, 0.0)
+            except KubeError as error:
+                if error.code < 500:
+                    raise
+                failed = error  # of one namespace; the peers of the others are told all the same
+        if failed is not None:
+            raise failed
 
     def _write(self, namespace: str, duration_s: float) -> None:
         notes = {**self._notes, claims.SESSION: self._session}

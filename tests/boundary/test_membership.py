@@ -109,6 +109,25 @@ def test_a_release_says_that_nobody_holds_it(kube: Kube, clock: Clock) -> None:
     assert not lease(kube, "mac-c")["spec"].get("holderIdentity")
 
 
+def test_a_lease_that_cannot_be_released_keeps_no_other_from_being_released(
+    kube: Kube, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mac, apply = Membership(kube, "mac-g", 40.0, "s1"), kube.apply
+    kube.request("POST", "/api/v1/namespaces", None, {"metadata": {"name": "broken"}})
+    for namespace in ("default", "broken"):
+        mac.renew(namespace)
+
+    def failing(path: str, *rest: Any, **more: Any) -> Any:
+        if "/namespaces/broken/" in path:
+            raise KubeError(503, "Unavailable", "no")
+        return apply(path, *rest, **more)
+
+    monkeypatch.setattr(kube, "apply", failing)
+    with pytest.raises(KubeError):
+        mac.release()
+    assert not lease(kube, "mac-g")["spec"].get("holderIdentity")
+
+
 def test_after_a_gap_endpoints_are_announced_only_after_a_second_renewal(kube: Kube, clock: Clock) -> None:
     mac = Membership(kube, "mac-d", 40.0, "s1")
     assert mac.renew("default") is False and mac.steady("default"), "a start is no gap"
