@@ -24,7 +24,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     base = tmp_path_factory.mktemp("private")
     before = os.umask(0)
     try:
-        with running(base, engine=either(base)) as up:
+        with running(base, "--allow-env", "OWN_KEY,OTHER_KEY", engine=either(base)) as up:
             os.umask(before)
             up.apply(up.tiny_model(), service())
             up.ready()
