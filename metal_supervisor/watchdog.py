@@ -17,8 +17,10 @@ from metal_supervisor.boundary import builds, engines, host
 from metal_supervisor.boundary import memory as host_memory
 from metal_supervisor.config import Settings
 from metal_supervisor.core.budget import Budget
+from metal_supervisor.core.left_engines import left_by_agent
 from metal_supervisor.core.pressure import Level, Pace, Sample, Watch, in_force, thresholds, watch
 from metal_supervisor.core.types import Key, Probe
+from metal_supervisor.launch import MARK
 from metal_supervisor.runtimes import RUNTIMES
 
 ALERT_S = 2.0
@@ -76,7 +78,7 @@ class Watchdog(threading.Thread):
         super().__init__(name="watchdog", daemon=True)
         self._settings, self._wake = settings, wake
         # The engine is asked what Metal wires in the thread, as it may take its time.
-        self.budget = host_memory.host_budget(settings.memory_fraction or None, None)
+        self.budget = _beside_left(host_memory.host_budget(settings.memory_fraction or None, None))
         """What models may have; looked up again now and then, as an administrator may raise what Metal wires."""
         self._budget_at = 0.0
         log.info("memory budget", extra={"budget": self.budget.explain()})
@@ -138,7 +140,13 @@ def budget_of(settings: Settings) -> Budget:
         binary: Path | None = builds.find(settings, RUNTIMES["llama-server"].executables)[1]
     except host.NoBinary:
         binary = None
-    return host_memory.host_budget(settings.memory_fraction or None, binary)
+    return _beside_left(host_memory.host_budget(settings.memory_fraction or None, binary))
+
+
+def _beside_left(found: Budget) -> Budget:
+    """The budget without what engines hold that LLMKube's agent left behind."""
+    left = left_by_agent(host.abandoned(), MARK)
+    return found.less(sum(each.resident_bytes for each in left), "engines that LLMKube's agent left behind")
 
 
 def _busy(asked: Asked) -> bool:

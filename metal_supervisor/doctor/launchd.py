@@ -72,7 +72,7 @@ def judge_left(left: Sequence[Left]) -> Finding:
         return ok("LLMKube's agent left no engine behind")
     told = [f"{each.runtime} {each.model} (pid {each.pid}, port {each.port}, {amount(each.resident_bytes)})"
             for each in left]  # fmt: skip
-    text = f"left behind by LLMKube's agent: {', '.join(told)}; they hold memory that is not counted here"
+    text = f"left behind by LLMKube's agent: {', '.join(told)}; they hold memory, which models may not have meanwhile"
     return warn(text, f"kill {' '.join(str(each.pid) for each in left)}")
 
 

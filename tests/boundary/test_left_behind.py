@@ -16,7 +16,10 @@ from doctor_support import found, shown, surroundings
 
 from metal_supervisor import cli
 from metal_supervisor.boundary import host
+from metal_supervisor.config import Settings
 from metal_supervisor.core.left_engines import AGENTS_OWN
+from metal_supervisor.core.sizes import MIB
+from metal_supervisor.watchdog import Watchdog, budget_of
 
 
 @pytest.fixture
@@ -45,6 +48,13 @@ def test_the_doctor_names_it_with_the_command_that_ends_it(tmp_path: Path, left:
     told = shown(found(surroundings(tmp_path, abandoned=host.abandoned), "left engines")["left engines"])
     assert told.startswith("warn ") and f"llama-server /m.gguf (pid {left}, port 52011" in told
     assert str(left) in told.partition("| kill ")[2].split()
+
+
+def test_models_may_not_have_what_it_holds(left: int) -> None:
+    budget = budget_of(Settings())
+    assert "less 256 MiB of engines that LLMKube's agent left behind" in budget.reason
+    rest = {reason: size for reason, size in budget.limits.items() if "left behind" not in reason}
+    assert budget.bytes == min(rest.values()) - 256 * MIB == Watchdog(Settings(), lambda: None).budget.bytes
 
 
 def test_import_launchd_names_it_too(tmp_path: Path, left: int, capsys: pytest.CaptureFixture[str]) -> None:
