@@ -239,7 +239,8 @@ def eventually(look: Callable[[], object], within_s: float, what: str) -> float:
 def workplace() -> Iterator[Path]:
     """A directory that is gone afterwards. In the home directory: a path below /var/folders is too long for a socket
     of supervisord's, and launchd's jobs may read it."""
-    path = Path(tempfile.mkdtemp(prefix=".metal-supervisor-acceptance-", dir=Path.home())).resolve()
+    # Not hidden: no manifest may name a hidden file of the home directory, and the models are here.
+    path = Path(tempfile.mkdtemp(prefix="metal-supervisor-acceptance-", dir=Path.home())).resolve()
     try:
         yield path
     finally:
