@@ -66,7 +66,7 @@ RECORDS = st.builds(
     stopped_by_hand=st.booleans(), retry_at=st.none() | TIMES, warning=st.none() | st.tuples(WORDS, TEXT),
 )
 OBSERVED = st.builds(
-    Observed, WORDS, NUMBERS, st.booleans(), TIMES, WORDS, TEXT, WORDS, NUMBERS, TEXT, TEXT,
+    Observed, WORDS, NUMBERS, st.booleans(), TIMES, WORDS, TEXT, WORDS, NUMBERS, TIMES, TEXT, TEXT,
     exits=st.dictionaries(WORDS, NUMBERS, max_size=3),
 )
 RECORD = Record(
