@@ -274,7 +274,7 @@ def _refused(
             return "InvalidSpec", f"{shown}: {engine} takes no '='; write {plain} and its value as two items"
         if allowed:
             return None
-        return "UnsupportedField", f"{shown} is not known of {engine}; remove it. {opens(plain, 'extra-args')}"
+        return "UnsupportedField", f"{shown} is not known to {engine}; remove it; {opens(plain, 'extra-args')}"
     if item.ambiguous:
         return "InvalidSpec", f"{shown} could be several flags; write its name in full"
     if not item.complete:

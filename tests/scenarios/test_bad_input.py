@@ -99,7 +99,7 @@ def test_an_unknown_runtime_is_refused_by_the_api_or_by_name(system: System) -> 
 )
 def test_a_model_and_its_service_name_the_same_cause(system: System, spec: dict[str, str], reason: str) -> None:
     written = model("odd", system.tiny.as_uri())
-    system.apply({**written, "spec": {**written["spec"], **spec}}, service("odd", "odd"))
+    system.apply({**written, "spec": {**written["spec"], **spec}}, service("odd", "odd", extraArgs=[]))
     message = failed(system, "odd", reason)
 
     def of_model() -> dict[str, str]:
