@@ -983,6 +983,7 @@ def installed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(launch, "read_spec", read_spec)
     patch.setattr(launch, "read_note", lambda path: CURRENT[-1].files.notes.get(program_of(path), {}))
     patch.setattr(launch, "write_note", lambda path, note: CURRENT[-1].files.write_note(program_of(path), note))
+    patch.setattr(launch, "enter", lambda *_: None)  # the file system is not part of this
     patch.setattr(launch, "sweep_group", lambda *_: [])
     patch.setattr(launch, "kill_engine", lambda pid, _: kill(pid, signal.SIGKILL))
     patch.setattr(launch, "last_words", lambda log, name: RUNNING[-1][0].words.get(name, ""))
