@@ -30,6 +30,7 @@ from metal_supervisor.boundary import host, metal
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import Supervisord
 from metal_supervisor.config import Overrides, Settings, conf_dir, save_overrides
+from metal_supervisor.confined import complete_specs
 from metal_supervisor.core import programs
 
 OWN_PROGRAMS = ("apiserver", "controller", "power", "sidecar", "sleepwatch")
@@ -64,6 +65,7 @@ def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
     if Supervisord(directory.socket).answers():
         raise CannotBoot(f"a supervisord runs on {directory.path} already; see: metal-supervisor status")
     save_overrides(directory.path, overrides)
+    complete_specs(directory, settings.confinement)
     link_current(directory)
     _sweep(directory, say)
     _take_up_pending(directory)

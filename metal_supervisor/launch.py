@@ -7,7 +7,8 @@ hold a crash loop, and stand in for an engine that outlived a killed supervisord
 never two copies of a model.
 
 Run as `python -I -S launch.py SPEC`; standard library only, because every start waits for it.
-Exit codes: 75 not now (held, or port taken), 78 bad or revoked spec, 126/127 the engine cannot be executed.
+Exit codes: 75 not now (held, or port taken), 77 cannot be confined, 78 bad or revoked spec, 126/127 the engine cannot
+be executed.
 """
 
 from __future__ import annotations
@@ -22,10 +23,14 @@ import socket
 import sys
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 FORMAT = 1
-REVOKED = "Revoked"
+REVOKED, UNCONFINED = "Revoked", "ConfinementFailed"
 SAYS, CRASHED = "metal-supervisor: ", "crashed "
-EXIT_NOT_NOW, EXIT_BAD_SPEC, EXIT_CANNOT_EXEC, EXIT_NOT_FOUND = 75, 78, 126, 127
+EXIT_NOT_NOW, EXIT_UNCONFINED, EXIT_BAD_SPEC, EXIT_CANNOT_EXEC, EXIT_NOT_FOUND = 75, 77, 78, 126, 127
 FIRST_HOLD_S, LONGEST_HOLD_S, FORGET_AFTER_S = 10.0, 300.0, 600.0
 LOG_TAIL_BYTES = 65536
 ANSWER_WAIT_S = 0.2
@@ -38,6 +43,10 @@ MARK = "METAL_SUPERVISOR_ENGINE"
 # What an engine may inherit. Everything else of supervisord's environment stays behind: LLAMA_ARG_* would
 # reconfigure every server, and SUPERVISOR_SERVER_URL would let a server stop its siblings.
 INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ")
+
+
+class Unconfined(Exception):
+    """The engine's policy cannot be enforced, so it must not start; the message says why."""
 
 
 class BadSpec(Exception):
@@ -305,6 +314,26 @@ def represent(pid: int, started: str) -> None:
         signal.signal(signum, forward)
 
 
+def confinement(policy: object) -> Callable[[], None]:
+    """The last step before `execve`: put an engine's policy in force. All that may fail is done here already.
+
+    `policy`: of the spec; `False` where this Mac's settings, or our own probe, leave an engine unconfined. None, as an
+    older release wrote it, is never taken for that. Raises Unconfined.
+    """
+    if policy is False:
+        return lambda: None
+    if not isinstance(policy, dict):
+        raise Unconfined("its spec has no policy")
+    # Beside this very file, and compiled already; `-I -S` keeps everything else off the path.
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "confinement"))
+    enforce = __import__("enforce")
+    try:
+        prepared = enforce.prepare(policy)
+    except (enforce.ConfinementError, OSError) as error:
+        raise Unconfined(str(error)) from None
+    return prepared.restrict  # type: ignore[no-any-return]
+
+
 def wait_for_exit(pid: int, started: str) -> None:
     """Blocks until the process is gone, without being its parent."""
     try:
@@ -357,6 +386,12 @@ def enter(directory: str, spec_path: str) -> None:
     os.chdir(directory)
 
 
+def refuse(run: str, note: dict[str, object], reason: str, text: str, line: str) -> None:
+    """Tell why the engine is not started: in the note for our other programs, and as a line of its log."""
+    write_note(run, {**note, "refused": reason, "refused_message": text})
+    say(line)
+
+
 def main(path: str) -> int:
     """Execs the engine of the spec at `path`; returns only when it does not."""
     spec_file, run = os.path.basename(path), note_path(path)
@@ -376,8 +411,7 @@ def main(path: str) -> int:
     except BadSpec as error:
         refused, text = "BadSpec", str(error)
     if refused:
-        say(f"not started: {text}")
-        write_note(run, {**kept, **UNHELD, "pid": 0, "started": "", "refused": refused, "refused_message": text})
+        refuse(run, {**kept, **UNHELD, "pid": 0, "started": ""}, refused, text, f"not started: {text}")
         return EXIT_BAD_SPEC
     argv: list[str] = spec["argv"]  # type: ignore[assignment]
     left = note.get("pid")
@@ -388,25 +422,31 @@ def main(path: str) -> int:
     if now < not_before:
         text = f"{CRASHED}{len(starts)} times; next start in {not_before - now:.0f} s"
         held = {"not_before": not_before, "held_after": len(starts)}
-        write_note(run, {**idle, **held, "refused": "CrashLoopBackOff", "refused_message": text})
-        say(text)
+        refuse(run, {**idle, **held}, "CrashLoopBackOff", text, text)
         return EXIT_NOT_NOW
     port, host = int(spec["port"]), str(spec["host"])  # type: ignore[call-overload]
     if reason := "" if spec.get("shared") is True else holder_of(port, host):
         text = f"port {port} on {host} cannot be bound: {reason}"
         # The pause after a crash was sat out: it must not begin anew when the port is free.
         passed = {"not_before": not_before, "held_after": len(starts) if not_before else 0}
-        write_note(run, {**idle, **passed, "refused": "PortInUse", "refused_message": text})
-        say(text)
+        refuse(run, {**idle, **passed}, "PortInUse", text, text)
         return EXIT_NOT_NOW
+    try:
+        restrict = confinement(spec.get("confinement"))
+    except Unconfined as error:
+        text = f"it cannot be confined: {error}"
+        refuse(run, idle, UNCONFINED, text, f"not started: {text}")
+        return EXIT_UNCONFINED
     me = {"pid": os.getpid(), "started": start_time(os.getpid()), "starts": [*starts, now][-20:]}
+    me["confined"] = bool(spec.get("confinement"))
     write_note(run, {**idle, **me, "refused": "", "refused_message": ""})
     try:
         enter(str(spec["cwd"]), path)
         # SIGPIPE stays ignored, as inherited: an engine whose supervisord is killed must survive its next log line.
         whole = environment(spec["env"], dict(os.environ), path)  # type: ignore[arg-type]
+        restrict()
         os.execve(argv[0], argv, whole)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         say(f"cannot start {argv[0]!r}: {error}")
         return EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else EXIT_CANNOT_EXEC
 

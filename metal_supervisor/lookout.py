@@ -17,6 +17,7 @@ from metal_supervisor.boundary.metal import ASKED, Seen
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.boundary.store import Store
 from metal_supervisor.config import Settings
+from metal_supervisor.confined import Confinement
 from metal_supervisor.core import decide, programs
 from metal_supervisor.core.decide import Outlook, Running
 from metal_supervisor.core.demand import Demand, Reading
@@ -47,6 +48,7 @@ READY_S, FETCH_S, CANNOT_S = 0.0, 2.0, 8.0
 ASKING = ModelFile("Checking", message="the engine's program is being asked what it knows")
 METAL_ASKED = ModelFile("Checking", message=ASKED)
 LOOKING = ModelFile("Checking", message="it is being found out whether the user's own daemon answers")
+CONFINING = ModelFile("Checking", message="it is being tried whether the engine can be confined on this machine")
 LIBRARY = ModelFile("Ready")
 """A model of Ollama's library is no file of ours."""
 FOREIGN = Reading(None, problem="a manifest may not name it")
@@ -89,6 +91,7 @@ class Lookout:
         """What services would take for which this Mac has offered itself in this pass."""
         self.specs: dict[str, str] = {}
         """Content of the specs composed so far, by file name."""
+        self._confinement = Confinement(settings, directory, wake)
         self.daemons = Daemons(settings, directory, builds, self._keep_spec, wake)
 
     def _keep_spec(self, name: str, text: str) -> None:
@@ -141,7 +144,8 @@ class Lookout:
             return Outlook(files[None][1], port or (record.port if record else None), problem=problem)
         if binary is None:
             return Outlook(ASKING, port)
-        if self.metal.asking and not (record and record.runs):
+        new = up is None and not (record and record.runs)  # a record may be lost while its engine serves
+        if self.metal.asking and new:
             return Outlook(METAL_ASKED, port)
         if any(file.phase != "Ready" for _, file in files.values()):
             return self._before_all_is_here(service, binary, files, port)
@@ -152,15 +156,24 @@ class Lookout:
         if composed is None:
             return Outlook(READING, port)
         engine, demand = composed
+        confined = self._confinement.of(service, binary, engine, [each.path for _, each in files.values()], port)
+        if confined is None and new:
+            return Outlook(CONFINING, port)
+        if confined is not None and confined.problem:
+            return Outlook(file, port, problem=confined.problem)
         if library and demand.bytes is None and record is not None and record.reserved_bytes:
             demand = Demand(record.reserved_bytes, record.mapped_bytes, record.memory)  # it was known when it was here
         bind, home, name = self._settings.bind_address, self._state.home, programs.program_name(service.key)
         sizes = demand.bytes or 0, demand.mapped_bytes
-        program = programs.compose(name, engine, port, bind, home, service.asked, *sizes)
+        policy = confined.policy if confined else None
+        program = programs.compose(name, engine, port, bind, home, service.asked, *sizes, policy)
         self.specs[program.spec_file] = program.spec
         running = self._running(name, record, engine, up)
         limit = service.model.limit.resolve(self.room.total)
-        return Outlook(file, port, engine, program, running=running, demand=demand, limit_bytes=limit)
+        return Outlook(
+            file, port, engine, program, running=running, demand=demand, limit_bytes=limit,
+            unconfined=confined.why if confined else "",
+        )
 
     def _files(self, service: Service) -> Files:
         """Where each file of a service stands, its model's first."""

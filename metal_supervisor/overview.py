@@ -79,6 +79,9 @@ def lines(
     found = [*_machine(document, width), *_memory(document, rows, width)]
     found += [f"{'fetches':<{LABEL}}{escaped(each)}" for each in coming]
     found += [_said("notice", f"{_text(each, 'name')}: {_text(each, 'reason')}", width) for each in _notices(document)]
+    if open_ones := [row for row in rows if row.get("confined") is False]:
+        names = ", ".join(f"{_text(row, 'namespace')}/{_text(row, 'name')}" for row in open_ones)
+        found.append(_said("unconfined", f"{names}: {_text(open_ones[0], 'unconfinedWhy')}", width))
     if rows:
         made = [_row(row, beside.get(_text(row, "program")), now) for row in rows]
         found += ["", *_table(made, width)]

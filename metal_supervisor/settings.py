@@ -214,6 +214,10 @@ class Settings:
         "", "Variables that spec.env may hold although they are not known to be harmless, separated by commas; at your "
         "own risk.", _variable_list,
     )
+    confinement: str = _setting(
+        "on", "on: engines run confined by the operating system, as far as a trial shows that it works here; required: "
+        "none starts that cannot be confined; off: none is confined.", _one_of("on", "off", "required"),
+    )
     llama_server_startup_timeout: float = _setting(
         600.0, "Seconds an engine may take to load; one that still does no work then is restarted.",
         _between(1, 86400),

@@ -15,6 +15,7 @@ from pathlib import Path
 from metal_supervisor import __version__, boot, config
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.boundary.supervisord import BrokenFile, Supervisord, Unavailable
+from metal_supervisor.confined import complete_specs
 from metal_supervisor.core.types import LIVE, State
 
 WAIT_S = 60.0
@@ -30,8 +31,9 @@ def upgrade(state: Path, say: Callable[[str], None]) -> int:
     if not supervisord.answers():
         raise boot.CannotBoot(f"no supervisord runs on {directory.path}; start it with: metal-supervisor run")
     directory.create()  # a release may know directories that the one before it did not
-    boot.link_current(directory)
     settings, problem = config.load_good(directory.path)
+    complete_specs(directory, settings.confinement)
+    boot.link_current(directory)
     if settings.embedded and not _lives(supervisord, "apiserver"):
         boot.embedded_access(directory)  # it may be new here; one that lives keeps its port
     boot.write_conf(directory, settings)

@@ -179,14 +179,16 @@ LOOPBACK = "--private-hosts", "127.0.0.0/8,::1", "--allowed-roots", "/"
 class System:
     """One running metal-supervisor."""
 
-    def __init__(self, base: Path, *flags: str, engine: Path | None = None, state: Path | None = None) -> None:
-        self.base = base
+    def __init__(self, base: Path, *flags: str, engine: Path | None = None, state: Path | None = None,
+                 python: Path | str = sys.executable) -> None:  # fmt: skip
+        """`python`: of the installation that starts it."""
+        self.base, self.python = base, str(python)
         self.state = state or base / "run"
         self._ports = ports.Range()
         self.http = self._ports.last
         self.flags = [
             "--state-dir", str(self.state), "--port", str(self.http), "--ports", f"{self._ports.first}-{self.http - 1}",
-            "--llama-server", str(engine or engine_path()), *LOOPBACK, *OPENED, *flags,
+            "--llama-server", str(engine or engine_path()), *LOOPBACK, *(OPENED if self.python == sys.executable else ()), *flags,
         ]
         self.ports = range(self._ports.first, self.http)
         """Its --ports."""
@@ -205,7 +207,7 @@ class System:
         """Starts it and waits until its API answers."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "metal_supervisor", "run", *self.flags],
+                [self.python, "-I", "-m", "metal_supervisor", "run", *self.flags],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
             )
         eventually(lambda: self.get("/version"), what=f"the API to answer; {self.said()}")
@@ -416,9 +418,11 @@ class System:
 
 
 @contextlib.contextmanager
-def running(base: Path, *flags: str, engine: Path | None = None, state: Path | None = None) -> Iterator[System]:
+def running(
+    base: Path, *flags: str, engine: Path | None = None, state: Path | None = None, python: Path | str = sys.executable
+) -> Iterator[System]:
     """A started System that is gone afterwards."""
-    system = System(base, *flags, engine=engine, state=state)
+    system = System(base, *flags, engine=engine, state=state, python=python)
     try:
         yield system.start()
     except BaseException:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from metal_supervisor.core.report import CLAIM_LOST, TROUBLE
 
 METAL, AVAILABLE, PROGRESSING, DEGRADED = "MetalReady", "Available", "Progressing", "Degraded"
-PRESSURE, SUSPENDED = "MemoryPressure", "Suspended"
+PRESSURE, SUSPENDED, CONFINED = "MemoryPressure", "Suspended", "Confined"
 MODEL = "Model: "
 """Before the type of a condition that a Model has; the others are an InferenceService's."""
 EVENT, SCHEDULING, RECORD = "Event", "schedulingStatus", "record"
@@ -116,6 +116,8 @@ _REFUSED = Group("What was asked for cannot be done", (METAL, DEGRADED), ("Faile
     Reason("UnsupportedRuntime", "the runtime that it names is unknown, or not offered here (`--runtimes`)", _EDIT),
     Reason("FormatMismatch", "its runtime does not serve its Model's `spec.format`", "change one of the two"),
     Reason("RuntimeBinaryMissing", "the engine is not installed", "install it; the message has the line"),
+    Reason("ConfinementUnavailable", "`--confinement` is required, and this engine cannot be confined here",
+           "set it to `on`, or use another runtime; the message has the cause"),
     Reason("RuntimeBroken", "the engine's program does not run", "run it by hand; install it anew"),
     Reason("NoPort", "every port of `--ports` is taken", "widen the range"),
     Reason("ServiceConflict", "another InferenceService makes a Service of the same name", "rename one of them"),
@@ -185,6 +187,13 @@ _STANDARD = (
         Reason("Warning", "True: it gets short; nothing is started", "close what takes it"),
         Reason("Critical", "True: it is short; with `--eviction-enabled` somebody has to go", "close what takes it"),
         Reason("Evicted", "True: it was this one", "nothing: it comes back by itself"),
+    )),
+    Group("Confined", (CONFINED,), (), (
+        Reason("Confined", "True: the operating system leaves the engine its model, its scratch directory and its port",
+               "nothing"),
+        Reason("NotYet", "False: the engine was started before confinement was on", "restart it at leisure"),
+        Reason("Unconfined", "False: `--confinement` is off, a trial failed here, or a shared daemon serves it",
+               "the message has the cause; `metal-supervisor doctor`"),
     )),
     Group("Available of a Model", (MODEL + AVAILABLE,), (), (
         Reason("MetalAgentManaged", "True: the file is on this Mac", "nothing"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import mac_confinement
 import mac_host
 import mac_install
 import mac_jobs
@@ -34,6 +35,7 @@ ITEMS = {
     "m": "conformance of llama-server, mlx-server, mlx_lm, oMLX, vllm-swift and Ollama",
     "n": "the effect of ProcessType on tokens per second",
     "o": "the doctor, the application firewall and quarantine",
+    "p": "confinement by Seatbelt",
 }
 
 
@@ -60,6 +62,12 @@ class Check:
 
 REPORT = "report it with this file"
 CHECKS: tuple[Check, ...] = (
+    Check(
+        "confinement", "p", "The Seatbelt profile lets llama-server find Metal, load and serve, and keeps it from "
+        "foreign files, ports and processes.",
+        "confinement/seatbelt.py: run it with `log stream --predicate 'sender == \"Sandbox\"'` beside it; until it is "
+        "mended, engines start unconfined by themselves", mac_confinement.confinement, hosted=True, minutes=1,
+    ),
     Check(
         "modules", "o", "Every module of ours can be imported on this macOS and Python.",
         "read the exception; a symbol may only be looked up when it is called", mac_host.modules, hosted=True,

@@ -5,6 +5,7 @@ An engine written in Python takes seconds to print its help, and the controller 
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -21,6 +22,7 @@ HELP_WAIT_S, SCRIPT_HELP_WAIT_S = 5.0, 60.0
 SHEBANG = re.compile(r"""#!(?:/bin/sh\n'''exec' ["']?)?(/[^\n"']*?/python[0-9.]*)["']?[ \n]""")
 """As installers write them: `#!PYTHON`, or for a long path or one with spaces a line of shell that execs it."""
 SHEBANG_BYTES = 2048
+HOMEBREW = ("/opt/homebrew", "/usr/local/Cellar")
 
 
 class Broken(Exception):
@@ -50,6 +52,19 @@ def interpreter_of(script: Path) -> str:
     except OSError:
         return ""
     return found[1] if found else ""
+
+
+def homes_of(path: Path, interpreter: str) -> tuple[str, ...]:
+    """Directories of an engine's own code. An interpreter has two: its environment, and the installation behind it."""
+    if interpreter:
+        real = Path(os.path.realpath(interpreter))
+        return tuple(dict.fromkeys((str(Path(interpreter).parent.parent), str(real.parent.parent))))
+    real = Path(os.path.realpath(path))
+    brewed = next((prefix for prefix in HOMEBREW if real.is_relative_to(prefix)), None)
+    if brewed is not None:
+        return (brewed,)  # a formula's libraries are in the kegs of others
+    beside = real.parent.parent / "lib"
+    return (str(real.parent), *((str(beside),) if beside.is_dir() else ()))
 
 
 class Builds:
@@ -82,7 +97,8 @@ class Builds:
         interpreter = self._interpreters.setdefault(build, interpreter_of(path)) if executable.script else ""
         if executable.script and not interpreter:
             raise Broken(f"{path} does not say in its first line which Python runs it; reinstall it")
-        return Binary(str(path), flags, executable.name, interpreter, self._helps[build])
+        homes, edition = homes_of(path, interpreter), f"{path}|{build[1]}"
+        return Binary(str(path), flags, executable.name, interpreter, self._helps[build], homes, edition)
 
     def _ask(self, build: tuple[Path, float], done: threading.Event, executable: Executable) -> None:
         wait_s = SCRIPT_HELP_WAIT_S if executable.script else HELP_WAIT_S

@@ -63,6 +63,8 @@ class Outlook:
     """What the engine will take of the memory."""
     limit_bytes: int | None = None
     """What its Model allows it."""
+    unconfined: str = ""
+    """Why the operating system will not confine it, "" if it will."""
     live: tuple[str, int] | None = None
     """(address, port) of the engine that is up, also of one that is about to be replaced."""
 
@@ -234,7 +236,7 @@ def accept(
     now_spec, running, asked = outlook.program.spec_file, outlook.running, service.asked
     files = (outlook.file.path,) if outlook.file.path else ()
     fresh = replace(fresh, files=files, asked=asked, limit_bytes=outlook.limit_bytes, daemon=outlook.engine.daemon)
-    fresh = replace(fresh, rules=RULES)
+    fresh = replace(fresh, rules=RULES, unconfined=outlook.unconfined)
     fresh = _charged(fresh, outlook.demand)
     if running is not None and same_request(running.asked, asked) and running.spec_file != now_spec:
         # Nobody edited anything: the change is ours (a release, a setting, another build of the engine), and can wait.

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 
 from metal_supervisor.core.ledger import over_limit
 from metal_supervisor.core.progress import duration
-from metal_supervisor.core.report import Report, report
+from metal_supervisor.core.report import Report, confinement, report
 from metal_supervisor.core.sizes import amount
 from metal_supervisor.core.types import Json, Observed, Record, RunNote, Standing
 
@@ -65,6 +65,7 @@ def explain(case: Case) -> tuple[Report, list[Sentence]]:
         ("memory", _memory(case)),
         ("port", _port(case)),
         ("process", _process(case)),
+        ("confined", _confined(case)),
         ("probe", _probe(case)),
         ("published", _published(case, told)),
         ("restarts", _restarts(case)),
@@ -243,6 +244,12 @@ def _process(case: Case) -> Iterator[str]:
         yield f"when it starts next it will be from {record.next_spec}: that change is this Mac's own, and can wait"
     if note is not None and note.refused and not pid:
         yield f"its launcher refused to start it: {note.refused}: {note.refused_message}"
+
+
+def _confined(case: Case) -> Iterator[str]:
+    if case.observed is not None and case.observed.pid:
+        confined, _, text = confinement(case.record, case.observed)
+        yield f"{'yes' if confined else 'no'}; {text}"
 
 
 def _probe(case: Case) -> Iterator[str]:

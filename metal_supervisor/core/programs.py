@@ -15,7 +15,7 @@ import re
 from enum import Enum
 from functools import lru_cache
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from metal_supervisor.core.attachment import Attachment
 from metal_supervisor.core.types import Engine, Json, Key, Observed, Program, Record, RunNote
@@ -75,9 +75,11 @@ def compose(
     asked: str = "",
     reserved_bytes: int = 0,
     mapped_bytes: int = 0,
+    confinement: Json | Literal[False] | None = False,
 ) -> Program:
     """The Program of an engine. `home` is the state directory as the ini may name it (see SAFE_HOME).
 
+    `confinement`: the policy, False to start it unconfined, None while that is not known: then it is not started.
     The digest in the name is that of what the engine gets: what a release adds around it renames no spec.
     """
     cwd, env = engine.cwd, dict(engine.env)
@@ -103,6 +105,7 @@ def compose(
         "supervisor_log": f"{home}/log/supervisord.log",
         "reserved_bytes": reserved_bytes,
         "mapped_bytes": mapped_bytes,
+        "confinement": confinement,
     }
     spec_file = f"{program}.{_digest(json.dumps(meaning, sort_keys=True))}.json"
     return Program(program, spec_file, json.dumps({**around, **meaning}, indent=1, sort_keys=True) + "\n")

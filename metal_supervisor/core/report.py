@@ -125,8 +125,17 @@ def _standing(record: Record, observed: Observed | None, asleep: bool = False) -
     return _creating(record, observed)
 
 
+def confinement(record: Record, observed: Observed) -> tuple[bool, str, str]:
+    """(confined, reason, message) of an engine that is up."""
+    if observed.confined:
+        return True, "Confined", "the operating system leaves the engine its model, its scratch directory and its port"
+    if record.unconfined:
+        return False, "Unconfined", record.unconfined
+    return False, "NotYet", "it was started without; its next start is confined"
+
+
 def _conditions(
-    record: Record, phase: str, count: tuple[int, int], reason: str, message: str
+    record: Record, observed: Observed | None, phase: str, count: tuple[int, int], reason: str, message: str
 ) -> tuple[Condition, ...]:
     """`count`: replicas ready (here, in all)."""
     here, ready = count
@@ -162,6 +171,9 @@ def _conditions(
     elif record.pressure:
         level, why = record.pressure
         found.append(Condition("MemoryPressure", "False" if level == "Normal" else "True", level, why))
+    if observed and observed.pid:
+        confined, word, text = confinement(record, observed)
+        found.append(Condition("Confined", "True" if confined else "False", word, text))
     if record.warning and phase != "Failed":
         found.append(Condition("Degraded", "True", *record.warning))
     return tuple(sorted(found, key=lambda condition: condition.type))
@@ -193,7 +205,7 @@ def report(record: Record, observed: Observed | None, asleep: bool = False) -> R
         reason=reason,
         message=message,
         scheduling=scheduling,
-        conditions=_conditions(record, phase, (int(counted), serving), reason, message),
+        conditions=_conditions(record, observed, phase, (int(counted), serving), reason, message),
         wants_service=claimed and standing is not Standing.REMOVING,
         wants_slice=claimed and (standing is Standing.RUN or leaving) and standing is not Standing.REMOVING,
         draining=leaving,

@@ -389,6 +389,8 @@ class Record:
     """(level, why) of the machine's shortage of memory, once there was one."""
     daemon: str = ""
     """Program of the shared daemon that serves its model, "" if its own process does."""
+    unconfined: str = ""
+    """Why its next start is not confined by the operating system, "" if it is."""
     rules: int = 0
     """Edition of the rules under which its spec was accepted, see `RULES`; 0 for one of a release without them."""
     revoked: str = ""
@@ -483,6 +485,8 @@ class RunNote:
     refused: str
     """Why the last attempt was not made, "" if it was; e.g. `PortInUse`."""
     refused_message: str
+    confined: bool = False
+    """The operating system holds it to its policy."""
 
 
 @dataclass(frozen=True)
@@ -517,6 +521,8 @@ class Observed:
     """Why this very process should be restarted, "" if it should not."""
     memory_bytes: int = 0
     """What it was measured to hold of the memory, with its children; 0 if that is not known."""
+    confined: bool = False
+    """The operating system holds this very process to its policy."""
     exits: dict[str, int] = field(default_factory=dict)
     """How often its engine has ended, by reason: `stopped` where it was to, else `exit_1`, `SIGKILL` …"""
 

@@ -13,7 +13,8 @@ from metal_supervisor.boundary import builds, host
 from metal_supervisor.boundary.commands import TIMED_OUT, Done
 from metal_supervisor.boundary.daemon import Away, Daemon, Refused
 from metal_supervisor.core import launchd
-from metal_supervisor.core.types import LIVE, ProgramState, Record
+from metal_supervisor.core.report import confinement
+from metal_supervisor.core.types import LIVE, Observed, ProgramState, Record
 from metal_supervisor.doctor import macho
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
 from metal_supervisor.doctor.software import table_of
@@ -248,6 +249,24 @@ def _builds(around: Surroundings) -> Sequence[Finding]:
     return [each for each in bad if each] or ([ok(f"{running} running, each of the build on disk")] if running else [])
 
 
+def judge_confinement(record: Record, observed: Observed) -> Finding:
+    """Tell whether the operating system confines an engine that is up."""
+    confined, _, text = confinement(record, observed)
+    name = f"{record.namespace}/{record.name}"
+    if confined:
+        return ok(f"{name} is confined")
+    restart = f"when an interruption is welcome: supervisorctl restart {record.program}"
+    return warn(f"{name} is not confined: {text}", "see docs/security.md" if record.unconfined else restart)
+
+
+def _confinement(around: Surroundings) -> Sequence[Finding]:
+    seen = around.directory.observations()
+    records = [each for each in records_of(around).values() if not each.is_daemon]
+    up = [each for each in records if each.program in seen and seen[each.program].pid]
+    bad = [each for each in (judge_confinement(record, seen[record.program]) for record in up) if each.status != "ok"]
+    return bad or ([ok(f"{len(up)} confined by the operating system")] if up else [])
+
+
 def judge_revoked(record: Record) -> Finding:
     """Tell of an engine whose spec an older release accepted and this one refuses."""
     if not record.revoked:
@@ -318,6 +337,11 @@ CHECKS = (
         "builds", "the build that each running engine was started from, against what is on disk now",
         "warns after an upgrade under a running model; fails if the file is gone", "`supervisorctl restart` at leisure",
         _builds,
+    ),
+    Check(
+        "confinement", "for each engine that runs, whether the operating system confines it",
+        "warns for each that it does not, and tells the reason", "restart it at leisure, or see docs/security.md",
+        _confinement,
     ),
     Check(
         "revoked", "engines that run from what an older release accepted", "warns for each that this release refuses",

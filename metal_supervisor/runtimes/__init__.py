@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from metal_supervisor.core.access import Access
 from metal_supervisor.core.demand import Demand, Reading
 from metal_supervisor.core.environment import Vocabulary
 from metal_supervisor.core.types import Engine, Service
@@ -59,6 +60,8 @@ class Runtime:
     """Set if the services are models of one daemon; `engine` is then the attendant of one."""
     vocabulary: Vocabulary | None = None
     """What a manifest may say to its engine; None if its services share a daemon, and it refuses everything."""
+    access: Callable[[Binary, str], Access] = lambda binary, _code: Access((binary.path,), binary.homes)
+    """(binary, directory of our own code) -> what its process needs of the system, besides its model and its port."""
     metrics_path: str = ""
     """Where an engine tells what it counts, "" if it does not; a shared daemon's is no one service's."""
 
@@ -85,6 +88,7 @@ RUNTIMES: Mapping[str, Runtime] = {
         demand=mlx_memory.demand,
         lacks=mlx_server.lacks,
         vocabulary=mlx_arguments.MLX,
+        access=mlx_server.access,
     ),
     omlx.NAME: Runtime(
         executables=(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from metal_supervisor.core.access import Access
 from metal_supervisor.core.arguments import parse, refusal
 from metal_supervisor.core.first_request import smallest
 from metal_supervisor.core.types import Engine, Probe, Service
@@ -71,6 +72,13 @@ def lacks(service: Service, binary: Binary) -> tuple[str, str] | None:
     if KV_BITS[service.options.get("cacheTypeK", "f16")] and "--kv-bits" not in binary.flags:
         return "UnsupportedField", f"spec.cacheTypeK: this {binary.name} has no quantized cache (--kv-bits); remove it"
     return None
+
+
+def access(binary: Binary, code: str) -> Access:
+    """What a server of MLX needs of the system; ours of mlx_lm runs beside its other modules, in `code`."""
+    if not binary.interpreter:
+        return Access((binary.path,), binary.homes)
+    return Access((binary.interpreter,), (*binary.homes, code), python=True)
 
 
 def engine(service: Service, binary: Binary, place: Place) -> Engine:

@@ -38,6 +38,10 @@ class Binary:
     """What runs it if it is a script, "" if it is none."""
     help: str = ""
     """All that its `--help` prints; "" if only its flags are known."""
+    homes: tuple[str, ...] = ()
+    """Directories of its own code: its libraries, an interpreter's environment and installation."""
+    build: str = ""
+    """Tells this build from others at the same path."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from metal_supervisor.boundary.addresses import Choice
 from metal_supervisor.core.downloads import Download, downloads
 from metal_supervisor.core.engine_metrics import Told
-from metal_supervisor.core.report import Happening, Report
+from metal_supervisor.core.report import Happening, Report, confinement
 from metal_supervisor.core.types import Json, Observed, Record
 from metal_supervisor.sidecar.inventory import Offer, rows
 from metal_supervisor.sidecar.power import Reading, shown_power
@@ -180,6 +180,8 @@ def _service(row: Row) -> Json:
         "since": observed.since,
         "restarts": observed.restarts,
         "lastExit": observed.last_exit,
+        "confined": observed.confined if observed.pid else None,
+        "unconfinedWhy": confinement(record, observed)[2] if observed.pid and not observed.confined else "",
         "nextAttempt": record.retry_at,
         "rssBytes": row.rss_bytes,
         "memory": {

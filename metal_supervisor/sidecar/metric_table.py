@@ -92,6 +92,10 @@ SERVED = (
     ),
     Entry(OURS + "service_hung", GAUGE, "1 while the engine hangs and is to be restarted.", SERVICE),
     Entry(
+        OURS + "service_confined", GAUGE, "1 if the operating system confines the engine, 0 if it does not.", SERVICE,
+        "not there without a process",
+    ),
+    Entry(
         OURS + "service_revoked", GAUGE,
         "1 while the engine runs as an older release allowed; its next start is refused.", SERVICE,
     ),

@@ -125,6 +125,7 @@ def _service(page: _Page, row: Row) -> None:
         page.add(INCUMBENT + "process_healthy", int(row.report.ready), **service)
         page.add(INCUMBENT + "process_rss_bytes", row.rss_bytes, **service)
         page.add(OURS + "service_memory_bytes", observed.memory_bytes, **service)
+        page.add(OURS + "service_confined", int(observed.confined), **service)
     for phase in PHASES:
         page.add(OURS + "service_phase", int(row.report.phase == phase), **service, phase=phase)
     page.add(OURS + "service_next_start_timestamp_seconds", record.retry_at or None, **service)

@@ -140,6 +140,7 @@ class Observer:
             served=bool(pid) and finding.served,
             hung=finding.hung if pid else "",
             last_exit=last_exit,
+            confined=bool(pid and look.note and look.note.pid == pid and look.note.confined),
             published=told,
             memory_bytes=_charged(pid, held, before),
         )

@@ -8,8 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
-import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import pytest
 
 import metal_supervisor
 from tests.faults import Figure, fault
+from tests.releases import install
 from tests.system import System, eventually, kill, running, service
 
 NEXT = "9.9.9"
@@ -58,11 +57,7 @@ def next_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert before in text, f"{name} has no {before!r} any more; the next release must be made anew"
             text = text.replace(before, after)
         (package / name).write_text(text)
-    venv.create(base / "venv", with_pip=False, symlinks=True)
-    tag = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    paths = f"{base / 'lib'}\n{sysconfig.get_paths()['purelib']}\n"
-    (base / "venv" / "lib" / tag / "site-packages" / "next.pth").write_text(paths)
-    return base / "venv" / "bin" / "python"
+    return install(base)
 
 
 @pytest.fixture(scope="module")

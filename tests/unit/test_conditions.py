@@ -30,6 +30,7 @@ ELSEWHERE = ("apiserver", "doctor")
 """Packages that put nothing into a condition of ours; the embedded API has a server's own reasons."""
 WORD = re.compile(r"([A-Z][a-z]+[A-Za-z]*)(?:: .*)?", re.DOTALL)
 OTHER_WORDS = frozenset({
+    "ConfinementFailed",
     "Available", "Degraded", "MetalReady", "Progressing",
     "Ready", "Downloading", "Stopped", "Started", "Ended", "Gone", "Waiting", "Draining", "Unknown", "True", "False",
     "ClusterIP", "NodePort", "LoadBalancer", "Revoked", "Connection",
@@ -132,7 +133,8 @@ RECORD = Record(
 UP = Observed("default.tiny", 7, True, 1.0, "RUNNING")
 DOWN = replace(UP, pid=0, ready=False, state="FATAL")
 OBSERVED = (
-    None, UP, DOWN, replace(DOWN, state="BACKOFF"), replace(UP, ready=False), replace(UP, ready=False, served=True),
+    None, UP, replace(UP, confined=True),
+    DOWN, replace(DOWN, state="BACKOFF"), replace(UP, ready=False), replace(UP, ready=False, served=True),
     replace(UP, ready=False, hung="no answer"), replace(UP, ready=False, state="STOPPING"),
     replace(UP, published="the API said no"), replace(UP, published="NoRoutableAddress: x"),
     replace(UP, published="EndpointNameConflict: x"), replace(UP, published="DaemonUnreachable: x"),
@@ -152,6 +154,7 @@ IGNORED = "FieldIgnored", "ServiceTypeIgnored", "PriorityCapped", "ProtectionIgn
 
 def every_record() -> Iterator[Record]:
     yield from (RECORD, replace(RECORD, claimed=False), replace(RECORD, withdraw="x"), replace(RECORD, replicas=2))
+    yield replace(RECORD, unconfined="x")
     yield from (replace(RECORD, stopped_by_hand=True), replace(RECORD, peers_ready=1))
     for reason in ("PortInUse", "MetalUnavailable", "DaemonSettingsWait", "PortIgnored", *IGNORED):
         yield replace(RECORD, warning=(reason, "x"))
@@ -175,7 +178,7 @@ def test_conditions_have_the_reasons_of_their_types() -> None:
     for file in files:
         (shown,) = manifests.model_status(file, "x", 1, {}, "now")["conditions"]
         seen.add((MODEL + shown["type"], shown["reason"]))
-    types = {METAL, "Available", "Progressing", "Degraded", "MemoryPressure", "Suspended"}
+    types = {METAL, "Available", "Progressing", "Degraded", "MemoryPressure", "Suspended", "Confined"}
     told = {(kind, reason.name) for group in GROUPS for reason in group.reasons for kind in group.types
             if kind in types or kind.startswith(MODEL)}  # fmt: skip
     assert seen == told

@@ -102,7 +102,7 @@ def test_the_file_gives_way_to_the_environment_and_that_to_the_flags(
 def test_every_setting_can_be_given_in_each_of_the_three_ways(tmp_path: Path) -> None:
     good = {
         "port": "9999", "ports": "2000-2001", "runtime": "llama-server", "memory_fraction": "0.5", "log_level": "debug",
-        "log_format": "json",
+        "confinement": "required", "log_format": "json",
         "runtimes": "llama-server", "llama_server_startup_timeout": "5", "drain_timeout": "5", "hang_timeout": "5",
         "stop_timeout": "5", "log_size": "5", "log_files": "5", "host_ip": "10.0.0.1", "bind": "::",
         "metrics_listen": "10.0.0.1:9091",

@@ -23,7 +23,7 @@ from metal_supervisor.core.budget import budget, metal_limit
 from metal_supervisor.core.left_engines import Left
 from metal_supervisor.core.pressure import Sample
 from metal_supervisor.core.sizes import GIB
-from metal_supervisor.core.types import ProgramState, Record, RunNote, Standing, State, Verdict
+from metal_supervisor.core.types import Observed, ProgramState, Record, RunNote, Standing, State, Verdict
 from metal_supervisor.doctor import cluster, engines, launchd, login, machine, rights, software, store
 from metal_supervisor.doctor.findings import Finding, sound, summary
 from metal_supervisor.doctor.registry import CHECKS, table
@@ -73,6 +73,7 @@ ON, OFF = said("Firewall is enabled. (State = 1)\n"), said("Firewall is disabled
 NOTE = RunNote(40, 40, "tv 1 2", "default.tiny.ab.json", (), 0.0, "", "")
 RECORD = Record("default", "tiny", "u", 1, "default.tiny", "tiny", "llama-server", 1, "chat", "normal",
                 Verdict(Standing.RUN, "Admitted", "", 0.0), None)  # fmt: skip
+SEEN = Observed("default.tiny", 40, True, 0.0, "RUNNING")
 EN0 = Interface("en0", "192.168.1.20", True)
 INCOMING = {"models": {"llm/big": {"source": "s", "file": {
     "phase": "Downloading", "got_bytes": 10 * GIB, "total_bytes": 60 * GIB}}}}
@@ -222,6 +223,10 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("builds", "warn", engines.judge_build("default.tiny", LLAMA.path, NOW, NOW - 1),
      ("upgrade", "restart default.tiny")),
     ("builds", "fail", engines.judge_build("default.tiny", LLAMA.path, None, NOW), ("there no more",)),
+    ("confinement", "ok", engines.judge_confinement(RECORD, replace(SEEN, confined=True)), ("default/tiny",)),
+    ("confinement", "warn", engines.judge_confinement(RECORD, SEEN), ("next start", "supervisorctl restart")),
+    ("confinement", "warn", engines.judge_confinement(replace(RECORD, unconfined="it is off"), SEEN),
+     ("it is off", "security.md")),
     ("revoked", "ok", engines.judge_revoked(RECORD), ("default/tiny",)),
     ("revoked", "warn", engines.judge_revoked(replace(RECORD, revoked="InvalidSpec: --rpc")),
      ("default/tiny", "next start is refused: InvalidSpec: --rpc", "CHANGELOG")),

@@ -273,7 +273,7 @@ class Place:
     def spec(self, *argv: str, env: dict[str, str] | None = None, **other: Any) -> str:
         body = {
             "format": 1, "program": "default.tiny", "argv": list(argv), "env": env or {}, "cwd": str(self.path),
-            "host": "127.0.0.1", "port": free_port(), "supervisor_log": str(self.log), **other,
+            "host": "127.0.0.1", "port": free_port(), "supervisor_log": str(self.log), "confinement": False, **other,
         }
         path = self.path / "specs" / SPEC
         path.write_text(json.dumps({key: value for key, value in body.items() if value is not None}))

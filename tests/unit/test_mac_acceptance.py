@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import mac_acceptance
 import mac_checks
+import mac_confinement
 import mac_host
 import mac_jobs
 import mac_kit
@@ -383,6 +384,12 @@ def test_deaths_of_others_children_are_told_here_too(tmp_path: Path) -> None:
     found = mac_acceptance.perform(check("exits", mac_host.exits), mac_kit.Kit(mac_kit.Options(), tmp_path))
     assert found.outcome == PASS, found.why
     assert len(found.sheet.figures[0].values) == mac_host.DEATHS
+
+
+def test_a_confined_llama_server_serves_and_is_held_here_too(tmp_path: Path) -> None:
+    wanted = check("confinement", mac_confinement.confinement)
+    found = mac_acceptance.perform(wanted, mac_kit.Kit(mac_kit.Options(), tmp_path))
+    assert found.outcome == PASS, found.why
 
 
 def test_every_module_can_be_imported_here(tmp_path: Path) -> None:

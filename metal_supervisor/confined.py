@@ -1,0 +1,130 @@
+"""Confinement of the services of this Mac: a policy for each, once a trial of its engine's build has worked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from metal_supervisor import launch
+from metal_supervisor.boundary.builds import homes_of
+from metal_supervisor.boundary.state import StateDir, write_atomic
+from metal_supervisor.config import Settings
+from metal_supervisor.confinement.policy import policy
+from metal_supervisor.confinement.probe import GGUF, MLX, Trial, Trials
+from metal_supervisor.core.access import Access
+from metal_supervisor.core.demand import Reading
+from metal_supervisor.core.programs import DAEMONS, program_name
+from metal_supervisor.core.shards import shard_names
+from metal_supervisor.core.sources import Artifact
+from metal_supervisor.core.types import Endpoint, Engine, Json, Model, Service
+from metal_supervisor.runtimes import RUNTIMES, Binary, Place
+
+CODE = str(Path(launch.__file__).resolve().parent)
+LOOPBACK = "127.0.0.1"
+DAEMON = "it is served by a shared daemon, which is not confined"
+
+
+@dataclass(frozen=True)
+class Confined:
+    """What becomes of one engine at its next start."""
+
+    policy: Json | Literal[False]
+    """False: it starts unconfined."""
+    problem: tuple[str, str] | None = None
+    """(reason, message) of why it must not start at all."""
+    why: str = ""
+    """Why it is not confined, "" if it is."""
+
+
+class Confinement:
+    """Composes policies; remembers what trials came to."""
+
+    def __init__(self, settings: Settings, directory: StateDir, wake: Callable[[], None]) -> None:
+        self._mode, self._state = settings.confinement, directory
+        self._trials = Trials(directory.path, Path(launch.__file__), wake)
+
+    def of(
+        self, service: Service, binary: Binary, engine: Engine, paths: Sequence[str], port: int
+    ) -> Confined | None:
+        """The confinement of a service's engine; None while its build is being tried. `paths`: of its model files."""
+        if self._mode == "off":
+            return Confined(False, why="this Mac's --confinement is off")
+        if engine.daemon:
+            return self._without(DAEMON)
+        runtime = RUNTIMES[service.runtime]
+        verdict = self._trials.look(binary.build, lambda scratch, at: self._trial(service.runtime, binary, scratch, at))
+        if verdict is None:
+            return None
+        if not verdict.works:
+            return self._without(f"confinement does not work here: {verdict.why}")
+        base = runtime.access(binary, CODE)
+        read = tuple(dict.fromkeys(os.path.realpath(each) for path in paths for each in _parts(path)))
+        scratch = str(self._state.scratch_path(program_name(service.key)))
+        access = replace(base, read=(*base.read, *read), write=(scratch,), bind=(port,))
+        return Confined(policy(access, sys.platform, str(Path.home())))
+
+    def _without(self, why: str) -> Confined:
+        if self._mode != "required":
+            return Confined(False, why=why)
+        text = f"{why}, and this Mac's --confinement is required; set it to on, or use another runtime"
+        return Confined(False, ("ConfinementUnavailable", text), why)
+
+    def _trial(self, runtime: str, binary: Binary, scratch: Path, port: int) -> Trial:
+        """An engine as a service of this runtime would have it, with the model that is shipped."""
+        mlx = "gguf" not in RUNTIMES[runtime].formats
+        path = str(MLX if mlx else GGUF)
+        model = Model("", "probe", "", 0, path, "mlx" if mlx else "gguf", "metal", None, None, artifact=Artifact(path))
+        endpoint = Endpoint("probe", 8080, "", "ClusterIP", None)
+        service = Service(
+            "", "probe", "", 0, model, runtime, 1, False, endpoint, "chat", "normal", None, {"contextSize": 256}
+        )
+        place = Place(path, LOOPBACK, port, 1, self._state.home, Reading(None))
+        engine = RUNTIMES[runtime].engine(service, binary, place)
+        base = RUNTIMES[runtime].access(binary, CODE)
+        access = replace(base, read=(*base.read, os.path.realpath(path)), write=(str(scratch),), bind=(port,))
+        return Trial(engine.argv, engine.env, engine.probe, access, port)
+
+
+def _parts(path: str) -> list[str]:
+    """A model file with all of its shards, or a directory."""
+    place = Path(path)
+    return [str(place.with_name(name)) for name in shard_names(place.name)] if path else []
+
+
+# ── specs of an older release ────────────────────────────────────────────────────────────────────
+
+
+def complete_specs(directory: StateDir, mode: str) -> None:
+    """Give specs of a release without confinement a policy: an engine that crashes or reboots starts from its old spec.
+
+    Done before this release's launcher is in place, which starts nothing without one. `mode`: as `--confinement`.
+    """
+    for path in (directory.path / "specs").glob("*.json"):
+        spec = directory.read_spec(path.name)
+        if not spec or "confinement" in spec:
+            continue
+        ours = spec.get("shared") is True or spec.get("program") in DAEMONS or mode == "off"
+        made = False if ours else policy(_older_access(directory, spec), sys.platform, str(Path.home()))
+        with contextlib.suppress(OSError):  # on a full disk the engine that runs goes on; its next start says why not
+            write_atomic(path, json.dumps({**spec, "confinement": made}, indent=1, sort_keys=True) + "\n")
+
+
+def _older_access(directory: StateDir, spec: Json) -> Access:
+    """The access that an older spec's command line needs, by the paths in it."""
+    program, *arguments = map(str, spec.get("argv") or [""])
+    python = Path(program).name.startswith("python")
+    code = (CODE,) if python else ()
+    named = [each for each in arguments if each.startswith("/") and Path(each).exists()]
+    private = (f"{directory.home}/current/", f"{directory.path}/current/")
+    read = [os.path.realpath(part) for each in named if not each.startswith(private) for part in _parts(each)]
+    scratch = str(directory.scratch_path(str(spec.get("program"))))
+    port = spec.get("port")
+    homes = homes_of(Path(program), program if python else "")
+    bind = (port,) if isinstance(port, int) else ()
+    return Access((program,), (*homes, *code), tuple(dict.fromkeys(read)), (scratch,), bind, python=python)

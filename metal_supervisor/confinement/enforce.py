@@ -1,0 +1,260 @@
+"""Enforcement of a policy on the calling process, irrevocably and inherited by what it executes.
+
+Linux: Landlock for files, TCP ports, signals and abstract sockets; seccomp for what Landlock (ABI 7) lets through: UDP,
+MPTCP, Fast Open, Unix sockets by path, metadata of files, limits and memory of other processes. macOS: a Seatbelt
+profile. Standard library only: the launcher runs it under `-I -S`, and a start waits for it (2.7 ms of it for ctypes).
+
+A policy is a dict of lists: `execute` and `libraries` (the engine's own files, resolved at the moment of the start),
+`read` and `write` (judged before; each has to be its own real path still), `list` (names in a directory only),
+`bind` and `connect` (TCP ports), and on macOS `profile` with `parameters`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+import sys
+
+LEAST_ABI = 6  # TCP ports since 4, signals and abstract sockets since 6
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+RULE_PATH, RULE_PORT = 1, 2
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
+REMOVE_DIR, REMOVE_FILE, MAKE_DIR, MAKE_REG, MAKE_FIFO = 1 << 4, 1 << 5, 1 << 7, 1 << 8, 1 << 10
+MAKE_SYM, REFER, TRUNCATE, IOCTL_DEV = 1 << 12, 1 << 13, 1 << 14, 1 << 15
+ALL_FILES = (1 << 16) - 1
+OF_A_FILE = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
+READ = READ_FILE | READ_DIR
+WRITE = READ | WRITE_FILE | TRUNCATE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | MAKE_FIFO | MAKE_SYM | REFER
+BIND_TCP, CONNECT_TCP = 1, 2
+SCOPES = 3  # abstract Unix sockets, signals
+PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
+
+SYSTEM_READS = (
+    "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/localtime",
+    "/proc/cpuinfo", "/proc/meminfo", "/proc/self", "/sys/devices/system/cpu", "/sys/devices/system/node",
+    "/dev/urandom",
+)  # fmt: skip
+"""What programs read of a Linux system while they start. Nothing of a user is in it."""
+LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-musl-x86_64.so.1")
+
+# x86-64. Refused to every engine; the reason is the line above each group.
+REFUSED = (
+    # metadata of files, which Landlock does not govern: chmod, chown, times, extended attributes
+    90, 91, 268, 452, 92, 93, 94, 260, 132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 463, 466, 469,
+    # other processes: ptrace, process_vm_*, process_madvise, kcmp, pidfd_getfd, migrate_pages, move_pages, ioprio_set
+    101, 310, 311, 440, 312, 438, 256, 279, 251,
+    # the kernel's own: perf, bpf, userfaultfd, keys, modules, kexec, reboot, swap, accounting, quota, syslog
+    298, 321, 323, 248, 249, 250, 175, 313, 176, 246, 320, 169, 167, 168, 163, 179, 443, 103,
+    # names and mounts: mount family, pivot_root, chroot, unshare, setns, open_by_handle_at, mknod, host name
+    165, 166, 155, 161, 272, 308, 304, 133, 259, 428, 429, 430, 431, 432, 433, 442, 467, 170, 171,
+    # clocks
+    164, 227, 305, 159,
+    # what processes share without a file: System V memory, semaphores and messages, POSIX message queues
+    29, 30, 31, 67, 64, 65, 66, 220, 68, 69, 70, 71, 240, 241, 242, 243, 244, 245,
+    # watches, which would tell the names of files that cannot be listed: inotify, fanotify
+    254, 300, 301,
+)  # fmt: skip
+ABSENT = (425, 426, 427, 435)  # io_uring, which passes by seccomp; clone3, whose flags it cannot see
+LAST_JUDGED = 469
+"""Calls of later kernels are answered as by a kernel that has not got them."""
+SOCKET, SENDTO, SENDMSG, SENDMMSG, CLONE, SETPRIORITY, PRLIMIT = 41, 44, 46, 307, 56, 141, 302
+FASTOPEN, NAMESPACES = 0x20000000, 0x7E020080
+ARCH_X86_64, X32 = 0xC000003E, 0x40000000
+ALLOW, REFUSE, MISSING = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+LOAD, EQUAL, GREATER, SET, AND, RETURN = 0x20, 0x15, 0x25, 0x45, 0x54, 0x06  # words of classic BPF
+
+
+class ConfinementError(RuntimeError):
+    """The policy cannot be enforced here; the message says why."""
+
+
+# ── seccomp ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _argument(number: int) -> int:
+    """Offset of the low half of a call's argument in what the filter sees."""
+    return 16 + 8 * number
+
+
+def seccomp_filter() -> list[tuple[int, int, int, int]]:
+    """The filter as (code, jump if true, jump if false, value)."""
+
+    def only(call: int, argument: int, mask: int, allowed: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
+        """Refuse a call unless the masked argument is one of `allowed`; otherwise go on behind this block."""
+        tests = [(EQUAL, len(allowed) - index, 0, value) for index, value in enumerate(allowed)]
+        body = [(LOAD, 0, 0, _argument(argument)), (AND, 0, 0, mask), *tests, (RETURN, 0, 0, REFUSE)]
+        return [(LOAD, 0, 0, 0), (EQUAL, 0, len(body), call), *body]
+
+    def unless(call: int, argument: int, bits: int) -> list[tuple[int, int, int, int]]:
+        """Refuse a call with any of the bits in an argument."""
+        body = [(LOAD, 0, 0, _argument(argument)), (SET, 0, 1, bits), (RETURN, 0, 0, REFUSE)]
+        return [(LOAD, 0, 0, 0), (EQUAL, 0, len(body), call), *body]
+
+    program = [
+        (LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCH_X86_64), (RETURN, 0, 0, MISSING),
+        (LOAD, 0, 0, 0), (GREATER, 0, 1, LAST_JUDGED), (RETURN, 0, 0, MISSING),  # x32 calls are above it as well
+    ]  # fmt: skip
+    program += only(SOCKET, 0, 0xFFFFFFFF, (2, 10)) + only(SOCKET, 1, 0xF, (1,)) + only(SOCKET, 2, 0xFFFFFFFF, (0, 6))
+    program += unless(SENDTO, 3, FASTOPEN) + unless(SENDMSG, 2, FASTOPEN) + unless(SENDMMSG, 3, FASTOPEN)
+    program += unless(CLONE, 0, NAMESPACES)
+    program += only(SETPRIORITY, 0, 0xFFFFFFFF, (0,)) + only(SETPRIORITY, 1, 0xFFFFFFFF, (0,))
+    program += only(PRLIMIT, 0, 0xFFFFFFFF, (0,))
+    program.append((LOAD, 0, 0, 0))
+    for answer, calls in ((MISSING, ABSENT), (REFUSE, REFUSED)):
+        for call in calls:
+            program += [(EQUAL, 0, 1, call), (RETURN, 0, 0, answer)]
+    return [*program, (RETURN, 0, 0, ALLOW)]
+
+
+# ── Landlock ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def landlock_abi() -> int:
+    """Version of the kernel's Landlock, 0 where there is none."""
+    found = ctypes.CDLL(None).syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
+    return max(0, int(found))
+
+
+def _call(number: int, *arguments: object) -> int:
+    library = ctypes.CDLL(None, use_errno=True)
+    result = int(library.syscall(ctypes.c_long(number), *arguments))
+    if result < 0:
+        raise ConfinementError(f"system call {number}: {os.strerror(ctypes.get_errno())}")
+    return result
+
+
+class Ruleset:
+    """A Landlock ruleset that is not in force yet."""
+
+    def __init__(self) -> None:
+        abi = landlock_abi()
+        if platform.machine() != "x86_64" or abi < LEAST_ABI:
+            kernel = f"Landlock ABI {abi} on {platform.machine()}"
+            raise ConfinementError(f"{kernel}: engines are confined from ABI {LEAST_ABI} (Linux 6.12) on, on x86_64")
+        head = struct.pack("=QQQ", ALL_FILES, BIND_TCP | CONNECT_TCP, SCOPES)
+        self._fd = _call(CREATE_RULESET, head, ctypes.c_size_t(len(head)), 0)
+
+    def path(self, path: str, rights: int, judged: bool) -> None:
+        """Allow something below a path. A `judged` one must lead where it led when it was judged.
+
+        Raises ConfinementError. What is missing of the system is nothing that could be allowed.
+        """
+        try:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError as error:
+            if judged:
+                raise ConfinementError(f"{path!r}: {error.strerror}") from None
+            return
+        try:
+            if judged and os.readlink(f"/proc/self/fd/{fd}") != path:
+                raise ConfinementError(f"{path!r} has become a link to another place since it was judged")
+            if not os.path.isdir(f"/proc/self/fd/{fd}"):
+                rights &= OF_A_FILE
+            _call(ADD_RULE, self._fd, RULE_PATH, struct.pack("=Qi", rights, fd), 0)
+        finally:
+            os.close(fd)
+
+    def port(self, port: int, right: int) -> None:
+        """Allow one TCP port."""
+        _call(ADD_RULE, self._fd, RULE_PORT, struct.pack("=QQ", right, port), 0)
+
+    def restrict(self) -> None:
+        """Put it in force, with the filter of system calls."""
+        library = ctypes.CDLL(None, use_errno=True)
+        program = b"".join(struct.pack("=HBBI", *each) for each in seccomp_filter())
+        area = ctypes.create_string_buffer(program, len(program))
+        head = struct.pack("@HP", len(program) // 8, ctypes.addressof(area))
+        zero = ctypes.c_ulong(0)
+        if library.prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), zero, zero, zero):
+            raise ConfinementError(f"no_new_privs: {os.strerror(ctypes.get_errno())}")
+        _call(RESTRICT_SELF, self._fd, 0)
+        os.close(self._fd)
+        if library.prctl(PR_SET_SECCOMP, ctypes.c_ulong(SECCOMP_MODE_FILTER), head, zero, zero):
+            raise ConfinementError(f"seccomp: {os.strerror(ctypes.get_errno())}")
+
+
+def _texts(policy: dict[str, object], name: str) -> list[str]:
+    found = policy.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(each, str) and each.startswith("/") for each in found):
+        raise ConfinementError(f"policy: {name} must be a list of absolute paths")
+    return found
+
+
+def _ports(policy: dict[str, object], name: str) -> list[int]:
+    found = policy.get(name, [])
+    if not isinstance(found, list) or not all(type(each) is int and 0 < each < 65536 for each in found):
+        raise ConfinementError(f"policy: {name} must be a list of ports")
+    return found
+
+
+def _prepare_linux(policy: dict[str, object]) -> Ruleset:
+    rules = Ruleset()
+    for path in (*_texts(policy, "execute"), *LOADERS):
+        rules.path(path, EXECUTE | READ_FILE, judged=False)
+    for path in (*_texts(policy, "libraries"), *SYSTEM_READS):
+        rules.path(path, READ, judged=False)
+    rules.path("/dev/null", READ_FILE | WRITE_FILE, judged=False)
+    for path in _texts(policy, "list"):
+        rules.path(path, READ_DIR, judged=False)
+    for path in _texts(policy, "read"):
+        rules.path(path, READ, judged=True)
+    for path in _texts(policy, "write"):
+        os.makedirs(path, 0o700, exist_ok=True)
+        rules.path(path, WRITE, judged=True)
+    for port in _ports(policy, "bind"):
+        rules.port(port, BIND_TCP)
+    for port in _ports(policy, "connect"):
+        rules.port(port, CONNECT_TCP)
+    return rules
+
+
+# ── macOS ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Profile:
+    """A Seatbelt profile that is not in force yet. Paths are parameters, never part of its text."""
+
+    def __init__(self, text: str, parameters: dict[str, str], resolved: dict[str, str]) -> None:
+        """`resolved`: parameters that name the engine's own files, which an upgrade of it may have moved."""
+        self._text = text
+        values = {**parameters, **{name: os.path.realpath(path) for name, path in resolved.items()}}
+        for name, path in parameters.items():
+            if path.startswith("/") and os.path.realpath(path) != path:
+                raise ConfinementError(f"{path!r} ({name}) has become a link to another place since it was judged")
+        self._values = [part.encode() for pair in sorted(values.items()) for part in pair]
+
+    def restrict(self) -> None:
+        """Put it in force. Raises ConfinementError with what Seatbelt says."""
+        function = ctypes.CDLL("/usr/lib/libsandbox.1.dylib").sandbox_init_with_parameters
+        function.argtypes = [
+            ctypes.c_char_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_char_p)
+        ]  # fmt: skip
+        function.restype = ctypes.c_int
+        values = (ctypes.c_char_p * (len(self._values) + 1))(*self._values, None)
+        error = ctypes.c_char_p()
+        if function(self._text.encode(), 0, values, ctypes.byref(error)):
+            said = (error.value or b"no reason given").decode("utf-8", "replace")
+            raise ConfinementError(f"Seatbelt: {said:.300}")
+
+
+def _prepare_darwin(policy: dict[str, object]) -> Profile:
+    text, parameters, resolved = (policy.get(name) for name in ("profile", "parameters", "resolved"))
+    if not isinstance(text, str) or not isinstance(parameters, dict) or not isinstance(resolved, dict):
+        raise ConfinementError("policy: no Seatbelt profile")
+    for name, path in parameters.items():
+        if name.startswith("WRITE_"):
+            os.makedirs(path, 0o700, exist_ok=True)
+    return Profile(text, parameters, resolved)
+
+
+def prepare(policy: dict[str, object]) -> Ruleset | Profile:
+    """Everything that may fail, with nothing in force yet; `restrict` of it is the last thing before `execve`.
+
+    Raises ConfinementError.
+    """
+    if sys.platform == "darwin":
+        return _prepare_darwin(policy)
+    return _prepare_linux(policy)

@@ -1,0 +1,19 @@
+"""The policy in a spec file: what `enforce` is given of an engine's access, on this kind of system."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from metal_supervisor.confinement import seatbelt
+from metal_supervisor.core.access import Access
+
+POLICY_FORMAT = 1
+
+
+def policy(access: Access, platform: str, home: str) -> dict[str, Any]:
+    """JSON of the policy. `platform`: as `sys.platform`; `home`: the user's, which a Mac's profile closes by name."""
+    if platform == "darwin":
+        text, parameters, resolved = seatbelt.profile(access, home)
+        return {"format": POLICY_FORMAT, "profile": text, "parameters": parameters, "resolved": resolved}
+    fields = ("execute", "libraries", "read", "write", "bind", "connect", "list")
+    return {"format": POLICY_FORMAT, **{name: list(getattr(access, name)) for name in fields}}

@@ -1,0 +1,224 @@
+"""A trial of confinement on this machine: does an engine serve under its policy, and does the policy hold?
+
+A tenant's crash must not decide that, and a profile that is wrong for one release of macOS must not stop every model of
+a Mac. So each build of an engine is started once with a model that is shipped, by the real launcher, under the policy
+that its services would get; what came of it is kept for this build, this system and this release of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import logging
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from metal_supervisor import __version__
+from metal_supervisor.confinement.policy import policy
+from metal_supervisor.core.access import Access
+from metal_supervisor.core.types import Probe
+
+MODELS = Path(__file__).parent / "models"
+GGUF, MLX = MODELS / "probe.gguf", MODELS / "mlx"
+FILE, KEPT = "confinement.json", 64
+SERVE_S, ASK_S, LOOK_S = 90.0, 10.0, 0.05
+CANARY = """import os, socket, sys
+def refused(attempt, *arguments):
+    try:
+        attempt(*arguments)
+    except OSError:
+        return True
+    return False
+held = {
+    "reads a foreign file": refused(open, sys.argv[1]),
+    "listens on a foreign port": refused(socket.create_server, ("127.0.0.1", int(sys.argv[2]))),
+    "signals a foreign process": refused(os.kill, int(sys.argv[3]), 0),
+}
+print(", ".join(what for what, ok in held.items() if not ok))
+"""
+log = logging.getLogger("controller")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Outcome of a trial."""
+
+    works: bool
+    why: str = ""
+    """What went wrong, "" if it works."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An engine as its services would be started, with a shipped model."""
+
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    probe: Probe
+    access: Access
+    port: int
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nothing listens on at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def key_of(build: str) -> str:
+    """The key under which the outcome for a build is kept."""
+    return "|".join((build, platform.system(), platform.release(), platform.version(), __version__))
+
+
+class Trials:
+    """Outcomes for the engines of this machine; each trial runs in a thread, and its outcome wakes the controller."""
+
+    def __init__(self, state: Path, launcher: Path, on_change: Callable[[], None]) -> None:
+        self._file, self._launcher, self._on_change = state / FILE, launcher, on_change
+        self._verdicts: dict[str, Verdict] = self._read()
+        self._under_way: set[str] = set()
+        self._lock = threading.Lock()
+
+    def look(self, build: str, trial: Callable[[Path, int], Trial]) -> Verdict | None:
+        """The outcome for a build, None while it is being tried.
+
+        `trial`: (scratch directory, port) -> what to start.
+        """
+        key = key_of(build)
+        with self._lock:
+            if key in self._verdicts or key in self._under_way:
+                return self._verdicts.get(key)
+            self._under_way.add(key)
+        threading.Thread(target=self._run, args=(key, trial), name="confinement", daemon=True).start()
+        return None
+
+    def _run(self, key: str, trial: Callable[[Path, int], Trial]) -> None:
+        try:
+            verdict = try_out(trial, self._launcher)
+        except Exception as error:
+            log.exception("confinement could not be tried")
+            verdict = Verdict(False, f"it could not be tried: {error!r:.200}")
+        if verdict.works:
+            log.info("confinement works", extra={"engine": key})
+        else:
+            log.error("confinement does not work", extra={"engine": key, "why": verdict.why})
+        with self._lock:
+            self._under_way.discard(key)
+            self._verdicts[key] = verdict
+            self._keep()
+        self._on_change()
+
+    def _read(self) -> dict[str, Verdict]:
+        try:
+            found = json.loads(self._file.read_text("utf-8"))
+            return {key: Verdict(bool(said["works"]), str(said["why"])) for key, said in found.items()}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return {}
+
+    def _keep(self) -> None:
+        latest = dict(list(self._verdicts.items())[-KEPT:])
+        temporary = self._file.with_suffix(".tmp")
+        with contextlib.suppress(OSError):  # it is tried again after the next start
+            temporary.write_text(json.dumps({key: asdict(each) for key, each in latest.items()}), "utf-8")
+            temporary.replace(self._file)
+
+
+def try_out(make: Callable[[Path, int], Trial], launcher: Path) -> Verdict:
+    """Start an engine under its policy and ask it something; then have the policy itself tested."""
+    with tempfile.TemporaryDirectory(prefix="metal-supervisor-") as made:
+        base = Path(made).resolve()
+        for name in ("specs", "runs", "scratch"):
+            (base / name).mkdir(mode=0o700)
+        (base / "canary").write_text("must not be read")
+        trial = make(base / "scratch", free_port())
+        if leak := _leak(base, launcher, trial.access):
+            return Verdict(False, f"under it a program still {leak}")
+        return _serves(base, launcher, trial)
+
+
+def launcher_command(
+    base: Path, launcher: Path, argv: Sequence[str], env: Mapping[str, str], access: Access
+) -> list[str]:
+    """The command of the launcher on a spec of its own."""
+    spec: dict[str, Any] = {
+        "format": 1, "program": "probe", "argv": list(argv), "env": dict(env), "cwd": str(base / "scratch"),
+        "host": "127.0.0.1", "port": access.bind[0], "supervisor_log": str(base / "none"), "shared": True,
+        "confinement": policy(access, sys.platform, str(Path.home())),
+    }  # fmt: skip
+    path = base / "specs" / "probe.000000000000.json"
+    path.write_text(json.dumps(spec))
+    return [sys.executable, "-I", "-S", str(launcher), str(path)]
+
+
+def _leak(base: Path, launcher: Path, access: Access) -> str:
+    """What a program can do in spite of the policy, "" if nothing; the policy is that of a Python engine."""
+    real = Path(os.path.realpath(sys.executable))
+    own = Access(
+        execute=(sys.executable, str(real)), libraries=(sys.prefix, str(real.parent.parent)), write=access.write,
+        bind=access.bind, python=True,
+    )  # fmt: skip
+    argv = (sys.executable, "-I", "-c", CANARY, str(base / "canary"), str(free_port()), str(os.getpid()))
+    done = subprocess.run(
+        launcher_command(base, launcher, argv, {}, own), capture_output=True, text=True, timeout=SERVE_S, check=False
+    )
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        return f"does not start ({said:.300})"
+    return done.stdout.strip()
+
+
+def _serves(base: Path, launcher: Path, trial: Trial) -> Verdict:
+    log_file = base / "engine.log"
+    command = launcher_command(base, launcher, trial.argv, dict(trial.env), trial.access)
+    with log_file.open("wb") as output:
+        engine = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        until = time.monotonic() + SERVE_S
+        while time.monotonic() < until and engine.poll() is None:
+            if _answers(trial):
+                return Verdict(True)
+            time.sleep(LOOK_S)
+        ended = engine.poll()
+        how = f"ended with {ended}" if ended is not None else f"did not serve within {SERVE_S:g} s"
+        lines = log_file.read_text("utf-8", "replace").strip().splitlines()
+        return Verdict(False, f"the engine {how}: {lines[-1] if lines else 'it printed nothing'}"[:400])
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(engine.pid, signal.SIGKILL)
+        engine.wait()
+
+
+def _answers(trial: Trial) -> bool:
+    """One question after the engine's health, and the smallest request of its mode."""
+    try:
+        if _ask(trial.port, "GET", trial.probe.path, "") != 200:
+            return False
+        body = trial.probe.first_body
+        return not trial.probe.first_path or _ask(trial.port, "POST", trial.probe.first_path, body) == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def _ask(port: int, method: str, path: str, body: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ASK_S)
+    try:
+        connection.request(method, path, body or None, {"Content-Type": "application/json"} if body else {})
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+    finally:
+        connection.close()

@@ -1,0 +1,70 @@
+"""The Seatbelt profile of an engine: generated text that holds only indices, and every path as a parameter.
+
+Assembled from published profiles and reports, and untested on a Mac until the acceptance script has run there
+(docs/mac-acceptance.md). The last rule that matches wins, so what the imported system profile allows too much of is
+denied behind the import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from metal_supervisor.core.access import Access
+
+HEAD = """(version 1)
+(deny default)
+(deny file-map-executable process-info* nvram* dynamic-code-generation mach-priv-host-port)
+(import "system.sb")
+(deny process-fork sysctl-read signal file-write-setugid)
+(deny file-read* file-write* (subpath "/Users") (subpath "/Volumes"))
+(deny file-read* file-write* (subpath (param "HOME")))
+(allow process-info* signal (target self))
+(allow sysctl-read
+  (sysctl-name-prefix "hw.") (sysctl-name-prefix "machdep.") (sysctl-name-prefix "iogpu.")
+  (sysctl-name-prefix "vm.") (sysctl-name-prefix "kern.os")
+  (sysctl-name "kern.version" "kern.argmax" "kern.hostname" "kern.maxfilesperproc" "kern.usrstack64"
+   "kern.bootargs" "kern.secure_kernel" "kern.ngroups" "kern.hv_vmm_present" "sysctl.proc_cputype"))
+(allow file-read* (literal "/"))
+(allow iokit-open (iokit-user-client-class "AGXDeviceUserClient")
+  (iokit-user-client-class "IOSurfaceRootUserClient"))
+(allow mach-lookup (global-name "com.apple.MTLCompilerService") (xpc-service-name "com.apple.MTLCompilerService"))
+"""
+"""A list of sysctls, because kern.procargs2 shows the arguments and environment of siblings."""
+PYTHON = """(allow ipc-posix-sem)
+(allow mach-lookup (global-name "com.apple.system.opendirectoryd.libinfo"))
+"""
+
+
+def profile(access: Access, home: str) -> tuple[str, dict[str, str], dict[str, str]]:
+    """(text, parameters, parameters to be resolved at the start) for `sandbox_init_with_parameters`.
+
+    `home`: the home directory of the user who runs engines.
+    """
+    rules, judged = [HEAD], {"HOME": home}
+    resolved: dict[str, str] = {}
+    if access.python:
+        rules.append(PYTHON)
+
+    def named(prefix: str, paths: Sequence[str], into: dict[str, str]) -> list[str]:
+        names = [f"{prefix}_{index}" for index in range(len(paths))]
+        into.update(zip(names, paths, strict=True))
+        return names
+
+    for name in named("BINARY", access.execute, resolved):
+        rules.append(f'(allow process-exec* (literal (param "{name}")))')
+        rules.append(f'(allow file-read* file-map-executable (literal (param "{name}")))')
+        rules.append(f'(allow file-read-metadata (path-ancestors (param "{name}")))')
+    for name in named("LIBRARY", access.libraries, resolved):
+        rules.append(f'(allow file-read* file-map-executable (subpath (param "{name}")))')
+        rules.append(f'(allow file-read-metadata (path-ancestors (param "{name}")))')
+    for name in named("READ", access.read, judged):
+        rules.append(f'(allow file-read* (subpath (param "{name}")))')
+        rules.append(f'(allow file-read-metadata (path-ancestors (param "{name}")))')
+    for name in named("WRITE", access.write, judged):
+        rules.append(f'(allow file-read* file-write* (subpath (param "{name}")))')
+        rules.append(f'(allow file-read-metadata (path-ancestors (param "{name}")))')
+    for name in named("BIND", [f"*:{port}" for port in access.bind], judged):
+        rules.append(f'(allow network-bind network-inbound (local ip (param "{name}")))')
+    for name in named("CONNECT", [f"localhost:{port}" for port in access.connect], judged):
+        rules.append(f'(allow network-outbound (remote ip (param "{name}")))')
+    return "\n".join(rules) + "\n", judged, resolved
