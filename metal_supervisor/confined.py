@@ -66,7 +66,8 @@ class Confinement:
         base = runtime.access(binary, CODE)
         read = tuple(dict.fromkeys(os.path.realpath(each) for path in paths for each in _parts(path)))
         scratch = str(self._state.scratch_path(program_name(service.key)))
-        access = replace(base, read=(*base.read, *read), write=(scratch,), bind=(port,))
+        files, directories = _opened(service)
+        access = replace(base, read=(*base.read, *read, *files), write=(scratch, *directories), bind=(port,))
         return Confined(policy(access, sys.platform, str(Path.home())))
 
     def _without(self, why: str) -> Confined:
@@ -89,6 +90,15 @@ class Confinement:
         base = RUNTIMES[runtime].access(binary, CODE)
         access = replace(base, read=(*base.read, os.path.realpath(path)), write=(str(scratch),), bind=(port,))
         return Trial(engine.argv, engine.env, engine.probe, access, port)
+
+
+def _opened(service: Service) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(files, directories) that a manifest names behind flags which the administrator opened, at their own risk."""
+    if not service.allowed_args:
+        return (), ()
+    named = [os.path.realpath(each) for each in service.extra_args if each.startswith("/")]
+    files = tuple(each for each in named if Path(each).is_file())
+    return files, tuple(each for each in named if Path(each).is_dir())
 
 
 def _parts(path: str) -> list[str]:

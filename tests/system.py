@@ -186,9 +186,10 @@ class System:
         self.state = state or base / "run"
         self._ports = ports.Range()
         self.http = self._ports.last
+        opened = OPENED if self.python == sys.executable else ()  # an older release does not know all of them
         self.flags = [
             "--state-dir", str(self.state), "--port", str(self.http), "--ports", f"{self._ports.first}-{self.http - 1}",
-            "--llama-server", str(engine or engine_path()), *LOOPBACK, *(OPENED if self.python == sys.executable else ()), *flags,
+            "--llama-server", str(engine or engine_path()), *LOOPBACK, *opened, *flags,
         ]
         self.ports = range(self._ports.first, self.http)
         """Its --ports."""

@@ -391,6 +391,21 @@ def test_a_revoked_spec_is_78_and_its_note_tells_the_reason(place: Place) -> Non
     assert (noted.refused, noted.refused_message, noted.spec_file, noted.pid) == (launch.REVOKED, why, SPEC, 0)
 
 
+def test_a_spec_without_a_policy_is_not_started(place: Place) -> None:
+    code, output, errors, _ = place.run(place.spec(*ENGINE, confinement=None))
+    assert (code, output) == (launch.EXIT_UNCONFINED, b"") and "cannot be confined: its spec has no policy" in errors
+    noted = read_run(place.note.read_text())
+    assert (noted.refused, noted.pid, noted.confined) == (launch.UNCONFINED, 0, False)
+
+
+@pytest.mark.parametrize("policy", [{}, {"read": ["x"]}, {"bind": [0]}, {"read": ["/no/such/model"]}, True, "on"])
+def test_a_policy_that_cannot_be_enforced_starts_nothing(place: Place, policy: Any) -> None:
+    if policy == {}:
+        policy = {"execute": "/bin/true"}
+    code, output, errors, _ = place.run(place.spec(*ENGINE, confinement=policy))
+    assert (code, output) == (launch.EXIT_UNCONFINED, b"") and "cannot be confined" in errors
+
+
 @pytest.mark.parametrize("content", ["", "{", '{"format": 9}'])
 def test_a_bad_spec_is_78_and_leaves_word_of_which_it_was(place: Place, content: str) -> None:
     spec = place.spec(*ENGINE)

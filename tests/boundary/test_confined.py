@@ -1,0 +1,171 @@
+"""What becomes of an engine's confinement: its policy, the trial of its build, and specs of an older release."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metal_supervisor import launch
+from metal_supervisor.boundary.builds import homes_of
+from metal_supervisor.boundary.state import StateDir
+from metal_supervisor.config import Settings
+from metal_supervisor.confined import CODE, Confined, Confinement, complete_specs
+from metal_supervisor.confinement import probe
+from metal_supervisor.confinement.probe import Trial, Trials, Verdict
+from metal_supervisor.confinement.seatbelt import profile
+from metal_supervisor.core.access import Access
+from metal_supervisor.core.types import Endpoint, Engine, Model, Probe, Service
+from metal_supervisor.runtimes import Binary
+from tests.system import engine_path, eventually
+
+BINARY = Binary("/opt/engine/llama-server", frozenset(), homes=("/opt/engine",), build="b")
+ENGINE = Engine((BINARY.path,), (), "", Probe())
+MODEL = Model("default", "m", "u", 1, "/m.gguf", "gguf", "metal", None, None)
+SERVICE = Service(
+    "default", "tiny", "u", 1, MODEL, "llama-server", 1, False, Endpoint("tiny", 8080, "", "ClusterIP", None), "chat",
+    "normal", None, {},
+)  # fmt: skip
+
+
+def asked(
+    base: Path, mode: str, verdict: Verdict | None, monkeypatch: pytest.MonkeyPatch, service: Service = SERVICE,
+    engine: Engine = ENGINE, paths: tuple[str, ...] = (),
+) -> Confined | None:  # fmt: skip
+    monkeypatch.setattr(Trials, "look", lambda *_: verdict)
+    state = StateDir(base / "state")
+    state.create()
+    return Confinement(Settings(confinement=mode), state, lambda: None).of(service, BINARY, engine, paths, 18100)
+
+
+def test_a_policy_names_the_real_files_the_scratch_directory_and_the_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = tmp_path / "real-00001-of-00002.gguf"
+    (tmp_path / "link").symlink_to(tmp_path)
+    found = asked(tmp_path, "on", Verdict(True), monkeypatch, paths=(str(tmp_path / "link" / real.name),))
+    assert found is not None and not found.why and found.problem is None and isinstance(found.policy, dict)
+    if sys.platform == "linux":
+        assert found.policy["read"] == [str(real), str(tmp_path / "real-00002-of-00002.gguf")]
+        assert found.policy["write"] == [str(tmp_path / "state" / "scratch" / "default.tiny")]
+        assert (found.policy["execute"], found.policy["bind"], found.policy["connect"]) == ([BINARY.path], [18100], [])
+
+
+def test_what_opened_flags_name_joins_the_policy_and_nothing_else_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slots").mkdir()
+    (tmp_path / "keys").write_text("x")
+    arguments = "--slot-save-path", str(tmp_path / "slots"), "--api-key-file", str(tmp_path / "keys"), "/no/such"
+    service = replace(SERVICE, extra_args=arguments)
+    plain = asked(tmp_path, "on", Verdict(True), monkeypatch, service)
+    opened = replace(service, allowed_args=frozenset({"--slot-save-path", "--api-key-file"}))
+    wider = asked(tmp_path, "on", Verdict(True), monkeypatch, opened)
+    assert plain and wider and isinstance(plain.policy, dict) and isinstance(wider.policy, dict)
+    assert plain.policy["read"] == [] and wider.policy["read"] == [str(tmp_path / "keys")]
+    assert wider.policy["write"] == [*plain.policy["write"], str(tmp_path / "slots")]
+
+
+@pytest.mark.parametrize(
+    ("mode", "verdict", "engine", "why"),
+    [
+        ("off", Verdict(True), ENGINE, "--confinement is off"),
+        ("on", Verdict(False, "no Landlock"), ENGINE, "does not work here: no Landlock"),
+        ("on", Verdict(True), replace(ENGINE, daemon="omlx"), "shared daemon"),
+    ],
+)
+def test_an_engine_that_is_not_confined_starts_and_tells_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, verdict: Verdict, engine: Engine, why: str
+) -> None:
+    found = asked(tmp_path, mode, verdict, monkeypatch, engine=engine)
+    assert found is not None and found.policy is False and found.problem is None and why in found.why
+
+
+@pytest.mark.parametrize(
+    ("verdict", "engine"), [(Verdict(False, "x"), ENGINE), (Verdict(True), replace(ENGINE, daemon="omlx"))]
+)
+def test_where_it_is_required_none_starts_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict, engine: Engine
+) -> None:
+    found = asked(tmp_path, "required", verdict, monkeypatch, engine=engine)
+    assert found is not None and found.problem is not None and found.problem[0] == "ConfinementUnavailable"
+
+
+def test_starts_wait_for_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asked(tmp_path, "on", None, monkeypatch) is None
+
+
+# ── trials ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def trial_of(argv: tuple[str, ...], access: Access) -> Any:
+    def make(scratch: Path, port: int) -> Trial:
+        held = replace(access, write=(str(scratch),), bind=(port,))
+        return Trial((*argv, "--port", str(port)), (), Probe(), held, port)
+
+    return make
+
+
+def test_a_real_engine_passes_its_trial_and_the_outcome_is_kept(tmp_path: Path) -> None:
+    program, woken = engine_path(), []
+    access = Access((str(program),), homes_of(program, ""), (str(probe.GGUF.resolve()),))
+    make = trial_of((str(program), "-m", str(probe.GGUF.resolve()), "--host", "127.0.0.1", "-c", "256"), access)
+    trials = Trials(tmp_path, Path(launch.__file__), lambda: woken.append(1))
+    assert trials.look("build", make) is None
+    verdict = eventually(lambda: trials.look("build", make), 60, "the outcome")
+    assert verdict == Verdict(True) and woken
+    assert Trials(tmp_path, Path(launch.__file__), lambda: None).look("build", make) == verdict
+
+
+def test_an_engine_that_cannot_serve_confined_fails_its_trial_with_its_last_line(tmp_path: Path) -> None:
+    program = engine_path()
+    missing = Access((str(program),), homes_of(program, ""))  # its model is not among what it may read
+    make = trial_of((str(program), "-m", str(probe.GGUF.resolve()), "--host", "127.0.0.1"), missing)
+    verdict = probe.try_out(make, Path(launch.__file__))
+    assert not verdict.works and "the engine ended with 1" in verdict.why
+
+
+# ── specs of an older release ────────────────────────────────────────────────────────────────────
+
+
+def test_specs_of_an_older_release_get_a_policy_of_their_own_paths(tmp_path: Path) -> None:
+    state = StateDir(tmp_path / "state")
+    state.create()
+    model = tmp_path / "m.gguf"
+    model.write_text("x")
+    old = {"format": 1, "program": "default.tiny", "argv": [str(engine_path()), "-m", str(model)], "port": 18100}
+    mine = {**old, "confinement": {"format": 1}}
+    daemon = {**old, "program": "omlx"}
+    for name, spec in (("old", old), ("mine", mine), ("daemon", daemon), ("attendant", {**old, "shared": True})):
+        state.spec_path(f"{name}.json").write_text(json.dumps(spec))
+    complete_specs(state, "on")
+    found = {name: state.read_spec(f"{name}.json")["confinement"] for name in ("old", "mine", "daemon", "attendant")}
+    assert (found["mine"], found["daemon"], found["attendant"]) == ({"format": 1}, False, False)
+    if sys.platform == "linux":
+        assert (found["old"]["read"], found["old"]["bind"]) == ([str(model)], [18100])
+    state.spec_path("old.json").write_text(json.dumps(old))
+    complete_specs(state, "off")
+    assert state.read_spec("old.json")["confinement"] is False
+
+
+# ── the profile of a Mac, as text ────────────────────────────────────────────────────────────────
+
+
+def test_no_path_stands_in_the_text_of_a_profile() -> None:
+    access = Access(("/b/llama",), ("/b",), ('/m/") (allow default) ("',), ("/s",), (18100,), (9,), python=True)
+    text, judged, resolved = profile(access, "/Users/me")
+    assert text.startswith("(version 1)\n(deny default)") and text.count("(") == text.count(")")
+    values = [*judged.values(), *resolved.values()]
+    assert '/m/") (allow default) ("' in values and not [each for each in values if each in text]
+    assert judged["HOME"] == "/Users/me" and judged["BIND_0"] == "*:18100" and judged["CONNECT_0"] == "localhost:9"
+    assert all(f'(param "{name}")' in text for name in (*judged, *resolved))
+    assert "(allow default)" not in text and text.index("(deny file-read*") > text.index("(import")
+
+
+def test_the_code_that_python_engines_need_is_this_package() -> None:
+    assert os.path.isfile(f"{CODE}/mlx_engine.py")
