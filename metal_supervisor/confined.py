@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -46,8 +47,11 @@ class Confinement:
     """Composes policies; remembers what trials came to."""
 
     def __init__(self, settings: Settings, directory: StateDir, wake: Callable[[], None]) -> None:
-        self._mode, self._state = settings.confinement, directory
-        self._trials = Trials(directory.path, Path(launch.__file__), wake)
+        self._mode, self._state, self._wake = settings.confinement, directory, wake
+
+    @cached_property
+    def _trials(self) -> Trials:
+        return Trials(self._state.path, Path(launch.__file__), self._wake)
 
     def of(
         self, service: Service, binary: Binary, engine: Engine, paths: Sequence[str], port: int

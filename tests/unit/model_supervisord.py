@@ -416,7 +416,7 @@ EDITION = {
     for name in NAMES for edition in range(EDITIONS) for release in range(RELEASES)
 }  # fmt: skip
 SETTINGS: Any = SimpleNamespace(
-    limits=Limits(),
+    limits=Limits(), confinement="off",
     log_size=20, log_files=3, drain_timeout=DRAIN_S, bind_address="::", ollama_url="off",
     memory_check_mode="enforce", preemption=False, eviction_enabled=False,
 )  # fmt: skip
@@ -983,6 +983,7 @@ def installed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(launch, "read_spec", read_spec)
     patch.setattr(launch, "read_note", lambda path: CURRENT[-1].files.notes.get(program_of(path), {}))
     patch.setattr(launch, "write_note", lambda path, note: CURRENT[-1].files.write_note(program_of(path), note))
+    patch.setattr(launch, "confinement", lambda *_: lambda: None)
     patch.setattr(launch, "enter", lambda *_: None)  # the file system is not part of this
     patch.setattr(launch, "sweep_group", lambda *_: [])
     patch.setattr(launch, "kill_engine", lambda pid, _: kill(pid, signal.SIGKILL))
