@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from metal_supervisor.core.types import Probe
 MODELS = Path(__file__).parent / "models"
 GGUF, MLX = MODELS / "probe.gguf", MODELS / "mlx"
 FILE, KEPT = "confinement.json", 64
-SERVE_S, ASK_S, LOOK_S = 90.0, 10.0, 0.05
+SERVE_S, ASK_S, LOOK_S = 30.0, 10.0, 0.05
 CANARY = """import os, socket, sys
 def refused(attempt, *arguments):
     try:
@@ -58,6 +58,8 @@ class Verdict:
     works: bool
     why: str = ""
     """What went wrong, "" if it works."""
+    slow: bool = False
+    """It only took too long, which another trial may not: it is not kept over a restart."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +130,10 @@ class Trials:
             return {}
 
     def _keep(self) -> None:
-        latest = dict(list(self._verdicts.items())[-KEPT:])
+        latest = dict([item for item in self._verdicts.items() if not item[1].slow][-KEPT:])
         temporary = self._file.with_suffix(".tmp")
         with contextlib.suppress(OSError):  # it is tried again after the next start
-            temporary.write_text(json.dumps({key: asdict(each) for key, each in latest.items()}), "utf-8")
+            temporary.write_text(json.dumps({key: {"works": each.works, "why": each.why} for key, each in latest.items()}), "utf-8")
             temporary.replace(self._file)
 
 
@@ -195,7 +197,7 @@ def _serves(base: Path, launcher: Path, trial: Trial) -> Verdict:
         ended = engine.poll()
         how = f"ended with {ended}" if ended is not None else f"did not serve within {SERVE_S:g} s"
         lines = log_file.read_text("utf-8", "replace").strip().splitlines()
-        return Verdict(False, f"the engine {how}: {lines[-1] if lines else 'it printed nothing'}"[:400])
+        return Verdict(False, f"the engine {how}: {lines[-1] if lines else 'it printed nothing'}"[:400], ended is None)
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(engine.pid, signal.SIGKILL)
