@@ -133,7 +133,8 @@ class Trials:
         latest = dict([item for item in self._verdicts.items() if not item[1].slow][-KEPT:])
         temporary = self._file.with_suffix(".tmp")
         with contextlib.suppress(OSError):  # it is tried again after the next start
-            temporary.write_text(json.dumps({key: {"works": each.works, "why": each.why} for key, each in latest.items()}), "utf-8")
+            told = {key: {"works": each.works, "why": each.why} for key, each in latest.items()}
+            temporary.write_text(json.dumps(told), "utf-8")
             temporary.replace(self._file)
 
 

@@ -83,12 +83,12 @@ def test_while_nothing_happens_only_heartbeats_are_written(tmp_path: Path) -> No
         assert 1 <= requests(mac) - asked <= 2 + 2 * len(names) + 1
 
 
-def test_a_hundred_services_at_once_are_placed_in_a_few_passes(tmp_path: Path) -> None:
+def test_many_services_at_once_are_placed_in_a_few_passes(tmp_path: Path) -> None:
     """The engines are stand-ins that only stay alive: what is tried is deciding, claiming and placing."""
     engine = tmp_path / "engine"
     engine.write_text("#!/bin/sh\ncase $1 in --help) echo --model --alias --port ;; *) exec sleep 600 ;; esac\n")
     engine.chmod(0o755)
-    names = [f"svc-{index:02}" for index in range(100)]
+    names = [f"svc-{index:02}" for index in range(90)]  # each has a port of this test's range
     with embedded_cluster(tmp_path) as kubeconfig, fleet(tmp_path, kubeconfig) as macs:
         mac = macs.add("mac-a", "--confinement", "off", engine=engine)  # it serves nothing, so a trial is in vain
         log = mac.state / "log" / "controller.log"
@@ -98,21 +98,21 @@ def test_a_hundred_services_at_once_are_placed_in_a_few_passes(tmp_path: Path) -
         mac.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(map(service, names)))
 
         def placed() -> bool:
-            return sum(bool(row.pid) for name, row in mac.rpc.table().items() if "svc-" in name) == 100
+            return sum(bool(row.pid) for name, row in mac.rpc.table().items() if "svc-" in name) == len(names)
 
         def published() -> bool:
-            return sum(key.startswith(f"{SLICES}/svc-") for key in versions(macs.kube)) == 100
+            return sum(key.startswith(f"{SLICES}/svc-") for key in versions(macs.kube)) == len(names)
 
         eventually(placed, 60, "all to be placed")
         eventually(published, 60, "all to be published")
         passes = [each["did"] for each in logged(log, "pass")]
         adds = [did.count("add default.svc-") for did in passes if "add default.svc-" in did]
-        assert sum(adds) == 100, "each is added once"
+        assert sum(adds) == len(names), "each is added once"
         # kubectl applies one after another; what is there together is placed together.
         assert len(adds) <= 30, adds
         after = requests(mac)
         # Claim and look for another agent; Service, look for a foreign one, slice, two looks for leftovers; status.
-        print(f"{len(adds)} passes, {(after - asked) / 100:.1f} requests a service")
-        assert after - asked <= 100 * 14, (after - asked) / 100
+        print(f"{len(adds)} passes, {(after - asked) / len(names):.1f} requests a service")
+        assert after - asked <= len(names) * 14, (after - asked) / len(names)
         time.sleep(QUIET_S / 2)
-        assert requests(mac) - after <= 100 * 4, "requests grow with changes, not with time"
+        assert requests(mac) - after <= len(names) * 4, "requests grow with changes, not with time"
