@@ -48,11 +48,13 @@ def test_the_first_executable_that_is_there_is_taken_and_a_script_with_its_inter
     builds = Builds(settings(tmp_path, mlx_lm_server=lm), lambda: None)
     found = eventually(lambda: builds.look(MLX), 10, "the help to be read")
     flags, said = frozenset({"--model", "--kv-bits"}), "--model --kv-bits\n"
-    assert found == Binary(str(lm), flags, "mlx_lm.server", sys.executable, said)
+    homes, build = (sys.prefix, sys.base_prefix), f"{lm}|{lm.stat().st_mtime}"
+    assert found == Binary(str(lm), flags, "mlx_lm.server", sys.executable, said, homes, build)
     swift = script(tmp_path / "mlx-server", "#!/bin/sh\necho --max-slots; exit")
     builds = Builds(settings(tmp_path, mlx_lm_server=lm, mlx_server=swift), lambda: None)
     found = eventually(lambda: builds.look(MLX), 10, "the help to be read")
-    assert found == Binary(str(swift), frozenset({"--max-slots"}), "mlx-server", "", "--max-slots\n")
+    homes, build = (str(swift.parent),), f"{swift}|{swift.stat().st_mtime}"
+    assert found == Binary(str(swift), frozenset({"--max-slots"}), "mlx-server", "", "--max-slots\n", homes, build)
 
 
 def test_a_script_may_take_its_time_to_tell_what_it_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,8 @@ TYPES = {
     "c_void_p": "void *", "c_char_p": "char *",
 }  # fmt: skip
 OBJECT = "-c", "-o", "out.o"
-PLACES = {"launch.py": {"_darwin"}, "boundary/darwin_memory.py": {"mac"}, "boundary/iokit.py": {"load"}}
+PLACES = {"launch.py": {"_darwin"}, "boundary/darwin_memory.py": {"mac"}, "boundary/iokit.py": {"load"},
+          "confinement/enforce.py": {"landlock_abi", "_call", "restrict"}}  # fmt: skip
 """Module -> functions that load a library; everything that calls one goes through a table above, or iokit.declare."""
 
 
