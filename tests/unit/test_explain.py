@@ -70,7 +70,8 @@ def test_the_first_sentence_is_the_message_of_the_condition(case: Case) -> None:
 
 def test_one_that_serves_tells_of_every_stage() -> None:
     assert {each.topic for each in explain(CASE)[1]} == {
-        "now", "wanted", "model", "runtime", "memory", "port", "process", "probe", "published", "restarts", "next",
+        "now", "wanted", "model", "runtime", "memory", "port", "process", "confined", "probe", "published", "restarts",
+        "next",
     }  # fmt: skip
     assert texts(CASE, "wanted")[1] == "generation 3 asks for 1 replica in mode chat, with priority high"
     assert texts(CASE, "model") == ["Model phi: its file is Ready at /m/phi.gguf, 2.0 GiB"]
@@ -83,6 +84,7 @@ def test_one_that_serves_tells_of_every_stage() -> None:
     ]
     assert texts(CASE, "process") == ["pid 41, started at 2027-01-15T07:59:05Z; supervisord says RUNNING",
                                       f"it runs {SPEC}, as wanted"]  # fmt: skip
+    assert texts(CASE, "confined") == ["no; it was started without; its next start is confined"]
     assert texts(CASE, "restarts") == ["2 that nobody planned; it last ended with exit status 1"]
     assert texts(CASE, "next") == ["the controller's latest step: wait: held after crashes"]
 

@@ -334,7 +334,7 @@ def test_the_list_names_every_item_and_every_check() -> None:
         assert f"{letter}  {item}\n" in done.stdout
     for each in CHECKS:
         assert each.proves in done.stdout
-    assert list(ITEMS) == [chr(ord("a") + number) for number in range(15)]
+    assert list(ITEMS) == [chr(ord("a") + number) for number in range(16)]
     assert {each.item for each in CHECKS} == set(ITEMS), "each item has a check"
     for topic in (
         "plist", "sudoers", "vm_stat", "footprint", "residency", "wired limit", "kqueue", "MLX", "daemon", "agent",
