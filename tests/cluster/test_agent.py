@@ -100,7 +100,7 @@ def test_an_applied_model_is_ready_for_kubectl_and_its_objects_are_as_designed(
         "conditions", "lastUpdated", "endpoint",
     }
     assert status["endpoint"] == url and (status["readyReplicas"], status["desiredReplicas"]) == (1, 1)
-    assert {each["type"] for each in status["conditions"]} == {"Available", "MetalReady", "Suspended"}
+    assert {each["type"] for each in status["conditions"]} == {"Available", "Confined", "MetalReady", "Suspended"}
     for each in status["conditions"]:
         assert each.keys() == {"type", "status", "reason", "message", "observedGeneration", "lastTransitionTime"}
     assert mac.get(f"{MODELS}/{name}")["status"].keys() == {
