@@ -40,7 +40,7 @@ def test_a_projector_makes_it_fetch_whatever_flags_and_proxies_say(tmp_path: Pat
             engine.terminate()
             engine.wait(30)
     page = (ROOT / "docs" / "llama-server.md").read_text("utf-8")
-    assert "**Images by URL are not held.**" in page
+    assert "**Images by URL are held by confinement alone.**" in page
 
 
 def ask(port: int, method: str, path: str, body: object = None) -> int:
