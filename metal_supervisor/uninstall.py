@@ -34,6 +34,7 @@ PASSING = (
     "apiserver.json", "kubeconfig", "controller.json", "controller.bell", "sidecar.bell", "overrides.json",
     "settings.json", "session", "supervisord.conf", "supervisord.pid", "supervisor.sock", "run.lock", "omlx.key",
     "sleepwatch.bell", "asleep.json", "withdrawn.json", "chip.json", "power.json", "cordon", "handover", "app",
+    "confinement.json",
 )  # fmt: skip
 """What only a running system needs, or nobody may find afterwards."""
 DATABASE = tuple(f"apiserver.db{end}" for end in ("", "-wal", "-shm"))

@@ -202,6 +202,11 @@ class System:
             tiny_gguf.write_tiny_gguf(self.tiny, context=32768)
         self._kube: Kube | None = None
 
+    def settings(self) -> dict[str, str]:
+        """Its flags but for the state directory, by their names with the dashes."""
+        words = [word for flag in self.flags[2:] for word in flag.split("=", 1)]
+        return dict(zip(words[::2], words[1::2], strict=True))
+
     # ── its life ─────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> System:

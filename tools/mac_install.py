@@ -63,7 +63,7 @@ class Trial:
         self.machine = (machine or this_machine)(root, home, self._run)
         self.state = home / "state"
         self.system: System = System(base, state=self.state)
-        flags = dict(zip(self.system.flags[2::2], self.system.flags[3::2], strict=True))
+        flags = self.system.settings()
         self.values: dict[str, Any] = {name[2:].replace("-", "_"): value for name, value in flags.items()}
         self.values |= {"port": int(flags["--port"]), "caffeinate": ""}
         kit.cleanup("end what is left of the system", self._end)

@@ -41,8 +41,7 @@ class Home:
         self.machine = Machine(self.root, self.home, "anna", "staff", 501, self.mac, no_pause)
         self.state = self.home / ".metal-supervisor"
         self.system = system or System(base, state=self.state)
-        words = [word for flag in self.system.flags[2:] for word in flag.split("=", 1)]
-        flags = dict(zip(words[::2], words[1::2], strict=True))
+        flags = self.system.settings()
         self.values: dict[str, object] = {name[2:].replace("-", "_"): value for name, value in flags.items()}
         self.values["port"] = int(flags["--port"])
         self.kubeconfig = Path(str(self.values.pop("kubeconfig"))) if "kubeconfig" in self.values else None
