@@ -19,6 +19,7 @@ from metal_supervisor.config import Settings
 from metal_supervisor.confinement.policy import policy
 from metal_supervisor.confinement.probe import GGUF, MLX, Trial, Trials
 from metal_supervisor.core.access import Access
+from metal_supervisor.core.arguments import is_opened, parse
 from metal_supervisor.core.demand import Reading
 from metal_supervisor.core.programs import DAEMONS, program_name
 from metal_supervisor.core.shards import shard_names
@@ -98,9 +99,12 @@ class Confinement:
 
 def _opened(service: Service) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(files, directories) that a manifest names behind flags which the administrator opened, at their own risk."""
-    if not service.allowed_args:
+    vocabulary = RUNTIMES[service.runtime].vocabulary
+    if not service.allowed_args or vocabulary is None:
         return (), ()
-    named = [os.path.realpath(each) for each in service.extra_args if each.startswith("/")]
+    items = parse(service.extra_args, vocabulary.grammar).items
+    opened = [item for item in items if is_opened(item, item.flag, service.allowed_args)]
+    named = [os.path.realpath(each) for item in opened for each in item.values if each.startswith("/")]
     files = tuple(each for each in named if Path(each).is_file())
     return files, tuple(each for each in named if Path(each).is_dir())
 

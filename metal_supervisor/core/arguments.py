@@ -261,7 +261,7 @@ def _refused(
 ) -> Problem | None:
     plain = folded(item.written.partition("=")[0], grammar)
     near = item.flag or grammar.flags.get(item.name)
-    allowed = _allowed(item, near, opened)
+    allowed = is_opened(item, near, opened)
     if near is not None and near.verdict is Verdict.OURS:
         return "InvalidSpec", f"{place} {plain:.80} is not yours to set: {near.why}"
     if near is not None and near.verdict is Verdict.REFUSED and not allowed:
@@ -290,7 +290,8 @@ def _refused(
     return None
 
 
-def _allowed(item: Argument, flag: Flag | None, opened: Collection[str]) -> bool:
+def is_opened(item: Argument, flag: Flag | None, opened: Collection[str]) -> bool:
+    """True for a flag that the administrator allows, under any of its names."""
     return item.name in opened or (flag is not None and not set(flag.names).isdisjoint(opened))
 
 

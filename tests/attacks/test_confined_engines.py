@@ -10,14 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.boundary.test_llama_images import ask
-from tests.system import eventually, running, service
+from tests.system import eventually, running, seccomp, service
 from tests.vision import projector
-
-
-def status_of(pid: int) -> str:
-    """`2` for a process with a filter of system calls."""
-    lines = Path(f"/proc/{pid}/status").read_text("utf-8").splitlines()
-    return next(line.split()[1] for line in lines if line.startswith("Seccomp:"))
 
 
 def test_a_confined_llama_server_fetches_no_image_that_a_request_names(tmp_path: Path) -> None:
@@ -28,7 +22,7 @@ def test_a_confined_llama_server_fetches_no_image_that_a_request_names(tmp_path:
         seeing = system.tiny_model("seeing")
         seeing["spec"]["mmproj"] = "eyes.gguf"
         system.apply(seeing, service("seeing", "seeing"))
-        assert status_of(system.ready("seeing")) == "2"
+        assert seccomp(system.ready("seeing")) == "2"
         port = int(json.loads(system.fetch("/status")[1])["services"][0]["address"].rpartition(":")[2])
         content = [{"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{server.getsockname()[1]}/x.png"}}]
         body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}

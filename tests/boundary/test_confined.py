@@ -61,7 +61,9 @@ def test_what_opened_flags_name_joins_the_policy_and_nothing_else_does(
 ) -> None:
     (tmp_path / "slots").mkdir()
     (tmp_path / "keys").write_text("x")
-    arguments = "--slot-save-path", str(tmp_path / "slots"), "--api-key-file", str(tmp_path / "keys"), "/no/such"
+    (tmp_path / "text").mkdir()
+    arguments = "--slot-save-path", str(tmp_path / "slots"), "--api-key-file", str(tmp_path / "keys")
+    arguments += "--chat-template", str(tmp_path / "text")  # a text that is a path opens nothing
     service = replace(SERVICE, extra_args=arguments)
     plain = asked(tmp_path, "on", Verdict(True), monkeypatch, service)
     opened = replace(service, allowed_args=frozenset({"--slot-save-path", "--api-key-file"}))

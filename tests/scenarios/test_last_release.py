@@ -6,14 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.releases import last_release
 from tests.scenarios.test_faults_upgrade import take_over, version
-from tests.system import System, eventually, kill, running, service
+from tests.system import System, eventually, kill, running, seccomp, service
 
 CACHE = [{"name": "LLAMA_CACHE", "value": "/tmp/attack"}]
 """The last release hands it to the engine; this one refuses it."""
@@ -45,12 +44,6 @@ def command(system: System, name: str) -> str:
     """What a command of this release prints about the system."""
     words = [sys.executable, "-m", "metal_supervisor", name, "--state-dir", str(system.state)]
     return subprocess.run(words, capture_output=True, text=True, timeout=60).stdout
-
-
-def seccomp(pid: int) -> str:
-    """`2` for a process with a filter of system calls."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(line.split()[1] for line in lines if line.startswith("Seccomp:"))
 
 
 def test_a_refused_service_runs_on_and_is_named_everywhere(system: System) -> None:
