@@ -6,7 +6,7 @@ what another Mac took over goes on here until it runs there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import count
 
@@ -28,6 +28,11 @@ from metal_supervisor.placement import Placed, Placement
 def _doubtful(item: Service | Rejected, record: Record) -> bool:
     """Whether news may be those of another cluster: same name, other object, or a Model that is suddenly gone."""
     return item.uid != record.uid or (isinstance(item, Rejected) and item.reason == "ModelNotFound")
+
+
+def _charged(records: Iterable[Record]) -> frozenset[Key]:
+    """Services with an estimate; a record that is still being checked has none, and counts as an offer instead."""
+    return frozenset(each.owner for each in records if not each.is_daemon and each.verdict.reason != "Checking")
 
 
 class Assignment:
@@ -60,7 +65,7 @@ class Assignment:
         self._serving = self._ready(records, snapshot.observed)
         self.placed = self._placement.place(
             found, snapshot.services.keys() - found.keys(), self._serving, self._lookout.delay_s,
-            frozenset(record.owner for record in records.values() if not record.is_daemon),
+            _charged(records.values()),
         )  # fmt: skip
         mine = (item for item in found.values() if isinstance(item, Service) and self._is_mine(item, records))
         self._lookout.daemons.prepare(mine, records)

@@ -317,19 +317,20 @@ class Lookout:
         binary, problem = self._binary(item)
         if problem:
             return CANNOT_S
-        if near and binary is not None and not self._has_room(item, binary):
-            return CANNOT_S
-        return CANNOT_S if near is None else READY_S if near else FETCH_S
+        if near:
+            fits = self._has_room(item, binary) if binary is not None else None
+            return FETCH_S if fits is None else READY_S if fits else CANNOT_S
+        return CANNOT_S if near is None else FETCH_S
 
     def _limit(self, service: Service) -> int | None:
         """The memory that the models of its namespace may take together, None without a limit."""
         limit = limit_of(self._settings.limits.memory, service.namespace)
         return None if limit is None else limit.of(self.room.budget)
 
-    def _has_room(self, service: Service, binary: Binary) -> bool:
-        """Whether a service would fit beside what runs here, and what was offered before it in this pass.
+    def _has_room(self, service: Service, binary: Binary) -> bool | None:
+        """True if a service fits beside the engines of this Mac and the earlier offers of this pass.
 
-        True as well where that is not known: whoever has it waits then.
+        None while the header of its model is being read; True for a model whose size is known only once it runs.
         """
         path = str(self._store.here(service.model.artifact) or "")
         further = {each.key: str(self._store.here(each.artifact) or "") for each in service.companions}
@@ -339,6 +340,8 @@ class Lookout:
             return self._look(named) if named in parts else self._look_from_home(named)
 
         composed = self._composed(service, binary, path, 0, self._look(path) if path else None, further, look)
+        if composed is None and path:
+            return None
         needs = composed[1].bytes or 0 if composed else 0
         left, limit = self.room.left, self._limit(service)
         if limit is not None:

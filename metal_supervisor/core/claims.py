@@ -304,8 +304,11 @@ def decide(
     again: list[float] = []
     load = len(held)
     for key, ask in sorted(asks.items()):
-        alone = not any(space == key[0] and node != me and life in (Life.LIVE, Life.DRAINING)
-                        for (space, node), life in lives.items())
+        # Until this Mac's own node Lease is seen in a namespace, those of its peers may be missing as well.
+        alone = (key[0], me) in lives and not any(
+            space == key[0] and node != me and life in (Life.LIVE, Life.DRAINING)
+            for (space, node), life in lives.items()
+        )
         usable: list[Claim] = []
         for claim in sorted(held.get(key, []), key=lambda each: each.slot[2]):
             if claim.slot[2] < ask.slots and len(usable) < most:

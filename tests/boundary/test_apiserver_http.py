@@ -308,15 +308,16 @@ def test_a_refused_body_that_was_sent_does_not_eat_the_answer(api: ApiServer) ->
 
 @pytest.mark.parametrize("first", [b"", b"GET /k-wrong HTTP/1.1\r\nHost: x\r\n"])
 def test_a_thousand_idle_strangers_stop_nobody(api: ApiServer, client: Client, first: bytes) -> None:
+    before = threading.active_count()
     with client.watch(CONFIG_MAPS) as watch, contextlib.ExitStack() as strangers:
         for _ in range(1000):
-            stranger = strangers.enter_context(socket.create_connection(("127.0.0.1", api.port), 5))
+            stranger = strangers.enter_context(socket.create_connection(("127.0.0.1", api.port), 60))
             stranger.sendall(first)
         other = Client(api.port, PREFIX)
         assert other.post(CONFIG_MAPS, config_map("made", a="x")).code == 201
         assert client.get(f"{CONFIG_MAPS}/made").code == 200, "a connection that was idle is opened anew at worst"
         assert watch.next()[0] == "ADDED", "a watch is not idle"
-        eventually(lambda: threading.active_count() <= MOST + 50, 10, "those that gave way to end")
+        eventually(lambda: threading.active_count() <= before + MOST + 10, 60, "those that gave way to end")
         other.close()
 
 

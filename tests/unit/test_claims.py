@@ -51,6 +51,12 @@ def test_a_mac_that_is_alone_claims_at_once() -> None:
     assert found.mine == {}, "a claim is ours only once it is on the server"
 
 
+def test_a_mac_does_not_take_itself_for_alone_before_its_own_lease_is_seen() -> None:
+    """With a namespace's first services no Mac has a Lease there: each would claim them all, room or not."""
+    found = decide(lives={}, asked=ask(delay_s=8.0))
+    assert found.moves == () and found.again_in_s is not None and found.again_in_s >= 8.0
+
+
 def test_among_several_one_that_has_to_fetch_the_model_holds_back() -> None:
     first = decide(asked=ask(delay_s=2.0))
     assert first.moves == ()
