@@ -22,6 +22,7 @@ from metal_supervisor.config import Settings
 from metal_supervisor.core import plan, programs
 from metal_supervisor.core.plan import Do, Hung, Step, Stopping, Wanted
 from metal_supervisor.core.types import LIVE, Diff, Observed, ProgramState, Record, RunNote
+from metal_supervisor.core.withdrawal import WithdrawalToken, withdrawal_token
 
 YOUNG_S = 1.0
 RELOAD_EVERY_S = 60.0
@@ -278,10 +279,10 @@ class Applier:
             return told
         return Hung(seen.hung) if seen.hung else None
 
-    def ask_withdrawal(self, step: Step, now: float) -> str:
+    def ask_withdrawal(self, step: Step, now: float) -> WithdrawalToken:
         """Remembers that a withdrawal was asked for; returns its token."""
         self._stopping[step.program] = Stopping(asked_at=time.monotonic())
-        return f"{now:.6f}"
+        return withdrawal_token(now)
 
     def perform(self, step: Step, state: ProgramState | None, note: RunNote | None) -> None:
         """Carries one step out. Raises Unavailable or Refused."""

@@ -20,6 +20,7 @@ from metal_supervisor.config import Settings
 from metal_supervisor.core import decide, limits, references
 from metal_supervisor.core.snapshot import Snapshot
 from metal_supervisor.core.types import Key, Observed, Record, Rejected, Service, Standing
+from metal_supervisor.core.withdrawal import NO_WITHDRAWAL
 from metal_supervisor.intake import Intake
 from metal_supervisor.lookout import Lookout
 from metal_supervisor.placement import Placed, Placement
@@ -114,7 +115,7 @@ class Assignment:
         """Decides the record of an engine of this Mac's, with regard to those decided before it."""
         record = records.get(item.key)
         if record is not None and record.verdict.standing is Standing.REMOVING:
-            record = replace(record, withdraw="")
+            record = replace(record, withdraw=NO_WITHDRAWAL)
         start_refused = self._start_refused(record, snapshot)
         if isinstance(item, Rejected):
             decided = decide.refuse(item, record, snapshot.now, start_refused)

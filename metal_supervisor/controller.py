@@ -38,15 +38,8 @@ from metal_supervisor.core import mode, plan, reasons, resources
 from metal_supervisor.core.admission import Up
 from metal_supervisor.core.plan import Do, Step
 from metal_supervisor.core.snapshot import Snapshot
-from metal_supervisor.core.types import (
-    LIVE,
-    Json,
-    Key,
-    ProgramState,
-    Record,
-    Standing,
-    State,
-)
+from metal_supervisor.core.types import LIVE, Json, Key, ProgramState, Record, Standing, State
+from metal_supervisor.core.withdrawal import NO_WITHDRAWAL
 from metal_supervisor.intake import Intake
 from metal_supervisor.lookout import Lookout
 from metal_supervisor.memory import Memory
@@ -326,7 +319,7 @@ class Controller:
             self.records[key] = replace(
                 record,
                 retry_at=retry,
-                withdraw=record.withdraw if leaving else "",
+                withdraw=record.withdraw if leaving else NO_WITHDRAWAL,
                 stop_sent=record.stop_sent and held is not None and not runs,
             )
             gone = record.program not in snapshot.table and record.program not in busy

@@ -27,6 +27,7 @@ from metal_supervisor.core.plan import live_note
 from metal_supervisor.core.report import PORT_IN_USE
 from metal_supervisor.core.sources import library_model
 from metal_supervisor.core.types import LIVE, Json, Key, Probe, ProgramState, Record, RunNote, Service, Standing
+from metal_supervisor.core.withdrawal import NO_WITHDRAWAL
 from metal_supervisor.runtimes import RUNTIMES, Place
 from metal_supervisor.runtimes.ollama import NAME as OLLAMA
 from metal_supervisor.runtimes.omlx import CACHE_DIRECTORY, KEY_FILE
@@ -328,6 +329,6 @@ def _record(program: str, known: Record | None, where: tuple[str, int], probe: P
         return fresh
     leaving = known.verdict.standing is Standing.REMOVING  # it is needed again
     return replace(
-        fresh, withdraw="" if leaving else known.withdraw, retry_at=known.retry_at, stop_sent=known.stop_sent,
-        stopped_by_hand=known.stopped_by_hand,
+        fresh, withdraw=NO_WITHDRAWAL if leaving else known.withdraw, retry_at=known.retry_at,
+        stop_sent=known.stop_sent, stopped_by_hand=known.stopped_by_hand,
     )

@@ -25,6 +25,7 @@ from metal_supervisor.core.types import (
     Standing,
     Verdict,
 )
+from metal_supervisor.core.withdrawal import NO_WITHDRAWAL
 
 NOTHING_KNOWN = Demand(None)
 LONGEST_TEXT = 1000
@@ -119,7 +120,7 @@ def refuse(rejected: Rejected, record: Record | None, now: float, start_refused:
         endpoint=rejected.endpoint,
         port=record.port if record else None,
         host=record.host if record else "",
-        withdraw=record.withdraw if record else "",
+        withdraw=record.withdraw if record else NO_WITHDRAWAL,
         stop_sent=bool(record and record.stop_sent),
         warning=(rejected.reason, rejected.message) if off else None,
         slot=record.slot if record else 0,
@@ -203,7 +204,7 @@ def accept(
         port=port,
         host=host,
         model_uid=service.model.uid,
-        withdraw=record.withdraw if record else "",
+        withdraw=record.withdraw if record else NO_WITHDRAWAL,
         retry_at=record.retry_at if record else None,
         stop_sent=bool(record and record.stop_sent),
         drain_s=service.drain_s,

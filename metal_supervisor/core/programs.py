@@ -211,7 +211,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
     if dataclasses.is_dataclass(hint):
         return isinstance(value, dict)
-    return isinstance(value, hint)
+    return isinstance(value, getattr(hint, "__supertype__", hint))  # that of a NewType
 
 
 @lru_cache(maxsize=16)

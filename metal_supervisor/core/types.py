@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from metal_supervisor.core.arguments import TEXT, Check
 from metal_supervisor.core.sources import NOTHING, Artifact
+from metal_supervisor.core.withdrawal import NO_WITHDRAWAL, WithdrawalToken
 
 Json: TypeAlias = dict[str, Any]
 Key: TypeAlias = tuple[str, str]
@@ -337,7 +338,7 @@ class Record:
     probe: Probe = field(default_factory=Probe)
     files: tuple[str, ...] = ()
     """Model files in use, absolute paths."""
-    withdraw: str = ""
+    withdraw: WithdrawalToken = NO_WITHDRAWAL
     """Non-empty: the controller wants the endpoint withdrawn, and waits for this very token."""
     stop_sent: bool = False
     """The controller itself stopped the process, and no other has run since."""
@@ -501,7 +502,7 @@ class Observed:
     state: str
     """supervisord's word for it."""
     message: str = ""
-    withdrawn: str = ""
+    withdrawn: WithdrawalToken = NO_WITHDRAWAL
     """The withdraw token that has been carried out."""
     restarts: int = 0
     """Unplanned starts, one after the first of each row that the launcher notes."""
@@ -513,7 +514,7 @@ class Observed:
     """Last failure to publish in the cluster, "" when in order."""
     busy: bool = False
     """Whether it still answers somebody, asked once it is to be withdrawn."""
-    drained: str = ""
+    drained: WithdrawalToken = NO_WITHDRAWAL
     """The withdraw token after which it was seen idle."""
     served: bool = False
     """This very process has been ready before."""

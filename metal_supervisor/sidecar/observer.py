@@ -18,6 +18,7 @@ from metal_supervisor.boundary.supervisord import Exits
 from metal_supervisor.core.attachment import Attachment
 from metal_supervisor.core.report import CRASH_LOOP, HELD
 from metal_supervisor.core.types import LIVE, Key, Observed, ProgramState, Record, RunNote, Standing, State
+from metal_supervisor.core.withdrawal import NO_WITHDRAWAL, WithdrawalToken, requested_at
 from metal_supervisor.sidecar import sharing, words
 from metal_supervisor.sidecar.meter import Engine, Meter
 from metal_supervisor.sidecar.probes import Finding, Prober, Target
@@ -178,17 +179,17 @@ class Observer:
             return words.why_down(self._state, look.record, note, self._exits.last(look.record.program))
         return finding.message
 
-    def _drained(self, look: Look, published: Published) -> tuple[bool, str]:
+    def _drained(self, look: Look, published: Published) -> tuple[bool, WithdrawalToken]:
         """(whether it answers somebody, the withdrawal after which nobody was left to answer, "" if there was none).
 
         What is asked after the endpoint went out tells that nobody else will come. Where the cluster cannot be told,
         nobody may be cut for that either.
         """
         record = look.record
-        overdue = bool(record.withdraw) and time.time() - _asked_at(record.withdraw) > UNCONFIRMED_S
-        carried_out = record.withdraw if published.withdrawn == record.withdraw or overdue else ""
+        overdue = bool(record.withdraw) and time.time() - requested_at(record.withdraw) > UNCONFIRMED_S
+        carried_out = record.withdraw if published.withdrawn == record.withdraw or overdue else NO_WITHDRAWAL
         busy = self._prober.busy(record.program, carried_out, look.target if look.pid else None)
-        return bool(busy), carried_out if busy is False or not look.pid else ""
+        return bool(busy), carried_out if busy is False or not look.pid else NO_WITHDRAWAL
 
     def _last_exit(self, record: Record, before: Observed | None, died: bool, word: str) -> str:
         """How its engine last ended; looked up in supervisord's log when there may be news."""
@@ -205,14 +206,6 @@ class Observer:
         known = before is not None and before.pid == observed.pid and before.served
         if observed.served and not known and row is not None and row.pid == observed.pid:
             self._tallies.started(observed.program, max(0.0, now - row.start))
-
-
-def _asked_at(token: str) -> float:
-    """Unix time at which a withdrawal was asked for."""
-    try:
-        return float(token)
-    except ValueError:
-        return 0.0
 
 
 def _unplanned_starts(note: RunNote | None, before: Observed | None, crashed: bool, now: float) -> int:

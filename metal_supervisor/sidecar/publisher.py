@@ -19,6 +19,7 @@ from metal_supervisor.boundary.kube import MERGE, Kube, KubeError
 from metal_supervisor.core import manifests
 from metal_supervisor.core.report import Happening
 from metal_supervisor.core.types import Json, Key, Record
+from metal_supervisor.core.withdrawal import NO_WITHDRAWAL, WithdrawalToken
 from metal_supervisor.sidecar.statuses import Statuses, Wanted, now_seconds
 
 HEARTBEAT_S = 60.0
@@ -41,7 +42,7 @@ class _Done:
     """Whether what LLMKube's agent left behind under this name has been looked for."""
     heartbeat_at: float = 0.0
     heartbeat: str = ""
-    withdrawn: str = ""
+    withdrawn: WithdrawalToken = NO_WITHDRAWAL
     out: bool = False
     """Whether it was last made to show that nothing serves here."""
     problem: str = ""
@@ -53,7 +54,7 @@ class _Done:
 class Published:
     """What the rest of the sidecar wants to know of a service's publication."""
 
-    withdrawn: str = ""
+    withdrawn: WithdrawalToken = NO_WITHDRAWAL
     """The withdraw token carried out."""
     problem: str = ""
     out: bool = False
@@ -135,7 +136,7 @@ class Publisher:
         elif done.slice is not None and not want.report.ready and not want.address_problem:
             self._slice(want, done)
 
-    def _withdrawn(self, done: _Done, token: str) -> None:
+    def _withdrawn(self, done: _Done, token: WithdrawalToken) -> None:
         if token != done.withdrawn:
             done.withdrawn = token
             self._on_change()

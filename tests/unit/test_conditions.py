@@ -43,7 +43,7 @@ OTHER_WORDS = frozenset({
     "BadAnswer", "TooLarge", "Unreachable", "Untrusted",
     "BadKubeconfig", "BadSpec", "Binary", "Copy", "Executable", "Held", "Job", "Kube", "KubeError", "Launchctl",
     "LaunchdError", "Place", "Pool", "Runtime",
-    "Settings", "Shared", "Ollama",
+    "Settings", "Shared", "Ollama", "WithdrawalToken",
     "CoreFoundation", "EnvironmentVariables", "GroupName", "InitGroups", "ProgramArguments", "UserName",
     "WorkingDirectory",
     "Desktop", "Documents", "Downloads", "LaunchAgents", "LaunchDaemons", "Library", "Logs",

@@ -36,6 +36,7 @@ from metal_supervisor.core.programs import (
     section_spec,
 )
 from metal_supervisor.core.types import Endpoint, Engine, Observed, Probe, Record, RunNote, Standing, Verdict
+from metal_supervisor.core.withdrawal import NO_WITHDRAWAL, WithdrawalToken, requested_at, withdrawal_token
 
 PROPERTY = settings(max_examples=60, deadline=None, database=None, derandomize=True)
 HOME = "/state"
@@ -204,6 +205,18 @@ def test_no_value_of_a_wrong_type_raises_anything_but_unreadable(
 def test_a_record_whose_field_has_another_type_is_damaged_not_believed(field: str, value: Any) -> None:
     with pytest.raises(Unreadable):
         read_record(json.dumps({**json.loads(record_text(RECORD)), field: value}))
+
+
+@given(st.floats(0, 4e9, allow_nan=False))
+def test_a_withdrawal_token_tells_its_time_and_is_the_text_that_older_releases_wrote(now: float) -> None:
+    token = withdrawal_token(now)
+    older = json.dumps({**json.loads(record_text(RECORD)), "withdraw": f"{now:.6f}"})
+    assert read_record(older) == dataclasses.replace(RECORD, withdraw=token)
+    assert requested_at(token) == pytest.approx(now, abs=1e-6)
+
+
+def test_no_token_and_one_that_is_no_time_are_requests_of_long_ago() -> None:
+    assert [requested_at(token) for token in (NO_WITHDRAWAL, WithdrawalToken("t"))] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(("field", "value"), [("pid", "7"), ("ready", "no"), ("since", None), ("withdrawn", 5)])
