@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import platform
+import select
 import signal
 import sys
 import threading
@@ -340,11 +341,28 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _reader_left() -> bool:
+    """Tell a reader that has seen enough, as in `metal-supervisor … | head`, from a socket's broken pipe."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)
+    if not output.poll(0):
+        return False
+    # The interpreter flushes once more at its exit, to nowhere.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. 2: wrong usage, 3: not running, 78: bad configuration."""
     parsed = parser().parse_args(arguments)
     try:
-        return int(parsed.action(parsed))
+        code = int(parsed.action(parsed))
+        print(end="", flush=True)
+        return code
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
+        return 0
     except config.ConfigError as error:
         _say(str(error))
         return BAD_CONFIG

@@ -69,8 +69,6 @@ def run(state: StateDir, order: Order, out: TextIO, say: Callable[[str], None]) 
         while order.follow and not order.previous and not write.unread(LOOK_EVERY_S):
             write.all(log.fresh())
         write.end()
-    except BrokenPipeError:  # whoever read it has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
     except KeyboardInterrupt:
         return 0 if order.follow else 130
     finally:

@@ -6,7 +6,6 @@ A model is hours of download, so nothing is deleted without being asked for, and
 from __future__ import annotations
 
 import json
-import os
 import stat
 import sys
 import time
@@ -352,6 +351,3 @@ def carried_out(command: Callable[[], int], complain: Callable[[str], None]) -> 
     except NotDone as error:
         complain(printable(str(error)))
         return FAILED
-    except BrokenPipeError:  # `models ls | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK

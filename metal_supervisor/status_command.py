@@ -6,7 +6,6 @@ Where nothing answers, the files still tell what each service did last; that is 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -57,11 +56,7 @@ class Status:
 
     def run(self, how: How) -> int:
         """Shows it; 3 if nothing answers."""
-        try:
-            return self._watch(how.as_json) if how.watch else self._once(how.as_json)
-        except BrokenPipeError:  # whoever read it has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
-            return 0
+        return self._watch(how.as_json) if how.watch else self._once(how.as_json)
 
     def _once(self, as_json: bool) -> int:
         try:

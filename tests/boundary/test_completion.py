@@ -7,6 +7,7 @@ import pty
 import select
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +42,20 @@ def scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     (tmp_path / "work" / "key.d").mkdir(parents=True)
     (tmp_path / "work" / "key.toml").touch()
     return tmp_path
+
+
+@pytest.mark.parametrize("unbuffered", ["1", ""])
+@pytest.mark.parametrize("arguments", [["completion", "zsh"], ["version"]])
+def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(arguments: list[str], unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        command = [sys.executable, "-m", "metal_supervisor", *arguments]
+        environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, env=environ)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 CASES = [
