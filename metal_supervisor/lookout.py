@@ -48,7 +48,7 @@ READY_S, FETCH_S, CANNOT_S = 0.0, 2.0, 8.0
 ASKING = ModelFile("Checking", message="the engine's program is being asked what it knows")
 METAL_ASKED = ModelFile("Checking", message=ASKED)
 LOOKING = ModelFile("Checking", message="it is being found out whether the user's own daemon answers")
-CONFINING = ModelFile("Checking", message="it is being tried whether the engine can be confined on this machine")
+CONFINING = ModelFile("Checking", message="checking that this machine can confine the engine")
 LIBRARY = ModelFile("Ready")
 """A model of Ollama's library is no file of ours."""
 FOREIGN = Reading(None, problem="a manifest may not name it")
