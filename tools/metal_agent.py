@@ -17,7 +17,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from lock import CHECKED
+
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ROOT / "requirements.txt"
 STAMP = "complete"
 
 
@@ -30,8 +35,9 @@ def wheel() -> Path:
 
 
 def place(apps: Path, built: Path) -> Path:
-    """The directory of a wheel."""
-    return apps / f"{built.name.split('-')[1]}-{hashlib.sha256(built.read_bytes()).hexdigest()[:8]}"
+    """The directory of a wheel and of the packages that it runs with."""
+    digest = hashlib.sha256(built.read_bytes() + PACKAGES.read_bytes()).hexdigest()
+    return apps / f"{built.name.split('-')[1]}-{digest[:8]}"
 
 
 def unpack(apps: Path, built: Path) -> Path:
@@ -41,8 +47,9 @@ def unpack(apps: Path, built: Path) -> Path:
         shutil.rmtree(app, ignore_errors=True)
         print(f"installing {built.name} into {app}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(app)], check=True)
-        pip = [str(app / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check", str(built)]
-        subprocess.run(pip, check=True)
+        pip = [str(app / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        subprocess.run([*pip, *CHECKED, "-r", str(PACKAGES)], check=True)
+        subprocess.run([*pip, "--no-index", "--no-deps", str(built)], check=True)
         (app / STAMP).touch()
     os.utime(app)
     return app / "bin" / "python"

@@ -84,8 +84,9 @@ def test_the_sdist_has_it_all_and_builds_the_same_wheel(built: Path, tmp_path: P
     with tarfile.open(archive) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
         file.extractall(tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # type: ignore[arg-type]
-    for name in ("LICENSE", "README.md", "Makefile", "pyproject.toml", "conf/crds/models.yaml", "docs/models.md",
-                 "launchd/probe.plist", "tests/boundary/test_dist.py", "tools/make_run.py"):  # fmt: skip
+    for name in ("LICENSE", "README.md", "Makefile", "pyproject.toml", "requirements.txt",
+                 "conf/crds/models.yaml", "docs/models.md", "launchd/probe.plist", "tests/boundary/test_dist.py",
+                 "tools/make_run.py"):  # fmt: skip
         assert name in names, name
     (again,) = build(tmp_path / NAME, "--wheel").glob("*.whl")
     done(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path / "direct", built, cwd=built)

@@ -23,7 +23,10 @@ from tests.doc_commands import PAGES, ROOT, Block, Shown, blocks, run
 from tests.system import System, eventually, running, service
 
 HERE = [page for page in PAGES if any(block.here for block in blocks(page))]
-CHECKOUT = (".venv", "Makefile", "conf", "docs", "launchd", "metal_supervisor", "pyproject.toml", "tests", "tools")
+CHECKOUT = (
+    ".venv", "Makefile", "conf", "docs", "launchd", "metal_supervisor", "pyproject.toml", "requirements-dev.txt",
+    "requirements.txt", "tests", "tools",
+)  # fmt: skip
 HERE_TOO = "tests/scenarios/test_docs_commands.py"
 GO_AGENT = "com.llmkube.metal-agent"
 CURL = "silent\nshow-error\nfail-with-body\n"

@@ -116,10 +116,10 @@ def test_make_run_in_this_checkout_shows_a_model_ready_and_stops_on_a_signal(tmp
         pytest.skip("no .venv: run the tests with `make test`")
     copy = tmp_path / "a checkout"
     copy.mkdir()
-    for name in ("Makefile", "pyproject.toml", "conf", "tools", "metal_supervisor"):
+    for name in ("Makefile", "pyproject.toml", "requirements-dev.txt", "conf", "tools", "metal_supervisor"):
         source = ROOT / name
         shutil.copytree(source, copy / name) if source.is_dir() else shutil.copy(source, copy / name)
-    # The environment is borrowed read-only: a stamp newer than pyproject.toml keeps make from installing into it.
+    # The environment is borrowed read-only: a stamp newer than the lock files keeps make from installing into it.
     (copy / ".venv").mkdir()
     for name in ("bin", "lib", "pyvenv.cfg"):
         (copy / ".venv" / name).symlink_to(ROOT / ".venv" / name)

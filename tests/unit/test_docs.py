@@ -41,7 +41,9 @@ FOREIGN = {
     "--replicas", "--for", "--local-dir", "--strict", "--seed", "--prompt-cache-bytes", "--gpu-memory-utilization",
     "--samplers",  # powermetrics
     "--check",  # of the tools that write pages
-    "--no-index", "--find-links", "--dest",  # pip
+    "--no-index", "--find-links", "--dest", "--require-hashes", "--only-binary", "--no-deps",  # pip
+    "--force-reinstall",  # pip
+    "--upgrade",  # tools/lock.py
     "--flag", "--other-flag",  # an example in a check of ours
     *NAMES, *SWITCHES, *GRAMMAR.flags, *MLX.grammar.flags, *LOADING,
     *(f"--{name}" for name in go_agent.FLAGS),  # LLMKube's own agent
