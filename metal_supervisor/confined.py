@@ -57,7 +57,10 @@ class Confinement:
     def of(
         self, service: Service, binary: Binary, engine: Engine, paths: Sequence[str], port: int
     ) -> Confined | None:
-        """The confinement of a service's engine; None while its build is being tried. `paths`: of its model files."""
+        """The confinement of a service's engine; None while its build is being tried.
+
+        `paths`: real ones of its model's files, as they were judged; they are not resolved again.
+        """
         if self._mode == "off":
             return Confined(False, why="this Mac's --confinement is off")
         if engine.daemon:
@@ -69,7 +72,7 @@ class Confinement:
         if not verdict.works:
             return self._without(f"confinement does not work here: {verdict.why}")
         base = runtime.access(binary, CODE)
-        read = tuple(dict.fromkeys(os.path.realpath(each) for path in paths for each in _parts(path)))
+        read = tuple(dict.fromkeys(paths))
         scratch = str(self._state.scratch_path(program_name(service.key)))
         files, directories = _opened(service)
         access = replace(base, read=(*base.read, *read, *files), write=(scratch, *directories), bind=(port,))

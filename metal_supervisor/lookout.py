@@ -156,7 +156,8 @@ class Lookout:
         if composed is None:
             return Outlook(READING, port)
         engine, demand = composed
-        confined = self._confinement.of(service, binary, engine, [each.path for _, each in files.values()], port)
+        judged = [path for _, each in files.values() for path in each.real]
+        confined = self._confinement.of(service, binary, engine, judged, port)
         if confined is None and new:
             return Outlook(CONFINING, port)
         if confined is not None and confined.problem:

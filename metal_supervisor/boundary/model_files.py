@@ -99,16 +99,22 @@ def looked_at(path: Path, places: Places = ANYWHERE) -> ModelFile:
     """What a path on this Mac comes to. Raises Unusable."""
     try:
         directory = path.is_dir()
-        real = path.resolve() if directory else path
+        real = places.resolved(path)
+        if directory:  # the Hub's cache has links to files elsewhere in it
+            parts = [each for each in sorted(real.iterdir()) if each.is_symlink() and each.exists()]
+        else:
+            parts = [path.with_name(name) for name in shard_names(path.name)]
+        # A confined engine is given these alone: by the time it starts, a link may lead elsewhere.
+        judged = tuple(dict.fromkeys(map(str, (real, *map(places.resolved, parts)))))
     except (OSError, ValueError) as error:
         raise Unusable("ModelFileUnreadable", f"{named(path)}: {getattr(error, 'strerror', None) or error}") from None
     if directory:
-        return ModelFile("Ready", str(real), check_directory(real), directory=True)
+        return ModelFile("Ready", str(real), check_directory(real), directory=True, real=judged)
     size = check_file(path, places)
     for name in shard_names(path.name):
         if name != path.name:
             size += check_file(path.with_name(name), places)
-    return ModelFile("Ready", str(path), size)
+    return ModelFile("Ready", str(path), size, real=judged)
 
 
 def is_whole(path: Path, size_bytes: int | None) -> bool:

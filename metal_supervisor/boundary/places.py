@@ -50,24 +50,28 @@ class Places:
 
     def check(self, path: Path) -> None:
         """Raises Unusable, with the same words for each, for a path that a manifest may not name."""
+        self.resolved(path)
+
+    def resolved(self, path: Path) -> Path:
+        """The real path behind one that a manifest may name: the judgement is of this one. Raises Unusable."""
         try:
             real = Path(os.path.realpath(path))
             if ".." not in path.parts and self._allows(real):
-                return
+                return real
         except (OSError, RuntimeError, ValueError):
             pass  # a name that no file can have, or a circle of links
-        self._refuse(path)
+        raise self._refusal(path)
 
     def check_opened(self, descriptor: int, path: Path) -> None:
         """The same for a file that is open by now, by the name that the system has for it. Raises Unusable."""
         real = _name_of(descriptor)
         if real is not None and not self._allows(real):
-            self._refuse(path)
+            raise self._refusal(path)
 
-    def _refuse(self, path: Path) -> None:
+    def _refusal(self, path: Path) -> Unusable:
         where = ", ".join(map(str, self.roots))
         text = f"{named(path)} is not below --allowed-roots of this Mac ({where})"
-        raise Unusable("SourceNotAllowed", f"{text}, or is in a part of it that no manifest may name")
+        return Unusable("SourceNotAllowed", f"{text}, or is in a part of it that no manifest may name")
 
     def _allows(self, real: Path) -> bool:
         roots = [root for root in self.roots if real.is_relative_to(root)]

@@ -8,6 +8,7 @@ of it stays for the next time. Nothing is ever deleted here but the beginning of
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -206,7 +207,7 @@ class Store:
             finally:
                 job.client.close()
             if trouble is None:
-                if job.artifact.local:
+                if job.artifact.local and task.state.real[:1] == (task.state.path,):
                     return
                 self._stay(task)
                 continue
@@ -225,8 +226,11 @@ class Store:
                 pause_s = min(LONGEST_RETRY_S, pause_s * 2)
 
     def _stay(self, task: _Task) -> None:
-        """Until a model that was ready is gone from the store, or nobody wants it. In a pass a disk might hang."""
-        while not task.again.wait(LOOK_AT_STORE_S) and Path(task.state.path).exists():
+        """Until a model is gone from the store, or its link leads elsewhere, or it is not wanted any more.
+
+        Not done in a pass, where a disk might hang.
+        """
+        while not task.again.wait(LOOK_AT_STORE_S) and task.state.real[:1] == _real(task.state.path):
             pass
         task.again.clear()
 
@@ -252,6 +256,14 @@ class Store:
             if noted is not None and _note(task.job) is None:
                 break  # somebody removed it
         task.again.clear()
+
+
+def _real(path: str) -> tuple[str, ...]:
+    """The real path of what is there, nothing for what is not."""
+    try:
+        return (os.path.realpath(path, strict=True),)
+    except OSError:
+        return ()
 
 
 def _note(job: Job) -> Contents | None:

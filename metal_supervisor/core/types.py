@@ -540,6 +540,8 @@ class ModelFile:
     reason: str = ""
     message: str = ""
     directory: bool = False
+    real: tuple[str, ...] = ()
+    """Real paths of its files as they were judged, that of `path` first: a confined engine may read no others."""
     got_bytes: int = 0
     """How much of it is here while it comes."""
     total_bytes: int = 0

@@ -13,6 +13,7 @@ import pytest
 
 from metal_supervisor import launch
 from metal_supervisor.boundary.builds import homes_of
+from metal_supervisor.boundary.model_files import looked_at
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.config import Settings
 from metal_supervisor.confined import CODE, Confined, Confinement, complete_specs
@@ -46,14 +47,33 @@ def asked(
 def test_a_policy_names_the_real_files_the_scratch_directory_and_the_port(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = tmp_path / "real-00001-of-00002.gguf"
-    (tmp_path / "link").symlink_to(tmp_path)
-    found = asked(tmp_path, "on", Verdict(True), monkeypatch, paths=(str(tmp_path / "link" / real.name),))
+    judged = tuple(str(tmp_path / f"real-0000{number}-of-00002.gguf") for number in (1, 2))
+    found = asked(tmp_path, "on", Verdict(True), monkeypatch, paths=judged)
     assert found is not None and not found.why and found.problem is None and isinstance(found.policy, dict)
     if sys.platform == "linux":
-        assert found.policy["read"] == [str(real), str(tmp_path / "real-00002-of-00002.gguf")]
+        assert found.policy["read"] == list(judged)
         assert found.policy["write"] == [str(tmp_path / "state" / "scratch" / "default.tiny")]
         assert (found.policy["execute"], found.policy["bind"], found.policy["connect"]) == ([BINARY.path], [18100], [])
+
+
+def test_a_link_that_was_swapped_after_the_judgement_is_not_in_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged, secret = tmp_path / "judged.gguf", tmp_path / "secret"
+    link = tmp_path / "link.gguf"
+    for each in (judged, secret):
+        each.write_bytes(b"GGUF" * 4)
+    link.symlink_to(judged)
+    file = looked_at(link)
+    link.unlink()
+    link.symlink_to(secret)
+    judged.unlink()
+    judged.symlink_to(secret)
+    found = asked(tmp_path, "on", Verdict(True), monkeypatch, paths=file.real)
+    assert found is not None and isinstance(found.policy, dict)
+    assert str(secret) not in json.dumps(found.policy)
+    with pytest.raises(launch.Unconfined, match="link to another place"):
+        launch.confinement(found.policy)
 
 
 def test_what_opened_flags_name_joins_the_policy_and_nothing_else_does(

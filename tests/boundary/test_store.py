@@ -174,7 +174,7 @@ def test_a_local_file_is_known_at_once(shelf: Shelf, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(GGUF)
     shelf.store.want([str(path)])
-    assert shelf.store.state(str(path)) == ModelFile("Ready", str(path), len(GGUF))
+    assert shelf.store.state(str(path)) == ModelFile("Ready", str(path), len(GGUF), real=(str(path),))
     assert shelf.rings == 0
 
 
@@ -211,7 +211,31 @@ def test_a_directory_counts_by_its_weights_and_by_its_real_path(shelf: Shelf, tm
     (tmp_path / "link").symlink_to(real)
     for source in (str(tmp_path / "link"), f"file://{real}"):
         shelf.store.want([source])
-        assert shelf.store.state(source) == ModelFile("Ready", str(real), 2000, directory=True)
+        assert shelf.store.state(source) == ModelFile("Ready", str(real), 2000, directory=True, real=(str(real),))
+
+
+def test_links_of_a_directory_are_judged_with_it(shelf: Shelf, tmp_path: Path) -> None:
+    real, blob = mlx_directory(tmp_path / "real"), tmp_path / "blob"
+    (real / "tokenizer.json").rename(blob)
+    (real / "tokenizer.json").symlink_to(blob)
+    (real / "dangling").symlink_to(tmp_path / "none")
+    shelf.store.want([str(real)])
+    assert shelf.store.state(str(real)).real == (str(real), str(blob))
+
+
+def test_a_link_that_leads_elsewhere_is_judged_anew(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "LOOK_AT_STORE_S", 0.05)
+    link, first, second = (tmp_path / name for name in ("link.gguf", "first.gguf", "second.gguf"))
+    for each in (first, second):
+        each.write_bytes(GGUF)
+    link.symlink_to(first)
+    shelf.store.want([str(link)])
+    assert shelf.store.state(str(link)).real == (str(first),)
+    link.unlink()
+    link.symlink_to(second)
+    eventually(lambda: shelf.store.state(str(link)).real == (str(second),), WITHIN_S, "the other file to be judged")
 
 
 @pytest.mark.parametrize("missing", ["config.json", "*.safetensors"])
