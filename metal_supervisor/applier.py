@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from metal_supervisor import launch
 from metal_supervisor.boundary import engines, host
-from metal_supervisor.boundary.engines import asked_at
+from metal_supervisor.boundary.local_status import asked_at
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import BrokenFile, Supervisord, refusal
 from metal_supervisor.config import Settings

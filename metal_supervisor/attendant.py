@@ -22,7 +22,7 @@ from typing import Protocol
 
 from metal_supervisor.boundary.daemon import Away, Daemon, Refused
 from metal_supervisor.boundary.doorbell import ring
-from metal_supervisor.boundary.engines import asked_at
+from metal_supervisor.boundary.local_status import asked_at
 from metal_supervisor.boundary.ollama import OllamaModel
 from metal_supervisor.boundary.omlx import OmlxModel
 from metal_supervisor.boundary.state import StateDir

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 from metal_supervisor import __version__, completion, config, import_flags, install_flags, look_flags, model_flags
 from metal_supervisor.doctor import flags as doctor_flags
+from metal_supervisor.runtimes import setting_checks  # noqa: F401 - settings are read from here on
 
 BAD_CONFIG = 78
 PROGRAMS = ("controller", "sidecar", "apiserver", "sleepwatch", "power")

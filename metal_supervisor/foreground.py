@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TextIO
 
 from metal_supervisor import __version__, boot, launch
-from metal_supervisor.boundary import engines, host, local_status
+from metal_supervisor.boundary import host, local_status
 from metal_supervisor.boundary.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.boundary.state import StateDir, StateError
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
@@ -292,7 +292,7 @@ class Foreground:
             gone = record.verdict.standing is Standing.REMOVING
             phase, text = ("Stopping", "deleted") if gone else (told.phase, told.message)
             if told.phase == "Ready":
-                where = engines.asked_at(record.host or self.settings.bind_address)
+                where = local_status.asked_at(record.host or self.settings.bind_address)
                 text = direct_url(where, record.port or 0, "/v1")
             if record.warning:
                 text += f" [{record.warning[0]}: {record.warning[1]}]"

@@ -15,6 +15,7 @@ from metal_supervisor.config import Settings
 from metal_supervisor.core import limits, resources
 from metal_supervisor.core.types import Json, Key, Record, Rejected, Service, Standing
 from metal_supervisor.runtimes import RUNTIMES, VOCABULARIES
+from metal_supervisor.runtimes.setting_checks import offered
 
 LOOK_EVERY_S = 10.0
 
@@ -29,7 +30,7 @@ class Intake:
         self._look_at = 0.0
         self._policy = resources.Policy(
             default_runtime=settings.runtime,
-            runtimes={name: RUNTIMES[name].formats for name in settings.offered},
+            runtimes={name: RUNTIMES[name].formats for name in offered(settings)},
             allowlist=settings.allowlist,
             allowed_args=settings.allowed_args,
             allowed_env=settings.allowed_env,

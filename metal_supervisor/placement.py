@@ -18,7 +18,7 @@ from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.boundary.state import SESSION_FILE, StateDir
 from metal_supervisor.boundary.watch import Reflector
 from metal_supervisor.config import Settings
-from metal_supervisor.core import claims
+from metal_supervisor.core import claims, manifests
 from metal_supervisor.core.claims import Ask, Life, Sighting, SlotId
 from metal_supervisor.core.sources import Artifact, library_model
 from metal_supervisor.core.types import Json, Key, Record, Rejected, Service, Standing
@@ -204,7 +204,7 @@ class Placement:
             if lease.session in ours:
                 self._own_session = lease.session
             elif self._own_session and lease.session < ours[-1] and not lease.released:
-                seen = self._sightings.get((namespace, claims.node_lease_name(node)))
+                seen = self._sightings.get((namespace, manifests.node_lease_name(node)))
                 since = max(seen.at if seen else now, self._leases.connected_at)
                 cloned = cloned or now - since < CLONE_GONE_S
         if cloned and not self.cloned:

@@ -18,9 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from metal_supervisor.core import limits
-from metal_supervisor.core.arguments import Verdict
-from metal_supervisor.runtimes import RUNTIMES
-from metal_supervisor.runtimes.llama_arguments import ENVIRONMENT, GRAMMAR
 
 HUB = "https://huggingface.co"
 
@@ -111,29 +108,15 @@ def _listed(value: str) -> tuple[str, ...]:
     return tuple(each.strip() for each in value.split(",") if each.strip())
 
 
-def _runtime_list(value: str) -> str | None:
-    unknown = [each.strip() for each in value.split(",") if each.strip() and each.strip() not in RUNTIMES]
-    return f"must name some of {', '.join(RUNTIMES)}" if unknown else None
+RUNTIME_CHECKS: dict[str, Callable[[str], str | None]] = {}
+"""Setting -> check of the runtimes, flags or variables that it names; `runtimes.setting_checks` fills it in."""
 
 
-def _flag_list(value: str) -> str | None:
-    for each in filter(None, (item.strip() for item in value.split(","))):
-        if not re.fullmatch(r"--?[A-Za-z][A-Za-z0-9-]*", each, re.ASCII):
-            return "must look like --flag,--other-flag"
-        flag = GRAMMAR.flags.get(each)
-        if flag is not None and flag.verdict is Verdict.OURS:
-            return f"must not name {each}: {flag.why}"
-    return None
+def _by_runtimes(name: str) -> Callable[[str], str | None]:
+    def check(value: str) -> str | None:
+        return RUNTIME_CHECKS[name](value)
 
-
-def _variable_list(value: str) -> str | None:
-    for each in filter(None, (item.strip() for item in value.split(","))):
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", each, re.ASCII):
-            return "must look like NAME,OTHER_NAME"
-        found = ENVIRONMENT.judge(each, {each})
-        if found.verdict is Verdict.OURS:
-            return f"must not name {each}: {found.why}"
-    return None
+    return check
 
 
 @dataclass(frozen=True)
@@ -163,11 +146,11 @@ class Settings:
     )
     runtime: str = _setting(
         "llama-server", "Runtime of services that name none, as far as it serves their model's format.",
-        _one_of(*RUNTIMES),
+        _by_runtimes("runtime"),
     )
     runtimes: str = _setting(
         "", "Runtimes that this Mac offers, separated by commas, the preferred first; empty: all there are.",
-        _runtime_list,
+        _by_runtimes("runtimes"),
     )
     llama_server: str = _setting("", "Path of llama-server; empty: PATH, then Homebrew's prefixes.")
     mlx_server: str = _setting("", "Path of the Swift mlx-server; empty: PATH, then Homebrew's prefixes.")
@@ -208,11 +191,11 @@ class Settings:
     )
     allow_extra_args: str = _setting(
         "", "Flags that spec.extraArgs may hold although they reach beyond the engine (--slot-save-path, --tools …) "
-        "or are not known, separated by commas; at your own risk.", _flag_list,
+        "or are not known, separated by commas; at your own risk.", _by_runtimes("allow_extra_args"),
     )
     allow_env: str = _setting(
         "", "Variables that spec.env may hold although they are not known to be harmless, separated by commas; at your "
-        "own risk.", _variable_list,
+        "own risk.", _by_runtimes("allow_env"),
     )
     confinement: str = _setting(
         "on", "on: engines run confined by the operating system, as far as a trial shows that it works here; required: "
@@ -323,12 +306,6 @@ class Settings:
         "auto", "How our programs log: auto (text on a terminal, else JSON, one object a line), text or json.",
         _one_of("auto", "text", "json"),
     )
-
-    @property
-    def offered(self) -> tuple[str, ...]:
-        """The runtimes that this Mac offers, the preferred first."""
-        named = [each.strip() for each in self.runtimes.split(",") if each.strip()]
-        return tuple(dict.fromkeys(named)) or tuple(RUNTIMES)
 
     @property
     def allowed_args(self) -> frozenset[str]:

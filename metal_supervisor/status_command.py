@@ -161,7 +161,7 @@ class Status:
         """How fast an engine writes. One that is to fall asleep is not asked: that would keep it awake."""
         if record.runtime not in COUNTING or record.port is None or record.probe.asleep_path:
             return None
-        where = engines.asked_at(record.host or self._settings.bind_address)
+        where = local_status.asked_at(record.host or self._settings.bind_address)
         return tokens_per_s(engines.metrics(where, record.port, ENGINE_S))
 
     def _on_file(self) -> list[str]:

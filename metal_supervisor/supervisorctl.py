@@ -16,7 +16,7 @@ from typing import Any
 from supervisor.supervisorctl import ControllerPluginBase
 
 from metal_supervisor import launch
-from metal_supervisor.boundary.engines import asked_at
+from metal_supervisor.boundary.local_status import asked_at
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.core.report import CRASH_LOOP, report
 from metal_supervisor.core.sizes import amount

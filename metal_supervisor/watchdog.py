@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metal_supervisor.boundary import builds, engines, host
+from metal_supervisor.boundary import builds, engines, host, local_status
 from metal_supervisor.boundary import memory as host_memory
 from metal_supervisor.config import Settings
 from metal_supervisor.core.budget import Budget
@@ -151,5 +151,5 @@ def _beside_left(found: Budget) -> Budget:
 
 def _busy(asked: Asked) -> bool:
     """Whether an engine answers somebody; one that does not say so is judged by its connections."""
-    told = engines.busy(asked.port, asked.probe, engines.asked_at(asked.address), BUSY_TIMEOUT_S)
+    told = engines.busy(asked.port, asked.probe, local_status.asked_at(asked.address), BUSY_TIMEOUT_S)
     return host.has_clients(asked.pid, asked.port) if told is None else told

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from metal_supervisor.runtimes import setting_checks  # noqa: F401 - as in every process that reads settings
 from tests import faults, memory, pace
 
 _found: dict[str, dict[str, Any]] = {}

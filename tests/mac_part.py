@@ -67,12 +67,13 @@ def main(part: str, state: Path, world: Path) -> None:
     host.route_to = lambda *where: told("address") or real_route(*where)
 
     from metal_supervisor import config, logs
-    from metal_supervisor.boundary import metal, wake
+    from metal_supervisor.boundary import metal, sleep_clock
     from metal_supervisor.boundary.kube import Kube
     from metal_supervisor.boundary.state import StateDir
     from metal_supervisor.boundary.supervisord import Supervisord
 
-    wake.system_clocks = lambda: wake.Clocks(lambda: time.monotonic() + float(told("slept", "0")), time.monotonic)
+    clocks = sleep_clock.Clocks(lambda: time.monotonic() + float(told("slept", "0")), time.monotonic)
+    sleep_clock.system_clocks = lambda: clocks
     metal.AGAIN_S = 0.05
     stop = threading.Event()
     logs.configure("info")

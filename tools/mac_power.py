@@ -17,7 +17,7 @@ from mac_host import NOT_YET
 from mac_kit import Kit, use_checkout
 from mac_report import Sheet, Skip
 
-from metal_supervisor.boundary.wake import Wake, system_clocks
+from metal_supervisor.boundary.sleep_clock import Wake, system_clocks
 
 FRAMES, FRAME_S = 3, 6.0
 WINDOW_S = 60.0

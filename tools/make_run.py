@@ -24,6 +24,7 @@ import find_llama_server
 import tiny_gguf
 
 from metal_supervisor.config import ConfigError, add_flags, load, overrides_from
+from metal_supervisor.runtimes import setting_checks  # noqa: F401 - completes the checks of settings
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = ROOT / ".run"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from metal_supervisor import config
+from metal_supervisor.runtimes import setting_checks  # noqa: F401 - completes the checks of settings
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 NEVER: dict[type, Any] = {str: "\x00", int: float("nan"), float: float("nan")}

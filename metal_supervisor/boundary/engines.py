@@ -21,14 +21,6 @@ TIMEOUT_S = 2.0
 MOST_BYTES = 1 << 20
 
 
-ANY_V4, ANY_V6 = "0.0.0.0", "::"
-
-
-def asked_at(bind: str) -> str:
-    """Where an engine is asked that listens there."""
-    return {ANY_V4: "127.0.0.1", ANY_V6: "::1"}.get(bind, bind)
-
-
 @dataclass(frozen=True)
 class Answer:
     """What a probe found."""

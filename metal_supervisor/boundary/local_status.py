@@ -11,6 +11,12 @@ from typing import Any
 from metal_supervisor.core.bar import printable
 
 MOST_BYTES = 64 << 20
+ANY_V4, ANY_V6 = "0.0.0.0", "::"
+
+
+def asked_at(bind: str) -> str:
+    """Address on this machine of a server that listens on `bind`."""
+    return {ANY_V4: "127.0.0.1", ANY_V6: "::1"}.get(bind, bind)
 
 
 def document(port: int, timeout_s: float) -> Any:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from metal_supervisor import launch
-from metal_supervisor.boundary import wake
+from metal_supervisor.boundary import sleep_clock
 from metal_supervisor.boundary.state import write_atomic
 
 NOTE, ANSWER, FORMAT = "asleep.json", "withdrawn.json", 1
@@ -76,8 +76,8 @@ def answer(state: Path, nap: Nap) -> None:
 class Reader:
     """Tells whether a sleep is to come. For one thread."""
 
-    def __init__(self, state: Path, clocks: wake.Clocks | None = None) -> None:
-        self._state, self._clocks = state, clocks or wake.system_clocks()
+    def __init__(self, state: Path, clocks: sleep_clock.Clocks | None = None) -> None:
+        self._state, self._clocks = state, clocks or sleep_clock.system_clocks()
         self._known: Nap | None = None
         self._awake_since = self._asleep_s = 0.0
         """Since when the machine is awake with the note in place, in seconds awake; how long it had slept by then."""
@@ -87,7 +87,7 @@ class Reader:
         nap = _read(self._state / NOTE)
         awake_s = self._clocks.exclusive()
         asleep_s = self._clocks.inclusive() - awake_s
-        if nap is None or nap != self._known or asleep_s - self._asleep_s > wake.NOTABLE_S:
+        if nap is None or nap != self._known or asleep_s - self._asleep_s > sleep_clock.NOTABLE_S:
             self._known, self._awake_since, self._asleep_s = nap, awake_s, asleep_s
         if nap is None or awake_s - self._awake_since > LONGEST_S:
             return None

@@ -14,11 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from metal_supervisor.core.fields import get
-from metal_supervisor.core.sizes import GIB, MIB, amount, fraction, quantity
-from metal_supervisor.core.types import ModelLimit
+from metal_supervisor.core.sizes import GIB, MIB, amount
 
 SHARES = ((36, 0.67), (64, 0.75), (127, 0.80))
 LARGEST_SHARE = 0.90
@@ -114,13 +111,3 @@ def budget(
         limits[f"Metal wires no more{source}, less 512 MiB"] = max(metal_bytes - METAL_SPARE_BYTES, 0)
     reason = min(limits, key=lambda name: limits[name])
     return Budget(limits[reason], whole, reason, limits)
-
-
-def read_limit(model: Any) -> ModelLimit:
-    """`spec.hardware.memoryBudget` and `memoryFraction` of a Model. Raises Bad, which names the field."""
-    hardware = get(model, "spec.hardware", dict, {})
-    said, share = hardware.get("memoryBudget"), hardware.get("memoryFraction")
-    return ModelLimit(
-        bytes=None if said in (None, "") else quantity(said, "spec.hardware.memoryBudget"),
-        fraction=None if share is None else fraction(share, "spec.hardware.memoryFraction"),
-    )

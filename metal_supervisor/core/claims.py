@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from metal_supervisor.core.manifests import node_lease_name
 from metal_supervisor.core.resources import GROUP, VERSION
 from metal_supervisor.core.types import Json, Key
 
@@ -130,11 +131,6 @@ def _short(name: str, most: int) -> str:
 def claim_name(service: str, index: int) -> str:
     """Name of the Lease of a slot."""
     return f"isvc-{_short(service, LONGEST_NAME)}-{index}"
-
-
-def node_lease_name(node: str) -> str:
-    """Name of a Mac's node Lease."""
-    return f"metal-{node}"
 
 
 def claim_object(move: Move, node: str, now_micro: str) -> Json:

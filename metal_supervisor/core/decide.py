@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from metal_supervisor.core.demand import Demand
 from metal_supervisor.core.programs import program_name
 from metal_supervisor.core.types import (
+    DIRECTORY_FORMATS,
+    FIELD_IGNORED,
     RULES,
     Engine,
     Key,
@@ -29,7 +31,6 @@ from metal_supervisor.core.withdrawal import NO_WITHDRAWAL
 
 NOTHING_KNOWN = Demand(None)
 LONGEST_TEXT = 1000
-FIELD_IGNORED = "FieldIgnored"
 MOST_NAMED = 8
 """Fields that one message names."""
 
@@ -72,7 +73,6 @@ class Outlook:
 
 UNSAFE = frozenset({"SourceNotAllowed"})
 """Reasons of `Outlook` that concern what a manifest may ask for, not what this Mac can do at the moment."""
-DIRECTORY_FORMATS = frozenset({"mlx", "safetensors"})
 
 
 def fitting(file: ModelFile, kind: str) -> ModelFile:

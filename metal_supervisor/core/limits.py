@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from metal_supervisor.core.decide import FIELD_IGNORED
 from metal_supervisor.core.fields import Bad
 from metal_supervisor.core.resources import PRIORITIES, rank_of
 from metal_supervisor.core.sizes import quantity
-from metal_supervisor.core.types import Record, Rejected, Service
+from metal_supervisor.core.types import FIELD_IGNORED, Record, Rejected, Service
 
 ANY = "*"
 SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer")

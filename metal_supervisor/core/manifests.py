@@ -10,7 +10,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from metal_supervisor.core.claims import node_lease_name
 from metal_supervisor.core.report import Condition, Happening, Report
 from metal_supervisor.core.resources import GROUP, VERSION, rank_of
 from metal_supervisor.core.types import Endpoint, Json, ModelFile, Record, Standing
@@ -24,6 +23,11 @@ HEARTBEAT_LIMIT_S = 180.0
 """How long LLMKube believes a heartbeat."""
 SLICE_MANAGER = "endpointslice.kubernetes.io/managed-by"
 ACCELERATOR_LABEL = "llmkube.dev/accelerator"
+
+
+def node_lease_name(node: str) -> str:
+    """Name of a Mac's node Lease."""
+    return f"metal-{node}"
 
 
 def url_of(namespace: str, endpoint: Endpoint) -> str:

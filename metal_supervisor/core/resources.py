@@ -13,13 +13,23 @@ from dataclasses import dataclass, field, replace
 
 from metal_supervisor.core import companions, fields, sources
 from metal_supervisor.core.arguments import NO_FLAGS, ParsedArguments, parse
-from metal_supervisor.core.budget import read_limit
-from metal_supervisor.core.decide import DIRECTORY_FORMATS
 from metal_supervisor.core.environment import Vocabulary
 from metal_supervisor.core.fields import Bad
 from metal_supervisor.core.references import OBJECT_NAME, read_environment
+from metal_supervisor.core.sizes import fraction, quantity
 from metal_supervisor.core.sources import Artifact, library_model
-from metal_supervisor.core.types import Companion, Endpoint, Json, Key, Model, Rejected, Role, Service
+from metal_supervisor.core.types import (
+    DIRECTORY_FORMATS,
+    Companion,
+    Endpoint,
+    Json,
+    Key,
+    Model,
+    ModelLimit,
+    Rejected,
+    Role,
+    Service,
+)
 
 GROUP = "inference.llmkube.dev"
 VERSION = "v1alpha1"
@@ -112,6 +122,16 @@ def read_model(resource: Json, draft: str = "") -> Model:
         limit=read_limit(spec),
         projector=projector,
         artifact=artifact,
+    )
+
+
+def read_limit(model: Json) -> ModelLimit:
+    """`spec.hardware.memoryBudget` and `memoryFraction` of a Model. Raises Bad, which names the field."""
+    hardware = fields.get(model, "spec.hardware", dict, {})
+    said, share = hardware.get("memoryBudget"), hardware.get("memoryFraction")
+    return ModelLimit(
+        bytes=None if said in (None, "") else quantity(said, "spec.hardware.memoryBudget"),
+        fraction=None if share is None else fraction(share, "spec.hardware.memoryFraction"),
     )
 
 

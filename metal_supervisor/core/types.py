@@ -29,6 +29,10 @@ def engine_key(namespace: str, name: str, ordinal: int) -> Key:
     return namespace, f"{name}@{ordinal}" if ordinal else name
 
 
+DIRECTORY_FORMATS = frozenset({"mlx", "safetensors"})
+"""`Model.spec.format`s that mean a directory, not one file."""
+FIELD_IGNORED = "FieldIgnored"
+"""Reason of a warning: fields without a meaning on a Mac were left out."""
 RULES = 1
 """Edition of the rules for what a manifest may ask for. Raise it when they refuse what they used to accept."""
 

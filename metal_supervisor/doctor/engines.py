@@ -21,6 +21,7 @@ from metal_supervisor.doctor.software import table_of
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.doctor.together import together
 from metal_supervisor.runtimes import RUNTIMES, Executable
+from metal_supervisor.runtimes.setting_checks import offered
 
 XATTR = "/usr/bin/xattr"
 QUARANTINE = "com.apple.quarantine"
@@ -50,7 +51,7 @@ class Engine:
 def found(around: Surroundings) -> tuple[list[Engine], dict[str, str]]:
     """(the engines that are here, runtime -> why it is not)."""
     here, missing = [], {}
-    for name in around.settings.offered:
+    for name in offered(around.settings):
         try:
             executable, path = builds.find(around.settings, RUNTIMES[name].executables)
             here.append(Engine(name, executable, path))
@@ -294,7 +295,7 @@ def judge_ollama(url: str, version: str, problem: str) -> Finding:
 
 def _ollama(around: Surroundings) -> Sequence[Finding]:
     url = around.settings.ollama_url
-    if url == "off" or "ollama" not in around.settings.offered:
+    if url == "off" or "ollama" not in offered(around.settings):
         return []
     port = re.search(r":(\d+)/?$", url)
     host_name = "::1" if "[::1]" in url else "127.0.0.1"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from metal_supervisor import __version__
-from metal_supervisor.boundary import wake
+from metal_supervisor.boundary import sleep_clock
 from metal_supervisor.boundary.kube import Kube
 from metal_supervisor.core.manifests import MANAGED_BY
 from metal_supervisor.core.types import Json
@@ -50,7 +50,7 @@ class FleetNode:
 
     def __init__(self, kube: Kube, node: str, memory_bytes: int) -> None:
         self._kube, self._node, self._memory_bytes = kube, node, memory_bytes
-        self._clock = wake.system_clocks().inclusive  # a heartbeat grows old during a sleep too
+        self._clock = sleep_clock.system_clocks().inclusive  # a heartbeat grows old during a sleep too
         self._written_at = float("-inf")
 
     @property

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from metal_supervisor.boundary import engines
+from metal_supervisor.boundary import engines, local_status
 from metal_supervisor.core import engine_metrics
 from metal_supervisor.core.engine_metrics import NO_PAGE, Block, Told
 from metal_supervisor.core.exposition import Unreadable
@@ -67,7 +67,7 @@ def source_of(row: Row, note: RunNote | None, bind: str) -> Source | None:
     if not pid or runtime is None or not runtime.metrics_path or record.probe.asleep_path or record.port is None:
         return None
     started = note.started if note is not None and note.pid == pid else ""
-    where = engines.asked_at(record.host or bind)
+    where = local_status.asked_at(record.host or bind)
     return Source(record.key, record.program, pid, started, where, record.port, runtime.metrics_path)
 
 

@@ -17,6 +17,7 @@ from metal_supervisor.config import Settings
 from metal_supervisor.core.claims import PREFIX
 from metal_supervisor.core.types import Json
 from metal_supervisor.runtimes import RUNTIMES
+from metal_supervisor.runtimes.setting_checks import offered
 
 LOOK_EVERY_S = 60.0
 
@@ -38,7 +39,7 @@ class Offer:
 def look(settings: Settings) -> tuple[Offer, ...]:
     """The runtimes that are offered and have an executable here, the preferred first. May take seconds."""
     found = []
-    for name in settings.offered:
+    for name in offered(settings):
         runtime = RUNTIMES[name]
         with contextlib.suppress(host.NoBinary):
             executable, path = builds.find(settings, runtime.executables)

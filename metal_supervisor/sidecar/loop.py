@@ -19,7 +19,7 @@ from pathlib import Path
 
 from metal_supervisor import launch
 from metal_supervisor.accounts import Renewal
-from metal_supervisor.boundary import engines, host
+from metal_supervisor.boundary import host, local_status
 from metal_supervisor.boundary.doorbell import Doorbell
 from metal_supervisor.boundary.exits import ExitWatch
 from metal_supervisor.boundary.kube import Kube
@@ -373,7 +373,7 @@ class Sidecar:
             self._happenings.append(Recent(time.time(), "/".join(record.key), what))
 
     def _direct(self, record: Record) -> str:
-        return engines.asked_at(record.host or self.settings.bind_address) if self.settings.embedded else ""
+        return local_status.asked_at(record.host or self.settings.bind_address) if self.settings.embedded else ""
 
     def _register(self, rows: list[Row], told: Json) -> None:
         where = self.addresses.address, self.addresses.problem

@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from metal_supervisor.boundary import wake
+from metal_supervisor.boundary import sleep_clock
 from metal_supervisor.boundary.answers import now_micro
 from metal_supervisor.boundary.kube import MERGE, Kube, KubeError
 from metal_supervisor.boundary.state import write_atomic
@@ -51,7 +51,7 @@ class Membership:
         self._kube, self._node, self._duration_s = kube, node, duration_s
         self._notes: Mapping[str, str] = {}
         self._session = session
-        self._clock = wake.system_clocks().inclusive  # a term runs out during a sleep too
+        self._clock = sleep_clock.system_clocks().inclusive  # a term runs out during a sleep too
         self._renewed_at: dict[str, float] = {}
         self._due_now: set[str] = set()
         """Namespaces whose Lease is to say something else at once; it is no less known when it was last renewed."""

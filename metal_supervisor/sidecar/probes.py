@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from metal_supervisor.boundary import engines, host
-from metal_supervisor.boundary.engines import ANY_V4, ANY_V6, Answer, FirstRequest
+from metal_supervisor.boundary import engines, host, local_status
+from metal_supervisor.boundary.engines import Answer, FirstRequest
+from metal_supervisor.boundary.local_status import ANY_V4, ANY_V6
 from metal_supervisor.core import liveness
 from metal_supervisor.core.liveness import Limits, Look, Pulse
 from metal_supervisor.core.types import Probe
@@ -46,7 +47,7 @@ class Target:
     @property
     def host(self) -> str:
         """Where to ask."""
-        return engines.asked_at(self.bind)
+        return local_status.asked_at(self.bind)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor import launch
-from metal_supervisor.boundary import darwin_memory, iokit, kube, slots, wake
+from metal_supervisor.boundary import darwin_memory, iokit, kube, sleep_clock, slots
 from metal_supervisor.doctor import login, macho
 from tests import kqueue, parts
 from tests.system import ROOT
@@ -71,7 +71,7 @@ VALUES = {
 NAMES = {
     kube: {"TCP_KEEPALIVE", "TCP_KEEPINTVL", "TCP_KEEPCNT"},
     slots: {"F_FULLFSYNC"},
-    wake: {"CLOCK_MONOTONIC_RAW", "CLOCK_UPTIME_RAW"},
+    sleep_clock: {"CLOCK_MONOTONIC_RAW", "CLOCK_UPTIME_RAW"},
 }
 """Module -> names that Python's own modules have on a Mac, because its headers do."""
 

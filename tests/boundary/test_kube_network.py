@@ -22,7 +22,8 @@ from test_kube_tls import config as tls_config
 from metal_supervisor.apiserver import ApiServer
 from metal_supervisor.boundary import kube as kube_module
 from metal_supervisor.boundary.kube import Kube, KubeError
-from metal_supervisor.boundary.wake import Clocks, Roaming, Wake, system_clocks
+from metal_supervisor.boundary.sleep_clock import Clocks, Wake, system_clocks
+from metal_supervisor.boundary.wake import Roaming
 
 
 class Forwarder:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.boundary import wake
+from metal_supervisor.boundary import sleep_clock
 from metal_supervisor.boundary.kube import Kube, KubeError
-from metal_supervisor.boundary.wake import Clocks
+from metal_supervisor.boundary.sleep_clock import Clocks
 from metal_supervisor.core import claims
 from metal_supervisor.sidecar import fleetnode, membership
 from metal_supervisor.sidecar.fleetnode import FleetNode, fleet_node
@@ -46,7 +46,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(membership.time, "monotonic", clock.monotonic)
-    monkeypatch.setattr(wake, "system_clocks", lambda: Clocks(clock.inclusive, clock.monotonic))
+    monkeypatch.setattr(sleep_clock, "system_clocks", lambda: Clocks(clock.inclusive, clock.monotonic))
     return clock
 
 

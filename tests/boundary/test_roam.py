@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.boundary import addresses, host, wake
+from metal_supervisor.boundary import addresses, host, sleep_clock
 from metal_supervisor.boundary.roam import AddressBook
-from metal_supervisor.boundary.wake import Clocks
+from metal_supervisor.boundary.sleep_clock import Clocks
 from metal_supervisor.sidecar import board
 
 
@@ -60,7 +60,7 @@ def test_after_a_sleep_somewhere_else_nobody_is_told_the_old_address_again(
     route: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hands = Hands()
-    monkeypatch.setattr(wake, "system_clocks", lambda: hands.clocks)
+    monkeypatch.setattr(sleep_clock, "system_clocks", lambda: hands.clocks)
     kept, seen = book()
     kept.look()
     hands.asleep_s, route[0] = 3600.0, "198.51.100.7"

@@ -17,8 +17,8 @@ from metal_supervisor import boot, cli, launch, sleepwatch
 from metal_supervisor.boundary import iokit, nap
 from metal_supervisor.boundary.doorbell import Doorbell, ring
 from metal_supervisor.boundary.nap import LONGEST_S, Reader
+from metal_supervisor.boundary.sleep_clock import Clocks
 from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.boundary.wake import Clocks
 from metal_supervisor.config import Settings
 from tests import iokit as fake
 from tests.iokit import Power

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from metal_supervisor.core.budget import (
-    ModelLimit,
     budget,
     metal_default_bytes,
     metal_limit,
-    read_limit,
     share_of,
 )
 from metal_supervisor.core.fields import Bad
+from metal_supervisor.core.resources import read_limit
 from metal_supervisor.core.sizes import GIB, MIB, amount, fraction, quantity
+from metal_supervisor.core.types import ModelLimit
 
 # Memory in GiB -> what Metal was measured to wire on recent versions of macOS and up to 15, in MiB
 # (reference/macos.md section 2); None where nobody measured.

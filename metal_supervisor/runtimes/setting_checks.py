@@ -1,0 +1,53 @@
+"""Checks of the settings that name runtimes, their flags or their variables, handed to the settings as data.
+
+Import it wherever settings are read; the settings cannot import it, because most of this program is above them.
+"""
+
+from __future__ import annotations
+
+import re
+
+from metal_supervisor.core.arguments import Verdict
+from metal_supervisor.runtimes import RUNTIMES
+from metal_supervisor.runtimes.llama_arguments import ENVIRONMENT, GRAMMAR
+from metal_supervisor.settings import RUNTIME_CHECKS, Settings
+
+
+def _listed(value: str) -> list[str]:
+    return [each.strip() for each in value.split(",") if each.strip()]
+
+
+def _runtime(value: str) -> str | None:
+    return None if value in RUNTIMES else f"must be one of {', '.join(RUNTIMES)}"
+
+
+def _runtimes(value: str) -> str | None:
+    return None if RUNTIMES.keys() >= set(_listed(value)) else f"must name some of {', '.join(RUNTIMES)}"
+
+
+def _flags(value: str) -> str | None:
+    for each in _listed(value):
+        if not re.fullmatch(r"--?[A-Za-z][A-Za-z0-9-]*", each, re.ASCII):
+            return "must look like --flag,--other-flag"
+        flag = GRAMMAR.flags.get(each)
+        if flag is not None and flag.verdict is Verdict.OURS:
+            return f"must not name {each}: {flag.why}"
+    return None
+
+
+def _variables(value: str) -> str | None:
+    for each in _listed(value):
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", each, re.ASCII):
+            return "must look like NAME,OTHER_NAME"
+        found = ENVIRONMENT.judge(each, {each})
+        if found.verdict is Verdict.OURS:
+            return f"must not name {each}: {found.why}"
+    return None
+
+
+RUNTIME_CHECKS.update(runtime=_runtime, runtimes=_runtimes, allow_extra_args=_flags, allow_env=_variables)
+
+
+def offered(settings: Settings) -> tuple[str, ...]:
+    """The runtimes that this Mac offers, the preferred first."""
+    return tuple(dict.fromkeys(_listed(settings.runtimes))) or tuple(RUNTIMES)
