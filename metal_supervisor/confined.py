@@ -29,6 +29,7 @@ from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 
 CODE = str(Path(launch.__file__).resolve().parent)
 LOOPBACK = "127.0.0.1"
+UNSAFE_BUILD = "UnsafeEngineVersion"
 DAEMON = "it is served by a shared daemon, which is not confined"
 
 
@@ -42,6 +43,8 @@ class Confined:
     """(reason, message) of why it must not start at all."""
     why: str = ""
     """Why it is not confined, "" if it is."""
+    warning: tuple[str, str] | None = None
+    """(reason, message) of what is wrong with its build, though it may start."""
 
 
 class Confinement:
@@ -61,6 +64,17 @@ class Confinement:
 
         `paths`: real ones of its model's files, as they were judged; they are not resolved again.
         """
+        found = self._of(service, binary, engine, paths, port)
+        danger = RUNTIMES[service.runtime].runs_code(binary)
+        if not danger or found is None or found.problem:
+            return found
+        if found.policy is not False:
+            return replace(found, warning=(UNSAFE_BUILD, f"{danger}; until then only its confinement holds it"))
+        return replace(found, problem=(UNSAFE_BUILD, f"{danger}; it does not start unconfined, and {found.why}"))
+
+    def _of(
+        self, service: Service, binary: Binary, engine: Engine, paths: Sequence[str], port: int
+    ) -> Confined | None:
         if self._mode == "off":
             return Confined(False, why="this Mac's --confinement is off")
         if engine.daemon:

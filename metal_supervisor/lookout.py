@@ -173,7 +173,7 @@ class Lookout:
         limit = service.model.limit.resolve(self.room.total)
         return Outlook(
             file, port, engine, program, running=running, demand=demand, limit_bytes=limit,
-            unconfined=confined.why if confined else "",
+            unconfined=confined.why if confined else "", warning=confined.warning if confined else None,
         )
 
     def _files(self, service: Service) -> Files:

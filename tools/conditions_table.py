@@ -118,6 +118,8 @@ _REFUSED = Group("What was asked for cannot be done", (METAL, DEGRADED), ("Faile
     Reason("RuntimeBinaryMissing", "the engine is not installed", "install it; the message has the line"),
     Reason("ConfinementUnavailable", "`--confinement` is required, and this engine cannot be confined here",
            "set it to `on`, or use another runtime; the message has the cause"),
+    Reason("UnsafeEngineVersion", "this mlx-lm runs a file that a model's config.json names: a warning where the"
+           " engine is confined, and no start where it is not", "upgrade mlx-lm; the message has the version"),
     Reason("RuntimeBroken", "the engine's program does not run", "run it by hand; install it anew"),
     Reason("NoPort", "every port of `--ports` is taken", "widen the range"),
     Reason("ServiceConflict", "another InferenceService makes a Service of the same name", "rename one of them"),

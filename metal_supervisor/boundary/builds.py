@@ -76,6 +76,7 @@ class Builds:
         self._flags: dict[tuple[Path, float], frozenset[str]] = {}
         self._asked: dict[tuple[Path, float], threading.Event] = {}
         self._interpreters: dict[tuple[Path, float], str] = {}
+        self._versions: dict[tuple[Path, float], str] = {}
 
     def look(self, executables: Sequence[Executable]) -> Binary | None:
         """The executable of a runtime; None while it is being asked what it knows. Raises NoBinary, Broken."""
@@ -98,13 +99,16 @@ class Builds:
         if executable.script and not interpreter:
             raise Broken(f"{path} does not say in its first line which Python runs it; reinstall it")
         homes, edition = homes_of(path, interpreter), f"{path}|{build[1]}"
-        return Binary(str(path), flags, executable.name, interpreter, self._helps[build], homes, edition)
+        version = self._versions.get(build, "")
+        return Binary(str(path), flags, executable.name, interpreter, self._helps[build], homes, edition, version)
 
     def _ask(self, build: tuple[Path, float], done: threading.Event, executable: Executable) -> None:
         wait_s = SCRIPT_HELP_WAIT_S if executable.script else HELP_WAIT_S
         while True:
             self._helps[build] = host.help_of(build[0], wait_s, executable.help)
             found = host.flags_in(self._helps[build])
+            if executable.package and (python := interpreter_of(build[0])):  # before the flags, which make it known
+                self._versions[build] = host.package_version(python, executable.package, wait_s)
             changed = self._flags.get(build) != found
             self._flags[build] = found
             done.set()

@@ -239,6 +239,14 @@ def version_of(path: Path) -> str:
     return _known_versions[build]
 
 
+def package_version(python: str, package: str, timeout_s: float) -> str:
+    """The version of a package as an interpreter finds it, "" if it does not."""
+    said = _output(
+        python, "-E", "-c", f"import importlib.metadata as m; print(m.version({package!r}))", timeout_s=timeout_s
+    )
+    return said.strip() if re.fullmatch(r"[0-9][\w.+!-]{0,60}\s*", said, re.ASCII) else ""
+
+
 def command_line(pid: int) -> list[str] | None:
     """argv of a process, None if it is gone."""
     try:

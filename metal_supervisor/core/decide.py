@@ -67,6 +67,8 @@ class Outlook:
     """What its Model allows it."""
     unconfined: str = ""
     """Why the operating system will not confine it, "" if it will."""
+    warning: tuple[str, str] | None = None
+    """(reason, message) of what is wrong with this Mac's engine, though it may start."""
     live: tuple[str, int] | None = None
     """(address, port) of the engine that is up, also of one that is about to be replaced."""
 
@@ -220,7 +222,7 @@ def accept(
         # Until it has ended, it is asked as it was when it was started.
         probe=record.probe if record else Probe(),
         daemon=record.daemon if record else "",
-        warning=_left_out(service.ignored),
+        warning=outlook.warning or _left_out(service.ignored),
     )
     if service.suspended or service.replicas == 0:
         off = _off(service.suspended, before, now)

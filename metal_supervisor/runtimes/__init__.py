@@ -62,6 +62,8 @@ class Runtime:
     """What a manifest may say to its engine; None if its services share a daemon, and it refuses everything."""
     access: Callable[[Binary, str], Access] = lambda binary, _code: Access((binary.path,), binary.homes)
     """(binary, directory of our own code) -> what its process needs of the system, besides its model and its port."""
+    runs_code: Callable[[Binary], str] = lambda _binary: ""
+    """Why this build runs programs that a model brings, and what to do; "" if it runs none."""
     metrics_path: str = ""
     """Where an engine tells what it counts, "" if it does not; a shared daemon's is no one service's."""
 
@@ -80,7 +82,7 @@ RUNTIMES: Mapping[str, Runtime] = {
     "mlx-server": Runtime(
         executables=(
             Executable(mlx_server.SWIFT, "mlx_server", "install it (github.com/defilantech/mlx-server)"),
-            Executable(mlx_server.MLX_LM, "mlx_lm_server", "install it (pipx install mlx-lm)", script=True),
+            Executable(mlx_server.MLX_LM, "mlx_lm_server", "install it (pipx install mlx-lm)", True, package="mlx-lm"),
         ),
         formats=frozenset({"mlx", "safetensors"}),
         refuse=mlx_server.refuse,
@@ -89,6 +91,7 @@ RUNTIMES: Mapping[str, Runtime] = {
         lacks=mlx_server.lacks,
         vocabulary=mlx_arguments.MLX,
         access=mlx_server.access,
+        runs_code=mlx_server.runs_code,
     ),
     omlx.NAME: Runtime(
         executables=(

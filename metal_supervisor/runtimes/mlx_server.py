@@ -6,6 +6,7 @@ knows no aliases: it goes by a name of its own. Both take a directory of config.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from metal_supervisor.core.access import Access
@@ -17,6 +18,8 @@ from metal_supervisor.runtimes.mlx_memory import estimate_of, prompt_cache_bytes
 from metal_supervisor.runtimes.place import Binary, Place
 
 SWIFT, MLX_LM = "mlx-server", "mlx_lm.server"
+GATED = 0, 32, 2
+"""The first mlx-lm that runs no `model_file` unless it is told to."""
 
 NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
     "batchSize": ((), "MLX has no such batches; see --prefill-step-size in spec.extraArgs"),
@@ -72,6 +75,18 @@ def lacks(service: Service, binary: Binary) -> tuple[str, str] | None:
     if KV_BITS[service.options.get("cacheTypeK", "f16")] and "--kv-bits" not in binary.flags:
         return "UnsupportedField", f"spec.cacheTypeK: this {binary.name} has no quantized cache (--kv-bits); remove it"
     return None
+
+
+def runs_code(binary: Binary) -> str:
+    """Why this build runs programs that a model brings, "" if it does not.
+
+    A version that is not known is not judged: without one `mlx_engine` ends before it looks at a model.
+    """
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", binary.version)
+    if found is None or tuple(int(part or 0) for part in found.groups()) >= GATED:
+        return ""
+    text = f"mlx-lm {binary.version} runs the Python file that model_file in a model's config.json names"
+    return f"{text}; upgrade it to {'.'.join(map(str, GATED))} or later"
 
 
 def access(binary: Binary, code: str) -> Access:

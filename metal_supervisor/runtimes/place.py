@@ -23,6 +23,8 @@ class Executable:
     """It is a script of Python's, whose interpreter has to be known."""
     help: tuple[str, ...] = ("--help",)
     """What makes it tell its flags."""
+    package: str = ""
+    """The Python package of a script whose version has to be known."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Binary:
     """Directories of its own code: its libraries, an interpreter's environment and installation."""
     build: str = ""
     """Tells this build from others at the same path."""
+    version: str = ""
+    """Of its executable's `package`, "" if there is none, or its interpreter does not find it."""
 
 
 @dataclass(frozen=True)

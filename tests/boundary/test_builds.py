@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,6 +56,14 @@ def test_the_first_executable_that_is_there_is_taken_and_a_script_with_its_inter
     found = eventually(lambda: builds.look(MLX), 10, "the help to be read")
     homes, build = (str(swift.parent),), f"{swift}|{swift.stat().st_mtime}"
     assert found == Binary(str(swift), frozenset({"--max-slots"}), "mlx-server", "", "--max-slots\n", homes, build)
+
+
+@pytest.mark.parametrize(("package", "version"), [("pytest", pytest.__version__), ("none-of-that-name", "")])
+def test_the_version_of_a_package_is_known_with_the_flags(tmp_path: Path, package: str, version: str) -> None:
+    lm = script(tmp_path / "mlx_lm.server", f"#!{sys.executable}")
+    builds = Builds(settings(tmp_path, mlx_lm_server=lm), lambda: None)
+    asked = [replace(each, package=package if each.script else "") for each in MLX]
+    assert eventually(lambda: builds.look(asked), 10, "the help to be read").version == version
 
 
 def test_a_script_may_take_its_time_to_tell_what_it_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

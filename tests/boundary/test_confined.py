@@ -118,6 +118,26 @@ def test_where_it_is_required_none_starts_without(
     assert found is not None and found.problem is not None and found.problem[0] == "ConfinementUnavailable"
 
 
+@pytest.mark.parametrize(
+    ("version", "mode", "safe"),
+    [
+        ("0.31.3", "on", False), ("0.31.3", "off", False), ("0.9", "off", False),
+        ("0.32.2", "off", True), ("1.0", "off", True), ("0.32.10", "on", True), ("", "off", True),
+    ],
+)  # fmt: skip
+def test_an_mlx_lm_that_runs_a_models_code_warns_confined_and_is_refused_unconfined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, mode: str, safe: bool
+) -> None:
+    binary = replace(BINARY, name="mlx_lm.server", interpreter="/opt/engine/python", version=version)
+    monkeypatch.setattr(sys.modules[__name__], "BINARY", binary)
+    found = asked(tmp_path, mode, Verdict(True), monkeypatch, replace(SERVICE, runtime="mlx-server"))
+    assert found is not None
+    told = found.warning if mode == "on" else found.problem
+    assert (told is None) is safe and (mode == "on" or found.warning is None) and (mode == "off" or not found.problem)
+    if told is not None:
+        assert told[0] == "UnsafeEngineVersion" and f"mlx-lm {version} runs" in told[1] and "0.32.2 or later" in told[1]
+
+
 def test_starts_wait_for_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked(tmp_path, "on", None, monkeypatch) is None
 

@@ -69,6 +69,11 @@ def test_a_service_with_everything_it_needs_runs() -> None:
     assert (record.warning, record.withdraw, record.retry_at, record.stopped_by_hand) == (None, "", None, False)
 
 
+def test_what_is_wrong_with_the_engine_at_hand_comes_before_fields_that_mean_nothing() -> None:
+    found = accept(replace(SERVICE, ignored=("spec.x",)), None, outlook(warning=("UnsafeEngineVersion", "old")), 100.0)
+    assert found.warning == ("UnsafeEngineVersion", "old") and found.runs
+
+
 def test_accepting_again_changes_nothing() -> None:
     record = running(retry_at=5.0, withdraw="t")
     assert accept(SERVICE, record, outlook(), 999.0) == record
