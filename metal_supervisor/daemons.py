@@ -22,7 +22,7 @@ from metal_supervisor.boundary.listing import Unusable
 from metal_supervisor.boundary.places import places_of
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.config import Settings
-from metal_supervisor.core import decide, programs
+from metal_supervisor.core import decide, limits, programs
 from metal_supervisor.core.plan import live_note
 from metal_supervisor.core.report import PORT_IN_USE
 from metal_supervisor.core.sources import library_model
@@ -114,10 +114,12 @@ class Daemons:
     # ── what services are told ───────────────────────────────────────────────────────────────────
 
     def prepare(self, services: Iterable[Service], records: Mapping[Key, Record]) -> None:
-        """Looks at what is asked for in this pass; those that run come first, then by name."""
+        """Looks at what is asked for in this pass; those that have a daemon come first, the oldest of all before them.
+
+        That order is of records alone, so that neither a restart nor the order of a pass decides who is refused.
+        """
         self._records, self._services, self._asked = records, {}, True
-        ordered = sorted(services, key=lambda each: (not _runs(records.get(each.key)), each.key))
-        for each in ordered:
+        for each in sorted(services, key=lambda each: _seniority(each, records.get(each.key))):
             if each.runtime in DAEMONS and each.replicas and not each.suspended and not self._misplaced(each):
                 self._services.setdefault(each.runtime, []).append(each)
         self.own.want(OLLAMA in self._services or _is_own(records.get(key_of(OLLAMA))))
@@ -159,6 +161,8 @@ class Daemons:
             return "ServedNameConflict", f"{text} replica takes a Mac of its own"
         if misplaced := self._misplaced(service):
             return misplaced
+        if foreign := self.foreign(service):
+            return foreign
         others = self._services.get(service.runtime, [])
         before = others[: next((at for at, each in enumerate(others) if each.key == service.key), len(others))]
         for other in before:
@@ -179,6 +183,18 @@ class Daemons:
                 text = f"{where} has {service.runtime} run that model with another context, batch size or gpu.layers"
                 return "DaemonSettingsConflict", f"spec.contextSize: {text}, and it runs a model once; make them alike"
         return None
+
+    def foreign(self, service: Service) -> tuple[str, str] | None:
+        """(reason, message) where a daemon serves another namespace: its models are not protected from each other."""
+        first = next(iter(self._services.get(service.runtime, ())), None)
+        if first is None or first.namespace == service.namespace:
+            return None
+        sharing = limits.namespaces(self._settings.shared_daemons)
+        if "*" in sharing or {first.namespace, service.namespace} <= sharing:
+            return None
+        text = f"metadata.namespace: the {service.runtime} daemon of this Mac serves namespace {first.namespace} alone"
+        advice = "use another Mac or runtime, or have the administrator name both namespaces in --shared-daemons"
+        return "DaemonNotShared", f"{text}; {advice}"
 
     def _misplaced(self, service: Service) -> tuple[str, str] | None:
         """(reason, message) of a cache directory that a manifest may not name: the daemon would write there."""
@@ -285,8 +301,10 @@ class Daemons:
             write_atomic(path, secrets.token_urlsafe(32))
 
 
-def _runs(record: Record | None) -> bool:
-    return record is not None and record.runs
+def _seniority(service: Service, record: Record | None) -> tuple[bool, float, Key]:
+    """Sorts those that have a daemon, or wait to come back to it, by how long they have wanted it; others by name."""
+    has = record is not None and record.daemon == service.runtime and (record.runs or record.queued_at is not None)
+    return not has, record.queued_at or 0.0 if record is not None and has else 0.0, service.key
 
 
 def _is_own(record: Record | None) -> bool:

@@ -316,7 +316,7 @@ class Lookout:
         nears = [self._store.near(artifact) for artifact in parts]
         near = None if None in nears else all(nears)
         binary, problem = self._binary(item)
-        if problem:
+        if problem or (RUNTIMES[item.runtime].shared is not None and self.daemons.foreign(item)):
             return CANNOT_S
         if near:
             fits = self._has_room(item, binary) if binary is not None else None

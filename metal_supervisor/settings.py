@@ -201,6 +201,10 @@ class Settings:
         "on", "on: engines run confined by the operating system, as far as a trial shows that it works here; required: "
         "none starts that cannot be confined; off: none is confined.", _one_of("on", "off", "required"),
     )
+    shared_daemons: str = _setting(
+        "", "Namespaces whose services may share one daemon (oMLX, Ollama), separated by commas; *: all; empty: a "
+        "daemon serves the namespace that had it first, and no other.", limits.problem(limits.namespaces),
+    )
     llama_server_startup_timeout: float = _setting(
         600.0, "Seconds an engine may take to load; one that still does no work then is restarted.",
         _between(1, 86400),

@@ -16,11 +16,13 @@ from metal_supervisor import daemons
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.config import Settings
+from metal_supervisor.core.decide import Outlook, accept
 from metal_supervisor.core.sources import Artifact, canonical
 from metal_supervisor.core.types import (
     Endpoint,
     Key,
     Model,
+    ModelFile,
     ProgramState,
     Record,
     RunNote,
@@ -213,8 +215,9 @@ def test_until_the_cluster_has_spoken_a_daemon_stays_as_it_was(keeper: Keeper) -
     ],
 )  # fmt: skip
 def test_what_the_one_that_came_first_excludes_is_refused_by_field(
-    keeper: Keeper, one: Service, two: Service, reason: str, words: str
+    tmp_path: Path, one: Service, two: Service, reason: str, words: str
 ) -> None:
+    keeper = Keeper(tmp_path, shared_daemons="*")
     keeper.daemons.prepare([two, one], {one.key: record_of(one)})
     found = keeper.daemons.problem(two)
     assert found is not None and found[0] == reason and words in found[1]
@@ -232,6 +235,59 @@ def test_what_can_be_had_beside_it_is_not(keeper: Keeper, two: Service) -> None:
     one = service(options={"pagedSSDCacheDir": "/a"})
     keeper.daemons.prepare([two, one], {one.key: record_of(one)})
     assert keeper.daemons.problem(two) is None
+
+
+# ── several namespaces of one ────────────────────────────────────────────────────────────────────
+
+
+A, B = service("one", namespace="a"), service("two", namespace="b")
+
+
+@pytest.mark.parametrize("runtime", ["omlx", "ollama"])
+def test_a_daemon_serves_the_namespace_that_had_it_first(keeper: Keeper, runtime: str) -> None:
+    a, b = (replace(each, runtime=runtime) for each in (A, B))
+    later, sooner = replace(record_of(a), queued_at=20.0), replace(record_of(b), queued_at=10.0)
+    for order in ((a, b), (b, a)):
+        for records in ({a.key: later, b.key: sooner}, {b.key: sooner}):  # a has it too, or asks for it
+            keeper.daemons.prepare(order, records)
+            found = keeper.daemons.problem(a)
+            assert found is not None and found[0] == "DaemonNotShared" and keeper.daemons.problem(b) is None
+            assert found[1].startswith("metadata.namespace:") and "namespace b" in found[1]
+            assert "--shared-daemons" in found[1]
+        keeper.daemons.prepare(order, {})
+        assert keeper.daemons.problem(a) is None and keeper.daemons.problem(b) is not None, "neither has it: by name"
+    keeper.daemons.prepare([b], {b.key: sooner})
+    assert keeper.daemons.foreign(a) is not None, "nor does this Mac offer itself for it"
+
+
+def test_one_that_waits_to_come_back_keeps_its_daemon_and_one_that_was_off_does_not(keeper: Keeper) -> None:
+    evicted = replace(record_of(B), spec_file=None, queued_at=10.0, verdict=Verdict(Standing.WAIT, "Evicted", "", 0.0))
+    keeper.daemons.prepare([A, B], {B.key: evicted})
+    assert keeper.daemons.problem(A) is not None and keeper.daemons.problem(B) is None
+    keeper.daemons.prepare([A, B], {B.key: replace(evicted, queued_at=None)})
+    assert keeper.daemons.problem(A) is None and keeper.daemons.problem(B) is not None
+
+
+def test_one_that_comes_from_another_runtime_does_not_drive_out_what_is_there(keeper: Keeper) -> None:
+    moving = replace(record_of(A), daemon="", queued_at=1.0)
+    keeper.daemons.prepare([A, B], {A.key: moving, B.key: replace(record_of(B), queued_at=2.0)})
+    assert keeper.daemons.problem(A) is not None and keeper.daemons.problem(B) is None
+
+
+def test_a_second_namespace_that_an_older_release_let_in_runs_on_with_the_condition(keeper: Keeper) -> None:
+    had = replace(record_of(B), queued_at=20.0)
+    keeper.daemons.prepare([A, B], {A.key: replace(record_of(A), queued_at=10.0), B.key: had})
+    ready = Outlook(ModelFile("Ready", "/m", directory=True), 18100, problem=keeper.daemons.problem(B))
+    found = accept(B, had, ready, 100.0)
+    assert found.runs and found.spec_file == had.spec_file and found.warning and found.warning[0] == "DaemonNotShared"
+    assert not accept(B, None, ready, 100.0).runs
+
+
+@pytest.mark.parametrize(("sharing", "may"), [("", False), ("a", False), ("a,c", False), ("b,a", True), ("*", True)])
+def test_namespaces_share_a_daemon_where_the_administrator_says_so(tmp_path: Path, sharing: str, may: bool) -> None:
+    keeper = Keeper(tmp_path, shared_daemons=sharing)
+    keeper.daemons.prepare([A, B], {A.key: record_of(A)})
+    assert (keeper.daemons.problem(B) is None) is may and keeper.daemons.problem(A) is None
 
 
 def test_a_service_that_is_off_excludes_nobody(keeper: Keeper) -> None:

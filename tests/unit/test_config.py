@@ -113,7 +113,7 @@ def test_every_setting_can_be_given_in_each_of_the_three_ways(tmp_path: Path) ->
         "memory_pressure_warning": "0.5", "memory_pressure_critical": "0.5", "memory_recovery": "5",
         "downloads": "3", "stall_timeout": "5", "allowed_hosts": "huggingface.co, hf.co",
         "private_hosts": "nas.local,192.168.1.0/24", "hf_endpoint": "https://mirror.example.com/hub",
-        "allow_extra_args": " --tools", "allow_env": "A",
+        "allow_extra_args": " --tools", "allow_env": "A", "shared_daemons": "a,b",
         "ollama_url": "http://localhost:11434", "ollama_registry": "https://mirror",
         "namespace_memory": "default=16Gi,team-a=25%,*=8Gi", "namespace_disk": "team-a=1Ti",
         "service_types": "ClusterIP", "namespace_priority": "team-a=normal", "namespace_protection": "team-a",
