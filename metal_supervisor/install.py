@@ -20,11 +20,12 @@ from metal_supervisor.boundary.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.boundary.launchctl import INCUMBENT, Launchctl
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
-from metal_supervisor.core import launchd
+from metal_supervisor.core import launchd, root_file
 from metal_supervisor.core.types import State
 from metal_supervisor.install_checks import refuse_anothers, refuse_kept_place, refuse_running
 from metal_supervisor.install_plan import Places, Plan, places, read
 from metal_supervisor.install_steps import (
+    PLACE,
     SUDO,
     File,
     InstallError,
@@ -51,6 +52,10 @@ def show(found: Plan, machine: Machine, say: Say) -> None:
     launchctl = _launchctl(found.places, machine)
     for line in _exchange_lines(found, launchctl):
         say(line)
+    if any(isinstance(step, File) and step.root for step in found.due()):
+        say(f"note   {PLACE} reads the file on standard input; it is")
+        for line in root_file.SCRIPT.splitlines():
+            say(f"       | {line}")
     for note in found.notes:
         say(f"note   {note}")
 

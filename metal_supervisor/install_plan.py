@@ -103,7 +103,7 @@ class Places:
 
     @property
     def staged(self) -> Path:
-        """The property list that root is to put in place, or was last asked to."""
+        """Copy of the property list that root was last asked to put in place."""
         return self.launchd / "staged.plist"
 
 
@@ -271,7 +271,7 @@ def _copied(where: Places, copy: Copy) -> Iterator[Step]:
 
 def _installed(where: Places, plist: bytes) -> Iterator[Step]:
     if where.root:
-        yield File(where.plist, plist, 0o644, staged=where.staged)
+        yield File(where.plist, plist, 0o644, root=True, record=where.staged)
     else:
         yield Directory(where.plist.parent, 0o755)
         yield File(where.plist, plist, 0o644)
@@ -281,7 +281,7 @@ def _script(where: Places, name: str) -> File:
     """A command for users, which goes through current/ as launchd does."""
     state = shlex.quote(str(where.state))
     text = SCRIPT.format(mark=MARK, state=state, name=name)
-    return File(where.programs / name, text.encode(), 0o755, staged=where.launchd / name if where.root else None)
+    return File(where.programs / name, text.encode(), 0o755, root=where.root)
 
 
 def _is_anothers(script: Path) -> bool:

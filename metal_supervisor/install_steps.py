@@ -1,22 +1,26 @@
 """What an installation does to a Mac, one thing after another: each can be shown before it is done, and done twice.
 
-What belongs to the user is done by the user. What belongs to root is one command of sudo's, with literal arguments,
-and its content lies ready in the state directory: nothing of ours runs as root.
+What belongs to the user is done by the user. What belongs to root is one command of sudo's, with literal arguments;
+content goes to it on standard input, because an engine could exchange a file that the user owns. Nothing of ours runs
+as root.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metal_supervisor.boundary.commands import Runner
+from metal_supervisor.boundary.commands import Feeder
 from metal_supervisor.boundary.state import write_atomic
+from metal_supervisor.core import root_file
 from metal_supervisor.core.launchd import LABEL
 
 SUDO, INSTALL, REMOVE = "/usr/bin/sudo", "/usr/bin/install", "/bin/rm"
 OWNER = ("-o", "root", "-g", "wheel")
+PLACE = "$PLACE"
+"""Short for root_file.SCRIPT where commands are shown."""
 COMMAND_S, PASSWORD_S = 30.0, 300.0
 Say = Callable[[str], None]
 
@@ -35,7 +39,7 @@ class Machine:
     user: str
     group: str
     uid: int
-    run: Runner
+    run: Feeder
     pause: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
     label: str = LABEL
@@ -45,12 +49,17 @@ class Machine:
         """A path as its owner would write it."""
         return f"~/{path.relative_to(self.home)}" if path.is_relative_to(self.home) else str(path)
 
-    def as_root(self, *argv: str, timeout_s: float = COMMAND_S) -> None:
-        """One command by sudo. Raises InstallError."""
-        done = self.run([SUDO, *argv], timeout_s)
+    def as_root(self, *argv: str, content: bytes = b"") -> None:
+        """Run one command by sudo, with what it reads on standard input. Raises InstallError."""
+        done = self.run([SUDO, *argv], COMMAND_S, content)
         if not done.ok:
             said = " ".join((done.err or done.out).split())[:300] or "it said nothing"
-            raise InstallError(f"sudo {' '.join(argv)} failed with {done.code}: {said}")
+            raise InstallError(f"{shown_as_root(argv)} failed with {done.code}: {said}")
+
+
+def shown_as_root(argv: Sequence[str]) -> str:
+    """A command of sudo's as it is told to its user; the script of root's files goes by a name."""
+    return " ".join(["sudo", *(PLACE if word == root_file.SCRIPT else word for word in argv if word)])
 
 
 @dataclass(frozen=True)
@@ -89,8 +98,10 @@ class File:
     path: Path
     content: bytes = field(repr=False)
     mode: int = 0o600
-    staged: Path | None = None
-    """Where its content lies ready for root to put it in place; None: it is the user's own."""
+    root: bool = False
+    """Whether it becomes root's; else it is the user's own."""
+    record: Path | None = None
+    """Where the content is noted before root is asked to put it in place; root does not read it."""
     secret: bool = False
     """Whether nobody may be shown what is in it."""
 
@@ -102,24 +113,26 @@ class File:
 
     def lines(self) -> Iterator[str]:
         """What will be done, with what is in it."""
-        yield f"write  {self.staged or self.path} ({0o600 if self.staged else self.mode:04o})"
+        yield f"write  {self.path} ({self.mode:04o}{', by root' if self.root else ''})"
         shown = ["(not shown: it holds credentials)"] if self.secret else self.content.decode("utf-8").splitlines()
         yield from (f"       | {line}" for line in shown)
-        if self.staged:
-            yield f"run    sudo {' '.join(self._argv())}"
+        if self.root:
+            yield f"run    {shown_as_root(self._argv())}"
 
     def do(self, machine: Machine) -> None:
         """Does it. Raises InstallError, OSError."""
-        place = self.staged or self.path
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(place, self.content)
-        if self.staged:
-            machine.as_root(*self._argv())
-        else:
-            place.chmod(self.mode)
+        if self.record:
+            self.record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomic(self.record, self.content)
+        if self.root:
+            machine.as_root(*self._argv(), content=self.content)
+            return
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(self.path, self.content)
+        self.path.chmod(self.mode)
 
     def _argv(self) -> list[str]:
-        return [INSTALL, "-m", f"{self.mode:04o}", *OWNER, str(self.staged), str(self.path)]
+        return root_file.command(str(self.path), self.mode, self.content)
 
 
 @dataclass(frozen=True)
@@ -172,7 +185,7 @@ Step = Directory | File | Link | Remove
 
 def needs_root(step: Step) -> bool:
     """Whether a step asks for sudo."""
-    return step.staged is not None if isinstance(step, File) else getattr(step, "root", False)
+    return getattr(step, "root", False)
 
 
 def ask_for_sudo(machine: Machine, why: str, say: Say) -> None:

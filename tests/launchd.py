@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import plistlib
-import shutil
 import signal
 import subprocess
 import threading
@@ -20,7 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from metal_supervisor.boundary import commands
 from metal_supervisor.boundary.commands import Done
+from metal_supervisor.core import root_file
 
 FINE = Done(0, "", "")
 THROTTLE_S = 0.3
@@ -126,7 +127,7 @@ class Mac:
         """How many more times a bootstrap fails with an input/output error."""
         self.sudo = True
 
-    def __call__(self, argv: Sequence[str], _timeout_s: float) -> Done:
+    def __call__(self, argv: Sequence[str], _timeout_s: float, content: bytes = b"") -> Done:
         words = list(argv)
         if words[0] == "/usr/bin/sudo":
             if not self.sudo:
@@ -135,7 +136,9 @@ class Mac:
             if not words:
                 return FINE
         if words[:2] != ["/bin/launchctl", "print"]:
-            self.asked.append(" ".join(argv))
+            self.asked.append(" ".join("$PLACE" if word == root_file.SCRIPT else word for word in argv))
+        if words[0] == root_file.SHELL:
+            return commands.run_here(words, 30.0, content)
         tools = {"/usr/bin/install": _install, "/bin/rm": _remove, "/bin/launchctl": self._launchctl}
         return tools[words[0]](words[1:])
 
@@ -187,15 +190,8 @@ class Mac:
 
 
 def _install(words: list[str]) -> Done:
-    mode = int(words[words.index("-m") + 1], 8)
-    if words[0] == "-d":
-        Path(words[-1]).mkdir(mode=mode, parents=True)
-        return FINE
-    source, target = words[-2:]
-    if not Path(target).parent.is_dir():
-        return Done(71, "", f"install: {target}: No such file or directory")
-    shutil.copyfile(source, target)
-    Path(target).chmod(mode)
+    assert words[0] == "-d", "files reach root on standard input"
+    Path(words[-1]).mkdir(mode=int(words[words.index("-m") + 1], 8), parents=True)
     return FINE
 
 

@@ -12,6 +12,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,8 @@ def visudo(directory: Path) -> Path:
 class Room:
     """The root directory, with one set of rules."""
 
-    def __init__(self, root: Path, rules: str) -> None:
+    def __init__(self, root: Path, rules: str, tools: Sequence[str] = ()) -> None:
+        """`tools`: absolute paths of programs of this machine that are to be there too."""
         if sys.platform != "linux" or os.geteuid() != 0:
             pytest.skip("only root on Linux may give sudo a root directory, in which it reads our rules alone")
         root.mkdir(parents=True, exist_ok=True)
@@ -64,9 +66,10 @@ class Room:
             self._copy(path, f"/{path.relative_to(where)}")
         for path in plugins:
             self._copy(path, f"/{LIBRARIES}/{path.name}")
-        for path in (*programs, *plugins, *modules, Path("/bin/sh"), Path("/bin/sleep")):
+        shared = [Path(each) for each in ("/bin/sh", "/bin/sleep", *tools)]
+        for path in (*programs, *plugins, *modules, *shared):
             self._copy_needed(path, libraries)
-        for path in (*modules, Path("/bin/sh"), Path("/bin/sleep"), *Path("/").glob("lib/*/libnss_files.so.2")):
+        for path in (*modules, *shared, *Path("/").glob("lib/*/libnss_files.so.2")):
             self._copy(path, str(path))
         accounts = "".join(f"{name}:x:{uid}:{uid}::/:/bin/sh\n" for name, uid in USERS.items())
         for name, text in (
@@ -113,8 +116,9 @@ class Room:
         uid = USERS[user]
         return ["chroot", f"--userspec={uid}:{uid}", str(self._root), *argv]
 
-    def run(self, user: str, *argv: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self.command(user, *argv), capture_output=True, text=True, timeout=30)
+    def run(self, user: str, *argv: str, content: str = "") -> subprocess.CompletedProcess[str]:
+        """`content`: what the command reads on standard input."""
+        return subprocess.run(self.command(user, *argv), capture_output=True, text=True, timeout=30, input=content)
 
     def allows(self, user: str, *argv: str) -> bool:
         """Whether root's question and the user's own get the same answer, and it is yes."""

@@ -22,7 +22,7 @@ from mac_kit import HOW_ROOT, SUDO, Kit, need_readable, show_logs, use_checkout
 from mac_report import Sheet, Skip
 
 from metal_supervisor import boot, install, install_plan, uninstall
-from metal_supervisor.boundary.commands import Done, Runner
+from metal_supervisor.boundary.commands import Done, Feeder
 from metal_supervisor.boundary.launchctl import NO_DOMAIN, Launchctl, LaunchdError
 from metal_supervisor.core.launchd import STOPPING_S
 from metal_supervisor.install_steps import Machine
@@ -44,7 +44,7 @@ READY_S, BACK_S, GONE_S = 180.0, 90.0, 30.0
 class Trial:
     """One installation of the check's own."""
 
-    def __init__(self, kit: Kit, agent: bool, machine: Callable[[Path, Path, Runner], Machine] | None = None) -> None:
+    def __init__(self, kit: Kit, agent: bool, machine: Callable[[Path, Path, Feeder], Machine] | None = None) -> None:
         """`machine`: (root, home, how commands are run) -> the Mac; another one for tests."""
         use_checkout()
         import tiny_gguf
@@ -52,10 +52,14 @@ class Trial:
         from tests.system import System
 
         self.kit, self.agent, base = kit, agent, kit.scratch
-        root, home = base / "root", base / "home"
-        # Made by us, so that what root puts there is ours to remove.
-        for each in (home, root / "Library" / "LaunchDaemons", root / "usr" / "local" / "bin"):
-            each.mkdir(parents=True)
+        # Root puts files only where nothing but root can change a name; a test's machine has no root.
+        root, home = base / "root" if agent or machine else kit.roots_directory(), base / "home"
+        home.mkdir()
+        for name in ("", "Library", "Library/LaunchDaemons", "usr", "usr/local", "usr/local/bin"):
+            if agent or machine:
+                (root / name).mkdir()
+            else:
+                kit.make_roots(root / name)
         # The model of the tests, heavier: on a GPU its longest answer would be over too soon.
         tiny_gguf.write_tiny_gguf(base / "tiny.gguf", pad_mib=0 if kit.options.hosted else MODEL_MIB, context=CONTEXT)
         self.changes: list[str] = []
@@ -68,11 +72,11 @@ class Trial:
         self.values |= {"port": int(flags["--port"]), "caffeinate": ""}
         kit.cleanup("end what is left of the system", self._end)
 
-    def _run(self, argv: Sequence[str], timeout_s: float) -> Done:
+    def _run(self, argv: Sequence[str], timeout_s: float, content: bytes = b"", /) -> Done:
         """Runs a command as the installer does, and remembers it if it changes something."""
         if "print" not in argv and list(argv[1:]) not in (["-n", "-v"], ["-v"]):
             self.changes.append(" ".join(argv))
-        return self.kit.here(argv, timeout_s)
+        return self.kit.here(argv, timeout_s, content)
 
     @property
     def launchctl(self) -> Launchctl:
@@ -112,7 +116,7 @@ class Trial:
         self.system.close()
 
 
-def this_machine(root: Path, home: Path, run: Runner) -> Machine:
+def this_machine(root: Path, home: Path, run: Feeder) -> Machine:
     """This Mac, with directories of the check's own for root's files and for the home."""
     return Machine(root, home, getpass.getuser(), "staff", os.getuid(), run, label=TRIAL)
 

@@ -33,6 +33,7 @@ from mac_kit import (
 from mac_report import Sheet, Skip
 
 from metal_supervisor.boundary.launchctl import NO_DOMAIN, Launchctl, LaunchdError
+from metal_supervisor.core import root_file
 from metal_supervisor.core.launchd import LABEL, PREFIXES, SYSTEM_PATH
 
 TRIAL = f"{LABEL}.acceptance"
@@ -69,17 +70,17 @@ def plist(context: str, argv: list[str], scratch: Path, process_type: str = "Int
 def load(kit: Kit, context: str, content: dict[str, Any]) -> Callable[[], None]:
     """Loads a job; what takes it out again, which the end of the check does too. Raises Skip, LaunchdError."""
     need_readable()
-    domain, path = launchctl(kit, context), kit.scratch / f"{context}.plist"
-    path.unlink(missing_ok=True)
+    domain, text = launchctl(kit, context), plistlib.dumps(content)
     if context == DAEMON:
         kit.need_root("a LaunchDaemon is root's to load")
-        staged = kit.scratch / "staged.plist"
-        staged.write_bytes(plistlib.dumps(content))
-        done = kit.root("/usr/bin/install", "-m", "0644", "-o", "root", "-g", "wheel", str(staged), str(path))
+        path = kit.roots_directory() / f"{context}.plist"
+        done = kit.root(*root_file.command(str(path), 0o644, text), content=text)
         if not done.ok:
             raise LaunchdError(f"the property list cannot be made root's: {done.err}")
     else:
-        path.write_bytes(plistlib.dumps(content))
+        path = kit.scratch / f"{context}.plist"
+        path.unlink(missing_ok=True)
+        path.write_bytes(text)
         path.chmod(0o644)
 
     def unload() -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from mac_report import Sheet, Skip
 
 from metal_supervisor.boundary import commands
-from metal_supervisor.boundary.commands import Done, Runner
+from metal_supervisor.boundary.commands import Done, Feeder, Runner
 from metal_supervisor.install_checks import KEPT_FROM_JOBS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,12 +64,14 @@ class Kit:
     """The means of the checks, one check at a time."""
 
     def __init__(
-        self, options: Options, base: Path, run: Runner = commands.run, here: Runner = commands.run_here,
+        self, options: Options, base: Path, run: Runner = commands.run, here: Feeder = commands.run_here,
         say: Callable[[str], None] = lambda _text: None,
     ) -> None:
         """`base`: an empty directory for everything that is written. `here`: runs within this terminal's session."""
         self.options, self.base, self.say = options, base, say
         self.scratch = base / "none"
+        self.roots = Path("/private/var/db")
+        """A directory that only root can change, all the way up."""
         self._run, self.here = run, here
         self.ended = False
         """Whether the run is to end; what was done is undone all the same."""
@@ -119,10 +121,26 @@ class Kit:
         if not self.options.sudo:
             raise Skip(f"{why}; {HOW_ROOT}")
 
-    def root(self, *argv: str, timeout_s: float = COMMAND_S) -> Done:
+    def root(self, *argv: str, timeout_s: float = COMMAND_S, content: bytes = b"") -> Done:
         """The same by sudo, which was asked for its password before and does not ask now."""
         # In this session: sudo remembers a password for a terminal, which a session of its own does not have.
-        return self.here([SUDO, "-n", *argv], timeout_s)
+        return self.here([SUDO, "-n", *argv], timeout_s, *([content] if content else []))
+
+    def roots_directory(self) -> Path:
+        """Make a directory that only root can change, where root's files may be put; it goes away with the check.
+
+        Raises AssertionError.
+        """
+        path = self.roots / f"dev.metal-supervisor.acceptance-{os.getpid()}"
+        self.cleanup(f"remove {path}", lambda: self.root("/bin/rm", "-rf", str(path)))
+        self.make_roots(path)
+        return path
+
+    def make_roots(self, *paths: Path) -> None:
+        """Make directories of root's, each below one that is there. Raises AssertionError."""
+        for path in paths:
+            done = self.root("/usr/bin/install", "-d", "-m", "0755", "-o", "root", "-g", "wheel", str(path))
+            assert done.ok, f"root cannot make {path}: {done.err}"
 
     def start(self, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """A process that is ended with the check."""

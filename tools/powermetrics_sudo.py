@@ -2,7 +2,8 @@
 """Lets one user measure the power of the chip: a file in /etc/sudoers.d that allows one command line of powermetrics.
 
 What is installed is rendered from the constants that the command itself is made of, and has passed `visudo -cf`
-before it gets there: a broken file in that directory would take sudo away from everybody.
+before it gets there: a broken file in that directory would take sudo away from everybody. Root reads it from standard
+input and has visudo check the very file that it puts in place.
 
     python tools/powermetrics_sudo.py install|remove|print [--user USER] [--root DIRECTORY]
 
@@ -14,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import pwd
-import shlex
 import shutil
 import subprocess
 import sys
@@ -24,6 +24,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from metal_supervisor.boundary.power import FRAGMENT, sudoers
+from metal_supervisor.core import root_file
+from metal_supervisor.install_steps import shown_as_root
 
 UNDO, DO = "make uninstall-powermetrics-sudo", "make install-powermetrics-sudo"
 VISUDO_TIMEOUT_S = 20.0
@@ -70,13 +72,13 @@ def target(root: Path) -> Path:
     return root / FRAGMENT.lstrip("/")
 
 
-def as_root(*command: str) -> None:
-    """Runs a command as root, who may ask for a password. Raises Refused."""
+def as_root(*command: str, content: str = "") -> None:
+    """Run a command as root, who may ask for a password; `content` is its standard input. Raises Refused."""
     if sys.platform != "darwin":
         raise Refused("powermetrics is on Macs only; --root shows elsewhere what would be installed")
     words = [*([] if os.geteuid() == 0 else ["/usr/bin/sudo"]), *command]
-    if subprocess.run(words).returncode:
-        raise Refused(f"this failed: {shlex.join(words)}")
+    if subprocess.run(words, input=content.encode()).returncode:
+        raise Refused(f"this failed: {shown_as_root(command)}")
 
 
 def install(text: str, root: Path) -> Path:
@@ -89,10 +91,7 @@ def install(text: str, root: Path) -> Path:
         path.write_text(text, "utf-8")
         path.chmod(0o440)
         return path
-    with tempfile.TemporaryDirectory() as directory:  # nobody else can write there
-        file = Path(directory) / path.name
-        file.write_text(text, "utf-8")
-        as_root("/usr/bin/install", "-m", "0440", "-o", "root", "-g", "wheel", str(file), str(path))
+    as_root(*root_file.command(str(path), 0o440, text.encode(), sudoers=True), content=text)
     return path
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 TIMEOUT_S = 5.0
 NOT_FOUND, TIMED_OUT = 127, 124
@@ -33,16 +34,24 @@ Runner = Callable[[Sequence[str], float], Done]
 """(argv, seconds it may take) -> what it said. Does not raise."""
 
 
+class Feeder(Protocol):
+    """A runner that also gives a program something to read on standard input."""
+
+    def __call__(self, argv: Sequence[str], timeout_s: float, content: bytes = b"", /) -> Done:
+        """Run it and return what it said. Does not raise."""
+
+
 def run(argv: Sequence[str], timeout_s: float = TIMEOUT_S) -> Done:
     """Runs a program without a terminal and without input."""
     return _run(argv, timeout_s, own_session=True)
 
 
-def _run(argv: Sequence[str], timeout_s: float, own_session: bool) -> Done:
+def _run(argv: Sequence[str], timeout_s: float, own_session: bool, content: bytes = b"") -> Done:
     try:
         done = subprocess.run(
-            list(argv), stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, start_new_session=own_session
-        )
+            list(argv), input=content or None, stdin=None if content else subprocess.DEVNULL, capture_output=True,
+            timeout=timeout_s, start_new_session=own_session,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return Done(TIMED_OUT, "", f"{argv[0]} did not end within {timeout_s:g} s")
     except OSError as error:
@@ -50,6 +59,6 @@ def _run(argv: Sequence[str], timeout_s: float, own_session: bool) -> Done:
     return Done(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
 
 
-def run_here(argv: Sequence[str], timeout_s: float = TIMEOUT_S) -> Done:
-    """The same within this terminal's session, so that sudo can ask for a password there."""
-    return _run(argv, timeout_s, own_session=False)
+def run_here(argv: Sequence[str], timeout_s: float = TIMEOUT_S, content: bytes = b"") -> Done:
+    """Run a program within this terminal's session, so that sudo can ask for a password there."""
+    return _run(argv, timeout_s, False, content)

@@ -17,12 +17,13 @@ from typing import Any, cast
 import pytest
 
 from metal_supervisor import boot, cli, install, install_plan, uninstall, upgrade
-from metal_supervisor.boundary.commands import Done
+from metal_supervisor.boundary.commands import Done, run_here
 from metal_supervisor.boundary.credentials import BadKubeconfig, Login, choose
 from metal_supervisor.boundary.kubeconfig_copy import copy
 from metal_supervisor.boundary.launchctl import LABEL, LaunchdError
 from metal_supervisor.boundary.power import FRAGMENT
 from metal_supervisor.config import ConfigError, edited
+from metal_supervisor.core import root_file
 from metal_supervisor.install_steps import File, InstallError, Machine
 from tests.launchd import Mac, no_pause
 from tests.system import ROOT
@@ -334,15 +335,14 @@ class Loaded:
         self.loaded, self.meanwhile = True, meanwhile
         self.asked: list[str] = []
 
-    def __call__(self, argv: Sequence[str], _timeout_s: float) -> Done:
+    def __call__(self, argv: Sequence[str], _timeout_s: float, content: bytes = b"") -> Done:
         words = [word for word in argv if word not in ("/usr/bin/sudo", "-n", "-v")]
-        if "-m" in words and words[-1].endswith(".plist") and "install" in self.meanwhile:
-            return cast(Done, self.meanwhile["install"]())
+        if words[:1] == [root_file.SHELL]:
+            if words[4].endswith(".plist") and "install" in self.meanwhile:
+                return cast(Done, self.meanwhile["install"]())
+            return run_here(words, 30.0, content)
         if words[:1] == ["/usr/bin/install"]:
-            Path(words[-1]).parent.mkdir(parents=True, exist_ok=True)
-            if "-d" not in words:
-                Path(words[-1]).write_bytes(Path(words[-2]).read_bytes())
-                Path(words[-1]).chmod(int(words[2], 8))
+            Path(words[-1]).mkdir(parents=True, exist_ok=True)
         if words[:1] != ["/bin/launchctl"]:
             return Done(0, "", "")
         verb = words[1]
@@ -478,6 +478,22 @@ def test_a_job_runs_as_who_installs_it_whatever_the_shell_says(
     else:
         with pytest.raises(powermetrics_sudo.Refused, match="root needs no permission"):
             powermetrics_sudo.user_of(None)
+
+
+def test_root_is_handed_the_rule_for_powermetrics_and_reads_no_file_of_the_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[list[str], bytes]] = []
+    monkeypatch.setattr(powermetrics_sudo, "check", lambda _text: None)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(
+        powermetrics_sudo.subprocess, "run",
+        lambda argv, input: asked.append((argv, input)) or subprocess.CompletedProcess(argv, 0),
+    )  # fmt: skip
+    powermetrics_sudo.install("a rule\n", Path("/"))
+    ((argv, content),) = asked
+    assert content == b"a rule\n"
+    assert argv[-len(root_file.command("", 0, b"")):] == root_file.command(FRAGMENT, 0o440, content, sudoers=True)
 
 
 # ── from a checkout ──────────────────────────────────────────────────────────────────────────────

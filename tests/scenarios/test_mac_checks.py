@@ -19,6 +19,7 @@ import pytest
 
 from metal_supervisor.boundary import commands
 from metal_supervisor.boundary.commands import Done
+from metal_supervisor.core import root_file
 from metal_supervisor.install_steps import Machine
 from tests import launchd
 from tests.launchd import no_pause
@@ -41,14 +42,14 @@ from mac_report import FAIL, PASS, Sheet
 class Launchd(launchd.Mac):
     """The stand-in, with the two things that only the acceptance check asks of launchctl."""
 
-    def __call__(self, argv: Sequence[str], timeout_s: float) -> Done:
+    def __call__(self, argv: Sequence[str], timeout_s: float, content: bytes = b"") -> Done:
         words = [word for word in argv if word not in (mac_kit.SUDO, "-n")]
         if words[:3] == ["/bin/launchctl", "kill", "SIGTERM"]:
             process = self.jobs[words[3]].process
             assert process is not None
             process.send_signal(signal.SIGTERM)
             return launchd.FINE
-        return super().__call__(argv, timeout_s)
+        return super().__call__(argv, timeout_s, content)
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def kit_of(tmp_path: Path, mac: Launchd) -> mac_kit.Kit:
 def check_of(mac: Launchd, agent: bool = False) -> mac_checks.Check:
     """The check as it is on a Mac, but for the machine."""
 
-    def machine(root: Path, home: Path, run: commands.Runner) -> Machine:
+    def machine(root: Path, home: Path, run: commands.Feeder) -> Machine:
         return Machine(root, home, "anna", "staff", os.getuid(), run, no_pause, label=mac_install.TRIAL)
 
     def story(kit: mac_kit.Kit, sheet: Sheet) -> None:
@@ -141,10 +142,15 @@ class OneShots:
         self.jobs: dict[str, subprocess.Popen[bytes]] = {}
         self.types: list[str] = []
 
-    def __call__(self, argv: Sequence[str], _timeout_s: float) -> Done:
+    def __call__(self, argv: Sequence[str], _timeout_s: float, content: bytes = b"") -> Done:
         words = [word for word in argv if word not in (mac_kit.SUDO, "-n")]
+        if words[0] == root_file.SHELL:
+            return commands.run_here(words, 30.0, content)
         if words[0] == "/usr/bin/install":
-            shutil.copyfile(words[-2], words[-1])
+            Path(words[-1]).mkdir(exist_ok=True)
+            return launchd.FINE
+        if words[0] == "/bin/rm":
+            shutil.rmtree(words[-1], ignore_errors=True)
             return launchd.FINE
         verb = words[1]
         if verb == "bootstrap":
@@ -166,6 +172,7 @@ class OneShots:
 def test_jobs_that_run_once_answer_in_each_context_and_are_gone(tmp_path: Path) -> None:
     shots = OneShots()
     kit = mac_kit.Kit(mac_kit.Options(), tmp_path, here=shots)
+    kit.roots = tmp_path
     with kit.directory_for("once"):
         for context in (mac_jobs.AGENT, mac_jobs.DAEMON):
             found = mac_jobs.once(kit, context, "run", sys.executable, "-c", "print(3)")
@@ -179,6 +186,7 @@ def test_the_process_type_is_measured_with_a_real_engine(tmp_path: Path, monkeyp
     monkeypatch.setattr(mac_jobs, "REPEATS", 2)
     monkeypatch.setattr(mac_jobs, "SLOWER", 0.0)
     kit = mac_kit.Kit(mac_kit.Options(model_mib=1), tmp_path, here=shots)
+    kit.roots = tmp_path
     found = mac_acceptance.perform(mac_checks.Check("type", "n", "p", "f", mac_jobs.process_type), kit)
     assert found.outcome == PASS, found.why
     assert shots.types == ["Interactive", "", "Background"] and shots.jobs == {}

@@ -1,0 +1,48 @@
+"""An engine of the same user exchanges what root is about to install: root gets what was decided, or nothing."""
+
+from __future__ import annotations
+
+import plistlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from metal_supervisor import install_plan
+from metal_supervisor.boundary.commands import Done
+from metal_supervisor.install_steps import Directory, File, Machine
+from tests.launchd import Mac, no_pause
+
+EVIL = plistlib.dumps({"Label": "dev.metal-supervisor", "ProgramArguments": ["/bin/sh", "-c", "id > /tmp/owned"]})
+"""A job without a UserName, which launchd would run as root."""
+
+
+class Raced(Mac):
+    """A Mac on which the user's files are overwritten right before each command of root's."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__()
+        self.home, self.replaced = home, 0
+
+    def __call__(self, argv: Sequence[str], timeout_s: float, *content: bytes) -> Done:
+        for path in [each for each in self.home.rglob("*") if each.is_file()]:
+            path.write_bytes(EVIL)
+            self.replaced += 1
+        return super().__call__(argv, timeout_s, *content)
+
+
+def test_a_file_exchanged_before_root_installs_it_is_not_what_root_gets(tmp_path: Path) -> None:
+    root, home = tmp_path / "root", tmp_path / "home"
+    root.mkdir()
+    mac = Raced(home)
+    machine = Machine(root, home, "anna", "staff", 501, mac, no_pause)
+    order = install_plan.Order(None, True, {"state_dir": str(home / "state")}, None, False, False)
+    found = install_plan.plan(order, machine)
+    Directory(found.places.plist.parent, 0o755).do(machine)
+    for step in found.steps:
+        step.do(machine)
+    roots = [step for step in found.steps if isinstance(step, File) and step.path.is_relative_to(root)]
+    assert mac.replaced > 3, "the attack was made"
+    assert len(roots) == 3 and found.places.plist in [step.path for step in roots]
+    for step in roots:
+        assert step.path.read_bytes() == step.content, f"{step.path} holds what an engine wrote"
+        assert step.path.stat().st_mode & 0o777 == step.mode
+    assert plistlib.loads(found.places.plist.read_bytes())["UserName"] == "anna"
