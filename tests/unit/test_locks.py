@@ -100,3 +100,10 @@ def test_the_locks_meet_pyproject_on_every_machine(python: str, platform: str) -
     assert unmet([*run, *dev, *project["build-system"]["requires"]], here, environment) == []
     assert installed.items() <= here.items(), "tests run what users run"
     assert unmet(["flask>=99", "absent"], installed, environment) == ["flask>=99", "absent"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.y*ml")), ids=lambda path: path.name)
+def test_a_workflow_names_its_actions_by_commit(path: Path) -> None:
+    used = [line for line in path.read_text("utf-8").splitlines() if re.search(r"\buses\s*:", line)]
+    pinned_action = re.compile(r" +(- )?uses: [\w.-]+/[\w./-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+")
+    assert used and [line for line in used if not pinned_action.fullmatch(line)] == []
