@@ -39,7 +39,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     place.mkdir()
     for name in ("conf", "tools", "metal_supervisor"):
         shutil.copytree(ROOT / name, place / name)
-    for name in ("Makefile", "pyproject.toml"):
+    for name in ("Makefile", "pyproject.toml", "requirements-dev.txt"):
         shutil.copy(ROOT / name, place / name)
     (place / ".venv").mkdir()
     for name in ("bin", "lib", "pyvenv.cfg"):
