@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import Literal
 
 from metal_supervisor import launch
 from metal_supervisor.boundary.builds import homes_of
+from metal_supervisor.boundary.omlx import MODELS
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.config import Settings
 from metal_supervisor.confinement.policy import policy
@@ -21,16 +23,17 @@ from metal_supervisor.confinement.probe import GGUF, MLX, Trial, Trials
 from metal_supervisor.core.access import Access
 from metal_supervisor.core.arguments import is_opened, parse
 from metal_supervisor.core.demand import Reading
+from metal_supervisor.core.first_request import smallest
 from metal_supervisor.core.programs import DAEMONS, program_name
 from metal_supervisor.core.shards import shard_names
 from metal_supervisor.core.sources import Artifact
 from metal_supervisor.core.types import Endpoint, Engine, Json, Model, Service
-from metal_supervisor.runtimes import RUNTIMES, Binary, Place
+from metal_supervisor.runtimes import RUNTIMES, Binary, Place, omlx
 
 CODE = str(Path(launch.__file__).resolve().parent)
 LOOPBACK = "127.0.0.1"
 UNSAFE_BUILD = "UnsafeEngineVersion"
-DAEMON = "it is served by a shared daemon, which is not confined"
+OWN = "it is served by the user's own Ollama, which this Mac does not start"
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Confinement:
         if self._mode == "off":
             return Confined(False, why="this Mac's --confinement is off")
         if engine.daemon:
-            return self._without(DAEMON)
+            return self._shared(service.runtime, binary)
         runtime = RUNTIMES[service.runtime]
         verdict = self._trials.look(binary.build, lambda scratch, at: self._trial(service.runtime, binary, scratch, at))
         if verdict is None:
@@ -91,6 +94,53 @@ class Confinement:
         files, directories = _opened(service)
         access = replace(base, read=(*base.read, *read, *files), write=(scratch, *directories), bind=(port,))
         return Confined(policy(access, sys.platform, str(Path.home())))
+
+    def daemon(
+        self, runtime: str, binary: Binary, port: int, read: Sequence[str], write: Sequence[str]
+    ) -> Confined | None:
+        """The confinement of a shared daemon; None while its build is being tried.
+
+        `read`: what it may read besides its own; what of that is gone, of a model that is being removed, is left out.
+        """
+        found = self._shared(runtime, binary)
+        if found is None or found.why:
+            return found
+        base = RUNTIMES[runtime].access(binary, CODE)
+        there = tuple(dict.fromkeys(each for each in read if Path(each).exists()))
+        access = replace(base, read=(*base.read, *there), write=tuple(write), bind=(port,))
+        return Confined(policy(access, sys.platform, str(Path.home())))
+
+    def _shared(self, runtime: str, binary: Binary) -> Confined | None:
+        """What of a daemon its services are told; their attendants are ours, and never confined."""
+        row = RUNTIMES[runtime].shared
+        assert row is not None
+        if self._mode == "off":
+            return Confined(False, why="this Mac's --confinement is off")
+        if not binary.path or row.unconfined:
+            return self._without(row.unconfined if binary.path else OWN)
+        verdict = self._trials.look(
+            f"daemon {binary.build}", lambda scratch, at: self._daemon_trial(runtime, binary, scratch, at)
+        )
+        if verdict is None:
+            return None
+        return Confined(False) if verdict.works else self._without(f"confinement does not work here: {verdict.why}")
+
+    def _daemon_trial(self, runtime: str, binary: Binary, scratch: Path, port: int) -> Trial:
+        """A daemon in a state directory of its own, which is told to load the model that is shipped."""
+        row, key = RUNTIMES[runtime].shared, secrets.token_urlsafe(16)
+        assert row is not None
+        served, base = scratch / omlx.SERVED, scratch / omlx.BASE
+        served.mkdir(parents=True)
+        base.mkdir()
+        (scratch / omlx.KEY).write_text(key)
+        (scratch / "current").symlink_to(CODE)
+        engine = row.engine(binary, Place("", LOOPBACK, port, None, str(scratch)), {})
+        path, body = smallest("chat", "probe")
+        probe = replace(engine.probe, first_path=path, first_body=body)
+        access = RUNTIMES[runtime].access(binary, CODE)
+        access = replace(access, read=(str(served), str(MLX)), write=(str(base),), bind=(port,))
+        attach = f"{MODELS}/probe", json.dumps({"path": str(MLX), "settings": {}}), key
+        return Trial(engine.argv, engine.env, probe, access, port, attach)
 
     def _without(self, why: str) -> Confined:
         if self._mode != "required":

@@ -8,12 +8,14 @@ must not restart what answers for others. A user's own Ollama is used where it a
 from __future__ import annotations
 
 import secrets
+import shutil
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.builds import Broken, Builds
@@ -22,15 +24,16 @@ from metal_supervisor.boundary.listing import Unusable
 from metal_supervisor.boundary.places import places_of
 from metal_supervisor.boundary.state import StateDir, write_atomic
 from metal_supervisor.config import Settings
+from metal_supervisor.confined import Confined
 from metal_supervisor.core import decide, limits, programs
 from metal_supervisor.core.plan import live_note
 from metal_supervisor.core.report import PORT_IN_USE
 from metal_supervisor.core.sources import library_model
 from metal_supervisor.core.types import LIVE, Json, Key, Probe, ProgramState, Record, RunNote, Service, Standing
 from metal_supervisor.core.withdrawal import NO_WITHDRAWAL
-from metal_supervisor.runtimes import RUNTIMES, Place
+from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 from metal_supervisor.runtimes.ollama import NAME as OLLAMA
-from metal_supervisor.runtimes.omlx import CACHE_DIRECTORY, KEY_FILE
+from metal_supervisor.runtimes.omlx import BASE, CACHE_DIRECTORY, KEY, KEY_FILE, MODELS, SERVED
 from metal_supervisor.runtimes.omlx import NAME as OMLX
 
 DAEMONS = {name: row.shared for name, row in RUNTIMES.items() if row.shared is not None}
@@ -44,6 +47,10 @@ FORSAKEN_S = 60.0
 def key_of(program: str) -> Key:
     """Key of a daemon's record."""
     return "", program
+
+
+Confine: TypeAlias = Callable[[str, Binary, int, Sequence[Service], Sequence[str], Sequence[str]], Confined | None]
+"""(program, its build, port, its services, what it may read besides their models, and write) -> its confinement."""
 
 
 class Own:
@@ -98,7 +105,9 @@ class Daemons:
         builds: Builds,
         keep_spec: Callable[[str, str], None],
         wake: Callable[[], None],
+        confine: Confine = lambda *_: Confined(False),
     ) -> None:
+        self._confine = confine
         self._settings, self._state, self._builds, self._keep_spec = settings, directory, builds, keep_spec
         self.own = Own("" if settings.ollama_url == "off" else settings.ollama_url, wake)
         self._unused_since: dict[str, float] = {}
@@ -252,17 +261,36 @@ class Daemons:
         if binary is None:
             return known
         place = Place("", *where, None, self._state.home, daemon_models=self._settings.ollama_models_path)
-        said = (_said(each, DAEMONS[program].options) for each in self._services.get(program, ()))
-        engine = DAEMONS[program].engine(binary, place, next(filter(None, said), {}))
-        made = programs.compose(program, engine, where[1], where[0], self._state.home)
-        self._keep_spec(made.spec_file, made.spec)
+        services = self._services.get(program, ())
+        said = (_said(each, DAEMONS[program].options) for each in services)
+        options = next(filter(None, said), {})
+        engine = DAEMONS[program].engine(binary, place, options)
         if program == OMLX:
             self._make_key()
-        record = replace(_record(program, known, where, engine.probe, now), spec_file=made.spec_file)
+        own, write = (str(self._state.path / each) for each in (SERVED, BASE))
+        confined = self._confine(program, binary, where[1], services, [own], [write, *self._cache(options)])
         up = live_note(note, state)
+        if confined is None:
+            return known  # its build is being tried
+        if confined.problem:
+            return known if known is None or up is not None else decide.dismiss(known, now, confined.problem)
+        made = programs.compose(
+            program, engine, where[1], where[0], self._state.home, confinement=confined.policy
+        )
+        self._keep_spec(made.spec_file, made.spec)
+        record = replace(_record(program, known, where, engine.probe, now), spec_file=made.spec_file)
+        record = replace(record, unconfined=confined.why)
         if known is not None and up is not None and up.spec_file != made.spec_file and known.spec_file == up.spec_file:
             record = replace(record, spec_file=up.spec_file, next_spec=made.spec_file, probe=known.probe)
         return record
+
+    def _cache(self, options: Json) -> list[str]:
+        """The real path of the cache directory, if there is one and a manifest may name it."""
+        try:
+            directory = options.get(CACHE_DIRECTORY)
+            return [str(places_of(self._settings).resolved(Path(directory)))] if directory else []
+        except Unusable:
+            return []  # its service is told; a link was swapped since it was judged
 
     def _told_to_wait(self, program: str, daemon: Record, records: Mapping[Key, Record]) -> dict[Key, Record]:
         """The services that say how their daemon is to run, while it still runs as it was started."""
@@ -284,6 +312,8 @@ class Daemons:
             self.again_in_s = min(left_s, self.again_in_s or left_s)
             return
         result[known.key] = decide.dismiss(known, now, ("Unused", "no service uses it"))
+        if known.program == OMLX:
+            shutil.rmtree(self._state.path / MODELS, ignore_errors=True)  # of an attendant that was killed
 
     def _uses_own(self, program: str) -> bool:
         """Whether the user's own daemon is used: whichever was chosen stays, as long as it can."""
@@ -295,10 +325,13 @@ class Daemons:
         return self.own.here(FORSAKEN_S if known is not None else 0.0)
 
     def _make_key(self) -> None:
-        """oMLX's key is this Mac's own; nobody else needs it."""
-        path = self._state.path / KEY_FILE
+        """oMLX's key is this Mac's own. The daemon, confined, reads it in a directory that it may read."""
+        path, copy = self._state.path / KEY_FILE, self._state.path / KEY
+        for each in (copy.parent, self._state.path / BASE):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.exists():
             write_atomic(path, secrets.token_urlsafe(32))
+        write_atomic(copy, path.read_text("utf-8"))
 
 
 def _seniority(service: Service, record: Record | None) -> tuple[bool, float, Key]:

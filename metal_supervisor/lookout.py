@@ -5,7 +5,7 @@ The controller asks this for every service on every pass; it looks at the machin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -17,7 +17,7 @@ from metal_supervisor.boundary.metal import ASKED, Seen
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.boundary.store import Store
 from metal_supervisor.config import Settings
-from metal_supervisor.confined import Confinement
+from metal_supervisor.confined import Confined, Confinement
 from metal_supervisor.core import decide, programs
 from metal_supervisor.core.decide import Outlook, Running
 from metal_supervisor.core.demand import Demand, Reading
@@ -92,10 +92,18 @@ class Lookout:
         self.specs: dict[str, str] = {}
         """Content of the specs composed so far, by file name."""
         self._confinement = Confinement(settings, directory, wake)
-        self.daemons = Daemons(settings, directory, builds, self._keep_spec, wake)
+        self.daemons = Daemons(settings, directory, builds, self._keep_spec, wake, self._confine)
 
     def _keep_spec(self, name: str, text: str) -> None:
         self.specs[name] = text
+
+    def _confine(
+        self, program: str, binary: Binary, port: int, services: Sequence[Service], own: Sequence[str],
+        write: Sequence[str],
+    ) -> Confined | None:  # fmt: skip
+        """The confinement of a shared daemon, which may read what was judged of its services, and what is its `own`."""
+        judged = [path for each in services for _, file in self._files(each).values() for path in file.real]
+        return self._confinement.daemon(program, binary, port, [*own, *judged], write)
 
     def keep_specs(self, wanted: Collection[str | None]) -> None:
         """Drops the specs that no record names any more, and the headers that nobody asked for since the last time."""
@@ -166,7 +174,7 @@ class Lookout:
             demand = Demand(record.reserved_bytes, record.mapped_bytes, record.memory)  # it was known when it was here
         bind, home, name = self._settings.bind_address, self._state.home, programs.program_name(service.key)
         sizes = demand.bytes or 0, demand.mapped_bytes
-        policy = confined.policy if confined else None
+        policy = False if engine.daemon else confined.policy if confined else None  # an attendant is ours
         program = programs.compose(name, engine, port, bind, home, service.asked, *sizes, policy)
         self.specs[program.spec_file] = program.spec
         running = self._running(name, record, engine, up)

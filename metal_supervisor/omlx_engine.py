@@ -10,8 +10,9 @@ has, and all else is for this machine alone, with the key.
     GET    /metal-supervisor/models                                      {"data": [{"id", "loaded", "active", "asked"}]}
     GET    /metal-supervisor/slots/NAME                                  [{"is_processing": …}]
 
-Run as `python -E omlx_engine.py --key-file FILE --base-path DIRECTORY ARGUMENTS OF omlx serve`; the directory is ours
-alone, and begins empty. A spec of an older release may name this file: keep its arguments as they are.
+Run as `python -E omlx_engine.py --key-file FILE --base-path DIRECTORY [--served DIRECTORY] ARGUMENTS OF omlx serve`.
+The base path is ours alone, and begins empty; below `--served` are the files of models, under their names. A spec of an
+older release may name this file: keep its arguments as they are.
 Exit codes: 1 it cannot serve, 69 this oMLX is not as it is known here, others oMLX's own (3: the port is taken).
 """
 
@@ -69,8 +70,9 @@ class Trouble(Exception):
 class Models:
     """The models of the daemon, one link each in a directory of ours."""
 
-    def __init__(self, state: Any, directory: Path) -> None:
-        self._state, self._directory = state, directory
+    def __init__(self, state: Any, directory: Path, served: Path | None = None) -> None:
+        """`served`: where the files of a model are under its name, if they could be linked there."""
+        self._state, self._directory, self._served = state, directory, served
         self._turns: dict[str, asyncio.Lock] = {}
         """Whoever attaches or detaches a model has its turn: what is asked last holds, also during a load."""
         self._asked: dict[str, dict[str, Any]] = {}
@@ -105,7 +107,7 @@ class Models:
                 await self._pool._unload_engine(name)
             self._asked[name] = asked
             link.unlink(missing_ok=True)
-            link.symlink_to(path)
+            link.symlink_to(self._place(name, path))
             self._apply(name, settings)
             self._look()
             if self._pool.get_entry(name) is None:
@@ -114,6 +116,11 @@ class Models:
                 await self._pool.get_engine(name)
             except Exception as error:  # noqa: BLE001 - whatever a model makes a library raise
                 raise Trouble(500, f"{type(error).__name__}: {error}"[:1000]) from None
+
+    def _place(self, name: str, path: str) -> Path:
+        """Where a model is read: confined, this process may not open `path` if it was attached after the start."""
+        here = self._served / name if self._served is not None else None
+        return here if here is not None and here.is_dir() else Path(path)
 
     async def detach(self, name: str) -> None:
         """Unloads a model, and forgets it; one that is not there is no trouble."""
@@ -283,11 +290,12 @@ def _begin(base: Path, key: str) -> Path:
 def main(argv: list[str]) -> None:
     """Serves; ends the process."""
     sys.stdout = sys.stderr = Log()
-    own = {"--key-file": "", "--base-path": ""}
+    own = {"--key-file": "", "--base-path": "", "--served": ""}
     while len(argv) > 1 and argv[0] in own:
         own[argv[0]], argv = argv[1], argv[2:]
     sys.path[:] = [path for path in sys.path if path != str(Path(__file__).resolve().parent)]  # our modules are not its
     base = Path(own["--base-path"])
+    served = Path(own["--served"]) if own["--served"] else None
     os.umask(0o077)
     try:
         key_file = Path(own["--key-file"])
@@ -308,7 +316,7 @@ def main(argv: list[str]) -> None:
         end(f"this oMLX is not as it is known here: {why}; install {KNOWN}", EXIT_UNKNOWN)
     uvicorn: Any = importlib.import_module("uvicorn")
     run = uvicorn.run
-    uvicorn.run = lambda app, **named: run(Gate(app, Models(state, directory), key, key_file), **named)
+    uvicorn.run = lambda app, **named: run(Gate(app, Models(state, directory, served), key, key_file), **named)
     sys.argv = ["omlx", "serve", "--base-path", str(base), "--model-dir", str(directory), *argv]
     try:
         cli.main()

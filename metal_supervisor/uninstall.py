@@ -30,7 +30,8 @@ from metal_supervisor.settings import Settings
 
 KEPT = ("log", "hub")
 PASSING = (
-    *(name for name in DIRECTORIES if name not in KEPT), "kubectl-cache", "omlx", "launchd", "log-level", CLUSTER,
+    *(name for name in DIRECTORIES if name not in KEPT), "kubectl-cache", "omlx", "served", "launchd", "log-level",
+    CLUSTER,
     "apiserver.json", "kubeconfig", "controller.json", "controller.bell", "sidecar.bell", "overrides.json",
     "settings.json", "session", "supervisord.conf", "supervisord.pid", "supervisor.sock", "run.lock", "omlx.key",
     "sleepwatch.bell", "asleep.json", "withdrawn.json", "chip.json", "power.json", "cordon", "handover", "app",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import quote
 
 from metal_supervisor.boundary.daemon import Daemon, Refused
 from metal_supervisor.core.types import Json
+from metal_supervisor.runtimes.omlx import MODELS as SERVED
 
 MODELS = "/metal-supervisor/models"
 
@@ -17,6 +21,7 @@ class OmlxModel:
     def __init__(self, job: Json) -> None:
         self._job = job
         self._path = f"{MODELS}/{quote(job['name'])}"
+        self._served = Path(job["key_file"]).parent / SERVED / job["name"]
         self._body = {"path": job["path"], "settings": job["settings"]}
         self.file = ""
         """What the daemon runs for several at once: nothing; each has its own."""
@@ -32,9 +37,33 @@ class OmlxModel:
 
     def attach(self, daemon: Daemon, timeout_s: float, progress: Callable[[str], None]) -> None:
         """Loads it; returns once it is. Raises Away, Refused."""
+        self._lay_out()
         progress(f"oMLX loads {self._job['path']}")
         daemon.call("PUT", self._path, self._body, timeout_s)
 
     def detach(self, daemon: Daemon, timeout_s: float, _keep: bool) -> None:
         """Unloads it. Raises Away, Refused."""
         daemon.call("DELETE", self._path, timeout_s=timeout_s)
+        shutil.rmtree(self._served, ignore_errors=True)
+
+    def _lay_out(self) -> None:
+        """Link the model's files where a confined oMLX may read them: its policy is older than the model.
+
+        On another disk that cannot be done. Then it reads them in place, as far as it knew of them when it was started.
+        """
+        made = self._served.with_name(f".{self._served.name}")
+        shutil.rmtree(made, ignore_errors=True)
+        try:
+            made.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            hidden = shutil.ignore_patterns(".*")
+            shutil.copytree(self._job["path"], made, ignore=hidden, copy_function=_link, ignore_dangling_symlinks=True)
+            shutil.rmtree(self._served, ignore_errors=True)
+            made.rename(self._served)
+        except (OSError, shutil.Error):
+            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(self._served, ignore_errors=True)
+
+
+def _link(source: str, target: str) -> None:
+    """Give a file another name. Raises OSError."""
+    os.link(os.path.realpath(source), target)

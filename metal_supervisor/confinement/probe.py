@@ -71,6 +71,8 @@ class Trial:
     probe: Probe
     access: Access
     port: int
+    attach: tuple[str, str, str] | None = None
+    """(path, body, key) of the PUT by which a daemon is told to load the model."""
 
 
 def free_port() -> int:
@@ -210,16 +212,20 @@ def _answers(trial: Trial) -> bool:
     try:
         if _ask(trial.port, "GET", trial.probe.path, "") != 200:
             return False
+        if trial.attach is not None and _ask(trial.port, "PUT", *trial.attach) != 200:
+            return False
         body = trial.probe.first_body
         return not trial.probe.first_path or _ask(trial.port, "POST", trial.probe.first_path, body) == 200
     except (OSError, http.client.HTTPException):
         return False
 
 
-def _ask(port: int, method: str, path: str, body: str) -> int:
+def _ask(port: int, method: str, path: str, body: str, key: str = "") -> int:
+    headers = {"Content-Type": "application/json"} if body else {}
+    headers |= {"Authorization": f"Bearer {key}"} if key else {}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ASK_S)
     try:
-        connection.request(method, path, body or None, {"Content-Type": "application/json"} if body else {})
+        connection.request(method, path, body or None, headers)
         answer = connection.getresponse()
         answer.read()
         return answer.status

@@ -60,6 +60,8 @@ def profile(access: Access, home: str) -> tuple[str, dict[str, str], dict[str, s
     for name in named("READ", access.read, judged):
         rules.append(f'(allow file-read* (subpath (param "{name}")))')
         rules.append(f'(allow file-read-metadata (path-ancestors (param "{name}")))')
+    for name in named("LIST", access.list, resolved):
+        rules.append(f'(allow file-read-data (literal (param "{name}")))')
     for name in named("WRITE", access.write, judged):
         rules.append(f'(allow file-read* file-write* (subpath (param "{name}")))')
         rules.append(f'(allow file-read-metadata (path-ancestors (param "{name}")))')

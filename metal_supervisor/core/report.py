@@ -128,7 +128,9 @@ def _standing(record: Record, observed: Observed | None, asleep: bool = False) -
 def confinement(record: Record, observed: Observed) -> tuple[bool, str, str]:
     """(confined, reason, message) of an engine that is up."""
     if observed.confined:
-        return True, "Confined", "the operating system leaves the engine its model, its scratch directory and its port"
+        shared = record.daemon or record.is_daemon
+        own = "daemon its services' models, its base path" if shared else "engine its model, its scratch directory"
+        return True, "Confined", f"the operating system leaves the {own} and its port"
     if record.unconfined:
         return False, "Unconfined", record.unconfined
     return False, "NotYet", "it was started without; its next start is confined"

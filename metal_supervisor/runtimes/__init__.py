@@ -39,6 +39,8 @@ class Shared:
     """Options of a service that are the daemon's."""
     per_file: Callable[[Service], object] | None = None
     """What has to be the same for all services of one model file; None if each may have its own."""
+    unconfined: str = ""
+    """Why its process is never confined, "" if a trial decides."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ RUNTIMES: Mapping[str, Runtime] = {
         engine=omlx.engine,
         demand=omlx.demand,
         shared=Shared(omlx.daemon, options=omlx.DAEMON_OPTIONS),
+        access=omlx.access,
     ),
     ollama.NAME: Runtime(
         executables=(Executable("ollama", "ollama", "install it (brew install ollama)", help=("serve", "--help")),),
@@ -109,7 +112,7 @@ RUNTIMES: Mapping[str, Runtime] = {
         refuse=ollama.refuse,
         engine=ollama.engine,
         demand=ollama.demand,
-        shared=Shared(ollama.daemon, per_file=ollama.parameters),
+        shared=Shared(ollama.daemon, per_file=ollama.parameters, unconfined=ollama.UNCONFINED),
     ),
     "vllm-swift": Runtime(
         executables=(Executable(vllm_swift.NAME, "vllm_swift", "install it (brew install TheTom/tap/vllm-swift)"),),

@@ -23,6 +23,7 @@ NAME = "ollama"
 PROBE = Probe(path="/", expects="Ollama is running", busy_path="")
 SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}\.gguf$")
 SHARED = "the shared daemon decides it for all its models"
+UNCONFINED = "it is served by an Ollama of this Mac, which is not confined: it pulls, and its runners take any port"
 FLAGS = "it is a flag of llama-server; use that runtime"
 NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
     "parallelSlots": ((1,), f"{SHARED} (OLLAMA_NUM_PARALLEL)"),

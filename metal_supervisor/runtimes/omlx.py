@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from metal_supervisor.core.access import Access
 from metal_supervisor.core.demand import Demand, Reading
 from metal_supervisor.core.types import Engine, Probe, Service
 from metal_supervisor.runtimes import mlx_memory
@@ -22,6 +23,9 @@ NAME = "omlx"
 CACHE_DIRECTORY = "pagedSSDCacheDir"
 DAEMON_OPTIONS = ("hotCacheMaxSize", CACHE_DIRECTORY, "pagedSSDCacheMaxSize")
 KEY_FILE, BASE = "omlx.key", "omlx"
+SERVED, KEY = "served/omlx", "served/omlx/key"
+"""What a confined daemon may read: its key, and the models that it is told to load while it runs."""
+MODELS = f"{SERVED}/models"
 
 SHARED = "the shared daemon decides it for all its models"
 NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
@@ -74,7 +78,7 @@ def daemon(binary: Binary, place: Place, options: Mapping[str, Any]) -> Engine:
     """The daemon itself; `options` are those of `DAEMON_OPTIONS` that its services agree on."""
     home = place.cwd
     argv = [binary.interpreter, "-E", f"{home}/current/omlx_engine.py"]
-    argv += ["--key-file", f"{home}/{KEY_FILE}", "--base-path", f"{home}/{BASE}"]
+    argv += ["--key-file", f"{home}/{KEY}", "--base-path", f"{home}/{BASE}", "--served", f"{home}/{MODELS}"]
     argv += ["--host", place.host, "--port", str(place.port)]
     cache = [
         (flag, str(options[name]))
@@ -87,8 +91,14 @@ def daemon(binary: Binary, place: Place, options: Mapping[str, Any]) -> Engine:
     ]
     # By itself it would fill a tenth of the disk with caches that nobody asked for.
     argv += [part for pair in cache for part in pair] if cache else ["--no-cache"]
-    env = (("HF_HUB_CACHE", f"{home}/hub"), ("HF_HUB_OFFLINE", "1"))
-    return Engine(tuple(argv), env, home, Probe(expects='"healthy"', busy_path=""))
+    base = f"{home}/{BASE}"
+    env = (("HF_HUB_CACHE", f"{home}/hub"), ("HF_HUB_OFFLINE", "1"), ("HOME", base), ("TMPDIR", base))
+    return Engine(tuple(argv), env, base, Probe(expects='"healthy"', busy_path=""))
+
+
+def access(binary: Binary, code: str) -> Access:
+    """What its process needs of the system; psutil ends it where it cannot list processes."""
+    return Access((binary.interpreter,), (*binary.homes, code), list=("/proc",), python=True)
 
 
 def demand(

@@ -141,7 +141,7 @@ class Observer:
             served=bool(pid) and finding.served,
             hung=finding.hung if pid else "",
             last_exit=last_exit,
-            confined=bool(pid and look.note and look.note.pid == pid and look.note.confined),
+            confined=self._confined(look),
             published=told,
             memory_bytes=_charged(pid, held, before),
         )
@@ -169,6 +169,13 @@ class Observer:
         ours = record.daemon in records and records[record.daemon].spec_file is not None
         daemon = self._before.get(record.daemon) if ours else None
         return sharing.judged(record, finding, look.attachment, look.pid, daemon)
+
+    def _confined(self, look: Look) -> bool:
+        """Whether the process that has the model runs confined: of a shared daemon, not the attendant."""
+        if look.record.daemon:
+            daemon = self._before.get(look.record.daemon)
+            return bool(look.pid and daemon is not None and daemon.confined)
+        return bool(look.pid and look.note and look.note.pid == look.pid and look.note.confined)
 
     def _message(self, look: Look, finding: Finding, word: str) -> str:
         """Why it is not ready, if it is not."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from metal_supervisor import launch
-from metal_supervisor.boundary.builds import homes_of
+from metal_supervisor.boundary.builds import Builds, homes_of
 from metal_supervisor.boundary.model_files import looked_at
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.config import Settings
@@ -22,7 +22,8 @@ from metal_supervisor.confinement.probe import Trial, Trials, Verdict
 from metal_supervisor.confinement.seatbelt import profile
 from metal_supervisor.core.access import Access
 from metal_supervisor.core.types import Endpoint, Engine, Model, Probe, Service
-from metal_supervisor.runtimes import Binary
+from metal_supervisor.runtimes import RUNTIMES, Binary
+from tests.runtimes import omlx
 from tests.system import engine_path, eventually
 
 BINARY = Binary("/opt/engine/llama-server", frozenset(), homes=("/opt/engine",), build="b")
@@ -98,7 +99,6 @@ def test_what_opened_flags_name_joins_the_policy_and_nothing_else_does(
     [
         ("off", Verdict(True), ENGINE, "--confinement is off"),
         ("on", Verdict(False, "no Landlock"), ENGINE, "does not work here: no Landlock"),
-        ("on", Verdict(True), replace(ENGINE, daemon="omlx"), "shared daemon"),
     ],
 )
 def test_an_engine_that_is_not_confined_starts_and_tells_the_reason(
@@ -108,14 +108,59 @@ def test_an_engine_that_is_not_confined_starts_and_tells_the_reason(
     assert found is not None and found.policy is False and found.problem is None and why in found.why
 
 
-@pytest.mark.parametrize(
-    ("verdict", "engine"), [(Verdict(False, "x"), ENGINE), (Verdict(True), replace(ENGINE, daemon="omlx"))]
-)
-def test_where_it_is_required_none_starts_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict, engine: Engine
-) -> None:
-    found = asked(tmp_path, "required", verdict, monkeypatch, engine=engine)
+def test_where_it_is_required_none_starts_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = asked(tmp_path, "required", Verdict(False, "x"), monkeypatch)
     assert found is not None and found.problem is not None and found.problem[0] == "ConfinementUnavailable"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "path", "works", "why"),
+    [
+        ("omlx", "/opt/omlx", True, ""), ("omlx", "/opt/omlx", False, "does not work here: no"),
+        ("ollama", "/opt/ollama", True, "an Ollama of this Mac"), ("ollama", "", True, "the user's own Ollama"),
+    ],
+)  # fmt: skip
+def test_a_service_of_a_daemon_is_told_what_becomes_of_that_and_refused_where_it_is_required(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, path: str, works: bool, why: str
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "BINARY", replace(BINARY, path=path))
+    service, engine = replace(SERVICE, runtime=runtime), replace(ENGINE, daemon=runtime)
+    for mode in ("on", "required"):
+        found = asked(tmp_path, mode, Verdict(works, "no"), monkeypatch, service, engine)
+        assert found is not None and found.policy is False and why in found.why and bool(why) == bool(found.why)
+        assert (found.problem is not None) is (mode == "required" and bool(why))
+        if found.problem is not None:
+            assert found.problem[0] == "ConfinementUnavailable" and "use another runtime" in found.problem[1]
+
+
+def test_a_daemon_may_read_its_own_and_what_was_judged_and_is_still_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trials, "look", lambda *_: Verdict(True))
+    state = StateDir(tmp_path / "state")
+    state.create()
+    binary = replace(BINARY, interpreter="/opt/engine/python")
+    confinement = Confinement(Settings(confinement="on"), state, lambda: None)
+    found = confinement.daemon("omlx", binary, 18100, [str(tmp_path), "/is/gone"], ["/base"])
+    assert found is not None and isinstance(found.policy, dict)
+    if sys.platform == "linux":
+        kept = {name: found.policy[name] for name in ("execute", "read", "write", "bind", "connect", "list")}
+        assert kept == {
+            "execute": ["/opt/engine/python"], "read": [str(tmp_path)], "write": ["/base"], "bind": [18100],
+            "connect": [], "list": ["/proc"],
+        }  # fmt: skip
+
+
+def test_the_real_omlx_passes_its_trial_and_loads_a_model(tmp_path: Path) -> None:
+    state, program = StateDir(tmp_path / "state"), omlx()
+    state.create()
+    settings = replace(Settings(), omlx=str(program), confinement="on")
+    builds = Builds(settings, lambda: None)
+    binary = eventually(lambda: builds.look(RUNTIMES["omlx"].executables), 60, "its help")
+    assert binary is not None
+    confinement = Confinement(settings, state, lambda: None)
+    found = eventually(lambda: confinement.daemon("omlx", binary, 18100, [], ["/base"]), 90, "the outcome")
+    assert (found.why, bool(found.policy)) == ("", True)
 
 
 @pytest.mark.parametrize(

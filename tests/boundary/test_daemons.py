@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,8 +17,10 @@ from daemon_support import Stand, said, standing
 
 from metal_supervisor import daemons
 from metal_supervisor.boundary import host
+from metal_supervisor.boundary.omlx import OmlxModel
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.config import Settings
+from metal_supervisor.confined import Confined
 from metal_supervisor.core.decide import Outlook, accept
 from metal_supervisor.core.sources import Artifact, canonical
 from metal_supervisor.core.types import (
@@ -155,6 +160,64 @@ def test_a_key_that_was_lost_is_made_again(keeper: Keeper) -> None:
     (keeper.state.path / "omlx.key").unlink()
     keeper.one_pass(service())
     assert (keeper.state.path / "omlx.key").read_text()
+
+
+def test_a_daemon_waits_for_the_trial_of_its_build_and_is_not_started_where_it_may_not_be(keeper: Keeper) -> None:
+    answers: list[Confined | None] = [None, Confined({"format": 1}), Confined(False, why="it fails")]
+    keeper.daemons._confine = lambda *_: answers[0]
+    assert keeper.one_pass(service()) is None and not keeper.specs
+    for answer in answers[1:]:
+        answers[0] = answer
+        found = keeper.one_pass(service())
+        assert found is not None and found.spec_file and answer is not None and found.unconfined == answer.why
+        assert json.loads(keeper.specs[found.spec_file])["confinement"] == answer.policy
+    answers[0] = Confined(False, ("ConfinementUnavailable", "it fails"), "it fails")
+    table = {"omlx": ProgramState("omlx", State.RUNNING, 4242, 1.0, 0.0, 2.0, "")}
+    notes = {"omlx": RunNote(4242, 4242, "started", found.spec_file, (1.0,), 0.0, "", "")}
+    assert keeper.one_pass(service(), table=table, notes=notes) == found, "one that runs is left alone"
+    refused = keeper.one_pass(service())
+    assert refused is not None and not refused.runs and refused.verdict.reason == "ConfinementUnavailable"
+
+
+def test_a_key_that_was_made_again_is_where_a_confined_daemon_reads_it(keeper: Keeper) -> None:
+    for _ in range(2):
+        keeper.one_pass(service())
+        key, read = keeper.state.path / "omlx.key", keeper.state.path / "served" / "omlx" / "key"
+        assert key.read_text() == read.read_text() and read.stat().st_mode & 0o077 == 0
+        key.unlink()
+
+
+class Told:
+    """A daemon that takes what it is told."""
+
+    def call(self, _method: str, _path: str, _body: object = None, timeout_s: float = 0.0) -> dict[str, Any]:
+        return {}
+
+
+def test_a_models_files_are_linked_for_the_daemon_and_go_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, blob, here = tmp_path / "m", tmp_path / "blob", tmp_path / "served" / "omlx" / "models" / "one"
+    (source / ".cache").mkdir(parents=True)
+    (source / "config.json").write_text("{}")
+    blob.write_text("weights")
+    (source / "model.safetensors").symlink_to(blob)
+    (source / "gone").symlink_to(tmp_path / "nowhere")
+    job = {"name": "one", "path": str(source), "settings": {}, "key_file": str(tmp_path / "omlx.key")}
+    model, daemon = OmlxModel(job), Told()
+    for _ in range(2):
+        model.attach(daemon, 1.0, lambda _: None)  # type: ignore[arg-type]
+        assert sorted(each.name for each in here.iterdir()) == ["config.json", "model.safetensors"]
+        assert (here / "model.safetensors").samefile(blob) and not (here / "model.safetensors").is_symlink()
+    model.detach(daemon, 1.0, False)  # type: ignore[arg-type]
+    assert not list(here.parent.iterdir())
+
+    def other_disk(*_: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", other_disk)
+    model.attach(daemon, 1.0, lambda _: None)  # type: ignore[arg-type]
+    assert not list(here.parent.iterdir()), "it is read in place"
 
 
 def test_an_unused_one_is_stopped_after_a_while(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:

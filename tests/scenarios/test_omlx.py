@@ -7,6 +7,7 @@ import http.client
 import json
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,6 +76,30 @@ def test_each_answers_under_its_own_name_and_one_daemon_serves_both(system: Syst
     shown = system.supervisorctl("status")
     for program in ("omlx", "default.one", "default.two", "default.words"):
         assert f"{program} " in shown and "RUNNING" in shown
+
+
+def put(system: System, name: str, path: Path) -> int:
+    """Status of telling the daemon itself to load a model, with its key."""
+    key = (system.state / "omlx.key").read_text()
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", system.port(ONE), timeout=60)) as connection:
+        body, url = json.dumps({"path": str(path), "settings": {}}), f"/metal-supervisor/models/{name}"
+        connection.request("PUT", url, body, {"Authorization": f"Bearer {key}"})
+        return connection.getresponse().status
+
+
+def test_the_daemon_is_confined_to_the_models_of_its_services(system: System) -> None:
+    for name in (ONE, TWO):
+        eventually(lambda name=name: system.condition("Confined", name)["status"] == "True", what="it to be said")
+    note = json.loads((system.state / "runs" / "omlx.json").read_text())
+    assert note["confined"] is True
+    late = mlx.tiny(system.state.parent / "late")
+    assert put(system, "stolen", late) in (400, 500), "nothing was linked for it, and it lies outside"
+    system.apply(mlx_model("late", late), on_omlx("late", "late"))
+    system.ready("late", within_s=60)  # though the daemon is older than the model
+    assert json.loads((system.state / "runs" / "omlx.json").read_text())["pid"] == note["pid"]
+    assert system.ask("late", model="late")[0] == 200
+    system.delete("late")
+    eventually(lambda: not (system.state / "served" / "omlx" / "models" / "late").exists(), what="its links to go")
 
 
 def test_an_edit_reloads_that_model_only(system: System) -> None:

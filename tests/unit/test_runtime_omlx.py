@@ -93,10 +93,13 @@ def test_what_it_can_be_asked_for_or_changes_nothing_is_not(options: dict[str, A
 def test_the_daemon_keeps_no_cache_that_nobody_asked_for_and_fetches_nothing() -> None:
     made = daemon(BINARY, PLACE, {})
     assert made.argv == (
-        "/opt/python", "-E", "/state/current/omlx_engine.py", "--key-file", "/state/omlx.key", "--base-path",
-        "/state/omlx", "--host", "127.0.0.1", "--port", "18100", "--no-cache",
+        "/opt/python", "-E", "/state/current/omlx_engine.py", "--key-file", "/state/served/omlx/key", "--base-path",
+        "/state/omlx", "--served", "/state/served/omlx/models", "--host", "127.0.0.1", "--port", "18100", "--no-cache",
     )  # fmt: skip
-    assert dict(made.env) == {"HF_HUB_CACHE": "/state/hub", "HF_HUB_OFFLINE": "1"} and not made.probe.shared
+    assert dict(made.env) == {
+        "HF_HUB_CACHE": "/state/hub", "HF_HUB_OFFLINE": "1", "HOME": "/state/omlx", "TMPDIR": "/state/omlx",
+    }  # fmt: skip
+    assert not made.probe.shared and made.cwd == "/state/omlx"
 
 
 def test_the_daemon_has_the_caches_that_its_services_agree_on() -> None:
