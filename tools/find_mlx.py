@@ -5,7 +5,8 @@ Prints the absolute path of one that works here, in a virtual environment of its
 (diagnostics go to stderr). The first of:
 
 1. `$METAL_SUPERVISOR_MLX_LM_SERVER`, if set; then nothing else is tried;
-2. PACKAGES in `$METAL_SUPERVISOR_CACHE`, else in `~/.cache/metal-supervisor/engines`: 350 MB, made by pip in a minute.
+2. what `tools/locks/mlx.txt` names, in `$METAL_SUPERVISOR_CACHE`, else in `~/.cache/metal-supervisor/engines`: 350 MB,
+   made by pip in a minute.
 
 Several callers at once are safe, and so is killing it: an environment counts once it carries its mark.
 
@@ -25,9 +26,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import locked
 from find_llama_server import INSTALL_TIMEOUT_S, NotFound, default_cache, is_program, missing
 
-PACKAGES = ("mlx-lm==0.32.2", "mlx==0.32.4") if sys.platform == "darwin" else ("mlx-lm==0.32.2", "mlx[cpu]==0.32.4")
+MLX = ("mlx==0.32.4 ; sys_platform == 'darwin'", "mlx[cpu]==0.32.4 ; sys_platform == 'linux'")
+PACKAGES = ("mlx-lm==0.32.2", *MLX)
+"""What tools/lock.py locks, with all that these need."""
+LOCK = "mlx"
+PYTHON = "3.11"
+"""mlx-lm is for this one and newer."""
 MARK = "complete"
 VARIABLE = "METAL_SUPERVISOR_MLX_LM_SERVER"
 
@@ -38,13 +45,13 @@ def say(text: str) -> None:
 
 def find(cache: Path | None = None, *, install_it: bool = True) -> Path:
     """Absolute path of an mlx_lm.server, installed into the cache if need be. Raises NotFound."""
-    return program("mlx_lm.server", "mlx_lm", VARIABLE, ((*PACKAGES,),), cache, install_it)
+    return program("mlx_lm.server", "mlx_lm", VARIABLE, LOCK, cache, install_it)
 
 
 def program(
-    name: str, part: str, variable: str, steps: tuple[tuple[str, ...], ...], cache: Path | None, install_it: bool
+    name: str, part: str, variable: str, lock: str, cache: Path | None, install_it: bool
 ) -> Path:
-    """Absolute path of a program of Python packages, in an environment of its own; `steps`: arguments of pip, by call.
+    """Absolute path of a program of Python packages, in an environment of its own that a file in tools/locks describes.
 
     `part`: its name in tools/prepare.py. Raises NotFound.
     """
@@ -55,39 +62,40 @@ def program(
         return path
     root = (cache or default_cache()).expanduser().absolute()
     version = f"py{sys.version_info.major}{sys.version_info.minor}"
-    home = root / f"{steps[-1][0].replace('==', '-')}-{version}"
+    home = root / f"{lock}-{locked.digest(lock)}-{version}"
     if not (home / MARK).is_file():
         if not install_it:
             raise missing(part)
         root.mkdir(parents=True, exist_ok=True)
         # A lock of its own: whoever waits for a llama-server need not wait for this.
-        with open(root / f".{name}-lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with open(root / f".{name}-lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             if not (home / MARK).is_file():
-                _install(home, variable, steps)
+                _install(home, variable, lock)
     return home / "bin" / name
 
 
-def _install(home: Path, variable: str, steps: tuple[tuple[str, ...], ...]) -> None:
+def _install(home: Path, variable: str, lock: str) -> None:
     """Makes the environment, in its place: its scripts name its path. Raises NotFound."""
-    wanted = " ".join(each for step in steps for each in step if not each.startswith("-"))
+    wanted = f"{locked.LOCKS}/{lock}.txt"
     say(f"installing {wanted}, once")
     shutil.rmtree(home, ignore_errors=True)
     # The interpreter behind a virtual environment, because the cache outlives the checkout that the environment is in.
     python = getattr(sys, "_base_executable", None) or sys.executable
     pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-    commands = [[python, "-m", "venv", str(home)]]
-    commands += [[*pip, "--only-binary", ":all:", *step] for step in steps]
+    # The lock has all that is needed; some of what oMLX's packages ask for besides is left out of it.
+    checked = [*pip, *locked.CHECKED, "--no-deps", "-r", str(locked.path(lock))]
+    commands = [[python, "-m", "venv", str(home)], checked]
     for command in commands:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
-            lines = [] if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no message"])
+            why = locked.reason(done.stderr) if done.returncode else ""
         except (OSError, subprocess.TimeoutExpired) as error:
-            lines = [f"{type(error).__name__}: {error}"]
-        if lines:
+            why = f"{type(error).__name__}: {error}"
+        if why:
             with contextlib.suppress(OSError):
                 shutil.rmtree(home)
-            raise NotFound(f"pip could not install {wanted!r} ({lines[-1]}); install it, and set {variable}")
+            raise NotFound(f"pip could not install {wanted} ({why}); install it, and set {variable}")
     (home / MARK).touch()
 
 

@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from find_llama_server import HOMEBREW, default_cache, is_program, missing
 from find_mlx import NotFound, main
 from kube_guard import Guard
+from locked import path as lock_of
 
 MODULE, VERSION = "github.com/ollama/ollama", "v0.17.4"
 CHECKSUM = "h1:X3KNm9x4BlHqk/AXMGtC7pBAFd46nmJmy8yDaBZLo9s="
@@ -131,8 +132,8 @@ def _sources(part: Path) -> Path:
 def _headers(part: Path, place: Path) -> None:
     """Unpacks the libraries that the module leaves out."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
-    name = HEADERS.partition("=")[0]
-    _run([*pip, "--no-deps", "--no-binary", name, "--dest", str(part / "headers"), HEADERS], part, cwd=part)
+    asked = ["--require-hashes", "--no-binary", HEADERS.partition("=")[0], "-r", str(lock_of("ollama"))]
+    _run([*pip, "--no-deps", "--dest", str(part / "headers"), *asked], part, cwd=part)
     (archive,) = (part / "headers").iterdir()
     with tarfile.open(archive) as packed:
         for member in packed:

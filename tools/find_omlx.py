@@ -5,7 +5,7 @@ Prints the absolute path of an `omlx` that works here, in a virtual environment 
 (430 MB; diagnostics go to stderr). The first of:
 
 1. `$METAL_SUPERVISOR_OMLX`, if set; then nothing else is tried;
-2. STEPS in `$METAL_SUPERVISOR_CACHE`, else in `~/.cache/metal-supervisor/engines`.
+2. what `tools/locks/omlx.txt` names, in `$METAL_SUPERVISOR_CACHE`, else in `~/.cache/metal-supervisor/engines`.
 
     python tools/find_omlx.py
 """
@@ -17,25 +17,24 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from find_mlx import NotFound, main, program
+from find_mlx import MLX, NotFound, main, program
 
 __all__ = ["NotFound", "find"]
 
 VARIABLE = "METAL_SUPERVISOR_OMLX"
-MLX = "mlx==0.32.4" if sys.platform == "darwin" else "mlx[cpu]==0.32.4"
-STEPS = (
-    (
-        MLX, "mlx-lm==0.31.3", "transformers<6", "fastapi", "uvicorn", "psutil", "itsdangerous", "openai-harmony",
-        "python-multipart", "pyyaml", "jinja2", "requests", "jsonschema", "Pillow", "httpx",
-    ),
-    # What these ask for besides (torch, a Mac) is not needed to serve text.
-    ("flyto-mlx==0.7.0", "mlx-vlm==0.6.3", "mlx-embeddings==0.1.0", "--no-deps"),
+LOCK = "omlx"
+PACKAGES = (
+    *MLX, "mlx-lm==0.31.3", "transformers<6", "fastapi", "uvicorn", "psutil", "itsdangerous", "openai-harmony",
+    "python-multipart", "pyyaml", "jinja2", "requests", "jsonschema", "Pillow", "httpx",
 )  # fmt: skip
+"""What tools/lock.py locks, with all that these need."""
+ALONE = ("flyto-mlx==0.7.0", "mlx-vlm==0.6.3", "mlx-embeddings==0.1.0")
+"""Locked without what these ask for besides (torch, a Mac), which is not needed to serve text."""
 
 
 def find(cache: Path | None = None, *, install_it: bool = True) -> Path:
     """Absolute path of an omlx, installed into the cache if need be. Raises NotFound."""
-    return program("omlx", "omlx", VARIABLE, STEPS, cache, install_it)
+    return program("omlx", "omlx", VARIABLE, LOCK, cache, install_it)
 
 
 if __name__ == "__main__":

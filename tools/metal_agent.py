@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from lock import CHECKED
+from locked import CHECKED
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ROOT / "requirements.txt"

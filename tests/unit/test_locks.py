@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 import lock  # noqa: E402
+import locked  # noqa: E402
 
 PATHS = [each.path for each in lock.FILES]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
@@ -84,8 +85,20 @@ def test_any_other_line_is_noticed(line: str) -> None:
         pinned(line + f"    --hash=sha256:{'0' * 64}\n")
 
 
+def test_pip_installs_packages_of_an_index_from_locks_alone() -> None:
+    """Each call of pip in make and the tools has a lock and its digests, or no index."""
+    sources = [ROOT / "Makefile", *(ROOT / "tools").glob("*.py")]
+    calls = re.compile(r"""(-m", "pip", "(?:install|download)"|-m pip install)""")
+    found = {path.name: path.read_text("utf-8") for path in sources if calls.search(path.read_text("utf-8"))}
+    finders = ["find_llama_server.py", "find_mlx.py", "find_ollama.py"]
+    assert sorted(found) == ["Makefile", *finders, "lock.py", "metal_agent.py"]
+    for name, text in found.items():
+        assert len(calls.findall(text)) == 1, f"{name}: one place"
+        assert "CHECKED" in text or "--require-hashes" in text, name
+
+
 def test_each_lock_file_is_one_that_make_lock_writes() -> None:
-    there = [*ROOT.glob("requirements*.txt"), *(ROOT / lock.LOCKS).iterdir()]
+    there = [*ROOT.glob("requirements*.txt"), *(ROOT / locked.LOCKS).iterdir()]
     assert sorted(PATHS) == sorted(str(path.relative_to(ROOT)) for path in there)
 
 
@@ -100,6 +113,15 @@ def test_the_locks_meet_pyproject_on_every_machine(python: str, platform: str) -
     assert unmet([*run, *dev, *project["build-system"]["requires"]], here, environment) == []
     assert installed.items() <= here.items(), "tests run what users run"
     assert unmet(["flask>=99", "absent"], installed, environment) == ["flask>=99", "absent"]
+
+
+@pytest.mark.parametrize("each", lock.FILES, ids=lambda each: each.path)
+def test_a_lock_of_engines_holds_the_versions_that_are_asked_for(each: lock.Lock) -> None:
+    for python, platform in MACHINES:
+        environment = machine(python, platform)
+        asked = [*each.requirements, *each.alone]
+        if tuple(map(int, python.split("."))) >= tuple(map(int, each.python.split("."))):
+            assert unmet(asked, versions(each.path, environment), environment) == []
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.y*ml")), ids=lambda path: path.name)
