@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,18 @@ def test_nothing_that_an_engine_has_no_business_with_works(outcomes: tuple[dict[
     assert {name: said for name in tried if (said := confined[name]) == "worked"} == {}
     futile = {name: plain[name] for name in tried if plain[name] != "worked"}
     assert not futile.keys() - REFUSED_ANYWAY, f"these prove nothing: {futile}"
+
+
+def test_nor_does_it_under_the_policy_of_a_daemon(tmp_path: Path) -> None:
+    """oMLX may list `/proc` as well, because psutil ends it otherwise."""
+    world = World(tmp_path)
+    try:
+        found = world.run(policy(replace(world.access(), list=("/proc",)), sys.platform, str(world.base / "home")))
+    finally:
+        world.close()
+    worked = {name for name, said in found.items() if said == "worked" and not name.startswith("own_")}
+    assert worked == set(NOT_HELD)
+    assert {name: said for name, said in found.items() if name.startswith("own_") and said != "worked"} == {}
 
 
 def test_what_an_engine_needs_works(outcomes: tuple[dict[str, str], dict[str, str]]) -> None:

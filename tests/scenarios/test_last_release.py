@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests import mlx
+from tests.mlx import mlx_model, mlx_service
 from tests.releases import last_release
+from tests.runtimes import omlx
 from tests.scenarios.test_faults_upgrade import take_over, version
 from tests.system import System, eventually, kill, running, seccomp, service
 
@@ -63,6 +66,34 @@ def test_an_engine_of_the_last_release_is_confined_from_its_next_start(system: S
     kill(before)
     eventually(lambda: system.pid() not in (0, before) and row(system)["confined"], 30, "a confined engine")
     assert seccomp(system.ready()) == "2"
+
+
+def test_an_omlx_of_the_last_release_goes_on_and_is_confined_from_its_next_start(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    base = tmp_path_factory.mktemp("omlx")
+    mlx.tiny(base / "model")
+    release = last_release(tmp_path_factory.mktemp("release"))
+    with running(base, "--omlx", str(omlx()), "--ollama-url", "off", python=release) as up:
+        up.apply(mlx_model("one", base / "model"), mlx_service("one", "one", runtime="omlx"))
+        up.ready("one", within_s=90)
+        before = up.pid("one"), up.own_pid("omlx")
+        take_over(up, sys.executable)
+        eventually(lambda: version(up) and up.condition("Confined", "one"), 60, "this release to judge the service")
+        said = eventually(lambda: up.condition("Confined", "one"), what="the condition")
+        assert (up.pid("one"), up.own_pid("omlx"), said["reason"]) == (*before, "NotYet")
+        assert seccomp(before[1]) == "0" and up.ask("one", model="one")[0] == 200
+        eventually(lambda: pending(up), 60, "its trial, and then what it is started from next")
+        kill(before[1])
+        eventually(lambda: up.own_pid("omlx") not in (0, before[1]), 30, "another")
+        eventually(lambda: up.condition("Confined", "one")["status"] == "True", 60, "a confined one")
+        up.ready("one", within_s=90)
+        assert seccomp(up.own_pid("omlx")) == "2" and up.ask("one", model="one")[0] == 200
+
+
+def pending(system: System) -> str:
+    """The spec that oMLX starts from next, "" while it is the one that it runs from."""
+    return str(json.loads((system.state / "records" / "omlx.json").read_text()).get("next_spec") or "")
 
 
 def test_the_next_start_of_a_refused_service_is_refused_with_the_reason(system: System) -> None:
