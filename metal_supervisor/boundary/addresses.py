@@ -77,7 +77,7 @@ def _checked(text: str, origin: str) -> Choice:
     if address is None:
         return _refused(origin, f"{text!r:.80} ({origin}) is not an IP address; set --host-ip to one that pods reach")
     problem = host.address_problem(str(address), allow_loopback=False)
-    return _refused(origin, f"{problem} ({origin})") if problem else Choice(str(address), origin)
+    return _refused(origin, f"{origin}: {problem}") if problem else Choice(str(address), origin)
 
 
 def choose(asked: str, around: Surroundings) -> Choice:

@@ -139,10 +139,11 @@ def address_problem(address: str, allow_loopback: bool) -> str | None:
     """Why an address cannot be advertised in a cluster; None if it can."""
     parsed = ipaddress.ip_address(address)
     parsed = getattr(parsed, "ipv4_mapped", None) or parsed
+    remedy = "set --host-ip to an address that pods can reach"
     if parsed.is_loopback:
-        return None if allow_loopback else f"{address} is loopback: no pod can reach it; set --host-ip"
+        return None if allow_loopback else f"{address} is loopback: no pod can reach it; {remedy}"
     if parsed.is_link_local or parsed.is_unspecified or parsed.is_multicast or str(parsed) == BROADCAST:
-        return f"{address} is not routable; set --host-ip to an address that pods can reach"
+        return f"{address} is not routable; {remedy}"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -70,6 +71,7 @@ def test_an_unusable_address_is_refused_by_reason_even_if_asked_for(address: str
     choice = choose(address, around("10.8.0.1", "10.8.0.6", WIFI))
     assert choice.address == ""
     assert choice.problem.startswith("NoRoutableAddress: ") and "--host-ip" in choice.problem
+    assert re.search("set --host-ip to (an address|one) that pods (can )?reach$", choice.problem)
 
 
 @pytest.mark.parametrize(
