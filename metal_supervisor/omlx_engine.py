@@ -287,6 +287,19 @@ def _begin(base: Path, key: str) -> Path:
     return models
 
 
+def run_no_model_code(utils: Any) -> None:
+    """Make mlx-lm refuse a model whose config.json names a program: before 0.32.2 it runs that."""
+    load_config = utils.load_config
+
+    def judged(*arguments: Any, **named: Any) -> Any:
+        config = load_config(*arguments, **named)
+        if config.get("model_file") is not None:
+            raise ValueError("its config.json has model_file; no program of a model is ever run")
+        return config
+
+    utils.load_config = judged
+
+
 def main(argv: list[str]) -> None:
     """Serves; ends the process."""
     sys.stdout = sys.stderr = Log()
@@ -311,6 +324,7 @@ def main(argv: list[str]) -> None:
         for name in ("discover_models", "get_engine", "_unload_engine", "get_entry", "resolve_model_id"):
             getattr(pool, name)
         importlib.import_module("omlx.model_settings").ModelSettingsManager.set_settings  # noqa: B018 - is it there?
+        run_no_model_code(importlib.import_module("mlx_lm.utils"))
     except Exception as error:  # noqa: BLE001 - an installation may be broken in any way
         why = f"{type(error).__name__}: {error}"[:500]
         end(f"this oMLX is not as it is known here: {why}; install {KNOWN}", EXIT_UNKNOWN)

@@ -102,6 +102,19 @@ def test_the_daemon_is_confined_to_the_models_of_its_services(system: System) ->
     eventually(lambda: not (system.state / "served" / "omlx" / "models" / "late").exists(), what="its links to go")
 
 
+def test_no_program_that_a_model_brings_is_run(system: System) -> None:
+    """The mlx-lm of oMLX 0.7.0 runs what `model_file` names; the store refuses such a model before this does."""
+    evil, mark = mlx.tiny(system.state / "served" / "omlx" / "models" / "evil"), system.state / "omlx" / "mark"
+    assert put(system, "evil", evil) == 200, "without the program it is a model like any other"
+    config = json.loads((evil / "config.json").read_text())
+    (evil / "config.json").write_text(json.dumps({**config, "model_file": "evil.py"}))
+    (evil / "evil.py").write_text(f"open({str(mark)!r}, 'w')\nfrom mlx_lm.models.llama import Model, ModelArgs\n")
+    assert put(system, "worse", evil) in (400, 500)
+    evil.rename(evil.with_name("worse"))
+    assert put(system, "worse", evil) in (400, 500)
+    assert not mark.exists()
+
+
 def test_an_edit_reloads_that_model_only(system: System) -> None:
     before = {name: system.pid(name) for name in (ONE, TWO, GGUF)}
     daemon = system.own_pid("omlx")
