@@ -66,7 +66,6 @@ def main() -> int:  # noqa: RET503 - exec does not return
         run = RUN / f"cluster-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
         flags += ["--kubeconfig", kubeconfig]
         flags += ["--context", given["CONTEXT"]] if given["CONTEXT"] else []
-    run.mkdir(parents=True, exist_ok=True)
     if given["NAMESPACE"]:
         flags += ["--namespace", given["NAMESPACE"]]
     if given["PORT"]:

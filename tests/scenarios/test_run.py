@@ -153,6 +153,16 @@ def test_a_run_that_cannot_start_leaves_nothing_behind(tmp_path: Path, wrong: st
     assert not state.exists()
 
 
+def test_a_make_run_that_cannot_start_leaves_no_state_directory(tmp_path: Path) -> None:
+    for name in ("tools", "metal_supervisor", "conf"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    environ = {**os.environ, "CLUSTER": str(tmp_path / "nosuch")}
+    command = [sys.executable, str(tmp_path / "tools" / "make_run.py")]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "nosuch does not exist" in done.stderr
+    assert not (tmp_path / ".run").exists()
+
+
 def test_restarting_the_whole_system_often_is_no_crash_loop(tmp_path: Path) -> None:
     with running(tmp_path) as system:
         system.apply(system.tiny_model(), service())
