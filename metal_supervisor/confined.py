@@ -188,14 +188,20 @@ def _parts(path: str) -> list[str]:
 def complete_specs(directory: StateDir, mode: str) -> None:
     """Give specs of a release without confinement a policy: an engine that crashes or reboots starts from its old spec.
 
-    Done before this release's launcher is in place, which starts nothing without one. `mode`: as `--confinement`.
+    Done before this release's launcher is in place, which starts nothing without one. `mode`: as `--confinement`. Where
+    it has become `required`, what was composed without one gets one as well, and a daemon waits for its own.
     """
     for path in (directory.path / "specs").glob("*.json"):
         spec = directory.read_spec(path.name)
-        if not spec or "confinement" in spec:
+        attendant, daemon = spec.get("shared") is True, spec.get("program") in DAEMONS
+        open_ones = mode == "required" and spec.get("confinement") is False and not attendant
+        if not spec or ("confinement" in spec and not open_ones):
             continue
-        ours = spec.get("shared") is True or spec.get("program") in DAEMONS or mode == "off"
-        made = False if ours else policy(_older_access(directory, spec), sys.platform, str(Path.home()))
+        made: Json | Literal[False] | None = False
+        if daemon and mode == "required":
+            made = None  # which models it may read is not in its command line; the controller composes it anew
+        elif not (attendant or daemon or mode == "off"):
+            made = policy(_older_access(directory, spec), sys.platform, str(Path.home()))
         with contextlib.suppress(OSError):  # on a full disk the engine that runs goes on; its next start says why not
             write_atomic(path, json.dumps({**spec, "confinement": made}, indent=1, sort_keys=True) + "\n")
 

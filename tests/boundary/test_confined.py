@@ -240,6 +240,22 @@ def test_specs_of_an_older_release_get_a_policy_of_their_own_paths(tmp_path: Pat
     assert state.read_spec("old.json")["confinement"] is False
 
 
+def test_what_was_started_without_is_not_started_so_again_once_it_is_required(tmp_path: Path) -> None:
+    state = StateDir(tmp_path / "state")
+    state.create()
+    was = {"format": 1, "program": "default.tiny", "argv": [str(engine_path())], "port": 18100, "confinement": False}
+    specs = {"engine": was, "daemon": {**was, "program": "ollama"}, "attendant": {**was, "shared": True}}
+    for name, spec in specs.items():
+        state.spec_path(f"{name}.json").write_text(json.dumps(spec))
+    complete_specs(state, "on")
+    assert not any(state.read_spec(f"{name}.json")["confinement"] for name in specs)
+    complete_specs(state, "required")
+    found = {name: state.read_spec(f"{name}.json")["confinement"] for name in specs}
+    assert isinstance(found["engine"], dict) and found["attendant"] is False
+    with pytest.raises(launch.Unconfined, match="no policy"):
+        launch.confinement(found["daemon"])
+
+
 # ── the profile of a Mac, as text ────────────────────────────────────────────────────────────────
 
 
