@@ -32,6 +32,8 @@ HEADER = """\
 SCRIPT = """\
 #!/bin/sh
 # {mark}; `metal-supervisor uninstall` removes it.
+# What it starts is the user's to write, and so an engine's: root runs it only where root is that user.
+[ "$(/usr/bin/id -u)" != 0 ] || [ {uid} = 0 ] || {{ echo "run this as user {uid}, not as root" >&2; exit 1; }}
 [ -n "$METAL_SUPERVISOR_STATE_DIR" ] || METAL_SUPERVISOR_STATE_DIR={state}
 export METAL_SUPERVISOR_STATE_DIR
 exec {state}/current/{name} "$@"
@@ -162,7 +164,7 @@ def plan(order: Order, machine: Machine) -> Plan:
         else:
             if not where.programs.is_dir():
                 steps.append(Directory(where.programs, 0o755, where.root))
-            steps.append(_script(where, name))
+            steps.append(_script(where, name, machine))
     steps.append(Link(machine.home / "Library" / "Logs" / "metal-supervisor", state / "log"))
     return Plan(where, settings, tuple(dict.fromkeys(steps)), plist, tuple(notes))
 
@@ -277,10 +279,10 @@ def _installed(where: Places, plist: bytes) -> Iterator[Step]:
         yield File(where.plist, plist, 0o644)
 
 
-def _script(where: Places, name: str) -> File:
+def _script(where: Places, name: str, machine: Machine) -> File:
     """A command for users, which goes through current/ as launchd does."""
     state = shlex.quote(str(where.state))
-    text = SCRIPT.format(mark=MARK, state=state, name=name)
+    text = SCRIPT.format(mark=MARK, state=state, name=name, uid=machine.uid)
     return File(where.programs / name, text.encode(), 0o755, root=where.root)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import plistlib
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from metal_supervisor import install_plan
 from metal_supervisor.boundary.commands import Done
@@ -27,6 +31,28 @@ class Raced(Mac):
             path.write_bytes(EVIL)
             self.replaced += 1
         return super().__call__(argv, timeout_s, *content)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can try what root is kept from")
+@pytest.mark.parametrize("uid", [501, 0])
+def test_root_does_not_run_what_an_engine_of_the_user_can_write(tmp_path: Path, uid: int) -> None:
+    home = tmp_path / "it's home"
+    machine = Machine(tmp_path / "root", home, "anna", "staff", uid, Mac(), no_pause)
+    order = install_plan.Order(None, True, {"state_dir": str(home / "state")}, None, False, False)
+    script = tmp_path / "metal-supervisor"
+    (text,) = [
+        step.content for step in install_plan.plan(order, machine).steps
+        if isinstance(step, File) and step.path.name == script.name
+    ]  # fmt: skip
+    script.write_bytes(text)
+    program = home / "state" / "current" / script.name
+    program.parent.mkdir(parents=True)
+    program.write_text('#!/bin/sh\necho "it ran: $*"\n')
+    for path in (program, script):
+        path.chmod(0o755)
+    done = subprocess.run([script, "status"], capture_output=True, text=True, timeout=30)
+    expected = (1, "", "run this as user 501, not as root\n") if uid else (0, "it ran: status\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == expected
 
 
 def test_a_file_exchanged_before_root_installs_it_is_not_what_root_gets(tmp_path: Path) -> None:

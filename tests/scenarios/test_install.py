@@ -38,7 +38,7 @@ class Home:
         self.home.mkdir()
         (self.root / "Library" / "LaunchDaemons").mkdir(parents=True)
         self.mac = launchd.Mac()
-        self.machine = Machine(self.root, self.home, "anna", "staff", 501, self.mac, no_pause)
+        self.machine = Machine(self.root, self.home, "anna", "staff", os.getuid(), self.mac, no_pause)
         self.state = self.home / ".metal-supervisor"
         self.system = system or System(base, state=self.state)
         flags = self.system.settings()
@@ -191,7 +191,7 @@ def test_a_mac_of_a_cluster_leaves_nothing_behind_in_it(tmp_path: Path) -> None:
         home = Home(tmp_path / "mac", there)
         try:
             home.install(agent=True)
-            assert f"loaded    gui/501/{LABEL}" in home.said
+            assert f"loaded    gui/{os.getuid()}/{LABEL}" in home.said
             there.apply(there.tiny_model(), service())
             there.ready()
             assert there.slice_ready() and there.maybe(f"{LEASES}/{NODE_LEASE}")
