@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import threading
 import time
-import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +17,6 @@ from typing import TypeAlias
 
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.builds import Broken, Builds
-from metal_supervisor.boundary.daemon import Away, Daemon, Refused
 from metal_supervisor.boundary.listing import Unusable
 from metal_supervisor.boundary.places import places_of
 from metal_supervisor.boundary.state import StateDir, write_atomic
@@ -31,6 +28,7 @@ from metal_supervisor.core.report import PORT_IN_USE
 from metal_supervisor.core.sources import library_model
 from metal_supervisor.core.types import LIVE, Json, Key, Probe, ProgramState, Record, RunNote, Service, Standing
 from metal_supervisor.core.withdrawal import NO_WITHDRAWAL
+from metal_supervisor.own_ollama import Own
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 from metal_supervisor.runtimes.ollama import NAME as OLLAMA
 from metal_supervisor.runtimes.omlx import BASE, CACHE_DIRECTORY, KEY, KEY_FILE, MODELS, SERVED
@@ -39,7 +37,6 @@ from metal_supervisor.runtimes.omlx import NAME as OMLX
 DAEMONS = {name: row.shared for name, row in RUNTIMES.items() if row.shared is not None}
 """By their programs, which are called like the runtimes."""
 UNUSED_S = 30.0
-LOOK_EVERY_S, LOOK_TIMEOUT_S = 5.0, 1.0
 FORSAKEN_S = 60.0
 """How long a user's own daemon may be away before one of ours takes its place."""
 
@@ -51,48 +48,6 @@ def key_of(program: str) -> Key:
 
 Confine: TypeAlias = Callable[[str, Binary, int, Sequence[Service], Sequence[str], Sequence[str]], Confined | None]
 """(program, its build, port, its services, what it may read besides their models, and write) -> its confinement."""
-
-
-class Own:
-    """Whether the user's own Ollama answers, looked at in the background while anybody wants to know."""
-
-    def __init__(self, url: str, wake: Callable[[], None]) -> None:
-        parts = urllib.parse.urlsplit(url)
-        self.address = (parts.hostname or "127.0.0.1", parts.port or 80) if parts.scheme == "http" else None
-        self._wake = wake
-        self._wanted = threading.Event()
-        self._seen_at: float | None = None
-        self.known = self.address is None
-        """Whether it has been looked for."""
-        if self.address is not None:
-            threading.Thread(target=self._look, name="own ollama", daemon=True).start()
-
-    def want(self, wanted: bool) -> None:
-        """Whether anybody needs to know."""
-        if not wanted:
-            self._wanted.clear()
-        elif not self._wanted.is_set():
-            self.known = self.address is None  # what was known may be long ago
-            self._wanted.set()
-
-    def here(self, patience_s: float = 0.0) -> bool:
-        """Whether it answered at the latest look, or did so within that time."""
-        return self._seen_at is not None and time.monotonic() - self._seen_at <= patience_s + 2 * LOOK_EVERY_S
-
-    def _look(self) -> None:
-        assert self.address is not None
-        while True:
-            self._wanted.wait()
-            try:
-                Daemon(*self.address).call("GET", "/api/version", timeout_s=LOOK_TIMEOUT_S)
-                found = True
-            except (Away, Refused):
-                found = False
-            news = not self.known or found != self.here()
-            self._seen_at, self.known = time.monotonic() if found else self._seen_at, True
-            if news:
-                self._wake()
-            time.sleep(LOOK_EVERY_S)
 
 
 class Daemons:

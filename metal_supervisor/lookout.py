@@ -160,7 +160,7 @@ class Lookout:
         file, further = files[None][1], {role: each.path for role, (_, each) in files.items() if role is not None}
         library = library_model(service.model.source)
         reading = self._library(service.model.source) if library else self._look(file.path)
-        composed = self._composed(service, binary, file.path, port, reading, further, self._look_from_home)
+        composed = self._composed(service, binary, file.path, port, reading, further, self._look_from_home, file.real)
         if composed is None:
             return Outlook(READING, port)
         engine, demand = composed
@@ -232,6 +232,7 @@ class Lookout:
         reading: Reading | None,
         further: Mapping[PartKey, str],
         look: Look,
+        judged: tuple[str, ...] = (),
     ) -> tuple[Engine, Demand] | None:
         """The engine of a service and what it takes of the memory; None while a header is being read."""
         if reading is None:
@@ -239,7 +240,7 @@ class Lookout:
         cores, runtime = host.performance_cores(), RUNTIMES[service.runtime]
         mirror, models = self._settings.ollama_registry, self._settings.ollama_models_path
         bind, home = self._settings.bind_address, self._state.home
-        place = Place(path, bind, port, cores, home, reading, further, mirror, models)
+        place = Place(path, bind, port, cores, home, reading, further, mirror, models, judged)
         engine = runtime.engine(service, binary, place)
         demand = runtime.demand(service, engine.argv, reading, look)
         return None if demand is None else (engine, demand)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -22,6 +23,7 @@ class OmlxModel:
         self._job = job
         self._path = f"{MODELS}/{quote(job['name'])}"
         self._served = Path(job["key_file"]).parent / SERVED / job["name"]
+        self._judged = job["path"], *job.get("files", ())
         self._body = {"path": job["path"], "settings": job["settings"]}
         self.file = ""
         """What the daemon runs for several at once: nothing; each has its own."""
@@ -55,15 +57,19 @@ class OmlxModel:
         shutil.rmtree(made, ignore_errors=True)
         try:
             made.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            hidden = shutil.ignore_patterns(".*")
-            shutil.copytree(self._job["path"], made, ignore=hidden, copy_function=_link, ignore_dangling_symlinks=True)
+            shutil.copytree(
+                self._job["path"], made, ignore=shutil.ignore_patterns(".*"), copy_function=self._link,
+                ignore_dangling_symlinks=True,
+            )  # fmt: skip
             shutil.rmtree(self._served, ignore_errors=True)
             made.rename(self._served)
         except (OSError, shutil.Error):
             shutil.rmtree(made, ignore_errors=True)
             shutil.rmtree(self._served, ignore_errors=True)
 
-
-def _link(source: str, target: str) -> None:
-    """Give a file another name. Raises OSError."""
-    os.link(os.path.realpath(source), target)
+    def _link(self, source: str, target: str) -> None:
+        """Give a file another name, unless a link to it was swapped since the model was judged. Raises OSError."""
+        real = Path(os.path.realpath(source))
+        if not any(real.is_relative_to(each) for each in self._judged):
+            raise OSError(errno.EPERM, "it was not judged", source)
+        os.link(real, target)

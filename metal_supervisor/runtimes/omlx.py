@@ -66,6 +66,7 @@ def engine(service: Service, _binary: Binary, place: Place) -> Engine:
     if "turboQuantBits" in service.options:
         settings |= {"turboquant_kv_enabled": True, "turboquant_kv_bits": service.options["turboQuantBits"]}
     job = {"path": place.model_path, "settings": settings, "key_file": f"{place.cwd}/{KEY_FILE}"}
+    job |= {"files": place.judged} if place.judged[1:] else {}
     probe = Probe(
         expects='"healthy"',
         identity_path="/metal-supervisor/models",

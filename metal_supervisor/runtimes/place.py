@@ -66,3 +66,5 @@ class Place:
     """Base URL of the mirror that Ollama's library models are pulled from, "" for the library itself."""
     daemon_models: str = ""
     """Directory in which a supervised Ollama keeps its models."""
+    judged: tuple[str, ...] = ()
+    """Real paths of the model's files, as they were judged."""

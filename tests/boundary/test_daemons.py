@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from daemon_support import Stand, said, standing
 
-from metal_supervisor import daemons
+from metal_supervisor import daemons, own_ollama
 from metal_supervisor.boundary import host
 from metal_supervisor.boundary.omlx import OmlxModel
 from metal_supervisor.boundary.state import StateDir
@@ -204,12 +204,19 @@ def test_a_models_files_are_linked_for_the_daemon_and_go_with_it(
     (source / "model.safetensors").symlink_to(blob)
     (source / "gone").symlink_to(tmp_path / "nowhere")
     job = {"name": "one", "path": str(source), "settings": {}, "key_file": str(tmp_path / "omlx.key")}
+    job |= {"files": [str(blob)]}
     model, daemon = OmlxModel(job), Told()
     for _ in range(2):
         model.attach(daemon, 1.0, lambda _: None)  # type: ignore[arg-type]
         assert sorted(each.name for each in here.iterdir()) == ["config.json", "model.safetensors"]
         assert (here / "model.safetensors").samefile(blob) and not (here / "model.safetensors").is_symlink()
     model.detach(daemon, 1.0, False)  # type: ignore[arg-type]
+    assert not list(here.parent.iterdir())
+
+    (source / "model.safetensors").unlink()
+    (source / "model.safetensors").symlink_to(tmp_path / "secret")  # swapped since it was judged
+    (tmp_path / "secret").write_text("secret")
+    model.attach(daemon, 1.0, lambda _: None)  # type: ignore[arg-type]
     assert not list(here.parent.iterdir())
 
     def other_disk(*_: object) -> None:
@@ -366,7 +373,7 @@ def test_a_service_that_is_off_excludes_nobody(keeper: Keeper) -> None:
 @pytest.fixture
 def theirs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
     """A user's own Ollama, as far as it is looked for."""
-    monkeypatch.setattr(daemons, "LOOK_EVERY_S", 0.5)
+    monkeypatch.setattr(own_ollama, "LOOK_EVERY_S", 0.5)
     with standing() as made:
         made.answers["GET", "/api/version"] = said(200, {"version": "0.17.4"})
         yield made

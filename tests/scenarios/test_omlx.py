@@ -94,6 +94,9 @@ def test_the_daemon_is_confined_to_the_models_of_its_services(system: System) ->
     assert note["confined"] is True
     late = mlx.tiny(system.state.parent / "late")
     assert put(system, "stolen", late) in (400, 500), "nothing was linked for it, and it lies outside"
+    weights, blob = late / "model.safetensors", system.state.parent / "blob"
+    weights.rename(blob)
+    weights.symlink_to(blob)  # as in the Hub's cache
     system.apply(mlx_model("late", late), on_omlx("late", "late"))
     system.ready("late", within_s=60)  # though the daemon is older than the model
     assert json.loads((system.state / "runs" / "omlx.json").read_text())["pid"] == note["pid"]
