@@ -14,6 +14,10 @@ from metal_supervisor.core.types import Json
 from metal_supervisor.runtimes.omlx import MODELS as SERVED
 
 MODELS = "/metal-supervisor/models"
+IN_PLACE = (
+    "its files could not be linked (another disk?), and a confined oMLX reads those in place that were there when it "
+    "was started: supervisorctl restart omlx"
+)
 
 
 class OmlxModel:
@@ -39,19 +43,22 @@ class OmlxModel:
 
     def attach(self, daemon: Daemon, timeout_s: float, progress: Callable[[str], None]) -> None:
         """Loads it; returns once it is. Raises Away, Refused."""
-        self._lay_out()
+        linked = self._lay_out()
         progress(f"oMLX loads {self._job['path']}")
-        daemon.call("PUT", self._path, self._body, timeout_s)
+        try:
+            daemon.call("PUT", self._path, self._body, timeout_s)
+        except Refused as error:
+            raise error if linked else Refused(error.status, f"{error}; {IN_PLACE}") from None
 
     def detach(self, daemon: Daemon, timeout_s: float, _keep: bool) -> None:
         """Unloads it. Raises Away, Refused."""
         daemon.call("DELETE", self._path, timeout_s=timeout_s)
         shutil.rmtree(self._served, ignore_errors=True)
 
-    def _lay_out(self) -> None:
+    def _lay_out(self) -> bool:
         """Link the model's files where a confined oMLX may read them: its policy is older than the model.
 
-        On another disk that cannot be done. Then it reads them in place, as far as it knew of them when it was started.
+        False where that fails, as on another disk: then it reads them in place, if they were there when it was started.
         """
         made = self._served.with_name(f".{self._served.name}")
         shutil.rmtree(made, ignore_errors=True)
@@ -63,9 +70,11 @@ class OmlxModel:
             )  # fmt: skip
             shutil.rmtree(self._served, ignore_errors=True)
             made.rename(self._served)
+            return True
         except (OSError, shutil.Error):
             shutil.rmtree(made, ignore_errors=True)
             shutil.rmtree(self._served, ignore_errors=True)
+            return False
 
     def _link(self, source: str, target: str) -> None:
         """Give a file another name, unless a link to it was swapped since the model was judged. Raises OSError."""

@@ -17,6 +17,7 @@ from daemon_support import Stand, said, standing
 
 from metal_supervisor import daemons, own_ollama
 from metal_supervisor.boundary import host
+from metal_supervisor.boundary.daemon import Refused
 from metal_supervisor.boundary.omlx import OmlxModel
 from metal_supervisor.boundary.state import StateDir
 from metal_supervisor.config import Settings
@@ -225,6 +226,13 @@ def test_a_models_files_are_linked_for_the_daemon_and_go_with_it(
     monkeypatch.setattr(os, "link", other_disk)
     model.attach(daemon, 1.0, lambda _: None)  # type: ignore[arg-type]
     assert not list(here.parent.iterdir()), "it is read in place"
+
+    def refused(*_: object, **__: object) -> dict[str, Any]:
+        raise Refused(400, "it is not a model")
+
+    monkeypatch.setattr(daemon, "call", refused)
+    with pytest.raises(Refused, match="not a model; its files could not be linked"):
+        model.attach(daemon, 1.0, lambda _: None)  # type: ignore[arg-type]
 
 
 def test_an_unused_one_is_stopped_after_a_while(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
