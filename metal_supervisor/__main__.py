@@ -3,7 +3,7 @@
 import sys
 
 try:
-    from metal_supervisor.cli import main
+    from metal_supervisor.cli.main import main
 
     code = main()
 except KeyboardInterrupt:  # while still importing, too

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from metal_supervisor.core import engine_metrics, histogram
-from metal_supervisor.core.engine_metrics import Told
-from metal_supervisor.core.report import report
-from metal_supervisor.core.types import Endpoint, Observed, Record, Standing, Verdict
+from metal_supervisor.cluster.report import report
+from metal_supervisor.runtimes import engine_metrics
+from metal_supervisor.runtimes.engine_metrics import Told
 from metal_supervisor.sidecar import exposition
 from metal_supervisor.sidecar.board import Board, Row
-from metal_supervisor.sidecar.power import Reading
-from metal_supervisor.sidecar.tallies import Tallies
+from metal_supervisor.sidecar.counters import Counters
+from metal_supervisor.sidecar.power import PowerReading
+from metal_supervisor.spec import histogram
+from metal_supervisor.spec.types import Endpoint, Observed, Record, Standing, Verdict
 
 TOLD: dict[str, Any] = {
     "at": 900.0,
@@ -60,14 +61,14 @@ def told() -> Told:
 
 def full_board() -> Board:
     """One with a value for everything."""
-    tallies = Tallies()
-    tallies.probed("default.tiny", 0.2)
-    tallies.started("default.tiny", 3.0)
-    tallies.withdrawn(0.05)
-    tallies.passed(0.002)
-    tallies.refused("endpoints", "409")
-    power = Reading("powermetrics", watts=dict.fromkeys(("combined", "gpu", "cpu", "ane"), 1.5), every_s=1e12)
+    counters = Counters()
+    counters.probed("default.tiny", 0.2)
+    counters.started("default.tiny", 3.0)
+    counters.withdrawn(0.05)
+    counters.passed(0.002)
+    counters.refused("endpoints", "409")
+    power = PowerReading("powermetrics", watts=dict.fromkeys(("combined", "gpu", "cpu", "ane"), 1.5), every_s=1e12)
     return Board(
         at=1000.0, rows=(row(restarts=2, exits={"SIGKILL": 2, "stopped": 1}),), controller=TOLD, node="mac-a",
-        requests=5, power=power, counted=tallies.counted(), told=told(),
+        requests=5, power=power, counted=counters.counted(), told=told(),
     )

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from metal_supervisor.boundary.kube import Kube, KubeError
+from metal_supervisor.cluster.kube import Kube, KubeError
 from tests.faults import Figure
 from tests.system import FAKE_ENGINE, SLICES, System, engine_path, eventually, running, service
 

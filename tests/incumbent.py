@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.boundary import host
+from metal_supervisor.host import machine
 
 WRITER = {"fieldManager": "llmkube-metal-agent"}
 LABELS = {"app": "tiny", "llmkube.ai/managed-by": "metal-agent", "llmkube.ai/inference-service": "tiny"}
@@ -18,7 +18,7 @@ PORT = 52011
 
 def own_address() -> str:
     """An IPv4 address of this machine that a slice may hold; skips the test where there is none."""
-    found = [ip_address(each) for each in host.own_addresses() if ":" not in each]
+    found = [ip_address(each) for each in machine.own_addresses() if ":" not in each]
     usable = sorted(each for each in found if not each.is_loopback and not each.is_link_local)
     if not usable:
         pytest.skip("this machine has no IPv4 address but loopback; connect it to a network")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from metal_supervisor.boundary.iokit import (
+from metal_supervisor.host.iokit import (
     CALLBACK,
     CAN_SLEEP,
     HAS_POWERED_ON,
@@ -72,9 +72,10 @@ class Power:
 
 def main(state: Path) -> None:
     """A sleepwatch on the words of standard input."""
-    from metal_supervisor import logs, sleepwatch
+    from metal_supervisor.host import sleepwatch
+    from metal_supervisor.settings import logging
 
-    logs.configure("info")
+    logging.configure("info")
 
     def allowed(number: int) -> None:
         sys.stdout.write(f"allowed {number - 2**40}\n")

@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from metal_supervisor.boundary import commands
-from metal_supervisor.boundary.commands import Done
-from metal_supervisor.core import root_file
+from metal_supervisor.host import commands, root_file
+from metal_supervisor.host.commands import Done
 
 FINE = Done(0, "", "")
 THROTTLE_S = 0.3

@@ -54,7 +54,7 @@ def standing_in(system: System, part: str, world: Path) -> Iterator[subprocess.P
 
 def main(part: str, state: Path, world: Path) -> None:
     """Runs until it is told to end."""
-    from metal_supervisor.boundary import host
+    from metal_supervisor.host import machine
 
     def told(name: str, default: str = "") -> str:
         try:
@@ -62,22 +62,23 @@ def main(part: str, state: Path, world: Path) -> None:
         except FileNotFoundError:
             return default
 
-    real_time, real_route = time.time, host.route_to
+    real_time, real_route = time.time, machine.route_to
     time.time = lambda: real_time() + float(told("slept", "0"))
-    host.route_to = lambda *where: told("address") or real_route(*where)
+    machine.route_to = lambda *where: told("address") or real_route(*where)
 
-    from metal_supervisor import config, logs
-    from metal_supervisor.boundary import metal, sleep_clock
-    from metal_supervisor.boundary.kube import Kube
-    from metal_supervisor.boundary.state import StateDir
-    from metal_supervisor.boundary.supervisord import Supervisord
+    from metal_supervisor.cluster.kube import Kube
+    from metal_supervisor.host import sleep_clock
+    from metal_supervisor.runtimes import metal_device
+    from metal_supervisor.settings import loader, logging
+    from metal_supervisor.state.directory import StateDir
+    from metal_supervisor.supervisord.client import Supervisord
 
     clocks = sleep_clock.Clocks(lambda: time.monotonic() + float(told("slept", "0")), time.monotonic)
     sleep_clock.system_clocks = lambda: clocks
-    metal.AGAIN_S = 0.05
+    metal_device.AGAIN_S = 0.05
     stop = threading.Event()
-    logs.configure("info")
-    settings, directory = config.load_saved(state), StateDir(state)
+    logging.configure("info")
+    settings, directory = loader.load_saved(state), StateDir(state)
     kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else state / "kubeconfig"
     parts = settings, directory, Kube(kubeconfig), Supervisord(directory.socket)
     runs = _sidecar(parts) if part == "sidecar" else _controller(parts, told)
@@ -87,13 +88,13 @@ def main(part: str, state: Path, world: Path) -> None:
 
 
 def _controller(parts: tuple, told: object):  # type: ignore[no-untyped-def, type-arg]
-    from metal_supervisor.controller import Controller
+    from metal_supervisor.controller.loop import Controller
 
     return Controller(*parts, lambda: {"yes": True, "no": False}.get(told("metal")))  # type: ignore[operator]
 
 
 def _sidecar(parts: tuple):  # type: ignore[no-untyped-def, type-arg]
-    from metal_supervisor.sidecar import app, server
+    from metal_supervisor.sidecar.http import app, server
     from metal_supervisor.sidecar.loop import Sidecar
 
     sidecar = Sidecar(*parts)

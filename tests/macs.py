@@ -18,10 +18,10 @@ from typing import Any
 
 import psutil
 
-from metal_supervisor import boot
 from metal_supervisor.apiserver import ApiServer, Options
-from metal_supervisor.boundary.kube import Kube
-from metal_supervisor.config import conf_dir
+from metal_supervisor.cluster.kube import Kube
+from metal_supervisor.controller import boot
+from metal_supervisor.settings.loader import conf_dir
 from tests.system import ISVC, SLICES, System
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.core.estimate import Estimate, Settings, estimate
-from metal_supervisor.core.gguf import MAX_HEADER_BYTES, Prefix, read_header
+from metal_supervisor.memory.estimate import CacheSettings, Estimate, estimate
+from metal_supervisor.spec.gguf import MAX_HEADER_BYTES, Prefix, read_header
 from tests import kv_models
 from tests.kv_models import Kind
 from tests.kv_parts import Sizes
@@ -37,7 +37,7 @@ class Case:
 
     kind: str
     """Of KINDS or LARGE."""
-    settings: Settings
+    settings: CacheSettings
     prompt: int = 600
     """Tokens of the prompt after which the footprint is measured; no more than a slot takes."""
 
@@ -58,7 +58,7 @@ class Case:
     @property
     def flags(self) -> str:
         """How it is started, for people: only what is not the default."""
-        s, default = self.settings, Settings()
+        s, default = self.settings, CacheSettings()
         words = [f"{s.context} tokens"] + ([f"{s.slots} slots"] if s.slots > 1 else [])
         words += ["unified"] * s.unified + [f"ubatch {s.ubatch}"] * (s.ubatch != default.ubatch)
         kinds = s.cache_k if s.cache_k == s.cache_v else f"{s.cache_k}/{s.cache_v}"
@@ -91,41 +91,58 @@ LARGE: Mapping[str, Kind] = {
 }  # fmt: skip
 
 
-def _started(kind: str, *settings: Settings, prompt: int = 600) -> tuple[Case, ...]:
-    kept = int(not Case(kind, Settings()).model.encodes)
+def _started(kind: str, *settings: CacheSettings, prompt: int = 600) -> tuple[Case, ...]:
+    kept = int(not Case(kind, CacheSettings()).model.encodes)
     return tuple(Case(kind, replace(each, checkpoints=kept), prompt) for each in settings)
 
 
-def _cache(cache_k: str, cache_v: str = "", context: int = 8192, slots: int = 1) -> Settings:
-    return Settings(context, slots=slots, cache_k=cache_k, cache_v=cache_v or cache_k)
+def _cache(cache_k: str, cache_v: str = "", context: int = 8192, slots: int = 1) -> CacheSettings:
+    return CacheSettings(context, slots=slots, cache_k=cache_k, cache_v=cache_v or cache_k)
 
 
 EVERY_TYPE = tuple(_cache(each) for each in ("f32", "bf16", "q8_0", "q5_1", "q4_0", "iq4_nl"))
-ENCODERS = (Settings(2048, batch=512), Settings(2048, slots=4, batch=1024, ubatch=1024))
+ENCODERS = (CacheSettings(2048, batch=512), CacheSettings(2048, slots=4, batch=1024, ubatch=1024))
 CASES: tuple[Case, ...] = (
-    *_started("mha", Settings(4096), Settings(8192, slots=4), _cache("q8_0")),
-    *_started("gqa", Settings(1024), Settings(8192, slots=3), Settings(32_768), *EVERY_TYPE, _cache("q8_0", "f16")),
-    *_started("gqa", Settings(4096, slots=2, unified=True, ubatch=128), Settings(4096, ubatch=2048)),
-    *_started("gqa", Settings(4096, flash_attention=False)),
-    *_started("mqa", Settings(4096), _cache("q4_0", slots=2)),
-    *_started("qwen3moe", Settings(2048, ubatch=2048), Settings(2048, flash_attention=False), _cache("q8_0")),
-    *_started("gemma3", Settings(4096, slots=2), Settings(8192, slots=3, unified=True), _cache("q8_0", slots=2)),
-    *_started("gemma3", Settings(4096, swa_full=True), Settings(16_384, flash_attention=False)),
-    *_started("cohere2", Settings(16_384), Settings(8192, slots=4), _cache("q8_0")),
-    *_started("gpt-oss", Settings(16_384), Settings(8192, slots=4, unified=True), _cache("q8_0")),
-    *_started("deepseek2", Settings(4096), Settings(16_384, slots=4), _cache("q8_0"), _cache("q4_0")),
-    *_started("mamba", Settings(1024, slots=3), prompt=300), *_started("mamba", Settings(32_768)),
-    *_started("mamba2", Settings(1024, slots=3), prompt=300), *_started("mamba2", Settings(32_768)),
-    *_started("jamba", Settings(2048, slots=2), _cache("f32", context=4096), _cache("q8_0")),
-    *_started("qwen3next", Settings(4096, slots=2), Settings(32_768), _cache("q8_0")),
-    *_started("lfm2", Settings(4096, slots=2), _cache("q8_0")),
-    *_started("falcon-h1", Settings(4096, slots=2), _cache("q8_0")),
+    *_started("mha", CacheSettings(4096), CacheSettings(8192, slots=4), _cache("q8_0")),
+    *_started(
+        "gqa",
+        CacheSettings(1024),
+        CacheSettings(8192, slots=3),
+        CacheSettings(32_768),
+        *EVERY_TYPE,
+        _cache("q8_0", "f16"),
+    ),
+    *_started("gqa", CacheSettings(4096, slots=2, unified=True, ubatch=128), CacheSettings(4096, ubatch=2048)),
+    *_started("gqa", CacheSettings(4096, flash_attention=False)),
+    *_started("mqa", CacheSettings(4096), _cache("q4_0", slots=2)),
+    *_started("qwen3moe", CacheSettings(2048, ubatch=2048), CacheSettings(2048, flash_attention=False), _cache("q8_0")),
+    *_started(
+        "gemma3", CacheSettings(4096, slots=2), CacheSettings(8192, slots=3, unified=True), _cache("q8_0", slots=2)
+    ),
+    *_started("gemma3", CacheSettings(4096, swa_full=True), CacheSettings(16_384, flash_attention=False)),
+    *_started("cohere2", CacheSettings(16_384), CacheSettings(8192, slots=4), _cache("q8_0")),
+    *_started("gpt-oss", CacheSettings(16_384), CacheSettings(8192, slots=4, unified=True), _cache("q8_0")),
+    *_started("deepseek2", CacheSettings(4096), CacheSettings(16_384, slots=4), _cache("q8_0"), _cache("q4_0")),
+    *_started("mamba", CacheSettings(1024, slots=3), prompt=300),
+    *_started("mamba", CacheSettings(32_768)),
+    *_started("mamba2", CacheSettings(1024, slots=3), prompt=300),
+    *_started("mamba2", CacheSettings(32_768)),
+    *_started("jamba", CacheSettings(2048, slots=2), _cache("f32", context=4096), _cache("q8_0")),
+    *_started("qwen3next", CacheSettings(4096, slots=2), CacheSettings(32_768), _cache("q8_0")),
+    *_started("lfm2", CacheSettings(4096, slots=2), _cache("q8_0")),
+    *_started("falcon-h1", CacheSettings(4096, slots=2), _cache("q8_0")),
     *_started("bert", *ENCODERS, prompt=500),
     *_started("gemma-embedding", *ENCODERS, prompt=500),
-    *_started("dense, large", Settings(32_768), _cache("q8_0", context=32_768), Settings(16_384, slots=4), prompt=540),
-    *_started("experts, large", Settings(65_536, slots=4), prompt=540),
-    *_started("experts, large", Settings(16_384, ubatch=1024), prompt=1040),
-    *_started("windows, large", Settings(65_536, slots=2), prompt=540),
+    *_started(
+        "dense, large",
+        CacheSettings(32_768),
+        _cache("q8_0", context=32_768),
+        CacheSettings(16_384, slots=4),
+        prompt=540,
+    ),
+    *_started("experts, large", CacheSettings(65_536, slots=4), prompt=540),
+    *_started("experts, large", CacheSettings(16_384, ubatch=1024), prompt=1040),
+    *_started("windows, large", CacheSettings(65_536, slots=2), prompt=540),
 )
 
 

@@ -13,7 +13,7 @@ import time
 from datetime import datetime, timezone
 from typing import Any
 
-from metal_supervisor.boundary.kube import Kube, KubeError
+from metal_supervisor.cluster.kube import Kube, KubeError
 
 ISVC = "/apis/inference.llmkube.dev/v1alpha1/namespaces/default/inferenceservices"
 MODELS = "/apis/inference.llmkube.dev/v1alpha1/namespaces/default/models"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from metal_supervisor.logs import entry_in
+from metal_supervisor.settings.logging import entry_in
 
 Entry = dict[str, Any]
 

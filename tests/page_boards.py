@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
-from metal_supervisor.boundary.addresses import Choice
-from metal_supervisor.core import engine_metrics, histogram
-from metal_supervisor.core.engine_metrics import Told
-from metal_supervisor.core.report import report
-from metal_supervisor.core.types import Endpoint, ModelFile, Observed, Record, Standing, Verdict
+from metal_supervisor.cluster.report import report
+from metal_supervisor.host.addresses import AddressChoice
+from metal_supervisor.runtimes import engine_metrics
+from metal_supervisor.runtimes.engine_metrics import Told
 from metal_supervisor.sidecar import exposition
-from metal_supervisor.sidecar.app import create_app
 from metal_supervisor.sidecar.board import Board, Row
+from metal_supervisor.sidecar.counters import Counted
+from metal_supervisor.sidecar.http.app import create_app
+from metal_supervisor.sidecar.http.server import bound
 from metal_supervisor.sidecar.inventory import Offer
-from metal_supervisor.sidecar.server import bound
-from metal_supervisor.sidecar.tallies import Counted
+from metal_supervisor.spec import histogram
+from metal_supervisor.spec.types import Endpoint, ModelFile, Observed, Record, Standing, Verdict
 
 GIB = 1 << 30
 NOW = 1_790_000_000.0
@@ -76,7 +77,7 @@ def board(count: int = 4, text: str = "", **changes: Any) -> Board:
         controller=told,
         node=text or "mac-studio",
         programs={"controller": "RUNNING", "sidecar": "RUNNING"},
-        address=Choice("10.0.0.5", text or "the route to api.example"),
+        address=AddressChoice("10.0.0.5", text or "the route to api.example"),
         engines=(Offer("llama-server", "llama-server", text or "b7200", ("gguf",)),),
     )
     return replace(plain, **changes)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from metal_supervisor.core.estimate import CACHE_TYPES, Settings
-from metal_supervisor.core.gguf import Header, Omitted
+from metal_supervisor.memory.estimate import CACHE_TYPES, CacheSettings
+from metal_supervisor.spec.gguf import Header, Omitted
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -72,7 +72,7 @@ class Known:
     """A model, how it is started, and what its caches take."""
 
     header: Header
-    settings: Settings
+    settings: CacheSettings
     kv_bytes: int
     state_bytes: int = 0
     tolerance: int = 0
@@ -83,30 +83,30 @@ class Known:
 # that of gpt-oss is from a log in llama.cpp's pull request 17609: 12 windowed blocks of 768 cells are 18.00 MiB, of
 # a Mac with Metal. The others are the models' published hyperparameters, and the arithmetic.
 PUBLISHED = {
-    "gemma 3 270m, 2048": Known(GEMMA_270M, Settings(2048), 21 * MIB, tolerance=MIB // 2),
-    "gemma 3 270m, 8192": Known(GEMMA_270M, Settings(8192), 39 * MIB, tolerance=MIB // 2),
-    "gemma 3 270m, 32768": Known(GEMMA_270M, Settings(32768), 111 * MIB, tolerance=MIB // 2),
-    "gemma 3 270m, 4 slots": Known(GEMMA_270M, Settings(32768, slots=4), 156 * MIB, tolerance=MIB // 2),
+    "gemma 3 270m, 2048": Known(GEMMA_270M, CacheSettings(2048), 21 * MIB, tolerance=MIB // 2),
+    "gemma 3 270m, 8192": Known(GEMMA_270M, CacheSettings(8192), 39 * MIB, tolerance=MIB // 2),
+    "gemma 3 270m, 32768": Known(GEMMA_270M, CacheSettings(32768), 111 * MIB, tolerance=MIB // 2),
+    "gemma 3 270m, 4 slots": Known(GEMMA_270M, CacheSettings(32768, slots=4), 156 * MIB, tolerance=MIB // 2),
     "gemma 3 270m, q8_0": Known(
-        GEMMA_270M, Settings(32768, cache_k="q8_0", cache_v="q8_0"), 59 * MIB, tolerance=MIB // 2
+        GEMMA_270M, CacheSettings(32768, cache_k="q8_0", cache_v="q8_0"), 59 * MIB, tolerance=MIB // 2
     ),
     "gemma 3 270m, q4_0": Known(
-        GEMMA_270M, Settings(32768, cache_k="q4_0", cache_v="q4_0"), 31 * MIB, tolerance=MIB // 2
+        GEMMA_270M, CacheSettings(32768, cache_k="q4_0", cache_v="q4_0"), 31 * MIB, tolerance=MIB // 2
     ),
     # blocks x (keys + values) x heads x size x 2 bytes x tokens
-    "llama 3.1 8b": Known(LLAMA_8B, Settings(8192), 32 * 2 * 8 * 128 * 2 * 8192),  # 1 GiB
-    "mistral small": Known(MISTRAL_SMALL, Settings(32768), 40 * 2 * 8 * 128 * 2 * 32768),  # 5 GiB
-    "qwen3 30b-a3b": Known(QWEN3_30B, Settings(32768), 48 * 2 * 4 * 128 * 2 * 32768),  # 3 GiB
+    "llama 3.1 8b": Known(LLAMA_8B, CacheSettings(8192), 32 * 2 * 8 * 128 * 2 * 8192),  # 1 GiB
+    "mistral small": Known(MISTRAL_SMALL, CacheSettings(32768), 40 * 2 * 8 * 128 * 2 * 32768),  # 5 GiB
+    "qwen3 30b-a3b": Known(QWEN3_30B, CacheSettings(32768), 48 * 2 * 4 * 128 * 2 * 32768),  # 3 GiB
     # 10 blocks of 62 keep everything, 52 a window of 1024 and the 512 that are read at once
-    "gemma 3 27b": Known(GEMMA_27B, Settings(32768), 2 * 16 * 128 * 2 * (10 * 32768 + 52 * (1024 + 512))),
+    "gemma 3 27b": Known(GEMMA_27B, CacheSettings(32768), 2 * 16 * 128 * 2 * (10 * 32768 + 52 * (1024 + 512))),
     # one row of 512 + 64 for all heads, and no values
-    "deepseek-v3": Known(DEEPSEEK_V3, Settings(32768), 61 * (512 + 64) * 2 * 32768),
+    "deepseek-v3": Known(DEEPSEEK_V3, CacheSettings(32768), 61 * (512 + 64) * 2 * 32768),
     # every other block keeps a window of 128 and the 512 read at once, rounded up to 768
-    "gpt-oss 20b": Known(GPT_OSS_20B, Settings(4096), 12 * 2 * 8 * 64 * 2 * 4096 + 18 * MIB),
+    "gpt-oss 20b": Known(GPT_OSS_20B, CacheSettings(4096), 12 * 2 * 8 * 64 * 2 * 4096 + 18 * MIB),
     # every fourth block attends; the others keep 3 steps of convolution and a state of 128 x 4096
     "qwen3-next": Known(
         QWEN3_NEXT,
-        Settings(32768),
+        CacheSettings(32768),
         12 * 2 * 2 * 256 * 2 * 32768,
         state_bytes=36 * 4 * (3 * (4096 + 2 * 16 * 128) + 128 * 4096),
     ),
@@ -145,7 +145,7 @@ class ByHand:
     def file_bytes(self) -> int:
         return self.header.weights_bytes
 
-    def kv_bytes(self, settings: Settings) -> int:
+    def kv_bytes(self, settings: CacheSettings) -> int:
         block, block_bytes = CACHE_TYPES[settings.cache_k]
         numbers = 0
         for each in self.blocks:
@@ -155,7 +155,7 @@ class ByHand:
             numbers += product
         return numbers * block_bytes // block
 
-    def arithmetic(self, settings: Settings) -> str:
+    def arithmetic(self, settings: CacheSettings) -> str:
         """`32 x 8 x 128 x 2 x 8192 x 2 B`."""
         block, block_bytes = CACHE_TYPES[settings.cache_k]
         terms = []
@@ -165,7 +165,7 @@ class ByHand:
         whole = terms[0] if len(terms) == 1 else f"({' + '.join(terms)})"
         return f"{whole} x " + (f"{block_bytes} B" if block == 1 else f"{block_bytes}/{block} B")
 
-    def incumbent_kv_bytes(self, settings: Settings) -> int:
+    def incumbent_kv_bytes(self, settings: CacheSettings) -> int:
         """LLMKube's formula: layers x embedding x tokens x bytes of a key and a value."""
         block, block_bytes = CACHE_TYPES[settings.cache_k]
         keys = self.header.metadata
@@ -174,7 +174,7 @@ class ByHand:
         assert isinstance(embedding, int)
         return layers * embedding * settings.context * 2 * block_bytes // block
 
-    def incumbent_bytes(self, settings: Settings) -> int:
+    def incumbent_bytes(self, settings: CacheSettings) -> int:
         """All that LLMKube charges."""
         return self.file_bytes + self.incumbent_kv_bytes(settings) + 512 * MIB
 
@@ -195,6 +195,8 @@ BY_HAND = (
 )
 
 
-def starts() -> list[Settings]:
+def starts() -> list[CacheSettings]:
     """How each of them is started."""
-    return [Settings(context, cache_k=kind, cache_v=kind) for context in (8192, 32_768) for kind in ("f16", "q8_0")]
+    return [
+        CacheSettings(context, cache_k=kind, cache_v=kind) for context in (8192, 32_768) for kind in ("f16", "q8_0")
+    ]

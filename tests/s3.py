@@ -12,7 +12,7 @@ from pathlib import Path
 
 import urllib3
 
-from metal_supervisor.boundary import s3
+from metal_supervisor.models import s3
 from tests import parts
 from tests.system import ROOT, eventually, free_ports
 
@@ -29,7 +29,7 @@ def program() -> Path:
 
 
 class Reply:
-    """What came of a request, as boundary/s3.py wants it."""
+    """What came of a request, as models/s3.py wants it."""
 
     def __init__(self, answer: urllib3.BaseHTTPResponse) -> None:
         self.status, self.headers, self.body = answer.status, answer.headers, answer.data

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import find_sudo
 
-from metal_supervisor.boundary.power import POWERMETRICS
+from metal_supervisor.host.power_meter import POWERMETRICS
 
 USERS = {"root": 0, "mac.user": 1000, "other": 1001}
 LIBRARIES = "usr/libexec/sudo"

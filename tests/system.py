@@ -31,9 +31,9 @@ import fake_runtime  # noqa: E402
 import find_llama_server  # noqa: E402
 import tiny_gguf  # noqa: E402
 
-from metal_supervisor.boundary.kube import BadKubeconfig, Kube, KubeError  # noqa: E402
-from metal_supervisor.boundary.state import StateDir  # noqa: E402
-from metal_supervisor.boundary.supervisord import Supervisord, Unavailable  # noqa: E402
+from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError  # noqa: E402
+from metal_supervisor.state.directory import StateDir  # noqa: E402
+from metal_supervisor.supervisord.client import Supervisord, Unavailable  # noqa: E402
 from tests import ports  # noqa: E402
 from tests.pace import patience  # noqa: E402
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from metal_supervisor.boundary import memory
-from metal_supervisor.config import FIELDS
+from metal_supervisor.memory import machine_memory as memory
+from metal_supervisor.settings.loader import FIELDS
 from tests.engines import either, gone
 from tests.system import FAKE_FLAGS, ISVC, System, eventually, kill, running, service
 

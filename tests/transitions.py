@@ -14,8 +14,8 @@ from typing import Any
 
 import urllib3
 
-from metal_supervisor.boundary.kube import MERGE, Kube, KubeError
-from metal_supervisor.core.types import State
+from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
+from metal_supervisor.spec.types import State
 from tests.system import ISVC, SLICES, System, eventually, kill
 
 Object = dict[str, Any]

@@ -39,12 +39,12 @@ import bench_pages  # noqa: E402
 import psutil  # noqa: E402
 import tiny_gguf  # noqa: E402
 
-from metal_supervisor import boot  # noqa: E402
 from metal_supervisor.apiserver import ApiServer, Options  # noqa: E402
-from metal_supervisor.boundary import engines  # noqa: E402
-from metal_supervisor.boundary.kube import Kube  # noqa: E402
-from metal_supervisor.config import conf_dir  # noqa: E402
-from metal_supervisor.core.types import Probe  # noqa: E402
+from metal_supervisor.cluster.kube import Kube  # noqa: E402
+from metal_supervisor.controller import boot  # noqa: E402
+from metal_supervisor.runtimes import probing  # noqa: E402
+from metal_supervisor.settings.loader import conf_dir  # noqa: E402
+from metal_supervisor.spec.types import Probe  # noqa: E402
 from tests.system import ISVC, SLICES, System, eventually, free_ports, kill, running, service  # noqa: E402
 
 OWN = ("controller", "sidecar")
@@ -138,7 +138,7 @@ def engine_up(system: System, name: str, but: int = 0) -> int | None:
 
 
 def answers(port: int) -> bool:
-    return engines.probe(port, Probe(), identify=False).ready
+    return probing.probe(port, Probe(), identify=False).ready
 
 
 def until(look: Callable[[], Any], within_s: float = 30) -> float:

@@ -25,10 +25,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from metal_supervisor.boundary import fetch
-from metal_supervisor.boundary.listing import Piece
-from metal_supervisor.boundary.web import Client
-from metal_supervisor.core.trust import Rules
+from metal_supervisor.models import fetch
+from metal_supervisor.models.listing import Piece
+from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.models.web import Client
 
 
 class Nobody:
@@ -96,7 +96,7 @@ def measure(directory: Path, mib: int = 512, rounds: int = 5) -> dict[str, list[
             curl_s = time.perf_counter() - start
             target.unlink()
             start = time.perf_counter()
-            client = Client(Rules(lax=True))
+            client = Client(SourcePolicy(lax=True))
             fetch.fetch(client, Piece("model.gguf", url, mib << 20, "", '"one"'), target, {}, Nobody())
             client.close()
             ours_s = time.perf_counter() - start

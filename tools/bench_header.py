@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from metal_supervisor.boundary import headers
+from metal_supervisor.models import headers
 
 TOKENS, TENSORS, TENSOR_BYTES = 150_000, 723, 100 << 20
 

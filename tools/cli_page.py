@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from metal_supervisor import cli, config
+from metal_supervisor.cli import main as cli
+from metal_supervisor.settings import loader
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 HEAD = """# Commands
@@ -53,7 +54,7 @@ def _command(parser: argparse.ArgumentParser, path: str, text: str, depth: int) 
     yield f"{_plain(text)}\n"
     rows = [f"| {_called(each)} | {_plain(each.help or '')} |" for each in rest]
     if settings:
-        every = len(settings) == len(config.FIELDS)
+        every = len(settings) == len(loader.FIELDS)
         names = "any of them" if every else ", ".join(f"`{each.option_strings[-1]}`" for each in settings)
         rows.append(f"| settings | {names} |")
     if rows:
@@ -63,7 +64,7 @@ def _command(parser: argparse.ArgumentParser, path: str, text: str, depth: int) 
 
 def _is_setting(action: argparse.Action) -> bool:
     """Whether a flag is that of a setting, and not one of a command's own by the same name."""
-    named = bool(action.option_strings) and action.dest in config.FIELDS
+    named = bool(action.option_strings) and action.dest in loader.FIELDS
     return named and (action.dest == "state_dir" or action.metavar == action.dest.upper())
 
 

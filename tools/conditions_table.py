@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metal_supervisor.core.report import CLAIM_LOST, TROUBLE
+from metal_supervisor.cluster.report import CLAIM_LOST, TROUBLE
 
 METAL, AVAILABLE, PROGRESSING, DEGRADED = "MetalReady", "Available", "Progressing", "Degraded"
 PRESSURE, SUSPENDED, CONFINED = "MemoryPressure", "Suspended", "Confined"

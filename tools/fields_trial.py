@@ -30,15 +30,16 @@ from fields_samples import (
 )
 
 from metal_supervisor import runtimes
-from metal_supervisor.core import claims, decide
-from metal_supervisor.core.attachment import JOB
-from metal_supervisor.core.demand import Demand, Reading
-from metal_supervisor.core.manifests import service_object, url_of
-from metal_supervisor.core.references import Holding, Source, filled
-from metal_supervisor.core.resources import Policy, interpret
-from metal_supervisor.core.sizes import GIB
-from metal_supervisor.core.types import Engine, Json, ModelFile, Program, Rejected, Service
+from metal_supervisor.cluster.manifests import service_object, url_of
+from metal_supervisor.controller import reconcile
+from metal_supervisor.models.metadata import Demand, Reading
+from metal_supervisor.placement import claims
 from metal_supervisor.runtimes import Binary, Executable, Place
+from metal_supervisor.spec.attachment import JOB
+from metal_supervisor.spec.references import Holding, Source, filled
+from metal_supervisor.spec.resources import Policy, interpret
+from metal_supervisor.spec.sizes import GIB
+from metal_supervisor.spec.types import Engine, Json, ModelFile, Program, Rejected, Service
 
 NAME, OTHER, DRAFTING = "tiny", "example", "draft"
 """The Model that services name, one more, and one that drafts."""
@@ -189,11 +190,11 @@ def _run(column: Column, service: Service, asked: Json) -> Outcome:
     engine = row.engine(service, binary, place)
     demand = row.demand(service, engine.argv, reading, lambda _path: reading) or Demand(None)
     limit = service.model.limit.resolve(TOTAL_BYTES)
-    outlook = decide.Outlook(
+    outlook = reconcile.Outlook(
         ModelFile("Ready", path, 4 * GIB), port, engine, Program("p", "p.json", ""), host=HOST, demand=demand,
         limit_bytes=limit,
     )  # fmt: skip
-    record = decide.accept(service, None, outlook, 0.0)
+    record = reconcile.accept(service, None, outlook, 0.0)
     artifact = service.model.artifact
     facts = {
         **dict(environment(engine)),

@@ -13,13 +13,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from metal_supervisor.core.go_agent import ENVIRONMENT, FLAGS, REFUSED_ENVIRONMENT, Flag  # noqa: E402
+from metal_supervisor.install.go_agent import ENVIRONMENT, FLAGS, REFUSED_ENVIRONMENT, GoFlag  # noqa: E402
 
 PAGE = ROOT / "docs" / "coming-from-the-go-agent.md"
-MARKS = "<!-- written by tools/go_agent.py from core/go_agent.py -->\n", "<!-- end -->\n"
+MARKS = "<!-- written by tools/go_agent.py from install/go_agent.py -->\n", "<!-- end -->\n"
 
 
-def _becomes(flag: Flag) -> str:
+def _becomes(flag: GoFlag) -> str:
     if flag.setting:
         return f"`{flag.setting}`"
     if flag.harmless is None:

@@ -18,23 +18,24 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from metal_supervisor import logs  # noqa: E402
-from metal_supervisor.core import claims, plan  # noqa: E402
+from metal_supervisor.controller import plan  # noqa: E402
+from metal_supervisor.placement import claims  # noqa: E402
+from metal_supervisor.settings import logging  # noqa: E402
 
 PAGE, SOURCE = ROOT / "docs" / "logs.md", ROOT / "metal_supervisor"
-LEVEL_OF = {**{level: level for level in logs.LEVELS}, "exception": "error", "critical": "critical", "log": "any"}
+LEVEL_OF = {**{level: level for level in logging.LEVELS}, "exception": "error", "critical": "critical", "log": "any"}
 BESIDE = frozenset({"extra", "exc_info"})
 ANY_PROGRAM = "the program's"
 VERBS = {
-    plan.Do.ADD: "its program is new to supervisord, which starts it",
-    plan.Do.REPLACE: "its program is another by now; what runs is exchanged for it",
-    plan.Do.REMOVE: "nobody wants it any more: its program is taken away",
-    plan.Do.START: "supervisord is told to start it",
-    plan.Do.STOP: "supervisord is told to stop it",
-    plan.Do.TERM: "TERM is sent once more to one that is stopping",
-    plan.Do.RESTART: "its engine hangs and is told to end; supervisord starts another",
-    plan.Do.KILL: "the same, of one that did not heed it",
-    plan.Do.WITHDRAW: "the sidecar is asked to take its endpoint out, before it is stopped",
+    plan.Action.ADD: "its program is new to supervisord, which starts it",
+    plan.Action.REPLACE: "its program is another by now; what runs is exchanged for it",
+    plan.Action.REMOVE: "nobody wants it any more: its program is taken away",
+    plan.Action.START: "supervisord is told to start it",
+    plan.Action.STOP: "supervisord is told to stop it",
+    plan.Action.TERM: "TERM is sent once more to one that is stopping",
+    plan.Action.RESTART: "its engine hangs and is told to end; supervisord starts another",
+    plan.Action.KILL: "the same, of one that did not heed it",
+    plan.Action.WITHDRAW: "the sidecar is asked to take its endpoint out, before it is stopped",
 }
 """What a pass may have done. To wait is nothing done, and an alarm has a line of its own."""
 HEAD = """# Logs
@@ -113,7 +114,7 @@ On claims of several Macs, `claim` has in `did` one of: @MOVES@.
 A level `any` is the one that was just chosen; the logger `@ANY@` has the name of the program that writes the line.
 
 """
-SAMPLE: dict[str, logs.Scalar] = {
+SAMPLE: dict[str, logging.Scalar] = {
     "ts": "2026-11-21T09:00:00.000Z", "level": "info", "logger": "controller", "msg": "pass",
     "did": "start default.tiny: new",
 }  # fmt: skip
@@ -218,9 +219,9 @@ class _Module:
         for name in names:
             if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
                 raise self._broken(call, f"a field has to have a constant name in lower case, not {name!r}")
-            if name in logs.STANDARD:
+            if name in logging.STANDARD:
                 raise self._broken(call, f"{name!r} is an attribute of every record: give the field another name")
-        return tuple(f"{name}_" if name in logs.RESERVED else str(name) for name in names)
+        return tuple(f"{name}_" if name in logging.RESERVED else str(name) for name in names)
 
     def _broken(self, call: ast.Call, text: str) -> Broken:
         return Broken(f"{self._name}, line {call.lineno}: {text}")
@@ -254,10 +255,12 @@ def _assignments(scope: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 def page() -> str:
     """The text of the page. Raises Broken."""
-    head = HEAD.replace("@JSON@", logs.json_line(SAMPLE)).replace("@TEXT@", logs.text_lines(SAMPLE))
-    head = head.replace("@VALUE@", str(logs.LONGEST_VALUE)).replace("@TRACEBACK@", str(logs.LONGEST_TRACEBACK))
+    head = HEAD.replace("@JSON@", logging.json_line(SAMPLE)).replace("@TEXT@", logging.text_lines(SAMPLE))
+    head = head.replace("@VALUE@", str(logging.LONGEST_VALUE)).replace("@TRACEBACK@", str(logging.LONGEST_TRACEBACK))
     verbs = [f"| `{do.value}` | {text} |" for do, text in VERBS.items()]
-    moves = MOVES.replace("@MOVES@", ", ".join(f"`{do.value}`" for do in claims.Do)).replace("@ANY@", ANY_PROGRAM)
+    moves = MOVES.replace("@MOVES@", ", ".join(f"`{do.value}`" for do in claims.ClaimAction)).replace(
+        "@ANY@", ANY_PROGRAM
+    )
     rows = [
         f"| `{each.logger}` | {each.message} | {each.level} | {', '.join(f'`{name}`' for name in each.fields)} |"
         for each in lines()

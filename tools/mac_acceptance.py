@@ -34,8 +34,9 @@ from mac_kit import Kit, Options, Password, workplace  # noqa: E402
 from mac_report import FAIL, SKIPPED, Redactor, Result, Sheet, Skip, outcome_of  # noqa: E402
 
 from metal_supervisor import __version__  # noqa: E402
-from metal_supervisor.boundary import commands, darwin_memory, memory  # noqa: E402
-from metal_supervisor.boundary.state import write_atomic  # noqa: E402
+from metal_supervisor.host import commands, darwin_memory  # noqa: E402
+from metal_supervisor.memory import machine_memory  # noqa: E402
+from metal_supervisor.state.directory import write_atomic  # noqa: E402
 
 INTERRUPTED = "the run was ended before this"
 TRACE_LINES = 12
@@ -109,7 +110,7 @@ def about(checks: Sequence[Check], options: Options) -> dict[str, Any]:
         except OSError as error:
             facts[name] = f"not told: {error.strerror}"
     return {
-        **facts, "memory_gib": mac_report.rounded(memory.total_bytes() / 1024**3), "hosted": options.hosted,
+        **facts, "memory_gib": mac_report.rounded(machine_memory.total_bytes() / 1024**3), "hosted": options.hosted,
         "sudo": options.sudo,
         "model_file": options.model.name if options.model else f"made, {options.model_mib} MiB",
         "asked_for": [each.name for each in checks],

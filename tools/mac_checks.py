@@ -74,13 +74,13 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "plists", "a", "plutil takes the daemon's and the agent's property list, visudo the fragment for powermetrics.",
-        "launchd/dev.metal-supervisor.plist or core/launchd.py writes something that Apple's readers refuse",
+        "launchd/dev.metal-supervisor.plist or host/launchd.py writes something that Apple's readers refuse",
         mac_host.plists, hosted=True,
     ),
     Check(
         "sysctls", "b", "Memory, pressure, swap and footprints that we read through libc are those that macOS's own "
         "tools tell, and cost microseconds.",
-        "compare the structures in boundary/darwin_memory.py with this macOS's headers", mac_host.sysctls, hosted=True,
+        "compare the structures in host/darwin_memory.py with this macOS's headers", mac_host.sysctls, hosted=True,
     ),
     Check(
         "exits", "e", "The death of a process that is not our child is told by kqueue, and how fast.",
@@ -90,11 +90,11 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "footprint", "c", "What a llama-server is charged for is never below its weights, mapped or not, and its "
         "footprint is Activity Monitor's, while it works and once Metal let go of it.",
-        "core/claims.py charges too little for one of these modes", mac_metal.footprint, minutes=9,
+        "placement/claims.py charges too little for one of these modes", mac_metal.footprint, minutes=9,
     ),
     Check(
         "wired-limit", "d", "The budget is no more than what Metal will wire, by sysctl and by the engine's device.",
-        "core/budget.py: compare the figures with its table", mac_metal.wired,
+        "memory/budget.py: compare the figures with its table", mac_metal.wired,
     ),
     Check(
         "metal-contexts", "f", "llama.cpp and MLX find the GPU as a LaunchDaemon with UserName, as a LaunchAgent and "
@@ -131,7 +131,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "powermetrics", "k", "powermetrics gives frames that we can read on this chip, and sudo allows that one "
         "command line and no other; zeus-apple-silicon beside it says how far they agree.",
-        "core/powermetrics.py: compare the names of the keys", mac_power.powermetrics, root=True, minutes=2,
+        "host/powermetrics.py: compare the names of the keys", mac_power.powermetrics, root=True, minutes=2,
     ),
     Check(
         "pressure", "l", "The kernel's levels of memory pressure, simulated, are read as what they are and go again.",

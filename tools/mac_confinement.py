@@ -14,10 +14,10 @@ from mac_kit import Kit, free_port
 from mac_report import Sheet
 
 from metal_supervisor import launch
-from metal_supervisor.boundary.builds import homes_of
 from metal_supervisor.confinement import probe
-from metal_supervisor.core.access import Access
-from metal_supervisor.core.types import Probe
+from metal_supervisor.confinement.access import Access
+from metal_supervisor.runtimes.builds import homes_of
+from metal_supervisor.spec.types import Probe
 
 ENDS_S = 60.0
 

@@ -18,10 +18,10 @@ from mac_kit import Kit, eventually, use_checkout
 from mac_report import Sheet, Skip
 
 import metal_supervisor
-from metal_supervisor.boundary import darwin_memory, iokit, memory
-from metal_supervisor.boundary.exits import ExitWatch
-from metal_supervisor.config import launchd_dir
-from metal_supervisor.core import launchd
+from metal_supervisor.host import darwin_memory, iokit, launchd
+from metal_supervisor.host.exit_watch import ExitWatch
+from metal_supervisor.memory import machine_memory
+from metal_supervisor.settings.loader import launchd_dir
 
 CALLS, DEATHS = 200, 20
 NOTICED_S = 5.0
@@ -65,12 +65,12 @@ def plists(kit: Kit, sheet: Sheet) -> None:
         sheet.show(f"plutil -lint, {name}", done.out + done.err)
         sheet.claim(done.ok, f"plutil takes the property list of the {name}")
     try:
-        from metal_supervisor.boundary import power
+        from metal_supervisor.host import power_meter
     except ImportError:
         sheet.omit(f"visudo: the fragment for powermetrics is {NOT_YET}")
         return
     path = kit.scratch / "fragment"
-    path.write_text(power.sudoers(getpass.getuser()), "utf-8")
+    path.write_text(power_meter.sudoers(getpass.getuser()), "utf-8")
     path.chmod(0o440)
     done = kit.run("/usr/sbin/visudo", "-cf", str(path))
     sheet.show("visudo -cf", done.out + done.err)
@@ -135,7 +135,7 @@ def sysctls(kit: Kit, sheet: Sheet) -> None:
     for name, call in (
         ("sysctl by ctypes", lambda: mac.number("kern.memorystatus_level")),
         ("proc_pid_rusage by ctypes", lambda: mac.process(own.pid)),
-        ("a whole sample", memory.sample),
+        ("a whole sample", machine_memory.sample),
     ):
         sheet.figure(name, "µs", *timed_us(call))
 
@@ -198,11 +198,12 @@ def pressure(kit: Kit, sheet: Sheet) -> None:
     """The kernel's levels, simulated, are what we take them for, and go again."""
     kit.need_root("simulating pressure is root's")
     this_mac()
-    sheet.claim(memory.sample().kernel_level == 1, "the Mac is not short of memory before")
+    sheet.claim(machine_memory.sample().kernel_level == 1, "the Mac is not short of memory before")
     kit.cleanup("let the pressure be real again", lambda: calm(kit))
     for name, level in (("warn", 2), ("critical", 4)):
         child = kit.start_root("/usr/bin/memory_pressure", "-S", "-l", name)
-        took = eventually(lambda level=level: memory.sample().kernel_level == level, 30, f"level {level} for {name}")
+        what = f"level {level} for {name}"
+        took = eventually(lambda level=level: machine_memory.sample().kernel_level == level, 30, what)
         sheet.figure(f"until {name} is seen", "s", took)
         sheet.claim(True, f"memory_pressure -S -l {name} is seen as {level}")
         try:
@@ -211,16 +212,16 @@ def pressure(kit: Kit, sheet: Sheet) -> None:
             sheet.omit(f"that memory_pressure takes {name} back by itself: it did not within {SIMULATED_S:.0f} s")
             kit.end_root(child)
             calm(kit)
-        took = eventually(lambda: memory.sample().kernel_level == 1, 120, "the level to be normal again")
+        took = eventually(lambda: machine_memory.sample().kernel_level == 1, 120, "the level to be normal again")
         sheet.figure(f"from its end until normal, after {name}", "s", took)
 
 
 def calm(kit: Kit) -> None:
     """Takes a simulated level back, which outlives whoever set it. Raises AssertionError."""
-    if memory.sample().kernel_level == 1:
+    if machine_memory.sample().kernel_level == 1:
         return
     kit.root("/usr/sbin/sysctl", f"kern.memorypressure_manual_trigger={TELL_ALL_NORMAL}")
-    eventually(lambda: memory.sample().kernel_level == 1, 30, "the level of memory pressure to be normal again")
+    eventually(lambda: machine_memory.sample().kernel_level == 1, 30, "the level of memory pressure to be normal again")
 
 
 def doctor(kit: Kit, sheet: Sheet) -> None:

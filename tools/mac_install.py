@@ -21,11 +21,12 @@ from mac_jobs import TRIAL
 from mac_kit import HOW_ROOT, SUDO, Kit, need_readable, show_logs, use_checkout
 from mac_report import Sheet, Skip
 
-from metal_supervisor import boot, install, install_plan, uninstall
-from metal_supervisor.boundary.commands import Done, Feeder
-from metal_supervisor.boundary.launchctl import NO_DOMAIN, Launchctl, LaunchdError
-from metal_supervisor.core.launchd import STOPPING_S
-from metal_supervisor.install_steps import Machine
+from metal_supervisor.controller import boot
+from metal_supervisor.host.commands import Done, Feeder
+from metal_supervisor.host.launchctl import NO_DOMAIN, Launchctl, LaunchdError
+from metal_supervisor.host.launchd import STOPPING_S
+from metal_supervisor.install import install, plan, uninstall
+from metal_supervisor.install.steps import Machine
 
 if TYPE_CHECKING:
     from tests.system import System
@@ -81,7 +82,7 @@ class Trial:
     @property
     def launchctl(self) -> Launchctl:
         """launchd's domain of this installation."""
-        where = install_plan.places(self.machine, self.state, self.agent)
+        where = plan.places(self.machine, self.state, self.agent)
         prefix = (SUDO, "-n") if where.root else ()
         return Launchctl(self.machine.run, where.domain, prefix, self.machine.pause)
 
@@ -90,8 +91,8 @@ class Trial:
         self.changes.clear()
         self.said.clear()
         values = {"state_dir": str(self.state), **self.values, **values}
-        order = install_plan.Order(None, True, values, None, self.agent, False)
-        found = install_plan.plan(order, self.machine)
+        order = plan.InstallOrder(None, True, values, None, self.agent, False)
+        found = plan.plan(order, self.machine)
         code = install.install(found, self.machine, self.said.append)
         assert code == 0, "; ".join(self.said)
         return len(self.changes)

@@ -32,9 +32,9 @@ from mac_kit import (
 )
 from mac_report import Sheet, Skip
 
-from metal_supervisor.boundary.launchctl import NO_DOMAIN, Launchctl, LaunchdError
-from metal_supervisor.core import root_file
-from metal_supervisor.core.launchd import LABEL, PREFIXES, SYSTEM_PATH
+from metal_supervisor.host import root_file
+from metal_supervisor.host.launchctl import NO_DOMAIN, Launchctl, LaunchdError
+from metal_supervisor.host.launchd import LABEL, PREFIXES, SYSTEM_PATH
 
 TRIAL = f"{LABEL}.acceptance"
 ONCE = Path(__file__).resolve().parent / "mac_once.py"

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from mac_report import Sheet, Skip
 
-from metal_supervisor.boundary import commands
-from metal_supervisor.boundary.commands import Done, Feeder, Runner
-from metal_supervisor.install_checks import KEPT_FROM_JOBS
+from metal_supervisor.host import commands
+from metal_supervisor.host.commands import Done, Feeder, Runner
+from metal_supervisor.install.checks import KEPT_FROM_JOBS
 
 ROOT = Path(__file__).resolve().parents[1]
 SUDO = "/usr/bin/sudo"

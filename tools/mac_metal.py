@@ -12,8 +12,9 @@ from mac_host import compare, this_mac
 from mac_kit import Kit
 from mac_report import Sheet
 
-from metal_supervisor.boundary import host, memory
-from metal_supervisor.core.sizes import MIB
+from metal_supervisor.host import machine
+from metal_supervisor.memory import machine_memory
+from metal_supervisor.spec.sizes import MIB
 
 EXPIRY_S = 200.0
 """llama.cpp keeps weights resident for three minutes after the last graph."""
@@ -25,7 +26,7 @@ def footprint(kit: Kit, sheet: Sheet) -> None:
     model = kit.model()
     weights_mib = model.stat().st_size / MIB
     sheet.figure("model file", "MiB", weights_mib)
-    flags = host.flags_of(kit.llama_server())
+    flags = machine.flags_of(kit.llama_server())
     modes: dict[str, tuple[str, ...]] = {"mmap": ()}
     if "--no-mmap" in flags:
         modes["no mmap"] = ("--no-mmap",)
@@ -53,7 +54,7 @@ def footprint(kit: Kit, sheet: Sheet) -> None:
 
 def charge(pid: int, mapped_bytes: int) -> int:
     """What our ledger would charge for a process. Raises AssertionError."""
-    found = memory.used_bytes(pid, mapped_bytes)
+    found = machine_memory.used_bytes(pid, mapped_bytes)
     assert found is not None, "the engine is gone"
     return found.charged_bytes
 
@@ -73,7 +74,7 @@ def wired(kit: Kit, sheet: Sheet) -> None:
     sheet.figure("share of the memory", "%", 100 * device_mib / total_mib)
     if limit_mib:
         sheet.claim(device_mib == limit_mib, "the device has what the administrator lets Metal wire")
-    ours = memory.host_budget(None, engine)
+    ours = machine_memory.host_budget(None, engine)
     sheet.show("budget", ours.explain())
     sheet.figure("budget", "MiB", ours.bytes / MIB)
     sheet.claim(device_mib, "the engine lists a Metal device")

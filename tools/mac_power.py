@@ -17,7 +17,7 @@ from mac_host import NOT_YET
 from mac_kit import Kit, use_checkout
 from mac_report import Sheet, Skip
 
-from metal_supervisor.boundary.sleep_clock import Wake, system_clocks
+from metal_supervisor.host.sleep_clock import Wake, system_clocks
 
 FRAMES, FRAME_S = 3, 6.0
 WINDOW_S = 60.0
@@ -29,18 +29,18 @@ PMSET, POWERMETRICS = "/usr/bin/pmset", "/usr/bin/powermetrics"
 def powermetrics(kit: Kit, sheet: Sheet) -> None:
     """powermetrics gives frames that we can read, by sudo's leave for one command line and no other."""
     try:
-        from metal_supervisor.boundary import power
+        from metal_supervisor.host import power_meter
     except ImportError:
         raise Skip(f"measuring power is {NOT_YET}") from None
     kit.need_root("powermetrics is root's")
-    found = mac_parse.frames(output_of(kit, power.POWERMETRICS, FRAMES * FRAME_S))
+    found = mac_parse.frames(output_of(kit, power_meter.POWERMETRICS, FRAMES * FRAME_S))
     sheet.claim(len(found) >= FRAMES - 1, f"{len(found)} frames in {FRAMES * FRAME_S:.0f} s")
     sheet.show("keys, names and types only", sorted({name for frame in found for name in mac_parse.key_names(frame)}))
     for domain in ("cpu", "gpu", "ane", "combined"):
         sheet.figure(domain, "W", *watts(found, domain))
     sheet.claim(watts(found, "gpu"), "the power of the GPU is among them")
-    leave(kit, sheet, power.POWERMETRICS)
-    compare(kit, sheet, power.POWERMETRICS)
+    leave(kit, sheet, power_meter.POWERMETRICS)
+    compare(kit, sheet, power_meter.POWERMETRICS)
 
 
 def output_of(kit: Kit, argv: tuple[str, ...], seconds: float) -> bytes:
@@ -156,7 +156,7 @@ def sleep(kit: Kit, sheet: Sheet) -> None:
 
 def watched() -> bool:
     """Whether this release takes endpoints out before a sleep."""
-    return importlib.util.find_spec("metal_supervisor.sleepwatch") is not None
+    return importlib.util.find_spec("metal_supervisor.host.sleepwatch") is not None
 
 
 def around_sleep(looks: list[tuple[float, bool | None]]) -> tuple[bool | None, float]:

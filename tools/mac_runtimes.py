@@ -19,8 +19,9 @@ import mac_parse
 from mac_kit import ROOT, Kit, found_on_path, python_of, show_logs, use_checkout
 from mac_report import Sheet, Skip
 
-from metal_supervisor.boundary import darwin_memory, memory
-from metal_supervisor.core.sizes import MIB
+from metal_supervisor.host import darwin_memory
+from metal_supervisor.memory import machine_memory
+from metal_supervisor.spec.sizes import MIB
 
 if TYPE_CHECKING:
     from tests.system import System
@@ -126,7 +127,7 @@ def lifetime(system: System, sheet: Sheet, engine: Engine, source: Path) -> None
     sheet.claim(True, "it is Ready")
     answers(system, sheet, engine)
     server = server_of(system, engine)
-    held = memory.used_bytes(server)
+    held = machine_memory.used_bytes(server)
     sheet.figure("footprint", "MiB", *([held.footprint_bytes / MIB] if held else []))
     os.kill(server, signal.SIGKILL)
     took = until(lambda: server_of(system, engine) not in (0, server) and ready(system), READY_S, "it to be back")

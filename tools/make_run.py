@@ -23,8 +23,8 @@ from pathlib import Path
 import find_llama_server
 import tiny_gguf
 
-from metal_supervisor.config import ConfigError, add_flags, load, overrides_from
 from metal_supervisor.runtimes import setting_checks  # noqa: F401 - completes the checks of settings
+from metal_supervisor.settings.loader import ConfigError, add_flags, load, overrides_from
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = ROOT / ".run"

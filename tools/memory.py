@@ -19,8 +19,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 import memory_rules  # noqa: E402
 
-from metal_supervisor.core.estimate import estimate  # noqa: E402
-from metal_supervisor.core.sizes import amount  # noqa: E402
+from metal_supervisor.memory.estimate import estimate  # noqa: E402
+from metal_supervisor.spec.sizes import amount  # noqa: E402
 from tests import memory  # noqa: E402
 from tests.memory import CASES, COLUMNS, Case  # noqa: E402
 from tests.published import BY_HAND, ByHand, starts  # noqa: E402

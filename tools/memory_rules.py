@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from metal_supervisor.core.budget import budget, metal_default_bytes, share_of
-from metal_supervisor.core.ledger import Decision, Entry, Phase, admit
-from metal_supervisor.core.pressure import PACE, thresholds
-from metal_supervisor.core.sizes import GIB, amount
+from metal_supervisor.memory.budget import budget, metal_default_bytes, share_of
+from metal_supervisor.memory.ledger import Decision, Entry, LedgerPhase, admit
+from metal_supervisor.memory.pressure import PACE, thresholds
+from metal_supervisor.spec.sizes import GIB, amount
 
 MACS_GIB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
 RECENT, OLD = 26, 15
@@ -119,7 +119,7 @@ def budgets() -> str:
 
 def _waiting(name: str, priority: int, gib: float | None, asked: float, limit_gib: float | None = None) -> Entry:
     return Entry(
-        ("default", name), priority, None if gib is None else round(gib * GIB), Phase.WAITING, asked,
+        ("default", name), priority, None if gib is None else round(gib * GIB), LedgerPhase.WAITING, asked,
         limit_bytes=None if limit_gib is None else round(limit_gib * GIB),
     )  # fmt: skip
 
@@ -138,7 +138,7 @@ def _table(entries: list[Entry], budget_bytes: int, preemption: bool) -> list[st
 def admission() -> str:
     """The rules of the queue, and what the ledger says in an example."""
     whole = budget(64 * GIB, metal_bytes=metal_default_bytes(64 * GIB, RECENT)).bytes
-    runs = Entry(("default", "coder"), 50, round(29.6 * GIB), Phase.RUNNING, 1.0, admitted=1.0)
+    runs = Entry(("default", "coder"), 50, round(29.6 * GIB), LedgerPhase.RUNNING, 1.0, admitted=1.0)
     queue = [
         runs,
         _waiting("writer", 50, 31.0, 2.0),

@@ -15,14 +15,14 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from metal_supervisor.core.engine_metrics import REASONS  # noqa: E402
 from metal_supervisor.runtimes import RUNTIMES  # noqa: E402
-from metal_supervisor.sidecar.metric_table import INCUMBENT, OURS, SERVED, UNSERVED, Entry  # noqa: E402
+from metal_supervisor.runtimes.engine_metrics import REASONS  # noqa: E402
+from metal_supervisor.sidecar.http.metric_table import INCUMBENT, OURS, SERVED, UNSERVED, MetricEntry  # noqa: E402
 
 PAGE, ALERTS = ROOT / "docs" / "metrics.md", ROOT / "conf" / "prometheus" / "alerts.yaml"
 HEAD = """# Metrics
 
-<!-- written by tools/metrics_page.py from metal_supervisor/sidecar/metric_table.py; change that, then run it -->
+<!-- written by tools/metrics_page.py from metal_supervisor/sidecar/http/metric_table.py; change that, then run it -->
 
 `/metrics` on the sidecar's port (9090, loopback) answers in Prometheus' text format, or in OpenMetrics where the
 scraper accepts it, from memory. While somebody scrapes it is rendered beside them, and a scrape waits some
@@ -88,7 +88,7 @@ MISSING = """
 """
 
 
-def _rows(entries: Iterable[Entry]) -> str:
+def _rows(entries: Iterable[MetricEntry]) -> str:
     lines = ["| metric | type | labels | what it says |", "| --- | --- | --- | --- |"]
     for entry in entries:
         labels = ", ".join(f"`{label}`" for label in entry.labels)

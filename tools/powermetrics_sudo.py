@@ -23,9 +23,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from metal_supervisor.boundary.power import FRAGMENT, sudoers
-from metal_supervisor.core import root_file
-from metal_supervisor.install_steps import shown_as_root
+from metal_supervisor.host import root_file
+from metal_supervisor.host.power_meter import FRAGMENT, sudoers
+from metal_supervisor.install.steps import shown_as_root
 
 UNDO, DO = "make uninstall-powermetrics-sudo", "make install-powermetrics-sudo"
 VISUDO_TIMEOUT_S = 20.0

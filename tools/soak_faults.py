@@ -27,7 +27,7 @@ from soak_memory import Sizes, Want, first_wants
 from soak_plan import CALM, Fault
 from soak_watch import Api, ApiError, Scan, Watcher, engines, role_of
 
-from metal_supervisor.core.types import State
+from metal_supervisor.spec.types import State
 from tests.system import ISVC, MODELS, System, model, service
 
 CALM_RATE = 20

@@ -14,16 +14,16 @@ import psutil
 from soak_check import Claim, Engine
 from soak_plan import ANY, EXTRAS
 
-from metal_supervisor.boundary.memory import host_budget
-from metal_supervisor.core.budget import Budget
-from metal_supervisor.core.demand import Reading
-from metal_supervisor.core.gguf import Prefix, read_header
-from metal_supervisor.core.ledger import INSUFFICIENT
-from metal_supervisor.core.resources import PRIORITIES
-from metal_supervisor.core.sizes import amount
-from metal_supervisor.core.types import Record, Standing
 from metal_supervisor.launch import MARK
+from metal_supervisor.memory.budget import Budget
+from metal_supervisor.memory.ledger import INSUFFICIENT
+from metal_supervisor.memory.machine_memory import host_budget
+from metal_supervisor.models.metadata import Reading
 from metal_supervisor.runtimes.llama_memory import demand, prompt_cache_mib
+from metal_supervisor.spec.gguf import Prefix, read_header
+from metal_supervisor.spec.resources import PRIORITIES
+from metal_supervisor.spec.sizes import amount
+from metal_supervisor.spec.types import Record, Standing
 
 CALM_CONTEXT = 32768
 SPARE_PART = 0.5

@@ -15,8 +15,8 @@ from soak_faults import Hand
 from soak_memory import Want, claims, untrue, waits
 from soak_watch import ApiError, engines, is_launcher, ready_services, role_of
 
-from metal_supervisor.boundary.supervisord import Refused, Unavailable
-from metal_supervisor.core.types import Record, Standing, State
+from metal_supervisor.spec.types import Record, Standing, State
+from metal_supervisor.supervisord.client import Refused, Unavailable
 from tests.system import ISVC, SLICES
 
 OWN = ("run", "supervisord", "controller", "sidecar", "apiserver")

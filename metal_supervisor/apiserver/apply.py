@@ -46,7 +46,7 @@ class Manager:
 
 
 @dataclass(frozen=True)
-class Entry:
+class FieldsEntry:
     """One manager and what it owns."""
 
     manager: Manager
@@ -55,7 +55,7 @@ class Entry:
     """When the set last changed, RFC 3339."""
 
 
-Entries: TypeAlias = dict[tuple[str, str, str, str], Entry]
+Entries: TypeAlias = dict[tuple[str, str, str, str], FieldsEntry]
 
 
 def read_entries(obj: Mapping[str, Any] | None) -> Entries:
@@ -70,7 +70,7 @@ def read_entries(obj: Mapping[str, Any] | None) -> Entries:
             str(raw.get("subresource") or ""),
             str(raw.get("apiVersion") or ""),
         )
-        entries[manager.identity] = Entry(manager, decode_set(raw.get("fieldsV1")), str(raw.get("time") or ""))
+        entries[manager.identity] = FieldsEntry(manager, decode_set(raw.get("fieldsV1")), str(raw.get("time") or ""))
     return entries
 
 
@@ -86,7 +86,7 @@ def write_entries(obj: Json, entries: Entries) -> None:
         metadata["managedFields"] = [_encoded(entry) for entry in ordered]
 
 
-def _encoded(entry: Entry) -> Json:
+def _encoded(entry: FieldsEntry) -> Json:
     encoded: Json = {
         "apiVersion": entry.manager.api_version,
         "fieldsType": "FieldsV1",
@@ -176,7 +176,7 @@ def _differs(before: Any, wanted: Any) -> bool:
     return bool(before is _MISSING or before is PRESENT or before != wanted or type(before) is not type(wanted))
 
 
-def _conflict(contested: list[tuple[Entry, Path]]) -> ApiError:
+def _conflict(contested: list[tuple[FieldsEntry, Path]]) -> ApiError:
     causes = [
         {"reason": "FieldManagerConflict", "message": f"conflict with {entry.manager}", "field": show(path)}
         for entry, path in contested
@@ -207,11 +207,11 @@ def _without(
     return merged
 
 
-def _renewed(previous: Entry | None, manager: Manager, paths: frozenset[Path]) -> Entry:
+def _renewed(previous: FieldsEntry | None, manager: Manager, paths: frozenset[Path]) -> FieldsEntry:
     """The manager's entry; its time stays when nothing about it changed."""
     if previous and previous.paths == paths and previous.manager == manager:
         return previous
-    return Entry(manager, paths, timestamp())
+    return FieldsEntry(manager, paths, timestamp())
 
 
 def track_update(

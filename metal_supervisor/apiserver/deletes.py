@@ -17,8 +17,8 @@ from . import crds
 from .codec import clone, listed, section, timestamp
 from .errors import Json, conflict, forbidden, invalid_options, not_found, unsupported_value
 from .resources import Registry, Resource
-from .storage import Name, Store
-from .targets import Target
+from .storage import Name, ObjectStore
+from .targets import RequestTarget
 from .views import view
 
 log = logging.getLogger(__name__)
@@ -33,12 +33,12 @@ _LOOK_AT_EVENTS_S = 300.0
 class Deleter:
     """Performs delete requests. Hold the store's lock around none of them; it is taken here."""
 
-    def __init__(self, store: Store, registry: Registry, on_removed: Callable[[], None]) -> None:
+    def __init__(self, store: ObjectStore, registry: Registry, on_removed: Callable[[], None]) -> None:
         self._store = store
         self._registry = registry
         self._on_removed = on_removed
 
-    def delete(self, target: Target, wishes: Json, *, dry_run: bool = False) -> tuple[Json, bool]:
+    def delete(self, target: RequestTarget, wishes: Json, *, dry_run: bool = False) -> tuple[Json, bool]:
         """Deletes one object. Returns it as it was last, and whether it is gone already."""
         resource = target.resource
         policy = _policy(wishes)
@@ -127,7 +127,7 @@ def _check_preconditions(resource: Resource, stored: Json, wanted: Json) -> None
 class Collector:
     """The background thread that finishes deletions."""
 
-    def __init__(self, store: Store, registry: Registry) -> None:
+    def __init__(self, store: ObjectStore, registry: Registry) -> None:
         self._store = store
         self._registry = registry
         self._work = threading.Event()

@@ -24,7 +24,7 @@ from .routes import (
     resource_target,
     verb_of,
 )
-from .targets import Outcome, Target, WriteOptions
+from .targets import Outcome, RequestTarget, WriteOptions
 from .views import scale_of
 from .watch import Subscription, check_query
 
@@ -46,7 +46,7 @@ class Hangup(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """A complete response."""
 
     code: int
@@ -74,13 +74,13 @@ class Dispatcher:
         self._kernel = kernel
         self._never = threading.Event()
 
-    def answer(self, request: Request) -> Answer | Stream:
+    def answer(self, request: Request) -> Response | Stream:
         """The answer to a request. Raises ApiError, and Hangup when a fault says so."""
         path = request.path
         if path == "/faults" and self._kernel.options.faults:
             return self._faults(request)
         if path in _HEALTH or path.rpartition("/")[0] in _HEALTH:
-            return Answer(200, b"ok", "text/plain; charset=utf-8")
+            return Response(200, b"ok", "text/plain; charset=utf-8")
         if path.startswith(("/api/", "/apis/")):
             target = resource_target(self._kernel.registry, path)
             if target:
@@ -89,7 +89,7 @@ class Dispatcher:
 
     # ---- documents about the API ---------------------------------------------------------------
 
-    def _document(self, request: Request) -> Answer | Stream:
+    def _document(self, request: Request) -> Response | Stream:
         faulty = self._fault(Call("discovery"))
         if faulty:
             return faulty
@@ -99,11 +99,11 @@ class Dispatcher:
         form = form_of(request.headers.get("accept", ""), request.query)
         if path in ("/api", "/apis") and form.kind == "discovery":
             body = discovery.aggregated(registry, core=path == "/api")
-            return Answer(200, encode(body), discovery.AGGREGATED)
+            return Response(200, encode(body), discovery.AGGREGATED)
         if path == "/openapi/v2":
             content, content_type = swagger.answer(registry, request.headers.get("accept", ""))
-            return Answer(200, content, content_type, {"Vary": "Accept"})
-        return Answer(200, encode(self._document_body(path, request)))
+            return Response(200, content, content_type, {"Vary": "Accept"})
+        return Response(200, encode(self._document_body(path, request)))
 
     def _document_body(self, path: str, request: Request) -> Json:
         registry, parts = self._kernel.registry, path.strip("/").split("/")
@@ -132,7 +132,7 @@ class Dispatcher:
 
     # ---- resources -----------------------------------------------------------------------------
 
-    def _resource(self, request: Request, target: Target) -> Answer | Stream:
+    def _resource(self, request: Request, target: RequestTarget) -> Response | Stream:
         verb = verb_of(request, target)
         faulty = self._fault(call_of(request, target, verb))
         if faulty:
@@ -141,23 +141,23 @@ class Dispatcher:
             return self._watch(request, target)
         if target.resource.kind in _REVIEWS:
             body = _object(request)
-            return Answer(201, encode({**body, "status": _REVIEWS[target.resource.kind]}))
+            return Response(201, encode({**body, "status": _REVIEWS[target.resource.kind]}))
         if verb in ("get", "list"):
             return self._read(request, target)
         if verb in ("delete", "deletecollection"):
             return self._delete(request, target)
         return self._write(request, target)
 
-    def _read(self, request: Request, target: Target) -> Answer:
+    def _read(self, request: Request, target: RequestTarget) -> Response:
         form = form_of(request.headers.get("accept", ""), request.query)
         if not target.name:
-            return Answer(200, encode(self._kernel.reader.list(target, request.query, form)))
+            return Response(200, encode(self._kernel.reader.list(target, request.query, form)))
         obj = self._kernel.reader.get(target)
         if target.subresource == "scale":
-            return Answer(200, encode(scale_of(target.resource, obj)))
-        return Answer(200, encode(form.one(target.resource, obj)))
+            return Response(200, encode(scale_of(target.resource, obj)))
+        return Response(200, encode(form.one(target.resource, obj)))
 
-    def _watch(self, request: Request, target: Target) -> Stream:
+    def _watch(self, request: Request, target: RequestTarget) -> Stream:
         form = form_of(request.headers.get("accept", ""), request.query)
         check_query(target, request.query)
         subscription = Subscription(target, named_by_selector(request.query))
@@ -177,7 +177,7 @@ class Dispatcher:
 
         return Stream(run, hang_up)
 
-    def _write(self, request: Request, target: Target) -> Answer:
+    def _write(self, request: Request, target: RequestTarget) -> Response:
         writer = self._kernel.writer
         options = WriteOptions(manager_of(request), is_dry_run(request), field_validation(request), is_forced(request))
         if request.method == "POST":
@@ -188,12 +188,12 @@ class Dispatcher:
             outcome = writer.patch(target, request.content_type, decode_body(request.body), options)
         return self._written(request, target, outcome)
 
-    def _written(self, request: Request, target: Target, outcome: Outcome) -> Answer:
+    def _written(self, request: Request, target: RequestTarget, outcome: Outcome) -> Response:
         form = form_of(request.headers.get("accept", ""), request.query)
         body = outcome.obj if target.subresource == "scale" else form.one(target.resource, outcome.obj)
-        return Answer(201 if outcome.created else 200, encode(body), warnings=outcome.warnings)
+        return Response(201 if outcome.created else 200, encode(body), warnings=outcome.warnings)
 
-    def _delete(self, request: Request, target: Target) -> Answer:
+    def _delete(self, request: Request, target: RequestTarget) -> Response:
         wishes = _object(request) if request.body.strip() else {}
         for name in ("propagationPolicy", "orphanDependents"):
             if name in request.query:
@@ -203,20 +203,20 @@ class Dispatcher:
             last, gone = self._kernel.deleter.delete(target, wishes, dry_run=dry_run)
             # The real server answers with the object itself for some kinds; of those we have Services.
             shown = last if target.resource.storage_key == "/services" or not gone else _deleted(target, last)
-            return Answer(200, encode(Form().one(target.resource, shown) if shown is last else shown))
+            return Response(200, encode(Form().one(target.resource, shown) if shown is last else shown))
         wishes.pop("preconditions", None)
         with self._kernel.store.lock:
             chosen = self._kernel.reader.selected(target, selection(target, request.query))
             for obj in chosen:
                 own = obj["metadata"]
-                one = Target(target.resource, own.get("namespace", ""), own["name"])
+                one = RequestTarget(target.resource, own.get("namespace", ""), own["name"])
                 self._kernel.deleter.delete(one, wishes, dry_run=dry_run)
             metadata = {"resourceVersion": str(self._kernel.store.version)}
-        return Answer(200, encode(Form().many(target.resource, chosen, metadata)))
+        return Response(200, encode(Form().many(target.resource, chosen, metadata)))
 
     # ---- faults --------------------------------------------------------------------------------
 
-    def _faults(self, request: Request) -> Answer:
+    def _faults(self, request: Request) -> Response:
         faults = self._kernel.faults
         if request.method == "POST":
             for rule in faults.add(decode_body(request.body)):
@@ -224,9 +224,9 @@ class Dispatcher:
                     self._kernel.close_watches(rule)
         elif request.method == "DELETE":
             faults.clear()
-        return Answer(200, encode(faults.rules()))
+        return Response(200, encode(faults.rules()))
 
-    def _fault(self, call: Call) -> Answer | Stream | None:
+    def _fault(self, call: Call) -> Response | Stream | None:
         """What the first fitting rule makes of a request; None when it goes on as usual."""
         action = self._kernel.faults.action_for(call) if self._kernel.options.faults else None
         if not action:
@@ -246,7 +246,7 @@ class Dispatcher:
             return _lines(encode({"type": "ERROR", "object": problem.status()}) + b"\n")
         return self._broken(action, call)
 
-    def _broken(self, action: Json, call: Call) -> Answer | Stream | None:
+    def _broken(self, action: Json, call: Call) -> Response | Stream | None:
         if "hang_s" in action:
             return self._hang(float(action["hang_s"]), call)
         if action.get("drop"):
@@ -256,7 +256,7 @@ class Dispatcher:
         if action.get("garbage"):
             if call.verb == "watch":
                 return _lines(b"\x00<html>not what you expected</html>\n")
-            return Answer(200, b"\x00<html>not what you expected</html>")
+            return Response(200, b"\x00<html>not what you expected</html>")
         return None
 
     def _hang(self, seconds: float, call: Call) -> Stream:
@@ -313,7 +313,7 @@ def _failure(code: int, action: Json, call: Call) -> ApiError:
     return ApiError(code, reason, str(action.get("message", message)), details=details, headers=headers)
 
 
-def _deleted(target: Target, last: Json) -> Json:
+def _deleted(target: RequestTarget, last: Json) -> Json:
     own, resource = last["metadata"], target.resource
     details = {"name": own["name"], "kind": resource.plural, "uid": own["uid"]}
     if resource.group:

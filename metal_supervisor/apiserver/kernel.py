@@ -12,10 +12,10 @@ from .errors import Json
 from .faults import Faults
 from .options import Options
 from .patch import APPLY
-from .reads import Reader
+from .reads import ObjectReader
 from .resources import Registry, Resource
-from .storage import Store
-from .targets import Target, WriteOptions
+from .storage import ObjectStore
+from .targets import RequestTarget, WriteOptions
 from .watch import Subscription, Watcher
 from .writes import Writer
 
@@ -28,10 +28,10 @@ class Kernel:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.store = Store(options.data_file)
+        self.store = ObjectStore(options.data_file)
         self.registry = Registry()
         self.faults = Faults()
-        self.reader = Reader(self.store, self.registry)
+        self.reader = ObjectReader(self.store, self.registry)
         self.watcher = Watcher(self.store, self.registry, self.reader, options.bookmark_s)
         self.collector = Collector(self.store, self.registry)
         self.deleter = self.collector.deleter
@@ -70,7 +70,7 @@ class Kernel:
                 self._apply("apiextensions.k8s.io", "v1", "customresourcedefinitions", document)
 
     def _apply(self, group: str, version: str, plural: str, body: Json) -> None:
-        target = Target(self.resource(group, version, plural), "", section(body, "metadata").get("name", ""))
+        target = RequestTarget(self.resource(group, version, plural), "", section(body, "metadata").get("name", ""))
         self.writer.patch(target, APPLY, body, WriteOptions(_MANAGER, force=True))
 
     def resource(self, group: str, version: str, plural: str) -> Resource:

@@ -20,8 +20,8 @@ from .errors import (
 )
 from .resources import Registry, Resource
 from .selectors import Test, selector
-from .storage import Store
-from .targets import Target
+from .storage import ObjectStore
+from .targets import RequestTarget
 from .views import outgoing, partial, view
 
 
@@ -105,19 +105,19 @@ def number(query: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def selection(target: Target, query: Mapping[str, str]) -> Test:
+def selection(target: RequestTarget, query: Mapping[str, str]) -> Test:
     """The test for labelSelector and fieldSelector."""
     return selector(target.resource, query.get("labelSelector", ""), query.get("fieldSelector", ""))
 
 
-class Reader:
+class ObjectReader:
     """Performs get and list."""
 
-    def __init__(self, store: Store, registry: Registry) -> None:
+    def __init__(self, store: ObjectStore, registry: Registry) -> None:
         self._store = store
         self._registry = registry
 
-    def get(self, target: Target) -> Json:
+    def get(self, target: RequestTarget) -> Json:
         """One object in the words of its resource. Raises ApiError 404."""
         resource = target.resource
         with self._store.lock:
@@ -126,12 +126,12 @@ class Reader:
             raise not_found(resource.group, resource.plural, target.name)
         return view(resource, stored)
 
-    def selected(self, target: Target, test: Test) -> list[Json]:
+    def selected(self, target: RequestTarget, test: Test) -> list[Json]:
         """All objects of a collection that pass a test."""
         objects = self._store.items(target.resource.storage_key, target.namespace or None)
         return [obj for obj in (view(target.resource, stored) for stored in objects) if test(obj)]
 
-    def list(self, target: Target, query: Mapping[str, str], form: Form) -> Json:
+    def list(self, target: RequestTarget, query: Mapping[str, str], form: Form) -> Json:
         """A collection, whole or in chunks of `limit`."""
         test, limit = selection(target, query), number(query, "limit")
         with self._store.lock:
@@ -149,7 +149,7 @@ class Reader:
             metadata["remainingItemCount"] = rest
         return form.many(target.resource, objects, metadata)
 
-    def _continued(self, target: Target, token: str) -> tuple[int, tuple[str, str]]:
+    def _continued(self, target: RequestTarget, token: str) -> tuple[int, tuple[str, str]]:
         """Where a chunked list goes on: (version of the first chunk, last place in the one before)."""
         value = unpack_token(token)
         version, after = value.get("rv"), value.get("after")
@@ -185,7 +185,7 @@ def _place(obj: Json) -> tuple[str, str]:
     return (obj["metadata"].get("namespace", ""), obj["metadata"]["name"])
 
 
-def _as_of(store: Store, target: Target, test: Test, version: int) -> list[Json]:
+def _as_of(store: ObjectStore, target: RequestTarget, test: Test, version: int) -> list[Json]:
     """The collection as it was at a version that history reaches back to: all chunks of a list are one state."""
     kind, resource = target.resource.storage_key, target.resource
     objects = {_place(obj): obj for obj in store.items(kind, target.namespace or None)}

@@ -21,7 +21,7 @@ from .faults import Call
 from .patch import APPLY
 from .reads import flag
 from .resources import Registry
-from .targets import Target
+from .targets import RequestTarget
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def split_url(url: str) -> tuple[str, dict[str, str]]:
     return unquote(parts.path).rstrip("/") or "/", query
 
 
-def resource_target(registry: Registry, path: str) -> Target | None:
+def resource_target(registry: Registry, path: str) -> RequestTarget | None:
     """The target of a resource path, None for a discovery path. Raises ApiError 404."""
     parts = path.strip("/").split("/")
     if parts[0] == "api":
@@ -78,10 +78,10 @@ def resource_target(registry: Registry, path: str) -> Target | None:
     known = (subresource == "status" and resource.status) or (subresource == "scale" and resource.scale is not None)
     if subresource and not known:
         raise no_such_path()
-    return Target(resource, namespace, name, subresource)
+    return RequestTarget(resource, namespace, name, subresource)
 
 
-def verb_of(request: Request, target: Target) -> str:
+def verb_of(request: Request, target: RequestTarget) -> str:
     """The Kubernetes verb of a request. Raises ApiError 405 when the resource does not have it."""
     if request.method in ("GET", "HEAD"):
         watching = request.query.get("watch") in ("true", "1", "True")
@@ -99,7 +99,7 @@ def verb_of(request: Request, target: Target) -> str:
     return verb
 
 
-def call_of(request: Request, target: Target, verb: str) -> Call:
+def call_of(request: Request, target: RequestTarget, verb: str) -> Call:
     """The request as fault rules see it."""
     name = target.name or named_by_selector(request.query)
     shown = "apply" if verb == "patch" and request.content_type == APPLY else verb

@@ -21,7 +21,7 @@ from typing import Any
 
 from .codec import MAX_BODY_BYTES, encode
 from .connections import Connections
-from .dispatch import Answer, Dispatcher, Hangup, Stream
+from .dispatch import Dispatcher, Hangup, Response, Stream
 from .errors import ApiError, no_such_path
 from .kernel import Kernel
 from .options import Options
@@ -57,7 +57,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             answer = self._answer()
         except ApiError as problem:
-            answer = Answer(problem.code, encode(problem.status()), headers=problem.headers)
+            answer = Response(problem.code, encode(problem.status()), headers=problem.headers)
         except (Hangup, OSError):
             self.close_connection = True
             return
@@ -66,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
             where = self.path[len(self.server.prefix) :]
             log.exception("request failed", extra={"method": self.command, "path": where})
             internal = ApiError(500, "InternalError", "Internal error occurred: see the log of the API server")
-            answer = Answer(500, encode(internal.status()))
+            answer = Response(500, encode(internal.status()))
         try:
             if isinstance(answer, Stream):
                 self._stream(answer)
@@ -91,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
 
-    def _answer(self) -> Answer | Stream:
+    def _answer(self) -> Response | Stream:
         url = self._below_prefix()
         if url is None:
             self.close_connection = True
@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             size_bytes -= len(part)
 
-    def _reply(self, answer: Answer) -> None:
+    def _reply(self, answer: Response) -> None:
         headers = {"Content-Type": answer.content_type, "Content-Length": str(len(answer.body)), **answer.headers}
         body = b"" if self.command == "HEAD" else answer.body
         self.wfile.write(self._head(answer.code, headers, answer.warnings) + body)

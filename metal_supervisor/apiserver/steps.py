@@ -14,7 +14,7 @@ from .errors import ApiError, Json, bad_request, conflict, invalid, invalid_valu
 from .patch import APPLY, JSON, MERGE, STRATEGIC, json_patch, merge_patch, strategic_patch
 from .resources import Resource
 from .schema import prune, validate
-from .targets import Target, WriteOptions
+from .targets import RequestTarget, WriteOptions
 
 _GO_NAMES = {"integer": "number", "boolean": "bool"}
 
@@ -44,7 +44,7 @@ def preconditions(declaration: Json) -> Json:
     return {name: sent[name] for name in ("resourceVersion", "uid", "name", "namespace") if name in sent}
 
 
-def check_preconditions(target: Target, before: Json, sent: Json) -> None:
+def check_preconditions(target: RequestTarget, before: Json, sent: Json) -> None:
     """409 when the object has changed since the client saw it, 422 when it is another one."""
     resource, current = target.resource, before["metadata"]
     if sent.get("resourceVersion") not in (None, "", current["resourceVersion"]):
@@ -83,7 +83,7 @@ def check_type(resource: Resource, body: Json) -> None:
         raise bad_request(f'{kind} in version "{said}" cannot be handled as a {resource.kind}: {unknown}')
 
 
-def check_unconditional(target: Target, candidate: Json) -> None:
+def check_unconditional(target: RequestTarget, candidate: Json) -> None:
     """422 for a PUT that does not say which version it replaces, where that is needed."""
     resource = target.resource
     conditional = resource.custom or resource.group in ("coordination.k8s.io", "apiextensions.k8s.io")
@@ -102,7 +102,7 @@ def refused_as_patch(patched_object: Json) -> Iterator[None]:
         raise invalid("", "", "", [invalid_value("patch", value, problem.why)]) from None
 
 
-def isolated(target: Target, before: Json | None, candidate: Json) -> Json:
+def isolated(target: RequestTarget, before: Json | None, candidate: Json) -> Json:
     """What of a candidate this request may change: all but the status, or nothing but the status."""
     new = dict(candidate)
     if target.subresource == "status" and before:

@@ -39,7 +39,7 @@ CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NU
 
 
 @dataclass(frozen=True)
-class Change:
+class StoredChange:
     """One write, as watchers see it."""
 
     version: int
@@ -58,7 +58,7 @@ class TooOld(Exception):
         self.floor = floor
 
 
-class Store:
+class ObjectStore:
     """The objects. Hold `lock` around every sequence of calls that must see one state."""
 
     def __init__(self, data_file: Path) -> None:
@@ -68,7 +68,7 @@ class Store:
         self._objects: dict[str, dict[Name, Json]] = {}
         self._written_s: dict[tuple[str, Name], float] = {}
         self._by_uid: dict[str, tuple[str, Name]] = {}
-        self._history: dict[str, deque[Change]] = {}
+        self._history: dict[str, deque[StoredChange]] = {}
         self._floors: dict[str, int] = {}
         self._floor = 1
         self._conditions: dict[str, threading.Condition] = {}
@@ -131,7 +131,7 @@ class Store:
             self._save_version(version)
         self.version = version
         self._keep(kind, name, stored, written_s)
-        self._remember(kind, Change(version, "MODIFIED" if previous else "ADDED", stored, previous))
+        self._remember(kind, StoredChange(version, "MODIFIED" if previous else "ADDED", stored, previous))
         return stored
 
     def remove(self, kind: str, name: Name) -> Json:
@@ -146,13 +146,13 @@ class Store:
         del self._written_s[kind, name]
         self._by_uid.pop(previous["metadata"]["uid"], None)
         last = {**previous, "metadata": {**previous["metadata"], "resourceVersion": str(version)}}
-        self._remember(kind, Change(version, "DELETED", last, previous))
+        self._remember(kind, StoredChange(version, "DELETED", last, previous))
         return last
 
     def _save_version(self, version: int) -> None:
         self._db.execute("REPLACE INTO counters VALUES ('version', ?)", (version,))
 
-    def _remember(self, kind: str, change: Change) -> None:
+    def _remember(self, kind: str, change: StoredChange) -> None:
         history = self._history.setdefault(kind, deque())
         history.append(change)
         if len(history) > HISTORY_CHANGES:
@@ -178,11 +178,11 @@ class Store:
         """The oldest resourceVersion from which a watch of that kind can resume."""
         return max(self._floor, self._floors.get(kind, 0))
 
-    def changes_since(self, kind: str, version: int) -> list[Change]:
+    def changes_since(self, kind: str, version: int) -> list[StoredChange]:
         """Changes of a kind after a resourceVersion, oldest first. Raises TooOld."""
         if version < self.floor(kind):
             raise TooOld(self.floor(kind))
-        recent: list[Change] = []
+        recent: list[StoredChange] = []
         for change in reversed(self._history.get(kind, ())):
             if change.version <= version:
                 break

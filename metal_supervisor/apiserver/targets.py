@@ -9,7 +9,7 @@ from .resources import Resource
 
 
 @dataclass(frozen=True)
-class Target:
+class RequestTarget:
     """What a request is about."""
 
     resource: Resource

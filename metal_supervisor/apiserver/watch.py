@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from .codec import encode
 from .errors import ApiError, Json, expired, forbidden_value, invalid_options
-from .reads import Form, Reader, flag, number, selection
+from .reads import Form, ObjectReader, flag, number, selection
 from .resources import Registry
 from .selectors import Test
-from .storage import Change, Store, TooOld
-from .targets import Target
+from .storage import ObjectStore, StoredChange, TooOld
+from .targets import RequestTarget
 from .views import view
 
 _DEFAULT_TIMEOUT_S = 1800.0
@@ -27,14 +27,14 @@ _LAST_BOOKMARK_S = 2.0
 class Subscription:
     """One open watch."""
 
-    target: Target
+    target: RequestTarget
     name: str = ""
     """The one object it is about, when a fieldSelector names it."""
     closed: bool = field(default=False)
     """Set by whoever wants it to end; then wake the condition of its kind."""
 
 
-def check_query(target: Target, query: Mapping[str, str]) -> None:
+def check_query(target: RequestTarget, query: Mapping[str, str]) -> None:
     """400 for parameters that make no sense, while there is still a status line to say so with."""
     selection(target, query)
     for name in ("resourceVersion", "timeoutSeconds"):
@@ -48,7 +48,7 @@ def check_query(target: Target, query: Mapping[str, str]) -> None:
 class Watcher:
     """Produces the lines of watch streams."""
 
-    def __init__(self, store: Store, registry: Registry, reader: Reader, bookmark_s: float) -> None:
+    def __init__(self, store: ObjectStore, registry: Registry, reader: ObjectReader, bookmark_s: float) -> None:
         self._store = store
         self._registry = registry
         self._reader = reader
@@ -90,7 +90,9 @@ class Watcher:
         now_s, last_s = time.monotonic(), ends_s - _LAST_BOOKMARK_S
         return min(now_s + self._bookmark_s, last_s) if now_s < last_s else now_s + self._bookmark_s
 
-    def _begin(self, target: Target, query: Mapping[str, str], stream: _Stream) -> tuple[int | None, list[bytes]]:
+    def _begin(
+        self, target: RequestTarget, query: Mapping[str, str], stream: _Stream
+    ) -> tuple[int | None, list[bytes]]:
         """First lines and the version they bring the client to; None when the watch ends here."""
         wanted, initial = number(query, "resourceVersion"), flag(query, "sendInitialEvents")
         # Who starts with the present state and takes bookmarks is told where that state ends, asked for or not.
@@ -106,7 +108,7 @@ class Watcher:
             lines.append(stream.bookmark(version, initial_end=True))
         return version, lines
 
-    def _next(self, subscription: Subscription, version: int, due_s: float) -> tuple[list[Change], int]:
+    def _next(self, subscription: Subscription, version: int, due_s: float) -> tuple[list[StoredChange], int]:
         """Waits for changes after a version, until a time of the monotonic clock."""
         kind = subscription.target.resource.storage_key
         condition = self._store.condition(kind)
@@ -119,7 +121,7 @@ class Watcher:
                     return changes, max(version, self._store.version)
                 condition.wait(left_s)
 
-    def _served(self, target: Target) -> bool:
+    def _served(self, target: RequestTarget) -> bool:
         resource = target.resource
         return self._registry.find(resource.group, resource.version, resource.plural) is not None
 
@@ -131,13 +133,13 @@ def _too_old(version: int, floor: int) -> ApiError:
 class _Stream:
     """Turns changes into lines for one client."""
 
-    def __init__(self, target: Target, test: Test, form: Form) -> None:
+    def __init__(self, target: RequestTarget, test: Test, form: Form) -> None:
         self._target = target
         self.test = test
         self._form = form
         self._header = True
 
-    def changes(self, changes: Iterable[Change]) -> Iterator[bytes]:
+    def changes(self, changes: Iterable[StoredChange]) -> Iterator[bytes]:
         """Lines for the changes that concern this client."""
         for change in changes:
             namespace = change.obj["metadata"].get("namespace", "")
@@ -148,7 +150,7 @@ class _Stream:
             if kind:
                 yield self.line(kind, obj)
 
-    def _type(self, change: Change, obj: Json) -> str | None:
+    def _type(self, change: StoredChange, obj: Json) -> str | None:
         """The change as seen through the selectors: an object may enter or leave the selection."""
         was_in = change.previous is not None and self.test(view(self._target.resource, change.previous))
         if change.type == "DELETED":

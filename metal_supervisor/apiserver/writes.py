@@ -58,8 +58,8 @@ from .steps import (
     unknown_fields,
     unreadable,
 )
-from .storage import Store
-from .targets import Outcome, Target, WriteOptions
+from .storage import ObjectStore
+from .targets import Outcome, RequestTarget, WriteOptions
 from .views import scale_of, stored_form, view, with_scale
 
 _MADE_BY_PUT = ("coordination.k8s.io/leases", "/services")
@@ -70,14 +70,14 @@ class Writer:
     """Performs writes. Every method takes the store's lock itself."""
 
     def __init__(
-        self, store: Store, registry: Registry, *, allow_loopback: bool, on_owners_changed: Callable[[], None]
+        self, store: ObjectStore, registry: Registry, *, allow_loopback: bool, on_owners_changed: Callable[[], None]
     ) -> None:
         self._store = store
         self._registry = registry
         self._allow_loopback = allow_loopback
         self._on_owners_changed = on_owners_changed
 
-    def create(self, target: Target, body: Json, options: WriteOptions) -> Outcome:
+    def create(self, target: RequestTarget, body: Json, options: WriteOptions) -> Outcome:
         """POST to a collection."""
         resource = target.resource
         candidate = self._addressed(target, body)
@@ -94,7 +94,7 @@ class Writer:
                 raise already_exists(resource.group, resource.plural, name)
             return outcome
 
-    def update(self, target: Target, body: Json, options: WriteOptions) -> Outcome:
+    def update(self, target: RequestTarget, body: Json, options: WriteOptions) -> Outcome:
         """PUT of an object, its status or its scale; of some kinds it creates what isn't there."""
         with self._store.lock:
             key = (target.namespace, target.name)
@@ -109,7 +109,7 @@ class Writer:
             check_unconditional(target, candidate)
             return self._write(target, previous, candidate, None, options)
 
-    def patch(self, target: Target, content_type: str, body: Any, options: WriteOptions) -> Outcome:
+    def patch(self, target: RequestTarget, content_type: str, body: Any, options: WriteOptions) -> Outcome:
         """PATCH in any of the four formats."""
         if content_type == APPLY:
             return self._apply(target, body, options)
@@ -124,7 +124,7 @@ class Writer:
             with refused_as_patch(candidate):
                 return self._write(target, previous, candidate, None, options)
 
-    def _apply(self, target: Target, body: Any, options: WriteOptions) -> Outcome:
+    def _apply(self, target: RequestTarget, body: Any, options: WriteOptions) -> Outcome:
         resource = target.resource
         if not options.manager:
             problem = required("fieldManager", "is required for apply patch")
@@ -164,7 +164,7 @@ class Writer:
 
     # ---- the steps -----------------------------------------------------------------------------
 
-    def _existing(self, target: Target) -> Json:
+    def _existing(self, target: RequestTarget) -> Json:
         found = self._store.get(target.resource.storage_key, (target.namespace, target.name))
         if found is None:
             raise not_found(target.resource.group, target.resource.plural, target.name)
@@ -181,7 +181,7 @@ class Writer:
             cause = {"reason": "NamespaceTerminating", "message": f"namespace {namespace} is being terminated"}
             raise forbidden(resource.group, resource.plural, name, why, [{**cause, "field": "metadata.namespace"}])
 
-    def _addressed(self, target: Target, body: Json) -> Json:
+    def _addressed(self, target: RequestTarget, body: Json) -> Json:
         """A body checked against the address it was sent to, with a complete address of its own."""
         resource = target.resource
         check_type(resource, body)
@@ -207,12 +207,17 @@ class Writer:
         rest = {field: value for field, value in body.items() if field not in ("apiVersion", "kind", "metadata")}
         return {"apiVersion": resource.group_version, "kind": resource.kind, "metadata": own, **clone(rest)}
 
-    def _write_scale(self, target: Target, previous: Json, candidate: Json, options: WriteOptions) -> Outcome:
+    def _write_scale(self, target: RequestTarget, previous: Json, candidate: Json, options: WriteOptions) -> Outcome:
         outcome = self._write(target, previous, candidate, None, options)
         return replace(outcome, obj=scale_of(target.resource, outcome.obj))
 
     def _write(
-        self, target: Target, previous: Json | None, candidate: Json, entries: Entries | None, options: WriteOptions
+        self,
+        target: RequestTarget,
+        previous: Json | None,
+        candidate: Json,
+        entries: Entries | None,
+        options: WriteOptions,
     ) -> Outcome:
         resource = target.resource
         # Defaults are put in place, and who asked for what is looked at afterwards.
@@ -241,7 +246,7 @@ class Writer:
             return Outcome(new, before is None, warnings)
         return Outcome(self._commit(target, before, new), before is None, warnings)
 
-    def _complete_and_check(self, target: Target, previous: Json | None, new: Json) -> None:
+    def _complete_and_check(self, target: RequestTarget, previous: Json | None, new: Json) -> None:
         resource = target.resource
         apply_defaults(resource.schema, new)
         stored = stored_form(resource, new)
@@ -272,7 +277,7 @@ class Writer:
         uid = obj["metadata"]["uid"]
         return [other for other in self._store.items(resource.storage_key) if other["metadata"]["uid"] != uid]
 
-    def _commit(self, target: Target, before: Json | None, new: Json) -> Json:
+    def _commit(self, target: RequestTarget, before: Json | None, new: Json) -> Json:
         resource, key = target.resource, (target.namespace, target.name)
         own = new["metadata"]
         if own.get("deletionTimestamp") and not own.get("finalizers") and not held_by_kind(resource, new):

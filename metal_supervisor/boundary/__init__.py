@@ -1,1 +1,1 @@
-"""One module per outside system: thin, typed errors, a timeout on every call."""
+"""Kept for systems that an earlier release started: see `supervisord.py`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from metal_supervisor.confinement import seatbelt
-from metal_supervisor.core.access import Access
+from metal_supervisor.confinement.access import Access
 
 POLICY_FORMAT = 1
 

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from metal_supervisor import __version__
+from metal_supervisor.confinement.access import Access
 from metal_supervisor.confinement.policy import policy
-from metal_supervisor.core.access import Access
-from metal_supervisor.core.types import Probe
+from metal_supervisor.spec.types import Probe
 
 MODELS = Path(__file__).parent / "models"
 GGUF, MLX = MODELS / "probe.gguf", MODELS / "mlx"
@@ -52,7 +52,7 @@ log = logging.getLogger("controller")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TrialVerdict:
     """Outcome of a trial."""
 
     works: bool
@@ -91,11 +91,11 @@ class Trials:
 
     def __init__(self, state: Path, launcher: Path, on_change: Callable[[], None]) -> None:
         self._file, self._launcher, self._on_change = state / FILE, launcher, on_change
-        self._verdicts: dict[str, Verdict] = self._read()
+        self._verdicts: dict[str, TrialVerdict] = self._read()
         self._under_way: set[str] = set()
         self._lock = threading.Lock()
 
-    def look(self, build: str, trial: Callable[[Path, int], Trial]) -> Verdict | None:
+    def look(self, build: str, trial: Callable[[Path, int], Trial]) -> TrialVerdict | None:
         """The outcome for a build, None while it is being tried.
 
         `trial`: (scratch directory, port) -> what to start.
@@ -113,7 +113,7 @@ class Trials:
             verdict = try_out(trial, self._launcher)
         except Exception as error:
             log.exception("confinement could not be tried")
-            verdict = Verdict(False, f"it could not be tried: {error!r:.200}")
+            verdict = TrialVerdict(False, f"it could not be tried: {error!r:.200}")
         if verdict.works:
             log.info("confinement works", extra={"engine": key})
         else:
@@ -124,10 +124,10 @@ class Trials:
             self._keep()
         self._on_change()
 
-    def _read(self) -> dict[str, Verdict]:
+    def _read(self) -> dict[str, TrialVerdict]:
         try:
             found = json.loads(self._file.read_text("utf-8"))
-            return {key: Verdict(bool(said["works"]), str(said["why"])) for key, said in found.items()}
+            return {key: TrialVerdict(bool(said["works"]), str(said["why"])) for key, said in found.items()}
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return {}
 
@@ -140,7 +140,7 @@ class Trials:
             temporary.replace(self._file)
 
 
-def try_out(make: Callable[[Path, int], Trial], launcher: Path) -> Verdict:
+def try_out(make: Callable[[Path, int], Trial], launcher: Path) -> TrialVerdict:
     """Start an engine under its policy and ask it something; then have the policy itself tested."""
     with tempfile.TemporaryDirectory(prefix="metal-supervisor-") as made:
         base = Path(made).resolve()
@@ -149,7 +149,7 @@ def try_out(make: Callable[[Path, int], Trial], launcher: Path) -> Verdict:
         (base / "canary").write_text("must not be read")
         trial = make(base / "scratch", free_port())
         if leak := _leak(base, launcher, trial.access):
-            return Verdict(False, f"under it a program still {leak}")
+            return TrialVerdict(False, f"under it a program still {leak}")
         return _serves(base, launcher, trial)
 
 
@@ -184,7 +184,7 @@ def _leak(base: Path, launcher: Path, access: Access) -> str:
     return done.stdout.strip()
 
 
-def _serves(base: Path, launcher: Path, trial: Trial) -> Verdict:
+def _serves(base: Path, launcher: Path, trial: Trial) -> TrialVerdict:
     log_file = base / "engine.log"
     command = launcher_command(base, launcher, trial.argv, dict(trial.env), trial.access)
     with log_file.open("wb") as output:
@@ -195,12 +195,14 @@ def _serves(base: Path, launcher: Path, trial: Trial) -> Verdict:
         until = time.monotonic() + SERVE_S
         while time.monotonic() < until and engine.poll() is None:
             if _answers(trial):
-                return Verdict(True)
+                return TrialVerdict(True)
             time.sleep(LOOK_S)
         ended = engine.poll()
         how = f"ended with {ended}" if ended is not None else f"did not serve within {SERVE_S:g} s"
         lines = log_file.read_text("utf-8", "replace").strip().splitlines()
-        return Verdict(False, f"the engine {how}: {lines[-1] if lines else 'it printed nothing'}"[:400], ended is None)
+        return TrialVerdict(
+            False, f"the engine {how}: {lines[-1] if lines else 'it printed nothing'}"[:400], ended is None
+        )
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(engine.pid, signal.SIGKILL)

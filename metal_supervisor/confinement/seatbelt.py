@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from metal_supervisor.core.access import Access
+from metal_supervisor.confinement.access import Access
 
 HEAD = """(version 1)
 (deny default)

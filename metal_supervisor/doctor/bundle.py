@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from metal_supervisor import __version__
-from metal_supervisor.boundary.credentials import BadKubeconfig
-from metal_supervisor.boundary.state import write_atomic
+from metal_supervisor.cluster.credentials import BadKubeconfig
 from metal_supervisor.doctor.findings import Finding, summary
 from metal_supervisor.doctor.redact import redact_json, redactor
 from metal_supervisor.doctor.surroundings import Surroundings, read_json
-from metal_supervisor.logs import entry_in, json_line
+from metal_supervisor.settings.logging import entry_in, json_line
+from metal_supervisor.state.directory import write_atomic
 
 ROOT = "metal-supervisor-doctor"
 LOG_BYTES, LOG_LINES, MOST_BYTES = 64 << 10, 300, 1 << 20

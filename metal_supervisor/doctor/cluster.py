@@ -7,19 +7,19 @@ import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from metal_supervisor.boundary import addresses, host, local_status
-from metal_supervisor.boundary.addresses import Choice
-from metal_supervisor.boundary.credentials import BadKubeconfig
-from metal_supervisor.boundary.host import Interface
-from metal_supervisor.boundary.kube import Kube, KubeError
-from metal_supervisor.config import conf_dir
-from metal_supervisor.core.claims import KIND, NODE, REAPER_LEASE
-from metal_supervisor.core.manifests import MANAGED_BY, SLICE_MANAGER
-from metal_supervisor.core.resources import GROUP, VERSION
-from metal_supervisor.core.types import Json
+from metal_supervisor.cluster.credentials import BadKubeconfig
+from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.cluster.manifests import MANAGED_BY, SLICE_MANAGER
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unasked, unknown, warn
 from metal_supervisor.doctor.software import table_of
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
+from metal_supervisor.host import addresses, local_status, machine
+from metal_supervisor.host.addresses import AddressChoice
+from metal_supervisor.host.machine import Interface
+from metal_supervisor.placement.claims import KIND, NODE, REAPER_LEASE
+from metal_supervisor.settings.loader import conf_dir
+from metal_supervisor.spec.resources import GROUP, VERSION
+from metal_supervisor.spec.types import Json
 
 KINDS = ("inferenceservices", "models")
 SKEW_WARN_S, SKEW_FAIL_S = 10.0, 300.0
@@ -172,10 +172,10 @@ def why_not(each: Interface) -> str:
         return "loopback" if address.is_loopback else "link-local"
     if any(address in network for network in addresses.VIRTUAL):
         return "of virtual machines or containers"
-    return "not routable" if host.address_problem(each.address, allow_loopback=False) else "not on the way"
+    return "not routable" if machine.address_problem(each.address, allow_loopback=False) else "not on the way"
 
 
-def judge_address(choice: Choice, interfaces: Sequence[Interface], embedded: bool) -> Finding:
+def judge_address(choice: AddressChoice, interfaces: Sequence[Interface], embedded: bool) -> Finding:
     """`interfaces`: all there are, the one that was chosen too."""
     if choice.problem:
         return fail(choice.problem, "set --host-ip to an address of this Mac that the cluster's pods reach")
@@ -225,9 +225,9 @@ def _ports(around: Surroundings) -> Sequence[Finding]:
             owners[program] = record.port, record.host or settings.bind_address, pids
     taken = {}
     for name, (port, address, pids) in owners.items():
-        if host.port_free(port, address) or any(host.listens(pid, port) != frozenset() for pid in pids if pid):
+        if machine.port_free(port, address) or any(machine.listens(pid, port) != frozenset() for pid in pids if pid):
             continue
-        taken[name] = port, host.port_holder(port)
+        taken[name] = port, machine.port_holder(port)
     other = local_status.other_system_on(settings.port, settings.state_path, ASK_S) if "the sidecar" in taken else ""
     if other:
         del taken["the sidecar"]

@@ -13,12 +13,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from metal_supervisor import config
-from metal_supervisor.config import ConfigError, Overrides, Settings
 from metal_supervisor.doctor import bundle, registry
 from metal_supervisor.doctor.findings import Finding, sound, summary
 from metal_supervisor.doctor.surroundings import Surroundings
-from metal_supervisor.supervisorctl import escaped
+from metal_supervisor.settings import loader
+from metal_supervisor.settings.loader import ConfigError, Overrides, Settings
+from metal_supervisor.supervisord.ctl_plugin import escaped
 
 WELL, FAILED, USAGE = 0, 1, 2
 Say = Callable[[str], None]
@@ -31,27 +31,27 @@ def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> tu
     """
     problem = ""
     try:
-        overrides = config.overrides_from(arguments, environ)
+        overrides = loader.overrides_from(arguments, environ)
     except ConfigError as error:
-        overrides, problem = config.overrides_from(arguments, {}), str(error)  # a flag that is wrong is a usage error
+        overrides, problem = loader.overrides_from(arguments, {}), str(error)  # a flag that is wrong is a usage error
     given = dict(overrides.values)
-    usual = {"state_dir": config.found_state_dir(environ)}
+    usual = {"state_dir": loader.found_state_dir(environ)}
     state = Settings(**{**usual, **given}).state_path
     with contextlib.suppress(ConfigError):
-        state = config.load(overrides, **usual).state_path  # the file may name another
+        state = loader.load(overrides, **usual).state_path  # the file may name another
     try:
-        if not (state / config.OVERRIDES_FILE).exists():
-            return config.load(overrides, **usual), overrides.config, problem
+        if not (state / loader.OVERRIDES_FILE).exists():
+            return loader.load(overrides, **usual), overrides.config, problem
         if overrides.config:
             problem = _problem_of(overrides) or problem  # of a file that is to be tried out
-        return dataclasses.replace(config.load_saved(state), **given), _file_of(state), problem
+        return dataclasses.replace(loader.load_saved(state), **given), _file_of(state), problem
     except ConfigError as error:
         return _in_spite_of(state, overrides), overrides.config or _file_of(state), str(error)
 
 
 def _problem_of(overrides: Overrides) -> str:
     try:
-        config.load(overrides)
+        loader.load(overrides)
     except ConfigError as error:
         return str(error)
     return ""
@@ -60,7 +60,7 @@ def _problem_of(overrides: Overrides) -> str:
 def _in_spite_of(state: Path, overrides: Overrides) -> Settings:
     """The last settings that were in order, else the defaults, under what was said now."""
     try:
-        found, _ = config.load_good(state)
+        found, _ = loader.load_good(state)
     except ConfigError:
         found = Settings(state_dir=str(state))
     return dataclasses.replace(found, **overrides.values)
@@ -69,7 +69,7 @@ def _in_spite_of(state: Path, overrides: Overrides) -> Settings:
 def _file_of(state: Path) -> str:
     """The settings file of the system whose state directory this is, "" without one."""
     try:
-        return str(json.loads((state / config.OVERRIDES_FILE).read_text("utf-8"))["config"])
+        return str(json.loads((state / loader.OVERRIDES_FILE).read_text("utf-8"))["config"])
     except (OSError, ValueError, LookupError, TypeError):
         return ""
 

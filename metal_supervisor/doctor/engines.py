@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from metal_supervisor.boundary import builds, host
-from metal_supervisor.boundary.commands import TIMED_OUT, Done
-from metal_supervisor.boundary.daemon import Away, Daemon, Refused
-from metal_supervisor.core import launchd
-from metal_supervisor.core.report import confinement
-from metal_supervisor.core.types import LIVE, Observed, ProgramState, Record
+from metal_supervisor.cluster.report import confinement
 from metal_supervisor.doctor import macho
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
 from metal_supervisor.doctor.software import table_of
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.doctor.together import together
-from metal_supervisor.runtimes import RUNTIMES, Executable
+from metal_supervisor.host import launchd
+from metal_supervisor.host import machine as host
+from metal_supervisor.host.commands import TIMED_OUT, Done
+from metal_supervisor.runtimes import RUNTIMES, Executable, builds
+from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
 from metal_supervisor.runtimes.setting_checks import offered
+from metal_supervisor.spec.types import LIVE, Observed, ProgramState, Record
 
 XATTR = "/usr/bin/xattr"
 QUARANTINE = "com.apple.quarantine"
@@ -30,7 +30,7 @@ _VERSION = re.compile(r"(?<![\w.])v?(\d+\.[\w.+-]{1,40}|(?<=version: )\d[\w.+-]{
 
 
 @dataclass(frozen=True)
-class Engine:
+class FoundEngine:
     """An executable that was found."""
 
     runtime: str
@@ -48,13 +48,13 @@ class Engine:
         return "--" + self.executable.setting.replace("_", "-")
 
 
-def found(around: Surroundings) -> tuple[list[Engine], dict[str, str]]:
+def found(around: Surroundings) -> tuple[list[FoundEngine], dict[str, str]]:
     """(the engines that are here, runtime -> why it is not)."""
     here, missing = [], {}
     for name in offered(around.settings):
         try:
             executable, path = builds.find(around.settings, RUNTIMES[name].executables)
-            here.append(Engine(name, executable, path))
+            here.append(FoundEngine(name, executable, path))
         except host.NoBinary as error:
             missing[name] = str(error)
     return here, missing
@@ -74,7 +74,7 @@ def version_in(said: str) -> str:
     return told[1] if told else ""
 
 
-def judge_version(engine: Engine, done: Done) -> Finding:
+def judge_version(engine: FoundEngine, done: Done) -> Finding:
     """What `--version` came to."""
     name, path = f"{engine.runtime} ({engine.executable.name})", engine.path
     if done.ok:
@@ -87,7 +87,7 @@ def judge_version(engine: Engine, done: Done) -> Finding:
     return fail(f"{name} at {path} does not work: {how} {said[-1][:160] if said else ''}".rstrip(), _again(engine))
 
 
-def _again(engine: Engine) -> str:
+def _again(engine: FoundEngine) -> str:
     install = engine.executable.install
     return f"{install.replace('install it', 'reinstall it')}, or name another with {engine.flag}"
 
@@ -112,7 +112,7 @@ def _engines(around: Surroundings) -> Sequence[Finding]:
     if "ollama" in demanded and around.settings.ollama_url != "off":
         del demanded["ollama"]  # the user's own will do
 
-    def version(engine: Engine) -> Sequence[Finding]:
+    def version(engine: FoundEngine) -> Sequence[Finding]:
         return [judge_version(engine, around.run((str(engine.path), "--version"), ASK_S))]
 
     told = together([partial(version, each) for each in here], ASK_S + 0.5)
@@ -126,7 +126,7 @@ def _named(listed: str) -> list[str]:
 # ── what a Mac makes of them ─────────────────────────────────────────────────────────────────────
 
 
-def judge_processor(engine: Engine, built_for: Sequence[str], arm: bool) -> Finding | None:
+def judge_processor(engine: FoundEngine, built_for: Sequence[str], arm: bool) -> Finding | None:
     """`built_for`: none if it is no program of a Mac's; `arm`: whether this Mac has an Apple chip."""
     if not built_for or not arm or any(each.startswith("arm64") for each in built_for):
         return None
@@ -159,7 +159,7 @@ def _binaries(around: Surroundings) -> Sequence[Finding]:
     return bad or ([ok(f"{len(here)} built for this chip, none quarantined")] if here else [])
 
 
-def judge_path(engine: Engine, configured: str) -> Finding | None:
+def judge_path(engine: FoundEngine, configured: str) -> Finding | None:
     """The job's PATH is short: what only this shell finds, the daemon does not."""
     path = launchd.path_of(str(Path.home()))
     if configured or str(engine.path.parent) in path.split(":"):
@@ -308,7 +308,7 @@ def _ollama(around: Surroundings) -> Sequence[Finding]:
     except Away:
         held = not host.port_free(number, host_name)
         problem = f"it is {host.port_holder(number)}, and speaks no HTTP" if held else "away"
-    except Refused as error:
+    except DaemonRefused as error:
         problem = f"it is {host.port_holder(number)}, and answered {error.status}"
     return [judge_ollama(url, version[:40], problem)]
 

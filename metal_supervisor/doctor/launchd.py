@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from metal_supervisor.boundary import launchctl
-from metal_supervisor.boundary.launchctl import INCUMBENT, LABEL, Job, LaunchdError
-from metal_supervisor.core import launchd
-from metal_supervisor.core.left_engines import Left, left_by_agent
-from metal_supervisor.core.sizes import amount
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
 from metal_supervisor.doctor.surroundings import Surroundings
+from metal_supervisor.host import launchctl, launchd
+from metal_supervisor.host.launchctl import INCUMBENT, LABEL, LaunchdError, LoadedJob
+from metal_supervisor.host.left_engines import Left, left_by_agent
 from metal_supervisor.launch import MARK
+from metal_supervisor.spec.sizes import amount
 
 EX_CONFIG = "78"
 NEVER_EXITED = ("(never exited)", "")
@@ -19,7 +18,7 @@ INSTALL = "metal-supervisor install, as a LaunchDaemon: it starts with the Mac, 
 RENEW = "then metal-supervisor install, which loads the file anew: launchd reads it only then"
 
 
-def judge_job(domain: str, job: Job, stop_s: float) -> list[Finding]:
+def judge_job(domain: str, job: LoadedJob, stop_s: float) -> list[Finding]:
     """`stop_s`: how long the system may take to stop by its own settings."""
     where = f"{domain}/{LABEL}"
     found: list[Finding] = []
@@ -42,7 +41,7 @@ def judge_job(domain: str, job: Job, stop_s: float) -> list[Finding]:
     return found or [ok(f"{where} runs, pid {job.pid}, {job.spawn_type or 'spawn type not told'}")]
 
 
-def judge_jobs(jobs: Sequence[tuple[str, Job | None]], stop_s: float) -> list[Finding]:
+def judge_jobs(jobs: Sequence[tuple[str, LoadedJob | None]], stop_s: float) -> list[Finding]:
     """`jobs`: domain -> our job in it, None if it is not loaded."""
     loaded = [(domain, job) for domain, job in jobs if job is not None]
     if not loaded:
@@ -80,7 +79,7 @@ def _left(around: Surroundings) -> Sequence[Finding]:
     return [judge_left(left_by_agent(around.abandoned(), MARK))]
 
 
-def _loaded(around: Surroundings, label: str) -> tuple[list[tuple[str, Job | None]], list[Finding]]:
+def _loaded(around: Surroundings, label: str) -> tuple[list[tuple[str, LoadedJob | None]], list[Finding]]:
     """(domain -> the job of that label in it, None if it is not loaded; what could not be asked)."""
     jobs, unasked = [], []
     for domain in ("system", f"gui/{around.uid}"):

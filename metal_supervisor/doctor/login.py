@@ -13,9 +13,9 @@ import urllib.parse
 from collections.abc import Sequence
 from functools import partial
 
-from metal_supervisor.accounts import Token, read_token, utc
-from metal_supervisor.boundary.answers import KubeError
-from metal_supervisor.boundary.credentials import BadKubeconfig, Chosen
+from metal_supervisor.cluster.accounts import Token, read_token, utc
+from metal_supervisor.cluster.answers import KubeError
+from metal_supervisor.cluster.credentials import BadKubeconfig, Chosen
 from metal_supervisor.doctor import expiry
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
 from metal_supervisor.doctor.software import START

@@ -7,18 +7,18 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from metal_supervisor import launch
-from metal_supervisor.boundary import builds, host
-from metal_supervisor.boundary.commands import Done
-from metal_supervisor.boundary.darwin_memory import Mac
-from metal_supervisor.boundary.memory import device_mib
-from metal_supervisor.core.budget import Budget
-from metal_supervisor.core.pressure import Sample
-from metal_supervisor.core.sizes import MIB, amount
-from metal_supervisor.core.types import Json, ProgramState, RunNote
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
 from metal_supervisor.doctor.software import table_of
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
-from metal_supervisor.runtimes import RUNTIMES
+from metal_supervisor.host import machine
+from metal_supervisor.host.commands import Done
+from metal_supervisor.host.darwin_memory import Mac
+from metal_supervisor.memory.budget import Budget
+from metal_supervisor.memory.machine_memory import device_mib
+from metal_supervisor.memory.pressure import MemorySample
+from metal_supervisor.runtimes import RUNTIMES, builds
+from metal_supervisor.spec.sizes import MIB, amount
+from metal_supervisor.spec.types import Json, ProgramState, RunNote
 
 PMSET, FDESETUP = "/usr/bin/pmset", "/usr/bin/fdesetup"
 NEVER_SLEEP = f"sudo {PMSET} -a sleep 0 disksleep 0 womp 1 autorestart 1 powernap 0"
@@ -90,7 +90,7 @@ def judge_metal_of_daemon(report: Json) -> Finding:
 def _metal(around: Surroundings) -> Sequence[Finding]:
     try:
         _, path = builds.find(around.settings, RUNTIMES["llama-server"].executables)
-    except host.NoBinary:
+    except machine.NoBinary:
         return []  # told by engines
     here = judge_metal(around.run((str(path), "--list-devices"), ASK_S))
     return [here, judge_metal_of_daemon(around.report())]
@@ -99,7 +99,7 @@ def _metal(around: Surroundings) -> Sequence[Finding]:
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def judge_memory(sample: Sample, found: Budget, wired_mib: int | None) -> Finding:
+def judge_memory(sample: MemorySample, found: Budget, wired_mib: int | None) -> Finding:
     """`wired_mib`: iogpu.wired_limit_mb, 0 if it is not set, None off a Mac."""
     available = "unknown" if sample.available_bytes is None else amount(sample.available_bytes, "down")
     limit = "" if wired_mib is None else f", wired limit {f'{wired_mib} MiB' if wired_mib else 'not set'}"
@@ -219,7 +219,7 @@ def judge_orphans(
 
 def _orphans(around: Surroundings) -> Sequence[Finding]:
     directory = around.directory
-    marked = [pid for pid in host.marked(launch.MARK, directory.specs_of("")) if launch.start_time(pid)]
+    marked = [pid for pid in machine.marked(launch.MARK, directory.specs_of("")) if launch.start_time(pid)]
     alive = {
         name: note
         for name, note in directory.run_notes().items()

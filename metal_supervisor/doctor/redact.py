@@ -12,7 +12,7 @@ import urllib.parse
 from collections.abc import Callable, Collection
 from typing import Any
 
-from metal_supervisor.boundary.plugin import scrub
+from metal_supervisor.cluster.exec_plugin import scrub
 
 HIDDEN = "[redacted]"
 SHORTEST_SECRET = 4

@@ -12,15 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from metal_supervisor.accounts import read_token
-from metal_supervisor.boundary.credentials import BadKubeconfig
-from metal_supervisor.boundary.kube import Kube, KubeError
-from metal_supervisor.config import conf_dir
-from metal_supervisor.core.resources import GROUP, VERSION
-from metal_supervisor.core.types import Json
+from metal_supervisor.cluster.accounts import read_token
+from metal_supervisor.cluster.credentials import BadKubeconfig
+from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unasked, unknown, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.doctor.together import answers
+from metal_supervisor.settings.loader import conf_dir
+from metal_supervisor.spec.resources import GROUP, VERSION
+from metal_supervisor.spec.types import Json
 
 REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 ACCOUNT, SPACE = "metal-mac-a", "llm"

@@ -9,16 +9,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from metal_supervisor.boundary.backups import TMUTIL, is_temporary
-from metal_supervisor.boundary.commands import Done
-from metal_supervisor.boundary.listing import Unusable
-from metal_supervisor.boundary.places import SLOT, places_of
-from metal_supervisor.boundary.space import KEPT_FREE_BYTES
-from metal_supervisor.core.downloads import downloads
-from metal_supervisor.core.sizes import amount
-from metal_supervisor.core.types import Json
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
+from metal_supervisor.host.commands import Done
+from metal_supervisor.models.backups import TMUTIL, is_temporary
+from metal_supervisor.models.disk_space import KEPT_FREE_BYTES
+from metal_supervisor.models.listing import Unusable
+from metal_supervisor.models.places import SLOT, places_of
+from metal_supervisor.spec.sizes import amount
+from metal_supervisor.spec.types import Json
+from metal_supervisor.state.downloads import downloads
 
 FULL_DISK_ACCESS = (
     "System Settings > Privacy & Security > Full Disk Access: add the real python of this environment; "

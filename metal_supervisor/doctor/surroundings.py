@@ -16,17 +16,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metal_supervisor.boundary import addresses, commands, darwin_memory, host, memory
-from metal_supervisor.boundary.credentials import Chosen, choose
-from metal_supervisor.boundary.kube import Kube
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.boundary.supervisord import Supervisord
-from metal_supervisor.config import Settings
-from metal_supervisor.core.budget import Budget
-from metal_supervisor.core.left_engines import Process
-from metal_supervisor.core.pressure import Sample
-from metal_supervisor.core.types import Json
-from metal_supervisor.watchdog import budget_of
+from metal_supervisor.cluster.credentials import Chosen, choose
+from metal_supervisor.cluster.kube import Kube
+from metal_supervisor.controller.pressure_watch import budget_of
+from metal_supervisor.host import addresses, commands, darwin_memory, machine
+from metal_supervisor.host.left_engines import Process
+from metal_supervisor.memory import machine_memory
+from metal_supervisor.memory.budget import Budget
+from metal_supervisor.memory.pressure import MemorySample
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.types import Json
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.supervisord.client import Supervisord
 
 ASK_S = 4.0
 """How long one program or connection may take: less than its check, so that the check can say which it was."""
@@ -66,16 +67,16 @@ class Surroundings:
     uid: int = field(default_factory=os.getuid)
     clock: Callable[[], float] = time.time
     """Unix time."""
-    sample: Callable[[], Sample] = memory.sample
+    sample: Callable[[], MemorySample] = machine_memory.sample
     own_budget: Callable[[Settings], Budget] = budget_of
-    abandoned: Callable[[], Sequence[Process]] = host.abandoned
+    abandoned: Callable[[], Sequence[Process]] = machine.abandoned
     """Does not raise."""
     list_directory: Callable[[Path], Sequence[str]] = os.listdir
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
     open_files: Callable[[], tuple[int, int]] = _open_files
     """(soft, hard) limit of a process."""
-    interfaces: Callable[[], Sequence[host.Interface]] = host.interfaces
-    advertised: Callable[[str, str, bool], addresses.Choice] = addresses.advertised
+    interfaces: Callable[[], Sequence[machine.Interface]] = machine.interfaces
+    advertised: Callable[[str, str, bool], addresses.AddressChoice] = addresses.advertised
     """Does not raise."""
     connect: Callable[[str, int], None] = _connect
     """A TCP connection that is closed again."""

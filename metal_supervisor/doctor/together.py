@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from metal_supervisor.boundary.plugin import scrub
+from metal_supervisor.cluster.exec_plugin import scrub
 from metal_supervisor.doctor.findings import Finding, unknown
 
 T = TypeVar("T")

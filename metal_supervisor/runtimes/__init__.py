@@ -9,10 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from metal_supervisor.core.access import Access
-from metal_supervisor.core.demand import Demand, Reading
-from metal_supervisor.core.environment import Vocabulary
-from metal_supervisor.core.types import Engine, Service
+from metal_supervisor.confinement.access import Access
+from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.runtimes import (
     llama_arguments,
     llama_memory,
@@ -25,6 +23,8 @@ from metal_supervisor.runtimes import (
     vllm_swift,
 )
 from metal_supervisor.runtimes.place import Binary, Executable, Place
+from metal_supervisor.spec.environment import Vocabulary
+from metal_supervisor.spec.types import Engine, Service
 
 __all__ = ["RUNTIMES", "VOCABULARIES", "Binary", "Executable", "Place", "Runtime", "Shared"]
 

@@ -7,21 +7,21 @@ help of the build at hand.
 
 from __future__ import annotations
 
-from metal_supervisor.core.arguments import (
+from metal_supervisor.spec.arguments import (
     TEXT,
     Check,
+    FlagVerdict,
     Grammar,
     Paths,
-    Verdict,
     choice,
     decimal,
     flags,
     rows,
     whole,
 )
-from metal_supervisor.core.environment import COMMON, ELSEWHERE, SWITCH, Environment, Vocabulary, variables
+from metal_supervisor.spec.environment import COMMON, ELSEWHERE, SWITCH, Environment, Vocabulary, variables
 
-OURS, REFUSED, PATH, IGNORED = Verdict.OURS, Verdict.REFUSED, Verdict.PATH, Verdict.IGNORED
+OURS, REFUSED, PATH, IGNORED = FlagVerdict.OURS, FlagVerdict.REFUSED, FlagVerdict.PATH, FlagVerdict.IGNORED
 LARGEST = (1 << 31) - 1
 COUNT, ANY_WHOLE = whole(-1, LARGEST), whole(-LARGEST, LARGEST)
 REAL, SHARE = decimal(-1e9, 1e9), decimal(-1, 1)

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from metal_supervisor.core.arguments import ParsedArguments, parse
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR
+from metal_supervisor.spec.arguments import ParsedArguments, parse
 
 OPTION = re.compile(r"(?P<names>--?[A-Za-z][\w.-]*(?:, +--?[A-Za-z][\w.-]*)*)(?P<values>(?: [^ ]+)*)(?: {2,}.*)?")
 """A line of the help that lists a flag: its names, what its values are called, and after a gap what it does."""

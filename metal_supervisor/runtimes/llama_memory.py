@@ -11,21 +11,21 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from metal_supervisor.core.arguments import named_files, parse
-from metal_supervisor.core.demand import Demand, Reading
-from metal_supervisor.core.estimate import (
+from metal_supervisor.memory.estimate import (
     FALLBACK_PERCENT,
     PROCESS_BYTES,
+    CacheSettings,
     Estimate,
-    Settings,
     by_size,
     draft_settings,
     estimate,
     projector_bytes,
 )
-from metal_supervisor.core.gguf import BadGguf
-from metal_supervisor.core.sizes import MIB
+from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR
+from metal_supervisor.spec.arguments import named_files, parse
+from metal_supervisor.spec.gguf import BadGguf
+from metal_supervisor.spec.sizes import MIB
 
 VALUES = {
     "context": ("-c", "--ctx-size"),
@@ -78,7 +78,7 @@ CONVERSATIONS_KEPT = 4
 class Demands:
     """What an engine will take memory for, besides the model itself."""
 
-    settings: Settings
+    settings: CacheSettings
     projector: str = ""
     """Path of the mmproj file, "" without one."""
     draft: str = ""
@@ -117,7 +117,7 @@ def demands(argv: Sequence[str]) -> Demands:
                 values[found] = item.values[0]
     slots = _whole(values.get("slots"), -1)
     cache = _whole(values.get("prompt_cache"), 0)
-    settings = Settings(
+    settings = CacheSettings(
         context=max(_whole(values.get("context"), 0), 0),
         slots=slots if slots > 0 else AUTO_SLOTS,
         unified=switches.get("unified", slots <= 0),
@@ -171,7 +171,7 @@ def demand(argv: Sequence[str], model: Reading, reading_of: Callable[[str], Read
     return Demand(made.total_bytes, made.mapped_bytes, made.explain(), guessed)
 
 
-def estimate_of(model: Reading, settings: Settings) -> Estimate | None:
+def estimate_of(model: Reading, settings: CacheSettings) -> Estimate | None:
     """What a model takes by its header, or else by its size; None if neither is known. No further files."""
     why = model.problem
     if model.header is not None:
@@ -182,7 +182,7 @@ def estimate_of(model: Reading, settings: Settings) -> Estimate | None:
     return None if model.size_bytes is None else by_size(model.size_bytes, settings, why)
 
 
-def _with(made: Estimate, flag: str, reading: Reading, settings: Settings) -> Estimate | None:
+def _with(made: Estimate, flag: str, reading: Reading, settings: CacheSettings) -> Estimate | None:
     """The estimate with one more file; None if nobody can tell its size."""
     header, size = reading.header, reading.size_bytes
     if flag == "--model-draft":

@@ -16,11 +16,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from metal_supervisor.core.arguments import ParsedArguments, Verdict, named_files, parse, refusal, with_files
-from metal_supervisor.core.companions import DRAFTED, argument_source
-from metal_supervisor.core.environment import as_arguments
-from metal_supervisor.core.first_request import smallest
-from metal_supervisor.core.types import Engine, PartKey, Probe, Role, Service
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR, VOCABULARY
 from metal_supervisor.runtimes.llama_flags import (
     LOAD_MODE,
@@ -31,6 +26,11 @@ from metal_supervisor.runtimes.llama_flags import (
 )
 from metal_supervisor.runtimes.llama_memory import VALUES, checkpoints, prompt_cache_mib
 from metal_supervisor.runtimes.place import Binary, Place
+from metal_supervisor.spec.arguments import FlagVerdict, ParsedArguments, named_files, parse, refusal, with_files
+from metal_supervisor.spec.auxiliary_files import DRAFTED, argument_source
+from metal_supervisor.spec.environment import as_arguments
+from metal_supervisor.spec.first_request import smallest
+from metal_supervisor.spec.types import Engine, PartKey, Probe, Role, Service
 
 DEFAULT_CONTEXT, DEFAULT_BATCH, DEFAULT_GPU_LAYERS = 2048, 2048, 99
 
@@ -138,7 +138,7 @@ def _unknown_argument(service: Service, options: Mapping[str, Option]) -> tuple[
         *(("spec.env:", each) for each in parse(variables, GRAMMAR).items),
     ):
         shown, known = f"{where} {each.written!r:.80}", asked.get(each.name)
-        if each.flag is not None and each.flag.verdict is Verdict.IGNORED:
+        if each.flag is not None and each.flag.verdict is FlagVerdict.IGNORED:
             continue
         if known is None:
             text = f"{shown} is not known to this llama-server; remove it, or see its --help for how it is called now"

@@ -6,10 +6,10 @@ which many load code, open ports or join other machines; only those that tune on
 
 from __future__ import annotations
 
-from metal_supervisor.core.arguments import TEXT, Check, Grammar, Verdict, choice, decimal, flags, rows, whole
-from metal_supervisor.core.environment import COMMON, ELSEWHERE, SWITCH, Environment, Vocabulary, variables
+from metal_supervisor.spec.arguments import TEXT, Check, FlagVerdict, Grammar, choice, decimal, flags, rows, whole
+from metal_supervisor.spec.environment import COMMON, ELSEWHERE, SWITCH, Environment, Vocabulary, variables
 
-OURS, REFUSED, IGNORED = Verdict.OURS, Verdict.REFUSED, Verdict.IGNORED
+OURS, REFUSED, IGNORED = FlagVerdict.OURS, FlagVerdict.REFUSED, FlagVerdict.IGNORED
 LARGEST = (1 << 63) - 1
 COUNT, SHARE, REAL = whole(0, LARGEST), decimal(0, 1), decimal(-1000, 1000)
 JSON = Check("a JSON object", r"(?s:\s*\{.*\}\s*)")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from metal_supervisor.core.arguments import parse
-from metal_supervisor.core.demand import Demand, Reading
-from metal_supervisor.core.estimate import Estimate, Settings, by_size
-from metal_supervisor.core.estimate_mlx import CannotEstimate, estimate_mlx
-from metal_supervisor.core.sizes import MIB
-from metal_supervisor.core.types import Service
+from metal_supervisor.memory.estimate import CacheSettings, Estimate, by_size
+from metal_supervisor.memory.estimate_mlx import CannotEstimate, estimate_mlx
+from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.runtimes.mlx_arguments import MLX
+from metal_supervisor.spec.arguments import parse
+from metal_supervisor.spec.sizes import MIB
+from metal_supervisor.spec.types import Service
 
 PROMPT_CACHE_MIB, PROMPT_CACHE_MIB_UNKNOWN = 1024, 512
 """The most that old prompts are given beside a model, and what beside one that cannot be judged."""
@@ -56,7 +56,7 @@ def estimate_of(service: Service, argv: Sequence[str], model: Reading) -> Estima
             return estimate_mlx(model.size_bytes, model.config, context, slots, bits or None, cache)
         except CannotEstimate as error:
             why = str(error)
-    settings = Settings(context=context, slots=slots, prompt_cache_bytes=cache, mmap=False)
+    settings = CacheSettings(context=context, slots=slots, prompt_cache_bytes=cache, mmap=False)
     return None if model.size_bytes is None else by_size(model.size_bytes, settings, why)
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from metal_supervisor.core.access import Access
-from metal_supervisor.core.arguments import parse, refusal
-from metal_supervisor.core.first_request import smallest
-from metal_supervisor.core.types import Engine, Probe, Service
+from metal_supervisor.confinement.access import Access
 from metal_supervisor.runtimes.mlx_arguments import MLX
 from metal_supervisor.runtimes.mlx_memory import estimate_of, prompt_cache_bytes, slot_tokens
 from metal_supervisor.runtimes.place import Binary, Place
+from metal_supervisor.spec.arguments import parse, refusal
+from metal_supervisor.spec.first_request import smallest
+from metal_supervisor.spec.types import Engine, Probe, Service
 
 SWIFT, MLX_LM = "mlx-server", "mlx_lm.server"
 GATED = 0, 32, 2

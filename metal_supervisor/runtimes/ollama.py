@@ -10,14 +10,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from metal_supervisor.core.demand import Demand, Reading
-from metal_supervisor.core.sources import library_model
-from metal_supervisor.core.types import Engine, Probe, Service
+from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.runtimes import llama_memory
-from metal_supervisor.runtimes.attended import attended
+from metal_supervisor.runtimes.attached import attended
 from metal_supervisor.runtimes.llama_server import DEFAULT_CONTEXT
 from metal_supervisor.runtimes.mlx_server import meaningless
 from metal_supervisor.runtimes.place import Binary, Place
+from metal_supervisor.spec.sources import library_model
+from metal_supervisor.spec.types import Engine, Probe, Service
 
 NAME = "ollama"
 PROBE = Probe(path="/", expects="Ollama is running", busy_path="")

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from metal_supervisor.core.access import Access
-from metal_supervisor.core.demand import Demand, Reading
-from metal_supervisor.core.types import Engine, Probe, Service
+from metal_supervisor.confinement.access import Access
+from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.runtimes import mlx_memory
-from metal_supervisor.runtimes.attended import attended
+from metal_supervisor.runtimes.attached import attended
 from metal_supervisor.runtimes.mlx_server import NOT_HERE as NOT_MLX
 from metal_supervisor.runtimes.mlx_server import meaningless
 from metal_supervisor.runtimes.place import Binary, Place
+from metal_supervisor.spec.types import Engine, Probe, Service
 
 NAME = "omlx"
 CACHE_DIRECTORY = "pagedSSDCacheDir"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from metal_supervisor.core.demand import Reading
-from metal_supervisor.core.types import PartKey
+from metal_supervisor.models.metadata import Reading
+from metal_supervisor.spec.types import PartKey
 
 
 @dataclass(frozen=True)

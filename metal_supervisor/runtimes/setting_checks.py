@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 
-from metal_supervisor.core.arguments import Verdict
 from metal_supervisor.runtimes import RUNTIMES
 from metal_supervisor.runtimes.llama_arguments import ENVIRONMENT, GRAMMAR
-from metal_supervisor.settings import RUNTIME_CHECKS, Settings
+from metal_supervisor.settings.schema import RUNTIME_CHECKS, Settings
+from metal_supervisor.spec.arguments import FlagVerdict
 
 
 def _listed(value: str) -> list[str]:
@@ -30,7 +30,7 @@ def _flags(value: str) -> str | None:
         if not re.fullmatch(r"--?[A-Za-z][A-Za-z0-9-]*", each, re.ASCII):
             return "must look like --flag,--other-flag"
         flag = GRAMMAR.flags.get(each)
-        if flag is not None and flag.verdict is Verdict.OURS:
+        if flag is not None and flag.verdict is FlagVerdict.OURS:
             return f"must not name {each}: {flag.why}"
     return None
 
@@ -40,7 +40,7 @@ def _variables(value: str) -> str | None:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", each, re.ASCII):
             return "must look like NAME,OTHER_NAME"
         found = ENVIRONMENT.judge(each, {each})
-        if found.verdict is Verdict.OURS:
+        if found.verdict is FlagVerdict.OURS:
             return f"must not name {each}: {found.why}"
     return None
 

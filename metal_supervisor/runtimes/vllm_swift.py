@@ -9,16 +9,16 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from metal_supervisor.core.arguments import parse, refusal
-from metal_supervisor.core.demand import Demand, Reading
-from metal_supervisor.core.estimate import Estimate, Settings, by_size
-from metal_supervisor.core.estimate_mlx import CannotEstimate, estimate_mlx
-from metal_supervisor.core.sizes import MIB
-from metal_supervisor.core.types import Engine, Probe, Service
+from metal_supervisor.memory.estimate import CacheSettings, Estimate, by_size
+from metal_supervisor.memory.estimate_mlx import CannotEstimate, estimate_mlx
+from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.runtimes.mlx_arguments import VLLM
 from metal_supervisor.runtimes.mlx_memory import whole
 from metal_supervisor.runtimes.mlx_server import NOT_HERE, meaningless
 from metal_supervisor.runtimes.place import Binary, Place
+from metal_supervisor.spec.arguments import parse, refusal
+from metal_supervisor.spec.sizes import MIB
+from metal_supervisor.spec.types import Engine, Probe, Service
 
 NAME = "vllm-swift"
 PYTHON_BYTES = 1536 * MIB
@@ -105,5 +105,5 @@ def _estimate(context: int, slots: int, compressed: bool, model: Reading) -> Est
             # A prompt is read into a cache of its own before that is copied into its slot.
             scratch = made.compute_bytes + made.kv_bytes // made.slots
             return replace(made, compute_bytes=scratch, overhead_bytes=PYTHON_BYTES)
-    made = by_size(model.size_bytes, Settings(context=context, slots=slots, mmap=False), why)
+    made = by_size(model.size_bytes, CacheSettings(context=context, slots=slots, mmap=False), why)
     return replace(made, overhead_bytes=made.overhead_bytes + PYTHON_BYTES)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from metal_supervisor.boundary.kube import KubeError
+from metal_supervisor.cluster.kube import KubeError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
 Object = tuple[str, Hashable]

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from metal_supervisor.boundary.addresses import Choice
-from metal_supervisor.core.downloads import Download, downloads
-from metal_supervisor.core.engine_metrics import Told
-from metal_supervisor.core.report import Happening, Report, confinement
-from metal_supervisor.core.types import Json, Observed, Record
+from metal_supervisor.cluster.report import Happening, Report, confinement
+from metal_supervisor.host.addresses import AddressChoice
+from metal_supervisor.runtimes.engine_metrics import Told
+from metal_supervisor.sidecar.counters import Counted
 from metal_supervisor.sidecar.inventory import Offer, rows
-from metal_supervisor.sidecar.power import Reading, shown_power
-from metal_supervisor.sidecar.tallies import Counted
+from metal_supervisor.sidecar.power import PowerReading, shown_power
+from metal_supervisor.spec.types import Json, Observed, Record
+from metal_supervisor.state.downloads import Download, downloads
 
 STALLED_AFTER_S = 60.0
-NO_ADDRESS = Choice("", "")
+NO_ADDRESS = AddressChoice("", "")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Board:
     node: str = ""
     programs: Mapping[str, str] = field(default_factory=dict)
     """supervisord's word on each of our own programs, e.g. controller -> RUNNING."""
-    address: Choice = NO_ADDRESS
+    address: AddressChoice = NO_ADDRESS
     """What pods are told, where it comes from, and what speaks against it."""
     engines: tuple[Offer, ...] = ()
     """What this Mac can run; none before the binaries have answered."""
@@ -75,7 +75,7 @@ class Board:
     """What was counted since the start."""
     told: Told = field(default_factory=Told)
     """What engines count themselves; nothing where nobody asked for it."""
-    power: Reading | None = None
+    power: PowerReading | None = None
     """What the chip draws; None where nobody asked for it."""
     happenings: tuple[Recent, ...] = ()
     """The latest Events of this run, the last one last."""

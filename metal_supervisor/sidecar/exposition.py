@@ -14,8 +14,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample as Parsed
 
-from metal_supervisor.core.bar import printable
-from metal_supervisor.core.exposition import (
+from metal_supervisor.runtimes.metric_families import (
     COUNTER,
     GAUGE,
     HISTOGRAM,
@@ -26,6 +25,7 @@ from metal_supervisor.core.exposition import (
     Sample,
     Unreadable,
 )
+from metal_supervisor.spec.progress_bar import printable
 
 MOST_SERIES = 2000
 MOST_LINES = 20_000

@@ -11,11 +11,11 @@ import time
 from collections.abc import Sequence
 
 from metal_supervisor import __version__
-from metal_supervisor.boundary import sleep_clock
-from metal_supervisor.boundary.kube import Kube
-from metal_supervisor.core.manifests import MANAGED_BY
-from metal_supervisor.core.types import Json
+from metal_supervisor.cluster.kube import Kube
+from metal_supervisor.cluster.manifests import MANAGED_BY
+from metal_supervisor.host import sleep_clock
 from metal_supervisor.sidecar.statuses import now_seconds
+from metal_supervisor.spec.types import Json
 
 EVERY_S = 60.0
 API = "foreman.llmkube.dev/v1alpha1"

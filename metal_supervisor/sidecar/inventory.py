@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from metal_supervisor.boundary import builds, chip, darwin_memory, host
-from metal_supervisor.config import Settings
-from metal_supervisor.core.claims import PREFIX
-from metal_supervisor.core.types import Json
-from metal_supervisor.runtimes import RUNTIMES
+from metal_supervisor.host import chip, darwin_memory, machine
+from metal_supervisor.placement.claims import PREFIX
+from metal_supervisor.runtimes import RUNTIMES, builds
 from metal_supervisor.runtimes.setting_checks import offered
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.types import Json
 
 LOOK_EVERY_S = 60.0
 
@@ -41,9 +41,9 @@ def look(settings: Settings) -> tuple[Offer, ...]:
     found = []
     for name in offered(settings):
         runtime = RUNTIMES[name]
-        with contextlib.suppress(host.NoBinary):
+        with contextlib.suppress(machine.NoBinary):
             executable, path = builds.find(settings, runtime.executables)
-            found.append(Offer(name, executable.name, host.version_of(path), tuple(sorted(runtime.formats))))
+            found.append(Offer(name, executable.name, machine.version_of(path), tuple(sorted(runtime.formats))))
     return tuple(found)
 
 
@@ -77,7 +77,7 @@ class Inventory:
 
     def _run(self) -> None:
         self._saw(look(self._settings), self.chip)
-        self._saw(self.offers, chip.facts(darwin_memory.mac(), self._settings.state_path, host.boot_id()))
+        self._saw(self.offers, chip.facts(darwin_memory.mac(), self._settings.state_path, machine.boot_id()))
         while True:
             time.sleep(LOOK_EVERY_S)
             self._saw(look(self._settings), self.chip)

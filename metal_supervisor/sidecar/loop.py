@@ -18,20 +18,32 @@ from dataclasses import replace
 from pathlib import Path
 
 from metal_supervisor import launch
-from metal_supervisor.accounts import Renewal
-from metal_supervisor.boundary import host, local_status
-from metal_supervisor.boundary.doorbell import Doorbell
-from metal_supervisor.boundary.exits import ExitWatch
-from metal_supervisor.boundary.kube import Kube
-from metal_supervisor.boundary.roam import AddressBook
-from metal_supervisor.boundary.state import SESSION_FILE, StateDir
-from metal_supervisor.boundary.supervisord import Refused, ShuttingDown, Supervisord, Unavailable
-from metal_supervisor.config import Settings
-from metal_supervisor.core import first_request
-from metal_supervisor.core.attachment import Attachment
-from metal_supervisor.core.liveness import Limits
-from metal_supervisor.core.report import CRASH_LOOP, MOVED, Happening, Report, happening, report
-from metal_supervisor.core.types import (
+from metal_supervisor.cluster.accounts import Renewal
+from metal_supervisor.cluster.kube import Kube
+from metal_supervisor.cluster.network_watcher import AddressBook
+from metal_supervisor.cluster.report import CRASH_LOOP, MOVED, Happening, Report, happening, report
+from metal_supervisor.host import local_status, machine
+from metal_supervisor.host.exit_watch import ExitWatch
+from metal_supervisor.host.liveness import HangLimits
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.sidecar import exit_messages, sharing, shutdown
+from metal_supervisor.sidecar.board import Board, Recent, Row
+from metal_supervisor.sidecar.cluster_context import around, node_notes
+from metal_supervisor.sidecar.counters import Counters
+from metal_supervisor.sidecar.engine_scraper import EngineScraper
+from metal_supervisor.sidecar.fleetnode import FleetNode
+from metal_supervisor.sidecar.inventory import Inventory
+from metal_supervisor.sidecar.membership import Membership, session_kept
+from metal_supervisor.sidecar.memory_sampler import MemorySampler, SampledEngine
+from metal_supervisor.sidecar.observer import UNCONFIRMED_S, Observer, ServiceView
+from metal_supervisor.sidecar.power import PowerFile
+from metal_supervisor.sidecar.probes import Prober, ProbeTarget
+from metal_supervisor.sidecar.registrar import Around, Registrar
+from metal_supervisor.sidecar.sleep_notice import SleepNotice
+from metal_supervisor.sidecar.statuses import WantedModel, WantedStatus
+from metal_supervisor.spec import first_request
+from metal_supervisor.spec.attachment import Attachment
+from metal_supervisor.spec.types import (
     LIVE,
     Json,
     Key,
@@ -42,21 +54,9 @@ from metal_supervisor.core.types import (
     RunNote,
     State,
 )
-from metal_supervisor.sidecar import farewell, sharing, words
-from metal_supervisor.sidecar.board import Board, Recent, Row
-from metal_supervisor.sidecar.fleetnode import FleetNode
-from metal_supervisor.sidecar.gatherer import Gatherer
-from metal_supervisor.sidecar.inventory import Inventory
-from metal_supervisor.sidecar.membership import Membership, session_kept
-from metal_supervisor.sidecar.meter import Engine, Meter
-from metal_supervisor.sidecar.observer import UNCONFIRMED_S, Look, Observer
-from metal_supervisor.sidecar.power import PowerFile
-from metal_supervisor.sidecar.probes import Prober, Target
-from metal_supervisor.sidecar.registrar import Around, Registrar
-from metal_supervisor.sidecar.slumber import Slumber
-from metal_supervisor.sidecar.statuses import Wanted, WantedModel
-from metal_supervisor.sidecar.surroundings import around, node_notes
-from metal_supervisor.sidecar.tallies import Tallies
+from metal_supervisor.state.directory import SESSION_FILE, StateDir
+from metal_supervisor.state.doorbell import Doorbell
+from metal_supervisor.supervisord.client import Refused, ShuttingDown, Supervisord, Unavailable
 
 TICK_S = 15.0
 RETRY_S = 1.0
@@ -72,7 +72,7 @@ class Sidecar:
         self.settings, self.state, self.kube, self.supervisord = settings, directory, kube, supervisord
         self.bell = Doorbell(directory.path, "sidecar")
         self.wake = self.bell.ring
-        self.node = host.node_name(directory.path, settings.node_name)
+        self.node = machine.node_name(directory.path, settings.node_name)
         self.board = Board(str(directory.path), node=self.node)
         self._attached: dict[str, Attachment | None] = {}
         """The notes of attendants, as of this pass."""
@@ -81,16 +81,16 @@ class Sidecar:
         session = session_kept(directory.path / SESSION_FILE)
         self.membership = Membership(kube, self.node, settings.lease_duration, session)
         listed = settings.fleet_node == "on" and not settings.embedded
-        fleet_node = FleetNode(kube, self.node, host.memory_bytes()) if listed else None
-        self._tallies = Tallies()
+        fleet_node = FleetNode(kube, self.node, machine.memory_bytes()) if listed else None
+        self._counters = Counters()
         self.registrar = Registrar(
-            kube, self.node, self.membership, self.wake, settings.embedded, fleet_node, self._tallies
+            kube, self.node, self.membership, self.wake, settings.embedded, fleet_node, self._counters
         )
-        limits = Limits(settings.llama_server_startup_timeout, settings.hang_timeout)
-        self.prober = Prober(self.wake, limits, self._key_of, self._tallies.probed)
+        limits = HangLimits(settings.llama_server_startup_timeout, settings.hang_timeout)
+        self.prober = Prober(self.wake, limits, self._key_of, self._counters.probed)
         self.exits = ExitWatch(self._exited)
-        self._meter = Meter(self.wake)
-        self._gatherer = Gatherer(settings.bind_address, self._key_of)
+        self._meter = MemorySampler(self.wake)
+        self._gatherer = EngineScraper(settings.bind_address, self._key_of)
         self._dead: set[int] = set()
         self._news = threading.Event()
         """A process has ended, and no pass has told of it."""
@@ -102,9 +102,9 @@ class Sidecar:
         self._supervisord_since, self._table_read = 0.0, False
         self._inventory = Inventory(settings, self.wake)
         self._observer = Observer(
-            directory, self.prober, self._meter, self._tallies, self.registrar.published, self._dead
+            directory, self.prober, self._meter, self._counters, self.registrar.published, self._dead
         )
-        self._slumber = Slumber(directory.path, self.registrar)
+        self._slumber = SleepNotice(directory.path, self.registrar)
         self._power = PowerFile(directory.path, settings.apple_power_enabled)
         self._leaving = threading.Event()
         self.addresses = AddressBook(kube, settings.host_ip, settings.embedded, self._roamed)
@@ -118,7 +118,7 @@ class Sidecar:
 
     def current(self) -> Board:
         """The board, with what is counted elsewhere."""
-        counted = self._tallies.counted()
+        counted = self._counters.counted()
         told, power = self._gatherer.told(), self._power.reading
         return replace(self.board, requests=self.kube.requests, power=power, counted=counted, told=told)
 
@@ -156,7 +156,7 @@ class Sidecar:
             began = time.monotonic()
             try:
                 self.one_pass()
-                self._tallies.passed(time.monotonic() - began)
+                self._counters.passed(time.monotonic() - began)
                 # supervisord tells nobody when it gives up on a program; look often while it may.
                 held = any(row.state in (State.BACKOFF, State.STOPPING) for row in self._table.values())
                 held = held or bool(self._supervisord_since)
@@ -197,9 +197,9 @@ class Sidecar:
         answering = {
             row.record.program: self._target(row.record, row.observed.pid) for row in live if not row.observed.hung
         }
-        if not farewell.answers_ended(self.prober, answering, self.settings.stop_timeout):
+        if not shutdown.answers_ended(self.prober, answering, self.settings.stop_timeout):
             log.warning("some answers are cut: they did not end in time", extra={"seconds": self.settings.stop_timeout})
-        farewell.end(started)  # before the cluster is told, which may hang
+        shutdown.end(started)  # before the cluster is told, which may hang
         self.registrar.release()
 
     # ── one pass ─────────────────────────────────────────────────────────────────────────────────
@@ -235,7 +235,7 @@ class Sidecar:
             {pid: self._engine(records[name], notes, pid) for name, pid in pids.items() if pid}
         )
         self._gatherer.follow(rows, notes)
-        self._tallies.forget_all_but(records.keys())
+        self._counters.forget_all_but(records.keys())
         self._observer.forget_all_but(records.keys())
         self._register(rows, told)
         self._slumber.answer()
@@ -317,11 +317,11 @@ class Sidecar:
         pid = note.pid if noted or (lives and note.pid not in self._dead) else launcher
         return 0 if pid in self._dead else pid
 
-    def _target(self, record: Record, pid: int) -> Target:
+    def _target(self, record: Record, pid: int) -> ProbeTarget:
         # Whoever runs it, a daemon of the user's own listens where they told it to, which others may not reach.
         strange = record.daemon and record.host != self.settings.bind_address and not self.settings.embedded
         reached_at = self.addresses.address if strange else ""
-        return Target(pid, record.host or self.settings.bind_address, record.port or 0, record.probe, reached_at)
+        return ProbeTarget(pid, record.host or self.settings.bind_address, record.port or 0, record.probe, reached_at)
 
     def _ending(self, record: Record, row: ProgramState | None) -> bool:
         """Whether an engine is to end."""
@@ -342,7 +342,7 @@ class Sidecar:
     ) -> Row:
         """Observes one service, and reports on it."""
         engine, attachment = self._engine(record, notes, pid), self._attached.get(record.program)
-        look = Look(record, row, notes.get(record.program), pid, engine, self._target(record, pid), attachment)
+        look = ServiceView(record, row, notes.get(record.program), pid, engine, self._target(record, pid), attachment)
         seen = self._observer.see(look, records, self._leaving.is_set())
         told = report(record, seen.observed, self._slumber.coming is not None)
         if seen.settled:
@@ -351,12 +351,12 @@ class Sidecar:
         where = f"{address}:{record.port}" if told.wants_slice and address and seen.settled else ""
         return Row(record, seen.observed, told, where, seen.rss_bytes)
 
-    def _engine(self, record: Record, notes: Mapping[str, RunNote], pid: int) -> Engine:
+    def _engine(self, record: Record, notes: Mapping[str, RunNote], pid: int) -> SampledEngine:
         """A process as it is measured: of a model on a shared daemon, the daemon's."""
         note = notes.get(record.daemon or record.program)
         if record.daemon and note is not None and note.pid:
-            return Engine(note.pid, note.started, 0)
-        return Engine(pid, note.started if note is not None and note.pid == pid else "", record.mapped_bytes)
+            return SampledEngine(note.pid, note.started, 0)
+        return SampledEngine(pid, note.started if note is not None and note.pid == pid else "", record.mapped_bytes)
 
     def _announce(self, record: Record, told: Report, observed: Observed, died: bool) -> None:
         """Makes an Event of a change that deserves one, and a log line of any change."""
@@ -365,7 +365,8 @@ class Sidecar:
         if before is None or (before.phase, before.reason) != (told.phase, told.reason):
             detail = {"service": record.program, "phase": told.phase, "reason": told.reason, "why": told.message}
             log.info("service", extra=detail)
-        lines = "\n".join(words.last_lines(self.state, record.program)) if died or told.reason == CRASH_LOOP else ""
+        crashed = died or told.reason == CRASH_LOOP
+        lines = "\n".join(exit_messages.last_lines(self.state, record.program)) if crashed else ""
         ended = f"the engine ended: {observed.last_exit or 'unknown'}\n{lines}" if died else ""
         what = happening(before, told, ended, lines)
         if what and not record.is_daemon and not (before is None and what.type == "Normal"):
@@ -378,7 +379,9 @@ class Sidecar:
     def _register(self, rows: list[Row], told: Json) -> None:
         where = self.addresses.address, self.addresses.problem
         self._tell_of_move(where[0])
-        wanted = {row.record.key: Wanted(row.record, row.report, *where, self._direct(row.record)) for row in rows}
+        wanted = {
+            row.record.key: WantedStatus(row.record, row.report, *where, self._direct(row.record)) for row in rows
+        }
         models = {}
         for name, item in (told.get("models") or {}).items():
             namespace, _, short = name.partition("/")

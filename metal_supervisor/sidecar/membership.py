@@ -17,12 +17,13 @@ import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from metal_supervisor.boundary import sleep_clock
-from metal_supervisor.boundary.answers import now_micro
-from metal_supervisor.boundary.kube import MERGE, Kube, KubeError
-from metal_supervisor.boundary.state import write_atomic
-from metal_supervisor.core import claims, manifests
-from metal_supervisor.core.types import Json
+from metal_supervisor.cluster import manifests
+from metal_supervisor.cluster.answers import now_micro
+from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
+from metal_supervisor.host import sleep_clock
+from metal_supervisor.placement import claims
+from metal_supervisor.spec.types import Json
+from metal_supervisor.state.directory import write_atomic
 
 STEADY_AFTER, STEADY_PAUSE_S = 1, 2.0
 log = logging.getLogger("sidecar")

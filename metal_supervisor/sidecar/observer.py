@@ -11,19 +11,19 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from metal_supervisor import launch
-from metal_supervisor.boundary.doorbell import ring
-from metal_supervisor.boundary.memory import Held
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.boundary.supervisord import Exits
-from metal_supervisor.core.attachment import Attachment
-from metal_supervisor.core.report import CRASH_LOOP, HELD
-from metal_supervisor.core.types import LIVE, Key, Observed, ProgramState, Record, RunNote, Standing, State
-from metal_supervisor.core.withdrawal import NO_WITHDRAWAL, WithdrawalToken, requested_at
-from metal_supervisor.sidecar import sharing, words
-from metal_supervisor.sidecar.meter import Engine, Meter
-from metal_supervisor.sidecar.probes import Finding, Prober, Target
+from metal_supervisor.cluster.report import CRASH_LOOP, HELD
+from metal_supervisor.memory.machine_memory import Held
+from metal_supervisor.sidecar import exit_messages, sharing
+from metal_supervisor.sidecar.counters import Counters
+from metal_supervisor.sidecar.memory_sampler import MemorySampler, SampledEngine
+from metal_supervisor.sidecar.probes import ProbeFinding, Prober, ProbeTarget
 from metal_supervisor.sidecar.publisher import Published
-from metal_supervisor.sidecar.tallies import Tallies
+from metal_supervisor.spec.attachment import Attachment
+from metal_supervisor.spec.types import LIVE, Key, Observed, ProgramState, Record, RunNote, Standing, State
+from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken, requested_at
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.doorbell import ring
+from metal_supervisor.supervisord.client import Exits
 
 MEMORY_STEP_BYTES = 16 << 20
 # Below the 2 s that the controller waits for an answer.
@@ -31,7 +31,7 @@ UNCONFIRMED_S = 1.0
 
 
 @dataclass(frozen=True)
-class Look:
+class ServiceView:
     """What a pass of the sidecar knows of one service before it judges."""
 
     record: Record
@@ -41,16 +41,16 @@ class Look:
     """What its launcher noted."""
     pid: int
     """Its engine, 0 if there is none."""
-    engine: Engine
+    engine: SampledEngine
     """The process that is measured."""
-    target: Target
+    target: ProbeTarget
     """Where it is asked."""
     attachment: Attachment | None
     """Of a model on a shared daemon: its attendant's note."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class LastSeen:
     """What was made of it."""
 
     observed: Observed
@@ -67,13 +67,13 @@ class Observer:
         self,
         state: StateDir,
         prober: Prober,
-        meter: Meter,
-        tallies: Tallies,
+        meter: MemorySampler,
+        counters: Counters,
         published: Callable[[Key], Published],
         dead: Collection[int],
     ) -> None:
         """`published`: what the cluster was told of a service; `dead`: pids that ended, kept by the loop."""
-        self._state, self._prober, self._meter, self._tallies = state, prober, meter, tallies
+        self._state, self._prober, self._meter, self._counters = state, prober, meter, counters
         self._published, self._dead = published, dead
         self._exits = Exits(state.path / "log" / "supervisord.log")
         now = time.time()  # what an earlier release saw knows no starts, and what came before is not counted again
@@ -96,13 +96,13 @@ class Observer:
             self._engines.pop(program, None)
             self._state.forget_observed(program)
 
-    def known(self, record: Record, pid: int) -> Finding:
+    def known(self, record: Record, pid: int) -> ProbeFinding:
         """What an earlier look, or an earlier sidecar, found of this very process: it must not take out what serves."""
         before = self._before.get(record.program)
         same = before is not None and before.pid == pid
-        return Finding(before.ready, before.message, before.served) if same and before else Finding(False, "")
+        return ProbeFinding(before.ready, before.message, before.served) if same and before else ProbeFinding(False, "")
 
-    def see(self, look: Look, records: Mapping[str, Record], leaving: bool) -> Seen:
+    def see(self, look: ServiceView, records: Mapping[str, Record], leaving: bool) -> LastSeen:
         """Observes one service, and keeps the observation. `leaving`: the whole system stops."""
         record, row, pid = look.record, look.row, look.pid
         before = self._before.get(record.program)
@@ -137,7 +137,7 @@ class Observer:
             drained=drained,
             restarts=(before.restarts if before else 0) + _unplanned_starts(look.note, before, crashed, now),
             counted_start=max([before.counted_start if before else 0.0, *(look.note.starts if look.note else ())]),
-            exits=words.exits(before, words.manner(last_exit, crashed) if died else ""),
+            exits=exit_messages.exits(before, exit_messages.manner(last_exit, crashed) if died else ""),
             served=bool(pid) and finding.served,
             hung=finding.hung if pid else "",
             last_exit=last_exit,
@@ -149,18 +149,18 @@ class Observer:
         self._before[record.program] = observed
         if self._state.write_observed(observed):
             ring(self._state.path, "controller")
-        return Seen(observed, held.rss_bytes if held else 0, crashed)
+        return LastSeen(observed, held.rss_bytes if held else 0, crashed)
 
-    def _just_died(self, before: Observed) -> Seen:
+    def _just_died(self, before: Observed) -> LastSeen:
         """A death that supervisord has not told of yet: the endpoint goes out, and the rest follows once it has.
 
         How the engine ended, what is counted and the Event wait for supervisord's word.
         """
         observed = replace(before, pid=0, ready=False, served=False, hung="", message="the engine has ended")
         self._state.write_observed(observed)
-        return Seen(observed, settled=False)
+        return LastSeen(observed, settled=False)
 
-    def _finding(self, look: Look, records: Mapping[str, Record]) -> Finding:
+    def _finding(self, look: ServiceView, records: Mapping[str, Record]) -> ProbeFinding:
         """What the probe found; of a model on a shared daemon, together with the daemon and the attendant."""
         record = look.record
         finding = self._prober.finding(record.program) or self.known(record, look.pid)
@@ -170,23 +170,23 @@ class Observer:
         daemon = self._before.get(record.daemon) if ours else None
         return sharing.judged(record, finding, look.attachment, look.pid, daemon)
 
-    def _confined(self, look: Look) -> bool:
+    def _confined(self, look: ServiceView) -> bool:
         """Whether the process that has the model runs confined: of a shared daemon, not the attendant."""
         if look.record.daemon:
             daemon = self._before.get(look.record.daemon)
             return bool(look.pid and daemon is not None and daemon.confined)
         return bool(look.pid and look.note and look.note.pid == look.pid and look.note.confined)
 
-    def _message(self, look: Look, finding: Finding, word: str) -> str:
+    def _message(self, look: ServiceView, finding: ProbeFinding, word: str) -> str:
         """Why it is not ready, if it is not."""
         note = look.note
         if note and note.refused not in ("", CRASH_LOOP) and not look.pid:
             return note.refused_message
         if word in HELD:
-            return words.why_down(self._state, look.record, note, self._exits.last(look.record.program))
+            return exit_messages.why_down(self._state, look.record, note, self._exits.last(look.record.program))
         return finding.message
 
-    def _drained(self, look: Look, published: Published) -> tuple[bool, WithdrawalToken]:
+    def _drained(self, look: ServiceView, published: Published) -> tuple[bool, WithdrawalToken]:
         """(whether it answers somebody, the withdrawal after which nobody was left to answer, "" if there was none).
 
         What is asked after the endpoint went out tells that nobody else will come. Where the cluster cannot be told,
@@ -212,7 +212,7 @@ class Observer:
         """Counts how long a process took until it served, once."""
         known = before is not None and before.pid == observed.pid and before.served
         if observed.served and not known and row is not None and row.pid == observed.pid:
-            self._tallies.started(observed.program, max(0.0, now - row.start))
+            self._counters.started(observed.program, max(0.0, now - row.start))
 
 
 def _unplanned_starts(note: RunNote | None, before: Observed | None, crashed: bool, now: float) -> int:

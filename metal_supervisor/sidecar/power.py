@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metal_supervisor.boundary.state import POWER_FILE
-from metal_supervisor.core.powermetrics import DOMAINS, FORMAT
-from metal_supervisor.core.types import Json
+from metal_supervisor.host.powermetrics import DOMAINS, FORMAT
+from metal_supervisor.spec.types import Json
+from metal_supervisor.state.directory import POWER_FILE
 
 LOOK_EVERY_S = 2.0
 HOLDS_FOR = 3
@@ -25,7 +25,7 @@ NOTHING_YET = "nothing has been measured yet; see log/power.log in the state dir
 
 
 @dataclass(frozen=True)
-class Reading:
+class PowerReading:
     """What power.json says."""
 
     source: str = ""
@@ -46,7 +46,7 @@ class Reading:
         return self.watts if 0 <= time.monotonic() - self.monotonic_s <= HOLDS_FOR * self.every_s else {}
 
 
-def read(text: str) -> Reading:
+def read(text: str) -> PowerReading:
     """What the text of a power.json says; what is wrong with it is its problem."""
     try:
         found = json.loads(text)
@@ -56,12 +56,14 @@ def read(text: str) -> Reading:
         watts = {name: float(found["watts"][name]) for name in DOMAINS if name in found.get("watts", {})}
         if not all(0 <= each < math.inf for each in (at, monotonic_s, every_s, *watts.values())):
             raise ValueError
-        return Reading(str(found.get("source", "")), str(found.get("problem", "")), at, monotonic_s, every_s, watts)
+        return PowerReading(
+            str(found.get("source", "")), str(found.get("problem", "")), at, monotonic_s, every_s, watts
+        )
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
-        return Reading(problem=f"{POWER_FILE} cannot be read; a newer version may have written it")
+        return PowerReading(problem=f"{POWER_FILE} cannot be read; a newer version may have written it")
 
 
-def shown_power(reading: Reading | None) -> Json | None:
+def shown_power(reading: PowerReading | None) -> Json | None:
     """What /status says of it; None where nobody asked for it."""
     if reading is None:
         return None
@@ -77,7 +79,7 @@ class PowerFile:
     def __init__(self, state: Path, enabled: bool) -> None:
         self._path, self._enabled = state / POWER_FILE, enabled
         self._edition: tuple[int, int] | None = None
-        self.reading = Reading(problem=NOTHING_YET) if enabled else None
+        self.reading = PowerReading(problem=NOTHING_YET) if enabled else None
 
     def start(self) -> None:
         """Begins to look, in a thread of its own."""
@@ -93,7 +95,7 @@ class PowerFile:
                 self.reading = read(self._path.read_text("utf-8"))
                 self._edition = edition
         except (OSError, UnicodeDecodeError):
-            self._edition, self.reading = None, Reading(problem=NOTHING_YET)
+            self._edition, self.reading = None, PowerReading(problem=NOTHING_YET)
 
     def _run(self) -> None:
         while True:

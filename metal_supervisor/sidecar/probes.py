@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from metal_supervisor.boundary import engines, host, local_status
-from metal_supervisor.boundary.engines import Answer, FirstRequest
-from metal_supervisor.boundary.local_status import ANY_V4, ANY_V6
-from metal_supervisor.core import liveness
-from metal_supervisor.core.liveness import Limits, Look, Pulse
-from metal_supervisor.core.types import Probe
+from metal_supervisor.host import liveness, local_status
+from metal_supervisor.host import machine as host
+from metal_supervisor.host.liveness import HangLimits, ProbeResult, Pulse
+from metal_supervisor.host.local_status import ANY_V4, ANY_V6
+from metal_supervisor.runtimes import probing
+from metal_supervisor.runtimes.probing import FirstRequest, ProbeAnswer
+from metal_supervisor.spec.types import Probe
 
 READY_EVERY_S = 15.0
 DOUBT_EVERY_S = 1.0
@@ -33,7 +34,7 @@ LOADING_PACE = ((3.0, 0.02), (15.0, 0.1), (120.0, 0.5), (float("inf"), 2.0))
 
 
 @dataclass(frozen=True)
-class Target:
+class ProbeTarget:
     """One engine process to be asked."""
 
     pid: int
@@ -51,7 +52,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProbeFinding:
     """What is known of a target."""
 
     ready: bool
@@ -67,9 +68,9 @@ class _Asker(threading.Thread):
 
     def __init__(
         self,
-        target: Target,
-        known: Finding,
-        limits: Limits,
+        target: ProbeTarget,
+        known: ProbeFinding,
+        limits: HangLimits,
         on_change: Callable[[], None],
         key: Callable[[], tuple[str, str]],
         on_probe: Callable[[float], None],
@@ -82,7 +83,7 @@ class _Asker(threading.Thread):
         self._first: FirstRequest | None = None
         self._first_failed = False
         self._pulse = Pulse(born=time.monotonic(), ready=known.ready, served=known.served)
-        self.finding = Finding(False, "")
+        self.finding = ProbeFinding(False, "")
         self.answered = False
         self._elsewhere, self._elsewhere_at = "", self._pulse.born
         self._over = threading.Event()
@@ -95,21 +96,21 @@ class _Asker(threading.Thread):
         while not self._over.is_set():
             was = self.finding
             self._pulse = pulse = liveness.heard(self._pulse, self._look(), self._limits)
-            self.finding = Finding(pulse.ready, pulse.message, pulse.served, pulse.hung)
+            self.finding = ProbeFinding(pulse.ready, pulse.message, pulse.served, pulse.hung)
             first, self.answered = not self.answered, True
             if (first or self.finding != was) and not self._over.is_set():
                 self._on_change()
             self._over.wait(self._pause_s())
         self._give_up_first()
 
-    def _look(self) -> Look:
+    def _look(self) -> ProbeResult:
         if self._first is not None:
             return self._first_looked_at(self._first)
         target = self.target
         # The first silence is doubted at once; an engine that is in doubt is given longer.
-        patience_s = PATIENT_S if self._pulse.failures else engines.TIMEOUT_S
+        patience_s = PATIENT_S if self._pulse.failures else probing.TIMEOUT_S
         asked_at = time.monotonic()
-        answer = engines.probe(target.port, target.probe, not self._pulse.ready, target.host, patience_s)
+        answer = probing.probe(target.port, target.probe, not self._pulse.ready, target.host, patience_s)
         self._on_probe(time.monotonic() - asked_at)
         if answer.ready and not self._pulse.ready:
             answer = self._ours()
@@ -119,18 +120,20 @@ class _Asker(threading.Thread):
                 )
                 return self._first_looked_at(self._first)
         elif answer.refused:
-            answer = Answer(False, self._misplaced() or answer.message)
-        turns = not answer.ready or engines.turns(target.port, target.probe, target.host, patience_s)
+            answer = ProbeAnswer(False, self._misplaced() or answer.message)
+        turns = not answer.ready or probing.turns(target.port, target.probe, target.host, patience_s)
         message = answer.message if turns else "its work loop takes no requests"
         return self._seen(answer.ready, turns, message)
 
-    def _seen(self, answers: bool, turns: bool, message: str, asked: bool = False) -> Look:
+    def _seen(self, answers: bool, turns: bool, message: str, asked: bool = False) -> ProbeResult:
         """A look, with signs of work if something is wrong and they matter."""
         now, target = time.monotonic(), self.target
         closely = not (answers and turns) and liveness.wants_signs(self._pulse, now, self._limits)
-        return Look(now, answers, turns, message, host.signs(target.pid, target.port) if closely else None, asked)
+        return ProbeResult(
+            now, answers, turns, message, host.signs(target.pid, target.port) if closely else None, asked
+        )
 
-    def _first_looked_at(self, first: FirstRequest) -> Look:
+    def _first_looked_at(self, first: FirstRequest) -> ProbeResult:
         """A look at the first request: it may take long, and what the engine does meanwhile has to be seen."""
         answer = None if self.ending else first.wait(FIRST_LOOK_S)
         if answer is not None or self.ending:
@@ -145,22 +148,22 @@ class _Asker(threading.Thread):
             self._first.close()
             self._first = None
 
-    def _ours(self) -> Answer:
+    def _ours(self) -> ProbeAnswer:
         """Whether it is this very process that answers, and where it was told to."""
         target = self.target
-        if target.reached_at and not engines.answers_at(target.reached_at, target.port):
+        if target.reached_at and not probing.answers_at(target.reached_at, target.port):
             text = f"it does not answer at {target.reached_at}:{target.port}, where pods would ask it; "
             fix = "make it listen there (OLLAMA_HOST=0.0.0.0), or set --ollama-url off to have one supervised"
-            return Answer(False, f"DaemonUnreachable: {text}{fix}")
+            return ProbeAnswer(False, f"DaemonUnreachable: {text}{fix}")
         if target.probe.shared:
-            return Answer(True, "")  # whose process it is is known by its daemon's own record
+            return ProbeAnswer(True, "")  # whose process it is is known by its daemon's own record
         found = host.listens(target.pid, target.port)
         if found is None or self._reachable(found):
-            return Answer(True, "")
+            return ProbeAnswer(True, "")
         if not found:
             stranger = host.port_holder(target.port)
-            return Answer(False, f"port {target.port} is answered by {stranger}, not by the engine")
-        return Answer(False, self._on(found))
+            return ProbeAnswer(False, f"port {target.port} is answered by {stranger}, not by the engine")
+        return ProbeAnswer(False, self._on(found))
 
     def _misplaced(self) -> str:
         """Where an engine listens that refuses us where it should, "" if nowhere; looked up now and then."""
@@ -192,7 +195,7 @@ class _Asker(threading.Thread):
 class _Drain(threading.Thread):
     """Asks one engine that is to stop whether it still answers somebody, until it does not."""
 
-    def __init__(self, target: Target, on_change: Callable[[], None]) -> None:
+    def __init__(self, target: ProbeTarget, on_change: Callable[[], None]) -> None:
         super().__init__(name=f"drain {target.port}", daemon=True)
         self.target, self._on_change = target, on_change
         self.busy: bool | None = None
@@ -200,7 +203,7 @@ class _Drain(threading.Thread):
 
     def run(self) -> None:
         while not self.over.is_set():
-            was, told = self.busy, engines.busy(self.target.port, self.target.probe, self.target.host)
+            was, told = self.busy, probing.busy(self.target.port, self.target.probe, self.target.host)
             self.busy = host.has_clients(self.target.pid, self.target.port) if told is None else told
             if self.busy != was:
                 self._on_change()
@@ -215,7 +218,7 @@ class Prober:
     def __init__(
         self,
         on_change: Callable[[], None],
-        limits: Limits,
+        limits: HangLimits,
         key_of: Callable[[str], tuple[str, str]] = lambda _program: ("", ""),
         on_probe: Callable[[str, float], None] = lambda _program, _seconds: None,
     ) -> None:
@@ -227,7 +230,7 @@ class Prober:
         self._askers: dict[str, _Asker] = {}
         self._drains: dict[str, tuple[str, _Drain]] = {}
 
-    def ask_only(self, targets: Mapping[str, tuple[Target, Finding]], ending: Collection[str] = ()) -> None:
+    def ask_only(self, targets: Mapping[str, tuple[ProbeTarget, ProbeFinding]], ending: Collection[str] = ()) -> None:
         """Asks exactly these from now on. What is known already of a process counts until it has been asked.
 
         Those that are ending are not sent a first request any more: their end would have to wait for it.
@@ -245,7 +248,7 @@ class Prober:
         for program, asker in self._askers.items():
             asker.ending = program in ending
 
-    def busy(self, program: str, token: str, target: Target | None) -> bool | None:
+    def busy(self, program: str, token: str, target: ProbeTarget | None) -> bool | None:
         """Whether an engine that is to stop still answers somebody; None before the first answer.
 
         `token` names the withdrawal that has been carried out, "" if none has: then nothing is asked.
@@ -262,7 +265,7 @@ class Prober:
             known[1].start()
         return known[1].busy
 
-    def finding(self, program: str) -> Finding | None:
+    def finding(self, program: str) -> ProbeFinding | None:
         """What is known of a program's engine, None before its first answer."""
         asker = self._askers.get(program)
         return asker.finding if asker and asker.answered else None

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from metal_supervisor import __version__
-from metal_supervisor.boundary import host
-from metal_supervisor.boundary.answers import now_micro
-from metal_supervisor.boundary.kube import MERGE, Kube, KubeError
-from metal_supervisor.core import manifests
-from metal_supervisor.core.report import Happening
-from metal_supervisor.core.types import Json, Key, Record
-from metal_supervisor.core.withdrawal import NO_WITHDRAWAL, WithdrawalToken
-from metal_supervisor.sidecar.statuses import Statuses, Wanted, now_seconds
+from metal_supervisor.cluster import manifests
+from metal_supervisor.cluster.answers import now_micro
+from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
+from metal_supervisor.cluster.report import Happening
+from metal_supervisor.host import machine
+from metal_supervisor.sidecar.statuses import Statuses, WantedStatus, now_seconds
+from metal_supervisor.spec.types import Json, Key, Record
+from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken
 
 HEARTBEAT_S = 60.0
 RESYNC_S = 600.0
@@ -98,7 +98,7 @@ class Publisher:
             done.problem = text
             self._on_change()
 
-    def unwanted(self, wanted: Mapping[Key, Wanted]) -> set[Key]:
+    def unwanted(self, wanted: Mapping[Key, WantedStatus]) -> set[Key]:
         """Services that were published and are not to be shown any more."""
         return self._done.keys() - wanted.keys()
 
@@ -109,7 +109,7 @@ class Publisher:
             done = self._done[record.key] = _Done(uid=record.uid)
         return done
 
-    def endpoints(self, want: Wanted) -> None:
+    def endpoints(self, want: WantedStatus) -> None:
         """Makes Service and EndpointSlice show what is wanted; withdraws when it is asked to."""
         done, token, record = self._done_of(want.record), want.record.withdraw, want.record
         if time.monotonic() < done.blocked_until and done.problem:
@@ -129,7 +129,7 @@ class Publisher:
             self._on_change()
         self._withdrawn(done, token)
 
-    def _take_out(self, want: Wanted, done: _Done) -> None:
+    def _take_out(self, want: WantedStatus, done: _Done) -> None:
         """Traffic must not go where nothing serves, whatever the cluster says to the Service."""
         if not want.report.wants_slice:
             self._drop_slice(want.record, done)
@@ -141,7 +141,7 @@ class Publisher:
             done.withdrawn = token
             self._on_change()
 
-    def _service(self, want: Wanted, done: _Done) -> str:
+    def _service(self, want: WantedStatus, done: _Done) -> str:
         """Writes the Service; returns what is in the way, e.g. somebody else's of the same name."""
         endpoint = want.record.endpoint
         assert endpoint is not None
@@ -174,7 +174,7 @@ class Publisher:
         text = f'Service "{name}" exists and is not ours; rename the InferenceService, or delete the Service'
         return f"EndpointNameConflict: {text}"
 
-    def _slice(self, want: Wanted, done: _Done) -> None:
+    def _slice(self, want: WantedStatus, done: _Done) -> None:
         endpoint = want.record.endpoint
         assert endpoint is not None
         now = time.monotonic()
@@ -223,7 +223,7 @@ class Publisher:
             try:
                 found = self._kube.request("GET", path)
                 now = time.time() + self._kube.clock_offset_s
-                if manifests.left_by_agent(found, now, host.own_addresses(told)):
+                if manifests.left_by_agent(found, now, machine.own_addresses(told)):
                     uid = found["metadata"]["uid"]
                     self._kube.request("DELETE", path, None, {"preconditions": {"uid": uid}})
                     log.info("removed what another agent left", extra={"object": path})
@@ -285,7 +285,7 @@ class Publisher:
             series = {"series": {"count": count + 1, "lastObservedTime": now_micro()}}
             self._kube.request("PATCH", named, None, series, MERGE)
 
-    def resync(self, wanted: Mapping[Key, Wanted]) -> None:
+    def resync(self, wanted: Mapping[Key, WantedStatus]) -> None:
         """Finds slices of ours that nobody wants any more, and looks at everything anew."""
         names = {
             (each.namespace, manifests.slice_name(each.endpoint.service, self._node, each.ordinal))
@@ -305,5 +305,5 @@ class Publisher:
         self.resync_at = time.monotonic() + RESYNC_S * random.uniform(0.9, 1.1)
 
 
-def _namespaces(wanted: Mapping[Key, Wanted]) -> Iterable[str]:
+def _namespaces(wanted: Mapping[Key, WantedStatus]) -> Iterable[str]:
     return sorted({want.record.namespace for want in wanted.values()})

@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from metal_supervisor.boundary.kube import Kube, KubeError
-from metal_supervisor.core.report import Happening, report
-from metal_supervisor.core.types import Key, Observed, Record
+from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.cluster.report import Happening, report
 from metal_supervisor.sidecar.backoff import FIRST_PAUSE_S, Backoffs
+from metal_supervisor.sidecar.counters import Counters
 from metal_supervisor.sidecar.fleetnode import FleetNode
 from metal_supervisor.sidecar.membership import Membership
 from metal_supervisor.sidecar.publisher import CONFLICT_RETRY_S, Published, Publisher
-from metal_supervisor.sidecar.statuses import Wanted, WantedModel
-from metal_supervisor.sidecar.tallies import Tallies
+from metal_supervisor.sidecar.statuses import WantedModel, WantedStatus
+from metal_supervisor.spec.types import Key, Observed, Record
 
 LONGEST_PAUSE_S, FORBIDDEN_PAUSE_S = 1.5, 5.0
 CONFLICT_PAUSE_S = 1.0
@@ -70,7 +70,7 @@ class Registrar(threading.Thread):
         on_change: Callable[[], None],
         embedded: bool = False,
         fleet_node: FleetNode | None = None,
-        tallies: Tallies | None = None,
+        counters: Counters | None = None,
     ) -> None:
         super().__init__(name="registrar", daemon=True)
         self._publisher = Publisher(kube, node, on_change, beside_others=not embedded)
@@ -80,11 +80,11 @@ class Registrar(threading.Thread):
         self._on_change = on_change
         self._wake = threading.Event()
         self._lock = threading.Lock()
-        self._wanted: Mapping[Key, Wanted] = {}
+        self._wanted: Mapping[Key, WantedStatus] = {}
         self._models: Mapping[Key, WantedModel] = {}
         self._events: list[tuple[Record | str, Happening]] = []
         """On a service, or in a namespace on this Mac."""
-        self._tallies = tallies or Tallies()
+        self._counters = counters or Counters()
         self._out_since: dict[Key, float] = {}
         """Monotonic time since when an endpoint that the cluster shows as ready is not to be so any more."""
         self._settled = threading.Event()
@@ -99,7 +99,7 @@ class Registrar(threading.Thread):
     # ── what the sidecar says and asks ───────────────────────────────────────────────────────────
 
     def want(
-        self, wanted: Mapping[Key, Wanted], models: Mapping[Key, WantedModel], around: Around | None = None
+        self, wanted: Mapping[Key, WantedStatus], models: Mapping[Key, WantedModel], around: Around | None = None
     ) -> None:
         """What the cluster should show from now on."""
         around = around or Around()
@@ -123,7 +123,7 @@ class Registrar(threading.Thread):
         ending = {key: replace(each, report=report(each.record, ends)) for key, each in wanted.items()}
         self.want(ending, models, around)
 
-    def _note_withdrawals(self, wanted: Mapping[Key, Wanted]) -> None:
+    def _note_withdrawals(self, wanted: Mapping[Key, WantedStatus]) -> None:
         """Which endpoints are to go from now on; hold the lock."""
         serving = {key for key, want in wanted.items() if want.report.ready}
         for key, before in self._wanted.items():
@@ -263,7 +263,7 @@ class Registrar(threading.Thread):
         else:
             self._publisher.event(about, what)
 
-    def _look_whether_out(self, wanted: Mapping[Key, Wanted]) -> None:
+    def _look_whether_out(self, wanted: Mapping[Key, WantedStatus]) -> None:
         """Says so, once. Nothing of `wanted` is to be served here."""
         out = all(self._publisher.published(key).out for key in wanted)
         with self._lock:
@@ -282,7 +282,7 @@ class Registrar(threading.Thread):
         with self._lock:
             since = self._out_since.pop(key, None)
         if since is not None:
-            self._tallies.withdrawn(time.monotonic() - since)
+            self._counters.withdrawn(time.monotonic() - since)
 
     def _attempt(self, what: str, on: Hashable, action: Callable[[], None]) -> bool:
         """Runs one write; False if it was not made, and is tried again: in the next pass, or when its pause is over.
@@ -298,7 +298,7 @@ class Registrar(threading.Thread):
             action()
         except KubeError as error:
             if error.code != 404:
-                self._tallies.refused(what, str(error.code or error.reason))
+                self._counters.refused(what, str(error.code or error.reason))
             if error.code in (400, 409, 422):
                 self._problem(on if what == "endpoints" else None, error)
             elif error.code >= 500:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from metal_supervisor.boundary.memory import Held
-from metal_supervisor.core.attachment import Attachment, Phase
-from metal_supervisor.core.types import Observed, Record
-from metal_supervisor.sidecar.probes import Finding
+from metal_supervisor.memory.machine_memory import Held
+from metal_supervisor.sidecar.probes import ProbeFinding
+from metal_supervisor.spec.attachment import Attachment, Phase
+from metal_supervisor.spec.types import Observed, Record
 
 UNREACHABLE = "DaemonUnreachable: "
 
@@ -31,8 +31,8 @@ def is_asked(record: Record, attachment: Attachment | None, pid: int) -> bool:
 
 
 def judged(
-    record: Record, finding: Finding, attachment: Attachment | None, pid: int, daemon: Observed | None
-) -> Finding:
+    record: Record, finding: ProbeFinding, attachment: Attachment | None, pid: int, daemon: Observed | None
+) -> ProbeFinding:
     """What is found of a model: ready only while its attendant has it attached, and never hung by itself.
 
     `daemon`: what was seen of a daemon of ours, which is known to be whoever answers at its port.

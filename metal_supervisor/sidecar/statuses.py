@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from metal_supervisor.boundary.answers import now_micro
-from metal_supervisor.boundary.kube import MERGE, Kube
-from metal_supervisor.core import manifests
-from metal_supervisor.core.report import Report
-from metal_supervisor.core.resources import GROUP, VERSION
-from metal_supervisor.core.types import Json, Key, ModelFile, Record, Standing
+from metal_supervisor.cluster import manifests
+from metal_supervisor.cluster.answers import now_micro
+from metal_supervisor.cluster.kube import MERGE, Kube
+from metal_supervisor.cluster.report import Report
+from metal_supervisor.spec.resources import GROUP, VERSION
+from metal_supervisor.spec.types import Json, Key, ModelFile, Record, Standing
 
 CLEAR_AFTER_S = (2.0, 60.0)
 """How long after a service got ready a leftover is looked for: the operator may be late once."""
@@ -27,7 +27,7 @@ NUDGE = "metal-supervisor.io/changed"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedStatus:
     """What the cluster should show of one service."""
 
     record: Record
@@ -111,7 +111,7 @@ class Statuses:
         times = (at for each in self._services.values() for at in (*each.clear_at, *each.nudge_at))
         return min(times, default=float("inf"))
 
-    def service(self, want: Wanted) -> None:
+    def service(self, want: WantedStatus) -> None:
         """The status of one InferenceService, by the Mac that speaks for it."""
         record = want.record
         written = self._services.get(record.key)
@@ -139,7 +139,7 @@ class Statuses:
             written.body, written.beside = body, True
         self._scheduling(want, written)
 
-    def _scheduling(self, want: Wanted, written: _Written) -> None:
+    def _scheduling(self, want: WantedStatus, written: _Written) -> None:
         """The two fields that the operator writes as well."""
         path, now = _path("inferenceservices", want.record.owner), time.monotonic()
         if want.report.ready and not written.ready:

@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.core.arguments import Verdict, parse
-from metal_supervisor.core.environment import flag_of
-from metal_supervisor.core.references import Holding, filled
-from metal_supervisor.core.resources import Policy, interpret
-from metal_supervisor.core.types import Engine, PartKey, Rejected, Service, Standing
 from metal_supervisor.runtimes import RUNTIMES, VOCABULARIES, Binary, Place
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR, VOCABULARY
 from metal_supervisor.runtimes.llama_flags import OPTION, options_of
 from metal_supervisor.runtimes.llama_memory import demands
 from metal_supervisor.runtimes.mlx_arguments import MLX
+from metal_supervisor.spec.arguments import FlagVerdict, parse
+from metal_supervisor.spec.environment import flag_of
+from metal_supervisor.spec.references import Holding, filled
+from metal_supervisor.spec.resources import Policy, interpret
+from metal_supervisor.spec.types import Engine, PartKey, Rejected, Service, Standing
 from tests import mlx
 from tests.engines import port
 from tests.system import System, engine_path, eventually, running, service
@@ -116,7 +116,7 @@ def test_a_flag_that_reaches_out_is_refused_or_its_file_is_the_stores(flag: str,
         for arguments in ([spelled, value], [f"{spelled}={value}"], ["--chat-template", "-c", spelled, value]):
             found = decided(extraArgs=arguments)
             if isinstance(found, Service):
-                assert GRAMMAR.flags[flag].verdict is Verdict.PATH, "its file is not judged"
+                assert GRAMMAR.flags[flag].verdict is FlagVerdict.PATH, "its file is not judged"
                 assert value not in " ".join(engine(found).argv), "the engine is given what the manifest says"
                 assert found.companions, "the store is not asked for it"
             else:

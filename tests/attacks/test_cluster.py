@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
-from metal_supervisor.boundary.kube import APPLY, MERGE, Kube, KubeError
-from metal_supervisor.core import claims, manifests
-from metal_supervisor.core.claims import Do, Move
-from metal_supervisor.core.report import Report
-from metal_supervisor.core.types import Endpoint, Record, Standing, Verdict
+from metal_supervisor.cluster import manifests
+from metal_supervisor.cluster.kube import APPLY, MERGE, Kube, KubeError
+from metal_supervisor.cluster.report import Report
+from metal_supervisor.placement import claims
+from metal_supervisor.placement.claims import ClaimAction, Move
+from metal_supervisor.spec.types import Endpoint, Record, Standing, Verdict
 from tests.cluster.server import ROOT, KubeCluster, crd_directory
 from tests.system import eventually
 
@@ -62,7 +63,7 @@ def service_of(name: str = "tiny", kind: str = "ClusterIP", space: str = SPACE) 
 
 def claim_of(index: int, holder: str) -> Object:
     """A claim on a replica of `tiny`."""
-    return dict(claims.claim_object(Move(Do.CLAIM, (SPACE, "tiny", index), "uid-tiny"), holder, NOW))
+    return dict(claims.claim_object(Move(ClaimAction.CLAIM, (SPACE, "tiny", index), "uid-tiny"), holder, NOW))
 
 
 def node_lease_of(node: str, duration_s: float = 40.0) -> Object:

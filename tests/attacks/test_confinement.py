@@ -20,8 +20,8 @@ import pytest
 
 from metal_supervisor import launch
 from metal_supervisor.confinement import enforce
+from metal_supervisor.confinement.access import Access
 from metal_supervisor.confinement.policy import policy
-from metal_supervisor.core.access import Access
 from tests.system import free_ports
 
 HOSTILE = Path(__file__).parent / "hostile_engine.py"

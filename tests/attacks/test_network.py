@@ -15,12 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
-from metal_supervisor import boot, gate
-from metal_supervisor.boundary import web
-from metal_supervisor.boundary.host import Interface
-from metal_supervisor.boundary.listing import Unusable
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.core.trust import Rules
+from metal_supervisor.controller import boot
+from metal_supervisor.host.machine import Interface
+from metal_supervisor.models import web
+from metal_supervisor.models.listing import Unusable
+from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.runtimes.shims import gate
+from metal_supervisor.state.directory import StateDir
 from tests import chromium, mlx, ollama
 from tests.mlx import mlx_model, mlx_service
 from tests.runtimes import omlx
@@ -345,7 +346,7 @@ def test_a_model_is_not_fetched_from_the_mac_or_its_ipv6_neighbours(
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("it was connected to"))
     with pytest.raises(Unusable, match="no public address"):
-        web.Client(Rules()).get("http://models.example.com/m.gguf")
+        web.Client(SourcePolicy()).get("http://models.example.com/m.gguf")
 
 
 # ── another user of the Mac, or a web page, and the embedded API (M4) ────────────────────────────

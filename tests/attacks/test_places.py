@@ -18,16 +18,16 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.boundary.filling import Job, Shelf, terms_of
-from metal_supervisor.boundary.listing import Unusable
-from metal_supervisor.boundary.state import StateDir, StateError
-from metal_supervisor.boundary.store import Store
-from metal_supervisor.config import Settings
-from metal_supervisor.core.resources import Policy, interpret
-from metal_supervisor.core.sources import NO_KEYS, Artifact
-from metal_supervisor.core.types import ModelFile, Rejected, Service
-from metal_supervisor.daemons import Daemons
+from metal_supervisor.controller.daemons import Daemons
+from metal_supervisor.models.download_job import DownloadJob, StoreContext, terms_of
+from metal_supervisor.models.listing import Unusable
+from metal_supervisor.models.store import Store
 from metal_supervisor.runtimes import omlx
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.resources import Policy, interpret
+from metal_supervisor.spec.sources import NO_KEYS, Artifact
+from metal_supervisor.spec.types import ModelFile, Rejected, Service
+from metal_supervisor.state.directory import StateDir, StateError
 from tests.system import tiny_gguf
 
 SLOT = "0123456789abcdef"
@@ -103,7 +103,9 @@ def understood(model: Mapping[str, Any], service: Mapping[str, Any]) -> Service 
 
 def looked_for(mac: Mac, artifact: Artifact) -> ModelFile:
     """What the store's job says of an artifact. Raises Unusable."""
-    job = Job(artifact, Shelf(mac.settings.store_path, terms_of(mac.settings)), lambda _: None, lambda *_: None)
+    job = DownloadJob(
+        artifact, StoreContext(mac.settings.store_path, terms_of(mac.settings)), lambda _: None, lambda *_: None
+    )
     return job.ready()
 
 

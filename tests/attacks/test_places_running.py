@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from metal_supervisor.core.programs import scratch_name
+from metal_supervisor.state.programs import scratch_name
 from tests.engines import gone
 from tests.system import System, eventually, model, running, service
 

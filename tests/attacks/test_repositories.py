@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.boundary.filling import Job, Shelf, Terms
-from metal_supervisor.boundary.listing import Unusable
-from metal_supervisor.core.fields import Bad
-from metal_supervisor.core.repository import NAMES_CODE, READ_BY_ENGINES, directory
-from metal_supervisor.core.sources import Artifact
-from metal_supervisor.core.trust import Rules
-from metal_supervisor.core.types import ModelFile
+from metal_supervisor.models.download_job import DownloadJob, StoreContext, Terms
+from metal_supervisor.models.listing import Unusable
+from metal_supervisor.models.repository import NAMES_CODE, READ_BY_ENGINES, directory
+from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.sources import Artifact
+from metal_supervisor.spec.types import ModelFile
 from tests import mlx
 from tests.hub import Hub
 
@@ -56,9 +56,9 @@ def store(tmp_path: Path) -> Path:
 def fetched(store: Path, files: Mapping[str, bytes], **more: object) -> ModelFile:
     """A repository with these files, as the store's own job fetches it. Raises Unusable."""
     with Hub({"o/r": dict(files)}) as hub:
-        terms = Terms(Rules(private=("127.0.0.0/8",)), hub=hub.url)
+        terms = Terms(SourcePolicy(private=("127.0.0.0/8",)), hub=hub.url)
         artifact = Artifact("hf://o/r@main", directory=True, **more)  # type: ignore[arg-type]
-        return Job(artifact, Shelf(store, terms), lambda _: None, lambda *_: None).ready()
+        return DownloadJob(artifact, StoreContext(store, terms), lambda _: None, lambda *_: None).ready()
 
 
 def refused(store: Path, files: Mapping[str, bytes]) -> str:
@@ -74,7 +74,9 @@ def in_place(base: Path, files: Mapping[str, bytes]) -> ModelFile:
     for name, content in files.items():
         (model / name).parent.mkdir(parents=True, exist_ok=True)
         (model / name).write_bytes(content)
-    job = Job(Artifact(str(model), directory=True), Shelf(base / "store", Terms()), lambda _: None, lambda *_: None)
+    job = DownloadJob(
+        Artifact(str(model), directory=True), StoreContext(base / "store", Terms()), lambda _: None, lambda *_: None
+    )
     return job.ready()
 
 

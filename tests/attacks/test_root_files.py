@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor import install_plan
-from metal_supervisor.boundary.commands import Done
-from metal_supervisor.install_steps import Directory, File, Machine
+from metal_supervisor.host.commands import Done
+from metal_supervisor.install import plan
+from metal_supervisor.install.steps import Directory, FileStep, Machine
 from tests.launchd import Mac, no_pause
 
 EVIL = plistlib.dumps({"Label": "dev.metal-supervisor", "ProgramArguments": ["/bin/sh", "-c", "id > /tmp/owned"]})
@@ -38,11 +38,11 @@ class Raced(Mac):
 def test_root_does_not_run_what_an_engine_of_the_user_can_write(tmp_path: Path, uid: int) -> None:
     home = tmp_path / "it's home"
     machine = Machine(tmp_path / "root", home, "anna", "staff", uid, Mac(), no_pause)
-    order = install_plan.Order(None, True, {"state_dir": str(home / "state")}, None, False, False)
+    order = plan.InstallOrder(None, True, {"state_dir": str(home / "state")}, None, False, False)
     script = tmp_path / "metal-supervisor"
     (text,) = [
-        step.content for step in install_plan.plan(order, machine).steps
-        if isinstance(step, File) and step.path.name == script.name
+        step.content for step in plan.plan(order, machine).steps
+        if isinstance(step, FileStep) and step.path.name == script.name
     ]  # fmt: skip
     script.write_bytes(text)
     program = home / "state" / "current" / script.name
@@ -60,12 +60,12 @@ def test_a_file_exchanged_before_root_installs_it_is_not_what_root_gets(tmp_path
     root.mkdir()
     mac = Raced(home)
     machine = Machine(root, home, "anna", "staff", 501, mac, no_pause)
-    order = install_plan.Order(None, True, {"state_dir": str(home / "state")}, None, False, False)
-    found = install_plan.plan(order, machine)
+    order = plan.InstallOrder(None, True, {"state_dir": str(home / "state")}, None, False, False)
+    found = plan.plan(order, machine)
     Directory(found.places.plist.parent, 0o755).do(machine)
     for step in found.steps:
         step.do(machine)
-    roots = [step for step in found.steps if isinstance(step, File) and step.path.is_relative_to(root)]
+    roots = [step for step in found.steps if isinstance(step, FileStep) and step.path.is_relative_to(root)]
     assert mac.replaced > 3, "the attack was made"
     assert len(roots) == 3 and found.places.plist in [step.path for step in roots]
     for step in roots:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.boundary.filling import Job, Shelf, Terms
-from metal_supervisor.boundary.listing import Unusable
-from metal_supervisor.core.references import Holding, keys_of, read_hosts
-from metal_supervisor.core.sources import Artifact, canonical
-from metal_supervisor.core.trust import Rules
-from metal_supervisor.core.types import ModelFile
+from metal_supervisor.models.download_job import DownloadJob, StoreContext, Terms
+from metal_supervisor.models.listing import Unusable
+from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.spec.references import Holding, keys_of, read_hosts
+from metal_supervisor.spec.sources import Artifact, canonical
+from metal_supervisor.spec.types import ModelFile
 from tests.system import tiny_gguf
 
 SECRET = ("team", "token")
@@ -67,11 +67,11 @@ def test_a_secret_goes_where_its_owner_says() -> None:
 
 def fetched(base: Path, url: str, sha256: str = "", private: tuple[str, ...] = ()) -> ModelFile:
     """What the store's own job makes of a source on this machine, whose addresses count as public. Raises Unusable."""
-    shelf = Shelf(base, Terms(Public(private=private)))
-    return Job(Artifact(url, sha256=sha256), shelf, lambda _: None, lambda *_: None).ready()
+    shelf = StoreContext(base, Terms(Public(private=private)))
+    return DownloadJob(Artifact(url, sha256=sha256), shelf, lambda _: None, lambda *_: None).ready()
 
 
-class Public(Rules):
+class Public(SourcePolicy):
     """Rules of a Mac on which loopback is the internet."""
 
     def allows_address(self, *_: object, **__: object) -> bool:

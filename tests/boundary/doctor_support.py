@@ -13,14 +13,14 @@ from typing import Any
 
 from mac_memory import DEVICES, GIB, M4_MAX, FakeLibc, u32
 
-from metal_supervisor.boundary.commands import NOT_FOUND, Done
-from metal_supervisor.boundary.darwin_memory import Mac
-from metal_supervisor.config import Settings
-from metal_supervisor.core.budget import budget, metal_limit
-from metal_supervisor.core.pressure import Sample
 from metal_supervisor.doctor.findings import Check, Finding
 from metal_supervisor.doctor.registry import CHECKS, examine
 from metal_supervisor.doctor.surroundings import Surroundings
+from metal_supervisor.host.commands import NOT_FOUND, Done
+from metal_supervisor.host.darwin_memory import Mac
+from metal_supervisor.memory.budget import budget, metal_limit
+from metal_supervisor.memory.pressure import MemorySample
+from metal_supervisor.settings.loader import Settings
 
 CHIP = {**M4_MAX, "machdep.cpu.brand_string": b"Apple M4 Max\0", "sysctl.proc_translated": u32(0)}
 LOADED = """system/dev.metal-supervisor = {
@@ -95,7 +95,7 @@ def surroundings(tmp_path: Path, programs: dict[str, Done] | None = None, **more
     fields: dict[str, Any] = {
         "on_mac": True, "mac": Mac(FakeLibc(more.pop("sysctls", CHIP))),
         "run": Programs({**healthy(engine, state / "models"), **(programs or {})}),
-        "sample": lambda: Sample(0.0, 128 * GIB, 90 * GIB, 1, 0, None, None),
+        "sample": lambda: MemorySample(0.0, 128 * GIB, 90 * GIB, 1, 0, None, None),
         "own_budget": lambda _: budget(128 * GIB, None, *metal_limit(128 * GIB, 0, 110100, 26)),
         "free_bytes": lambda _: 500 * GIB, "open_files": lambda: (256, 1 << 40),
         "abandoned": list, **more,

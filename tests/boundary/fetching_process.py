@@ -6,16 +6,16 @@ import sys
 import threading
 from pathlib import Path
 
-from metal_supervisor.boundary.filling import Terms
-from metal_supervisor.boundary.store import Store
-from metal_supervisor.core.sources import NO_KEYS, Artifact
-from metal_supervisor.core.trust import Rules
+from metal_supervisor.models.download_job import Terms
+from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.models.store import Store
+from metal_supervisor.spec.sources import NO_KEYS, Artifact
 
 
 def main() -> None:
     """Prints the model's path once it is whole."""
     rang = threading.Event()
-    store = Store(Path(sys.argv[1]), rang.set, Terms(Rules(private=("127.0.0.0/8",))))
+    store = Store(Path(sys.argv[1]), rang.set, Terms(SourcePolicy(private=("127.0.0.0/8",))))
     artifact = Artifact(sys.argv[2])
     store.want({artifact: NO_KEYS})
     store.give_leave(artifact)

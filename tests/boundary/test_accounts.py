@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from accounts_support import ADMIN, DAY, SIGNATURE, Api, jwt, kubeconfig, serving, token
 
-from metal_supervisor import accounts, cli
-from metal_supervisor.accounts import AccountError, duration_s, read_token
-from metal_supervisor.boundary.kube import Kube
+from metal_supervisor.cli import main
+from metal_supervisor.cluster import accounts
+from metal_supervisor.cluster.accounts import AccountError, duration_s, read_token
+from metal_supervisor.cluster.kube import Kube
 from tests.system import free_ports
 
 
@@ -41,7 +42,7 @@ class Shell:
         """(exit code, everything that was said)."""
         admin = kubeconfig(self.directory / "admin", self.api.url, {"token": ADMIN})
         base = ["--service-account", "metal-mac-a", "--namespace", "llm", "--from", str(admin)]
-        code = cli.main(["kubeconfig", *base, "--output", str(self.output), *flags])
+        code = main.main(["kubeconfig", *base, "--output", str(self.output), *flags])
         said = self.capture.readouterr()
         text = said.out + said.err
         assert SIGNATURE not in text and ADMIN not in text
@@ -91,7 +92,7 @@ def test_what_the_cluster_needs_is_carried_over(shell: Shell, tmp_path: Path, ap
     more = {"certificate-authority": "ca.pem", "tls-server-name": "api.internal"}
     admin = kubeconfig(tmp_path / "with-ca", api.url, {"token": ADMIN}, **more)
     chosen = accounts.credentials.choose(admin)
-    order = accounts.Order(admin, "", "", "llm", "metal-mac-a", 3600, shell.output)
+    order = accounts.TokenOrder(admin, "", "", "llm", "metal-mac-a", 3600, shell.output)
     cluster = accounts._content(order, chosen, "https://k8s.example:6443")["clusters"][0]["cluster"]
     assert cluster["server"] == "https://k8s.example:6443" and cluster["tls-server-name"] == "api.internal"
     assert base64.b64decode(cluster["certificate-authority-data"]) == (tmp_path / "ca.pem").read_bytes()

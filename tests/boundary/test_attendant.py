@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from daemon_support import Answer, Stand, said, standing
 
-from metal_supervisor import attendant
-from metal_supervisor.attendant import Attendant
-from metal_supervisor.boundary.omlx import MODELS
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.core.attachment import JOB, Attachment, Phase
-from metal_supervisor.core.types import Record, Standing, Verdict
+from metal_supervisor.runtimes import model_attacher
+from metal_supervisor.runtimes.model_attacher import ModelAttacher
+from metal_supervisor.runtimes.omlx_models import MODELS
+from metal_supervisor.spec.attachment import JOB, Attachment, Phase
+from metal_supervisor.spec.types import Record, Standing, Verdict
+from metal_supervisor.state.directory import StateDir
 from tests.system import eventually, free_ports
 
 PROGRAM, NAME = "default.tiny", "tiny"
@@ -36,7 +36,7 @@ def stand() -> Iterator[Stand]:
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateDir:
     """A state directory, and attendants that are in a hurry."""
     for name in ("LOOK_EVERY_S", "AWAY_S", "AGAIN_S", "LONGEST_AWAY_S"):
-        monkeypatch.setattr(attendant, name, 0.02)
+        monkeypatch.setattr(model_attacher, name, 0.02)
     made = StateDir(tmp_path / "state")
     made.create()
     return made
@@ -64,9 +64,9 @@ def ollama(path: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def attending(state: StateDir, job: dict[str, Any]) -> Iterator[Attendant]:
+def attending(state: StateDir, job: dict[str, Any]) -> Iterator[ModelAttacher]:
     """An attendant at work; told to end afterwards, and that it has ended is checked."""
-    made = Attendant(state, PROGRAM, job)
+    made = ModelAttacher(state, PROGRAM, job)
     thread = threading.Thread(target=made.run, daemon=True)
     thread.start()
     try:
@@ -244,7 +244,7 @@ def keep_alives(stand: Stand) -> list[int]:
 def test_what_another_service_has_ollama_run_is_left_alone_while_that_one_lives(
     state: StateDir, stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: int, unloads: bool
 ) -> None:
-    monkeypatch.setattr("metal_supervisor.boundary.ollama._sha256", lambda _path: "0" * 64)
+    monkeypatch.setattr("metal_supervisor.runtimes.ollama_models._sha256", lambda _path: "0" * 64)
     (file := tmp_path / "model.gguf").write_bytes(b"GGUF")
     ollama_stand(stand)
     Path(f"{file}.made").write_text(NAME)  # it was made for this service, by an earlier process
@@ -271,5 +271,5 @@ def test_a_job_that_cannot_be_understood_ends_it_as_a_mistake_of_the_configurati
     state: StateDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], job: str
 ) -> None:
     monkeypatch.setenv(JOB, job)
-    assert attendant.main([PROGRAM, str(state.path)]) == 78
+    assert model_attacher.main([PROGRAM, str(state.path)]) == 78
     assert f"cannot attend to {PROGRAM}" in capfd.readouterr().err

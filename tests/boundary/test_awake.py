@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor import boot
-from metal_supervisor.awake import PROGRAM, Awake, in_use
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.boundary.supervisord import Refused, Unavailable
-from metal_supervisor.config import Settings
-from metal_supervisor.core.types import ProgramState, Record, Standing, State, Verdict
+from metal_supervisor.controller import boot
+from metal_supervisor.controller.awake import PROGRAM, Awake, in_use
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.types import ProgramState, Record, Standing, State, Verdict
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.supervisord.client import Refused, Unavailable
 
 TABLE = {PROGRAM: ProgramState(PROGRAM, State.STOPPED, 0, 0.0, 0.0, 0.0, "")}
 WANTED = Record(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.boundary import backups
+from metal_supervisor.models import backups
 
 
 def test_time_machine_is_told_on_a_mac_and_nobody_elsewhere(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor import boot, launch
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.core import programs
-from metal_supervisor.core.types import Engine, Probe
+from metal_supervisor import launch
+from metal_supervisor.controller import boot
+from metal_supervisor.spec.types import Engine, Probe
+from metal_supervisor.state import programs
+from metal_supervisor.state.directory import StateDir
 
 PROGRAM = "default.tiny"
 

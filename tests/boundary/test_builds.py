@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from metal_supervisor.boundary import builds as builds_module
-from metal_supervisor.boundary import host
-from metal_supervisor.boundary.builds import Broken, Builds, find, interpreter_of
+from metal_supervisor.host import machine
 from metal_supervisor.runtimes import RUNTIMES, Binary
+from metal_supervisor.runtimes import builds as builds_module
+from metal_supervisor.runtimes.builds import Broken, Builds, find, interpreter_of
 from tests.system import eventually
 
 HELP = 'import sys\nprint("--model --kv-bits")\n'
@@ -77,7 +77,7 @@ def test_a_script_may_take_its_time_to_tell_what_it_knows(tmp_path: Path, monkey
 
 
 def test_what_is_missing_and_what_is_broken_is_said_with_its_flag(tmp_path: Path) -> None:
-    with pytest.raises(host.NoBinary, match=r"--mlx-server is .*; --mlx-lm-server is .*not an executable file"):
+    with pytest.raises(machine.NoBinary, match=r"--mlx-server is .*; --mlx-lm-server is .*not an executable file"):
         find(settings(tmp_path), MLX)
     odd = script(tmp_path / "mlx_lm.server", "#!/bin/sh\necho --model; exit")
     builds = Builds(settings(tmp_path, mlx_lm_server=odd), lambda: None)

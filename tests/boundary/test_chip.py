@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.boundary import chip, commands, darwin_memory, host
-from metal_supervisor.boundary.chip import Chip, accelerator_cores, displays
-from metal_supervisor.boundary.commands import Done
-from metal_supervisor.boundary.darwin_memory import Mac
+from metal_supervisor.host import chip, commands, darwin_memory, machine
+from metal_supervisor.host.chip import Chip, accelerator_cores, displays
+from metal_supervisor.host.commands import Done
+from metal_supervisor.host.darwin_memory import Mac
 from tests.boundary.mac_memory import GIB, M4_MAX, FakeLibc, u32
 
 SYSCTLS = {
@@ -139,20 +139,20 @@ def test_a_label_is_one_that_the_api_accepts(name: str) -> None:
 
 
 def test_the_lease_tells_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "memory_bytes", lambda: 128 * GIB)
-    told = host.capabilities.__wrapped__(WHOLE)
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 128 * GIB)
+    told = machine.capabilities.__wrapped__(WHOLE)
     assert told == {
         "chip": "Apple M4 Max", "memory": str(128 * GIB), "model": "Mac16,5", "macos": "26.1",
         "cores": "12 Performance, 4 Efficiency", "gpu-cores": "40", "metal": "metal4",
     }  # fmt: skip
-    assert set(host.capabilities.__wrapped__(Chip())) == {"chip", "memory"}
+    assert set(machine.capabilities.__wrapped__(Chip())) == {"chip", "memory"}
 
 
 def test_performance_cores_are_those_of_the_first_level(monkeypatch: pytest.MonkeyPatch) -> None:
     for sysctls, cores in ((SYSCTLS, 12), (M4_MAX, None)):
         mac = Mac(FakeLibc(sysctls))
         monkeypatch.setattr(darwin_memory, "mac", lambda mac=mac: mac)
-        assert host.performance_cores.__wrapped__() == cores
+        assert machine.performance_cores.__wrapped__() == cores
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="what it is elsewhere")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.boundary.claimer import Claimer
-from metal_supervisor.boundary.kube import Kube, KubeError
-from metal_supervisor.core.claims import Claim, Do, Move, SlotId, read
+from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.placement.claimer import Claimer
+from metal_supervisor.placement.claims import Claim, ClaimAction, Move, SlotId, read
 from tests.macs import LEASES, embedded_cluster
 from tests.system import ISVC, SLICES, eventually, service
 
@@ -60,8 +60,8 @@ def claims(kube: Kube) -> dict[SlotId, Claim]:
 
 def test_a_claim_is_made_once_and_the_second_comer_leaves_it(kube: Kube, uid: str) -> None:
     first, second = Asked(kube, "mac-a"), Asked(kube, "mac-b")
-    first.do(Move(Do.CLAIM, SLOT, uid))
-    second.do(Move(Do.CLAIM, SLOT, uid))
+    first.do(Move(ClaimAction.CLAIM, SLOT, uid))
+    second.do(Move(ClaimAction.CLAIM, SLOT, uid))
     assert claims(kube)[SLOT].holder == "mac-a"
     assert second.claimer.error == "", "to be second is no error"
 
@@ -69,44 +69,44 @@ def test_a_claim_is_made_once_and_the_second_comer_leaves_it(kube: Kube, uid: st
 @pytest.mark.parametrize("told", [False, True])
 def test_whoever_takes_over_can_say_that_it_serves(kube: Kube, uid: str, told: bool) -> None:
     """What the holder before left as it is stays his field too: saying otherwise must not conflict for ever."""
-    Asked(kube, "mac-a").do(Move(Do.CLAIM, SLOT, uid, ready=told))
+    Asked(kube, "mac-a").do(Move(ClaimAction.CLAIM, SLOT, uid, ready=told))
     second = Asked(kube, "mac-b")
-    second.do(Move(Do.TAKE, SLOT, uid, claims(kube)[SLOT].version))
+    second.do(Move(ClaimAction.TAKE, SLOT, uid, claims(kube)[SLOT].version))
     assert (claims(kube)[SLOT].holder, claims(kube)[SLOT].ready) == ("mac-b", False)
-    second.do(Move(Do.UPDATE, SLOT, uid, claims(kube)[SLOT].version, ready=True))
+    second.do(Move(ClaimAction.UPDATE, SLOT, uid, claims(kube)[SLOT].version, ready=True))
     assert (claims(kube)[SLOT].holder, claims(kube)[SLOT].ready) == ("mac-b", True)
 
 
-@pytest.mark.parametrize("do", [Do.TAKE, Do.UPDATE, Do.RELEASE])
-def test_what_was_decided_from_an_older_version_is_refused(kube: Kube, uid: str, do: Do) -> None:
+@pytest.mark.parametrize("do", [ClaimAction.TAKE, ClaimAction.UPDATE, ClaimAction.RELEASE])
+def test_what_was_decided_from_an_older_version_is_refused(kube: Kube, uid: str, do: ClaimAction) -> None:
     first, second = Asked(kube, "mac-a"), Asked(kube, "mac-b")
-    first.do(Move(Do.CLAIM, SLOT, uid))
+    first.do(Move(ClaimAction.CLAIM, SLOT, uid))
     old = claims(kube)[SLOT].version
-    second.do(Move(Do.TAKE, SLOT, uid, old))
+    second.do(Move(ClaimAction.TAKE, SLOT, uid, old))
     first.do(Move(do, SLOT, uid, old, ready=True))
     assert (claims(kube)[SLOT].holder, claims(kube)[SLOT].ready) == ("mac-b", False)
 
 
 def test_an_answer_counts_until_the_watch_has_caught_up(kube: Kube, uid: str) -> None:
     mac = Asked(kube, "mac-a")
-    mac.do(Move(Do.CLAIM, SLOT, uid))
+    mac.do(Move(ClaimAction.CLAIM, SLOT, uid))
     key = "default", "isvc-tiny-0"
     assert mac.claimer.seen({})[key]["spec"]["holderIdentity"] == "mac-a"
     lease = kube.request("GET", f"{LEASES}/{key[1]}")
     assert mac.claimer.seen({key: lease}) == {key: lease}
     assert mac.claimer.seen({}) == {}, "once seen, what is gone is gone"
-    mac.do(Move(Do.RELEASE, SLOT, uid, lease["metadata"]["resourceVersion"]))
+    mac.do(Move(ClaimAction.RELEASE, SLOT, uid, lease["metadata"]["resourceVersion"]))
     assert mac.claimer.seen({key: lease}) == {}, "released, though the watch still shows it"
     assert mac.claimer.seen({}) == {}
 
 
 def test_a_move_is_not_repeated_at_once(kube: Kube, uid: str) -> None:
     mac = Asked(kube, "mac-a")
-    mac.do(Move(Do.CLAIM, SLOT, uid))
+    mac.do(Move(ClaimAction.CLAIM, SLOT, uid))
     before = kube.requests
-    mac.claimer.want([Move(Do.CLAIM, SLOT, uid)])
+    mac.claimer.want([Move(ClaimAction.CLAIM, SLOT, uid)])
     assert not mac.claimer.busy
-    mac.do(Move(Do.CLAIM, ("default", "other", 0), uid))
+    mac.do(Move(ClaimAction.CLAIM, ("default", "other", 0), uid))
     assert kube.requests - before == 2, "the look for another agent, and the claim"
 
 
@@ -122,7 +122,7 @@ def test_what_is_asked_for_while_it_is_under_way_is_asked_once(kube: Kube, uid: 
         return apply(path, *rest, **more)
 
     kube.apply = slow  # type: ignore[method-assign]
-    moves = [Move(Do.CLAIM, ("default", "tiny", index), uid) for index in range(3)]
+    moves = [Move(ClaimAction.CLAIM, ("default", "tiny", index), uid) for index in range(3)]
     mac.claimer.want(moves)
     assert begun.wait(30)
     mac.claimer.want(moves)  # as every pass does until the watch shows them
@@ -149,7 +149,7 @@ def test_another_agent_that_lives_keeps_its_service(kube: Kube, uid: str) -> Non
     ):
         slice_of_agent(beat, "192.0.2.7")
         mac = Asked(kube, "mac-a", told)
-        mac.do(Move(Do.CLAIM, SLOT, uid))
+        mac.do(Move(ClaimAction.CLAIM, SLOT, uid))
         assert (SLOT in claims(kube)) is not theirs, beat
         assert bool(mac.claimer.foreign) is theirs
         if not theirs:
@@ -166,10 +166,10 @@ def test_a_right_that_is_missing_is_named_with_what_to_do(kubeconfig: Path, monk
         raise KubeError(403, "Forbidden", 'cannot patch leases in namespace "default"; grant the verb')
 
     monkeypatch.setattr(kube, "apply", refuse)
-    mac.do(Move(Do.CLAIM, SLOT, uid))
+    mac.do(Move(ClaimAction.CLAIM, SLOT, uid))
     assert "cannot patch leases" in mac.claimer.error
     assert "claims = off" in mac.claimer.error
     monkeypatch.undo()
-    mac.do(Move(Do.CLAIM, SLOT, "u2"))
+    mac.do(Move(ClaimAction.CLAIM, SLOT, "u2"))
     eventually(lambda: not mac.claimer.error, what="the trouble to pass")
     kube.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor import cli, completion
+from metal_supervisor.cli import completion, main
 from tests.system import eventually
 
 Shell = Callable[[str], str]
@@ -37,7 +37,7 @@ def shell_of(name: str, *flags: str) -> Shell:
 def scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """A directory with the completions of each shell, as our command prints them."""
     for name in completion.SHELLS:
-        assert cli.main(["completion", name]) == 0
+        assert main.main(["completion", name]) == 0
         (tmp_path / f"_{name}").write_text(capsys.readouterr().out)
     (tmp_path / "work" / "key.d").mkdir(parents=True)
     (tmp_path / "work" / "key.toml").touch()
@@ -147,7 +147,7 @@ def drained(master: int) -> bool:
 
 
 def test_every_command_is_in_every_script(scripts: Path) -> None:
-    names = next(action for action in cli.parser()._actions if action.dest == "command").choices
+    names = next(action for action in main.parser()._actions if action.dest == "command").choices
     assert names
     for shell in completion.SHELLS:
         text = (scripts / f"_{shell}").read_text()

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from metal_supervisor import launch
-from metal_supervisor.boundary.builds import Builds, homes_of
-from metal_supervisor.boundary.model_files import looked_at
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.config import Settings
-from metal_supervisor.confined import CODE, Confined, Confinement, complete_specs
 from metal_supervisor.confinement import probe
-from metal_supervisor.confinement.probe import Trial, Trials, Verdict
+from metal_supervisor.confinement.access import Access
+from metal_supervisor.confinement.probe import Trial, Trials, TrialVerdict
 from metal_supervisor.confinement.seatbelt import profile
-from metal_supervisor.core.access import Access
-from metal_supervisor.core.types import Endpoint, Engine, Model, Probe, Service
+from metal_supervisor.controller.confinement_policies import CODE, Confined, Confinement, complete_specs
+from metal_supervisor.models.model_files import looked_at
 from metal_supervisor.runtimes import RUNTIMES, Binary
+from metal_supervisor.runtimes.builds import Builds, homes_of
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.types import Endpoint, Engine, Model, Probe, Service
+from metal_supervisor.state.directory import StateDir
 from tests.runtimes import omlx
 from tests.system import engine_path, eventually
 
@@ -36,7 +36,7 @@ SERVICE = Service(
 
 
 def asked(
-    base: Path, mode: str, verdict: Verdict | None, monkeypatch: pytest.MonkeyPatch, service: Service = SERVICE,
+    base: Path, mode: str, verdict: TrialVerdict | None, monkeypatch: pytest.MonkeyPatch, service: Service = SERVICE,
     engine: Engine = ENGINE, paths: tuple[str, ...] = (),
 ) -> Confined | None:  # fmt: skip
     monkeypatch.setattr(Trials, "look", lambda *_: verdict)
@@ -49,7 +49,7 @@ def test_a_policy_names_the_real_files_the_scratch_directory_and_the_port(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged = tuple(str(tmp_path / f"real-0000{number}-of-00002.gguf") for number in (1, 2))
-    found = asked(tmp_path, "on", Verdict(True), monkeypatch, paths=judged)
+    found = asked(tmp_path, "on", TrialVerdict(True), monkeypatch, paths=judged)
     assert found is not None and not found.why and found.problem is None and isinstance(found.policy, dict)
     if sys.platform == "linux":
         assert found.policy["read"] == list(judged)
@@ -70,7 +70,7 @@ def test_a_link_that_was_swapped_after_the_judgement_is_not_in_the_policy(
     link.symlink_to(secret)
     judged.unlink()
     judged.symlink_to(secret)
-    found = asked(tmp_path, "on", Verdict(True), monkeypatch, paths=file.real)
+    found = asked(tmp_path, "on", TrialVerdict(True), monkeypatch, paths=file.real)
     assert found is not None and isinstance(found.policy, dict)
     assert str(secret) not in json.dumps(found.policy)
     with pytest.raises(launch.Unconfined, match="link to another place"):
@@ -86,9 +86,9 @@ def test_what_opened_flags_name_joins_the_policy_and_nothing_else_does(
     arguments = "--slot-save-path", str(tmp_path / "slots"), "--api-key-file", str(tmp_path / "keys")
     arguments += "--chat-template", str(tmp_path / "text")  # a text that is a path opens nothing
     service = replace(SERVICE, extra_args=arguments)
-    plain = asked(tmp_path, "on", Verdict(True), monkeypatch, service)
+    plain = asked(tmp_path, "on", TrialVerdict(True), monkeypatch, service)
     opened = replace(service, allowed_args=frozenset({"--slot-save-path", "--api-key-file"}))
-    wider = asked(tmp_path, "on", Verdict(True), monkeypatch, opened)
+    wider = asked(tmp_path, "on", TrialVerdict(True), monkeypatch, opened)
     assert plain and wider and isinstance(plain.policy, dict) and isinstance(wider.policy, dict)
     assert plain.policy["read"] == [] and wider.policy["read"] == [str(tmp_path / "keys")]
     assert wider.policy["write"] == [*plain.policy["write"], str(tmp_path / "slots")]
@@ -97,19 +97,19 @@ def test_what_opened_flags_name_joins_the_policy_and_nothing_else_does(
 @pytest.mark.parametrize(
     ("mode", "verdict", "engine", "why"),
     [
-        ("off", Verdict(True), ENGINE, "--confinement is off"),
-        ("on", Verdict(False, "no Landlock"), ENGINE, "does not work here: no Landlock"),
+        ("off", TrialVerdict(True), ENGINE, "--confinement is off"),
+        ("on", TrialVerdict(False, "no Landlock"), ENGINE, "does not work here: no Landlock"),
     ],
 )
 def test_an_engine_that_is_not_confined_starts_and_tells_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, verdict: Verdict, engine: Engine, why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, verdict: TrialVerdict, engine: Engine, why: str
 ) -> None:
     found = asked(tmp_path, mode, verdict, monkeypatch, engine=engine)
     assert found is not None and found.policy is False and found.problem is None and why in found.why
 
 
 def test_where_it_is_required_none_starts_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = asked(tmp_path, "required", Verdict(False, "x"), monkeypatch)
+    found = asked(tmp_path, "required", TrialVerdict(False, "x"), monkeypatch)
     assert found is not None and found.problem is not None and found.problem[0] == "ConfinementUnavailable"
 
 
@@ -126,7 +126,7 @@ def test_a_service_of_a_daemon_is_told_what_becomes_of_that_and_refused_where_it
     monkeypatch.setattr(sys.modules[__name__], "BINARY", replace(BINARY, path=path))
     service, engine = replace(SERVICE, runtime=runtime), replace(ENGINE, daemon=runtime)
     for mode in ("on", "required"):
-        found = asked(tmp_path, mode, Verdict(works, "no"), monkeypatch, service, engine)
+        found = asked(tmp_path, mode, TrialVerdict(works, "no"), monkeypatch, service, engine)
         assert found is not None and found.policy is False and why in found.why and bool(why) == bool(found.why)
         assert (found.problem is not None) is (mode == "required" and bool(why))
         if found.problem is not None:
@@ -136,7 +136,7 @@ def test_a_service_of_a_daemon_is_told_what_becomes_of_that_and_refused_where_it
 def test_a_daemon_may_read_its_own_and_what_was_judged_and_is_still_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Trials, "look", lambda *_: Verdict(True))
+    monkeypatch.setattr(Trials, "look", lambda *_: TrialVerdict(True))
     state = StateDir(tmp_path / "state")
     state.create()
     binary = replace(BINARY, interpreter="/opt/engine/python")
@@ -175,7 +175,7 @@ def test_an_mlx_lm_that_runs_a_models_code_warns_confined_and_is_refused_unconfi
 ) -> None:
     binary = replace(BINARY, name="mlx_lm.server", interpreter="/opt/engine/python", version=version)
     monkeypatch.setattr(sys.modules[__name__], "BINARY", binary)
-    found = asked(tmp_path, mode, Verdict(True), monkeypatch, replace(SERVICE, runtime="mlx-server"))
+    found = asked(tmp_path, mode, TrialVerdict(True), monkeypatch, replace(SERVICE, runtime="mlx-server"))
     assert found is not None
     told = found.warning if mode == "on" else found.problem
     assert (told is None) is safe and (mode == "on" or found.warning is None) and (mode == "off" or not found.problem)
@@ -205,7 +205,7 @@ def test_a_real_engine_passes_its_trial_and_the_outcome_is_kept(tmp_path: Path) 
     trials = Trials(tmp_path, Path(launch.__file__), lambda: woken.append(1))
     assert trials.look("build", make) is None
     verdict = eventually(lambda: trials.look("build", make), 60, "the outcome")
-    assert verdict == Verdict(True) and woken
+    assert verdict == TrialVerdict(True) and woken
     assert Trials(tmp_path, Path(launch.__file__), lambda: None).look("build", make) == verdict
 
 

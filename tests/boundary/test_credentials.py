@@ -14,10 +14,10 @@ import psutil
 import pytest
 from test_kube import TOKEN, answering, config, everything, failure, http
 
-from metal_supervisor.boundary import kube as kube_module
-from metal_supervisor.boundary import plugin as plugin_module
-from metal_supervisor.boundary.kube import BadKubeconfig, Kube, KubeError
-from metal_supervisor.boundary.plugin import Plugin, PluginFailed, scrub
+from metal_supervisor.cluster import exec_plugin as plugin_module
+from metal_supervisor.cluster import kube as kube_module
+from metal_supervisor.cluster.exec_plugin import Plugin, PluginFailed, scrub
+from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
 from tests.system import eventually
 
 V1 = "client.authentication.k8s.io/v1"

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 from daemon_support import Answer, Stand, said, standing
 
-from metal_supervisor.boundary import daemon
-from metal_supervisor.boundary.daemon import Away, Daemon, Refused
+from metal_supervisor.runtimes import daemon_client
+from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
 from tests.system import free_ports
 
 AT = "GET", "/at"
@@ -64,11 +64,11 @@ def test_an_answer_is_an_object_whatever_it_was(stand: Stand, answer: Answer, fo
         (Answer(500, b"<html>oops</html>"), "/at answered 500: <html>oops</html>"),
         (Answer(401), "/at answered 401: nothing"),
         (said(400, {"error": "a\x1b[31mred\nline\x00"}), "/at answered 400: a[31mredline"),
-        (said(400, {"error": ["x" * 10_000]}), "/at answered 400: ['" + "x" * (daemon.LONGEST_TEXT - 2)),
+        (said(400, {"error": ["x" * 10_000]}), "/at answered 400: ['" + "x" * (daemon_client.LONGEST_TEXT - 2)),
     ],
 )  # fmt: skip
 def test_a_refusal_says_why_in_one_short_line_also_with_status_200(stand: Stand, answer: Answer, words: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(DaemonRefused) as refused:
         called(stand, answer)
     assert str(refused.value) == words and refused.value.status == answer.status
 
@@ -102,7 +102,7 @@ def test_an_answer_that_is_cut_off_is_no_answer(stand: Stand) -> None:
 
 
 def test_an_answer_that_is_vast_is_not_read_to_its_end(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon, "MOST_BYTES", 1000)
+    monkeypatch.setattr(daemon_client, "MOST_BYTES", 1000)
     with pytest.raises(Away):
         called(stand, Answer(200, b'{"models": ["' + b"x" * 2000 + b'"]}'))
 
@@ -111,11 +111,11 @@ def test_steps_come_one_by_one_and_an_error_among_them_ends_them(stand: Stand) -
     assert told(stand, Answer(200, STEPS)) == [{"status": "one"}, {"status": "two"}]
     got = []
     stand.answers[AT] = Answer(200, STEPS + b'{"error":"max retries exceeded"}\n{"status":"success"}\n')
-    with pytest.raises(Refused, match="max retries exceeded"):
+    with pytest.raises(DaemonRefused, match="max retries exceeded"):
         for line in Daemon("127.0.0.1", stand.port).lines(*AT, None, 5.0):
             got.append(line)
     assert got == [{"status": "one"}, {"status": "two"}]
-    with pytest.raises(Refused, match="400: invalid model name"):
+    with pytest.raises(DaemonRefused, match="400: invalid model name"):
         told(stand, said(400, {"error": "invalid model name"}))
 
 

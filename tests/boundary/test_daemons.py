@@ -15,16 +15,17 @@ from typing import Any
 import pytest
 from daemon_support import Stand, said, standing
 
-from metal_supervisor import daemons, own_ollama
-from metal_supervisor.boundary import host
-from metal_supervisor.boundary.daemon import Refused
-from metal_supervisor.boundary.omlx import OmlxModel
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.config import Settings
-from metal_supervisor.confined import Confined
-from metal_supervisor.core.decide import Outlook, accept
-from metal_supervisor.core.sources import Artifact, canonical
-from metal_supervisor.core.types import (
+from metal_supervisor.controller import daemons, own_ollama
+from metal_supervisor.controller.confinement_policies import Confined
+from metal_supervisor.controller.daemons import Daemons, key_of
+from metal_supervisor.controller.reconcile import Outlook, accept
+from metal_supervisor.host import machine
+from metal_supervisor.runtimes import Binary
+from metal_supervisor.runtimes.daemon_client import DaemonRefused
+from metal_supervisor.runtimes.omlx_models import OmlxModel
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.sources import Artifact, canonical
+from metal_supervisor.spec.types import (
     Endpoint,
     Key,
     Model,
@@ -37,8 +38,7 @@ from metal_supervisor.core.types import (
     State,
     Verdict,
 )
-from metal_supervisor.daemons import Daemons, key_of
-from metal_supervisor.runtimes import Binary
+from metal_supervisor.state.directory import StateDir
 from tests.system import eventually, free_ports
 
 ENDPOINT = Endpoint("one", 8080, "/v1/chat/completions", "ClusterIP", None)
@@ -52,7 +52,7 @@ class Builds:
 
     def look(self, _executables: object) -> Binary:
         if self.missing:
-            raise host.NoBinary("gone")
+            raise machine.NoBinary("gone")
         return Binary(self.path, frozenset({"--port"}), "daemon", "/opt/python")
 
 
@@ -228,10 +228,10 @@ def test_a_models_files_are_linked_for_the_daemon_and_go_with_it(
     assert not list(here.parent.iterdir()), "it is read in place"
 
     def refused(*_: object, **__: object) -> dict[str, Any]:
-        raise Refused(400, "it is not a model")
+        raise DaemonRefused(400, "it is not a model")
 
     monkeypatch.setattr(daemon, "call", refused)
-    with pytest.raises(Refused, match="not a model; its files could not be linked"):
+    with pytest.raises(DaemonRefused, match="not a model; its files could not be linked"):
         model.attach(daemon, 1.0, lambda _: None)  # type: ignore[arg-type]
 
 

@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor import launch
-from metal_supervisor.boundary import darwin_memory, iokit, kube, sleep_clock, slots
+from metal_supervisor.cluster import kube
 from metal_supervisor.doctor import login, macho
+from metal_supervisor.host import darwin_memory, iokit, sleep_clock
+from metal_supervisor.models import model_directory
 from tests import kqueue, parts
 from tests.system import ROOT
 
@@ -70,7 +72,7 @@ VALUES = {
 
 NAMES = {
     kube: {"TCP_KEEPALIVE", "TCP_KEEPINTVL", "TCP_KEEPCNT"},
-    slots: {"F_FULLFSYNC"},
+    model_directory: {"F_FULLFSYNC"},
     sleep_clock: {"CLOCK_MONOTONIC_RAW", "CLOCK_UPTIME_RAW"},
 }
 """Module -> names that Python's own modules have on a Mac, because its headers do."""
@@ -100,7 +102,7 @@ TYPES = {
     "c_void_p": "void *", "c_char_p": "char *",
 }  # fmt: skip
 OBJECT = "-c", "-o", "out.o"
-PLACES = {"launch.py": {"_darwin"}, "boundary/darwin_memory.py": {"mac"}, "boundary/iokit.py": {"load"},
+PLACES = {"launch.py": {"_darwin"}, "host/darwin_memory.py": {"mac"}, "host/iokit.py": {"load"},
           "confinement/enforce.py": {"landlock_abi", "_call", "restrict"}}  # fmt: skip
 """Module -> functions that load a library; everything that calls one goes through a table above, or iokit.declare."""
 

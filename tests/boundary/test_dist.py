@@ -73,7 +73,7 @@ def test_the_wheel_has_what_runs_and_nothing_else(built: Path) -> None:
         there = {str(path.relative_to(built / kind)) for path in (built / kind).rglob("*") if path.is_file()}
         assert there == {name.split("/", 2)[2] for name in found if name.startswith(f"metal_supervisor/{inside}/")}
     for name in ("_conf/crds/models.yaml", "_conf/crds/inferenceservices.yaml", "_conf/supervisord.conf", "launch.py",
-                 "sidecar/templates/page.html", "sidecar/templates/page.css", "sidecar/templates/page.js"):  # fmt: skip
+                 *(f"sidecar/http/templates/page.{kind}" for kind in ("html", "css", "js"))):  # fmt: skip
         assert f"metal_supervisor/{name}" in found
     assert found[f"{NAME}.dist-info/licenses/LICENSE"] == (REPOSITORY / "LICENSE").read_bytes()
     assert not [name for name in found if "__pycache__" in name or name.endswith((".pyc", ".orig"))]
@@ -99,9 +99,11 @@ def test_what_is_installed_says_its_version_and_finds_its_files(home: Path, tmp_
     assert done(command, "--version", cwd=tmp_path) == f"metal-supervisor {__version__}\n"
     assert json.loads(done(command, "version", "--json", cwd=tmp_path))["version"] == __version__
     assert "--model-store" in done(command, "boot", "--help", cwd=tmp_path)
-    text = "from metal_supervisor import config as c; print(c.__file__, c.conf_dir(), c.launchd_dir(), sep='\\n')"
+    text = "from metal_supervisor.settings import loader; "
+    text += "print(loader.__file__, loader.conf_dir(), loader.launchd_dir(), sep='\\n')"
     module, conf, launchd = done(home / "bin" / "python", "-c", text, cwd=tmp_path).splitlines()
     (packages,) = home.glob("lib/python*/site-packages")
     inside = packages / "metal_supervisor"
-    assert (Path(module).parent, Path(conf), Path(launchd)) == (inside, inside / "_conf", inside / "_launchd")
+    assert Path(module).parent == inside / "settings"
+    assert (Path(conf), Path(launchd)) == (inside / "_conf", inside / "_launchd")
     assert (Path(launchd) / "probe.plist").read_text() == "<plist/>\n"

@@ -19,13 +19,13 @@ from doctor_support import CHIP, FIREWALL, LOADED, X86_64, Programs, found, show
 from mac_memory import u32
 
 from metal_supervisor import launch
-from metal_supervisor.boundary.commands import TIMED_OUT, Done
-from metal_supervisor.core.programs import compose
-from metal_supervisor.core.types import Engine, Probe, Record, Standing, Verdict
 from metal_supervisor.doctor import macho
 from metal_supervisor.doctor.findings import Check, Finding, ok
 from metal_supervisor.doctor.registry import CHECKS, examine
 from metal_supervisor.doctor.surroundings import Surroundings
+from metal_supervisor.host.commands import TIMED_OUT, Done
+from metal_supervisor.spec.types import Engine, Probe, Record, Standing, Verdict
+from metal_supervisor.state.programs import compose
 from tests.system import eventually, free_ports
 
 GUI = f"/bin/launchctl print gui/{os.getuid()}"

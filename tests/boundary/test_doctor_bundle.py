@@ -18,7 +18,7 @@ from metal_supervisor.doctor import bundle
 from metal_supervisor.doctor.findings import Finding
 from metal_supervisor.doctor.redact import HIDDEN, redact_json, redactor
 from metal_supervisor.doctor.surroundings import Surroundings
-from metal_supervisor.logs import json_line
+from metal_supervisor.settings.logging import json_line
 
 JWT = token(0, 2e9)
 ENV = "plain-looking value"

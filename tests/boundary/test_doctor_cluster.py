@@ -18,14 +18,14 @@ from doctor_support import found, shown, surroundings, web
 from test_kube import answering, http
 from test_kube_tls import ELSEWHERE, EXPIRED, MAC, OURS, config, data, pem, server_context
 
-from metal_supervisor import boot
 from metal_supervisor.apiserver import ApiServer
-from metal_supervisor.boundary.addresses import Choice
-from metal_supervisor.boundary.host import Interface
-from metal_supervisor.boundary.kube import BadKubeconfig, Kube
+from metal_supervisor.cluster.kube import BadKubeconfig, Kube
+from metal_supervisor.controller import boot
 from metal_supervisor.doctor import expiry, login
 from metal_supervisor.doctor.rights import REVIEW, Right, bundles
 from metal_supervisor.doctor.surroundings import Surroundings
+from metal_supervisor.host.addresses import AddressChoice
+from metal_supervisor.host.machine import Interface
 from tests.system import free_ports
 
 RBAC = Path(__file__).resolve().parents[2] / "conf" / "rbac"
@@ -338,9 +338,9 @@ def test_the_address_is_told_with_why_not_the_others(tmp_path: Path) -> None:
     file = config(tmp_path / "k", "https://192.168.1.10:6443", **OURS)
     seen: list[tuple[str, str, bool]] = []
 
-    def advertised(said: str, server: str, embedded: bool) -> Choice:
+    def advertised(said: str, server: str, embedded: bool) -> AddressChoice:
         seen.append((said, server, embedded))
-        return Choice("192.168.1.20", "the route to 192.168.1.10")
+        return AddressChoice("192.168.1.20", "the route to 192.168.1.10")
 
     known = [Interface("lo0", "127.0.0.1", True), Interface("en0", "192.168.1.20", True)]
     more: dict[str, Any] = {"interfaces": lambda: known, "settings": {"host_ip": ""}}

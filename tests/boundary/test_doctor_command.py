@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from doctor_support import surroundings
 
-from metal_supervisor import cli, config
-from metal_supervisor.boundary.commands import Done
-from metal_supervisor.config import Overrides, Settings
+from metal_supervisor.cli import main
 from metal_supervisor.doctor import command
 from metal_supervisor.doctor.surroundings import Surroundings
+from metal_supervisor.host.commands import Done
+from metal_supervisor.settings import loader
+from metal_supervisor.settings.loader import Overrides, Settings
 from tests.system import free_ports
 
 
@@ -33,7 +34,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
 
 def run(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:
-    code = cli.main(["doctor", *flags])
+    code = main.main(["doctor", *flags])
     return code, *capsys.readouterr()
 
 
@@ -104,18 +105,18 @@ def test_a_broken_settings_file_is_a_finding_and_the_rest_is_asked(
 
 
 def parsed(*flags: str) -> Any:
-    return cli.parser().parse_args(["doctor", *flags])
+    return main.parser().parse_args(["doctor", *flags])
 
 
 def test_the_settings_are_those_of_the_system_that_runs(tmp_path: Path) -> None:
     state, file = tmp_path / "state", tmp_path / "m.toml"
     state.mkdir()
     file.write_text("lease_duration = 7\n")
-    config.save_overrides(state, Overrides(str(file), {"namespace": "llm", "state_dir": str(state)}))
+    loader.save_overrides(state, Overrides(str(file), {"namespace": "llm", "state_dir": str(state)}))
     settings, said, problem = command.settings_of(parsed("--state-dir", str(state), "--port", "9191"), {})
     assert (settings.namespace, settings.lease_duration, settings.port) == ("llm", 7.0, 9191)
     assert (said, problem) == (str(file), "")
-    assert config.load_good(state)[0].namespace == "llm"  # which notes the last good ones
+    assert loader.load_good(state)[0].namespace == "llm"  # which notes the last good ones
     file.write_text("lease_duration = 1e9\n")
     settings, said, problem = command.settings_of(parsed("--state-dir", str(state)), {})
     assert (settings.namespace, settings.lease_duration, said) == ("llm", 7.0, str(file))
@@ -125,13 +126,13 @@ def test_the_settings_are_those_of_the_system_that_runs(tmp_path: Path) -> None:
 def test_a_settings_file_may_say_where_the_system_is_and_one_is_tried_out_beside_it(tmp_path: Path) -> None:
     state, file = tmp_path / "state", tmp_path / "m.toml"
     state.mkdir()
-    config.save_overrides(state, Overrides("", {"namespace": "llm", "state_dir": str(state)}))
+    loader.save_overrides(state, Overrides("", {"namespace": "llm", "state_dir": str(state)}))
     file.write_text(f'state_dir = "{state}"\n')
     assert command.settings_of(parsed("--config", str(file)), {})[0].namespace == "llm"
     file.write_text("prot = 1\n")
     settings, _, problem = command.settings_of(parsed("--config", str(file), "--state-dir", str(state)), {})
     assert settings.namespace == "llm" and "'port'" in problem
-    assert not (state / config.GOOD_FILE).exists(), "nothing is written"
+    assert not (state / loader.GOOD_FILE).exists(), "nothing is written"
 
 
 def test_a_wrong_variable_is_a_finding_and_a_wrong_flag_is_not_taken(
@@ -139,12 +140,12 @@ def test_a_wrong_variable_is_a_finding_and_a_wrong_flag_is_not_taken(
 ) -> None:
     settings, _, problem = command.settings_of(parsed("--state-dir", str(tmp_path)), {"METAL_SUPERVISOR_PROT": "1"})
     assert "METAL_SUPERVISOR_PORT" in problem and settings.state_path == tmp_path.resolve()
-    assert cli.main(["doctor", "--port", "many"]) == cli.BAD_CONFIG
+    assert main.main(["doctor", "--port", "many"]) == main.BAD_CONFIG
     assert "--port" in capsys.readouterr().err
 
 
 def test_a_state_directory_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = tmp_path / "none"
-    cli.main(["doctor", "--state-dir", str(state), "--port", str(free_ports(1)[0])])
+    main.main(["doctor", "--state-dir", str(state), "--port", str(free_ports(1)[0])])
     assert "is made at the first start" in capsys.readouterr().out
     assert not state.exists()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.boundary.doorbell import Doorbell, ring
+from metal_supervisor.state.doorbell import Doorbell, ring
 
 LONG_S = 10.0
 
@@ -50,7 +50,7 @@ def test_a_thread_wakes_it(bell: Doorbell) -> None:
 
 
 def test_another_process_wakes_it(bell: Doorbell, tmp_path: Path) -> None:
-    code = "import sys; from pathlib import Path; from metal_supervisor.boundary.doorbell import ring\n" \
+    code = "import sys; from pathlib import Path; from metal_supervisor.state.doorbell import ring\n" \
            "ring(Path(sys.argv[1]), 'controller')"
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as other:
         assert woken(bell)

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from metal_supervisor.boundary.engines import Answer, FirstRequest, busy, counted, metrics, probe, turns
-from metal_supervisor.core.first_request import smallest
-from metal_supervisor.core.types import Probe
+from metal_supervisor.runtimes.probing import FirstRequest, ProbeAnswer, busy, counted, metrics, probe, turns
+from metal_supervisor.spec.first_request import smallest
+from metal_supervisor.spec.types import Probe
 from tests.pace import within
 from tests.system import free_ports
 
@@ -82,7 +82,7 @@ def engine() -> Iterator[Engine]:
 
 
 def test_an_engine_that_serves_our_model_is_ready(engine: Engine) -> None:
-    assert probe(engine.port, ASKED, identify=True) == Answer(True, "")
+    assert probe(engine.port, ASKED, identify=True) == ProbeAnswer(True, "")
     assert engine.asked == ["/health", "/v1/models"]
 
 
@@ -100,7 +100,7 @@ def test_an_engine_that_does_not_answer_200_is_not_ready(engine: Engine, status:
 
 
 def test_nobody_listening_is_said() -> None:
-    assert probe(free_ports(1)[0], ASKED, identify=True) == Answer(
+    assert probe(free_ports(1)[0], ASKED, identify=True) == ProbeAnswer(
         False, "the engine does not listen yet", refused=True
     )
 
@@ -143,7 +143,7 @@ def test_an_engine_that_hangs_or_drips_is_given_up(engine: Engine, path: str, ki
 def test_a_page_of_another_server_is_no_health(engine: Engine) -> None:
     asked = Probe(expects='"status"', identity="tiny")
     engine.answers["/health"] = (200, b"<html>It works!\x1b[31m</html>")
-    assert probe(engine.port, asked, identify=False) == Answer(
+    assert probe(engine.port, asked, identify=False) == ProbeAnswer(
         False, "/health answered something else: <html>It works![31m</html>"
     )
     engine.answers["/health"] = (200, b'{"status":"ok"}')
@@ -245,7 +245,9 @@ FIRST = Probe(identity="tiny", first_path=CHAT, first_body=smallest("chat", "tin
 KEY = ("LLAMA_API_KEY", "s3cret")
 
 
-def first(engine: Engine, asked: Probe = FIRST, key: tuple[str, str] = ("", ""), timeout_s: float = 10.0) -> Answer:
+def first(
+    engine: Engine, asked: Probe = FIRST, key: tuple[str, str] = ("", ""), timeout_s: float = 10.0
+) -> ProbeAnswer:
     """What comes of a first request."""
     request = FirstRequest(engine.port, asked, key, timeout_s)
     try:
@@ -258,7 +260,7 @@ def first(engine: Engine, asked: Probe = FIRST, key: tuple[str, str] = ("", ""),
 
 def test_a_first_request_that_is_answered_is_proof(engine: Engine) -> None:
     engine.answers[CHAT] = (200, b'{"choices": []}')
-    assert first(engine) == Answer(True, "")
+    assert first(engine) == ProbeAnswer(True, "")
     assert engine.asked == [CHAT]
     ((authorization, body),) = engine.sent
     assert (authorization, body) == ("", FIRST.first_body)
@@ -276,9 +278,11 @@ def test_an_engine_with_a_name_of_its_own_is_asked_for_it(engine: Engine) -> Non
 
 def test_a_key_that_is_known_is_sent_and_not_told(engine: Engine) -> None:
     engine.answers[CHAT] = (401, b'{"error": {"message": "Invalid API Key s3cret"}}')
-    assert first(engine) == Answer(True, ""), "somebody guards it"
+    assert first(engine) == ProbeAnswer(True, ""), "somebody guards it"
     told = first(engine, key=KEY)
-    assert told == Answer(False, f"{CHAT} answered 401 (with the key in spec.env LLAMA_API_KEY): Invalid API Key …")
+    assert told == ProbeAnswer(
+        False, f"{CHAT} answered 401 (with the key in spec.env LLAMA_API_KEY): Invalid API Key …"
+    )
     assert [authorization for authorization, _ in engine.sent] == ["", "Bearer s3cret"]
 
 
@@ -295,17 +299,17 @@ def test_an_engine_that_ends_instead_of_answering_is_not_ready(engine: Engine) -
     told = None
     while told is None:
         told = request.wait(0.05)
-    assert told == Answer(False, f"{CHAT} was not answered to the end: RemoteDisconnected")
+    assert told == ProbeAnswer(False, f"{CHAT} was not answered to the end: RemoteDisconnected")
     request.close()
 
 
 def test_nobody_who_listens_answers_nothing() -> None:
     request = FirstRequest(free_ports(1)[0], FIRST, ("", ""), 10)
-    assert request.wait(1.0) == Answer(False, f"{CHAT} was not answered to the end: ConnectionRefusedError")
+    assert request.wait(1.0) == ProbeAnswer(False, f"{CHAT} was not answered to the end: ConnectionRefusedError")
     request.close()
 
 
 @pytest.mark.parametrize("kind", [None, "drip"])
 def test_a_first_answer_has_its_time_and_no_more(engine: Engine, kind: str | None) -> None:
     engine.answers[CHAT] = kind
-    assert first(engine, timeout_s=0.3) == Answer(False, f"{CHAT} has not answered within 0.3 s")
+    assert first(engine, timeout_s=0.3) == ProbeAnswer(False, f"{CHAT} has not answered within 0.3 s")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from metal_supervisor.boundary.exits import ExitWatch, _Kqueue
+from metal_supervisor.host.exit_watch import ExitWatch, _Kqueue
 from tests import kqueue
 from tests.pace import within
 from tests.system import eventually

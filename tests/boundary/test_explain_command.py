@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.core.types import Observed, Record, Standing, Verdict
+from metal_supervisor.spec.types import Observed, Record, Standing, Verdict
+from metal_supervisor.state.directory import StateDir
 from tests.pseudo import WITHIN_S, Terminal
 
 SPEC = "default.tiny.0123456789ab.json"

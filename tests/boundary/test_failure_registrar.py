@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.boundary import nap
-from metal_supervisor.boundary.kube import Kube, KubeError
-from metal_supervisor.core.decide import Outlook, accept
-from metal_supervisor.core.report import Happening, report
-from metal_supervisor.core.types import Endpoint, Engine, Json, Model, ModelFile, Observed, Probe, Program, Service
+from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.cluster.report import Happening, report
+from metal_supervisor.controller.reconcile import Outlook, accept
+from metal_supervisor.host import sleep_note
 from metal_supervisor.sidecar.membership import Membership
 from metal_supervisor.sidecar.registrar import Around, Registrar
-from metal_supervisor.sidecar.slumber import Slumber
-from metal_supervisor.sidecar.statuses import Wanted
+from metal_supervisor.sidecar.sleep_notice import SleepNotice
+from metal_supervisor.sidecar.statuses import WantedStatus
+from metal_supervisor.spec.types import Endpoint, Engine, Json, Model, ModelFile, Observed, Probe, Program, Service
 from tests.macs import LEASES, embedded_cluster
 from tests.system import ISVC, SLICES, api_faults, eventually, service
 
@@ -73,9 +73,9 @@ def setup(cluster: Any = None) -> tuple[Any, Membership, Registrar]:
     return cluster, membership, Registrar(cluster, "mac-a", membership, lambda: None)
 
 
-def wanted(address: str = "192.0.2.1", problem: str = "", uid: str = "u") -> dict[tuple[str, str], Wanted]:
+def wanted(address: str = "192.0.2.1", problem: str = "", uid: str = "u") -> dict[tuple[str, str], WantedStatus]:
     record = accept(replace(SERVICE, uid=uid), None, OUTLOOK, 100.0)
-    return {record.key: Wanted(record, report(record, UP), address, problem)}
+    return {record.key: WantedStatus(record, report(record, UP), address, problem)}
 
 
 @pytest.mark.parametrize("part", ["/services/tiny", "/endpointslices/tiny-mac-a"])
@@ -136,7 +136,7 @@ def test_an_address_of_another_family_is_told_though_it_is_not_known_what_was_th
         kube.close()
 
 
-def asleep() -> dict[tuple[str, str], Wanted]:
+def asleep() -> dict[tuple[str, str], WantedStatus]:
     return {key: replace(each, report=report(each.record, UP, True)) for key, each in wanted().items()}
 
 
@@ -187,7 +187,7 @@ def test_one_object_whose_write_fails_silences_nothing_else(tmp_path: Path, rule
             uid = kube.apply(f"{ISVC}/{name}", service(name), "us")["metadata"]["uid"]
             made = replace(SERVICE, name=name, uid=uid, endpoint=replace(ENDPOINT, service=name))
             record = accept(made, None, OUTLOOK, 100.0)
-            want[record.key] = Wanted(record, report(record, UP), "192.0.2.1", "")
+            want[record.key] = WantedStatus(record, report(record, UP), "192.0.2.1", "")
         membership = Membership(kube, "mac-a", 0.5, "session")  # renewed every 0.1 s
         registrar = Registrar(kube, "mac-a", membership, lambda: None)
         api_faults(kube.server, {**rule, "action": {"status": 500}})
@@ -222,10 +222,10 @@ def test_an_object_that_fails_is_tried_less_and_less_often_and_not_waited_for_in
         cluster.refuses = {"/endpointslices/": 503}
         due(registrar)
         pauses.append(registrar._due_at() - time.monotonic())
-        tried = registrar._tallies.counted().refused["endpoints", "503"]
+        tried = registrar._counters.counted().refused["endpoints", "503"]
         cluster.refuses.clear()
         registrar._one_pass()
-        assert registrar._tallies.counted().refused["endpoints", "503"] == tried and not registrar.flush(0.0), "held"
+        assert registrar._counters.counted().refused["endpoints", "503"] == tried and not registrar.flush(0.0), "held"
     assert 0.0 < pauses[0] <= 0.5 and 2.0 < pauses[-1] <= 5.0
 
 
@@ -248,7 +248,7 @@ def test_a_pass_that_loses_long_to_failing_writes_ends_and_the_next_one_begins_w
     many = {}
     for number in range(5):
         record = accept(replace(SERVICE, name=f"s{number}"), None, OUTLOOK, 100.0)
-        many[record.key] = Wanted(record, report(record, UP), "192.0.2.1", "")
+        many[record.key] = WantedStatus(record, report(record, UP), "192.0.2.1", "")
     cluster.refuses, cluster.slow_s = {"/endpointslices/": 504}, 1.1
     registrar.want(many, {}, Around(namespaces=frozenset({"default"})))
     registrar._one_pass()
@@ -280,21 +280,21 @@ def test_an_announcement_that_failed_may_have_been_made_and_is_taken_back() -> N
 
 def test_a_sleep_is_answered_when_the_registrar_rings_and_looked_at_no_more_than_once_a_second(tmp_path: Path) -> None:
     _, _, registrar = setup()
-    slumber = Slumber(tmp_path, registrar)
+    slumber = SleepNotice(tmp_path, registrar)
     assert not slumber.look() and slumber.again_in_s == float("inf")
-    coming = nap.announce(tmp_path)
+    coming = sleep_note.announce(tmp_path)
     registrar.want(asleep(), {})
     slumber.look()
     slumber.answer()
     assert slumber.again_in_s >= 1.0, "an API that is down is not waited for in a circle"
-    assert not nap.answered(tmp_path, coming)
+    assert not sleep_note.answered(tmp_path, coming)
     rung: list[bool] = []
     registrar._on_change = lambda: rung.append(registrar.out)
     registrar._one_pass()
     registrar._one_pass()
     assert rung == [True], "once"
     slumber.answer()
-    assert nap.answered(tmp_path, coming)
+    assert sleep_note.answered(tmp_path, coming)
 
 
 def test_without_an_address_the_endpoint_goes_and_the_reason_is_kept() -> None:
@@ -319,7 +319,7 @@ def test_what_fails_is_counted_by_what_was_written_and_how_it_was_answered() -> 
     cluster.refuses = {"/leases/": 503}
     registrar.want(wanted(), {}, Around(namespaces=frozenset({"default"})))
     registrar._one_pass()
-    assert registrar._tallies.counted().refused == {("endpoints", "409"): 1, ("lease", "503"): 1}
+    assert registrar._counters.counted().refused == {("endpoints", "409"): 1, ("lease", "503"): 1}
 
 
 def test_a_withdrawal_takes_from_the_decision_until_the_cluster_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,18 +328,18 @@ def test_a_withdrawal_takes_from_the_decision_until_the_cluster_has_it(monkeypat
     ready = wanted()
     registrar.want(ready, {})
     registrar._one_pass()
-    assert not sum(registrar._tallies.counted().withdrawals.counts), "nothing was withdrawn"
+    assert not sum(registrar._counters.counted().withdrawals.counts), "nothing was withdrawn"
     (key, want), down = next(iter(ready.items())), Observed("default.tiny", 0, False, 101.0, "EXITED")
     lost = {key: replace(want, report=report(want.record, down))}
     cluster.refuses = {"/endpointslices/tiny-mac-a": 500}
     registrar.want(lost, {})
     registrar._one_pass()
-    assert not sum(registrar._tallies.counted().withdrawals.counts), "it is not out yet"
+    assert not sum(registrar._counters.counted().withdrawals.counts), "it is not out yet"
     due(registrar)
-    assert sum(registrar._tallies.counted().withdrawals.counts) == 1
+    assert sum(registrar._counters.counted().withdrawals.counts) == 1
     registrar._one_pass()
     registrar.want(ready, {})
     registrar._one_pass()
     registrar.want({}, {})
     registrar._one_pass()
-    assert sum(registrar._tallies.counted().withdrawals.counts) == 2, "a service that is deleted goes, too"
+    assert sum(registrar._counters.counted().withdrawals.counts) == 2, "a service that is deleted goes, too"

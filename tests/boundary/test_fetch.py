@@ -16,17 +16,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from uneven_server import File, Uneven, serving
 
-from metal_supervisor.boundary import fetch as fetch_module
-from metal_supervisor.boundary import host
-from metal_supervisor.boundary.fetch import Mismatch, discard, fetch, partial
-from metal_supervisor.boundary.listing import Piece, Retry, Unusable
-from metal_supervisor.boundary.origins import locate
-from metal_supervisor.boundary.web import Client, Stopped
-from metal_supervisor.core.sources import Artifact
-from metal_supervisor.core.trust import Rules
+from metal_supervisor.host import machine
+from metal_supervisor.models import fetch as fetch_module
+from metal_supervisor.models.fetch import Mismatch, discard, fetch, partial
+from metal_supervisor.models.listing import Piece, Retry, Unusable
+from metal_supervisor.models.origins import locate
+from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.models.web import Client, Stopped
+from metal_supervisor.spec.sources import Artifact
 from tests.pace import patience
 
-NEAR = Rules(private=("127.0.0.0/8",))
+NEAR = SourcePolicy(private=("127.0.0.0/8",))
 MODEL = b"GGUF" + random.Random(1).randbytes(1_000_000)
 HALF = 500_000
 
@@ -142,7 +142,7 @@ def test_what_was_killed_before_it_was_synced_is_synced_before_it_gets_its_name(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line.part.write_bytes(MODEL)
-    said = {"validator": '"one"', "size_bytes": len(MODEL), "sha256": "", "durable_bytes": 0, "boot": host.boot_id()}
+    said = {"validator": '"one"', "size_bytes": len(MODEL), "sha256": "", "durable_bytes": 0, "boot": machine.boot_id()}
     line.note.write_text(json.dumps(said))
     synced: list[int] = []
     real = fetch_module.sync
@@ -396,7 +396,7 @@ def test_a_disk_that_is_full_keeps_what_came(line: Line, monkeypatch: pytest.Mon
 def test_no_link_is_followed(line: Line, tmp_path: Path, suffix: str, size: int) -> None:
     outside = tmp_path.parent / f"{tmp_path.name}-outside"
     outside.write_bytes(MODEL[:HALF])
-    said = {"validator": '"one"', "size_bytes": size, "sha256": "", "durable_bytes": 9, "boot": host.boot_id()}
+    said = {"validator": '"one"', "size_bytes": size, "sha256": "", "durable_bytes": 9, "boot": machine.boot_id()}
     line.note.write_text(json.dumps(said))
     link = tmp_path / f"m.gguf{suffix}"
     link.unlink(missing_ok=True)

@@ -18,20 +18,20 @@ from typing import Any
 import pytest
 from uneven_server import File, Uneven, serving
 
-from metal_supervisor.boundary import fetch as fetch_module
-from metal_supervisor.boundary import store as store_module
-from metal_supervisor.boundary.filling import Terms
-from metal_supervisor.boundary.places import Places
-from metal_supervisor.boundary.slots import Slot
-from metal_supervisor.boundary.store import Store
-from metal_supervisor.core.limits import Amount
-from metal_supervisor.core.sources import NO_KEYS, Artifact, Keys, canonical
-from metal_supervisor.core.trust import Rules
-from metal_supervisor.core.types import ModelFile
+from metal_supervisor.models import fetch as fetch_module
+from metal_supervisor.models import store as store_module
+from metal_supervisor.models.download_job import Terms
+from metal_supervisor.models.model_directory import ModelDirectory
+from metal_supervisor.models.places import Places
+from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.models.store import Store
+from metal_supervisor.spec.limits import Amount
+from metal_supervisor.spec.sources import NO_KEYS, Artifact, Keys, canonical
+from metal_supervisor.spec.types import ModelFile
 from tests.hub import Hub
 from tests.system import eventually
 
-NEAR = Terms(Rules(private=("127.0.0.0/8", "localhost")))
+NEAR = Terms(SourcePolicy(private=("127.0.0.0/8", "localhost")))
 MODEL = b"GGUF" + random.Random(1).randbytes(300_000)
 WITHIN_S = 30.0
 Usage = namedtuple("Usage", "total used free")
@@ -261,7 +261,7 @@ def test_a_repository_is_ready_only_when_all_of_it_is_here(home: Home, hub: Hub)
     artifact = of("o/r", directory=True)
     hub.forced_status, hub.forced_times, hub.forced_path = 500, 10_000, "/cdn/o/r/" + hub.commit + "/model-00002"
     home.failed(artifact, "DownloadFailed", "answered 500")
-    assert home.store.here(artifact) is None and Slot(home.directory, artifact.slot).model_path() is None
+    assert home.store.here(artifact) is None and ModelDirectory(home.directory, artifact.slot).model_path() is None
     home.restart()
     assert home.store.here(artifact) is None
     hub.forced_status = 0
@@ -539,7 +539,7 @@ def test_a_namespace_fills_no_more_of_the_disk_than_its_limit(home: Home, web: U
     team, other = frozenset({"team-a"}), frozenset({"team-b"})
     want({first: team})
     home.until(first, "Ready")
-    assert Slot(home.directory, first.slot).fetched_for() == "team-a"
+    assert ModelDirectory(home.directory, first.slot).fetched_for() == "team-a"
     want({second: team})  # the first is not wanted any more, and fills the disk all the same
     found = home.until(second, "Failed", "(--namespace-disk)")
     assert found.reason == "InsufficientDisk"
@@ -548,7 +548,7 @@ def test_a_namespace_fills_no_more_of_the_disk_than_its_limit(home: Home, web: U
     want({second: other, third: team | other})
     for each in (second, third):
         home.until(each, "Ready")
-    assert Slot(home.directory, third.slot).fetched_for() == "team-b", "the one that has room"
+    assert ModelDirectory(home.directory, third.slot).fetched_for() == "team-b", "the one that has room"
     shutil.rmtree(home.directory / first.slot)
     want({fourth: team})
     home.until(fourth, "Ready")

@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from metal_supervisor.core.first_request import smallest
-from metal_supervisor.core.liveness import Limits
-from metal_supervisor.core.types import Probe
-from metal_supervisor.sidecar.probes import FIRST_AWAITED, Finding, Prober, Target
+from metal_supervisor.host.liveness import HangLimits
+from metal_supervisor.sidecar.probes import FIRST_AWAITED, ProbeFinding, Prober, ProbeTarget
+from metal_supervisor.spec.first_request import smallest
+from metal_supervisor.spec.types import Probe
 from tests.system import FAKE_ENGINE, eventually, free_ports
 
-UNKNOWN = Finding(False, "")
+UNKNOWN = ProbeFinding(False, "")
 CHAT = "/v1/chat/completions"
 Start = Callable[..., "Asked"]
 
@@ -34,13 +34,13 @@ class Asked:
             self.process = subprocess.Popen([*command, *arguments], stdout=log, stderr=subprocess.STDOUT)
         path, body = smallest(mode, "tiny")
         probe = Probe(identity="tiny", first_path=path, first_body=body)
-        self.target = Target(self.process.pid, "127.0.0.1", port, probe)
-        self.prober = Prober(lambda: None, Limits(60, 60), lambda program: key if program == "tiny" else ("", ""))
+        self.target = ProbeTarget(self.process.pid, "127.0.0.1", port, probe)
+        self.prober = Prober(lambda: None, HangLimits(60, 60), lambda program: key if program == "tiny" else ("", ""))
 
-    def ask(self, known: Finding = UNKNOWN, ending: bool = False) -> None:
+    def ask(self, known: ProbeFinding = UNKNOWN, ending: bool = False) -> None:
         self.prober.ask_only({"tiny": (self.target, known)}, {"tiny"} if ending else ())
 
-    def finds(self, wanted: Finding) -> None:
+    def finds(self, wanted: ProbeFinding) -> None:
         eventually(lambda: self.prober.finding("tiny") == wanted, 20, f"{wanted}, not {self.prober.finding('tiny')}")
 
     def requests(self) -> list[str]:
@@ -76,60 +76,60 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def test_one_request_of_the_mode_makes_it_ready(start: Start, mode: str, flag: str) -> None:
     up = start(flag, mode=mode)
     up.ask()
-    up.finds(Finding(True, "", served=True))
+    up.finds(ProbeFinding(True, "", served=True))
     path, body = smallest(mode, "tiny")
     assert up.requests() == [f"asked {path} {body}"]
 
 
 def test_one_that_served_is_never_asked_again(start: Start) -> None:
     up = start("--fake-answer-status", "500")
-    up.ask(Finding(True, "", served=True))
-    up.finds(Finding(True, "", served=True))
+    up.ask(ProbeFinding(True, "", served=True))
+    up.finds(ProbeFinding(True, "", served=True))
     up.prober.ask_only({})
-    up.ask(Finding(False, "silent", served=True))  # by a new sidecar, while it was in doubt
-    up.finds(Finding(True, "", served=True))
+    up.ask(ProbeFinding(False, "silent", served=True))  # by a new sidecar, while it was in doubt
+    up.finds(ProbeFinding(True, "", served=True))
     assert up.requests() == []
 
 
 def test_while_its_first_answer_is_waited_for_it_is_not_ready_and_says_so(start: Start) -> None:
     up = start("--fake-answer-delay-s", "600")
     up.ask()
-    up.finds(Finding(False, FIRST_AWAITED))
+    up.finds(ProbeFinding(False, FIRST_AWAITED))
     eventually(lambda: len(up.requests()) == 1, 20, "the request")
 
 
 def test_one_that_fails_is_asked_again_until_it_succeeds(start: Start) -> None:
     up = start("--fake-answer-status", "500")
     up.ask()
-    up.finds(Finding(False, f"{CHAT} answered 500: no answer, [31m as asked"))
+    up.finds(ProbeFinding(False, f"{CHAT} answered 500: no answer, [31m as asked"))
     up.tell(answer_status=200)
-    up.finds(Finding(True, "", served=True))
+    up.finds(ProbeFinding(True, "", served=True))
     assert len(up.requests()) >= 2
 
 
 def test_a_key_it_wants_is_sent(start: Start) -> None:
     up = start("--fake-api-key", "s3cret", key=("LLAMA_API_KEY", "s3cret"))
     up.ask()
-    up.finds(Finding(True, "", served=True))
+    up.finds(ProbeFinding(True, "", served=True))
 
 
 def test_one_that_refuses_its_key_is_not_ready_and_the_key_is_not_told(start: Start) -> None:
     up = start("--fake-api-key", "other", key=("LLAMA_API_KEY", "s3cret"))
     up.ask()
     told = f"{CHAT} answered 401 (with the key in spec.env LLAMA_API_KEY): Invalid API Key Bearer …"
-    up.finds(Finding(False, told))
+    up.finds(ProbeFinding(False, told))
 
 
 def test_one_with_a_key_of_somebody_elses_is_ready(start: Start) -> None:
     up = start("--fake-api-key", "other")
     up.ask()
-    up.finds(Finding(True, "", served=True))
+    up.finds(ProbeFinding(True, "", served=True))
 
 
 def test_one_that_is_to_end_is_not_kept_busy_by_us(start: Start) -> None:
     up = start("--fake-answer-delay-s", "600")
     up.ask(ending=True)
-    up.finds(Finding(False, FIRST_AWAITED))
+    up.finds(ProbeFinding(False, FIRST_AWAITED))
     assert up.requests() == []
     up.ask()
     eventually(lambda: len(up.requests()) == 1, 20, "the request")
@@ -146,12 +146,12 @@ def clients(up: Asked) -> list[object]:
 def test_an_engine_that_never_loads_is_never_asked(start: Start) -> None:
     up = start("--fake-never-ready")
     up.ask()
-    up.finds(Finding(False, "the engine is loading its model"))
+    up.finds(ProbeFinding(False, "the engine is loading its model"))
     assert up.requests() == []
 
 
 def test_a_stranger_on_the_port_is_never_asked(start: Start) -> None:
     up = start("--fake-identity", "other")
     up.ask()
-    up.finds(Finding(False, f"port {up.target.port} is answered by another server: it serves other, not tiny"))
+    up.finds(ProbeFinding(False, f"port {up.target.port} is answered by another server: it serves other, not tiny"))
     assert up.requests() == []

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from range_server import Web, serving
 
-from metal_supervisor import cli
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.core.demand import Reading
-from metal_supervisor.core.estimate import estimate
-from metal_supervisor.core.fit import Plan
-from metal_supervisor.core.gguf import Prefix, read_header
-from metal_supervisor.core.types import Observed, Record, Standing, Verdict
-from metal_supervisor.fit import _argv
+from metal_supervisor.cli import main
+from metal_supervisor.cli.fit import _argv
+from metal_supervisor.memory.estimate import estimate
+from metal_supervisor.memory.fit_advice import FitPlan
+from metal_supervisor.models.metadata import Reading
 from metal_supervisor.runtimes.llama_memory import demands
 from metal_supervisor.runtimes.place import Binary
+from metal_supervisor.spec.gguf import Prefix, read_header
+from metal_supervisor.spec.types import Observed, Record, Standing, Verdict
+from metal_supervisor.state.directory import StateDir
 from tests import kv_models
 from tests.system import tiny_gguf
 
@@ -63,7 +63,7 @@ class Shell:
 
     def fit(self, source: object, *flags: str) -> Said:
         try:
-            code = cli.main(["fit", str(source), "--state-dir", str(self.state.path), *flags])
+            code = main.main(["fit", str(source), "--state-dir", str(self.state.path), *flags])
         except SystemExit as error:
             code = int(str(error.code))
         return Said(code, *self._capsys.readouterr())
@@ -85,7 +85,7 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.setattr("metal_supervisor.boundary.host.memory_bytes", lambda: TOTAL)
+    monkeypatch.setattr("metal_supervisor.host.machine.memory_bytes", lambda: TOTAL)
     return Shell(tmp_path / "state", capsys)
 
 
@@ -104,7 +104,7 @@ def test_a_small_model_fits_and_says_why(shell: Shell, models: Path) -> None:
 
 def test_what_is_charged_is_what_the_engine_would_be_started_with(shell: Shell, models: Path) -> None:
     found = shell.json(models / "tiny.gguf", "--ctx", "8192", "--slots", "4", "--kv-type", "q8_0")
-    argv = _argv(Plan(8192, 4, "q8_0"), Binary("llama-server", frozenset()), Reading(None))
+    argv = _argv(FitPlan(8192, 4, "q8_0"), Binary("llama-server", frozenset()), Reading(None))
     asked = demands(argv).settings
     assert (asked.context, asked.slots, asked.batch, asked.cache_k, asked.cache_v) == (8192, 4, 2048, "q8_0", "q8_0")
     assert asked.flash_attention

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.boundary.state import StateDir, write_atomic
-from metal_supervisor.bulletin import FILE
-from metal_supervisor.config import Overrides, Settings
-from metal_supervisor.core.types import Endpoint, Observed, Record, Standing, Verdict
-from metal_supervisor.foreground import Foreground
+from metal_supervisor.cli.foreground import Foreground
+from metal_supervisor.controller.controller_status import FILE
+from metal_supervisor.settings.loader import Overrides, Settings
+from metal_supervisor.spec.types import Endpoint, Observed, Record, Standing, Verdict
+from metal_supervisor.state.directory import StateDir, write_atomic
 
 RECORD = Record(
     "default", "tiny", "u", 1, "default.tiny", "phi", "llama-server", 1, "chat", "normal",

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.boundary import engines
-from metal_supervisor.core.engine_metrics import REASONS
-from metal_supervisor.core.types import Probe, RunNote
+from metal_supervisor.runtimes import probing
+from metal_supervisor.runtimes.engine_metrics import REASONS
 from metal_supervisor.sidecar.board import Row
-from metal_supervisor.sidecar.gatherer import EVERY_S, HOLDS_S, Gatherer, source_of
+from metal_supervisor.sidecar.engine_scraper import EVERY_S, HOLDS_S, EngineScraper, source_of
+from metal_supervisor.spec.types import Probe, RunNote
 from tests.boards import row
 from tests.system import eventually, free_ports
 
@@ -136,14 +136,14 @@ class Clock:
         return self.now
 
 
-def follower(*rows: Row, key: str = "", timeout_s: float = 5.0, clock: Clock | None = None) -> Gatherer:
+def follower(*rows: Row, key: str = "", timeout_s: float = 5.0, clock: Clock | None = None) -> EngineScraper:
     """One that follows these; not started: a test says when it asks."""
-    made = Gatherer("127.0.0.1", lambda _program: ("LLAMA_API_KEY", key), clock or Clock(), timeout_s)
+    made = EngineScraper("127.0.0.1", lambda _program: ("LLAMA_API_KEY", key), clock or Clock(), timeout_s)
     made.follow(rows, {})
     return made
 
 
-def ask(made: Gatherer) -> str:
+def ask(made: EngineScraper) -> str:
     """Asks who is due, and returns the page."""
     made.turn()
     return made.told().text(False)
@@ -187,7 +187,7 @@ def test_bytes_that_come_fast_and_never_end_are_given_up_as_well() -> None:
 
         thread = threading.Thread(target=trickle, daemon=True)
         thread.start()
-        found = engines.counted("127.0.0.1", server.getsockname()[1], "/metrics", timeout_s=0.2)
+        found = probing.counted("127.0.0.1", server.getsockname()[1], "/metrics", timeout_s=0.2)
         over.set()
         thread.join(30)
     assert found == ("", "timeout") and not thread.is_alive()
@@ -323,7 +323,7 @@ def test_the_thread_asks_who_comes_and_lets_nobody_wait_for_a_hung_one(engine: E
         hung.answer = ANSWERS["hang"][0]
         bad = serving(hung)
         bad = replace(bad, record=replace(bad.record, name="bad", program="default.bad"))
-        made = Gatherer("127.0.0.1", lambda _program: ("", ""))
+        made = EngineScraper("127.0.0.1", lambda _program: ("", ""))
         made.start()
         made.follow([bad, serving(engine)], {})
         eventually(lambda: LINE in made.told().text(False), 10, "the answer of the good one")

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from range_server import Web, serving
 
-from metal_supervisor.boundary import headers as headers_module
-from metal_supervisor.boundary.headers import Headers, read_file, read_listing, read_remote
-from metal_supervisor.boundary.listing import Listing, Piece
-from metal_supervisor.boundary.web import Client
-from metal_supervisor.core.demand import Reading
-from metal_supervisor.core.gguf import Header, Prefix, read_header
-from metal_supervisor.core.trust import Rules
+from metal_supervisor.models import headers as headers_module
+from metal_supervisor.models.headers import Headers, read_file, read_listing, read_remote
+from metal_supervisor.models.listing import Listing, Piece
+from metal_supervisor.models.metadata import Reading
+from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.models.web import Client
+from metal_supervisor.spec.gguf import Header, Prefix, read_header
 from tests.broken import mutated
 from tests.faults import Figure, fault
 from tests.pace import within
@@ -284,7 +284,7 @@ def test_a_server_that_drips_is_given_up(web: Web, monkeypatch: pytest.MonkeyPat
 
 def test_headers_of_the_caller_go_to_the_server_and_its_own_connection_is_used(web: Web, tiny: Path) -> None:
     web.files["tiny.gguf"] = tiny.read_bytes()
-    client = Client(Rules(lax=True))
+    client = Client(SourcePolicy(lax=True))
     for _ in range(2):
         found = read_remote(f"{web.url}/range/tiny.gguf", client, {"Authorization": "Bearer t"})
         assert found.header is not None
@@ -403,7 +403,7 @@ def test_what_failed_is_tried_again_after_a_while(
 def test_a_repository_on_a_server_is_judged_by_its_config_and_what_is_listed(web: Web) -> None:
     web.files["config.json"] = json.dumps({"model_type": "llama"}).encode()
     pieces = Piece("config.json", f"{web.url}/range/config.json"), Piece("a.safetensors", "http://x/", 70 << 30)
-    client = Client(Rules(lax=True))
+    client = Client(SourcePolicy(lax=True))
     assert read_listing(Listing(pieces), client) == Reading(70 << 30, config={"model_type": "llama"})
     web.files["config.json"] = b"<html>"
     assert "cannot be read" in read_listing(Listing(pieces), client).problem

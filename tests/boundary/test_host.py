@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.boundary import host
-from metal_supervisor.boundary.host import NoBinary
+from metal_supervisor.host import machine
+from metal_supervisor.host.machine import NoBinary
 from tests.system import eventually
 
 
@@ -22,24 +22,24 @@ def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
 
 
 def test_the_node_name_is_a_label_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = host.node_name(tmp_path)
+    first = machine.node_name(tmp_path)
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", first)
     monkeypatch.setattr(socket, "gethostname", lambda: "other")
-    assert host.node_name(tmp_path) == first
+    assert machine.node_name(tmp_path) == first
 
 
 @pytest.mark.parametrize("name", ["", "ÜÖ", "x" * 200, "-a-", "My Mac (2).local", "a" * 39 + "-b"])
 def test_any_hostname_makes_a_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: name)
-    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", host.node_name(tmp_path))
+    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", machine.node_name(tmp_path))
 
 
 @pytest.mark.parametrize("kept", [b"", b"\n", b"\xff", b"not a label!\n"])
 def test_a_damaged_node_file_is_made_again(tmp_path: Path, kept: bytes) -> None:
     (tmp_path / "node").write_bytes(kept)
-    first = host.node_name(tmp_path)
+    first = machine.node_name(tmp_path)
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", first)
-    assert host.node_name(tmp_path) == first
+    assert machine.node_name(tmp_path) == first
 
 
 @pytest.mark.parametrize(
@@ -47,17 +47,17 @@ def test_a_damaged_node_file_is_made_again(tmp_path: Path, kept: bytes) -> None:
                 "::ffff:127.0.0.1", "255.255.255.255"]
 )  # fmt: skip
 def test_an_address_that_no_pod_can_reach_is_refused_with_a_way_out(address: str) -> None:
-    assert "--host-ip" in (host.address_problem(address, allow_loopback=False) or "")
+    assert "--host-ip" in (machine.address_problem(address, allow_loopback=False) or "")
 
 
 @pytest.mark.parametrize("address", ["192.0.2.10", "10.0.0.1", "172.16.0.1", "100.64.0.1", "2001:db8::1", "fd00::1"])
 def test_a_routable_address_is_accepted(address: str) -> None:
-    assert host.address_problem(address, allow_loopback=False) is None
+    assert machine.address_problem(address, allow_loopback=False) is None
 
 
 def test_loopback_is_accepted_only_where_it_is_allowed() -> None:
-    assert host.address_problem("127.0.0.1", allow_loopback=True) is None
-    assert host.address_problem("169.254.1.1", allow_loopback=True)
+    assert machine.address_problem("127.0.0.1", allow_loopback=True) is None
+    assert machine.address_problem("169.254.1.1", allow_loopback=True)
 
 
 def test_the_configured_binary_is_taken_and_a_bad_one_is_not_replaced(
@@ -67,12 +67,12 @@ def test_the_configured_binary_is_taken_and_a_bad_one_is_not_replaced(
     executable(tmp_path / "engine")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert host.find_binary(str(mine), "engine", "brew") == mine
-    assert host.find_binary("~/mine", "engine", "brew") == mine
+    assert machine.find_binary(str(mine), "engine", "brew") == mine
+    assert machine.find_binary("~/mine", "engine", "brew") == mine
     (tmp_path / "plain").write_text("")
     for bad in ("plain", "missing", ""):
         with pytest.raises(NoBinary, match=r"--engine is .*not an executable file"):
-            host.find_binary(f"{tmp_path}/{bad}", "engine", "brew")
+            machine.find_binary(f"{tmp_path}/{bad}", "engine", "brew")
 
 
 def test_a_binary_is_found_on_path_then_where_homebrew_puts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,12 +80,12 @@ def test_a_binary_is_found_on_path_then_where_homebrew_puts_it(tmp_path: Path, m
         (tmp_path / name).mkdir()
     brewed = executable(tmp_path / "brew" / "engine")
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
-    monkeypatch.setattr(host, "HOMEBREW", (str(tmp_path / "brew"),))
-    assert host.find_binary("", "engine", "brew install engine") == brewed
+    monkeypatch.setattr(machine, "HOMEBREW", (str(tmp_path / "brew"),))
+    assert machine.find_binary("", "engine", "brew install engine") == brewed
     first = executable(tmp_path / "path" / "engine")
-    assert host.find_binary("", "engine", "") == first
+    assert machine.find_binary("", "engine", "") == first
     with pytest.raises(NoBinary, match="brew install none, or set --none"):
-        host.find_binary("", "none", "brew install none")
+        machine.find_binary("", "none", "brew install none")
 
 
 @pytest.mark.parametrize("path", ["", None])
@@ -94,44 +94,44 @@ def test_the_working_directory_is_never_searched(
 ) -> None:
     executable(tmp_path / "engine")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(host, "HOMEBREW", ("/nowhere",))
+    monkeypatch.setattr(machine, "HOMEBREW", ("/nowhere",))
     if path is None:
         monkeypatch.delenv("PATH")
     else:
         monkeypatch.setenv("PATH", path)
     with pytest.raises(NoBinary):
-        host.find_binary("", "engine", "brew")
+        machine.find_binary("", "engine", "brew")
 
 
 def test_flags_are_read_from_the_help_and_again_after_an_upgrade(tmp_path: Path) -> None:
     engine = executable(tmp_path / "engine", "#!/bin/sh\necho 'usage: -m, --model X  --no-webui (see x--y)'\n")
-    assert host.flags_of(engine) == {"--model", "--no-webui"}
+    assert machine.flags_of(engine) == {"--model", "--no-webui"}
     executable(engine, "#!/bin/sh\necho '--other'\n")
     os.utime(engine, (1, 1))
-    assert host.flags_of(engine) == {"--other"}
-    assert host.flags_of(tmp_path / "none") == frozenset()
-    assert host.flags_of(executable(tmp_path / "bad", "#!/no/such\n")) == frozenset()
-    assert host.flags_of(executable(tmp_path / "bytes", "#!/bin/sh\nprintf '\\377 --flag'\n")) == {"--flag"}
+    assert machine.flags_of(engine) == {"--other"}
+    assert machine.flags_of(tmp_path / "none") == frozenset()
+    assert machine.flags_of(executable(tmp_path / "bad", "#!/no/such\n")) == frozenset()
+    assert machine.flags_of(executable(tmp_path / "bytes", "#!/bin/sh\nprintf '\\377 --flag'\n")) == {"--flag"}
 
 
 def test_who_holds_a_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert f"(pid {os.getpid()})" in host.port_holder(port)
-        assert not host.port_free(port, "127.0.0.1")
-    assert host.port_holder(port) == "another process"
-    assert host.port_free(port, "127.0.0.1")
-    assert not host.port_free(port, "192.0.2.1")
+        assert f"(pid {os.getpid()})" in machine.port_holder(port)
+        assert not machine.port_free(port, "127.0.0.1")
+    assert machine.port_holder(port) == "another process"
+    assert machine.port_free(port, "127.0.0.1")
+    assert not machine.port_free(port, "192.0.2.1")
 
 
 def test_a_process_is_described_while_it_lives() -> None:
     process = subprocess.Popen(["sleep", "60"])
-    eventually(lambda: host.command_line(process.pid) == ["sleep", "60"], 5.0, "its exec")
+    eventually(lambda: machine.command_line(process.pid) == ["sleep", "60"], 5.0, "its exec")
     process.kill()
     process.wait()
-    assert host.command_line(process.pid) is None
+    assert machine.command_line(process.pid) is None
 
 
 def test_the_route_to_oneself_is_loopback_and_nowhere_is_none() -> None:
-    assert host.route_to("127.0.0.1", 80) == "127.0.0.1"
-    assert host.route_to("no-such-host.invalid", 80) is None
+    assert machine.route_to("127.0.0.1", 80) == "127.0.0.1"
+    assert machine.route_to("no-such-host.invalid", 80) is None

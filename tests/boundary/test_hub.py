@@ -22,9 +22,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.boundary import hub
-from metal_supervisor.boundary.listing import Listing, Retry, Unusable
-from metal_supervisor.core.sources import Artifact, canonical
+from metal_supervisor.models import hub
+from metal_supervisor.models.listing import Listing, Retry, Unusable
+from metal_supervisor.spec.sources import Artifact, canonical
 from tests.hub import COMMIT, Hub, http_date
 
 TOKEN = "hf_SecretOfTests"
@@ -421,14 +421,14 @@ def test_a_list_that_goes_on_elsewhere_does_not_take_the_token_along(server: Hub
 
 
 def test_a_mirror_that_sends_us_to_the_hub_does_not_send_the_token() -> None:
-    from metal_supervisor.boundary import hub_client as client
+    from metal_supervisor.models import hub_client as client
 
     call = client._Call(("http", "mirror.example", 80), 1.0, time.monotonic() + 60)
     for url, kept in (
         ("http://mirror.example/api", True), ("https://huggingface.co/api", False), ("https://mirror.example/x", False),
     ):  # fmt: skip
         request = client.httpx2.Request("GET", url, headers={"Authorization": f"Bearer {TOKEN}"})
-        with contextlib.closing(client._Transport()) as transport:
+        with contextlib.closing(client._CheckedTransport()) as transport:
             transport._prepare(request, call)
         assert ("Authorization" in request.headers) is kept
 
@@ -466,8 +466,8 @@ def test_it_is_imported_when_it_is_needed_and_says_nothing(server: Hub, tmp_path
     program = f"""
         import logging, os, sys
         logging.basicConfig(level=logging.DEBUG)
-        from metal_supervisor.boundary import hub
-        from metal_supervisor.core.sources import Artifact
+        from metal_supervisor.models import hub
+        from metal_supervisor.spec.sources import Artifact
         assert not {{"huggingface_hub", "httpx2"}} & sys.modules.keys()
         hub.listing(Artifact("hf://o/mlx@main", directory=True), {server.url!r}, {TOKEN!r})
         try:
@@ -484,7 +484,7 @@ def test_it_is_imported_when_it_is_needed_and_says_nothing(server: Hub, tmp_path
 
 
 def test_the_token_of_this_macs_user(tmp_path: Path) -> None:
-    program = "from metal_supervisor.boundary import hub; print(repr(hub.own_token()))"
+    program = "from metal_supervisor.models import hub; print(repr(hub.own_token()))"
     assert run(program, tmp_path).stdout == "''\n"
     (tmp_path / "token").write_text("hf_file\n")
     assert run(program, tmp_path).stdout == "'hf_file'\n"
@@ -496,8 +496,8 @@ def test_the_token_of_this_macs_user(tmp_path: Path) -> None:
 
 def test_offline_is_a_reason(server: Hub, tmp_path: Path) -> None:
     program = f"""
-        from metal_supervisor.boundary import hub
-        from metal_supervisor.core.sources import Artifact
+        from metal_supervisor.models import hub
+        from metal_supervisor.spec.sources import Artifact
         try:
             hub.listing(Artifact("hf://o/mlx@main", directory=True), {server.url!r}, "")
         except hub.Unusable as error:

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor import cli, config, import_flags
-from metal_supervisor.core.go_agent import FLAGS, Job, translate
+from metal_supervisor.cli import import_launchd, main
+from metal_supervisor.install.go_agent import FLAGS, GoAgentJob, translate
+from metal_supervisor.settings import loader
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -36,7 +37,7 @@ def plist(directory: Path, words: Any = SHIPPED, form: Any = plistlib.FMT_XML, *
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    code = cli.main(["import-launchd", *map(str, words)])
+    code = main.main(["import-launchd", *map(str, words)])
     said = capsys.readouterr()
     return code, said.out, said.err
 
@@ -61,13 +62,13 @@ def test_the_file_is_for_its_users_eyes_and_is_not_overwritten(
     path, output = plist(tmp_path), tmp_path / "settings.toml"
     assert run(capsys, path, "--output", output)[:2] == (0, "")
     assert stat.S_IMODE(output.stat().st_mode) == 0o600
-    assert config.read_toml(output)["port"] == 9090
+    assert loader.read_toml(output)["port"] == 9090
     output.write_text("port = 1\n")
     output.chmod(0o644)
     code, _, err = run(capsys, path, "--output", output)
     assert (code, output.read_text()) == (2, "port = 1\n") and "overwrite it with --force" in err
     assert run(capsys, path, "--output", output, "--force")[0] == 0
-    assert config.read_toml(output)["port"] == 9090 and stat.S_IMODE(output.stat().st_mode) == 0o600
+    assert loader.read_toml(output)["port"] == 9090 and stat.S_IMODE(output.stat().st_mode) == 0o600
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     assert run(capsys, path, "--output", tmp_path / "link")[0] == 2
     code, _, err = run(capsys, path, "--output", tmp_path / "no" / "such.toml")
@@ -106,7 +107,7 @@ def test_what_a_user_wrote_stays_within_its_line(tmp_path: Path, capsys: pytest.
         (b"bplist00" + b"\xff" * 40, "is not a plist that can be read"),
         (b"bplist00", "is not a plist that can be read"),
         (b"<!DOCTYPE x [<!ENTITY a 'b'>]><plist version='1.0'><string>&a;</string></plist>", "is not a plist"),
-        (b" " * (import_flags.PLIST_BYTES + 1), "is larger than 1048576 bytes"),
+        (b" " * (import_launchd.PLIST_BYTES + 1), "is larger than 1048576 bytes"),
         (plistlib.dumps(["a"]), "must hold a dictionary of launchd's keys, not an array"),
         (plistlib.dumps({"Label": "x"}), "has no ProgramArguments"),
         (plistlib.dumps({"ProgramArguments": AGENT}), "ProgramArguments must be an array of strings, not a string"),
@@ -123,9 +124,9 @@ def test_what_a_user_wrote_stays_within_its_line(tmp_path: Path, capsys: pytest.
 def test_a_broken_plist_is_told_by_what_is_wrong(tmp_path: Path, content: bytes, text: str) -> None:
     path = tmp_path / "x.plist"
     path.write_bytes(content)
-    with pytest.raises(import_flags.BadPlist, match=text):
-        import_flags.read(path)
-    assert cli.main(["import-launchd", str(path)]) == 2
+    with pytest.raises(import_launchd.BadPlist, match=text):
+        import_launchd.read(path)
+    assert main.main(["import-launchd", str(path)]) == 2
 
 
 def test_a_plist_that_is_not_there_is_said_to_be_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,17 +140,17 @@ def test_no_bytes_bring_it_down(tmp_path_factory: pytest.TempPathFactory, noise:
     whole = plistlib.dumps({"ProgramArguments": SHIPPED}, fmt=plistlib.FMT_BINARY)
     path.write_bytes((noise, b"bplist00" + noise, whole[: len(noise)] + noise, noise + whole)[form])
     try:
-        import_flags.read(path)
-    except import_flags.BadPlist as error:
+        import_launchd.read(path)
+    except import_launchd.BadPlist as error:
         assert str(error).startswith(str(path))
 
 
 @settings(max_examples=150, deadline=None, database=None, derandomize=True)
 @given(st.lists(st.tuples(st.sampled_from(sorted(FLAGS)), st.text(max_size=20) | st.sampled_from(["1", "true", "5s"]))))
 def test_what_is_printed_is_always_a_settings_file_that_we_accept(said: list[tuple[str, str]]) -> None:
-    found = import_flags.checked(translate(Job((AGENT, *(f"--{name}={text}" for name, text in said)))))
-    content = tomllib.loads(import_flags.text_of(found))
-    assert content == {name: config.checked(name, value, "") for name, value in content.items()}
+    found = import_launchd.checked(translate(GoAgentJob((AGENT, *(f"--{name}={text}" for name, text in said)))))
+    content = tomllib.loads(import_launchd.text_of(found))
+    assert content == {name: loader.checked(name, value, "") for name, value in content.items()}
     named = {origin for each in found.settings.values() for origin in each.origins}
     named |= {part for each in [*found.refused, *found.unneeded] for part in each.subject.split(" and ")}
     assert {f"--{name}" for name, _ in said} <= named | {"--kubeconfig", "--model-store"}, "no flag is lost"

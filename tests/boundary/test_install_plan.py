@@ -16,15 +16,17 @@ from typing import Any, cast
 
 import pytest
 
-from metal_supervisor import boot, cli, install, install_plan, uninstall, upgrade
-from metal_supervisor.boundary.commands import Done, run_here
-from metal_supervisor.boundary.credentials import BadKubeconfig, Login, choose
-from metal_supervisor.boundary.kubeconfig_copy import copy
-from metal_supervisor.boundary.launchctl import LABEL, LaunchdError
-from metal_supervisor.boundary.power import FRAGMENT
-from metal_supervisor.config import ConfigError, edited
-from metal_supervisor.core import root_file
-from metal_supervisor.install_steps import File, InstallError, Machine
+from metal_supervisor.cli import main
+from metal_supervisor.cluster.credentials import BadKubeconfig, Login, choose
+from metal_supervisor.cluster.kubeconfig_copy import copy
+from metal_supervisor.controller import boot
+from metal_supervisor.host import root_file
+from metal_supervisor.host.commands import Done, run_here
+from metal_supervisor.host.launchctl import LABEL, LaunchdError
+from metal_supervisor.host.power_meter import FRAGMENT
+from metal_supervisor.install import install, plan, uninstall, upgrade
+from metal_supervisor.install.steps import FileStep, InstallError, Machine
+from metal_supervisor.settings.loader import ConfigError, edited
 from tests.launchd import Mac, no_pause
 from tests.system import ROOT
 
@@ -63,12 +65,12 @@ def machine(run: Any, root: Path = Path("/"), home: Path = Path("/Users/anna")) 
     return Machine(root, home, "anna", "staff", 501, run, no_pause)
 
 
-def order(state: str, **more: Any) -> install_plan.Order:
+def order(state: str, **more: Any) -> plan.InstallOrder:
     usual: dict[str, Any] = {"kubeconfig": None, "embedded": False, "config": None, "agent": False, "force": False}
     values = {"state_dir": state, **more.pop("values", {})}
     if context := more.pop("context", ""):
         values["context"] = context
-    return install_plan.Order(**{**usual, "values": values, **more})
+    return plan.InstallOrder(**{**usual, "values": values, **more})
 
 
 def nothing_loaded(argv: Sequence[str], _timeout_s: float) -> Done:
@@ -91,7 +93,7 @@ def golden(name: str, lines: Sequence[str]) -> None:
 
 def test_a_dry_run_shows_every_file_and_command_of_a_daemon() -> None:
     mac = machine(nothing_loaded)
-    found = install_plan.plan(
+    found = plan.plan(
         order("/Users/anna/.metal-supervisor", embedded=True, values={"memory_fraction": 0.5, "namespace": "llm"}), mac
     )
     said: list[str] = []
@@ -101,7 +103,7 @@ def test_a_dry_run_shows_every_file_and_command_of_a_daemon() -> None:
 
 def test_a_dry_run_shows_no_credential_of_an_agent_with_a_cluster(tmp_path: Path) -> None:
     mac = machine(nothing_loaded)
-    found = install_plan.plan(
+    found = plan.plan(
         order("/Users/anna/.metal-supervisor", kubeconfig=kubeconfig(tmp_path / "k"), context="mac", agent=True), mac
     )
     said: list[str] = []
@@ -121,7 +123,7 @@ def test_a_dry_run_of_uninstall_shows_what_goes_and_what_stays(tmp_path: Path) -
     (state / "of-somebody-else").write_text("")
     for path in (root / "Library/LaunchDaemons/dev.metal-supervisor.plist", root / "usr/local/bin/supervisorctl"):
         path.parent.mkdir(parents=True)
-        path.write_text(install_plan.MARK)
+        path.write_text(plan.MARK)
     (root / "usr/local/bin/metal-supervisor").write_text("somebody else's")
     rule = root / FRAGMENT.lstrip("/")
     rule.parent.mkdir(parents=True)
@@ -136,14 +138,14 @@ def test_a_dry_run_of_uninstall_shows_what_goes_and_what_stays(tmp_path: Path) -
 # ── deciding ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def planned(tmp_path: Path, **more: Any) -> install_plan.Plan:
+def planned(tmp_path: Path, **more: Any) -> plan.InstallPlan:
     home = tmp_path / "home"
     home.mkdir(exist_ok=True)
-    return install_plan.plan(order(str(home / ".metal-supervisor"), **more), machine(nothing_loaded, tmp_path, home))
+    return plan.plan(order(str(home / ".metal-supervisor"), **more), machine(nothing_loaded, tmp_path, home))
 
 
-def content(found: install_plan.Plan, name: str) -> str:
-    return next(step.content.decode() for step in found.steps if isinstance(step, File) and step.path.name == name)
+def content(found: plan.InstallPlan, name: str) -> str:
+    return next(step.content.decode() for step in found.steps if isinstance(step, FileStep) and step.path.name == name)
 
 
 def test_without_a_word_about_the_cluster_the_first_time_it_asks(tmp_path: Path) -> None:
@@ -218,7 +220,7 @@ def test_a_renewed_token_survives_an_install_with_the_kubeconfig_of_before(tmp_p
     assert "cluster/kubeconfig" in content(planned(tmp_path), "metal-supervisor.toml"), "nothing said: it stays"
 
 
-def carried_out(tmp_path: Path, **more: Any) -> install_plan.Plan:
+def carried_out(tmp_path: Path, **more: Any) -> plan.InstallPlan:
     """A plan, and what it does within the state directory."""
     found = planned(tmp_path, **more)
     for step in found.steps:
@@ -272,14 +274,14 @@ def test_the_incumbent_and_we_never_run_at_once(tmp_path: Path, domain: str) -> 
 
     mac = machine(run, tmp_path, tmp_path)
     with pytest.raises(InstallError, match=f"launchctl bootout {domain}/com.llmkube.metal-agent"):
-        install.install(install_plan.plan(order(str(tmp_path / "s"), embedded=True), mac), mac, print)
+        install.install(plan.plan(order(str(tmp_path / "s"), embedded=True), mac), mac, print)
     assert not (tmp_path / "s").exists()
 
 
 def test_a_place_that_macos_keeps_from_jobs_is_refused(tmp_path: Path) -> None:
     mac = machine(Mac(), tmp_path, tmp_path)
     with pytest.raises(InstallError, match="is in Documents, which macOS keeps from launchd's jobs"):
-        install.install(install_plan.plan(order(str(tmp_path / "Documents/s"), embedded=True), mac), mac, print)
+        install.install(plan.plan(order(str(tmp_path / "Documents/s"), embedded=True), mac), mac, print)
 
 
 def test_the_other_kind_of_job_has_to_go_first(tmp_path: Path) -> None:
@@ -288,26 +290,26 @@ def test_the_other_kind_of_job_has_to_go_first(tmp_path: Path) -> None:
 
     mac = machine(run, tmp_path, tmp_path)
     with pytest.raises(InstallError, match=r"installed as gui/501/dev.metal-supervisor already.*install with --agent"):
-        install.install(install_plan.plan(order(str(tmp_path / "s"), embedded=True), mac), mac, print)
+        install.install(plan.plan(order(str(tmp_path / "s"), embedded=True), mac), mac, print)
 
 
 def test_the_other_kind_that_starts_at_the_next_boot_has_to_go_first_too(tmp_path: Path) -> None:
     mac = machine(nothing_loaded, tmp_path, tmp_path)
-    there = install_plan.places(mac, tmp_path / "s", agent=True).plist
+    there = plan.places(mac, tmp_path / "s", agent=True).plist
     there.parent.mkdir(parents=True)
     there.write_bytes(b"")
     with pytest.raises(InstallError, match=r"installed as gui/501/dev.metal-supervisor already"):
-        install.install(install_plan.plan(order(str(tmp_path / "s"), embedded=True), mac), mac, print)
+        install.install(plan.plan(order(str(tmp_path / "s"), embedded=True), mac), mac, print)
 
 
 def test_a_job_of_another_state_directory_is_neither_taken_over_nor_taken_out(tmp_path: Path) -> None:
     mac = machine(Loaded(), tmp_path, tmp_path)
-    installed = install_plan.plan(order(str(tmp_path / "theirs"), embedded=True), mac)
+    installed = plan.plan(order(str(tmp_path / "theirs"), embedded=True), mac)
     installed.places.plist.parent.mkdir(parents=True)
     installed.places.plist.write_bytes(installed.plist)
     match = f"of another state directory, {tmp_path}/theirs; end that one first.*--state-dir {tmp_path}/theirs"
     with pytest.raises(InstallError, match=match):
-        install.install(install_plan.plan(order(str(tmp_path / "ours"), embedded=True), mac), mac, print)
+        install.install(plan.plan(order(str(tmp_path / "ours"), embedded=True), mac), mac, print)
     with pytest.raises(InstallError, match=match):
         uninstall.find(mac, tmp_path / "ours")
     assert uninstall.find(mac, tmp_path / "theirs").places == (installed.places,)
@@ -318,10 +320,10 @@ def test_a_place_that_macos_keeps_from_jobs_is_known_however_it_is_spelled(tmp_p
     (tmp_path / "link").symlink_to(tmp_path / "Desktop")
     mac = machine(nothing_loaded, tmp_path, tmp_path)
     with pytest.raises(InstallError, match=r"the state directory, .*, which macOS keeps from launchd's jobs"):
-        install.install(install_plan.plan(order(str(tmp_path / name), embedded=True), mac), mac, print)
+        install.install(plan.plan(order(str(tmp_path / name), embedded=True), mac), mac, print)
     values = {"state_dir": str(tmp_path / "s"), "model_store": str(tmp_path / name)}
     with pytest.raises(InstallError, match=r"the model store, .*, which macOS keeps from launchd's jobs"):
-        install.install(install_plan.plan(order("", embedded=True, values=values), mac), mac, print)
+        install.install(plan.plan(order("", embedded=True, values=values), mac), mac, print)
     assert not (tmp_path / "s").exists()
 
 
@@ -356,14 +358,14 @@ class Loaded:
         return done
 
 
-def to_exchange(tmp_path: Path, mac: Machine, **values: Any) -> install_plan.Plan:
+def to_exchange(tmp_path: Path, mac: Machine, **values: Any) -> plan.InstallPlan:
     """A job that is loaded with another property list than the one to be."""
     state = tmp_path / "s"
-    before = install_plan.plan(order(str(state), embedded=True), mac)
+    before = plan.plan(order(str(state), embedded=True), mac)
     for path in (before.places.plist, before.places.loaded, before.places.rendered):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(before.plist)
-    return install_plan.plan(order("", embedded=True, values={"state_dir": str(state), "stop_timeout": 99.0}), mac)
+    return plan.plan(order("", embedded=True, values={"state_dir": str(state), "stop_timeout": 99.0}), mac)
 
 
 def test_a_marker_left_by_an_exchange_that_was_killed_does_not_let_the_job_start_during_the_next(
@@ -415,9 +417,9 @@ def test_what_an_interrupted_install_wrote_was_edited_by_nobody(
     with pytest.raises(InstallError, match="sudo: timed out"):
         install.install(found, mac, print)
 
-    def again(stop_timeout: float) -> install_plan.Plan:
+    def again(stop_timeout: float) -> plan.InstallPlan:
         values = {"state_dir": str(tmp_path / "s"), "stop_timeout": stop_timeout}
-        return install_plan.plan(order("", embedded=True, values=values), mac)
+        return plan.plan(order("", embedded=True, values=values), mac)
 
     assert again(99.0).notes == () and again(98.0).notes == ()
     run.meanwhile = {"bootstrap": lambda: Done(1, "", "no")}
@@ -433,7 +435,7 @@ def test_what_did_not_come_up_is_no_success_and_is_tried_again(
 ) -> None:
     mac = machine(Loaded(), tmp_path, tmp_path)
     to_exchange(tmp_path, mac)
-    again = install_plan.plan(order(str(tmp_path / "s"), embedded=True), mac)
+    again = plan.plan(order(str(tmp_path / "s"), embedded=True), mac)
     tried: list[Path] = []
     monkeypatch.setattr(upgrade, "upgrade", lambda state, _say: tried.append(state) or 1)
     assert [install.install(again, mac, print) for _ in range(2)] == [1, 1]
@@ -449,17 +451,17 @@ def test_without_sudo_nothing_is_touched(tmp_path: Path) -> None:
     mac.sudo = False
     here = machine(mac, tmp_path, tmp_path)
     with pytest.raises(InstallError, match="sudo refused; run this in a terminal"):
-        install.install(install_plan.plan(order(str(tmp_path / "s"), embedded=True), here), here, print)
+        install.install(plan.plan(order(str(tmp_path / "s"), embedded=True), here), here, print)
     assert not (tmp_path / "s").exists()
 
 
 def test_on_a_machine_that_is_no_mac_only_the_dry_run_works(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     state = str(tmp_path / "s")
-    assert cli.main(["install", "--embedded", "--state-dir", state]) == 1
+    assert main.main(["install", "--embedded", "--state-dir", state]) == 1
     assert "launchd is only on a Mac" in capsys.readouterr().err
-    assert cli.main(["install", "--embedded", "--dry-run", "--state-dir", state]) == 0
+    assert main.main(["install", "--embedded", "--dry-run", "--state-dir", state]) == 0
     assert "launchctl bootstrap system" in capsys.readouterr().out
-    assert cli.main(["uninstall", "--dry-run", "--state-dir", state]) == 0
+    assert main.main(["uninstall", "--dry-run", "--state-dir", state]) == 0
 
 
 def test_a_job_runs_as_who_installs_it_whatever_the_shell_says(
@@ -467,7 +469,7 @@ def test_a_job_runs_as_who_installs_it_whatever_the_shell_says(
 ) -> None:
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.setenv(name, "mallory")
-    assert cli.main(["install", "--embedded", "--dry-run", "--state-dir", str(tmp_path / "s")]) == 0
+    assert main.main(["install", "--embedded", "--dry-run", "--state-dir", str(tmp_path / "s")]) == 0
     account = pwd.getpwuid(os.getuid())
     said = capsys.readouterr().out
     assert f"<string>{account.pw_name}</string>" in said and "mallory" not in said

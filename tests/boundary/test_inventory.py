@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.config import Settings
+from metal_supervisor.settings.loader import Settings
 from metal_supervisor.sidecar import board, inventory
 from metal_supervisor.sidecar.inventory import Inventory, Offer, look, noted, rows
 
@@ -26,7 +26,7 @@ def program(path: Path, says: str) -> str:
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """One runtime that tells its version, and one of which there is none."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("metal_supervisor.boundary.host.HOMEBREW", ())
+    monkeypatch.setattr("metal_supervisor.host.machine.HOMEBREW", ())
     return replace(Settings(), llama_server=program(tmp_path / "llama-server", "echo version: 7200 >&2"))
 
 

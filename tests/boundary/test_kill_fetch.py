@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from uneven_server import File, Uneven, serving
 
-from metal_supervisor.boundary.slots import Slot
-from metal_supervisor.core.sources import Artifact
+from metal_supervisor.models.model_directory import ModelDirectory
+from metal_supervisor.spec.sources import Artifact
 from tests.system import eventually
 
 SIZE_BYTES, KILLS = 200 << 20, 20
@@ -48,7 +48,7 @@ def test_a_download_that_is_killed_twenty_times_ends_whole_and_costs_nothing_twi
             process.kill()
             process.wait(WITHIN_S)
         kept.append(part.stat().st_size)
-        assert not part.with_name("m.gguf").exists() and Slot(store, artifact.slot).model_path() is None
+        assert not part.with_name("m.gguf").exists() and ModelDirectory(store, artifact.slot).model_path() is None
         # Which ends the answer that nobody reads any more.
         web.hold.set()
         web.hold.clear()

@@ -16,9 +16,9 @@ import pytest
 from apiserver_support import CONFIG_MAPS, ISVCS, Client, config_map, isvc
 
 from metal_supervisor.apiserver import ApiServer
-from metal_supervisor.boundary import credentials
-from metal_supervisor.boundary import kube as kube_module
-from metal_supervisor.boundary.kube import BadKubeconfig, Kube, KubeError
+from metal_supervisor.cluster import credentials
+from metal_supervisor.cluster import kube as kube_module
+from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
 from tests.system import free_ports
 
 TOKEN = "s3cr3t-t0k3n"
@@ -234,7 +234,7 @@ def test_a_token_that_is_no_header_is_refused_and_not_printed(
 
 def test_a_header_error_of_the_library_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Should anything ever slip through, http.client says: Invalid header value b'Bearer s3cr3t…'.
-    bad = credentials.Access(authorization=f"Bearer {TOKEN}\nX: y")
+    bad = credentials.ClusterAccess(authorization=f"Bearer {TOKEN}\nX: y")
     kube = Kube(config(tmp_path / "k", "http://127.0.0.1:1", {"token": "t"}))
     monkeypatch.setattr(credentials.Login, "current", lambda _: bad)
     with answering(lambda _: http(b"{}")) as kube.server:

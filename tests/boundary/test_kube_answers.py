@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from test_kube import answering, config, failure, http
 
-from metal_supervisor.boundary.kube import Kube, KubeError
+from metal_supervisor.cluster.kube import Kube, KubeError
 
 MODELS = "/apis/inference.llmkube.dev/v1alpha1/namespaces/x/models"
 NOW = "Wed, 21 Oct 2026 07:28:00 GMT"

@@ -20,10 +20,10 @@ from test_kube_tls import OURS, server_context
 from test_kube_tls import config as tls_config
 
 from metal_supervisor.apiserver import ApiServer
-from metal_supervisor.boundary import kube as kube_module
-from metal_supervisor.boundary.kube import Kube, KubeError
-from metal_supervisor.boundary.sleep_clock import Clocks, Wake, system_clocks
-from metal_supervisor.boundary.wake import Roaming
+from metal_supervisor.cluster import kube as kube_module
+from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.cluster.wake_detector import NetworkChange
+from metal_supervisor.host.sleep_clock import Clocks, Wake, system_clocks
 
 
 class Forwarder:
@@ -392,13 +392,13 @@ def test_the_clocks_are_those_of_the_platform(
     assert system_clocks() == (time.monotonic, time.monotonic)
 
 
-def roaming(hands: Hands, peer: tuple[str, int] | None = ("192.0.2.1", 6443)) -> tuple[Roaming, Any]:
+def roaming(hands: Hands, peer: tuple[str, int] | None = ("192.0.2.1", 6443)) -> tuple[NetworkChange, Any]:
     class Peer:
         pass
 
     kube: Any = Peer()
     kube.peer = peer
-    return Roaming(kube, hands.clocks, hands.route), kube
+    return NetworkChange(kube, hands.clocks, hands.route), kube
 
 
 def test_sleep_and_another_address_are_reasons_to_begin_anew() -> None:
@@ -439,7 +439,7 @@ def test_another_address_of_the_server_is_none_of_ours() -> None:
 
 
 def test_the_peer_is_the_address_connected_to_so_that_no_name_is_ever_resolved(kube: Kube, way: Forwarder) -> None:
-    roam = Roaming(kube)
+    roam = NetworkChange(kube)
     assert (kube.peer, roam.check()) == (None, "")
     kube.request("GET", CONFIG_MAPS)
     assert kube.peer == ("127.0.0.1", int(way.url.rpartition(":")[2]))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.boundary import commands
-from metal_supervisor.boundary.commands import Done
-from metal_supervisor.boundary.launchctl import LABEL, Job, Launchctl, LaunchdError, job
+from metal_supervisor.host import commands
+from metal_supervisor.host.commands import Done
+from metal_supervisor.host.launchctl import LABEL, Launchctl, LaunchdError, LoadedJob, job
 from tests.launchd import no_pause
 
 PRINTED = """\
@@ -59,7 +59,7 @@ def launchctl(said: Said) -> Launchctl:
 
 
 def test_what_is_printed_of_a_job_is_read_one_level_deep() -> None:
-    assert job(Said(print=[THERE]), "system", LABEL) == Job(
+    assert job(Said(print=[THERE]), "system", LABEL) == LoadedJob(
         state="running", pid=4122, runs=3, last_exit="78: EX_CONFIG", exit_timeout_s=120, spawn_type="interactive (4)",
         program="/Users/u/.metal-supervisor/current/metal-supervisor",
     )  # fmt: skip
@@ -69,7 +69,7 @@ def test_a_job_that_was_killed_says_by_what() -> None:
     text = "x = {\n\tstate = spawn scheduled\n\tlast exit code = 0\n\tlast terminating signal = Killed: 9\n"
     text += "\tpid = 9x\n}"
     found = job(Said(print=[Done(0, text, "")]), "system", LABEL)
-    assert found == Job("spawn scheduled", 0, 0, "Killed: 9", None, "", "")
+    assert found == LoadedJob("spawn scheduled", 0, 0, "Killed: 9", None, "", "")
 
 
 def test_without_a_job_there_is_none() -> None:

@@ -14,12 +14,12 @@ import psutil
 import pytest
 from doctor_support import found, shown, surroundings
 
-from metal_supervisor import cli
-from metal_supervisor.boundary import host
-from metal_supervisor.config import Settings
-from metal_supervisor.core.left_engines import AGENTS_OWN
-from metal_supervisor.core.sizes import MIB
-from metal_supervisor.watchdog import Watchdog, budget_of
+from metal_supervisor.cli import main
+from metal_supervisor.controller.pressure_watch import Watchdog, budget_of
+from metal_supervisor.host import machine
+from metal_supervisor.host.left_engines import AGENTS_OWN
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.sizes import MIB
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def left(tmp_path: Path) -> Iterator[int]:
 
 
 def test_the_doctor_names_it_with_the_command_that_ends_it(tmp_path: Path, left: int) -> None:
-    told = shown(found(surroundings(tmp_path, abandoned=host.abandoned), "left engines")["left engines"])
+    told = shown(found(surroundings(tmp_path, abandoned=machine.abandoned), "left engines")["left engines"])
     assert told.startswith("warn ") and f"llama-server /m.gguf (pid {left}, port 52011" in told
     assert str(left) in told.partition("| kill ")[2].split()
 
@@ -60,5 +60,5 @@ def test_models_may_not_have_what_it_holds(left: int) -> None:
 def test_import_launchd_names_it_too(tmp_path: Path, left: int, capsys: pytest.CaptureFixture[str]) -> None:
     job = {"Label": "com.llmkube.metal-agent", "ProgramArguments": ["/usr/local/bin/llmkube-metal-agent"]}
     (tmp_path / "agent.plist").write_bytes(plistlib.dumps(job))
-    assert cli.main(["import-launchd", str(tmp_path / "agent.plist")]) == 0
+    assert main.main(["import-launchd", str(tmp_path / "agent.plist")]) == 0
     assert f"port 52011 was left behind by the agent; end it with: kill {left}\n" in capsys.readouterr().err

@@ -8,8 +8,8 @@ import pytest
 import urllib3
 from daemon_support import Answer, Stand, said, standing
 
-from metal_supervisor.boundary import library
-from metal_supervisor.boundary.library import MODEL, NotThere, blob_url
+from metal_supervisor.models import ollama_library
+from metal_supervisor.models.ollama_library import MODEL, NotThere, blob_url
 from tests.system import free_ports
 
 SOURCE = "https://ollama.com/library/phi4-mini:3.8b"
@@ -75,7 +75,7 @@ def test_a_model_that_is_not_there_is_told_with_the_status(stand: Stand) -> None
 def test_a_registry_that_is_away_stalls_or_is_cut_off_does_not_answer(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(ollama_library, "TIMEOUT_S", 0.2)
     for answer in (Answer(200, b"{", promised_bytes=100), Answer(200, b"{", promised_bytes=100, stalls=True)):
         stand.answers["GET", PATH] = answer
         with pytest.raises(NotThere, match="does not answer"):
@@ -85,7 +85,7 @@ def test_a_registry_that_is_away_stalls_or_is_cut_off_does_not_answer(
 
 
 def test_a_vast_manifest_is_not_read_to_its_end(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "MOST_BYTES", 100)
+    monkeypatch.setattr(ollama_library, "MOST_BYTES", 100)
     stand.answers["GET", PATH] = manifest(*[OTHER_LAYER] * 1000, MODEL_LAYER)
     with pytest.raises(NotThere, match="names no model"):
         found(stand)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.boundary.logfile import BLOCK_BYTES, CUT, LogFile
+from metal_supervisor.supervisord.logfile import BLOCK_BYTES, CUT, LogFile
 
 BACKUPS = 3
 

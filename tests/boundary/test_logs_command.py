@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from metal_supervisor import logs_command
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.core.types import Record, Standing, Verdict
+from metal_supervisor.cli import logs as logs_command
+from metal_supervisor.spec.types import Record, Standing, Verdict
+from metal_supervisor.state.directory import StateDir
 from tests.pseudo import WITHIN_S, Following, Terminal
 from tests.system import eventually
 

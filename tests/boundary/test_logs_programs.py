@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.config import Overrides, save_overrides
-from metal_supervisor.logs import entry_in
+from metal_supervisor.settings.loader import Overrides, save_overrides
+from metal_supervisor.settings.logging import entry_in
+from metal_supervisor.state.directory import StateDir
 from tests.pseudo import WITHIN_S, Terminal
 
 

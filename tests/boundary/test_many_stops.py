@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor import applier as applier_module
-from metal_supervisor.applier import Applier
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.config import Settings
-from metal_supervisor.controller import Controller
-from metal_supervisor.core.decide import accept
-from metal_supervisor.core.plan import Do, Step, Stopping
-from metal_supervisor.core.programs import program_name
-from metal_supervisor.core.types import Diff, ProgramState, Record, RunNote, Standing, State
+from metal_supervisor.controller import applier as applier_module
+from metal_supervisor.controller.applier import Applier
+from metal_supervisor.controller.loop import Controller
+from metal_supervisor.controller.plan import Action, Step, Stopping
+from metal_supervisor.controller.reconcile import accept
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.types import Diff, ProgramState, Record, RunNote, Standing, State
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.programs import program_name
 from tests.boundary.test_failure_registrar import OUTLOOK, SERVICE
 from tests.boundary.test_placement import NoKube
 
@@ -83,7 +83,7 @@ def test_stopping_engines_are_asked_all_at_once_while_the_sidecar_is_down(
     diff = Diff(removed=frozenset(table))
     steps = applier.plan([replace(each, verdict=replace(each.verdict, standing=GONE)) for each in records],
                          table, diff, notes, {}, now, lambda _: "")
-    assert {step.program for step in steps if step.do is Do.STOP} == set(table)
+    assert {step.program for step in steps if step.do is Action.STOP} == set(table)
 
 
 def test_withdrawing_many_services_writes_each_record_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_withdrawing_many_services_writes_each_record_once(tmp_path: Path, monke
     snapshot: Any = type("Snapshot", (), {"now": time.time(), "table": {}, "notes": {}})()
     began = time.monotonic()
     for each in made:
-        assert controller._perform(Step(Do.WITHDRAW, each.program, "it is to end"), snapshot)
+        assert controller._perform(Step(Action.WITHDRAW, each.program, "it is to end"), snapshot)
     print(f"500 services withdrawn in {time.monotonic() - began:.2f} s")
     assert sorted(written) == sorted(each.program for each in made)
     kept, _ = state.records()

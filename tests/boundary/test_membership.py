@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.boundary import sleep_clock
-from metal_supervisor.boundary.kube import Kube, KubeError
-from metal_supervisor.boundary.sleep_clock import Clocks
-from metal_supervisor.core import claims
+from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.host import sleep_clock
+from metal_supervisor.host.sleep_clock import Clocks
+from metal_supervisor.placement import claims
 from metal_supervisor.sidecar import fleetnode, membership
 from metal_supervisor.sidecar.fleetnode import FleetNode, fleet_node
 from metal_supervisor.sidecar.membership import Membership

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.boundary import cgroups, host, memory
-from metal_supervisor.boundary.memory import sample
+from metal_supervisor.host import cgroups
+from metal_supervisor.host import machine as host
+from metal_supervisor.memory import machine_memory
+from metal_supervisor.memory.machine_memory import sample
 from tests import psi
 
 MIB, GIB = 1024**2, 1024**3
@@ -54,7 +56,7 @@ def v2(path: Path, limit: int, current: int = 0, files: int = 0, **more: object)
 @linux
 def test_this_machine_is_read_whole() -> None:
     told = int(re.findall(r"MemTotal: +(\d+)", Path("/proc/meminfo").read_text())[0]) * 1024
-    assert memory.total_bytes() == host.memory_bytes() == told
+    assert machine_memory.total_bytes() == host.memory_bytes() == told
     found = sample()
     assert found.problems == ()
     assert found.available_bytes is not None and 0 < found.available_bytes <= found.total_bytes <= told
@@ -129,14 +131,14 @@ def test_psutil_asks_for_host_memory_nowhere_else() -> None:
     """On macOS 27 these raise, and the last can hang."""
     calls = re.compile(r"\.(virtual_memory|swap_memory|memory_full_info|memory_info_ex)\(")
     paths = [path for part in ("metal_supervisor", "tools") for path in (ROOT / part).rglob("*.py")]
-    assert [path.name for path in paths if calls.search(path.read_text("utf-8"))] == ["host.py"]
+    assert [path.name for path in paths if calls.search(path.read_text("utf-8"))] == ["machine.py"]
 
 
 # --- containers
 
 
 def limit(base: Path, cgroup: str) -> int | None:
-    return memory.container_bytes(machine(base, cgroup=cgroup), base / "cg")
+    return machine_memory.container_bytes(machine(base, cgroup=cgroup), base / "cg")
 
 
 def test_the_least_limit_on_the_way_up_counts(tmp_path: Path) -> None:
@@ -268,7 +270,7 @@ def test_a_real_limit_is_found_by_who_is_under_it() -> None:
 
     code = (
         "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid()))\n"
-        "from metal_supervisor.boundary import memory\n"
+        "from metal_supervisor.memory import machine_memory as memory\n"
         "found = memory.sample(); print(memory.container_bytes(), found.total_bytes, found.available_bytes)"
     )
     with squeeze.group(96 * MIB) as mine:

@@ -6,11 +6,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.config import Settings
-from metal_supervisor.core import programs
-from metal_supervisor.core.types import Observed, ProgramState, Record, RunNote, Standing, State, Verdict
-from metal_supervisor.memory import Memory
+from metal_supervisor.controller.memory_manager import Memory
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.types import Observed, ProgramState, Record, RunNote, Standing, State, Verdict
+from metal_supervisor.state import programs
+from metal_supervisor.state.directory import StateDir
 
 OLD, NEW = "default.one.000000000001.json", "default.one.000000000002.json"
 RECORD = Record(

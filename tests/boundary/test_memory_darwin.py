@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from metal_supervisor import launch
-from metal_supervisor.boundary import chip, darwin_memory, host, memory
-from metal_supervisor.boundary.darwin_memory import Mac, RusageInfo, SwapUsage
+from metal_supervisor.host import chip, darwin_memory, machine
+from metal_supervisor.host.darwin_memory import Mac, RusageInfo, SwapUsage
+from metal_supervisor.memory import machine_memory
 from tests.boundary.mac_memory import DEVICES, GIB, M4_MAX, FakeLibc, u32, u64
 
 MIB = 1024**2
@@ -34,7 +35,7 @@ def libc(monkeypatch: pytest.MonkeyPatch) -> FakeLibc:
     for name in ("virtual_memory", "swap_memory"):
         monkeypatch.setattr(psutil, name, fail)
     monkeypatch.setattr(darwin_memory, "SYSCTL", "/nonexistent/sysctl")
-    memory._devices.clear()
+    machine_memory._devices.clear()
     return fake
 
 
@@ -51,30 +52,30 @@ def test_the_structures_are_those_of_the_headers() -> None:
 @pytest.mark.skipif(sys.platform == "darwin", reason="what it is elsewhere")
 def test_elsewhere_nothing_is_asked_and_no_symbol_missed() -> None:
     assert darwin_memory.mac() is None
-    assert memory.metal_limits(Path("/bin/false")) == (0, 0, None)
+    assert machine_memory.metal_limits(Path("/bin/false")) == (0, 0, None)
     with pytest.raises(AttributeError):
         Mac(ctypes.CDLL(None)).number("hw.memsize")
 
 
 def test_a_sample_of_a_mac(libc: FakeLibc) -> None:
-    found = memory.sample()
+    found = machine_memory.sample()
     assert (found.total_bytes, found.available_bytes) == (128 * GIB, 128 * GIB * 81 // 100)
     assert (found.kernel_level, found.swap_used_bytes) == (1, 23480303616)
     assert (found.some_avg10, found.full_avg10, found.problems) == (None, None, ())
-    assert memory.total_bytes() == host.memory_bytes() == 128 * GIB
-    assert host.capabilities.__wrapped__(chip.Chip())["memory"] == str(128 * GIB)
+    assert machine_memory.total_bytes() == machine.memory_bytes() == 128 * GIB
+    assert machine.capabilities.__wrapped__(chip.Chip())["memory"] == str(128 * GIB)
 
 
 @pytest.mark.parametrize("level", [1, 2, 4])
 def test_levels_of_the_kernel(libc: FakeLibc, level: int) -> None:
     libc.sysctls["kern.memorystatus_vm_pressure_level"] = u32(level)
-    assert memory.sample().kernel_level == level
+    assert machine_memory.sample().kernel_level == level
 
 
 @pytest.mark.parametrize("level", [0, 3, 5, 0xFFFFFFFF])
 def test_other_levels_mean_nothing(libc: FakeLibc, level: int) -> None:
     libc.sysctls["kern.memorystatus_vm_pressure_level"] = u32(level)
-    found = memory.sample()
+    found = machine_memory.sample()
     assert found.kernel_level is None and len(found.problems) == 1
 
 
@@ -88,9 +89,9 @@ READINGS = {
 @pytest.mark.parametrize("name", READINGS)
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EPERM, errno.ENOMEM])
 def test_each_reading_fails_alone(libc: FakeLibc, name: str, number: int) -> None:
-    whole = memory.sample()
+    whole = machine_memory.sample()
     libc.refused[name] = number
-    found = memory.sample()
+    found = machine_memory.sample()
     for other, field in READINGS.items():
         assert getattr(found, field) == (None if other == name else getattr(whole, field))
     assert found.problems == (f"[Errno {number}] sysctl {name}: {os.strerror(number)}",)
@@ -103,20 +104,20 @@ def test_each_reading_fails_alone(libc: FakeLibc, name: str, number: int) -> Non
 )  # fmt: skip
 def test_a_reading_of_another_shape_is_none(libc: FakeLibc, name: str, value: bytes) -> None:
     libc.sysctls[name] = value
-    found = memory.sample()
+    found = machine_memory.sample()
     assert getattr(found, READINGS[name]) is None and len(found.problems) == 1
 
 
 def test_the_total_has_a_second_way(libc: FakeLibc, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     libc.refused["hw.memsize"] = errno.EPERM
-    assert memory.total_bytes() == 0
-    found = memory.sample()
+    assert machine_memory.total_bytes() == 0
+    found = machine_memory.sample()
     assert (found.total_bytes, found.available_bytes) == (0, None) and found.problems
     tool = tmp_path / "sysctl"
     tool.write_text('#!/bin/sh\n[ "$*" = "-n hw.memsize" ] && echo 137438953472\n')
     tool.chmod(0o755)
     monkeypatch.setattr(darwin_memory, "SYSCTL", str(tool))
-    assert memory.total_bytes() == 128 * GIB
+    assert machine_memory.total_bytes() == 128 * GIB
 
 
 # --- what a process holds
@@ -126,36 +127,37 @@ def family(monkeypatch: pytest.MonkeyPatch, **born: str) -> None:
     """Processes 100 and below: `p101="tv 1 2"`."""
     known = {100: "tv 1 1", **{int(name[1:]): when for name, when in born.items()}}
     monkeypatch.setattr(launch, "start_time", lambda pid: known.get(pid, ""))
-    monkeypatch.setattr(host, "descendants", lambda pid: [(each, known[each]) for each in known if each != pid])
+    monkeypatch.setattr(machine, "descendants", lambda pid: [(each, known[each]) for each in known if each != pid])
 
 
 def test_metal_and_the_mapped_model_are_charged(libc: FakeLibc, monkeypatch: pytest.MonkeyPatch) -> None:
     family(monkeypatch, p101="tv 1 2")
     libc.processes = {100: (6 * GIB, 2 * GIB), 101: (GIB, GIB)}
-    assert memory.used_bytes(100) == memory.Held(7 * GIB, 7 * GIB, 3 * GIB)
-    assert memory.used_bytes(100, mapped_bytes=40 * GIB, started="tv 1 1") == memory.Held(47 * GIB, 7 * GIB, 3 * GIB)
-    assert memory.used_bytes(100, started="tv 9 9") is None
+    assert machine_memory.used_bytes(100) == machine_memory.Held(7 * GIB, 7 * GIB, 3 * GIB)
+    found = machine_memory.used_bytes(100, mapped_bytes=40 * GIB, started="tv 1 1")
+    assert found == machine_memory.Held(47 * GIB, 7 * GIB, 3 * GIB)
+    assert machine_memory.used_bytes(100, started="tv 9 9") is None
 
 
 def test_no_less_than_what_is_resident_is_charged(libc: FakeLibc, monkeypatch: pytest.MonkeyPatch) -> None:
     family(monkeypatch)
     libc.processes = {100: (GIB, 30 * GIB)}
-    assert memory.used_bytes(100, mapped_bytes=4 * GIB) == memory.Held(30 * GIB, GIB, 30 * GIB)
+    assert machine_memory.used_bytes(100, mapped_bytes=4 * GIB) == machine_memory.Held(30 * GIB, GIB, 30 * GIB)
 
 
 def test_one_that_may_not_be_asked_counts_by_what_is_resident(libc: FakeLibc, monkeypatch: pytest.MonkeyPatch) -> None:
     family(monkeypatch, p101="tv 1 2")
     libc.processes, libc.refused = {100: (6 * GIB, GIB)}, {101: errno.EPERM}
-    monkeypatch.setattr(host, "resident_bytes", lambda pid: 3 * GIB)
-    assert memory.used_bytes(100) == memory.Held(9 * GIB, 9 * GIB, 4 * GIB)
+    monkeypatch.setattr(machine, "resident_bytes", lambda pid: 3 * GIB)
+    assert machine_memory.used_bytes(100) == machine_memory.Held(9 * GIB, 9 * GIB, 4 * GIB)
 
 
 def test_one_that_is_gone(libc: FakeLibc, monkeypatch: pytest.MonkeyPatch) -> None:
     family(monkeypatch, p101="tv 1 2")
-    monkeypatch.setattr(host, "resident_bytes", lambda pid: None)
-    assert memory.used_bytes(100) is None and memory.used_bytes(999) is None
+    monkeypatch.setattr(machine, "resident_bytes", lambda pid: None)
+    assert machine_memory.used_bytes(100) is None and machine_memory.used_bytes(999) is None
     libc.processes = {100: (GIB, GIB)}
-    assert memory.used_bytes(100) == memory.Held(GIB, GIB, GIB), "its child ended meanwhile"
+    assert machine_memory.used_bytes(100) == machine_memory.Held(GIB, GIB, GIB), "its child ended meanwhile"
 
 
 # --- what Metal wires
@@ -175,27 +177,27 @@ def asked(path: Path) -> int:
 
 def test_metal_limits_are_asked_once_per_build(libc: FakeLibc, tmp_path: Path) -> None:
     binary = engine(tmp_path / "llama-server")
-    assert memory.metal_limits(None) == (0, 0, 26)
-    assert [memory.metal_limits(binary) for _ in range(3)] == [(0, 110100, 26)] * 3
+    assert machine_memory.metal_limits(None) == (0, 0, 26)
+    assert [machine_memory.metal_limits(binary) for _ in range(3)] == [(0, 110100, 26)] * 3
     assert asked(binary) == 1
     os.utime(binary, (1, 1))
-    memory.metal_limits(binary)
+    machine_memory.metal_limits(binary)
     assert asked(binary) == 2
     libc.sysctls["iogpu.wired_limit_mb"] = u32(120000)
-    assert memory.metal_limits(binary) == (120000, 0, 26), "can be set at any time, and spares the engine the question"
+    assert machine_memory.metal_limits(binary) == (120000, 0, 26), "can be set at any time, and spares the question"
 
 
 def test_an_engine_that_does_not_tell_is_left_alone_for_a_while(
     libc: FakeLibc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     binary = engine(tmp_path / "llama-server", then="exec sleep 60")
-    monkeypatch.setattr(memory, "DEVICES_TIMEOUT_S", 0.3)
-    assert [memory.metal_limits(binary)[1] for _ in range(3)] == [0] * 3
+    monkeypatch.setattr(machine_memory, "DEVICES_TIMEOUT_S", 0.3)
+    assert [machine_memory.metal_limits(binary)[1] for _ in range(3)] == [0] * 3
     assert asked(binary) == 1
-    monkeypatch.setattr(memory, "DEVICES_AGAIN_S", 0.0)
-    memory.metal_limits(binary)
+    monkeypatch.setattr(machine_memory, "DEVICES_AGAIN_S", 0.0)
+    machine_memory.metal_limits(binary)
     assert asked(binary) == 2
-    assert memory.metal_limits(tmp_path / "none")[1] == 0
+    assert machine_memory.metal_limits(tmp_path / "none")[1] == 0
 
 
 @pytest.mark.parametrize(
@@ -211,41 +213,41 @@ def test_an_engine_that_does_not_tell_is_left_alone_for_a_while(
     ],
 )  # fmt: skip
 def test_the_list_of_devices(text: str, mib: int) -> None:
-    assert memory.device_mib(text) == mib
+    assert machine_memory.device_mib(text) == mib
 
 
 def test_an_old_mac_says_it_in_bytes(libc: FakeLibc) -> None:
     del libc.sysctls["iogpu.wired_limit_mb"]
     libc.sysctls |= {"debug.iogpu.wired_limit": u64(24 * GIB), "kern.osproductversion": b"13.6.1\0"}
-    assert memory.metal_limits(None) == (24 * 1024, 0, 13)
+    assert machine_memory.metal_limits(None) == (24 * 1024, 0, 13)
     del libc.sysctls["debug.iogpu.wired_limit"], libc.sysctls["kern.osproductversion"]
-    assert memory.metal_limits(None) == (0, 0, None)
+    assert machine_memory.metal_limits(None) == (0, 0, None)
 
 
 def test_the_budget_of_a_mac(libc: FakeLibc, tmp_path: Path) -> None:
-    found = memory.host_budget(None, engine(tmp_path / "llama-server"))
+    found = machine_memory.host_budget(None, engine(tmp_path / "llama-server"))
     assert found.bytes == 110100 * MIB - 512 * MIB and "Metal" in found.reason
     libc.sysctls["iogpu.wired_limit_mb"] = u32(125000)
-    assert memory.host_budget(None, None).bytes == round(0.9 * 128 * GIB)
-    assert memory.host_budget(0.5, None).bytes == 64 * GIB
+    assert machine_memory.host_budget(None, None).bytes == round(0.9 * 128 * GIB)
+    assert machine_memory.host_budget(0.5, None).bytes == 64 * GIB
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what it is there")
 def test_the_budget_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "memory_bytes", lambda: 64 * GIB)
-    monkeypatch.setattr(memory, "container_bytes", lambda: 16 * GIB)
-    found = memory.host_budget(None, Path("/bin/false"))
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr(machine_memory, "container_bytes", lambda: 16 * GIB)
+    found = machine_memory.host_budget(None, Path("/bin/false"))
     assert (found.total_bytes, found.bytes) == (16 * GIB, round(0.67 * 16 * GIB))
     assert not any("Metal" in name for name in found.limits)
 
 
 @pytest.mark.skipif(sys.platform != "darwin", reason="needs a Mac")
 def test_a_real_mac() -> None:
-    found = memory.sample()
+    found = machine_memory.sample()
     assert found.problems == () and found.available_bytes is not None
     told = subprocess.run(["/usr/sbin/sysctl", "-n", "hw.memsize"], capture_output=True, text=True, check=True)
-    assert memory.total_bytes() == int(told.stdout)
-    mine = memory.used_bytes(os.getpid())
+    assert machine_memory.total_bytes() == int(told.stdout)
+    mine = machine_memory.used_bytes(os.getpid())
     assert mine is not None and mine.footprint_bytes > MIB
 
 

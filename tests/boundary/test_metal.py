@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.boundary import darwin_memory, memory, metal
-from metal_supervisor.boundary.darwin_memory import Mac
-from metal_supervisor.boundary.metal import ASKED, Metal, Seen, question_of
-from metal_supervisor.config import Settings
-from metal_supervisor.core.report import NO_METAL
+from metal_supervisor.cluster.report import NO_METAL
+from metal_supervisor.host import darwin_memory
+from metal_supervisor.host.darwin_memory import Mac
+from metal_supervisor.memory import machine_memory
+from metal_supervisor.runtimes import metal_device
+from metal_supervisor.runtimes.metal_device import ASKED, Metal, MetalState, question_of
+from metal_supervisor.settings.loader import Settings
 from tests.boundary.mac_memory import DEVICES, M4_MAX, FakeLibc
 
 NONE = "Available devices:\n  (none)\n"
@@ -34,8 +36,8 @@ def asked(path: Path) -> int:
 def on_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
     mac = Mac(FakeLibc(M4_MAX))
     monkeypatch.setattr(darwin_memory, "mac", lambda: mac)
-    monkeypatch.setattr("metal_supervisor.boundary.host.HOMEBREW", ())
-    monkeypatch.setattr(memory, "_devices", {})
+    monkeypatch.setattr("metal_supervisor.host.machine.HOMEBREW", ())
+    monkeypatch.setattr(machine_memory, "_devices", {})
 
 
 @pytest.mark.parametrize(
@@ -50,26 +52,26 @@ def on_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_only_a_list_is_an_answer(on_a_mac: None, tmp_path: Path, text: str, there: bool | None) -> None:
-    assert memory.metal_there(engine(tmp_path / "llama-server", text), 60) is there
+    assert machine_memory.metal_there(engine(tmp_path / "llama-server", text), 60) is there
 
 
 def test_an_engine_that_hangs_or_is_not_there_has_not_answered(
     on_a_mac: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "DEVICES_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(machine_memory, "DEVICES_TIMEOUT_S", 0.2)
     slow = engine(tmp_path / "slow", NONE)
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
-    assert memory.metal_there(slow, 60) is None
-    assert memory.metal_there(tmp_path / "none", 60) is None
+    assert machine_memory.metal_there(slow, 60) is None
+    assert machine_memory.metal_there(tmp_path / "none", 60) is None
 
 
 def test_a_no_is_asked_again_and_a_yes_is_not(on_a_mac: None, tmp_path: Path) -> None:
     path = engine(tmp_path / "llama-server", NONE)
-    assert [memory.metal_there(path, 60) for _ in range(3)] == [False] * 3 and asked(path) == 1
-    assert memory.metal_there(path, 0) is False and asked(path) == 2
+    assert [machine_memory.metal_there(path, 60) for _ in range(3)] == [False] * 3 and asked(path) == 1
+    assert machine_memory.metal_there(path, 0) is False and asked(path) == 2
     path = engine(tmp_path / "other", DEVICES)
-    assert [memory.metal_there(path, 0) for _ in range(3)] == [True] * 3 and asked(path) == 1
-    assert memory.metal_limits(path)[1] == 110100 and asked(path) == 1, "one question answers both"
+    assert [machine_memory.metal_there(path, 0) for _ in range(3)] == [True] * 3 and asked(path) == 1
+    assert machine_memory.metal_limits(path)[1] == 110100 and asked(path) == 1, "one question answers both"
 
 
 def test_the_question_is_llama_servers_where_there_is_one(on_a_mac: None, tmp_path: Path) -> None:
@@ -85,11 +87,11 @@ def test_nothing_is_asked_elsewhere() -> None:
     assert question_of(Settings()) is None
     alone = Metal(None, lambda: pytest.fail("nothing changes"))
     alone.run()
-    assert alone.seen == Seen() and alone.seen.problem is None and not alone.seen.held
+    assert alone.seen == MetalState() and alone.seen.problem is None and not alone.seen.held
 
 
 def test_it_is_asked_until_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metal, "AGAIN_S", 0.0)
+    monkeypatch.setattr(metal_device, "AGAIN_S", 0.0)
     answers = iter([None, False, None, False, True])
     seen: list[tuple[str, str]] = []
     found = Metal(lambda: next(answers), lambda: seen.append((found.seen.held, (found.seen.problem or ("",))[0])))

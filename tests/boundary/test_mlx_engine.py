@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor import mlx_engine
+from metal_supervisor.runtimes.shims import mlx_engine
 from tests import mlx
 from tests.system import eventually, free_ports
 
@@ -46,7 +46,7 @@ def test_what_cannot_be_served_ends_it_in_one_line(model: Path, tmp_path: Path) 
 
 def test_other_threads_do_not_have_the_last_word() -> None:
     noisy = (
-        "import sys, threading, warnings; from metal_supervisor import mlx_engine\n"
+        "import sys, threading, warnings; from metal_supervisor.runtimes.shims import mlx_engine\n"
         "sys.stdout = sys.stderr = mlx_engine.Log(); warnings.simplefilter('always')\n"
         "def noise():\n    while True: warnings.warn('of a library')\n"
         "for _ in range(8): threading.Thread(target=noise, daemon=True).start()\n"
@@ -61,7 +61,7 @@ def test_other_threads_do_not_have_the_last_word() -> None:
 def test_it_ends_although_nobody_reads_what_it_says(module: str) -> None:
     full = (
         "import os, sys\n"
-        f"from metal_supervisor import {module} as engine\n"
+        f"from metal_supervisor.runtimes.shims import {module} as engine\n"
         "os.set_blocking(2, False)\n"
         "try:\n    while True: os.write(2, b'x' * 4096)\nexcept BlockingIOError: os.set_blocking(2, True)\n"
         "engine.end('why it ended')\n"
@@ -77,7 +77,7 @@ def test_it_ends_although_nobody_reads_what_it_says(module: str) -> None:
 def test_what_is_collected_while_it_writes_may_write_too(module: str) -> None:
     nested = (
         "import sys\n"
-        f"from metal_supervisor import {module} as engine\n"
+        f"from metal_supervisor.runtimes.shims import {module} as engine\n"
         "class Text(str):\n    def encode(self, *_): log.write('inner\\n'); return b'outer\\n'\n"
         "log = engine.Log(); log.write(Text('x')); engine.end('why it ended')\n"
     )

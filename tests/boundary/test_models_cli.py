@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.boundary import stock
-from metal_supervisor.boundary.slots import Contents, Slot, kept, with_file
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.core.programs import record_text
-from metal_supervisor.core.sources import Artifact, canonical, shown
-from metal_supervisor.core.types import ModelFile, Record, Standing, Verdict
+from metal_supervisor.models import inventory
+from metal_supervisor.models.model_directory import Contents, ModelDirectory, kept, with_file
+from metal_supervisor.spec.sources import Artifact, canonical, shown
+from metal_supervisor.spec.types import ModelFile, Record, Standing, Verdict
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.programs import record_text
 
 DAY = 86400.0
 MIB = 1 << 20
@@ -50,10 +50,12 @@ class Mac:
         found = json.loads(self.models("ls", "--json"))
         return {each["slot"]: each for each in found["models"]}
 
-    def slot(self, source: str, size: int = MIB, idle_s: float = 0.0, whole: bool = True, digest: bool = True) -> Slot:
+    def slot(
+        self, source: str, size: int = MIB, idle_s: float = 0.0, whole: bool = True, digest: bool = True
+    ) -> ModelDirectory:
         """A model as a fetch leaves it; without `whole` its first half."""
         source = canonical(source)
-        slot = Slot(self.store, Artifact(source).slot)
+        slot = ModelDirectory(self.store, Artifact(source).slot)
         slot.prepare()
         contents = Contents(shown(source), "m.gguf", whole=whole)
         data = b"GGUF" + os.urandom(size - 4)
@@ -100,10 +102,10 @@ HUB = "hf://o/r/m.gguf"
 
 
 @contextlib.contextmanager
-def elsewhere_filled(slot: Slot) -> Iterator[None]:
+def elsewhere_filled(slot: ModelDirectory) -> Iterator[None]:
     """A slot that another process fills."""
     code = (
-        "import sys; from pathlib import Path; from metal_supervisor.boundary.slots import Slot\n"
+        "import sys; from pathlib import Path; from metal_supervisor.models.model_directory import Slot\n"
         "with Slot(Path(sys.argv[1]), sys.argv[2]).locked() as ours:\n    print(ours, flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(slot.store), slot.name]
@@ -258,20 +260,20 @@ def test_what_is_being_fetched_stays_even_if_it_is_forced(mac: Mac) -> None:
 
 def test_a_fetch_that_begins_while_somebody_is_asked_keeps_what_it_fills(mac: Mac) -> None:
     slot = mac.slot(HUB, whole=False)
-    (entry,) = stock.look(mac.store, mac.state, mac.store / "ollama").entries
+    (entry,) = inventory.look(mac.store, mac.state, mac.store / "ollama").entries
     assert not entry.busy
-    with elsewhere_filled(slot), pytest.raises(stock.Busy):
-        stock.remove(entry)
+    with elsewhere_filled(slot), pytest.raises(inventory.Busy):
+        inventory.remove(entry)
     assert (slot.path / "m.gguf.partial").exists() and [each.name for each in mac.store.iterdir()] == [slot.name]
 
 
 def test_a_slot_that_became_a_link_is_not_removed(mac: Mac, tmp_path: Path) -> None:
     slot = mac.slot(HUB)
-    (entry,) = stock.look(mac.store, mac.state, mac.store / "ollama").entries
+    (entry,) = inventory.look(mac.store, mac.state, mac.store / "ollama").entries
     slot.path.rename(tmp_path / "precious")
     slot.path.symlink_to(tmp_path / "precious")
     with pytest.raises(OSError, match="is not below the model store"):
-        stock.remove(entry)
+        inventory.remove(entry)
     assert (tmp_path / "precious" / "m.gguf").exists()
 
 
@@ -330,7 +332,7 @@ def test_hard_links_elsewhere_free_nothing_and_are_told(mac: Mac) -> None:
 
 def test_what_matches_nothing_or_several_is_refused(mac: Mac) -> None:
     slot = mac.slot(HUB)
-    twin = Slot(mac.store, slot.name[:8] + "0" * 8)
+    twin = ModelDirectory(mac.store, slot.name[:8] + "0" * 8)
     twin.prepare()
     twin.write(Contents("hf://o/r@main", "m.gguf"))
     assert f"may be any of {', '.join(sorted([slot.name, twin.name]))}" in mac.models("rm", slot.name[:4], code=1)

@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.core.decide import accept
-from metal_supervisor.core.types import Observed, ProgramState, RunNote, State
-from metal_supervisor.sidecar.meter import Engine
-from metal_supervisor.sidecar.observer import Look, Observer
-from metal_supervisor.sidecar.probes import Finding, Target
+from metal_supervisor.controller.reconcile import accept
+from metal_supervisor.sidecar.counters import Counters
+from metal_supervisor.sidecar.memory_sampler import SampledEngine
+from metal_supervisor.sidecar.observer import Observer, ServiceView
+from metal_supervisor.sidecar.probes import ProbeFinding, ProbeTarget
 from metal_supervisor.sidecar.publisher import Published
-from metal_supervisor.sidecar.tallies import Tallies
+from metal_supervisor.spec.types import Observed, ProgramState, RunNote, State
+from metal_supervisor.state.directory import StateDir
 from tests.boundary.test_failure_registrar import OUTLOOK, SERVICE
 
 RECORD = accept(SERVICE, None, OUTLOOK, 100.0)
@@ -25,15 +25,15 @@ NAME = RECORD.program
 class Quiet:
     """A prober and a meter that know nothing but what they are told."""
 
-    found: Finding | None = None
+    found: ProbeFinding | None = None
 
-    def finding(self, _program: str) -> Finding | None:
+    def finding(self, _program: str) -> ProbeFinding | None:
         return self.found
 
     def busy(self, *_: Any) -> bool | None:
         return None
 
-    def held(self, _engine: Engine) -> None:
+    def held(self, _engine: SampledEngine) -> None:
         return None
 
 
@@ -51,14 +51,14 @@ class Life:
     def begin(self) -> None:
         """A sidecar that has just started."""
         quiet: Any = self.quiet
-        self.observer = Observer(self.state, quiet, quiet, Tallies(), lambda _: Published(), set())
+        self.observer = Observer(self.state, quiet, quiet, Counters(), lambda _: Published(), set())
 
     def look(self, state: State, row_pid: int, pid: int) -> Observed:
         row = ProgramState(NAME, state, row_pid, self.began, 0.0, time.time(), "")
-        target = Target(pid, "127.0.0.1", 18100, RECORD.probe)
+        target = ProbeTarget(pid, "127.0.0.1", 18100, RECORD.probe)
         records: Mapping[str, Any] = {NAME: RECORD}
         return self.observer.see(
-            Look(RECORD, row, self.note, pid, Engine(pid, "", 0), target, None), records, False
+            ServiceView(RECORD, row, self.note, pid, SampledEngine(pid, "", 0), target, None), records, False
         ).observed
 
     def engine(self, pid: int, at: float) -> Observed:
@@ -109,7 +109,7 @@ def test_the_starts_that_an_earlier_release_saw_are_not_counted_again(tmp_path: 
 def test_a_crash_after_a_long_run_is_counted_though_the_launcher_forgot_the_start(tmp_path: Path) -> None:
     life = Life(tmp_path)
     life.engine(1000, -3600)
-    life.quiet.found = Finding(True, "", True)
+    life.quiet.found = ProbeFinding(True, "", True)
     life.look(State.RUNNING, 1000, 1000)
     assert life.look(State.EXITED, 0, 0).restarts == 1
     life.note = replace(life.note, starts=())

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.boundary import operator_lease
-from metal_supervisor.boundary.kube import Kube
-from metal_supervisor.boundary.operator_lease import OperatorLease
-from metal_supervisor.core.mode import LEASE_NAME
+from metal_supervisor.cluster import operator_lease
+from metal_supervisor.cluster.kube import Kube
+from metal_supervisor.cluster.operator_lease import OperatorLease
+from metal_supervisor.cluster.status_mode import LEASE_NAME
 from tests.macs import LEASES, embedded_cluster
 from tests.system import eventually
 

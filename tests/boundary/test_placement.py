@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor import placement
-from metal_supervisor.boundary.state import SESSION_FILE, StateDir
-from metal_supervisor.boundary.watch import Watched
-from metal_supervisor.config import Settings
-from metal_supervisor.core import claims
-from metal_supervisor.placement import REAPER_STALE_S, Placement
+from metal_supervisor.cluster.reflector import Watched
+from metal_supervisor.placement import claims, placement
+from metal_supervisor.placement.placement import REAPER_STALE_S, Placement
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.state.directory import SESSION_FILE, StateDir
 
 
 class NoKube:

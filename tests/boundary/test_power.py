@@ -17,28 +17,28 @@ from typing import Any
 import psutil
 import pytest
 
-from metal_supervisor import power
-from metal_supervisor.boundary import power as boundary
-from metal_supervisor.boundary.commands import Done
-from metal_supervisor.boundary.power import (
+from metal_supervisor.host import power_meter as boundary
+from metal_supervisor.host import power_program
+from metal_supervisor.host.commands import Done
+from metal_supervisor.host.power_meter import (
     COMMAND,
     POWERMETRICS,
     Alarm,
     FirstOf,
-    Meter,
     NoMeter,
     PowerError,
+    PowerMeter,
     Powermetrics,
     Zeus,
     open_meter,
     spent,
     sudoers,
 )
-from metal_supervisor.boundary.state import POWER_FILE
-from metal_supervisor.core.powermetrics import Power
+from metal_supervisor.host.powermetrics import Power
 from metal_supervisor.sidecar.board import Board, status
-from metal_supervisor.sidecar.metrics import exposition
-from metal_supervisor.sidecar.power import NOTHING_YET, PowerFile, Reading, read, shown_power
+from metal_supervisor.sidecar.http.metrics import exposition
+from metal_supervisor.sidecar.power import NOTHING_YET, PowerFile, PowerReading, read, shown_power
+from metal_supervisor.state.directory import POWER_FILE
 from tests.power import WATTS, pids, printing
 from tests.sudo import Room, visudo
 from tests.system import ROOT, eventually
@@ -260,9 +260,9 @@ def test_without_sudos_leave_it_is_the_package_and_without_that_it_says_what_to_
 class Running:
     """The program in a thread."""
 
-    def __init__(self, state: Path, opened: Callable[[], Meter], first_pause_s: float = 0.01) -> None:
+    def __init__(self, state: Path, opened: Callable[[], PowerMeter], first_pause_s: float = 0.01) -> None:
         self.path, self._alarm, self._stopped = state / POWER_FILE, Alarm(), threading.Event()
-        self.program = power.Program(state, self._alarm, opened, first_pause_s)
+        self.program = power_program.PowerProgram(state, self._alarm, opened, first_pause_s)
         self._thread = threading.Thread(target=self.program.run, args=(self._stopped.is_set,))
         self._thread.start()
 
@@ -281,7 +281,7 @@ class Running:
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
 
-    def begin(opened: Callable[[], Meter], first_pause_s: float = 0.01) -> Running:
+    def begin(opened: Callable[[], PowerMeter], first_pause_s: float = 0.01) -> Running:
         started.append(Running(tmp_path, opened, first_pause_s))
         return started[-1]
 
@@ -312,7 +312,7 @@ def test_a_failure_is_told_once_and_tried_again_until_it_works(
     attempts: list[float] = []
     may = threading.Event()
 
-    def opened() -> Meter:
+    def opened() -> PowerMeter:
         attempts.append(time.monotonic())
         return Powermetrics(printing(tmp_path) if may.is_set() else [sys.executable, "-c", "raise SystemExit(3)"])
 
@@ -332,10 +332,10 @@ def test_a_failure_is_told_once_and_tried_again_until_it_works(
 def test_pauses_double_to_five_minutes_and_a_steady_minute_makes_them_short_again(
     tmp_path: Path, alarm: Alarm
 ) -> None:
-    program = power.Program(tmp_path, alarm)
+    program = power_program.PowerProgram(tmp_path, alarm)
     pauses = [program._next_pause_s(PowerError("x")) for _ in range(8)]
     assert pauses == [5, 10, 20, 40, 80, 160, 300, 300]
-    assert program._next_pause_s(NoMeter("x")) == power.LOOK_AGAIN_S == 300
+    assert program._next_pause_s(NoMeter("x")) == power_program.LOOK_AGAIN_S == 300
 
 
 class Scripted:
@@ -365,11 +365,11 @@ def test_only_what_measured_steadily_is_tried_again_soon_after_it_ends(
 ) -> None:
     attempts: list[int] = []
 
-    def opened() -> Meter:
+    def opened() -> PowerMeter:
         attempts.append(1)
         if len(attempts) < 5:
             raise PowerError("not yet")
-        return Scripted(power.STEADY - (not steady))
+        return Scripted(power_program.STEADY - (not steady))
 
     running = start(opened)
     eventually(lambda: len(attempts) >= 6, 20, "more attempts")
@@ -377,7 +377,7 @@ def test_only_what_measured_steadily_is_tried_again_soon_after_it_ends(
 
 
 def test_nothing_that_measures_is_said_in_the_file(tmp_path: Path, start: Callable[..., Running]) -> None:
-    def opened() -> Meter:
+    def opened() -> PowerMeter:
         raise NoMeter("nobody may")
 
     running = start(opened)
@@ -389,7 +389,7 @@ def test_none_is_started_beside_one_that_does_not_end(tmp_path: Path, start: Cal
     stays = threading.Event()
     opened_: list[int] = []
 
-    def opened() -> Meter:
+    def opened() -> PowerMeter:
         opened_.append(1)
         return Scripted(ended=stays)
 
@@ -402,8 +402,8 @@ def test_none_is_started_beside_one_that_does_not_end(tmp_path: Path, start: Cal
 
 def test_a_killed_program_leaves_no_powermetrics_behind(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from metal_supervisor import power\n"
-        "from metal_supervisor.boundary.power import Alarm, Powermetrics\n"
+        "import sys; from pathlib import Path; from metal_supervisor.host import power_program as power\n"
+        "from metal_supervisor.host.power_meter import Alarm, Powermetrics\n"
         "argv = sys.argv[2:]\n"
         "power.Program(Path(sys.argv[1]), Alarm(), lambda: Powermetrics(argv)).run(lambda: False)\n"
     )
@@ -426,7 +426,7 @@ def text(age_s: float = 0.0, **content: Any) -> str:
     return json.dumps({**written, "watts": {"combined": 12.5, "gpu": 10}, **content})
 
 
-def gauges(reading: Reading | None) -> dict[str, float]:
+def gauges(reading: PowerReading | None) -> dict[str, float]:
     body = exposition(Board(power=reading), "")[0].decode()
     prefix = "llmkube_metal_agent_apple_power_"
     lines = [line.removeprefix(prefix).split() for line in body.splitlines() if line.startswith(prefix)]

@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 from range_server import Web, serving
 
-from metal_supervisor import pull
-from metal_supervisor.boundary.slots import PARTIAL, Slot
-from metal_supervisor.config import Settings
-from metal_supervisor.core.sources import Artifact, canonical
+from metal_supervisor.cli import pull
+from metal_supervisor.models.model_directory import PARTIAL, ModelDirectory
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.sources import Artifact, canonical
 from tests.hub import Hub
 from tests.s3 import SECRET, Server
 from tests.system import eventually
@@ -70,8 +70,8 @@ class Mac:
             process.kill()
             process.communicate()
 
-    def slot(self, source: str) -> Slot:
-        return Slot(self.state / "models", Artifact(canonical(source)).slot)
+    def slot(self, source: str) -> ModelDirectory:
+        return ModelDirectory(self.state / "models", Artifact(canonical(source)).slot)
 
     def partial_bytes(self) -> int:
         return sum(path.stat().st_size for path in self.state.glob(f"models/*/*{PARTIAL}"))
@@ -262,7 +262,7 @@ def test_off_a_terminal_there_is_a_plain_line_now_and_then(
 
     hub.chunk_delay_s = 0.3
     settings = Settings(state_dir=str(mac.state), hf_endpoint=hub.url, private_hosts="localhost")
-    assert pull.main(settings, pull.Order("hf://o/r/m-Q4_K_M.gguf"), say) == 0
+    assert pull.main(settings, pull.PullOrder("hf://o/r/m-Q4_K_M.gguf"), say) == 0
     assert all(line.startswith("m-Q4_K_M.gguf: ") and line.isprintable() for line in said)
     assert any(re.search(r"\d % of 1 MiB", line) for line in said) and said[-1].startswith("m-Q4_K_M.gguf: 1 MiB, in ")
     assert capsys.readouterr() == (f"{mac.slot('hf://o/r/m-Q4_K_M.gguf').path}/m-Q4_K_M.gguf\n", "")
@@ -282,10 +282,10 @@ def test_hosts_that_are_typed_may_be_private_and_no_others() -> None:
 def test_keys_of_s3_come_from_the_environment_for_s3_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
     monkeypatch.setenv("MY_KEY", "secret")
-    order = pull.Order("s3://bucket/m.gguf", secrets=("MY_KEY",))
+    order = pull.PullOrder("s3://bucket/m.gguf", secrets=("MY_KEY",))
     found = pull.keys_of(order, pull.artifact_of(order)).values
     assert found["AWS_ACCESS_KEY_ID"] == "id" and found["MY_KEY"] == "secret"
-    order = pull.Order("https://h/m.gguf")
+    order = pull.PullOrder("https://h/m.gguf")
     assert pull.keys_of(order, pull.artifact_of(order)).values == {}
 
 

@@ -7,10 +7,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from metal_supervisor.core.liveness import Limits
-from metal_supervisor.core.types import Probe
+from metal_supervisor.host.liveness import HangLimits
 from metal_supervisor.sidecar import sharing
-from metal_supervisor.sidecar.probes import Finding, Prober, Target
+from metal_supervisor.sidecar.probes import ProbeFinding, Prober, ProbeTarget
+from metal_supervisor.spec.types import Probe
 from tests.system import eventually
 
 ELSEWHERE = "127.0.0.2"
@@ -31,11 +31,11 @@ class Page(BaseHTTPRequestHandler):
 def test_a_daemon_that_listens_on_loopback_alone_is_not_ready_for_a_cluster(reached_at: str, ready: bool) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    prober = Prober(lambda: None, Limits(60.0, 0.0), lambda _: ("", ""))
+    prober = Prober(lambda: None, HangLimits(60.0, 0.0), lambda _: ("", ""))
     try:
         probe = Probe(path="/", expects="Ollama is running", shared=True)
-        target = Target(1, "127.0.0.1", server.server_address[1], probe, reached_at)
-        prober.ask_only({"default.tiny": (target, Finding(False, ""))}, set())
+        target = ProbeTarget(1, "127.0.0.1", server.server_address[1], probe, reached_at)
+        prober.ask_only({"default.tiny": (target, ProbeFinding(False, ""))}, set())
         found = eventually(lambda: prober.finding("default.tiny"))
         assert found.ready is ready
         if not ready:

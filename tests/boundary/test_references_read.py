@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.boundary import references as module
-from metal_supervisor.boundary.kube import MERGE, Kube
-from metal_supervisor.boundary.references import References
-from metal_supervisor.core.references import Holding, Source
+from metal_supervisor.cluster import reference_reader as module
+from metal_supervisor.cluster.kube import MERGE, Kube
+from metal_supervisor.cluster.reference_reader import References
+from metal_supervisor.spec.references import Holding, Source
 from tests.macs import embedded_cluster
 from tests.system import api_faults, eventually
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from accounts_support import DAY, SIGNATURE, Api, jwt, kubeconfig, serving, token
 
-from metal_supervisor import accounts
-from metal_supervisor.accounts import Renewal
-from metal_supervisor.boundary.kube import Kube
+from metal_supervisor.cluster import accounts
+from metal_supervisor.cluster.accounts import Renewal
+from metal_supervisor.cluster.kube import Kube
 from tests.system import free_ports
 
 T0 = 1_800_000_000.0

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.boundary import addresses, host, sleep_clock
-from metal_supervisor.boundary.roam import AddressBook
-from metal_supervisor.boundary.sleep_clock import Clocks
+from metal_supervisor.cluster.network_watcher import AddressBook
+from metal_supervisor.host import addresses, machine, sleep_clock
+from metal_supervisor.host.sleep_clock import Clocks
 from metal_supervisor.sidecar import board
 
 
@@ -37,7 +37,7 @@ class Cluster:
 def route(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """The address from which the API server is reached, which a test may change."""
     found: list[str | None] = ["192.0.2.10"]
-    monkeypatch.setattr(host, "route_to", lambda *_: found[0])
+    monkeypatch.setattr(machine, "route_to", lambda *_: found[0])
     return found
 
 
@@ -87,4 +87,4 @@ def test_an_address_of_containers_is_told_as_asked_and_doubted_in_the_log_and_in
 
 def test_status_tells_of_no_address_before_one_is_known() -> None:
     assert board.status(board.Board(), "1")["address"]["address"] == ""
-    assert addresses.Choice("", "") == board.NO_ADDRESS
+    assert addresses.AddressChoice("", "") == board.NO_ADDRESS

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.boundary.power import sudoers
-from metal_supervisor.core import root_file
+from metal_supervisor.host import root_file
+from metal_supervisor.host.power_meter import sudoers
 from tests.sudo import Room
 
 SUDO = ("/usr/bin/sudo", "-n")

@@ -18,10 +18,10 @@ import urllib3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metal_supervisor.boundary import s3
-from metal_supervisor.boundary.listing import Listing, Retry, Unusable
-from metal_supervisor.boundary.s3_xml import elements, page
-from metal_supervisor.core.sources import Artifact
+from metal_supervisor.models import s3
+from metal_supervisor.models.listing import Listing, Retry, Unusable
+from metal_supervisor.models.s3_xml import elements, page
+from metal_supervisor.spec.sources import Artifact
 from tests.s3 import ID, REGION, SECRET, Server
 from tests.system import ROOT
 
@@ -257,8 +257,8 @@ def hook(event, args):
         ".aws" in str(args[0]) or ".boto" in str(args[0]) or "botocore/data" in str(args[0])):
         touched.append((event, str(args)))
 sys.addaudithook(hook)
-from metal_supervisor.boundary import s3
-from metal_supervisor.core.sources import Artifact
+from metal_supervisor.models import s3
+from metal_supervisor.spec.sources import Artifact
 assert not any(each.startswith("botocore") for each in sys.modules)
 class Answer:
     status, body, headers = 206, b"", {"content-range": "bytes 0-0/7"}

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from metal_supervisor.sidecar import server as servers
-from metal_supervisor.sidecar.app import PATHS
+from metal_supervisor.sidecar.http import server as servers
+from metal_supervisor.sidecar.http.app import PATHS
 from tests import page_boards as boards
 from tests.system import eventually
 

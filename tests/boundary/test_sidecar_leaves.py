@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.config import Settings
-from metal_supervisor.core.report import report
+from metal_supervisor.cluster.report import report
+from metal_supervisor.settings.loader import Settings
 from metal_supervisor.sidecar.board import Row
 from metal_supervisor.sidecar.loop import Sidecar
+from metal_supervisor.state.directory import StateDir
 from tests.boundary.test_failure_registrar import UP, Cluster, wanted
 from tests.system import eventually
 

@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor import boot, cli, launch, sleepwatch
-from metal_supervisor.boundary import iokit, nap
-from metal_supervisor.boundary.doorbell import Doorbell, ring
-from metal_supervisor.boundary.nap import LONGEST_S, Reader
-from metal_supervisor.boundary.sleep_clock import Clocks
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.config import Settings
+from metal_supervisor import launch
+from metal_supervisor.cli import main
+from metal_supervisor.controller import boot
+from metal_supervisor.host import iokit, sleep_note, sleepwatch
+from metal_supervisor.host.sleep_clock import Clocks
+from metal_supervisor.host.sleep_note import LONGEST_S, SleepNoteReader
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.doorbell import Doorbell, ring
 from tests import iokit as fake
 from tests.iokit import Power
 from tests.system import ROOT
@@ -68,12 +70,12 @@ def test_elsewhere_there_is_nothing_to_load_and_no_such_program(tmp_path: Path) 
 def test_only_a_system_that_does_not_tell_is_said_not_to(
     silent: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cli, "_program", lambda _: (Settings(state_dir=str(tmp_path)), None, ""))
+    monkeypatch.setattr(main, "_program", lambda _: (Settings(state_dir=str(tmp_path)), None, ""))
     monkeypatch.setattr(iokit, "load", lambda: Power((), lambda _: None, refuses=silent).frameworks)
     if not silent:
         (tmp_path / "sleepwatch.bell").mkdir()
     with pytest.raises(boot.CannotBoot if silent else OSError, match="not tell" if silent else "sleepwatch.bell"):
-        cli._sleepwatch(argparse.Namespace())
+        main._sleepwatch(argparse.Namespace())
 
 
 @pytest.mark.parametrize(("platform", "kubeconfig", "there"), [
@@ -109,20 +111,20 @@ def hands() -> Hands:
 
 
 def test_a_note_counts_until_it_is_taken_away(tmp_path: Path, hands: Hands) -> None:
-    reader = Reader(tmp_path, hands.clocks)
+    reader = SleepNoteReader(tmp_path, hands.clocks)
     assert reader.look() is None
-    coming = nap.announce(tmp_path)
+    coming = sleep_note.announce(tmp_path)
     assert reader.look() == coming
-    assert not nap.answered(tmp_path, coming)
-    nap.answer(tmp_path, coming)
-    assert nap.answered(tmp_path, coming)
-    assert nap.call_off(tmp_path) and not nap.call_off(tmp_path)
+    assert not sleep_note.answered(tmp_path, coming)
+    sleep_note.answer(tmp_path, coming)
+    assert sleep_note.answered(tmp_path, coming)
+    assert sleep_note.call_off(tmp_path) and not sleep_note.call_off(tmp_path)
     assert reader.look() is None
 
 
 def test_a_note_counts_through_wakes_in_the_dark_that_the_system_tells_nobody_of(tmp_path: Path, hands: Hands) -> None:
-    reader = Reader(tmp_path, hands.clocks)
-    coming = nap.announce(tmp_path)
+    reader = SleepNoteReader(tmp_path, hands.clocks)
+    coming = sleep_note.announce(tmp_path)
     assert reader.look() == coming
     for _ in range(3):
         hands.asleep_s += 3600.0
@@ -135,26 +137,27 @@ def test_a_note_counts_through_wakes_in_the_dark_that_the_system_tells_nobody_of
 
 
 def test_a_note_counts_for_a_minute_of_being_awake(tmp_path: Path, hands: Hands) -> None:
-    reader = Reader(tmp_path, hands.clocks)
-    nap.announce(tmp_path)
+    reader = SleepNoteReader(tmp_path, hands.clocks)
+    sleep_note.announce(tmp_path)
     assert reader.look() is not None
     hands.awake_s += LONGEST_S
     assert reader.look() is not None
     hands.awake_s += 1.0
     assert reader.look() is None
-    assert nap.announce(tmp_path) == reader.look(), "another sleep, another note"
+    assert sleep_note.announce(tmp_path) == reader.look(), "another sleep, another note"
 
 
 def test_a_note_whose_writer_is_gone_counts_for_nothing(tmp_path: Path, hands: Hands) -> None:
-    text = f"from pathlib import Path; from metal_supervisor.boundary import nap; nap.announce(Path({str(tmp_path)!r}))"
+    text = "from pathlib import Path; from metal_supervisor.host import sleep_note; "
+    text += f"sleep_note.announce(Path({str(tmp_path)!r}))"
     subprocess.run([sys.executable, "-c", text], check=True, cwd=ROOT)
-    assert (tmp_path / nap.NOTE).exists() and Reader(tmp_path, hands.clocks).look() is None
-    note = json.loads((tmp_path / nap.NOTE).read_text())
-    (tmp_path / nap.NOTE).write_text(json.dumps({**note, "pid": os.getpid()}))
-    assert Reader(tmp_path, hands.clocks).look() is None, "its number is somebody else's by now"
+    assert (tmp_path / sleep_note.NOTE).exists() and SleepNoteReader(tmp_path, hands.clocks).look() is None
+    note = json.loads((tmp_path / sleep_note.NOTE).read_text())
+    (tmp_path / sleep_note.NOTE).write_text(json.dumps({**note, "pid": os.getpid()}))
+    assert SleepNoteReader(tmp_path, hands.clocks).look() is None, "its number is somebody else's by now"
     ours = {"pid": os.getpid(), "started": launch.start_time(os.getpid())}
-    (tmp_path / nap.NOTE).write_text(json.dumps({**note, **ours}))
-    assert Reader(tmp_path, hands.clocks).look() is not None
+    (tmp_path / sleep_note.NOTE).write_text(json.dumps({**note, **ours}))
+    assert SleepNoteReader(tmp_path, hands.clocks).look() is not None
 
 
 @pytest.mark.parametrize(
@@ -162,8 +165,8 @@ def test_a_note_whose_writer_is_gone_counts_for_nothing(tmp_path: Path, hands: H
              '{"format": 1, "pid": 1e999, "started": "", "at": 1}', '{"format": 1, "pid": 1, "started": "", "at": 1}']
 )  # fmt: skip
 def test_what_is_no_note_is_none(tmp_path: Path, hands: Hands, text: str) -> None:
-    (tmp_path / nap.NOTE).write_text(text)
-    assert Reader(tmp_path, hands.clocks).look() is None
+    (tmp_path / sleep_note.NOTE).write_text(text)
+    assert SleepNoteReader(tmp_path, hands.clocks).look() is None
 
 
 # ── the program ──────────────────────────────────────────────────────────────────────────────────
@@ -180,16 +183,16 @@ def test_the_system_sleeps_as_soon_as_the_sidecar_is_done(
     with caplog.at_level(logging.INFO):
         thread.start()
         sidecar.wait(20)
-        coming = Reader(tmp_path).look()
+        coming = SleepNoteReader(tmp_path).look()
         assert coming is not None and waits.wait(20), "nobody has answered"
-        nap.answer(tmp_path, coming)
+        sleep_note.answer(tmp_path, coming)
         ring(tmp_path, sleepwatch.PROGRAM)
         thread.join(20)
         assert not thread.is_alive()
     (told,) = caplog.records
-    assert told.endpoints == "withdrawn" and (tmp_path / nap.NOTE).exists()  # type: ignore[attr-defined]
+    assert told.endpoints == "withdrawn" and (tmp_path / sleep_note.NOTE).exists()  # type: ignore[attr-defined]
     watch.awake()
-    assert not (tmp_path / nap.NOTE).exists()
+    assert not (tmp_path / sleep_note.NOTE).exists()
 
 
 def test_the_system_sleeps_though_nobody_answers(
@@ -201,6 +204,6 @@ def test_the_system_sleeps_though_nobody_answers(
 
 
 def test_a_note_of_a_watch_that_was_killed_is_taken_away_by_the_next(tmp_path: Path) -> None:
-    nap.announce(tmp_path)
+    sleep_note.announce(tmp_path)
     sleepwatch.Sleepwatch(tmp_path)
-    assert not (tmp_path / nap.NOTE).exists()
+    assert not (tmp_path / sleep_note.NOTE).exists()

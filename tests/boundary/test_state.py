@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.boundary.state import StateDir, StateError, write_atomic
-from metal_supervisor.core.types import Observed, Record, Standing, Verdict
+from metal_supervisor.spec.types import Observed, Record, Standing, Verdict
+from metal_supervisor.state.directory import StateDir, StateError, write_atomic
 
 LONGEST_SOCKET = 103
 """Bytes of a socket path on macOS, without the closing NUL."""
@@ -78,7 +78,7 @@ def test_a_reader_never_sees_half_of_a_file_that_is_rewritten_all_the_time(tmp_p
     path = tmp_path / "f"
     write_atomic(path, "a" * 100_000)
     code = (
-        "import sys; from pathlib import Path; from metal_supervisor.boundary.state import write_atomic\n"
+        "import sys; from pathlib import Path; from metal_supervisor.state.directory import write_atomic\n"
         "for n in range(300): write_atomic(Path(sys.argv[1]), 'ab'[n % 2] * 100_000, durable=False)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(path)]) as writer:
@@ -95,7 +95,7 @@ def test_a_writer_that_is_killed_leaves_the_old_file_or_the_new(tmp_path: Path) 
     path = tmp_path / "f"
     write_atomic(path, "a" * 100_000)
     code = (
-        "import sys; from pathlib import Path; from metal_supervisor.boundary.state import write_atomic\n"
+        "import sys; from pathlib import Path; from metal_supervisor.state.directory import write_atomic\n"
         "print(flush=True)\n"
         "n = 0\n"
         "while True: n += 1; write_atomic(Path(sys.argv[1]), 'ab'[n % 2] * 100_000)\n"

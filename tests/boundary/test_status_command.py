@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.config import Overrides, save_overrides
-from metal_supervisor.core.types import Endpoint, Observed, Record, Standing, Verdict
+from metal_supervisor.settings.loader import Overrides, save_overrides
+from metal_supervisor.spec.types import Endpoint, Observed, Record, Standing, Verdict
+from metal_supervisor.state.directory import StateDir
 from tests.pseudo import Terminal
 
 WITHIN_S = 30.0

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from range_server import Quiet, QuietPage
 
-from metal_supervisor.boundary import store as store_module
-from metal_supervisor.boundary.filling import Terms
-from metal_supervisor.boundary.listing import Unusable
-from metal_supervisor.boundary.model_files import check_file
-from metal_supervisor.boundary.store import Store
-from metal_supervisor.core.sources import NO_KEYS, Artifact, canonical
-from metal_supervisor.core.trust import Rules
-from metal_supervisor.core.types import ModelFile
+from metal_supervisor.models import store as store_module
+from metal_supervisor.models.download_job import Terms
+from metal_supervisor.models.listing import Unusable
+from metal_supervisor.models.model_files import check_file
+from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.models.store import Store
+from metal_supervisor.spec.sources import NO_KEYS, Artifact, canonical
+from metal_supervisor.spec.types import ModelFile
 from tests.system import eventually, free_ports, tiny_gguf
 
 GGUF = b"GGUF" + bytes(range(256)) * 40
@@ -105,7 +105,7 @@ def web() -> Iterator[Web]:
         thread.join()
 
 
-LOOPBACK = Terms(Rules(private=("127.0.0.0/8",)))
+LOOPBACK = Terms(SourcePolicy(private=("127.0.0.0/8",)))
 
 
 def of(source: str, **more: Any) -> Artifact:

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from test_supervisord import Daemon
 
 from metal_supervisor import launch
-from metal_supervisor.boundary.supervisord import Unavailable
-from metal_supervisor.core import programs
-from metal_supervisor.core.types import Engine, Probe
+from metal_supervisor.spec.types import Engine, Probe
+from metal_supervisor.state import programs
+from metal_supervisor.supervisord.client import Unavailable
 from tests.faults import Figure, fault
 from tests.system import eventually, free_ports
 

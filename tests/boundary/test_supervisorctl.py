@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.config import conf_dir
-from metal_supervisor.core.types import Endpoint, Observed, Record, Standing, Verdict
-from metal_supervisor.supervisorctl import COLUMNS, LONGEST_WHY, NOT_FOUND, escaped, row
+from metal_supervisor.settings.loader import conf_dir
+from metal_supervisor.spec.types import Endpoint, Observed, Record, Standing, Verdict
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.supervisord.ctl_plugin import COLUMNS, LONGEST_WHY, NOT_FOUND, escaped, row
 
 NOW = 1000.0
 RECORD = Record(

@@ -17,8 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from metal_supervisor.boundary import supervisord as supervisord_module
-from metal_supervisor.boundary.supervisord import (
+from metal_supervisor.spec.types import State
+from metal_supervisor.supervisord import client as supervisord_module
+from metal_supervisor.supervisord.client import (
     BrokenFile,
     Exits,
     Refused,
@@ -27,7 +28,6 @@ from metal_supervisor.boundary.supervisord import (
     Unavailable,
     refusal,
 )
-from metal_supervisor.core.types import State
 from tests.system import eventually
 
 CONF = """
@@ -65,7 +65,7 @@ class Daemon:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        module = "metal_supervisor.boundary.supervisord"
+        module = "metal_supervisor.supervisord.client"
         command = [sys.executable, "-W", "ignore", "-m", module, "-n", "-c", f"{self.path}/c.conf"]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         eventually(self.rpc.answers, what="supervisord to answer")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 
-from metal_supervisor.boundary import addresses, host
+from metal_supervisor.host import addresses, machine
 
 
 def test_every_interface_has_an_address_that_can_be_read() -> None:
-    found = host.interfaces()
+    found = machine.interfaces()
     assert any(each.address == "127.0.0.1" and each.up for each in found)
     for each in found:
         ipaddress.ip_address(each.address)
-    assert host.own_addresses() == {each.address for each in found}
+    assert machine.own_addresses() == {each.address for each in found}
 
 
 def test_a_name_has_addresses_or_none() -> None:

@@ -14,9 +14,9 @@ from apiserver_support import CONFIG_MAPS, CRD_PATH, WIDGET_CRD, WIDGETS, Client
 from test_kube import answering, config
 
 from metal_supervisor.apiserver import ApiServer
-from metal_supervisor.boundary import watch as watch_module
-from metal_supervisor.boundary.kube import Kube
-from metal_supervisor.boundary.watch import Reflector
+from metal_supervisor.cluster import reflector as watch_module
+from metal_supervisor.cluster.kube import Kube
+from metal_supervisor.cluster.reflector import Reflector
 from tests.system import eventually
 
 WITHIN_S = 30.0
@@ -270,7 +270,7 @@ def test_a_forbidden_verb_is_named(reflect: Reflect, client: Client) -> None:
 
 
 def test_a_hanging_watch_is_given_up(reflect: Reflect, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metal_supervisor.boundary.kube.WATCH_READ_S", 0.2)
+    monkeypatch.setattr("metal_supervisor.cluster.kube.WATCH_READ_S", 0.2)
     fault(client, verb="watch", action={"hang_s": 20}, times=1)
     seen = reflect()
     seen.error("ReadTimeoutError")

@@ -22,8 +22,8 @@ from test_kube import TOKEN, config
 from test_watch import Reflect, Seen, drop, established, fault, put, reflecting
 
 from metal_supervisor.apiserver import ApiServer
-from metal_supervisor.boundary import watch as watch_module
-from metal_supervisor.boundary.watch import Reflector
+from metal_supervisor.cluster import reflector as watch_module
+from metal_supervisor.cluster.reflector import Reflector
 from tests.system import eventually
 
 WITHIN_S = 30.0
@@ -355,7 +355,7 @@ def test_no_server_gets_more_than_a_minute(monkeypatch: pytest.MonkeyPatch, refl
     seen = reflect()
     seen.error("429")
     paused = seen.reflector._failed
-    from metal_supervisor.boundary.kube import KubeError
+    from metal_supervisor.cluster.kube import KubeError
 
     assert paused(KubeError(429, "R", "m", 60.0), 1) == 60.0
     assert 15.0 <= paused(KubeError(503, "R", "m"), 30) <= 60.0

@@ -13,10 +13,10 @@ from test_kube_network import Forwarder, forwarding
 from test_watch import Reflect, drop, fault, put, reflecting
 
 from metal_supervisor.apiserver import ApiServer
-from metal_supervisor.boundary import kube as kube_module
-from metal_supervisor.boundary import watch as watch_module
-from metal_supervisor.boundary.kube import Kube
-from metal_supervisor.boundary.watch import Reflector
+from metal_supervisor.cluster import kube as kube_module
+from metal_supervisor.cluster import reflector as watch_module
+from metal_supervisor.cluster.kube import Kube
+from metal_supervisor.cluster.reflector import Reflector
 from tests.system import eventually
 
 WITHIN_S = 30.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from metal_supervisor.config import Settings
-from metal_supervisor.watchdog import BUDGET_EVERY_S, Watchdog
+from metal_supervisor.controller.pressure_watch import BUDGET_EVERY_S, Watchdog
+from metal_supervisor.settings.loader import Settings
 from tests.faults import fault
 
 
@@ -23,10 +23,10 @@ def test_a_machine_that_does_not_tell_its_size_for_once_keeps_its_budget(monkeyp
         raise RuntimeError("host_statistics64(HOST_VM_INFO64) syscall failed")
 
     with monkeypatch.context() as broken:
-        broken.setattr("metal_supervisor.boundary.host.memory_bytes", fail)
+        broken.setattr("metal_supervisor.host.machine.memory_bytes", fail)
         look_again(watchdog)
         assert watchdog.budget == before and not woken
-    monkeypatch.setattr("metal_supervisor.boundary.host.memory_bytes", lambda: before.total_bytes // 2)
+    monkeypatch.setattr("metal_supervisor.host.machine.memory_bytes", lambda: before.total_bytes // 2)
     look_again(watchdog)
     assert watchdog.budget.total_bytes == before.total_bytes // 2 and woken
 

@@ -15,14 +15,14 @@ import pytest
 import urllib3
 from range_server import Quiet, QuietPage
 
-from metal_supervisor.boundary.listing import Retry, Unusable
-from metal_supervisor.boundary.web import Client, Stopped, body
-from metal_supervisor.core.trust import Rules
+from metal_supervisor.models.listing import Retry, Unusable
+from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.models.web import Client, Stopped, body
 from tests.pace import patience
 from tests.system import free_ports
 
 SECRET = {"Authorization": "Bearer hunter2"}
-NEAR = Rules(private=("127.0.0.0/8", "::1/128"))
+NEAR = SourcePolicy(private=("127.0.0.0/8", "::1/128"))
 REFUSED = ("no public address", "--private-hosts")
 
 
@@ -161,21 +161,21 @@ def test_a_certificate_that_nobody_signed_is_named(tls: Web) -> None:
 
 
 def test_a_redirect_to_a_host_that_is_not_allowed_is_not_followed(web: Web) -> None:
-    client = Client(Rules(hosts=("127.0.0.1",), private=("127.0.0.0/8",)))
+    client = Client(SourcePolicy(hosts=("127.0.0.1",), private=("127.0.0.0/8",)))
     refused(client, f"{web.url}/to/http://localhost:{web.port}/x", "SourceNotAllowed", "not one of --allowed-hosts")
     refused(client, f"http://localhost:{web.port}/x?sig=hunter2", "SourceNotAllowed", "localhost is not one of")
     assert [host for host, *_ in web.asked] == ["127.0.0.1"]
 
 
 def test_a_redirect_to_a_private_address_needs_leave_of_its_own(web: Web) -> None:
-    client = Client(Rules(private=("localhost",)))
+    client = Client(SourcePolicy(private=("localhost",)))
     refused(client, f"http://localhost:{web.port}/to/{web.url}/x", "SourceNotAllowed", *REFUSED)
     assert [path for _, path, _ in web.asked] == [f"/to/{web.url}/x"]
 
 
 @pytest.mark.parametrize("trick", ["http://localhost:{}\\@127.0.0.1:{}/x", "http://localhost:{}#@127.0.0.1:{}/x"])
 def test_a_url_that_is_read_in_two_ways_gets_past_nothing(web: Web, trick: str) -> None:
-    client = Client(Rules(hosts=("127.0.0.1",), private=("127.0.0.0/8",)))
+    client = Client(SourcePolicy(hosts=("127.0.0.1",), private=("127.0.0.0/8",)))
     refused(client, f"{web.url}/to/{trick.format(web.port, web.port)}", "SourceNotAllowed", "--allowed-hosts")
     assert [host for host, *_ in web.asked] == ["127.0.0.1"]
 
@@ -211,7 +211,7 @@ NO_NAME = "its name has no address; check the host name, and this Mac's DNS"
 
 def test_no_error_shows_what_is_in_a_url(web: Web) -> None:
     refused(Client(NEAR), f"http://127.0.0.1:{free_ports(1)[0]}/x?sig=hunter2", "DownloadFailed", "is the server up?")
-    refused(Client(Rules()), f"{web.url}/x?sig=hunter2", "SourceNotAllowed", *REFUSED)
+    refused(Client(SourcePolicy()), f"{web.url}/x?sig=hunter2", "SourceNotAllowed", *REFUSED)
     refused(Client(NEAR), "http://h:99999/x?sig=hunter2", "InvalidModel", "is no URL")
     error = refused(Client(NEAR), "http://user:hunter2@name.invalid/x?sig=hunter2", "DownloadFailed", NO_NAME)
     assert error.retry is Retry.SOON
@@ -264,10 +264,12 @@ def test_a_public_name_with_another_address_is_refused(names: Names, address: st
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", connect)
-        error = refused(Client(Rules()), "http://models.example.com/m?x=hunter2", "SourceNotAllowed", address, *REFUSED)
+        error = refused(
+            Client(SourcePolicy()), "http://models.example.com/m?x=hunter2", "SourceNotAllowed", address, *REFUSED
+        )
     assert error.retry is Retry.LATER and connected == []
     with pytest.raises(Unusable, match="no public address"):
-        Client(Rules()).check("https://models.example.com")
+        Client(SourcePolicy()).check("https://models.example.com")
 
 
 @pytest.mark.parametrize(
@@ -275,16 +277,16 @@ def test_a_public_name_with_another_address_is_refused(names: Names, address: st
 )
 def test_no_spelling_of_loopback_gets_past(web: Web, host: str) -> None:
     with pytest.raises(Unusable):
-        read(Client(Rules()), f"http://{host}:{web.port}/x")
+        read(Client(SourcePolicy()), f"http://{host}:{web.port}/x")
     assert web.asked == []
 
 
 def test_an_answer_that_changes_between_the_check_and_the_connection_does_not_help(web: Web, names: Names) -> None:
     names.answers["models.example.com"] = [["203.0.113.1"], ["127.0.0.1"]]
     url = f"http://models.example.com:{web.port}/x"
-    refused(Client(Rules()), url, "SourceNotAllowed", "203.0.113.1")
-    refused(Client(Rules()), url, "SourceNotAllowed", "127.0.0.1")
-    client = Client(Rules(private=("203.0.113.0/24",)))
+    refused(Client(SourcePolicy()), url, "SourceNotAllowed", "203.0.113.1")
+    refused(Client(SourcePolicy()), url, "SourceNotAllowed", "127.0.0.1")
+    client = Client(SourcePolicy(private=("203.0.113.0/24",)))
     names.answers["models.example.com"] = [["203.0.113.1"], ["127.0.0.1"]]
     client.check(url)
     refused(client, url, "SourceNotAllowed", "127.0.0.1")
@@ -294,7 +296,7 @@ def test_an_answer_that_changes_between_the_check_and_the_connection_does_not_he
 def test_of_many_addresses_only_those_that_are_allowed_are_connected_to(web: Web, names: Names) -> None:
     names.answers["models.example.com"] = [["10.0.0.1", "127.0.0.2", "127.0.0.1"]]
     names.asked.clear()
-    client = Client(Rules(private=("127.0.0.1/32",)))
+    client = Client(SourcePolicy(private=("127.0.0.1/32",)))
     assert read(client, f"http://models.example.com:{web.port}/x") == b"ok"
     assert names.asked == ["models.example.com"]  # nobody looks it up again
     assert web.asked[0][0] == "models.example.com"
@@ -303,7 +305,7 @@ def test_of_many_addresses_only_those_that_are_allowed_are_connected_to(web: Web
 @pytest.mark.parametrize("private", ["models.example.com", "example.com", "127.0.0.0/8", "127.0.0.1"])
 def test_private_hosts_are_allowed_by_name_or_by_network(web: Web, names: Names, private: str) -> None:
     names.answers["models.example.com"] = [["127.0.0.1"]]
-    assert read(Client(Rules(private=(private,))), f"http://models.example.com:{web.port}/x") == b"ok"
+    assert read(Client(SourcePolicy(private=(private,))), f"http://models.example.com:{web.port}/x") == b"ok"
 
 
 def test_a_proxy_of_the_environment_is_not_used(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:

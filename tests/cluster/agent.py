@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from metal_supervisor.boundary.kube import Kube, KubeError
+from metal_supervisor.cluster.kube import Kube, KubeError
 from tests.cluster.server import KubeCluster
 from tests.macs import Fleet, Mac, show
 from tests.system import SLICES

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.boundary.kube import KubeError
+from metal_supervisor.cluster.kube import KubeError
 from tests.cluster.agent import AgentFleet, AgentMac, Sampler, agents
 from tests.cluster.server import FIELD, OURS, KubeCluster, crd_directory
 from tests.macs import LEASES, lose

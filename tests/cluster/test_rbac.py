@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 import yaml
 
-from metal_supervisor.accounts import Renewal
-from metal_supervisor.boundary.kube import MERGE, Kube
+from metal_supervisor.cluster.accounts import Renewal
+from metal_supervisor.cluster.kube import MERGE, Kube
 from metal_supervisor.doctor.cluster import is_fenced
 from tests.cluster.agent import AgentFleet, AgentMac, AuditedCluster, OwnKube, refused, rights_used
 from tests.cluster.server import ROOT, crd_directory

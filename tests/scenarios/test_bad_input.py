@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.boundary.kube import KubeError
+from metal_supervisor.cluster.kube import KubeError
 from tests.faults import Figure, fault
 from tests.system import FAKE_ENGINE, MODELS, System, eventually, free_ports, model, running, service
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from metal_supervisor.core.types import State
+from metal_supervisor.spec.types import State
 from tests.downloads import MIB, at, downloading, from_web, padded
 from tests.hub import Hub
 from tests.system import System, eventually, kill, running, service

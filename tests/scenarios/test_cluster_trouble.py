@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor import boot
 from metal_supervisor.apiserver import ApiServer, Options
-from metal_supervisor.boundary.kube import Kube
-from metal_supervisor.config import conf_dir
+from metal_supervisor.cluster.kube import Kube
+from metal_supervisor.controller import boot
+from metal_supervisor.settings.loader import conf_dir
 from tests.system import ISVC, System, api_faults, eventually, free_ports, running, service
 
 DOWN_S = 30.0

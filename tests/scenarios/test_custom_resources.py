@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import yaml
 
-from metal_supervisor import boot
 from metal_supervisor.apiserver import ApiServer, Options
-from metal_supervisor.boundary.kube import MERGE
-from metal_supervisor.config import conf_dir
+from metal_supervisor.cluster.kube import MERGE
+from metal_supervisor.controller import boot
+from metal_supervisor.settings.loader import conf_dir
 from tests.macs import Mac, fleet
 from tests.system import ISVC, SERVICES, System, eventually, service
 

@@ -21,7 +21,7 @@ import gguf
 import psutil
 import pytest
 
-from metal_supervisor.core.sources import Artifact
+from metal_supervisor.spec.sources import Artifact
 from tests import mlx, s3
 from tests.downloads import MIB, at, downloading, from_web, lean, lines, padded, served, whole
 from tests.engines import BYSTANDER, beside_a_bystander, gone, is_gone, reason, stand_in, untouched

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
-from metal_supervisor.core.throughput import TOKENS
+from metal_supervisor.spec.throughput import TOKENS
 from tests.engines import either
 from tests.prometheus import lint_ours, prometheus
 from tests.system import ROOT, System, eventually, kill, running, service

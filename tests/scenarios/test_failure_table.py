@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor import boot
 from metal_supervisor.apiserver import ApiServer, Options, codec, server
-from metal_supervisor.boundary.kube import MERGE
-from metal_supervisor.config import conf_dir
+from metal_supervisor.cluster.kube import MERGE
+from metal_supervisor.controller import boot
+from metal_supervisor.settings.loader import conf_dir
 from tests.macs import LEASES, Mac, fleet
 from tests.system import ISVC, MODELS, SLICES, System, api_faults, eventually, free_ports, kill, service
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from metal_supervisor.core.types import State
+from metal_supervisor.spec.types import State
 from tests.engines import (
     BYSTANDER,
     Stopwatch,

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from metal_supervisor.boundary.space import KEPT_FREE_BYTES
-from metal_supervisor.core.sources import Artifact
+from metal_supervisor.models.disk_space import KEPT_FREE_BYTES
+from metal_supervisor.spec.sources import Artifact
 from tests.downloads import MIB, at, downloading, from_web, lean, padded, served, whole
 from tests.engines import Stopwatch, beside_a_bystander, gone, untouched
 from tests.faults import Figure, fault

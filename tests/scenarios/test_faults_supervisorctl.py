@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from metal_supervisor.boundary.supervisord import Refused, Unavailable
+from metal_supervisor.supervisord.client import Refused, Unavailable
 from tests.faults import Figure, fault
 from tests.supervisord_support import engines_of, gone, in_table, streaming, taken, with_context
 from tests.system import System, eventually, running, service

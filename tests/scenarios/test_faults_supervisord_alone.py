@@ -21,8 +21,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from metal_supervisor import boot
-from metal_supervisor.core.types import State
+from metal_supervisor.controller import boot
+from metal_supervisor.spec.types import State
 from tests.faults import Figure, fault
 from tests.system import FAKE_ENGINE, System, eventually, free_ports, kill, running, service
 

@@ -21,20 +21,20 @@ from tests.system import System, eventually, kill, running, service
 NEXT = "9.9.9"
 CHANGES = {
     "__init__.py": [(f'"{metal_supervisor.__version__}"', f'"{NEXT}"')],
-    "core/programs.py": [
+    "state/programs.py": [
         ("RECORD_FORMAT = 1", "RECORD_FORMAT = 2"),
         ("SPEC_FORMAT = 1", "SPEC_FORMAT = 2"),
         ("OBSERVED_FORMAT = 1", "OBSERVED_FORMAT = 2"),
         ("startretries=3", "startretries=4"),
         ("-I -S {home}/current/launch.py ", "-I -S -B {home}/current/launch.py "),
     ],
-    "core/types.py": [
+    "spec/types.py": [
         (
             "    uid: str\n    generation: int\n    program: str",
             '    uid: str\n    generation: int\n    shape: str\n    """It has no default."""\n    program: str',
         )
     ],
-    "core/decide.py": [("program=program_name(", "shape='round', program=program_name(")],
+    "controller/reconcile.py": [("program=program_name(", "shape='round', program=program_name(")],
     "launch.py": [
         ("FORMAT = 1", "FORMAT = 2"),
         ('{"format": FORMAT, "spec": ', '{"news": [], "format": FORMAT, "spec": '),

@@ -23,8 +23,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from test_custom_resources import lax_definitions
 
 from metal_supervisor.apiserver import ApiServer, Options
-from metal_supervisor.boot import kubeconfig
-from metal_supervisor.boundary.kube import KubeError
+from metal_supervisor.cluster.kube import KubeError
+from metal_supervisor.controller.boot import kubeconfig
 from tests import chromium, hostile
 from tests.engines import either, events, stand_in
 from tests.faults import Figure, fault

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor import boot, install, install_plan, uninstall, upgrade
-from metal_supervisor.boundary.kube import Kube
-from metal_supervisor.boundary.launchctl import LABEL
-from metal_supervisor.boundary.state import StateDir
-from metal_supervisor.core import claims
-from metal_supervisor.install_plan import SETTINGS_FILE
-from metal_supervisor.install_steps import InstallError, Machine
-from metal_supervisor.settings import Settings
+from metal_supervisor.cluster.kube import Kube
+from metal_supervisor.controller import boot
+from metal_supervisor.host.launchctl import LABEL
+from metal_supervisor.install import install, plan, uninstall, upgrade
+from metal_supervisor.install.plan import SETTINGS_FILE
+from metal_supervisor.install.steps import InstallError, Machine
+from metal_supervisor.placement import claims
+from metal_supervisor.settings.schema import Settings
+from metal_supervisor.state.directory import StateDir
 from tests import launchd
 from tests.faults import Figure, fault
 from tests.launchd import no_pause
@@ -48,16 +49,16 @@ class Home:
         self.values["caffeinate"] = ""
         self.said: list[str] = []
 
-    def order(self, **more: object) -> install_plan.Order:
+    def order(self, **more: object) -> plan.InstallOrder:
         agent, force = bool(more.pop("agent", False)), bool(more.pop("force", False))
         values = {"state_dir": str(self.state), **self.values, **more}
-        return install_plan.Order(self.kubeconfig, self.kubeconfig is None, values, None, agent, force)
+        return plan.InstallOrder(self.kubeconfig, self.kubeconfig is None, values, None, agent, force)
 
     def install(self, **more: object) -> list[str]:
         """Installs; returns the commands that changed something."""
         before = len(self.mac.asked)
         self.said.clear()
-        found = install_plan.plan(self.order(**more), self.machine)
+        found = plan.plan(self.order(**more), self.machine)
         assert install.install(found, self.machine, self.said.append) == 0, self.said
         return self.mac.asked[before:]
 
@@ -175,7 +176,7 @@ def test_what_runs_in_a_terminal_is_not_installed_over(mac: Home) -> None:
 
 def test_a_job_that_cannot_start_is_told_with_its_last_words(mac: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install, "UP_WAIT_S", 4.0)
-    found = install_plan.plan(mac.order(), mac.machine)
+    found = plan.plan(mac.order(), mac.machine)
     broken = mac.state / "supervisord.conf" / "in-the-way"
     broken.mkdir(parents=True)
     assert install.install(found, mac.machine, mac.said.append) == 1

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from metal_supervisor.core.types import State
+from metal_supervisor.spec.types import State
 from tests.faults import Figure, fault
 from tests.system import SLICES, System, eventually, halted, kill, running, service
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from metal_supervisor.boundary.kube import MERGE
+from metal_supervisor.cluster.kube import MERGE
 from tests.engines import gone, reason, said
 from tests.system import MODELS, System, eventually, model, running, service
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.boundary.kube import Kube, KubeError
+from metal_supervisor.cluster.kube import Kube, KubeError
 from tests import chromium
 from tests.crowd import REFUSED, RESET, UNCONNECTED
 from tests.faults import Figure, fault

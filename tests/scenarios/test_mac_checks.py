@@ -17,10 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.boundary import commands
-from metal_supervisor.boundary.commands import Done
-from metal_supervisor.core import root_file
-from metal_supervisor.install_steps import Machine
+from metal_supervisor.host import commands, root_file
+from metal_supervisor.host.commands import Done
+from metal_supervisor.install.steps import Machine
 from tests import launchd
 from tests.launchd import no_pause
 from tests.system import ROOT

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor import boot, config
-from metal_supervisor.config import Overrides
-from metal_supervisor.core import plan
-from metal_supervisor.core.types import State
+from metal_supervisor.controller import boot, plan
+from metal_supervisor.settings import loader
+from metal_supervisor.settings.loader import Overrides
+from metal_supervisor.spec.types import State
 from tests.engines import Stopwatch
 from tests.faults import Figure, fault
 from tests.mac_part import say, standing_in
@@ -116,9 +116,9 @@ def test_what_a_boot_without_metal_held_back_is_started_by_the_controller_and_no
         system.apply(system.tiny_model(), service("tiny"))
         before = system.ready()
         system.stop()
-        monkeypatch.setattr(boot.metal, "question_of", lambda _settings: lambda: False)
+        monkeypatch.setattr(boot.metal_device, "question_of", lambda _settings: lambda: False)
         said: list[str] = []
-        boot.prepare(config.load_saved(system.state), Overrides(), said.append)
+        boot.prepare(loader.load_saved(system.state), Overrides(), said.append)
         assert any("no Metal device" in line for line in said)
         assert "autostart=false" in system.files.section_text("default.tiny")
         monkeypatch.undo()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.boundary.kube import MERGE, Kube
+from metal_supervisor.cluster.kube import MERGE, Kube
 from tests.faults import Figure, fault
 from tests.macs import Fleet, Mac, embedded_cluster, fleet
 from tests.operator_sim import WAITING, Operator

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from metal_supervisor.boundary.plugin import Plugin
+from metal_supervisor.cluster.exec_plugin import Plugin
 from tests.engines import Stopwatch, restarted, withdrawn
 from tests.faults import Figure, fault
 from tests.macs import LEASES, Mac, embedded_cluster

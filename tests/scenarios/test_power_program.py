@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor import power
-from metal_supervisor.boundary.power import Alarm, Powermetrics
-from metal_supervisor.boundary.state import POWER_FILE
+from metal_supervisor.host import power_program
+from metal_supervisor.host.power_meter import Alarm, Powermetrics
+from metal_supervisor.state.directory import POWER_FILE
 from tests.power import pids, printing
 from tests.system import System, eventually, running
 
@@ -46,7 +46,7 @@ def test_what_cannot_be_measured_is_said_and_what_is_measured_comes_and_goes(sys
 
     # The same program, with what measures replaced: it is the supervised one that is stopped.
     alarm, stopped = Alarm(), threading.Event()
-    program = power.Program(system.state, alarm, lambda: Powermetrics(printing(tmp_path)))
+    program = power_program.PowerProgram(system.state, alarm, lambda: Powermetrics(printing(tmp_path)))
     thread = threading.Thread(target=program.run, args=(stopped.is_set,))
     thread.start()
     try:

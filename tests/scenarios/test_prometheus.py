@@ -12,7 +12,7 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 import pytest
 import yaml
 
-from metal_supervisor.sidecar.metrics_server import create_app
+from metal_supervisor.sidecar.http.metrics_server import create_app
 from tests.boards import full_board
 from tests.prometheus import Prometheus, prometheus
 from tests.system import ROOT, eventually, running, service

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from metal_supervisor.boundary.kube import MERGE
+from metal_supervisor.cluster.kube import MERGE
 from tests.downloads import MIB, downloading, from_web, lean, padded, served
 from tests.engines import Stopwatch, gone
 from tests.faults import Figure, fault

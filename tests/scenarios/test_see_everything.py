@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.logs import KEYS, LEVELS, entry_in
+from metal_supervisor.settings.logging import KEYS, LEVELS, entry_in
 from tests.engines import stand_in
 from tests.own_logs import logged, strange
 from tests.pseudo import Following, Terminal

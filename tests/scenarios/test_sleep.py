@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.boundary.answers import now_micro
-from metal_supervisor.core import claims
+from metal_supervisor.cluster.answers import now_micro
+from metal_supervisor.placement import claims
 from tests.engines import Stopwatch
 from tests.faults import Figure, fault
 from tests.mac_part import say, standing_in

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import yaml
 
-from metal_supervisor.boundary.kube import Kube
-from metal_supervisor.core.types import Json
+from metal_supervisor.cluster.kube import Kube
+from metal_supervisor.spec.types import Json
 from tests.macs import LEASES, Mac, embedded_cluster, fleet
 from tests.own_logs import logged
 from tests.system import ISVC, MODELS, SERVICES, SLICES, eventually, service

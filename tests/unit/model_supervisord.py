@@ -34,21 +34,22 @@ from supervisor.rpcinterface import SupervisorNamespaceRPCInterface
 from supervisor.states import ProcessStates, SupervisorStates
 from supervisor.xmlrpc import RPCError
 
-from metal_supervisor import applier, boot, controller, launch, lookout
-from metal_supervisor.applier import Applier
-from metal_supervisor.assignment import Assignment
-from metal_supervisor.boundary import metal
-from metal_supervisor.boundary.supervisord import Refused, Supervisord, Unavailable
-from metal_supervisor.controller import Controller
-from metal_supervisor.core import decide, plan, programs
-from metal_supervisor.core.budget import Budget
-from metal_supervisor.core.decide import Outlook
-from metal_supervisor.core.demand import Demand
-from metal_supervisor.core.ledger import Ledger
-from metal_supervisor.core.limits import Limits
-from metal_supervisor.core.pressure import Pace
-from metal_supervisor.core.snapshot import Snapshot
-from metal_supervisor.core.types import (
+from metal_supervisor import launch
+from metal_supervisor.controller import applier, boot, loop, plan, prerequisites, reconcile
+from metal_supervisor.controller.applier import Applier
+from metal_supervisor.controller.assignment import Assignment
+from metal_supervisor.controller.loop import Controller
+from metal_supervisor.controller.memory_manager import Memory
+from metal_supervisor.controller.pressure_watch import MemoryState
+from metal_supervisor.controller.reconcile import Outlook
+from metal_supervisor.controller.snapshot import Snapshot
+from metal_supervisor.memory.budget import Budget
+from metal_supervisor.memory.ledger import Ledger
+from metal_supervisor.memory.pressure import Pace
+from metal_supervisor.models.metadata import Demand
+from metal_supervisor.runtimes import metal_device
+from metal_supervisor.spec.limits import Limits
+from metal_supervisor.spec.types import (
     Endpoint,
     Engine,
     Model,
@@ -62,8 +63,8 @@ from metal_supervisor.core.types import (
     Service,
     State,
 )  # fmt: skip
-from metal_supervisor.memory import Memory
-from metal_supervisor.watchdog import Seen
+from metal_supervisor.state import programs
+from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
 
 HOME, NODE_EPOCH = "/state", 1_700_000_000.0
 DRAIN_S = 8.0
@@ -422,7 +423,7 @@ SETTINGS: Any = SimpleNamespace(
 )  # fmt: skip
 
 
-class Lookout(lookout.Lookout):
+class Lookout(prerequisites.Prerequisites):
     """What this Mac can do: everything, at once."""
 
     def __init__(self, mac: Mac) -> None:
@@ -446,11 +447,11 @@ class Purse(Memory):
     def __init__(self, mac: Mac) -> None:
         self._settings, self._state = SETTINGS, mac.files
         self.ledger = Ledger(mac.budget_bytes, 0, {})
-        self._leaving, self._skipping, self._seen = frozenset(), "", Seen()
+        self._leaving, self._skipping, self._seen = frozenset(), "", MemoryState()
         self._reserved = {}
         self._exited_at = self._returned_at = None
         self.watchdog: Any = SimpleNamespace(
-            level=lambda _: None, seen=Seen(), engines={}, pace=Pace(),
+            level=lambda _: None, seen=MemoryState(), engines={}, pace=Pace(),
             budget=Budget(mac.budget_bytes, mac.budget_bytes, "all of it", {}),
         )  # fmt: skip
 
@@ -458,8 +459,8 @@ class Purse(Memory):
 class Asked(Assignment):
     """What a cluster asks for that answers at once, and has one Mac."""
 
-    def __init__(self, mac: Mac, lookout: Any) -> None:
-        self.mac, self._lookout = mac, lookout
+    def __init__(self, mac: Mac, prerequisites: Any) -> None:
+        self.mac, self._prerequisites = mac, prerequisites
         self._placement: Any = SimpleNamespace(peers_ready=lambda *_: 0)
         self.placed: Any = SimpleNamespace(again_in_s=None)
         self._serving = {}
@@ -470,7 +471,7 @@ class Asked(Assignment):
             self.take(asked_for(name, *found[name]), 0, records, snapshot)
         for record in list(records.values()):
             if record.name not in found:
-                records[record.key] = decide.dismiss(record, snapshot.now)
+                records[record.key] = reconcile.dismiss(record, snapshot.now)
         return records
 
 
@@ -482,13 +483,13 @@ class Brain(Controller):
         self.state: Any = mac.files
         self.records = {record.key: record for record in mac.files.kept.values()}
         self.applier = Applier(self.state, self.supervisord, SETTINGS)
-        self.lookout: Any = Lookout(mac)
-        self.metal: Any = SimpleNamespace(seen=metal.Seen())
+        self.prerequisites: Any = Lookout(mac)
+        self.metal: Any = SimpleNamespace(seen=metal_device.MetalState())
         self.memory = Purse(mac)
-        self.bulletin: Any = SimpleNamespace(
+        self.controller_status: Any = SimpleNamespace(
             operator=False, look_for_operator=lambda *_: None, quarantined=lambda *_: None
         )
-        self.assignment: Any = Asked(mac, self.lookout)
+        self.assignment: Any = Asked(mac, self.prerequisites)
         self.exits: Any = SimpleNamespace(watch_only=lambda _: None)
         self.awake: Any = SimpleNamespace(look=lambda *_: None)
 
@@ -760,7 +761,7 @@ class Mac:
         try:
             pause_s = self.brain.one_pass()
         except Unavailable:
-            pause_s = controller.RETRY_S
+            pause_s = loop.RETRY_S
         except Killed:
             self.tell("the controller dies in the middle of a pass")
             self.kill_controller()
@@ -911,7 +912,7 @@ def installed(patch: pytest.MonkeyPatch) -> None:
         return CURRENT[-1].clock.now
 
     clock = SimpleNamespace(time=wall, monotonic=ticks)
-    for module in (supervisor.process, supervisor.rpcinterface, applier, controller, launch):
+    for module in (supervisor.process, supervisor.rpcinterface, applier, loop, launch):
         patch.setattr(module, "time", clock)
     patch.setattr(supervisor.process, "shlex", SimpleNamespace(split=lru_cache(shlex.split)))
 
@@ -925,8 +926,8 @@ def installed(patch: pytest.MonkeyPatch) -> None:
         return True
 
     patch.setattr(applier, "write_atomic", write_atomic)
-    patch.setattr(controller, "ring", lambda *_: None)
-    for module in (controller, decide, applier):
+    patch.setattr(loop, "ring", lambda *_: None)
+    for module in (loop, reconcile, applier):
         patch.setattr(module, "replace", replaced_quickly)
 
     def start_time(pid: int) -> str:
@@ -952,10 +953,10 @@ def installed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(boot, "end_all", end_all)
     patch.setattr(boot, "_note_unknown", lambda _: [])  # no note is ever lost here
     patch.setattr(boot, "own_processes", lambda _: [])
-    patch.setattr(boot, "host", SimpleNamespace(command_line=command_line))
+    patch.setattr(boot, "machine", SimpleNamespace(command_line=command_line))
     patch.setattr(boot, "os", SimpleNamespace(kill=kill))
     patch.setattr(applier, "ADD_AT_ONCE", 2)
-    patch.setattr(applier.engines, "busy", lambda port, *_: CURRENT[-1].busy(AT_PORT[port]))
+    patch.setattr(applier.probing, "busy", lambda port, *_: CURRENT[-1].busy(AT_PORT[port]))
     for name in ("section", "section_spec", "is_unedited"):  # the same few texts, again and again
         patch.setattr(programs, name, lru_cache(maxsize=4096)(getattr(programs, name)))
 

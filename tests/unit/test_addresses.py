@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from metal_supervisor.boundary import addresses
-from metal_supervisor.boundary.addresses import Choice, Surroundings, choose, networks_near
-from metal_supervisor.boundary.host import Interface
+from metal_supervisor.host import addresses
+from metal_supervisor.host.addresses import AddressChoice, NetworkView, choose, networks_near
+from metal_supervisor.host.machine import Interface
 
 LOOPBACK = (Interface("lo0", "127.0.0.1", True), Interface("lo0", "::1", True), Interface("lo0", "fe80::1", True))
 WIFI = Interface("en0", "192.168.1.50", True)
@@ -23,8 +23,8 @@ DOCKER = Interface("bridge101", "192.168.65.1", True)
 
 def around(
     server: str, route: str | None, *interfaces: Interface, names: Mapping[str, Sequence[str]] | None = None
-) -> Surroundings:
-    return Surroundings(server, route, (*LOOPBACK, *interfaces), lambda name: (names or {}).get(name, ()))
+) -> NetworkView:
+    return NetworkView(server, route, (*LOOPBACK, *interfaces), lambda name: (names or {}).get(name, ()))
 
 
 KINDS = {
@@ -53,7 +53,7 @@ def test_each_kind_of_cluster_gets_an_address_that_its_pods_reach(kind: str) -> 
 
 def test_what_was_asked_for_wins() -> None:
     choice = choose("192.168.1.50", around("10.8.0.1", "10.8.0.6", WIFI, VPN))
-    assert choice == Choice("192.168.1.50", "--host-ip")
+    assert choice == AddressChoice("192.168.1.50", "--host-ip")
 
 
 def test_an_address_that_this_mac_does_not_have_is_advertised_and_noted() -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.core import admission
-from metal_supervisor.core.admission import Rules, Up, settle
-from metal_supervisor.core.limits import Amount
-from metal_supervisor.core.sizes import GIB
-from metal_supervisor.core.types import Key, Record, Standing, Verdict
+from metal_supervisor.controller import admission
+from metal_supervisor.controller.admission import AdmissionRules, Up, settle
+from metal_supervisor.spec.limits import Amount
+from metal_supervisor.spec.sizes import GIB
+from metal_supervisor.spec.types import Key, Record, Standing, Verdict
 from tests.effort import cases
 
 BUDGET = 48 * GIB
@@ -42,13 +42,13 @@ def up(record: Record, gib: float | None = None) -> Up:
 
 
 def admitted(*records: Record) -> dict[Key, Record]:
-    return settle(of(*records), {}, {}, Rules(10**15), 1.0)[0]
+    return settle(of(*records), {}, {}, AdmissionRules(10**15), 1.0)[0]
 
 
 def test_two_that_fit_alone_but_not_together() -> None:
     a, b = wants("a", 30), wants("b", 20)
-    first, _ = settle(of(a), {}, {}, Rules(BUDGET), 1.0)
-    both, book = settle(of(first[a.key], b), first, {a.key: up(a)}, Rules(BUDGET), 2.0)
+    first, _ = settle(of(a), {}, {}, AdmissionRules(BUDGET), 1.0)
+    both, book = settle(of(first[a.key], b), first, {a.key: up(a)}, AdmissionRules(BUDGET), 2.0)
     assert both[a.key].verdict.standing is Standing.RUN
     waiting = both[b.key]
     assert (waiting.verdict.standing, waiting.verdict.reason) == (Standing.WAIT, "InsufficientMemory")
@@ -60,13 +60,13 @@ def test_two_that_fit_alone_but_not_together() -> None:
 
 def test_it_starts_by_itself_once_the_other_s_process_is_gone_and_not_before() -> None:
     a, b = wants("a", 30), wants("b", 20)
-    both, _ = settle(of(a, b), {}, {}, Rules(BUDGET), 1.0)
+    both, _ = settle(of(a, b), {}, {}, AdmissionRules(BUDGET), 1.0)
     leaving = {a.key: replace(both[a.key], verdict=Verdict(Standing.REMOVING, "Deleted", "", 2.0), spec_file=None)}
     again = replace(b, queued_at=both[b.key].queued_at)
-    still, _ = settle({**leaving, b.key: again}, both, {a.key: up(a)}, Rules(BUDGET), 2.0)
+    still, _ = settle({**leaving, b.key: again}, both, {a.key: up(a)}, AdmissionRules(BUDGET), 2.0)
     assert still[b.key].verdict.standing is Standing.WAIT
     assert "and 30.0 GiB more when what is ending has ended" in still[b.key].verdict.message
-    gone, _ = settle({b.key: again}, still, {}, Rules(BUDGET), 3.0)
+    gone, _ = settle({b.key: again}, still, {}, AdmissionRules(BUDGET), 3.0)
     assert gone[b.key].verdict.standing is Standing.RUN
     assert (gone[b.key].queued_at, gone[b.key].admitted_at) == (1.0, 3.0)
 
@@ -75,7 +75,7 @@ def test_it_starts_by_itself_once_the_other_s_process_is_gone_and_not_before() -
 def test_an_exact_fit_is_a_fit_and_a_byte_more_is_not(over: int, standing: Standing) -> None:
     first = admitted(wants("a", 30))
     b = replace(wants("b", 18), reserved_bytes=18 * GIB + over)
-    both, _ = settle(of(*first.values(), b), first, {}, Rules(BUDGET), 2.0)
+    both, _ = settle(of(*first.values(), b), first, {}, AdmissionRules(BUDGET), 2.0)
     assert both[b.key].verdict.standing is standing
 
 
@@ -83,8 +83,8 @@ def test_what_was_measured_counts_if_it_is_more() -> None:
     first = admitted(wants("a", 10))
     b = wants("b", 30)
     grown = {("default", "a"): up(wants("a", 10), 19)}
-    assert settle(of(*first.values(), b), first, grown, Rules(BUDGET), 2.0)[0][b.key].verdict.reason
-    assert settle(of(*first.values(), b), first, grown, Rules(BUDGET), 2.0)[0][b.key].spec_file is None
+    assert settle(of(*first.values(), b), first, grown, AdmissionRules(BUDGET), 2.0)[0][b.key].verdict.reason
+    assert settle(of(*first.values(), b), first, grown, AdmissionRules(BUDGET), 2.0)[0][b.key].spec_file is None
 
 
 def test_an_edit_that_does_not_fit_leaves_the_engine_as_it_was_and_says_so() -> None:
@@ -92,17 +92,17 @@ def test_an_edit_that_does_not_fit_leaves_the_engine_as_it_was_and_says_so() -> 
     a = first["default", "a"]
     edited = replace(wants("a", 40, digest="b", generation=2), queued_at=a.queued_at, admitted_at=a.admitted_at)
     held = {record.key: up(record) for record in first.values()}
-    kept, _ = settle({**first, a.key: edited}, first, held, Rules(BUDGET), 2.0)
+    kept, _ = settle({**first, a.key: edited}, first, held, AdmissionRules(BUDGET), 2.0)
     assert (kept[a.key].spec_file, kept[a.key].generation) == (a.spec_file, 2)
     assert kept[a.key].warning and kept[a.key].warning[0] == "InsufficientMemory"
     assert kept[a.key].warning[1].startswith("needs 40.0 GiB, 28.0 GiB of 48.0 GiB left")
     assert "keeps running as it last could" in kept[a.key].warning[1]
     larger = replace(edited, reserved_bytes=50 * GIB, priority="high", protected=True)
-    never = settle({**first, a.key: larger}, kept, held, Rules(BUDGET), 2.5)[0][a.key]
+    never = settle({**first, a.key: larger}, kept, held, AdmissionRules(BUDGET), 2.5)[0][a.key]
     assert never.warning and never.warning[1].startswith("needs 50.0 GiB, 28.0 GiB of 48.0 GiB left")
     assert (never.spec_file, never.priority, never.protected) == (a.spec_file, "high", True), "these need no memory"
     alone = {a.key: edited}
-    taken, _ = settle(alone, kept, {a.key: held[a.key]}, Rules(BUDGET), 3.0)
+    taken, _ = settle(alone, kept, {a.key: held[a.key]}, AdmissionRules(BUDGET), 3.0)
     assert (taken[a.key].spec_file, taken[a.key].warning) == (edited.spec_file, None)
 
 
@@ -111,11 +111,11 @@ def test_an_engine_that_crashes_while_its_edit_waits_keeps_its_room_and_starts_a
     a, c = first["default", "a"], wants("c", 10)
     edited = replace(wants("a", 40, digest="b"), queued_at=a.queued_at, admitted_at=a.admitted_at)
     b_only = {("default", "b"): up(wants("b", 20))}
-    kept, book = settle({**first, a.key: edited, c.key: c}, first, b_only, Rules(BUDGET), 2.0)
+    kept, book = settle({**first, a.key: edited, c.key: c}, first, b_only, AdmissionRules(BUDGET), 2.0)
     assert (kept[a.key].spec_file, kept[a.key].verdict.standing) == (a.spec_file, Standing.RUN)
     assert kept[a.key].warning and kept[c.key].spec_file is None
     assert book.charged_bytes == 40 * GIB
-    taken, _ = settle({a.key: edited}, kept, {}, Rules(BUDGET), 3.0)
+    taken, _ = settle({a.key: edited}, kept, {}, AdmissionRules(BUDGET), 3.0)
     assert taken[a.key].spec_file == edited.spec_file
 
 
@@ -123,7 +123,7 @@ def test_an_edit_that_takes_less_is_never_refused() -> None:
     first = admitted(wants("a", 60))
     a = first["default", "a"]
     smaller = replace(wants("a", 50, digest="b"), queued_at=1.0)
-    rules = Rules(BUDGET, paused="the machine is short of memory")
+    rules = AdmissionRules(BUDGET, paused="the machine is short of memory")
     taken, _ = settle(of(smaller), first, {a.key: up(a)}, rules, 2.0)
     assert taken[a.key].spec_file == smaller.spec_file
 
@@ -132,16 +132,16 @@ def test_an_engine_whose_edit_was_admitted_is_charged_for_both_until_the_old_one
     first = admitted(wants("a", 30))
     a = first["default", "a"]
     smaller = replace(wants("a", 10, digest="b"), queued_at=1.0)
-    second, _ = settle(of(smaller), first, {a.key: up(a)}, Rules(BUDGET), 2.0)
+    second, _ = settle(of(smaller), first, {a.key: up(a)}, AdmissionRules(BUDGET), 2.0)
     b = wants("b", 20)
-    third, book = settle(of(second[a.key], b), second, {a.key: up(a)}, Rules(BUDGET), 3.0)
+    third, book = settle(of(second[a.key], b), second, {a.key: up(a)}, AdmissionRules(BUDGET), 3.0)
     assert third[b.key].verdict.standing is Standing.WAIT
     assert book.charged_bytes == 30 * GIB
 
 
 def test_an_engine_that_runs_and_lost_its_record_is_not_stopped() -> None:
     a = wants("a", 60)
-    kept, book = settle(of(a), {}, {a.key: up(a)}, Rules(BUDGET), 5.0)
+    kept, book = settle(of(a), {}, {a.key: up(a)}, AdmissionRules(BUDGET), 5.0)
     assert kept[a.key].spec_file == a.spec_file
     assert (kept[a.key].queued_at, kept[a.key].admitted_at) == (5.0, 5.0)
     assert book.left_bytes < 0
@@ -151,20 +151,20 @@ def test_a_service_made_anew_waits_only_for_what_its_old_engine_does_not_give() 
     old = wants("a", 40)
     removing = {old.key: replace(old, verdict=Verdict(Standing.REMOVING, "Deleted", "", 1.0), spec_file=None)}
     again = wants("a", 44, digest="b", uid="another")
-    made, _ = settle(of(again), removing, {old.key: up(old)}, Rules(BUDGET), 2.0)
+    made, _ = settle(of(again), removing, {old.key: up(old)}, AdmissionRules(BUDGET), 2.0)
     assert made[again.key].spec_file == again.spec_file
     too_much = replace(again, reserved_bytes=49 * GIB)
-    assert settle(of(too_much), removing, {old.key: up(old)}, Rules(BUDGET), 2.0)[0][old.key].spec_file is None
+    assert settle(of(too_much), removing, {old.key: up(old)}, AdmissionRules(BUDGET), 2.0)[0][old.key].spec_file is None
 
 
 def test_unknown_sizes_are_refused_or_started_with_a_warning() -> None:
     a = replace(wants("a", None), memory="--lora /x.gguf cannot be read")
-    refused, _ = settle(of(a), {}, {}, Rules(BUDGET), 1.0)
+    refused, _ = settle(of(a), {}, {}, AdmissionRules(BUDGET), 1.0)
     assert refused[a.key].verdict.reason == "MemoryCheckFailed"
     assert "(--lora /x.gguf cannot be read)" in refused[a.key].verdict.message
-    warned, _ = settle(of(a), {}, {}, Rules(BUDGET, "warn"), 1.0)
+    warned, _ = settle(of(a), {}, {}, AdmissionRules(BUDGET, "warn"), 1.0)
     assert warned[a.key].warning and warned[a.key].warning[0] == "MemoryCheckFailed"
-    later, _ = settle(of(replace(a, queued_at=1.0)), warned, {a.key: up(a)}, Rules(BUDGET), 2.0)
+    later, _ = settle(of(replace(a, queued_at=1.0)), warned, {a.key: up(a)}, AdmissionRules(BUDGET), 2.0)
     assert later[a.key].spec_file and later[a.key].warning, "it is said for as long as it is so"
 
 
@@ -172,10 +172,10 @@ def test_a_more_important_one_takes_the_room_only_where_that_is_configured() -> 
     first = admitted(wants("low", 30, "low"), wants("normal", 15))
     held = {record.key: up(record) for record in first.values()}
     high = wants("high", 20, "high")
-    waits, _ = settle({**first, high.key: high}, first, held, Rules(BUDGET), 2.0)
+    waits, _ = settle({**first, high.key: high}, first, held, AdmissionRules(BUDGET), 2.0)
     assert [record.spec_file is not None for record in waits.values()] == [True, True, False]
 
-    rules = Rules(BUDGET, preemption=True)
+    rules = AdmissionRules(BUDGET, preemption=True)
     taken, _ = settle({**first, high.key: high}, first, held, rules, 2.0)
     low = taken["default", "low"]
     assert (low.verdict.standing, low.verdict.message) == (
@@ -199,7 +199,7 @@ def test_a_more_important_one_takes_the_room_only_where_that_is_configured() -> 
 def test_while_memory_is_short_nothing_new_starts_and_nothing_stops() -> None:
     first = admitted(wants("a", 10))
     b = wants("b", 1)
-    rules = Rules(BUDGET, paused="the machine is short of memory (x)")
+    rules = AdmissionRules(BUDGET, paused="the machine is short of memory (x)")
     found, _ = settle({**first, b.key: b}, first, {}, rules, 2.0)
     assert found["default", "a"].spec_file
     assert (found[b.key].verdict.reason, found[b.key].spec_file) == ("MemoryPressure", None)
@@ -212,35 +212,35 @@ def test_an_evicted_one_stays_away_and_keeps_its_reason_until_it_may_return() ->
     assert (gone.verdict.reason, gone.evicted_at, gone.evictions) == ("Evicted", 5.0, 1)
     assert gone.drain_s == admission.EVICTED_DRAIN_S
     decided = replace(wants("a", 10), evicted_at=5.0, evictions=1, queued_at=1.0, evicted_why=gone.evicted_why)
-    still, _ = settle(of(decided), of(gone), {}, Rules(BUDGET), 6.0)
+    still, _ = settle(of(decided), of(gone), {}, AdmissionRules(BUDGET), 6.0)
     assert (still[gone.key].verdict, still[gone.key].spec_file) == (gone.verdict, None)
-    back, _ = settle(of(replace(decided, evicted_at=None)), still, {}, Rules(BUDGET), 7.0)
+    back, _ = settle(of(replace(decided, evicted_at=None)), still, {}, AdmissionRules(BUDGET), 7.0)
     assert back[gone.key].spec_file
 
 
 def test_an_evicted_one_is_passed_by_nobody_who_would_keep_it_out() -> None:
     away = replace(wants("a", 30, "high"), evicted_at=5.0, evictions=1, queued_at=1.0)
     small, large = wants("small", 10, "batch", queued_at=2.0), wants("large", 35, "batch", queued_at=3.0)
-    found, _ = settle(of(away, small, large), of(away), {}, Rules(BUDGET), 9.0)
+    found, _ = settle(of(away, small, large), of(away), {}, AdmissionRules(BUDGET), 9.0)
     assert found[small.key].spec_file and found[large.key].spec_file is None
     assert "but default/a needs 30.0 GiB and waits ahead of it" in found[large.key].verdict.message
 
 
 def test_an_engine_of_a_release_that_kept_no_books_counts_and_its_edit_is_judged() -> None:
     old = replace(wants("a", None), memory="")
-    runs, book = settle(of(wants("a", 20)), of(old), {old.key: Up(old.spec_file or "", 0)}, Rules(BUDGET), 1.0)
+    runs, book = settle(of(wants("a", 20)), of(old), {old.key: Up(old.spec_file or "", 0)}, AdmissionRules(BUDGET), 1.0)
     assert runs[old.key].spec_file and book.charged_bytes == 20 * GIB, "it runs; what it takes is known from now on"
     # Its size is not known even now: it counts for what it is measured, and an edit that says its size asks for it.
     b, edited = admitted(wants("b", 25))["default", "b"], wants("a", 60, digest="b")
     ups = {old.key: Up(old.spec_file or "", 20 * GIB), b.key: up(b)}
-    found, _ = settle(of(edited, b), of(old, b), ups, Rules(BUDGET), 2.0)
+    found, _ = settle(of(edited, b), of(old, b), ups, AdmissionRules(BUDGET), 2.0)
     assert found[old.key].spec_file == old.spec_file and found[old.key].warning
 
 
 def test_an_engine_that_crashes_keeps_its_place_whatever_it_would_be_started_from_today() -> None:
     a, b = admitted(wants("a", 20), wants("b", 25)).values()
     today = replace(wants("a", 30, digest="b"), queued_at=1.0)
-    found, _ = settle(of(today, b), of(a, b), {b.key: up(b)}, Rules(BUDGET), 2.0)
+    found, _ = settle(of(today, b), of(a, b), {b.key: up(b)}, AdmissionRules(BUDGET), 2.0)
     assert (found[a.key].spec_file, found[a.key].verdict.standing) == (a.spec_file, Standing.RUN)
 
 
@@ -249,10 +249,10 @@ def test_what_it_would_be_started_from_next_is_asked_for_too_and_holds_up_nobody
     ups = {a.key: up(a), b.key: up(b)}
     next_one = replace(a, next_spec="default.a.n.json", next_bytes=40 * GIB)
     small = wants("small", 5)
-    found, _ = settle(of(next_one, b, small), of(a, b), ups, Rules(BUDGET), 2.0)
+    found, _ = settle(of(next_one, b, small), of(a, b), ups, AdmissionRules(BUDGET), 2.0)
     assert (found[a.key].next_spec, found[a.key].spec_file, found[a.key].warning) == ("", a.spec_file, None)
     assert found[small.key].spec_file, "it is not kept waiting for that"
-    found, book = settle(of(next_one), of(a), {a.key: up(a)}, Rules(BUDGET), 3.0)
+    found, book = settle(of(next_one), of(a), {a.key: up(a)}, AdmissionRules(BUDGET), 3.0)
     assert found[a.key].next_spec == "default.a.n.json" and book.charged_bytes == 40 * GIB
 
 
@@ -260,7 +260,7 @@ def test_nobody_is_stopped_for_its_own_edit() -> None:
     first = admitted(wants("a", 20), wants("b", 15, protected=True))
     ups = {key: up(record) for key, record in first.items()}
     edited = wants("a", 40, "high", "b")
-    found, _ = settle({**first, edited.key: edited}, first, ups, Rules(BUDGET, preemption=True), 2.0)
+    found, _ = settle({**first, edited.key: edited}, first, ups, AdmissionRules(BUDGET, preemption=True), 2.0)
     assert found[edited.key].spec_file == first[edited.key].spec_file and found[edited.key].warning
 
 
@@ -268,26 +268,26 @@ def test_an_edit_waits_since_it_was_made_and_what_is_not_of_the_engine_follows_a
     first = admitted(wants("a", 20), wants("c", 20))
     ups = {key: up(record) for key, record in first.items()}
     edited = replace(wants("a", 40, "high", "b", protected=True), queued_at=1.0)
-    kept, _ = settle({**first, edited.key: edited}, first, ups, Rules(BUDGET), 1000.0)
+    kept, _ = settle({**first, edited.key: edited}, first, ups, AdmissionRules(BUDGET), 1000.0)
     assert (kept[edited.key].priority, kept[edited.key].protected) == ("high", True)
     assert kept[edited.key].edit_queued_at == 1000.0
     later = replace(edited, priority="normal")
     small = wants("small", 5)
-    found, _ = settle({**first, later.key: later, small.key: small}, first, ups, Rules(BUDGET), 1001.0)
+    found, _ = settle({**first, later.key: later, small.key: small}, first, ups, AdmissionRules(BUDGET), 1001.0)
     assert found[small.key].spec_file, "who was there before the edit did not pass it"
 
 
 def test_what_was_estimated_at_the_start_counts_while_the_engine_lives() -> None:
     a = admitted(wants("a", 40))["default", "a"]
     smaller_file = replace(a, reserved_bytes=5 * GIB)
-    found, book = settle(of(smaller_file), of(a), {a.key: Up(a.spec_file or "", 0)}, Rules(BUDGET), 2.0)
+    found, book = settle(of(smaller_file), of(a), {a.key: Up(a.spec_file or "", 0)}, AdmissionRules(BUDGET), 2.0)
     assert book.charged_bytes == 40 * GIB or found[a.key].reserved_bytes == 40 * GIB
 
 
 def test_an_engine_over_a_limit_that_was_lowered_says_so_and_runs_on() -> None:
     a = admitted(wants("a", 20))["default", "a"]
     limited = replace(a, limit_bytes=10 * GIB)
-    found, _ = settle(of(limited), of(a), {a.key: up(a)}, Rules(BUDGET), 2.0)
+    found, _ = settle(of(limited), of(a), {a.key: up(a)}, AdmissionRules(BUDGET), 2.0)
     assert found[a.key].spec_file and found[a.key].warning
     assert "its Model allows 10.0 GiB (spec.hardware.memoryBudget" in found[a.key].warning[1]
 
@@ -308,7 +308,7 @@ class Mac:
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.rules = Rules(100, preemption=self.chance.random() < 0.4)
+        self.rules = AdmissionRules(100, preemption=self.chance.random() < 0.4)
         self.asked: dict[str, tuple[int, str, int, bool]] = {}
         """name -> (size, priority, edition, protected)"""
         self.records: dict[Key, Record] = {}
@@ -420,7 +420,7 @@ def test_random_histories_never_hold_more_than_the_budget() -> None:
 
 
 def test_a_namespace_waits_for_its_limit_which_counts_what_is_ending() -> None:
-    rules = Rules(BUDGET, limits={"default": Amount(share=0.5)})
+    rules = AdmissionRules(BUDGET, limits={"default": Amount(share=0.5)})
     a, b = wants("a", 20), wants("b", 10)
     first, _ = settle(of(a), {}, {}, rules, 1.0)
     both, book = settle(of(first[a.key], b), first, {a.key: up(a)}, rules, 2.0)
@@ -432,8 +432,8 @@ def test_a_namespace_waits_for_its_limit_which_counts_what_is_ending() -> None:
 
 def test_a_limit_that_is_set_later_stops_nothing_and_is_named_beside_what_runs() -> None:
     a = wants("a", 20)
-    first, _ = settle(of(a), {}, {}, Rules(BUDGET), 1.0)
-    limited = Rules(BUDGET, limits={"*": Amount(16 * GIB)})
+    first, _ = settle(of(a), {}, {}, AdmissionRules(BUDGET), 1.0)
+    limited = AdmissionRules(BUDGET, limits={"*": Amount(16 * GIB)})
     after, _ = settle(first, first, {a.key: up(a)}, limited, 2.0)
     assert after[a.key].verdict.standing is Standing.RUN and after[a.key].spec_file == a.spec_file
     assert after[a.key].warning == (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from metal_supervisor.assignment import _charged
-from metal_supervisor.core.types import Standing
+from metal_supervisor.controller.assignment import _charged
+from metal_supervisor.spec.types import Standing
 from tests.unit.test_report import record
 
 

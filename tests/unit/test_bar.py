@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from metal_supervisor.core.bar import cells, fitted, line, printable
-from metal_supervisor.core.progress import Meter
+from metal_supervisor.spec.progress import DownloadProgress
+from metal_supervisor.spec.progress_bar import cells, fitted, line, printable
 
 GIB = 1 << 30
 
 
-def meter(got: int, total: int, rate: float = 0.0) -> Meter:
-    return Meter(total, got, rate)
+def meter(got: int, total: int, rate: float = 0.0) -> DownloadProgress:
+    return DownloadProgress(total, got, rate)
 
 
 def test_a_wide_terminal_shows_all_of_it() -> None:
@@ -37,7 +37,7 @@ def test_what_a_narrow_one_has_no_room_for_is_left_out(width: int, shown: str) -
 @pytest.mark.parametrize("width", range(1, 130))
 @pytest.mark.parametrize("name", ["m", "模型" * 20, "e\u0301" * 60, "\x1b[2J\r\n\u202e" + "n" * 60])
 @pytest.mark.parametrize("found", [meter(0, 0), meter(5, 0, 1e9), meter(3 * GIB, 900 * GIB, 1.0), meter(9, 3)])
-def test_it_never_wraps_and_holds_nothing_but_print(width: int, name: str, found: Meter) -> None:
+def test_it_never_wraps_and_holds_nothing_but_print(width: int, name: str, found: DownloadProgress) -> None:
     for note in ("", "the line was cut; tried again in 4 s"):
         shown = line(name, found, width, note)
         assert cells(shown) <= max(1, width - 1)

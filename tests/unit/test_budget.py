@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.core.budget import (
+from metal_supervisor.memory.budget import (
     budget,
     metal_default_bytes,
     metal_limit,
     share_of,
 )
-from metal_supervisor.core.fields import Bad
-from metal_supervisor.core.resources import read_limit
-from metal_supervisor.core.sizes import GIB, MIB, amount, fraction, quantity
-from metal_supervisor.core.types import ModelLimit
+from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.resources import read_limit
+from metal_supervisor.spec.sizes import GIB, MIB, amount, fraction, quantity
+from metal_supervisor.spec.types import ModelLimit
 
 # Memory in GiB -> what Metal was measured to wire on recent versions of macOS and up to 15, in MiB
 # (reference/macos.md section 2); None where nobody measured.

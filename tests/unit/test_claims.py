@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.core import claims
-from metal_supervisor.core.claims import Ask, Claim, Do, Life, Move, NodeLease, Sighting
+from metal_supervisor.placement import claims
+from metal_supervisor.placement.claims import Ask, Claim, ClaimAction, Life, Move, NodeLease, Sighting
 
 NS = "llm"
 KEY = (NS, "tiny")
@@ -31,14 +31,14 @@ def claim(holder: str, index: int = 0, **changes: Any) -> Claim:
 def decide(
     *held: Claim, asked: Ask | None = None, lives: dict[tuple[str, str], Life] | None = None, accepting: bool = True,
     waiting: dict[claims.SlotId, float] | None = None, not_ours: tuple[tuple[str, str], ...] = (), now: float = NOW,
-) -> claims.Decision:
+) -> claims.ClaimDecision:
     asks = {} if not_ours else {KEY: asked or ask()}
     found = {each.slot: each for each in held}
     lives = ALIVE if lives is None else lives
     return claims.decide(asks, found, lives, ME, accepting, waiting or {}, now, not_ours)
 
 
-def kinds(decision: claims.Decision) -> list[tuple[Do, int]]:
+def kinds(decision: claims.ClaimDecision) -> list[tuple[ClaimAction, int]]:
     return [(move.do, move.slot[2]) for move in decision.moves]
 
 
@@ -47,7 +47,7 @@ def kinds(decision: claims.Decision) -> list[tuple[Do, int]]:
 
 def test_a_mac_that_is_alone_claims_at_once() -> None:
     found = decide(lives={(NS, ME): Life.LIVE}, asked=ask(delay_s=8.0))
-    assert kinds(found) == [(Do.CLAIM, 0)]
+    assert kinds(found) == [(ClaimAction.CLAIM, 0)]
     assert found.mine == {}, "a claim is ours only once it is on the server"
 
 
@@ -63,7 +63,7 @@ def test_among_several_one_that_has_to_fetch_the_model_holds_back() -> None:
     assert first.again_in_s is not None and 2.0 <= first.again_in_s <= 2.2
     assert first.waiting == {(*KEY, 0): NOW}
     later = decide(asked=ask(delay_s=2.0), waiting=dict(first.waiting), now=NOW + 2.3)
-    assert kinds(later) == [(Do.CLAIM, 0)]
+    assert kinds(later) == [(ClaimAction.CLAIM, 0)]
 
 
 def test_what_is_held_is_kept_and_not_asked_for_again() -> None:
@@ -80,14 +80,14 @@ def test_a_slot_of_a_live_mac_is_left_alone() -> None:
 def test_a_slot_of_one_that_is_not_to_be_relied_on_is_taken_over_by_version(life: Life) -> None:
     lives = {(NS, ME): Life.LIVE, (NS, PEER): life}
     found = decide(claim(PEER), lives=lives, waiting={(*KEY, 0): NOW - 1})
-    assert [(move.do, move.version) for move in found.moves] == [(Do.TAKE, "7")]
+    assert [(move.do, move.version) for move in found.moves] == [(ClaimAction.TAKE, "7")]
 
 
 def test_a_claim_made_for_an_earlier_object_of_the_name_is_void() -> None:
     found = decide(claim(PEER, owner_uid="u0"), waiting={(*KEY, 0): NOW - 1})
-    assert kinds(found) == [(Do.TAKE, 0)]
+    assert kinds(found) == [(ClaimAction.TAKE, 0)]
     ours = decide(claim(ME, owner_uid="u0"))
-    assert ours.mine == {KEY: (0,)} and kinds(ours) == [(Do.TAKE, 0)]
+    assert ours.mine == {KEY: (0,)} and kinds(ours) == [(ClaimAction.TAKE, 0)]
 
 
 def test_a_cordoned_mac_keeps_what_it_has_and_takes_nothing() -> None:
@@ -98,48 +98,50 @@ def test_a_cordoned_mac_keeps_what_it_has_and_takes_nothing() -> None:
 
 def test_a_mac_holds_one_slot_of_a_service_and_takes_the_next_free_one() -> None:
     found = decide(claim(PEER), asked=ask(slots=3), waiting={(*KEY, 1): NOW - 1})
-    assert kinds(found) == [(Do.CLAIM, 1)]
+    assert kinds(found) == [(ClaimAction.CLAIM, 1)]
     assert decide(claim(PEER), claim(ME, 1), asked=ask(slots=3)).moves == ()
 
 
 def test_fewer_replicas_give_the_slots_above_back() -> None:
     found = decide(claim(PEER), claim(ME, 2), asked=ask(slots=1))
-    assert found.mine == {} and kinds(found) == [(Do.RELEASE, 2)]
+    assert found.mine == {} and kinds(found) == [(ClaimAction.RELEASE, 2)]
     assert found.moves[0].version == "7"
 
 
 def test_a_second_slot_of_the_same_service_is_given_back() -> None:
     found = decide(claim(ME, 0), claim(ME, 1), asked=ask(slots=2))
-    assert found.mine == {KEY: (0,)} and kinds(found) == [(Do.RELEASE, 1)]
+    assert found.mine == {KEY: (0,)} and kinds(found) == [(ClaimAction.RELEASE, 1)]
 
 
 def test_a_mac_may_be_allowed_several_slots_and_leaves_them_to_others_first() -> None:
-    def of(*held: Claim, lives: dict[tuple[str, str], Life] = ALIVE, waited: float = 0.0) -> claims.Decision:
+    def of(*held: Claim, lives: dict[tuple[str, str], Life] = ALIVE, waited: float = 0.0) -> claims.ClaimDecision:
         found, waiting = {each.slot: each for each in held}, {(*KEY, index): NOW - waited for index in range(3)}
         return claims.decide({KEY: ask(slots=3)}, found, lives, ME, True, waiting, NOW, most=2)
 
-    assert kinds(of(lives={(NS, ME): Life.LIVE})) == [(Do.CLAIM, 0), (Do.CLAIM, 1)], "alone: both at once"
-    assert kinds(of(waited=0.2)) == [(Do.CLAIM, 0)]
+    assert kinds(of(lives={(NS, ME): Life.LIVE})) == [(ClaimAction.CLAIM, 0), (ClaimAction.CLAIM, 1)], (
+        "alone: both at once"
+    )
+    assert kinds(of(waited=0.2)) == [(ClaimAction.CLAIM, 0)]
     assert kinds(of(claim(ME), waited=2.0)) == []
-    assert kinds(of(claim(ME), waited=3.2)) == [(Do.CLAIM, 1)]
+    assert kinds(of(claim(ME), waited=3.2)) == [(ClaimAction.CLAIM, 1)]
     both = of(claim(ME), claim(ME, 1), waited=9.0)
     assert both.mine == {KEY: (0, 1)} and both.moves == ()
-    assert kinds(of(claim(ME), claim(ME, 1), claim(ME, 2), waited=9.0)) == [(Do.RELEASE, 2)]
+    assert kinds(of(claim(ME), claim(ME, 1), claim(ME, 2), waited=9.0)) == [(ClaimAction.RELEASE, 2)]
 
 
 def test_what_is_no_longer_for_this_mac_is_given_back() -> None:
-    assert kinds(decide(claim(ME), not_ours=(KEY,))) == [(Do.RELEASE, 0)]
+    assert kinds(decide(claim(ME), not_ours=(KEY,))) == [(ClaimAction.RELEASE, 0)]
     assert decide(claim(PEER), not_ours=(KEY,)).moves == ()
 
 
 def test_readiness_is_told_only_where_somebody_may_read_it() -> None:
     alone = {(NS, ME): Life.LIVE}
     assert decide(claim(ME), asked=ask(ready=frozenset({0})), lives=alone).moves == ()
-    assert kinds(decide(claim(ME), asked=ask(ready=frozenset({0})))) == [(Do.UPDATE, 0)]
-    assert kinds(decide(claim(ME), asked=ask(ready=frozenset({0}), slots=2), lives=alone)) == [(Do.UPDATE, 0)]
+    assert kinds(decide(claim(ME), asked=ask(ready=frozenset({0})))) == [(ClaimAction.UPDATE, 0)]
+    assert kinds(decide(claim(ME), asked=ask(ready=frozenset({0}), slots=2), lives=alone)) == [(ClaimAction.UPDATE, 0)]
     told = decide(claim(ME, ready=True), asked=ask(ready=frozenset({0})), lives=alone)
     assert told.moves == (), "what is told stays told"
-    assert kinds(decide(claim(ME, ready=True), lives=alone)) == [(Do.UPDATE, 0)]
+    assert kinds(decide(claim(ME, ready=True), lives=alone)) == [(ClaimAction.UPDATE, 0)]
 
 
 def test_peers_that_live_and_serve_are_counted() -> None:
@@ -205,7 +207,7 @@ def test_a_holder_without_a_node_lease_is_believed_for_a_term() -> None:
 
 @pytest.mark.parametrize("name", ["tiny", "qwen2.5-7b", "a" * 253, "x-1"])
 def test_a_claim_is_read_back_as_it_was_written(name: str) -> None:
-    move = Move(Do.CLAIM, (NS, name, 12), "u1", ready=True)
+    move = Move(ClaimAction.CLAIM, (NS, name, 12), "u1", ready=True)
     body = claims.claim_object(move, ME, "2026-11-21T01:40:00.000000Z")
     body["metadata"]["resourceVersion"] = "5"
     assert len(body["metadata"]["name"]) <= 253
@@ -216,7 +218,7 @@ def test_a_claim_is_read_back_as_it_was_written(name: str) -> None:
         (NS, name, 12): Claim((NS, name, 12), ME, "5", "u1", "2026-11-21T01:40:00.000000Z", True)
     }
     assert "resourceVersion" not in claims.claim_object(move, ME, "t")["metadata"], "nobody's slot has no version"
-    take = Move(Do.TAKE, (NS, name, 12), "u1", "5")
+    take = Move(ClaimAction.TAKE, (NS, name, 12), "u1", "5")
     assert claims.claim_object(take, ME, "t")["metadata"]["resourceVersion"] == "5"
 
 
@@ -237,7 +239,7 @@ def test_a_node_lease_is_read_back_and_a_release_says_so() -> None:
     ],
 )
 def test_a_damaged_lease_harms_nobody(damage: dict[str, Any]) -> None:
-    body = claims.claim_object(Move(Do.CLAIM, (NS, "tiny", 0), "u1"), ME, "t")
+    body = claims.claim_object(Move(ClaimAction.CLAIM, (NS, "tiny", 0), "u1"), ME, "t")
     body["metadata"].update(damage)
     body["spec"] = None
     found, nodes = claims.read([body])
@@ -278,13 +280,13 @@ class Server:
 
     def perform(self, node: str, move: Move) -> None:
         found = self.slots.get(move.slot)
-        if move.do is Do.RELEASE:
+        if move.do is ClaimAction.RELEASE:
             if found and found.version == move.version:
                 del self.slots[move.slot]
             return
-        if move.do is Do.TAKE and (found is None or found.version != move.version):
+        if move.do is ClaimAction.TAKE and (found is None or found.version != move.version):
             return  # 409
-        if move.do is not Do.TAKE and found and found.holder != node:
+        if move.do is not ClaimAction.TAKE and found and found.holder != node:
             return  # 409: another manager's field
         version = str(next(self._versions))
         self.slots[move.slot] = Claim(move.slot, node, version, move.uid, "t", move.ready)

@@ -14,7 +14,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import cli_page  # noqa: E402
 
-from metal_supervisor import cli, config  # noqa: E402
+from metal_supervisor.cli import main  # noqa: E402
+from metal_supervisor.settings import loader  # noqa: E402
 
 
 def test_the_page_is_that_of_the_commands_as_they_are() -> None:
@@ -37,12 +38,12 @@ def test_a_page_that_is_not_is_noticed_and_it_is_said_how_to_mend_it(
 
 def test_every_command_is_on_it_with_every_flag_of_its_own() -> None:
     text = cli_page.page()
-    (group,) = cli_page._groups(cli.parser())
+    (group,) = cli_page._groups(main.parser())
     for name, parser in group.choices.items():
         section = text.partition(f"## `metal-supervisor {name}`\n")[2].partition("\n## ")[0]
         for action in parser._actions:
             own = not isinstance(action, (argparse._HelpAction, argparse._SubParsersAction))
-            if own and action.dest not in config.FIELDS:
+            if own and action.dest not in loader.FIELDS:
                 assert _named(action) in section, action
 
 

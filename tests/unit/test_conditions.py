@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.core import manifests
-from metal_supervisor.core.references import KIND_OF
-from metal_supervisor.core.report import Report, happening, report
-from metal_supervisor.core.types import Endpoint, ModelFile, Observed, Record, Standing, Verdict
+from metal_supervisor.cluster import manifests
+from metal_supervisor.cluster.report import Report, happening, report
+from metal_supervisor.spec.references import KIND_OF
+from metal_supervisor.spec.types import Endpoint, ModelFile, Observed, Record, Standing, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -41,7 +41,7 @@ OTHER_WORDS = frozenset({
     "Contents", "ListBucketResult", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch",
     "TokenRefreshRequired",
     "BadAnswer", "TooLarge", "Unreachable", "Untrusted",
-    "BadKubeconfig", "BadSpec", "Binary", "Copy", "Executable", "Held", "Job", "Kube", "KubeError", "Launchctl",
+    "BadKubeconfig", "BadSpec", "Binary", "Copy", "Executable", "Held", "LoadedJob", "Kube", "KubeError", "Launchctl",
     "LaunchdError", "Place", "Pool", "Runtime",
     "Settings", "Shared", "Ollama", "WithdrawalToken",
     "CoreFoundation", "EnvironmentVariables", "GroupName", "InitGroups", "ProgramArguments", "UserName",

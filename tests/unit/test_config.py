@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor import config
-from metal_supervisor.config import (
+from metal_supervisor.settings import loader
+from metal_supervisor.settings.loader import (
     FIELDS,
     ConfigError,
     Overrides,
@@ -60,18 +60,18 @@ def test_a_command_finds_the_system_that_it_is_about(tmp_path: Path, monkeypatch
     here, said = tmp_path / ".run", tmp_path / "said"
 
     def of(*flags: str, **environ: str) -> Path:
-        return config.settings_of(parsed(*flags), environ).state_path
+        return loader.settings_of(parsed(*flags), environ).state_path
 
     assert of() == Settings().state_path
     here.mkdir()
     assert of() == Settings().state_path, "nothing was started in it yet"
     save_overrides(here, Overrides("", {"port": 9191}))
-    assert of() == here.resolve() and config.settings_of(parsed(), {}).port == 9191
+    assert of() == here.resolve() and loader.settings_of(parsed(), {}).port == 9191
     (tmp_path / "ms.toml").write_text(f'state_dir = "{said}"\n')
     assert of("--config", "ms.toml") == said
     assert of(METAL_SUPERVISOR_STATE_DIR=str(said)) == said
     assert of("--state-dir", str(tmp_path / "flag"), METAL_SUPERVISOR_STATE_DIR=str(said)) == tmp_path / "flag"
-    assert config.usual_state_dir({}) == Settings().state_dir, "what is installed or removed is not that of a terminal"
+    assert loader.usual_state_dir({}) == Settings().state_dir, "what is installed or removed is not that of a terminal"
 
 
 def test_without_anything_said_the_defaults_hold() -> None:
@@ -333,7 +333,7 @@ def test_every_setting_and_flag_explains_itself() -> None:
 
 
 def test_the_shipped_configuration_is_found() -> None:
-    assert (config.conf_dir() / "metal-supervisor.toml").is_file()
+    assert (loader.conf_dir() / "metal-supervisor.toml").is_file()
 
 
 # ── what the programs of a running system see ────────────────────────────────────────────────────

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from metal_supervisor.core.resources import Policy, interpret
-from metal_supervisor.core.types import Json, Key, Rejected, Service
 from metal_supervisor.runtimes import RUNTIMES
+from metal_supervisor.spec.resources import Policy, interpret
+from metal_supervisor.spec.types import Json, Key, Rejected, Service
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CRDS = REPOSITORY / "conf" / "crds"

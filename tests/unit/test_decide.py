@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.core.decide import (
+from metal_supervisor.controller.reconcile import (
     Outlook,
     Running,
     accept,
@@ -20,7 +20,7 @@ from metal_supervisor.core.decide import (
     taken_ports,
     verdict,
 )
-from metal_supervisor.core.types import (
+from metal_supervisor.spec.types import (
     RULES,
     Endpoint,
     Engine,

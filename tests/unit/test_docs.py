@@ -16,18 +16,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import conditions_table as conditions
 import mac_acceptance
 
-from metal_supervisor import cli, daemons, omlx_engine
-from metal_supervisor.boundary import addresses
-from metal_supervisor.config import Settings
-from metal_supervisor.core import claims, go_agent, manifests
-from metal_supervisor.core.resources import Policy, interpret
-from metal_supervisor.core.types import Service
+from metal_supervisor.cli import main
+from metal_supervisor.cluster import manifests
+from metal_supervisor.controller import daemons
+from metal_supervisor.host import addresses
+from metal_supervisor.install import go_agent
+from metal_supervisor.placement import claims
 from metal_supervisor.runtimes import RUNTIMES, VOCABULARIES, omlx
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR
 from metal_supervisor.runtimes.llama_flags import SWITCHES as LOADING
 from metal_supervisor.runtimes.llama_memory import NAMES, SWITCHES
 from metal_supervisor.runtimes.llama_server import refuse
 from metal_supervisor.runtimes.mlx_arguments import MLX
+from metal_supervisor.runtimes.shims import omlx_engine
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.resources import Policy, interpret
+from metal_supervisor.spec.types import Service
 from tests.doc_commands import blocks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -54,7 +58,7 @@ FOREIGN = {
 def commands(parser: argparse.ArgumentParser | None = None) -> dict[str, argparse.ArgumentParser]:
     """The parsers of our commands, `models ls` among them as `models.ls`."""
     found = {}
-    for action in (parser or cli.parser())._actions:
+    for action in (parser or main.parser())._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, each in action.choices.items():
                 found |= {name: each, **{f"{name}.{below}": more for below, more in commands(each).items()}}

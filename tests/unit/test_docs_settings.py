@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import settings_page  # noqa: E402
 
-from metal_supervisor import config  # noqa: E402
+from metal_supervisor.settings import loader  # noqa: E402
 
 
 def test_the_page_is_that_of_the_settings_as_they_are() -> None:
@@ -32,15 +32,15 @@ def test_a_page_that_is_not_is_noticed(tmp_path: Path, monkeypatch: pytest.Monke
     assert settings_page.main() == 1
 
 
-@pytest.mark.parametrize("name", config.FIELDS)
+@pytest.mark.parametrize("name", loader.FIELDS)
 def test_what_a_setting_may_be_is_told_and_its_default_is_of_it(name: str) -> None:
-    check = config.FIELDS[name].metadata["check"]
+    check = loader.FIELDS[name].metadata["check"]
     assert settings_page.allowed(name)
-    assert check is None or check(config.FIELDS[name].default) is None
+    assert check is None or check(loader.FIELDS[name].default) is None
 
 
 def test_when_a_change_counts_is_told_of_settings_that_there_are() -> None:
-    assert settings_page.AT_ENGINES_START | settings_page.OTHERWISE.keys() <= config.FIELDS.keys()
+    assert settings_page.AT_ENGINES_START | settings_page.OTHERWISE.keys() <= loader.FIELDS.keys()
 
 
 def test_bounds_and_choices_are_there() -> None:

@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.accounts import Token
-from metal_supervisor.boundary.addresses import Choice
-from metal_supervisor.boundary.answers import KubeError
-from metal_supervisor.boundary.commands import TIMED_OUT, Done
-from metal_supervisor.boundary.host import Interface
-from metal_supervisor.boundary.launchctl import Job
-from metal_supervisor.core.budget import budget, metal_limit
-from metal_supervisor.core.left_engines import Left
-from metal_supervisor.core.pressure import Sample
-from metal_supervisor.core.sizes import GIB
-from metal_supervisor.core.types import Observed, ProgramState, Record, RunNote, Standing, State, Verdict
+from metal_supervisor.cluster.accounts import Token
+from metal_supervisor.cluster.answers import KubeError
 from metal_supervisor.doctor import cluster, engines, launchd, login, machine, rights, software, store
 from metal_supervisor.doctor.findings import Finding, sound, summary
 from metal_supervisor.doctor.registry import CHECKS, table
+from metal_supervisor.host.addresses import AddressChoice
+from metal_supervisor.host.commands import TIMED_OUT, Done
+from metal_supervisor.host.launchctl import LoadedJob
+from metal_supervisor.host.left_engines import Left
+from metal_supervisor.host.machine import Interface
+from metal_supervisor.memory.budget import budget, metal_limit
+from metal_supervisor.memory.pressure import MemorySample
 from metal_supervisor.runtimes import RUNTIMES
+from metal_supervisor.spec.sizes import GIB
+from metal_supervisor.spec.types import Observed, ProgramState, Record, RunNote, Standing, State, Verdict
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "doctor.md"
 RBAC = Path(__file__).resolve().parents[2] / "conf" / "rbac"
@@ -47,8 +47,10 @@ def row(name: str, state: State = State.RUNNING, pid: int = 7) -> ProgramState:
 
 
 OURS = {name: row(name) for name in ("controller", "sidecar", "apiserver")}
-LLAMA = engines.Engine("llama-server", RUNTIMES["llama-server"].executables[0], Path("/opt/homebrew/bin/llama-server"))
-JOB = Job("running", 123, 1, "(never exited)", 120, "interactive (4)", "/Users/u/venv/bin/python")
+LLAMA = engines.FoundEngine(
+    "llama-server", RUNTIMES["llama-server"].executables[0], Path("/opt/homebrew/bin/llama-server")
+)
+JOB = LoadedJob("running", 123, 1, "(never exited)", 120, "interactive (4)", "/Users/u/venv/bin/python")
 CUSTOM = """Battery Power:
  sleep                1
  displaysleep         2
@@ -58,7 +60,7 @@ AC Power:
  displaysleep         10
 """
 DEVICES = "Available devices:\n  MTL0: Apple M4 Max (110100 MiB, 110100 MiB free)\n"
-SAMPLE = Sample(0.0, 128 * GIB, 90 * GIB, 1, 0, None, None)
+SAMPLE = MemorySample(0.0, 128 * GIB, 90 * GIB, 1, 0, None, None)
 BUDGET = budget(128 * GIB, None, *metal_limit(128 * GIB, 0, 110100, 26))
 TOKEN = Token("x.y.z", "llm", "metal-studio", NOW - DAY_S, NOW + 30 * DAY_S)
 APPS = """Total number of apps = 2
@@ -281,17 +283,17 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
      ("the fence", "no reaper", "reaper.yaml")),
     ("watch", "ok", cluster.judge_watch([LEASE, REAPER], NOW, "llm", True), ("the reaper runs",)),
     ("watch", "warn", cluster.judge_watch([LEASE, REAPER], NOW + 3600, "llm"), ("no reaper",)),
-    ("address", "ok", cluster.judge_address(Choice("192.168.1.20", "the route to api"),
+    ("address", "ok", cluster.judge_address(AddressChoice("192.168.1.20", "the route to api"),
      [Interface("lo0", "127.0.0.1", True), EN0, Interface("en7", "10.0.0.9", False),
       Interface("utun4", "100.64.0.3", True),
       Interface("en0", "fe80::1", True), Interface("bridge100", "192.168.64.1", True)], False),
      ("192.168.1.20, by the route to api", "lo0: loopback", "en7: down", "fe80::1 (en0: link-local)",
       "bridge100: of virtual machines", "utun4: not on the way")),
-    ("address", "ok", cluster.judge_address(Choice("127.0.0.1", "the embedded API"), [EN0], True),
+    ("address", "ok", cluster.judge_address(AddressChoice("127.0.0.1", "the embedded API"), [EN0], True),
      ("by the embedded API",)),
-    ("address", "warn", cluster.judge_address(Choice("10.1.1.1", "--host-ip", note="is no address now"), [], False),
+    ("address", "warn", cluster.judge_address(AddressChoice("10.1.1.1", "--host-ip", note="no address now"), [], False),
      ("no address now",)),
-    ("address", "fail", cluster.judge_address(Choice("", "r", "NoRoutableAddress: no route"), [EN0], False),
+    ("address", "fail", cluster.judge_address(AddressChoice("", "r", "NoRoutableAddress: no route"), [EN0], False),
      ("--host-ip",)),
     ("left engines", "ok", launchd.judge_left([]), ()),
     ("left engines", "warn", launchd.judge_left([Left(7, "llama-server", "/m.gguf", "52011", 3 << 30),

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.core.downloads import Download, downloads
-from metal_supervisor.core.types import ModelFile
 from metal_supervisor.sidecar import board
-from metal_supervisor.sidecar.metrics import exposition
+from metal_supervisor.sidecar.http.metrics import exposition
+from metal_supervisor.spec.types import ModelFile
+from metal_supervisor.state.downloads import Download, downloads
 
 
 def told(**files: ModelFile) -> dict[str, Any]:

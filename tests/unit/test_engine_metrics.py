@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
-from metal_supervisor.core.engine_metrics import (
+from metal_supervisor.runtimes.engine_metrics import (
     MOST_CHARACTERS,
     MOST_FAMILIES,
     MOST_IN_ALL,
@@ -20,8 +20,7 @@ from metal_supervisor.core.engine_metrics import (
     blocks,
     merged,
 )
-from metal_supervisor.core.exposition import Unreadable
-from metal_supervisor.core.types import Key
+from metal_supervisor.runtimes.metric_families import Unreadable
 from metal_supervisor.sidecar.exposition import (
     LONGEST_LINE,
     LONGEST_TEXT,
@@ -30,7 +29,8 @@ from metal_supervisor.sidecar.exposition import (
     MOST_SERIES,
     read,
 )
-from metal_supervisor.sidecar.metrics import exposition
+from metal_supervisor.sidecar.http.metrics import exposition
+from metal_supervisor.spec.types import Key
 from tests.boards import full_board
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

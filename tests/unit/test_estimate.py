@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.core.estimate import CACHE_TYPES, Estimate, Settings, by_size, estimate
-from metal_supervisor.core.estimate_mlx import CannotEstimate, estimate_mlx
-from metal_supervisor.core.gguf import BadGguf, Header, Omitted
-from metal_supervisor.core.shape import CACHELESS, INTERVALS, NEMOTRON, PERIODS, RECURRENT, shape_of
+from metal_supervisor.memory.estimate import CACHE_TYPES, CacheSettings, Estimate, by_size, estimate
+from metal_supervisor.memory.estimate_mlx import CannotEstimate, estimate_mlx
+from metal_supervisor.memory.shape import CACHELESS, INTERVALS, NEMOTRON, PERIODS, RECURRENT, shape_of
+from metal_supervisor.spec.gguf import BadGguf, Header, Omitted
 from tests.published import BY_HAND, GEMMA_27B, GEMMA_270M, LLAMA_8B, PUBLISHED, QWEN3_NEXT, attention, header, starts
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -40,42 +40,42 @@ def test_the_arithmetic_by_hand_of_docs_memory_is_that_of_the_estimate() -> None
 
 
 def test_slots_share_the_context_and_each_part_is_rounded_up() -> None:
-    one = estimate(LLAMA_8B, Settings(8192))
-    three = estimate(LLAMA_8B, Settings(8192, slots=3))
+    one = estimate(LLAMA_8B, CacheSettings(8192))
+    three = estimate(LLAMA_8B, CacheSettings(8192, slots=3))
     assert (three.context, three.slots) == (2816, 3)
     assert three.kv_bytes == one.kv_bytes * 3 * 2816 // 8192
 
 
 def test_a_unified_cache_is_one_for_all_slots() -> None:
-    assert estimate(LLAMA_8B, Settings(8192, slots=4, unified=True)).kv_bytes == 1 * GIB
-    windowed = estimate(GEMMA_270M, Settings(32768, slots=4, unified=True))
+    assert estimate(LLAMA_8B, CacheSettings(8192, slots=4, unified=True)).kv_bytes == 1 * GIB
+    windowed = estimate(GEMMA_270M, CacheSettings(32768, slots=4, unified=True))
     assert windowed.kv_bytes == 1024 * (3 * 32768 + 15 * (4 * 512 + 512))
 
 
 def test_without_a_context_the_model_s_own_counts() -> None:
-    found = estimate(LLAMA_8B, Settings())
+    found = estimate(LLAMA_8B, CacheSettings())
     assert (found.context, found.kv_bytes) == (131_072, 16 * GIB)
 
 
 def test_a_window_is_no_longer_than_the_context_and_swa_full_keeps_all() -> None:
-    assert estimate(GEMMA_270M, Settings(512)).kv_bytes == 18 * 512 * 1024
-    assert estimate(GEMMA_270M, Settings(32768, swa_full=True)).kv_bytes == 18 * 32768 * 1024
+    assert estimate(GEMMA_270M, CacheSettings(512)).kv_bytes == 18 * 512 * 1024
+    assert estimate(GEMMA_270M, CacheSettings(32768, swa_full=True)).kv_bytes == 18 * 32768 * 1024
 
 
 def test_keys_and_values_may_be_of_different_types() -> None:
-    found = estimate(LLAMA_8B, Settings(8192, cache_k="q8_0", cache_v="f32"))
+    found = estimate(LLAMA_8B, CacheSettings(8192, cache_k="q8_0", cache_v="f32"))
     assert found.kv_bytes == 32 * 8192 * (1024 // 32 * 34 + 1024 * 4)
 
 
 def test_an_unknown_type_of_cache_is_charged_as_f16_and_said() -> None:
-    found = estimate(LLAMA_8B, Settings(8192, cache_k="turbo9", cache_v="turbo9"))
+    found = estimate(LLAMA_8B, CacheSettings(8192, cache_k="turbo9", cache_v="turbo9"))
     assert found.kv_bytes == 1 * GIB
     assert found.assumptions == ("KV cache type turbo9 unknown: charged as f16",)
     assert "turbo9" in found.explain()
 
 
 def test_custom_types_of_forks_have_their_own_size() -> None:
-    turbo = estimate(LLAMA_8B, Settings(8192, cache_k="turbo3", cache_v="turbo4"))
+    turbo = estimate(LLAMA_8B, CacheSettings(8192, cache_k="turbo3", cache_v="turbo4"))
     assert turbo.kv_bytes == 32 * 8192 * 1024 * (13 + 17) // 32
     assert turbo.assumptions == ()
 
@@ -138,7 +138,7 @@ def test_a_hybrid_that_does_not_say_is_judged_by_its_tensors_or_charged_for_both
     evidence = {"attention_layers": frozenset({3}), "recurrent_layers": frozenset({0, 1, 2})}
     assert kept("newmodel", evidence, **SSM) == "sssk"
     assert kept("newmodel", **SSM) == "bbbb"
-    found = estimate(header("newmodel", **{**SMALL, **attention(4, 2, 16), **SSM}), Settings(512))
+    found = estimate(header("newmodel", **{**SMALL, **attention(4, 2, 16), **SSM}), CacheSettings(512))
     assert found.assumptions == ("newmodel does not say which blocks attend: every one is charged for both",)
 
 
@@ -147,35 +147,36 @@ def test_the_state_grows_with_slots_and_not_with_the_context() -> None:
     per_slot = 4 * 4 * (3 * 128 + 16 * 128)
     for context in (512, 65_536):
         for slots in (1, 4):
-            found = estimate(model, Settings(context, slots=slots))
+            found = estimate(model, CacheSettings(context, slots=slots))
             assert (found.kv_bytes, found.state_bytes) == (0, per_slot * slots)
 
 
 def test_the_states_of_other_recurrent_models() -> None:
     rwkv = header("rwkv7", **SMALL, wkv__head_size=64)
-    assert estimate(rwkv, Settings(512)).state_bytes == 4 * 4 * 64 * (2 + 64)
+    assert estimate(rwkv, CacheSettings(512)).state_bytes == 4 * 4 * 64 * (2 + 64)
     kimi = header("kimi-linear", **{**SMALL, **attention(4, (0, 0, 0, 1), 16)}, kda__head_dim=16, ssm__conv_kernel=4)
-    assert estimate(kimi, Settings(512)).state_bytes == 3 * 4 * (3 * 3 * 4 * 16 + 16 * 16 * 4)
+    assert estimate(kimi, CacheSettings(512)).state_bytes == 3 * 4 * (3 * 3 * 4 * 16 + 16 * 16 * 4)
 
 
 @pytest.mark.parametrize("architecture", sorted(CACHELESS))
 def test_encoders_keep_nothing(architecture: str) -> None:
-    found = estimate(header(architecture, **{**SMALL, **attention(4, 4, 16)}), Settings(512))
+    found = estimate(header(architecture, **{**SMALL, **attention(4, 4, 16)}), CacheSettings(512))
     assert (found.kv_bytes, found.state_bytes) == (0, 0)
 
 
 def test_an_encoder_with_windows_has_a_mask_of_each_kind() -> None:
     keys = {**SMALL, **attention(4, 4, 16)}
     one, two = (
-        estimate(header("modern-bert", **keys, attention__sliding_window=window), Settings(512)) for window in (0, 64)
+        estimate(header("modern-bert", **keys, attention__sliding_window=window), CacheSettings(512))
+        for window in (0, 64)
     )
     assert two.compute_bytes - one.compute_bytes == 2 * 512 * 512, "f16, for the batch against itself"
 
 
 def test_a_sparse_attention_s_indexer_has_a_cache_of_keys_too() -> None:
     model = {**SMALL, **attention(4, 1, 96), "attention__key_length_mla": 64, "attention__value_length_mla": 32}
-    plain = estimate(header("deepseek32", **model), Settings(1024)).kv_bytes
-    indexed = estimate(header("deepseek32", **model, attention__indexer__key_length=128), Settings(1024)).kv_bytes
+    plain = estimate(header("deepseek32", **model), CacheSettings(1024)).kv_bytes
+    indexed = estimate(header("deepseek32", **model, attention__indexer__key_length=128), CacheSettings(1024)).kv_bytes
     assert (plain, indexed - plain) == (4 * 1024 * 96 * 2, 4 * 1024 * 128 * 2)
 
 
@@ -183,12 +184,12 @@ def test_windowed_blocks_may_have_heads_of_another_size() -> None:
     keys = {**SMALL, **attention(4, 2, 32, attention__sliding_window=128, attention__sliding_window_pattern=2)}
     model = header("gemma3", **keys, attention__key_length_swa=16, attention__value_length_swa=8)
     cells = 1024  # 128 + 512 rounded up is 768
-    assert estimate(model, Settings(cells)).kv_bytes == 2 * 2 * 2 * (32 + 32) * cells + 2 * 2 * 2 * (16 + 8) * 768
+    assert estimate(model, CacheSettings(cells)).kv_bytes == 2 * 2 * 2 * (32 + 32) * cells + 2 * 2 * 2 * (16 + 8) * 768
 
 
 def test_without_flash_attention_all_values_take_the_widest_rows() -> None:
     model = header("deci", **{**SMALL, **attention(4, (4, 1, 1, 1), 16)})
-    on, off = (estimate(model, Settings(1024, flash_attention=each)) for each in (True, False))
+    on, off = (estimate(model, CacheSettings(1024, flash_attention=each)) for each in (True, False))
     assert on.kv_bytes == 1024 * 2 * 16 * (4 + 1 + 1 + 1) * 2
     assert off.kv_bytes == 1024 * 2 * 16 * ((4 + 1 + 1 + 1) + 4 * 4)
 
@@ -198,7 +199,7 @@ def test_without_flash_attention_all_values_take_the_widest_rows() -> None:
 
 def test_larger_batches_and_no_flash_attention_take_more_scratch() -> None:
     def scratch(**settings: Any) -> int:
-        return estimate(LLAMA_8B, Settings(8192, **settings)).compute_bytes
+        return estimate(LLAMA_8B, CacheSettings(8192, **settings)).compute_bytes
 
     assert scratch(ubatch=128) < scratch() < scratch(ubatch=2048) < scratch(ubatch=4096, batch=4096)
     assert scratch(ubatch=4096) == scratch(ubatch=2048), "never more than a batch"
@@ -220,17 +221,17 @@ def test_the_scratch_of_bert_is_what_a_real_engine_said(
     forward = 256 if width == 128 else 4 * width
     keys = {"block_count": 3, "embedding_length": width, "feed_forward_length": forward}
     bert = header("bert", **keys, context_length=2048, attention__head_count=heads)
-    found = estimate(bert, Settings(2048, batch=batch, ubatch=batch, flash_attention=flash)).compute_bytes / MIB
+    found = estimate(bert, CacheSettings(2048, batch=batch, ubatch=batch, flash_attention=flash)).compute_bytes / MIB
     assert engine_mib * 0.99 <= found <= engine_mib * 1.07
 
 
 def test_everything_that_comes_with_a_model_is_added() -> None:
-    alone = estimate(LLAMA_8B, Settings(8192))
+    alone = estimate(LLAMA_8B, CacheSettings(8192))
     draft = header("llama", weights=GIB, **{**SMALL, **attention(4, 2, 16)})
     adapter = header("llama", weights=30 * MIB)
-    settings = Settings(8192, prompt_cache_bytes=2 * GIB, cache_k="q8_0", cache_v="q8_0")
+    settings = CacheSettings(8192, prompt_cache_bytes=2 * GIB, cache_k="q8_0", cache_v="q8_0")
     both = estimate(LLAMA_8B, settings, draft=draft, adapters=[adapter, adapter])
-    own = estimate(draft, Settings(8192))
+    own = estimate(draft, CacheSettings(8192))
     assert both.draft_bytes == own.total_bytes - own.overhead_bytes, "with its own cache, of its own type"
     assert both.adapter_bytes == 60 * MIB
     assert both.prompt_cache_bytes == 2 * GIB
@@ -242,7 +243,7 @@ def test_everything_that_comes_with_a_model_is_added() -> None:
 
 def test_a_checkpoint_is_the_window_and_the_state_of_one_slot() -> None:
     def mib(model: Header, **settings: Any) -> float:
-        return estimate(model, Settings(**{"context": 8192, "checkpoints": 1, **settings})).checkpoint_bytes / MIB
+        return estimate(model, CacheSettings(**{"context": 8192, "checkpoints": 1, **settings})).checkpoint_bytes / MIB
 
     gemma = 52 * 16 * 128 * 2 * 1024 * 2 / MIB
     assert mib(GEMMA_27B) == gemma == 416, "the window alone, not what is read at once"
@@ -256,7 +257,7 @@ def test_a_checkpoint_is_the_window_and_the_state_of_one_slot() -> None:
 
 def test_the_context_bounds_how_many_checkpoints_there_are() -> None:
     def count(context: int, checkpoints: int = 32, slots: int = 1, **settings: Any) -> float:
-        asked = Settings(context, slots=slots, checkpoints=checkpoints, **settings)
+        asked = CacheSettings(context, slots=slots, checkpoints=checkpoints, **settings)
         return estimate(GEMMA_27B, asked).checkpoint_bytes / (416 * MIB) / slots
 
     assert (count(2048), count(8192), count(65_536), count(1 << 20)) == (4, 5, 12, 32)
@@ -266,7 +267,9 @@ def test_the_context_bounds_how_many_checkpoints_there_are() -> None:
 
 
 def test_a_draft_model_s_checkpoints_are_kept_with_the_model_s() -> None:
-    drafts = [estimate(LLAMA_8B, Settings(8192, checkpoints=each), draft=GEMMA_270M).draft_bytes for each in (0, 2)]
+    drafts = [
+        estimate(LLAMA_8B, CacheSettings(8192, checkpoints=each), draft=GEMMA_270M).draft_bytes for each in (0, 2)
+    ]
     assert drafts[1] - drafts[0] == 2 * 15 * 512 * 2 * 256 * 2
 
 
@@ -290,19 +293,19 @@ def test_the_scratch_of_vision_encoders(
     }  # fmt: skip
     projector = Header(metadata, 1, {"F16": 800 * MIB}, 0, 0)
     for flash, known_mib in ((False, off_mib), (True, on_mib)):
-        found = estimate(LLAMA_8B, Settings(4096, flash_attention=flash), projector=projector).projector_bytes
+        found = estimate(LLAMA_8B, CacheSettings(4096, flash_attention=flash), projector=projector).projector_bytes
         assert known_mib * 0.9 <= found / MIB - 800 <= known_mib * 1.1 + 100
 
 
 def test_what_is_mapped_from_files_is_told_apart() -> None:
     model = header("llama", weights=5 * GIB, **{**SMALL, **attention(4, 2, 16)})
-    mapped, loaded = (estimate(model, Settings(512, mmap=each)) for each in (True, False))
+    mapped, loaded = (estimate(model, CacheSettings(512, mmap=each)) for each in (True, False))
     assert (mapped.mapped_bytes, loaded.mapped_bytes) == (5 * GIB, 0)
     assert mapped.total_bytes == loaded.total_bytes
 
 
 def test_an_estimate_explains_itself_in_one_line() -> None:
-    found = estimate(header("llama", weights=5 * GIB, **{**SMALL, **attention(4, 2, 16)}), Settings(512, slots=2))
+    found = estimate(header("llama", weights=5 * GIB, **{**SMALL, **attention(4, 2, 16)}), CacheSettings(512, slots=2))
     line = found.explain()
     assert line.startswith("5.0 GiB = weights 5.0 GiB + KV cache (2 x 256 tokens) ")
     assert "\n" not in line
@@ -310,7 +313,7 @@ def test_an_estimate_explains_itself_in_one_line() -> None:
 
 
 def test_a_file_whose_header_cannot_be_read_is_charged_by_its_size_and_says_so() -> None:
-    found = by_size(10 * GIB, Settings(4096, prompt_cache_bytes=GIB), "GGUF version 9 is not supported")
+    found = by_size(10 * GIB, CacheSettings(4096, prompt_cache_bytes=GIB), "GGUF version 9 is not supported")
     assert found.total_bytes == 12 * GIB + 512 * MIB + GIB
     assert found.basis == "file size"
     assert "by file size; GGUF version 9 is not supported" in found.explain()
@@ -338,7 +341,7 @@ def test_a_file_whose_header_cannot_be_read_is_charged_by_its_size_and_says_so()
 def test_hyperparameters_that_make_no_sense_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     keys = {**SMALL, **attention(4, 2, 16), **changes}
     with pytest.raises(BadGguf, match=message):
-        estimate(header("llama", **{key: value for key, value in keys.items() if value is not None}), Settings())
+        estimate(header("llama", **{key: value for key, value in keys.items() if value is not None}), CacheSettings())
 
 
 def test_a_header_without_an_architecture_is_refused() -> None:
@@ -349,7 +352,7 @@ def test_a_header_without_an_architecture_is_refused() -> None:
 def test_hostile_numbers_stay_numbers() -> None:
     most = (1 << 31) - 1
     keys = {**SMALL, **attention(most, most, most), "context_length": most, "feed_forward_length": most}
-    found = estimate(header("llama", tokens=1 << 20, **keys), Settings(slots=64))
+    found = estimate(header("llama", tokens=1 << 20, **keys), CacheSettings(slots=64))
     assert found.total_bytes > 1 << 60, "no overflow makes it small"
     assert "GiB" in found.explain()
 
@@ -378,7 +381,7 @@ def test_whatever_a_header_claims_it_is_estimated_or_refused() -> None:
             if chance.random() < 0.7:
                 plain = chance.random() > 0.04
                 metadata[f"{architecture}.{name}"] = chance.choice([0, 1, 2, 4, 16, 512] if plain else odd)
-        settings = Settings(
+        settings = CacheSettings(
             chance.choice([0, 1, 512, 1 << 21]), chance.choice([1, 64]), chance.random() < 0.5,
             ubatch=chance.choice([1, 512, 1 << 31]), flash_attention=chance.random() < 0.5,
         )  # fmt: skip
@@ -395,7 +398,7 @@ def test_whatever_a_header_claims_it_is_estimated_or_refused() -> None:
 
 def test_every_type_of_cache_is_at_most_f32() -> None:
     for kind in CACHE_TYPES:
-        found = estimate(LLAMA_8B, Settings(8192, cache_k=kind, cache_v=kind))
+        found = estimate(LLAMA_8B, CacheSettings(8192, cache_k=kind, cache_v=kind))
         assert 0 < found.kv_bytes <= 2 * GIB
 
 

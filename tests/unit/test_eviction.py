@@ -7,10 +7,18 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from metal_supervisor.core.eviction import Candidate, Choice, Returning, back_off_s, choose, may_evict, may_return
-from metal_supervisor.core.pressure import Level, Sample, Watch, thresholds, watch
-from metal_supervisor.core.sizes import GIB
-from metal_supervisor.core.types import Key
+from metal_supervisor.memory.eviction import (
+    Candidate,
+    EvictionChoice,
+    Returning,
+    back_off_s,
+    choose,
+    may_evict,
+    may_return,
+)
+from metal_supervisor.memory.pressure import Level, MemorySample, Watch, thresholds, watch
+from metal_supervisor.spec.sizes import GIB
+from metal_supervisor.spec.types import Key
 
 HIGH, NORMAL, LOW = 100_000, 10_000, 1_000
 TOTAL = 128 * GIB
@@ -48,7 +56,7 @@ def test_the_order_and_its_words(candidates: list[Candidate], victim: str, becau
 
 def test_the_choice_is_explained_with_numbers() -> None:
     found = choose([runs("a", 30), runs("b", 20, LOW)], 100 * GIB)
-    assert found == Choice(
+    assert found == EvictionChoice(
         key("b"), "",
         "default/b is stopped to free 20.0 GiB: its priority 1000 is below the 10000 of default/a; "
         "engines hold 50.0 GiB of 100.0 GiB used",
@@ -69,7 +77,7 @@ def test_the_choice_is_explained_with_numbers() -> None:
     ],
 )  # fmt: skip
 def test_why_nobody_is_chosen(candidates: list[Candidate], floor: int, skipped: str, text: str) -> None:
-    assert choose(candidates, 100 * GIB, floor) == Choice(None, skipped, text)
+    assert choose(candidates, 100 * GIB, floor) == EvictionChoice(None, skipped, text)
 
 
 def test_the_last_may_go_if_that_is_configured() -> None:
@@ -128,7 +136,7 @@ def seen(*samples: tuple[float, float | None]) -> Watch:
     """After samples of (at, GiB available)."""
     found = Watch()
     for at, gib in samples:
-        found = watch(found, Sample(at, TOTAL, None if gib is None else int(gib * GIB)), LIMITS)
+        found = watch(found, MemorySample(at, TOTAL, None if gib is None else int(gib * GIB)), LIMITS)
     return found
 
 
@@ -271,7 +279,7 @@ class Machine:
                 del self.leaving[name]
                 self.last_exit = self.now
         available = None if chance.random() < 0.05 else self.available()
-        self.watched = watch(self.watched, Sample(self.now, TOTAL, available), LIMITS)
+        self.watched = watch(self.watched, MemorySample(self.now, TOTAL, available), LIMITS)
         if may_evict(self.watched, self.last_exit, bool(self.leaving), self.now):
             self.evict()
         name = may_return(list(self.away.values()), self.watched, self.now, self.last_return)

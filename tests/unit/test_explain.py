@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metal_supervisor.core.explain import Case, explain, numbers
-from metal_supervisor.core.plan import Do, Step
-from metal_supervisor.core.reasons import LONGEST_TEXT, MOST, reasons
-from metal_supervisor.core.report import report
-from metal_supervisor.core.types import Endpoint, Observed, Record, RunNote, Standing, Verdict
-from metal_supervisor.explain import lines
+from metal_supervisor.cli.explain import lines
+from metal_supervisor.cli.explanation import Case, explain, numbers
+from metal_supervisor.cluster.report import report
+from metal_supervisor.controller.plan import Action, Step
+from metal_supervisor.controller.reasons import LONGEST_TEXT, MOST, reasons
+from metal_supervisor.spec.types import Endpoint, Observed, Record, RunNote, Standing, Verdict
 
 MIB, GIB = 1 << 20, 1 << 30
 NOW = 1_800_000_000.0
@@ -200,8 +200,8 @@ def test_a_model_that_nobody_can_read_is_no_hindrance() -> None:
 
 
 def test_the_latest_steps_are_kept_and_all_of_it_is_bounded() -> None:
-    steps = [Step(Do.WAIT, "default.tiny", "held after crashes"), Step(Do.STOP, "other", "x" * 999)]
+    steps = [Step(Action.WAIT, "default.tiny", "held after crashes"), Step(Action.STOP, "other", "x" * 999)]
     assert reasons([RECORD], {}, {}, steps, "") == {"default.tiny": {"step": "wait: held after crashes"}}
     many = [replace(RECORD, program=f"p{number:04}") for number in range(MOST + 9)]
-    told = reasons(many, {}, {}, [Step(Do.STOP, each.program, "x" * 999) for each in many], "")
+    told = reasons(many, {}, {}, [Step(Action.STOP, each.program, "x" * 999) for each in many], "")
     assert len(told) == MOST and all(len(each["step"]) == LONGEST_TEXT for each in told.values())

@@ -10,11 +10,11 @@ from test_decide import SERVICE, outlook
 from test_plan import NOW, OLD, PID, WANTS_NEW, WANTS_OLD, WITHDRAWN, changed, do, moves, note, row
 from test_resources import accepted, model, refused, service
 
-from metal_supervisor.core import programs
-from metal_supervisor.core.decide import accept, refuse
-from metal_supervisor.core.plan import SETTLE_S, Do
-from metal_supervisor.core.report import report
-from metal_supervisor.core.types import Json, Observed, Standing, State
+from metal_supervisor.cluster.report import report
+from metal_supervisor.controller.plan import SETTLE_S, Action
+from metal_supervisor.controller.reconcile import accept, refuse
+from metal_supervisor.spec.types import Json, Observed, Standing, State
+from metal_supervisor.state import programs
 
 # ── C 45: deletionTimestamp ──────────────────────────────────────────────────────────────────────
 
@@ -58,10 +58,10 @@ def test_an_engine_that_has_only_just_been_started_is_not_replaced_yet(state: St
     young = note(OLD, starts=(NOW - SETTLE_S / 4,))
     for stopping in (None, WITHDRAWN):
         (step,) = moves(row(state), want=WANTS_NEW, diff=changed(), said=young, stopping=stopping)
-        assert step.do is Do.WAIT and step.again_in_s == pytest.approx(SETTLE_S * 3 / 4)
+        assert step.do is Action.WAIT and step.again_in_s == pytest.approx(SETTLE_S * 3 / 4)
     settled = note(OLD, starts=(NOW - SETTLE_S,))
-    assert do(row(state), want=WANTS_NEW, diff=changed(), said=settled) is Do.WITHDRAW
-    assert do(row(state), want=WANTS_NEW, diff=changed(), said=settled, stopping=WITHDRAWN) is Do.STOP
+    assert do(row(state), want=WANTS_NEW, diff=changed(), said=settled) is Action.WITHDRAW
+    assert do(row(state), want=WANTS_NEW, diff=changed(), said=settled, stopping=WITHDRAWN) is Action.STOP
 
 
 def test_the_wait_ends_with_the_last_edit_if_that_is_what_runs_already() -> None:
@@ -70,11 +70,11 @@ def test_the_wait_ends_with_the_last_edit_if_that_is_what_runs_already() -> None
 
 @pytest.mark.parametrize("starts", [(), (NOW - 3, NOW - 0.1), (NOW + 60,)], ids=["none", "crashes", "clock-set-back"])
 def test_what_crashes_or_has_an_odd_clock_is_replaced_at_once(starts: tuple[float, ...]) -> None:
-    assert do(row(State.RUNNING), want=WANTS_NEW, diff=changed(), said=note(OLD, starts=starts)) is Do.WITHDRAW
+    assert do(row(State.RUNNING), want=WANTS_NEW, diff=changed(), said=note(OLD, starts=starts)) is Action.WITHDRAW
 
 
 def test_one_that_is_not_wanted_any_more_is_not_waited_for() -> None:
-    assert do(row(State.RUNNING), said=note(OLD, PID, starts=(NOW - 0.1,))) is Do.WITHDRAW
+    assert do(row(State.RUNNING), said=note(OLD, PID, starts=(NOW - 0.1,))) is Action.WITHDRAW
 
 
 # ── C 29: more replicas than Macs ────────────────────────────────────────────────────────────────

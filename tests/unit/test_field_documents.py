@@ -15,9 +15,9 @@ import pytest
 import yaml
 from test_crds import EXAMPLES, FIELD, REPOSITORY, documents, problems, root
 
-from metal_supervisor.core.manifests import service_object
-from metal_supervisor.core.resources import GROUP, VERSION, Policy, interpret
-from metal_supervisor.core.types import Endpoint, Json, Key, Record, Rejected, Service, Standing, Verdict
+from metal_supervisor.cluster.manifests import service_object
+from metal_supervisor.spec.resources import GROUP, VERSION, Policy, interpret
+from metal_supervisor.spec.types import Endpoint, Json, Key, Record, Rejected, Service, Standing, Verdict
 
 SEEDS = REPOSITORY.parent / "shared" / "seeds"
 CURRENT, OLD = f"{GROUP}/{VERSION}", "llmkube.io/v1alpha1"

@@ -15,8 +15,8 @@ import yaml
 from test_crds import FIELD, PLURALS, load, nodes, root
 
 from metal_supervisor import runtimes
-from metal_supervisor.core.attachment import JOB
-from metal_supervisor.core.types import Service
+from metal_supervisor.spec.attachment import JOB
+from metal_supervisor.spec.types import Service
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from metal_supervisor.core.first_request import LONGEST_TEXT, fault, key_of, named, smallest
+from metal_supervisor.spec.first_request import LONGEST_TEXT, fault, key_of, named, smallest
 
 CHAT = "/v1/chat/completions"
 KEY = ("LLAMA_API_KEY", 's3cr"et\\key')

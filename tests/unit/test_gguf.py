@@ -17,8 +17,8 @@ import gguf
 import pytest
 from gguf.constants import GGML_QUANT_SIZES
 
-from metal_supervisor.core.estimate import Settings, estimate
-from metal_supervisor.core.gguf import (
+from metal_supervisor.memory.estimate import CacheSettings, estimate
+from metal_supervisor.spec.gguf import (
     MAX_ENTRIES,
     MAX_STRINGS,
     MAX_TENSORS,
@@ -31,7 +31,7 @@ from metal_supervisor.core.gguf import (
     Source,
     read_header,
 )
-from metal_supervisor.core.shards import merge, shard_names
+from metal_supervisor.spec.shards import merge, shard_names
 from tests.broken import mutated
 from tests.shards import write_shards
 
@@ -367,7 +367,7 @@ def test_a_thousand_broken_headers_do_no_harm(base: str, tiny: Path) -> None:
                 header = read_header(Prefix(data, size), size)
                 assert 0 <= header.weights_bytes <= 1 << 50
                 outcomes["read"] += 1
-                estimate(header, Settings(512))
+                estimate(header, CacheSettings(512))
             except BadGguf as error:
                 assert 0 < len(str(error)) < 400
                 outcomes["bad"] += 1

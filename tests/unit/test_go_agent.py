@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.config import FIELDS, Settings
-from metal_supervisor.core.go_agent import (
+from metal_supervisor.install.go_agent import (
     ENVIRONMENT,
     FLAGS,
     HOME_KUBECONFIG,
     NOTHING_DEPENDS,
     REFUSED_ENVIRONMENT,
+    GoAgentJob,
     Import,
-    Job,
     translate,
 )
+from metal_supervisor.settings.loader import FIELDS, Settings
 
 OLDER = """
 namespace model-store llama-server llama-server-port runtime omlx-bin omlx-port ollama-port vllm-swift-bin
@@ -30,7 +30,7 @@ allow-unsafe-extra-args tensorfold-bin tensorfold-startup-timeout kube-context""
 
 
 def of(*flags: str, environment: dict[str, str] | None = None, directory: str = "/") -> Import:
-    return translate(Job(("/usr/local/bin/llmkube-metal-agent", *flags), environment or {}, directory))
+    return translate(GoAgentJob(("/usr/local/bin/llmkube-metal-agent", *flags), environment or {}, directory))
 
 
 def values(found: Import) -> dict[str, Any]:

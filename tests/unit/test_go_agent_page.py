@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.core.go_agent import ENVIRONMENT, FLAGS
+from metal_supervisor.install.go_agent import ENVIRONMENT, FLAGS
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = importlib.util.spec_from_file_location("go_agent_page", ROOT / "tools" / "go_agent.py")

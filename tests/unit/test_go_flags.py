@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.core import go_flags
-from metal_supervisor.core.go_flags import Given, split, value
+from metal_supervisor.install import go_flags
+from metal_supervisor.install.go_flags import GivenFlags, split, value
 
 KNOWN, SWITCHES = {"port", "namespace", "on"}, {"on"}
 PROPERTY = settings(max_examples=200, deadline=None, database=None, derandomize=True)
@@ -16,28 +16,32 @@ PROPERTY = settings(max_examples=200, deadline=None, database=None, derandomize=
 @pytest.mark.parametrize(
     ("words", "found", "left"),
     [
-        (["-port", "1"], [Given("port", "1")], []),
-        (["--port", "1"], [Given("port", "1")], []),
-        (["--port=1"], [Given("port", "1")], []),
-        (["-port=a=b"], [Given("port", "a=b")], []),
-        (["--namespace", ""], [Given("namespace", "")], []),
-        (["--namespace="], [Given("namespace", "")], []),
-        (["--namespace", "-x"], [Given("namespace", "-x")], []),
-        (["--namespace", "--"], [Given("namespace", "--")], []),
-        (["--on"], [Given("on", "true")], []),
-        (["--on=false", "-on"], [Given("on", "false"), Given("on", "true")], []),
-        (["--on", "false", "--port", "1"], [Given("on", "true")], ["false", "--port", "1"]),
-        (["--port", "1", "--", "--on"], [Given("port", "1")], ["--on"]),
-        (["--port", "1", "-", "--on"], [Given("port", "1")], ["-", "--on"]),
+        (["-port", "1"], [GivenFlags("port", "1")], []),
+        (["--port", "1"], [GivenFlags("port", "1")], []),
+        (["--port=1"], [GivenFlags("port", "1")], []),
+        (["-port=a=b"], [GivenFlags("port", "a=b")], []),
+        (["--namespace", ""], [GivenFlags("namespace", "")], []),
+        (["--namespace="], [GivenFlags("namespace", "")], []),
+        (["--namespace", "-x"], [GivenFlags("namespace", "-x")], []),
+        (["--namespace", "--"], [GivenFlags("namespace", "--")], []),
+        (["--on"], [GivenFlags("on", "true")], []),
+        (["--on=false", "-on"], [GivenFlags("on", "false"), GivenFlags("on", "true")], []),
+        (["--on", "false", "--port", "1"], [GivenFlags("on", "true")], ["false", "--port", "1"]),
+        (["--port", "1", "--", "--on"], [GivenFlags("port", "1")], ["--on"]),
+        (["--port", "1", "-", "--on"], [GivenFlags("port", "1")], ["-", "--on"]),
         (["", "--on"], [], ["", "--on"]),
-        (["--port"], [Given("port", problem="has no value")], []),
-        (["---port", "--on"], [Given("---port", problem="is not how a flag is written"), Given("on", "true")], []),
-        (["-=1"], [Given("-=1", problem="is not how a flag is written")], []),
-        (["--what", "5", "--on"], [Given("what", "5"), Given("on", "true")], []),
-        (["--what", "--on"], [Given("what"), Given("on", "true")], []),
+        (["--port"], [GivenFlags("port", problem="has no value")], []),
+        (
+            ["---port", "--on"],
+            [GivenFlags("---port", problem="is not how a flag is written"), GivenFlags("on", "true")],
+            [],
+        ),
+        (["-=1"], [GivenFlags("-=1", problem="is not how a flag is written")], []),
+        (["--what", "5", "--on"], [GivenFlags("what", "5"), GivenFlags("on", "true")], []),
+        (["--what", "--on"], [GivenFlags("what"), GivenFlags("on", "true")], []),
     ],
 )
-def test_a_command_line_is_split_as_go_does(words: list[str], found: list[Given], left: list[str]) -> None:
+def test_a_command_line_is_split_as_go_does(words: list[str], found: list[GivenFlags], left: list[str]) -> None:
     assert split(words, KNOWN, SWITCHES) == (found, left)
 
 

@@ -29,10 +29,10 @@ from model_supervisord import (
     program,
 )  # fmt: skip
 
-from metal_supervisor.core import programs
-from metal_supervisor.core.ledger import INSUFFICIENT
-from metal_supervisor.core.plan import LONGEST_RETRY_S
-from metal_supervisor.core.types import Record, Standing, State
+from metal_supervisor.controller.plan import LONGEST_RETRY_S
+from metal_supervisor.memory.ledger import INSUFFICIENT
+from metal_supervisor.spec.types import Record, Standing, State
+from metal_supervisor.state import programs
 from tests.effort import cases
 
 Event = tuple[str, str, int, float]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from metal_supervisor.core.fields import Bad
-from metal_supervisor.core.housekeeping import Bounds, Item, Kind, age, choose, period_s, size_bytes, unused_models
+from metal_supervisor.models.housekeeping import Bounds, Item, Kind, age, choose, period_s, size_bytes, unused_models
+from metal_supervisor.spec.fields import Bad
 
 DAY, GIB = 86400.0, 1 << 30
 NOW = 1000 * DAY

@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from metal_supervisor.core.types import ModelFile
-from metal_supervisor.incoming import REPORT, Incoming
+from metal_supervisor.cli.incoming import REPORT, Incoming
+from metal_supervisor.spec.types import ModelFile
 
 GIB = 1 << 30
 

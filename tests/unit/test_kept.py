@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from metal_supervisor.sidecar import kept
 from metal_supervisor.sidecar.board import Board
-from metal_supervisor.sidecar.kept import FRESH_S, HOLDS_S, Kept
+from metal_supervisor.sidecar.http import render_cache
+from metal_supervisor.sidecar.http.render_cache import FRESH_S, HOLDS_S, RenderCache
 from tests.system import eventually
 
 
@@ -19,10 +19,10 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, warm: bool = False) -> None:
         self.board, self.now, self.rendered = Board(node="a"), 100.0, list[str]()
-        monkeypatch.setattr(kept.time, "monotonic", lambda: self.now)
-        self.kept = Kept(lambda: self.board, self._render, warm)
+        monkeypatch.setattr(render_cache.time, "monotonic", lambda: self.now)
+        self.kept = RenderCache(lambda: self.board, self._render, warm)
         idle = SimpleNamespace(start=lambda: None)
-        monkeypatch.setattr(kept.threading, "Thread", lambda **_: idle)  # nobody renders but who asks
+        monkeypatch.setattr(render_cache.threading, "Thread", lambda **_: idle)  # nobody renders but who asks
 
     def _render(self, board: Board, kind: str) -> str:
         self.rendered.append(f"{board.node}{kind}")
@@ -60,7 +60,7 @@ def test_what_is_long_to_render_may_be_a_little_old(monkeypatch: pytest.MonkeyPa
 
 
 def test_who_asks_has_what_is_newer_unless_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "WAIT_S", 20.0)
+    monkeypatch.setattr(render_cache, "WAIT_S", 20.0)
     boards, slow = [Board(node="a")], threading.Event()
 
     def render(board: Board, _kind: str) -> str:
@@ -68,19 +68,19 @@ def test_who_asks_has_what_is_newer_unless_that_takes_long(monkeypatch: pytest.M
             slow.wait(20)
         return board.node
 
-    made = Kept(lambda: boards[0], render, warm=True)
+    made = RenderCache(lambda: boards[0], render, warm=True)
     assert made.get() == "a"
     boards[0] = Board(node="b")
     assert made.get() == "b"
     boards[0] = Board(node="c")
-    monkeypatch.setattr(kept, "WAIT_S", 0.02)
+    monkeypatch.setattr(render_cache, "WAIT_S", 0.02)
     assert made.get() == "b"
     slow.set()
     eventually(lambda: made.get() == "c", what="what took long")
 
 
 def test_while_somebody_looks_it_is_rendered_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "WARM_EVERY_S", 0.01)
+    monkeypatch.setattr(render_cache, "WARM_EVERY_S", 0.01)
     boards, rendered, by = [Board(node="a")], list[str](), set[str]()
 
     def render(board: Board, kind: str) -> str:
@@ -88,17 +88,17 @@ def test_while_somebody_looks_it_is_rendered_beside_them(monkeypatch: pytest.Mon
         rendered.append(board.node + kind)
         return rendered[-1]
 
-    made = Kept(lambda: boards[0], render, warm=True)
+    made = RenderCache(lambda: boards[0], render, warm=True)
     assert made.get("x") == "ax"
     boards[0] = Board(node="b")
     eventually(lambda: rendered == ["ax", "bx"], what="it to be rendered without being asked for")
     assert made.get("x") == "bx" and by == {threading.current_thread().name, "rendering"}
-    monkeypatch.setattr(kept, "LOOKED_AT_S", -1.0)
+    monkeypatch.setattr(render_cache, "LOOKED_AT_S", -1.0)
     eventually(lambda: not made._warms, what="an end of it once nobody looks")
 
 
 def test_what_cannot_be_rendered_is_told_to_who_asks_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "WARM_EVERY_S", 0.01)
+    monkeypatch.setattr(render_cache, "WARM_EVERY_S", 0.01)
     broken = [False]
 
     def render(_board: Board, _kind: str) -> str:
@@ -106,7 +106,7 @@ def test_what_cannot_be_rendered_is_told_to_who_asks_and_ends_nothing(monkeypatc
             raise ValueError("broken")
         return "whole"
 
-    made = Kept(lambda: Board(at=time.time()), render, warm=True)
+    made = RenderCache(lambda: Board(at=time.time()), render, warm=True)
     assert made.get() == "whole"
     broken[0] = True
     eventually(lambda: not made._warms, what="the thread to give up")

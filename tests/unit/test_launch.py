@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metal_supervisor import launch
-from metal_supervisor.core.programs import read_run
+from metal_supervisor.state.programs import read_run
 
 PROPERTY = settings(max_examples=100, deadline=None, database=None, derandomize=True)
 NOW = 1_000_000.0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.config import launchd_dir
-from metal_supervisor.core.launchd import LABEL, OF_A_DAEMON, Job, rendered
+from metal_supervisor.host.launchd import LABEL, OF_A_DAEMON, Job, rendered
+from metal_supervisor.settings.loader import launchd_dir
 from tests.launchd import KEYS, problems
 
 TEMPLATE = launchd_dir() / "dev.metal-supervisor.plist"

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from metal_supervisor.core.ledger import Decision, Entry, Ledger, Phase, Pool, admit
-from metal_supervisor.core.sizes import GIB, MIB
-from metal_supervisor.core.types import Key
+from metal_supervisor.memory.ledger import Decision, Entry, Ledger, LedgerPhase, Pool, admit
+from metal_supervisor.spec.sizes import GIB, MIB
+from metal_supervisor.spec.types import Key
 
 HIGH, NORMAL, LOW = 100_000, 10_000, 1_000
 
@@ -20,11 +20,11 @@ def key(name: str) -> Key:
 
 def waits(name: str, gib: float | None, asked: float = 0.0, priority: int = NORMAL, **more: object) -> Entry:
     size = None if gib is None else int(gib * GIB)
-    return replace(Entry(key(name), priority, size, Phase.WAITING, asked), **more)  # type: ignore[arg-type]
+    return replace(Entry(key(name), priority, size, LedgerPhase.WAITING, asked), **more)  # type: ignore[arg-type]
 
 
 def runs(name: str, gib: float | None, admitted: float = 0.0, priority: int = NORMAL, **more: object) -> Entry:
-    return waits(name, gib, admitted, priority, **{"phase": Phase.RUNNING, "admitted": admitted, **more})
+    return waits(name, gib, admitted, priority, **{"phase": LedgerPhase.RUNNING, "admitted": admitted, **more})
 
 
 def decisions(found: Ledger) -> dict[str, bool]:
@@ -64,7 +64,7 @@ def test_one_whose_cache_is_what_is_large_is_told_to_shorten_its_context() -> No
 
 @pytest.mark.parametrize(("over", "admitted"), [(-1, True), (0, True), (1, False)])
 def test_an_exact_fit_is_a_fit_and_a_byte_more_is_not(over: int, admitted: bool) -> None:
-    entry = Entry(key("b"), NORMAL, 18 * GIB + over, Phase.WAITING, 5)
+    entry = Entry(key("b"), NORMAL, 18 * GIB + over, LedgerPhase.WAITING, 5)
     found = admit(48 * GIB, [runs("a", 30), entry])
     assert decisions(found) == {"b": admitted}
     if not admitted:
@@ -78,7 +78,7 @@ def test_whatever_is_larger_counts_the_estimate_or_the_measure() -> None:
 
 
 def test_what_starts_counts_like_what_runs() -> None:
-    found = admit(48 * GIB, [runs("a", 30, phase=Phase.STARTING), waits("b", 20)])
+    found = admit(48 * GIB, [runs("a", 30, phase=LedgerPhase.STARTING), waits("b", 20)])
     assert decisions(found) == {"b": False}
 
 
@@ -245,7 +245,7 @@ class History:
         name = key(f"m{chance.randrange(12)}")
         if name not in self.entries:
             made = Entry(
-                name, chance.choice([LOW, NORMAL, NORMAL, HIGH]), size, Phase.WAITING, self.now,
+                name, chance.choice([LOW, NORMAL, NORMAL, HIGH]), size, LedgerPhase.WAITING, self.now,
                 protected=chance.random() < 0.1,
                 limit_bytes=chance.choice([None, None, None, 40]),
             )  # fmt: skip
@@ -258,9 +258,9 @@ class History:
         for entry in list(self.entries.values()):
             if chance.random() < 0.15:
                 del self.entries[entry.key]
-            elif entry.phase is Phase.STARTING:
-                self.entries[entry.key] = replace(entry, phase=Phase.RUNNING)
-            elif entry.phase is Phase.RUNNING and self.grows and chance.random() < 0.2:
+            elif entry.phase is LedgerPhase.STARTING:
+                self.entries[entry.key] = replace(entry, phase=LedgerPhase.RUNNING)
+            elif entry.phase is LedgerPhase.RUNNING and self.grows and chance.random() < 0.2:
                 grown = (entry.estimate_bytes or 1) + chance.randint(0, 9)
                 self.entries[entry.key] = replace(entry, measured_bytes=grown)
 
@@ -272,17 +272,17 @@ class History:
     def apply(self, found: Ledger) -> None:
         for name, decision in found.decisions.items():
             if decision.admitted:
-                self.entries[name] = replace(self.entries[name], phase=Phase.STARTING, admitted=self.now)
+                self.entries[name] = replace(self.entries[name], phase=LedgerPhase.STARTING, admitted=self.now)
             for victim in decision.displaces:
                 if self.chance.random() < 0.7:  # some take longer to stop
-                    self.entries[victim] = replace(self.entries[victim], phase=Phase.WAITING, asked=self.now)
+                    self.entries[victim] = replace(self.entries[victim], phase=LedgerPhase.WAITING, asked=self.now)
 
 
 def check(history: History, before: dict[Key, Entry], found: Ledger) -> None:
     """What must hold after every pass."""
     charged = {name: entry.charge_bytes for name, entry in before.items()}
     admitted = {name for name, decision in found.decisions.items() if decision.admitted}
-    live = {name for name, entry in before.items() if entry.phase is not Phase.WAITING}
+    live = {name for name, entry in before.items() if entry.phase is not LedgerPhase.WAITING}
     assert found.decisions.keys() == before.keys() - live
     assert found.charged_bytes == sum(charged[name] for name in live | admitted)
     assert not admitted or found.charged_bytes <= BUDGET, "nobody is admitted beyond the budget"
@@ -314,7 +314,7 @@ def never_kept_out(before: dict[Key, Entry], found: Ledger) -> None:
             if each.key == name
             or (each.key in admitted and (-each.priority, each.asked, each.key) > rank)
             or (
-                each.phase is not Phase.WAITING
+                each.phase is not LedgerPhase.WAITING
                 and (-each.priority, each.asked, each.key) > rank
                 and each.admitted >= waiting.asked
             )
@@ -372,14 +372,14 @@ def test_every_queue_that_is_left_alone_drains_as_room_appears() -> None:
         for _ in range(40):
             history.now += 1
             history.apply(history.decide())
-            running = [entry for entry in history.entries.values() if entry.phase is not Phase.WAITING]
+            running = [entry for entry in history.entries.values() if entry.phase is not LedgerPhase.WAITING]
             if running:
                 del history.entries[min(running, key=lambda entry: entry.admitted).key]
         assert not able & history.entries.keys()
 
 
 def test_megabytes_are_told_as_such() -> None:
-    found = admit(GIB, [Entry(key("a"), NORMAL, GIB - 10 * MIB, Phase.RUNNING, 0), waits("b", 0.5)])
+    found = admit(GIB, [Entry(key("a"), NORMAL, GIB - 10 * MIB, LedgerPhase.RUNNING, 0), waits("b", 0.5)])
     assert "needs 512 MiB, 10 MiB of 1.0 GiB left" in found.decisions[key("b")].message
 
 
@@ -475,8 +475,8 @@ def test_whatever_is_asked_no_start_exceeds_a_limit() -> None:
         pools = {"team-a": Pool(16 * GIB), "team-b": Pool(dice.choice((4, 20)) * GIB)}
         found = admit(48 * GIB, entries, preemption=dice.random() < 0.5, pools=pools)
         for name, pool in pools.items():
-            before = sum(e.charge_bytes for e in entries if e.key[0] == name and e.phase is not Phase.WAITING)
-            started = sum(e.charge_bytes for e in entries if e.key[0] == name and e.phase is Phase.WAITING
+            before = sum(e.charge_bytes for e in entries if e.key[0] == name and e.phase is not LedgerPhase.WAITING)
+            started = sum(e.charge_bytes for e in entries if e.key[0] == name and e.phase is LedgerPhase.WAITING
                           and found.decisions[e.key].admitted)  # fmt: skip
             assert not started or before + started <= pool.limit_bytes, seed
             assert found.charged[name] == before + started

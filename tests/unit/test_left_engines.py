@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from metal_supervisor.core.left_engines import AGENTS_OWN, Left, Process, left_by_agent
+from metal_supervisor.host.left_engines import AGENTS_OWN, Left, Process, left_by_agent
 
 MARK = "METAL_SUPERVISOR_ENGINE"
 AGENT = {AGENTS_OWN[0]: AGENTS_OWN[1], "PATH": "/usr/bin"}

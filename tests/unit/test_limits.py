@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.config import Settings
-from metal_supervisor.core import limits
-from metal_supervisor.core.limits import Amount, Limits
-from metal_supervisor.core.resources import Policy, interpret
-from metal_supervisor.core.types import Rejected, Service
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec import limits
+from metal_supervisor.spec.limits import Amount, Limits
+from metal_supervisor.spec.resources import Policy, interpret
+from metal_supervisor.spec.types import Rejected, Service
 from tests.unit.test_report import record
 
 GIB = 1 << 30

@@ -6,21 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from metal_supervisor.core.liveness import GAP_S, Limits, Look, Pulse, Signs, heard, wants_signs
+from metal_supervisor.host.liveness import GAP_S, HangLimits, LivenessSigns, ProbeResult, Pulse, heard, wants_signs
 
-LIMITS = Limits(loading_s=600.0, silent_s=60.0)
-IDLE = Signs(cpu_s=10.0, io_bytes=1000, clients=True, halted=False)
+LIMITS = HangLimits(loading_s=600.0, silent_s=60.0)
+IDLE = LivenessSigns(cpu_s=10.0, io_bytes=1000, clients=True, halted=False)
 SERVING = Pulse(born=0.0, ready=True, served=True, last_at=100.0)
 
 
 def silence(pulse: Pulse, seconds: int, *, cpu_share: float = 0.0, io: int = 0, clients: bool = True,
-            halted: bool = False, answers: bool = False, blind: bool = False, limits: Limits = LIMITS) -> Pulse:
+            halted: bool = False, answers: bool = False, blind: bool = False, limits: HangLimits = LIMITS) -> Pulse:
     """One look a second, each finding something wrong."""
     start = pulse.last_at
     for passed in range(1, seconds + 1):
-        signs = Signs(10.0 + cpu_share * passed, 1000 + io * passed, clients, halted, blind)
+        signs = LivenessSigns(10.0 + cpu_share * passed, 1000 + io * passed, clients, halted, blind)
         at = start + passed
-        found = Look(at, answers, False, "/health has not answered within 5 s",
+        found = ProbeResult(at, answers, False, "/health has not answered within 5 s",
                      signs if wants_signs(pulse, at, limits) else None)
         pulse = heard(pulse, found, limits)
     return pulse
@@ -29,7 +29,9 @@ def silence(pulse: Pulse, seconds: int, *, cpu_share: float = 0.0, io: int = 0, 
 def test_an_answer_is_readiness_and_forgets_every_doubt() -> None:
     doubted = silence(SERVING, 30)
     assert not doubted.ready
-    assert heard(doubted, Look(200.0, True, True, ""), LIMITS) == Pulse(0.0, ready=True, served=True, last_at=200.0)
+    assert heard(doubted, ProbeResult(200.0, True, True, ""), LIMITS) == Pulse(
+        0.0, ready=True, served=True, last_at=200.0
+    )
 
 
 def test_one_silence_is_doubted_and_the_third_takes_the_endpoint_out() -> None:
@@ -50,10 +52,10 @@ def test_one_that_does_nothing_for_the_timeout_is_hung_whoever_waits_for_it() ->
 
 
 def test_one_that_counts_as_hung_is_out_however_few_looks_that_took() -> None:
-    impatient = Limits(loading_s=4.0, silent_s=3.0)
+    impatient = HangLimits(loading_s=4.0, silent_s=3.0)
     pulse = SERVING
     for at in (108.0, 114.0):  # a look that waits for an answer takes six seconds
-        pulse = heard(pulse, Look(at, False, False, "/health has not answered within 5 s", IDLE), impatient)
+        pulse = heard(pulse, ProbeResult(at, False, False, "/health has not answered within 5 s", IDLE), impatient)
     assert pulse.hung and not pulse.ready
 
 
@@ -96,32 +98,32 @@ def test_loading_has_its_own_time_and_then_may_take_longer_as_long_as_it_works()
 
 def test_time_in_which_we_did_not_look_counts_for_nothing() -> None:
     pulse = silence(SERVING, 30)
-    away = heard(pulse, Look(pulse.last_at + 3600, False, False, "x", IDLE), LIMITS)
+    away = heard(pulse, ProbeResult(pulse.last_at + 3600, False, False, "x", IDLE), LIMITS)
     assert not away.hung
     assert not silence(replace(away, last_at=away.last_at), 20).hung
     assert silence(away, 60 + int(GAP_S)).hung
 
 
 def test_a_timeout_of_0_restarts_nothing() -> None:
-    assert not silence(SERVING, 3600, limits=Limits(600.0, 0.0)).hung
+    assert not silence(SERVING, 3600, limits=HangLimits(600.0, 0.0)).hung
 
 
 def test_signs_are_not_looked_for_while_they_do_not_matter() -> None:
     assert not wants_signs(Pulse(born=0.0), 100.0, LIMITS)
     assert wants_signs(Pulse(born=0.0), 500.0, LIMITS)
-    seen = heard(SERVING, Look(101.0, False, True, "x", IDLE), LIMITS)
+    seen = heard(SERVING, ProbeResult(101.0, False, True, "x", IDLE), LIMITS)
     assert not wants_signs(seen, 101.5, LIMITS)
     assert wants_signs(seen, 102.0, LIMITS)
 
 
-def waiting(pulse: Pulse, seconds: int, *, cpu_share: float = 0.0, limits: Limits = LIMITS) -> Pulse:
+def waiting(pulse: Pulse, seconds: int, *, cpu_share: float = 0.0, limits: HangLimits = LIMITS) -> Pulse:
     """One look a second at an engine whose first answer is waited for."""
     start = pulse.last_at
     for passed in range(1, seconds + 1):
         at = start + passed
-        signs = Signs(10.0 + cpu_share * passed, 1000, True, False, blind=True)
+        signs = LivenessSigns(10.0 + cpu_share * passed, 1000, True, False, blind=True)
         seen = signs if wants_signs(pulse, at, limits) else None
-        pulse = heard(pulse, Look(at, False, True, "its first answer is waited for", seen, asked=True), limits)
+        pulse = heard(pulse, ProbeResult(at, False, True, "its first answer is waited for", seen, asked=True), limits)
     return pulse
 
 
@@ -135,11 +137,11 @@ def test_a_first_answer_may_take_as_long_as_loading_did() -> None:
 
 def test_a_first_answer_that_fails_again_and_again_is_given_that_time_once() -> None:
     pulse = waiting(Pulse(born=0.0), 300)
-    pulse = heard(pulse, Look(301.0, False, True, "/v1/chat/completions answered 500: no", asked=True), LIMITS)
+    pulse = heard(pulse, ProbeResult(301.0, False, True, "/v1/chat/completions answered 500: no", asked=True), LIMITS)
     assert not waiting(pulse, 295).hung
     assert waiting(pulse, 305).hung
 
 
 def test_a_first_answer_is_readiness() -> None:
-    answered = heard(waiting(Pulse(born=0.0), 10), Look(11.0, True, True, ""), LIMITS)
+    answered = heard(waiting(Pulse(born=0.0), 10), ProbeResult(11.0, True, True, ""), LIMITS)
     assert answered.ready and answered.served and not answered.message

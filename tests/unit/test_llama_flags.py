@@ -7,9 +7,9 @@ from functools import lru_cache
 
 import pytest
 
-from metal_supervisor.core.arguments import parse
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR
 from metal_supervisor.runtimes.llama_flags import Option, accepted, as_built, options_of
+from metal_supervisor.spec.arguments import parse
 from tests.system import engine_path, free_ports
 
 HELP = """\

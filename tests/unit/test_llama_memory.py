@@ -12,11 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metal_supervisor.core.demand import Demand, Reading
-from metal_supervisor.core.estimate import Settings, by_size, estimate
-from metal_supervisor.core.gguf import Header
-from metal_supervisor.core.sizes import GIB, MIB
-from metal_supervisor.core.types import Endpoint, Model, Service
+from metal_supervisor.memory.estimate import CacheSettings, by_size, estimate
+from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.runtimes.llama_memory import (
     CHECKPOINT_STEP,
     CHECKPOINTS,
@@ -31,11 +28,14 @@ from metal_supervisor.runtimes.llama_memory import (
 )
 from metal_supervisor.runtimes.llama_server import engine
 from metal_supervisor.runtimes.place import Binary, Place
+from metal_supervisor.spec.gguf import Header
+from metal_supervisor.spec.sizes import GIB, MIB
+from metal_supervisor.spec.types import Endpoint, Model, Service
 from tests.published import GEMMA_27B, QWEN3_NEXT
 from tests.system import engine_path
 
 CURRENT = Binary("/opt/llama-server", frozenset({"--metrics", "--fit", "--cache-ram", "--no-webui", "--offline"}))
-DEFAULTS = Settings(checkpoints=32)
+DEFAULTS = CacheSettings(checkpoints=32)
 """What the engine does without any flag, but for one slot."""
 PLACE = Place("/models/m.gguf", "127.0.0.1", 18100, None, "/state")
 
@@ -55,7 +55,7 @@ def test_the_fields_of_a_service_arrive() -> None:
         contextSize=8192, parallelSlots=4, batchSize=1024, uBatchSize=256, flashAttention=False,
         cacheTypeK="q8_0", cacheTypeV="q4_0", cacheTypeCustomV="turbo3",
     )  # fmt: skip
-    assert found.settings == Settings(
+    assert found.settings == CacheSettings(
         8192, 4, batch=1024, ubatch=256, cache_k="q8_0", cache_v="turbo3", flash_attention=False,
         prompt_cache_bytes=512 * MIB, checkpoints=32,
     )  # fmt: skip
@@ -64,7 +64,7 @@ def test_the_fields_of_a_service_arrive() -> None:
 def test_extra_arguments_come_last_and_win() -> None:
     line = "-c 32768 --parallel 2 --kv-unified --swa_full -cram 100 -ctxcp 5"
     found = of_service(*line.split(), contextSize=4096)
-    assert found.settings == Settings(
+    assert found.settings == CacheSettings(
         32768, 2, unified=True, swa_full=True, prompt_cache_bytes=100 * MIB, checkpoints=5
     )
 
@@ -142,7 +142,7 @@ LINE = ["llama-server", "--parallel", "1", "--ctx-size", "4096"]
 
 def test_a_demand_is_the_estimate_of_what_will_be_started() -> None:
     found = demand([*LINE, "--cache-ram", "100"], MODEL, files())
-    expected = estimate(MODEL.header, Settings(4096, prompt_cache_bytes=100 * MIB))  # type: ignore[arg-type]
+    expected = estimate(MODEL.header, CacheSettings(4096, prompt_cache_bytes=100 * MIB))  # type: ignore[arg-type]
     assert found == Demand(expected.total_bytes, 4 * GIB, expected.explain())
     assert "KV cache (1 x 4096 tokens) 256 MiB + " in found.text
     unmapped = demand([*LINE, "--no-mmap"], MODEL, files())
@@ -157,7 +157,7 @@ def test_every_further_file_is_charged() -> None:
     found = demand(line, MODEL, files(**known))
     assert alone is not None and found is not None and alone.bytes is not None and found.bytes is not None
     whole = estimate(
-        header(), Settings(4096), PROJECTOR, DRAFT.header, [header(10 * MIB), header(10 * MIB), header(MIB)]
+        header(), CacheSettings(4096), PROJECTOR, DRAFT.header, [header(10 * MIB), header(10 * MIB), header(MIB)]
     )
     assert found == Demand(whole.total_bytes, 4 * GIB + GIB // 2, whole.explain())
     assert found.bytes > alone.bytes + GIB + GIB // 2 + 21 * MIB
@@ -175,7 +175,7 @@ def test_a_file_that_is_not_read_yet_is_waited_for_and_all_are_asked_for_at_once
 
 
 def test_what_cannot_be_read_is_charged_by_its_size_and_says_so() -> None:
-    settings = Settings(4096, prompt_cache_bytes=100 * MIB)
+    settings = CacheSettings(4096, prompt_cache_bytes=100 * MIB)
     found = demand([*LINE, "-cram", "100"], UNREADABLE, files())
     expected = by_size(GIB, settings, UNREADABLE.problem)
     assert found == Demand(expected.total_bytes, GIB, expected.explain(), UNREADABLE.problem)

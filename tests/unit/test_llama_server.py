@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.core.arguments import Verdict
-from metal_supervisor.core.demand import Reading
-from metal_supervisor.core.types import Companion, Endpoint, Model, Probe, Role, Service
+from metal_supervisor.models.metadata import Reading
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR
 from metal_supervisor.runtimes.llama_server import OPTION_FLAGS, engine, lacks, refuse
+from metal_supervisor.spec.arguments import FlagVerdict
+from metal_supervisor.spec.types import Companion, Endpoint, Model, Probe, Role, Service
 from tests.published import GEMMA_27B, LLAMA_8B
 
-OWNED = [name for name, flag in GRAMMAR.flags.items() if flag.verdict is Verdict.OURS]
-GUARDED = [name for name, flag in GRAMMAR.flags.items() if flag.verdict is Verdict.REFUSED]
+OWNED = [name for name, flag in GRAMMAR.flags.items() if flag.verdict is FlagVerdict.OURS]
+GUARDED = [name for name, flag in GRAMMAR.flags.items() if flag.verdict is FlagVerdict.REFUSED]
 BARE = Binary("/opt/llama-server", frozenset())
 FULL = Binary("/opt/llama-server", frozenset({"--metrics", "--fit", "--cache-ram", "--no-webui", "--offline"}))
 PLACE = Place("/models/m.gguf", "127.0.0.1", 18100, None, "/state")

@@ -18,8 +18,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor import logs
-from metal_supervisor.logs import LEVEL_FILE, JsonFormatter, Level, TextFormatter, configure, entry_in, text_lines
+from metal_supervisor.settings import logging as logs
+from metal_supervisor.settings.logging import (
+    LEVEL_FILE,
+    JsonFormatter,
+    LogLevel,
+    TextFormatter,
+    configure,
+    entry_in,
+    text_lines,
+)
 
 PROPERTY = settings(max_examples=100, deadline=None, database=None, derandomize=True)
 HOSTILE = [
@@ -274,7 +282,8 @@ def test_people_get_text_and_machines_json_unless_somebody_chose(
 
 def written(code: str) -> tuple[int, list[dict[str, Any]]]:
     """(exit code, what it logged) of a program of ours; every line has to be JSON."""
-    begin = "import threading, time, warnings; from metal_supervisor import logs; logs.configure('info');"
+    begin = "import threading, time, warnings; from metal_supervisor.settings import logging as logs; "
+    begin += "logs.configure('info');"
     done = subprocess.run(
         [sys.executable, "-c", f"{begin} logs.die_with_threads(); {code}"], capture_output=True, text=True, timeout=20
     )
@@ -304,7 +313,7 @@ def root_level() -> Iterator[None]:
 
 
 def test_the_level_is_that_of_the_file_while_it_is_there_and_else_the_setting(tmp_path: Path, root_level: None) -> None:
-    level, path = Level(tmp_path, "info"), tmp_path / LEVEL_FILE
+    level, path = LogLevel(tmp_path, "info"), tmp_path / LEVEL_FILE
     for word, expected in (("debug\n", logging.DEBUG), ("error", logging.ERROR), (None, logging.INFO)):
         path.unlink(missing_ok=True) if word is None else path.write_text(word)
         level.look()
@@ -314,14 +323,14 @@ def test_the_level_is_that_of_the_file_while_it_is_there_and_else_the_setting(tm
 @pytest.mark.parametrize("content", [b"", b"loud", b"\xff", b"debug\ninfo", b"DEBUG\0"])
 def test_a_file_that_names_no_level_changes_none(tmp_path: Path, root_level: None, content: bytes) -> None:
     (tmp_path / LEVEL_FILE).write_bytes(content)
-    Level(tmp_path, "info").look()
+    LogLevel(tmp_path, "info").look()
     assert logging.getLogger().level == logging.INFO
 
 
 def test_a_change_is_told_once_whatever_the_new_level(
     tmp_path: Path, root_level: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    level = Level(tmp_path, "info")
+    level = LogLevel(tmp_path, "info")
     (tmp_path / LEVEL_FILE).write_text("error")
     level.look()
     level.look()

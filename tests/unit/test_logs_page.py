@@ -14,8 +14,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 import logs_page  # noqa: E402
 from logs_page import Broken, Line  # noqa: E402
 
-from metal_supervisor import logs  # noqa: E402
-from metal_supervisor.core.plan import Do  # noqa: E402
+from metal_supervisor.controller.plan import Action  # noqa: E402
+from metal_supervisor.settings import logging  # noqa: E402
 
 HEAD = 'import logging\nlog = logging.getLogger("here")\n'
 
@@ -34,12 +34,12 @@ def test_the_page_is_that_of_the_sources_as_they_are() -> None:
 def test_what_the_page_shows_as_json_is_what_it_shows_as_text() -> None:
     (as_json,) = re.findall(r"(?s)```json\n(.*?)\n```", logs_page.page())
     (as_text,) = re.findall(r"(?s)```text\n(.*?)\n```", logs_page.page())
-    found = logs.entry_in(as_json)
-    assert found is not None and logs.text_lines(found) == as_text
+    found = logging.entry_in(as_json)
+    assert found is not None and logging.text_lines(found) == as_text
 
 
 def test_every_verb_of_a_pass_is_explained() -> None:
-    assert set(logs_page.VERBS) == set(Do) - {Do.WAIT, Do.ALARM}, "of which a pass does neither"
+    assert set(logs_page.VERBS) == set(Action) - {Action.WAIT, Action.ALARM}, "of which a pass does neither"
 
 
 def test_every_call_of_a_logger_is_found() -> None:

@@ -32,9 +32,9 @@ import mac_runtimes
 from mac_checks import CHECKS, ITEMS, Check
 from mac_report import FAIL, MEASURED, PASS, SKIPPED, Redactor, Sheet, Skip
 
-from metal_supervisor import boundary
-from metal_supervisor.boundary import darwin_memory
-from metal_supervisor.boundary.commands import Done
+from metal_supervisor import host
+from metal_supervisor.host import darwin_memory
+from metal_supervisor.host.commands import Done
 from metal_supervisor.runtimes import RUNTIMES
 from tests.boundary.mac_memory import M4_MAX, FakeLibc, u32, u64
 
@@ -535,7 +535,7 @@ def test_what_macos_tells_is_judged_both_ways(
     why: str,
 ) -> None:  # fmt: skip
     kit = mac_kit.Kit(mac_kit.Options(), tmp_path, run=Tools(**tools))
-    if run is mac_host.plists and importlib.util.find_spec("metal_supervisor.boundary.power"):
+    if run is mac_host.plists and importlib.util.find_spec("metal_supervisor.host.power_meter"):
         kit = mac_kit.Kit(mac_kit.Options(), tmp_path, run=Tools(visudo="parsed OK"))
     found = mac_acceptance.perform(check("recorded", run), kit)
     assert (found.outcome, why in found.why) == (outcome, True), found.why
@@ -586,8 +586,8 @@ def test_powermetrics_is_read_and_sudos_leave_for_it_proved(tmp_path: Path, monk
     script = "import sys, time\nwhile True:\n    sys.stdout.buffer.write(" + repr(frame + b"\0") + ")\n"
     script += "    sys.stdout.flush()\n    time.sleep(0.1)\n"
     power = SimpleNamespace(POWERMETRICS=(sys.executable, "-c", script))
-    monkeypatch.setattr(boundary, "power", power, raising=False)
-    monkeypatch.setitem(sys.modules, "metal_supervisor.boundary.power", power)
+    monkeypatch.setattr(host, "power_meter", power, raising=False)
+    monkeypatch.setitem(sys.modules, "metal_supervisor.host.power_meter", power)
     monkeypatch.setattr(mac_power, "FRAME_S", 0.7)
     sudo = tmp_path / "sudo"
     sudo.write_text(SUDO_OF_ONE_LINE)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.core.manifests import (
+from metal_supervisor.cluster.manifests import (
     HEARTBEAT,
     event_object,
     human_size,
@@ -24,9 +24,9 @@ from metal_supervisor.core.manifests import (
     timed,
     url_of,
 )
-from metal_supervisor.core.report import Condition, Happening, report
-from metal_supervisor.core.resources import service_name
-from metal_supervisor.core.types import Endpoint, Json, ModelFile, Observed, Record, Standing, Verdict
+from metal_supervisor.cluster.report import Condition, Happening, report
+from metal_supervisor.spec.resources import service_name
+from metal_supervisor.spec.types import Endpoint, Json, ModelFile, Observed, Record, Standing, Verdict
 
 PROPERTY = settings(max_examples=100, deadline=None, database=None, derandomize=True)
 LABEL_VALUE = re.compile(r"(|[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)")

@@ -12,14 +12,15 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
-from metal_supervisor.core import histogram, programs
-from metal_supervisor.core.engine_metrics import Told
-from metal_supervisor.core.types import Observed
-from metal_supervisor.sidecar import words
+from metal_supervisor.runtimes.engine_metrics import Told
+from metal_supervisor.sidecar import exit_messages
 from metal_supervisor.sidecar.board import Board
-from metal_supervisor.sidecar.metric_table import INCUMBENT, OURS, PHASES, SERVED, TABLE, UNSERVED
-from metal_supervisor.sidecar.metrics import Exposition, exposition
-from metal_supervisor.sidecar.tallies import Tallies
+from metal_supervisor.sidecar.counters import Counters
+from metal_supervisor.sidecar.http.metric_table import INCUMBENT, OURS, PHASES, SERVED, TABLE, UNSERVED
+from metal_supervisor.sidecar.http.metrics import Exposition, exposition
+from metal_supervisor.spec import histogram
+from metal_supervisor.spec.types import Observed
+from metal_supervisor.state import programs
 from tests.boards import full_board, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
@@ -168,12 +169,12 @@ def test_series_go_with_their_service_and_with_its_process() -> None:
 
 
 def test_what_was_counted_of_a_program_goes_with_it() -> None:
-    tallies = Tallies()
+    counters = Counters()
     for program in ("default.a", "default.b"):
-        tallies.probed(program, 0.1)
-        tallies.started(program, 0.1)
-    tallies.forget_all_but({"default.b"})
-    counted = tallies.counted()
+        counters.probed(program, 0.1)
+        counters.started(program, 0.1)
+    counters.forget_all_but({"default.b"})
+    counted = counters.counted()
     assert set(counted.probes) == set(counted.starts) == {"default.b"}
 
 
@@ -215,17 +216,17 @@ def test_a_scraper_gets_the_format_it_accepts() -> None:
     ],
 )  # fmt: skip
 def test_ends_are_counted_by_reason_and_outlive_the_sidecar(last_exit: str, crashed: bool, reason: str) -> None:
-    assert words.manner(last_exit, crashed) == reason
-    once = Observed("default.tiny", 0, False, 1.0, "EXITED", exits=words.exits(None, reason))
-    twice = replace(once, exits=words.exits(once, reason))
+    assert exit_messages.manner(last_exit, crashed) == reason
+    once = Observed("default.tiny", 0, False, 1.0, "EXITED", exits=exit_messages.exits(None, reason))
+    twice = replace(once, exits=exit_messages.exits(once, reason))
     again = programs.read_observed(programs.observed_text(twice))
     assert again == twice and again.exits == {reason: 2}
-    assert words.exits(again, "") == {reason: 2}
+    assert exit_messages.exits(again, "") == {reason: 2}
 
 
 def test_an_observation_with_damaged_counts_is_refused() -> None:
     text = programs.observed_text(Observed("default.tiny", 0, False, 1.0, "EXITED", exits={"stopped": 1}))
-    with pytest.raises(programs.Unreadable, match="exits"):
+    with pytest.raises(programs.UnreadableRecord, match="exits"):
         programs.read_observed(text.replace('"stopped": 1', '"stopped": "x"'))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.sidecar.metrics_server import create_app
+from metal_supervisor.sidecar.http.metrics_server import create_app
 from tests.boards import full_board
 
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.core.arguments import Verdict
-from metal_supervisor.core.demand import Reading
-from metal_supervisor.core.sizes import GIB, MIB
-from metal_supervisor.core.types import Endpoint, Model, Probe, Service
+from metal_supervisor.models.metadata import Reading
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 from metal_supervisor.runtimes.mlx_arguments import MLX
 from metal_supervisor.runtimes.mlx_memory import demand
 from metal_supervisor.runtimes.mlx_server import NOT_HERE, engine, lacks, refuse
+from metal_supervisor.spec.arguments import FlagVerdict
+from metal_supervisor.spec.sizes import GIB, MIB
+from metal_supervisor.spec.types import Endpoint, Model, Probe, Service
 
 SWIFT = Binary("/opt/mlx-server", frozenset({"--max-slots"}), "mlx-server")
 FLAGS = {"--decode-concurrency", "--prompt-concurrency", "--prompt-cache-bytes", "--kv-bits", "--quantized-kv-start"}
-OWNED = [name for name, flag in MLX.grammar.flags.items() if flag.verdict is not Verdict.VALUE]
+OWNED = [name for name, flag in MLX.grammar.flags.items() if flag.verdict is not FlagVerdict.VALUE]
 MLX_LM = Binary("/v/bin/mlx_lm.server", frozenset(FLAGS), "mlx_lm.server", "/v/bin/python")
 CONFIG = {
     "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,

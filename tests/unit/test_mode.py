@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.core.mode import (
+from metal_supervisor.cluster.status_mode import (
     ASK_LEASE_S,
     QUIET_S,
     SILENCE_S,
     UNDECIDED_S,
     Lease,
-    Signs,
+    OperatorEvidence,
     look,
     operator_present,
     operator_wrote,
@@ -61,27 +61,27 @@ def test_damaged_bookkeeping_is_no_trace(entries: object) -> None:
 
 
 def test_nothing_is_said_before_the_first_look_and_for_a_moment_after_it() -> None:
-    assert operator_present("auto", Signs(), 10.0) is None
-    signs = look(Signs(), [item()], 10.0, NOON)
+    assert operator_present("auto", OperatorEvidence(), 10.0) is None
+    signs = look(OperatorEvidence(), [item()], 10.0, NOON)
     assert operator_present("auto", signs, 10.0) is None
     assert operator_present("auto", signs, 10.0 + UNDECIDED_S) is False
 
 
 def test_a_recent_trace_is_believed_at_once_and_for_five_minutes() -> None:
-    signs = look(Signs(), [item(), item("2026-11-21T11:58:00Z")], 10.0, NOON)
+    signs = look(OperatorEvidence(), [item(), item("2026-11-21T11:58:00Z")], 10.0, NOON)
     assert operator_present("auto", signs, 10.0) is True
     assert operator_present("auto", signs, 10.0 + SILENCE_S - 1) is True
     assert operator_present("auto", signs, 10.0 + SILENCE_S) is False
 
 
 def test_an_old_trace_found_at_the_start_means_that_it_left() -> None:
-    signs = look(Signs(), [item("2026-11-21T11:00:00Z")], 10.0, NOON)
+    signs = look(OperatorEvidence(), [item("2026-11-21T11:00:00Z")], 10.0, NOON)
     assert operator_present("auto", signs, 10.0 + UNDECIDED_S) is False
 
 
 @pytest.mark.parametrize("stamp", ["2026-11-21T11:00:05Z", "2026-11-21T19:00:00Z"])
 def test_a_new_trace_is_fresh_whatever_the_clocks_say(stamp: str) -> None:
-    first = look(Signs(), [item("2026-11-21T11:00:00Z")], 10.0, NOON)
+    first = look(OperatorEvidence(), [item("2026-11-21T11:00:00Z")], 10.0, NOON)
     again = look(first, [item(stamp)], 100.0, NOON)
     assert operator_present("auto", again, 101.0) is True
     same = look(again, [item(stamp)], 300.0, NOON)
@@ -89,28 +89,28 @@ def test_a_new_trace_is_fresh_whatever_the_clocks_say(stamp: str) -> None:
 
 
 def test_what_the_program_before_knew_holds_until_something_is_seen() -> None:
-    assert operator_present("auto", Signs(believed=False), 1.0) is False
-    assert operator_present("auto", Signs(believed=True), 1.0) is True
-    signs = look(Signs(believed=False), [item()], 10.0, NOON)
+    assert operator_present("auto", OperatorEvidence(believed=False), 1.0) is False
+    assert operator_present("auto", OperatorEvidence(believed=True), 1.0) is True
+    signs = look(OperatorEvidence(believed=False), [item()], 10.0, NOON)
     assert operator_present("auto", signs, 10.0) is False
     assert operator_present("auto", look(signs, [item("2026-11-21T11:59:59Z")], 11.0, NOON), 11.0) is True
-    signs = look(Signs(believed=True), [item()], 10.0, NOON)
+    signs = look(OperatorEvidence(believed=True), [item()], 10.0, NOON)
     assert operator_present("auto", signs, 10.0 + SILENCE_S - 1) is True
     assert operator_present("auto", signs, 10.0 + SILENCE_S) is False
 
 
 def test_a_setting_is_not_guessed_at() -> None:
-    assert operator_present("operator", Signs(), 0.0) is True
-    assert operator_present("standalone", Signs(seen_at=0.0, first_at=0.0), 1.0) is False
+    assert operator_present("operator", OperatorEvidence(), 0.0) is True
+    assert operator_present("standalone", OperatorEvidence(seen_at=0.0, first_at=0.0), 1.0) is False
 
 
 def test_a_damaged_time_is_no_trace() -> None:
-    assert operator_present("auto", look(Signs(), [item("yesterday")], 10.0, NOON), 20.0) is False
+    assert operator_present("auto", look(OperatorEvidence(), [item("yesterday")], 10.0, NOON), 20.0) is False
 
 
 # ── silence, and the operator's Lease ────────────────────────────────────────────────────────────
 
-WROTE = look(Signs(), [item("2026-11-21T11:59:00Z")], 1000.0, NOON)
+WROTE = look(OperatorEvidence(), [item("2026-11-21T11:59:00Z")], 1000.0, NOON)
 """The operator wrote, which was seen at 1000."""
 
 
@@ -153,7 +153,7 @@ def test_a_lease_that_was_given_up_long_before_the_last_write_tells_nothing() ->
 
 
 def test_what_the_program_before_knew_is_taken_back_by_the_lease_too() -> None:
-    signs = look(Signs(believed=True), [item("2026-11-21T11:00:00Z")], 1000.0, NOON)
+    signs = look(OperatorEvidence(believed=True), [item("2026-11-21T11:00:00Z")], 1000.0, NOON)
     assert operator_present("auto", signs, 1040.0, None) is True
     still = read((1035.0, lease()), (1060.0, lease()))
     assert operator_present("auto", signs, 1060.0, still) is False
@@ -184,5 +184,7 @@ def test_a_long_silence_is_told_until_it_ends() -> None:
     assert silence("auto", WROTE, 1000.0 + SILENCE_S - 1) == told, "one write for all of it"
     assert silence("auto", WROTE, 1000.0 + SILENCE_S) == ""
     assert silence("operator", WROTE, 1000.0 + QUIET_S) == ""
-    assert silence("auto", Signs(), 5.0) == ""
-    assert "since this Mac's controller started" in silence("auto", Signs(believed=True, first_at=0.0), QUIET_S)
+    assert silence("auto", OperatorEvidence(), 5.0) == ""
+    assert "since this Mac's controller started" in silence(
+        "auto", OperatorEvidence(believed=True, first_at=0.0), QUIET_S
+    )

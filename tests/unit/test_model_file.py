@@ -9,10 +9,10 @@ import pytest
 from test_decide import running
 from test_resources import model, refused, service
 
-from metal_supervisor.bulletin import file_of
-from metal_supervisor.core.resources import read_artifact
-from metal_supervisor.core.sources import Artifact
-from metal_supervisor.core.types import ModelFile, Record
+from metal_supervisor.controller.controller_status import file_of
+from metal_supervisor.spec.resources import read_artifact
+from metal_supervisor.spec.sources import Artifact
+from metal_supervisor.spec.types import ModelFile, Record
 
 READY = ModelFile("Ready", "/models/tiny.gguf", 10)
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metal_supervisor.core.names import Aliases, Unknown, aliases, meant
-from metal_supervisor.core.types import Record, Standing, Verdict
+from metal_supervisor.spec.names import Aliases, Unknown, aliases, meant
+from metal_supervisor.spec.types import Record, Standing, Verdict
 
 
 def record(namespace: str, name: str, ordinal: int = 0) -> Record:

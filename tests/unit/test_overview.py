@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metal_supervisor.core.bar import cells
-from metal_supervisor.core.throughput import tokens_per_s
-from metal_supervisor.overview import COLUMNS, Beside, Strange, downloads, facts, lines, uptime
+from metal_supervisor.cli.overview import COLUMNS, Beside, Strange, downloads, facts, lines, uptime
+from metal_supervisor.spec.progress_bar import cells
+from metal_supervisor.spec.throughput import tokens_per_s
 
 NOW = 10_000.0
 GIB = 1 << 30

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.core.report import Happening
+from metal_supervisor.cluster.report import Happening
 from metal_supervisor.sidecar.board import Board, Recent
-from metal_supervisor.sidecar.page import LONGEST, POLICY, advice, render, shown, summary, tone
-from metal_supervisor.sidecar.page import lines as lines_of
-from metal_supervisor.sidecar.picture import LENGTH, MOST_PIECES, picture
-from metal_supervisor.sidecar.power import Reading
+from metal_supervisor.sidecar.http.memory_picture import LENGTH, MOST_PIECES, picture
+from metal_supervisor.sidecar.http.page import LONGEST, POLICY, advice, render, shown, summary, tone
+from metal_supervisor.sidecar.http.page import lines as lines_of
+from metal_supervisor.sidecar.power import PowerReading
 from tests import page_boards as boards
 
 PROPERTY = settings(max_examples=60, deadline=None, database=None, derandomize=True)
@@ -67,7 +67,7 @@ def worded(text: str) -> Board:
     what = Happening("Warning", "Crashed", text)
     return boards.board(
         4, text, cluster_error=text, supervisord_error=text, happenings=(Recent(boards.NOW, text, what),),
-        power=Reading(problem=text), programs={text: text},
+        power=PowerReading(problem=text), programs={text: text},
     )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def test_what_needs_a_look_comes_first() -> None:
 
 
 def test_it_tells_downloads_events_notices_cluster_programs_and_power() -> None:
-    power = Reading("powermetrics", "", 0.0, 0.0, 1e12, {"gpu": 12.34})
+    power = PowerReading("powermetrics", "", 0.0, 0.0, 1e12, {"gpu": 12.34})
     what = Happening("Normal", "Serving", "it serves")
     document = page(boards.board(1, happenings=(Recent(boards.NOW, "default/x", what),), power=power))
     for said in (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.core.plan import (
+from metal_supervisor.controller.plan import (
     EXITED_GRACE_S,
     HAND_GRACE_S,
     INSIST_AFTER_S,
@@ -18,7 +18,7 @@ from metal_supervisor.core.plan import (
     RESEND_AFTER_S,
     TO_START,
     WITHDRAW_WAIT_S,
-    Do,
+    Action,
     Hung,
     Step,
     Stopping,
@@ -29,12 +29,12 @@ from metal_supervisor.core.plan import (
     steps,
     stopped_by_hand,
 )
-from metal_supervisor.core.types import LIVE, Diff, ProgramState, RunNote, State
+from metal_supervisor.spec.types import LIVE, Diff, ProgramState, RunNote, State
 
 NAME, NOW, PID = "default.tiny", 1_000_000.0, 77
 OLD, NEW = "default.tiny.old.json", "default.tiny.new.json"
 PROPERTY = settings(max_examples=300, deadline=None, database=None, derandomize=True)
-TAKES_AWAY = {Do.STOP, Do.REMOVE, Do.REPLACE, Do.TERM, Do.WITHDRAW}
+TAKES_AWAY = {Action.STOP, Action.REMOVE, Action.REPLACE, Action.TERM, Action.WITHDRAW}
 
 
 def row(state: State, *, up_s: float = 100.0, pid: int | None = None, stop: float = 0.0, name: str = NAME,
@@ -71,7 +71,7 @@ def moves(
     )
 
 
-def do(*args: ProgramState | None, **kwargs: object) -> Do | None:
+def do(*args: ProgramState | None, **kwargs: object) -> Action | None:
     """The one move, None for none."""
     found = moves(*args, **kwargs)  # type: ignore[arg-type]
     assert len(found) <= 1
@@ -92,29 +92,29 @@ WITHDRAWN = Stopping(asked_at=NOW - 0.5, withdrawn=True, drained=True)
 @pytest.mark.parametrize(
     ("state", "first", "once_withdrawn"),
     [
-        (State.RUNNING, Do.WITHDRAW, Do.STOP),
-        (State.STARTING, Do.WITHDRAW, Do.STOP),
-        (State.BACKOFF, Do.STOP, Do.STOP),
-        (State.STOPPING, Do.WAIT, Do.WAIT),
-        (State.STOPPED, Do.REMOVE, Do.REMOVE),
-        (State.EXITED, Do.REMOVE, Do.REMOVE),
-        (State.FATAL, Do.REMOVE, Do.REMOVE),
-        (State.UNKNOWN, Do.REMOVE, Do.REMOVE),
+        (State.RUNNING, Action.WITHDRAW, Action.STOP),
+        (State.STARTING, Action.WITHDRAW, Action.STOP),
+        (State.BACKOFF, Action.STOP, Action.STOP),
+        (State.STOPPING, Action.WAIT, Action.WAIT),
+        (State.STOPPED, Action.REMOVE, Action.REMOVE),
+        (State.EXITED, Action.REMOVE, Action.REMOVE),
+        (State.FATAL, Action.REMOVE, Action.REMOVE),
+        (State.UNKNOWN, Action.REMOVE, Action.REMOVE),
     ],
 )
 class TestEveryStateOfAProgramThatHasToGo:
     """The same way out for one that is no longer wanted, and for one that another spec replaces."""
 
     def test_an_unwanted_program_is_withdrawn_stopped_and_removed(
-        self, state: State, first: Do, once_withdrawn: Do
+        self, state: State, first: Action, once_withdrawn: Action
     ) -> None:
         assert do(row(state)) is first
         assert do(row(state), stopping=WITHDRAWN) is once_withdrawn
 
     def test_a_program_of_another_spec_is_withdrawn_stopped_and_replaced(
-        self, state: State, first: Do, once_withdrawn: Do
+        self, state: State, first: Action, once_withdrawn: Action
     ) -> None:
-        swap = {Do.REMOVE: Do.REPLACE}
+        swap = {Action.REMOVE: Action.REPLACE}
         shared = {"want": WANTS_NEW, "diff": changed(), "said": note(OLD)}
         assert do(row(state), **shared) is swap.get(first, first)
         assert do(row(state), **shared, stopping=WITHDRAWN) is swap.get(once_withdrawn, once_withdrawn)
@@ -137,7 +137,7 @@ def test_a_cosmetic_change_never_touches_a_process(state: State) -> None:
 
 @pytest.mark.parametrize("state", sorted(RESTS))
 def test_a_new_section_is_taken_up_before_the_next_start(state: State) -> None:
-    assert do(row(state), want=WANTS_OLD, diff=changed(), said=note(OLD)) is Do.REPLACE
+    assert do(row(state), want=WANTS_OLD, diff=changed(), said=note(OLD)) is Action.REPLACE
 
 
 @pytest.mark.parametrize("state", list(State))
@@ -148,13 +148,13 @@ def test_a_wanted_program_that_supervisord_calls_removed_is_never_taken_away(sta
 
 
 def test_a_new_program_is_added_once_supervisord_has_read_it() -> None:
-    assert do(None, want=WANTS_NEW, diff=Diff(added=frozenset({NAME}))) is Do.ADD
+    assert do(None, want=WANTS_NEW, diff=Diff(added=frozenset({NAME}))) is Action.ADD
     (step,) = moves(None, want=WANTS_NEW)
-    assert step.do is Do.WAIT and step.again_in_s > 0
+    assert step.do is Action.WAIT and step.again_in_s > 0
 
 
 def test_a_stopped_program_that_was_never_started_is_started() -> None:
-    assert do(row(State.STOPPED, start=0.0), want=WANTS_OLD) is Do.START
+    assert do(row(State.STOPPED, start=0.0), want=WANTS_OLD) is Action.START
 
 
 def test_a_program_stopped_by_hand_stays_stopped() -> None:
@@ -166,25 +166,27 @@ def test_a_program_stopped_by_hand_stays_stopped() -> None:
 
 def test_a_program_that_we_stopped_and_that_is_wanted_again_is_started() -> None:
     # An edit and its revert, or suspend and resume, within the seconds a stop takes.
-    assert do(row(State.STOPPED, stop=NOW - 1), want=WANTS_OLD, said=note(OLD)) is Do.START
-    assert do(row(State.STOPPED, stop=NOW - 1), want=WANTS_OLD, said=note(OLD), diff=changed()) is Do.REPLACE
+    assert do(row(State.STOPPED, stop=NOW - 1), want=WANTS_OLD, said=note(OLD)) is Action.START
+    assert do(row(State.STOPPED, stop=NOW - 1), want=WANTS_OLD, said=note(OLD), diff=changed()) is Action.REPLACE
 
 
-@pytest.mark.parametrize(("ago", "expected"), [(0.0, None), (EXITED_GRACE_S, None), (EXITED_GRACE_S + 0.1, Do.START)])
-def test_an_exited_program_is_left_to_supervisord_for_a_moment(ago: float, expected: Do | None) -> None:
+@pytest.mark.parametrize(
+    ("ago", "expected"), [(0.0, None), (EXITED_GRACE_S, None), (EXITED_GRACE_S + 0.1, Action.START)]
+)
+def test_an_exited_program_is_left_to_supervisord_for_a_moment(ago: float, expected: Action | None) -> None:
     assert do(row(State.EXITED, stop=NOW - ago), want=WANTS_OLD, said=note(OLD)) is expected
 
 
 def test_a_fatal_program_is_started_when_its_pause_is_over_and_not_before() -> None:
     held = note(OLD, not_before=NOW + 30)
     (step,) = moves(row(State.FATAL), want=WANTS_OLD, said=held)
-    assert (step.do, step.again_in_s) == (Do.WAIT, 30.0)
-    assert do(row(State.FATAL), want=WANTS_OLD, said=held, now=NOW + 29.9) is Do.WAIT
-    assert do(row(State.FATAL), want=WANTS_OLD, said=held, now=NOW + 30) is Do.START
+    assert (step.do, step.again_in_s) == (Action.WAIT, 30.0)
+    assert do(row(State.FATAL), want=WANTS_OLD, said=held, now=NOW + 29.9) is Action.WAIT
+    assert do(row(State.FATAL), want=WANTS_OLD, said=held, now=NOW + 30) is Action.START
 
 
 def test_a_fatal_program_whose_spec_changed_is_replaced_at_once() -> None:
-    assert do(row(State.FATAL), want=WANTS_NEW, said=note(OLD, not_before=NOW + 300), diff=changed()) is Do.REPLACE
+    assert do(row(State.FATAL), want=WANTS_NEW, said=note(OLD, not_before=NOW + 300), diff=changed()) is Action.REPLACE
 
 
 @pytest.mark.parametrize("state", [State.STARTING, State.RUNNING])
@@ -192,10 +194,10 @@ def test_in_the_moments_before_the_launchers_note_nothing_is_taken_away(state: S
     for said in (None, note(OLD, pid=PID - 1)):
         young = row(state, up_s=NOTE_GRACE_S / 2)
         (step,) = moves(young, want=WANTS_NEW, diff=changed(), said=said)
-        assert step.do is Do.WAIT and step.again_in_s < 1
-        assert do(row(state, up_s=NOTE_GRACE_S), want=WANTS_NEW, diff=changed(), said=said) is Do.WITHDRAW
+        assert step.do is Action.WAIT and step.again_in_s < 1
+        assert do(row(state, up_s=NOTE_GRACE_S), want=WANTS_NEW, diff=changed(), said=said) is Action.WITHDRAW
     # A note of this very process settles it.
-    assert do(row(state, up_s=0.01), want=WANTS_NEW, diff=changed(), said=note(OLD)) is Do.WITHDRAW
+    assert do(row(state, up_s=0.01), want=WANTS_NEW, diff=changed(), said=note(OLD)) is Action.WITHDRAW
     assert do(row(state, up_s=0.01), want=WANTS_NEW, diff=changed(), said=note(NEW)) is None
 
 
@@ -215,9 +217,9 @@ def test_a_note_of_an_earlier_process_says_nothing_about_the_present_one() -> No
 
 def test_a_process_that_supervisord_lost_track_of_is_left_alone_with_an_alarm() -> None:
     lost = row(State.UNKNOWN, pid=PID)
-    assert do(lost) is Do.ALARM
-    assert do(lost, want=WANTS_NEW, diff=changed(), said=note(OLD)) is Do.ALARM
-    assert do(lost, want=WANTS_OLD, said=note(OLD)) is Do.ALARM
+    assert do(lost) is Action.ALARM
+    assert do(lost, want=WANTS_NEW, diff=changed(), said=note(OLD)) is Action.ALARM
+    assert do(lost, want=WANTS_OLD, said=note(OLD)) is Action.ALARM
 
 
 def test_moves_come_in_the_order_of_names_one_each() -> None:
@@ -235,38 +237,38 @@ def test_a_stop_waits_for_the_withdrawal_but_no_longer_than_its_limit(state: Sta
     def after(seconds: float, done: bool = False) -> Step:
         return moves(row(state), stopping=Stopping(NOW - seconds, done, drained=done))[0]
 
-    assert after(0.0).do is Do.WAIT
+    assert after(0.0).do is Action.WAIT
     assert after(0.5).again_in_s == pytest.approx(WITHDRAW_WAIT_S - 0.5)
-    assert after(0.5, True).do is Do.STOP
-    assert after(WITHDRAW_WAIT_S - 0.01).do is Do.WAIT
-    assert after(WITHDRAW_WAIT_S).do is Do.STOP
-    assert after(-3600.0).do is Do.STOP, "a clock that jumped back must not hold a stop"
+    assert after(0.5, True).do is Action.STOP
+    assert after(WITHDRAW_WAIT_S - 0.01).do is Action.WAIT
+    assert after(WITHDRAW_WAIT_S).do is Action.STOP
+    assert after(-3600.0).do is Action.STOP, "a clock that jumped back must not hold a stop"
 
 
 @pytest.mark.parametrize("state", [State.RUNNING, State.STARTING])
 def test_an_engine_finishes_what_it_answers_within_its_bound(state: State) -> None:
-    def after(seconds: float, **seen: bool) -> Do:
+    def after(seconds: float, **seen: bool) -> Action:
         return moves(row(state), stopping=Stopping(NOW - seconds, drain_s=60.0, **seen))[0].do
 
-    assert after(0.1, withdrawn=True) is Do.WAIT, "nobody has said yet whether it is busy"
-    assert after(59.0, withdrawn=True, busy=True) is Do.WAIT
-    assert after(59.0, withdrawn=False, busy=True) is Do.WAIT, "an endpoint that stays is no reason to cut"
-    assert after(61.0, withdrawn=True, busy=True) is Do.STOP
-    assert after(0.1, withdrawn=True, busy=True, drained=True) is Do.STOP
-    assert after(0.1, withdrawn=True, drained=True) is Do.STOP
-    assert after(-3600.0, withdrawn=True, busy=True) is Do.STOP, "a clock that jumped back must not hold a stop"
+    assert after(0.1, withdrawn=True) is Action.WAIT, "nobody has said yet whether it is busy"
+    assert after(59.0, withdrawn=True, busy=True) is Action.WAIT
+    assert after(59.0, withdrawn=False, busy=True) is Action.WAIT, "an endpoint that stays is no reason to cut"
+    assert after(61.0, withdrawn=True, busy=True) is Action.STOP
+    assert after(0.1, withdrawn=True, busy=True, drained=True) is Action.STOP
+    assert after(0.1, withdrawn=True, drained=True) is Action.STOP
+    assert after(-3600.0, withdrawn=True, busy=True) is Action.STOP, "a clock that jumped back must not hold a stop"
 
 
 def test_a_term_that_may_have_been_lost_is_sent_again_and_so_is_one_that_is_not_heeded() -> None:
-    def after(seconds: float, young: bool) -> Do | None:
+    def after(seconds: float, young: bool) -> Action | None:
         told = Stopping(NOW - 9, True, drained=True, told_at=NOW - seconds, young=young)
         return do(row(State.STOPPING), stopping=told)
 
-    assert after(RESEND_AFTER_S / 2, young=True) is Do.WAIT
-    assert after(RESEND_AFTER_S + 0.01, young=True) is Do.TERM
-    assert after(RESEND_AFTER_S + 0.01, young=False) is Do.WAIT
-    assert after(INSIST_AFTER_S + 0.01, young=False) is Do.TERM
-    assert do(row(State.STOPPING), stopping=Stopping(NOW - 9, True, drained=True)) is Do.WAIT
+    assert after(RESEND_AFTER_S / 2, young=True) is Action.WAIT
+    assert after(RESEND_AFTER_S + 0.01, young=True) is Action.TERM
+    assert after(RESEND_AFTER_S + 0.01, young=False) is Action.WAIT
+    assert after(INSIST_AFTER_S + 0.01, young=False) is Action.TERM
+    assert do(row(State.STOPPING), stopping=Stopping(NOW - 9, True, drained=True)) is Action.WAIT
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -280,7 +282,7 @@ def test_from_running_to_gone_takes_withdraw_stop_and_the_end_in_this_order(repl
         (row(State.STOPPED), Stopping(NOW, True, drained=True)),
     ]
     assert [do(state, stopping=stopping, **shared) for state, stopping in story] == [
-        Do.WITHDRAW, Do.WAIT, Do.STOP, Do.WAIT, Do.REPLACE if replaced else Do.REMOVE
+        Action.WITHDRAW, Action.WAIT, Action.STOP, Action.WAIT, Action.REPLACE if replaced else Action.REMOVE
     ]
 
 
@@ -319,7 +321,7 @@ def test_whatever_happens_a_wanted_program_that_runs_the_wanted_spec_keeps_runni
     if state.state in (State.STARTING, State.RUNNING, State.BACKOFF):
         assert found is None
     if state.state in RESTS:  # no process, and what supervisord would start may be something else
-        assert found not in TAKES_AWAY - {Do.REPLACE}
+        assert found not in TAKES_AWAY - {Action.REPLACE}
     else:
         assert found not in TAKES_AWAY
 
@@ -345,14 +347,14 @@ def test_a_process_is_never_stopped_before_its_withdrawal_was_asked_for_nor_held
     found = moves(state, want=want, diff=diff, said=said, stopping=stopping, now=now)
     asked = stopping.asked_at if stopping else 0.0
     for step in found:
-        if step.do is Do.STOP and state.state in (State.STARTING, State.RUNNING):
+        if step.do is Action.STOP and state.state in (State.STARTING, State.RUNNING):
             assert asked, "stopped without a word to the sidecar"
             assert (stopping and stopping.withdrawn) or not 0 <= NOW - asked < WITHDRAW_WAIT_S
-        if step.do is Do.WITHDRAW:
+        if step.do is Action.WITHDRAW:
             assert not asked, "asked twice: the two seconds would start anew"
-        if step.do in (Do.REMOVE, Do.REPLACE):
+        if step.do in (Action.REMOVE, Action.REPLACE):
             assert state.state not in LIVE and state.state is not State.BACKOFF
-        if step.do is Do.WAIT and "withdrawn" in step.why:
+        if step.do is Action.WAIT and "withdrawn" in step.why:
             assert 0 < step.again_in_s <= WITHDRAW_WAIT_S
         assert step.why
 
@@ -364,7 +366,7 @@ def test_an_unwanted_program_always_has_a_next_move_and_a_wanted_one_is_never_re
 ) -> None:
     assert do(state, diff=diff, said=said, stopping=stopping, now=now) is not None
     for want in (WANTS_OLD, WANTS_NEW):
-        assert do(state, want=want, diff=diff, said=said, stopping=stopping, now=now) is not Do.REMOVE
+        assert do(state, want=want, diff=diff, said=said, stopping=stopping, now=now) is not Action.REMOVE
 
 
 # ── stopped by hand ──────────────────────────────────────────────────────────────────────────────
@@ -422,7 +424,7 @@ def test_a_stop_by_hand_is_kept_over_a_restart_once_it_has_lasted(state: Program
 
 def test_what_was_stopped_by_hand_a_moment_ago_is_not_replaced_by_what_would_start() -> None:
     by_hand = Wanted(NEW, True)
-    for ago, expected in ((0.0, Do.WAIT), (HAND_GRACE_S, Do.REPLACE)):
+    for ago, expected in ((0.0, Action.WAIT), (HAND_GRACE_S, Action.REPLACE)):
         stopped = row(State.STOPPED, stop=NOW - ago)
         assert do(stopped, want=by_hand, said=note(OLD), diff=changed()) is expected
 
@@ -454,25 +456,27 @@ def test_a_fatal_program_is_never_held_longer_than_the_longest_pause_whatever_th
 ) -> None:
     fatal = replace(state, state=State.FATAL, pid=0, now=now)
     (step,) = moves(fatal, want=WANTS_OLD, said=said, now=now)
-    assert step.do is Do.START or (step.do is Do.WAIT and 0 < step.again_in_s <= LONGEST_RETRY_S)
+    assert step.do is Action.START or (step.do is Action.WAIT and 0 < step.again_in_s <= LONGEST_RETRY_S)
 
 
 def test_an_engine_of_another_spec_goes_although_its_section_waits() -> None:
     for state in (State.STARTING, State.RUNNING):
-        assert do(row(state), want=WANTS_NEW, said=note(OLD)) is Do.WITHDRAW
+        assert do(row(state), want=WANTS_NEW, said=note(OLD)) is Action.WITHDRAW
         assert do(row(state), want=WANTS_NEW, said=note(OLD, launcher=PID + 1)) is None  # a note of an earlier run
-    assert do(row(State.STOPPED), want=WANTS_NEW, said=note(OLD), diff=Diff(changed=frozenset({NAME}))) is Do.REPLACE
+    assert (
+        do(row(State.STOPPED), want=WANTS_NEW, said=note(OLD), diff=Diff(changed=frozenset({NAME}))) is Action.REPLACE
+    )
 
 
 def test_a_hung_engine_is_told_to_end_then_killed_and_never_drained() -> None:
     def after(told_at: float) -> list[Step]:
         return moves(row(State.RUNNING), want=Wanted(OLD, False, Hung("it hangs", told_at)), said=note(OLD))
 
-    assert [step.do for step in after(0.0)] == [Do.RESTART]
+    assert [step.do for step in after(0.0)] == [Action.RESTART]
     (waits,) = after(NOW - 4)
-    assert (waits.do, waits.again_in_s) == (Do.WAIT, KILL_AFTER_S - 4)
-    assert [step.do for step in after(NOW - KILL_AFTER_S)] == [Do.KILL]
-    assert [step.do for step in after(NOW + 3600)] == [Do.KILL]  # the clock was set back
+    assert (waits.do, waits.again_in_s) == (Action.WAIT, KILL_AFTER_S - 4)
+    assert [step.do for step in after(NOW - KILL_AFTER_S)] == [Action.KILL]
+    assert [step.do for step in after(NOW + 3600)] == [Action.KILL]  # the clock was set back
     assert moves(row(State.STOPPING), want=Wanted(OLD, False, Hung("it hangs")), said=note(OLD)) == []
 
 
@@ -486,6 +490,6 @@ def test_while_nothing_may_be_started_nothing_is_and_what_is_up_goes_on(state: S
         world = frozenset({NAME}), rest, diff, {NAME: note()}, {NAME: asked}, NOW
         free = [step.do for step in steps({NAME: want}, *world)]
         held = steps({NAME: want}, *world, held=lambda _name: "no device")
-        assert [step.do for step in held] == [Do.WAIT if each in TO_START else each for each in free]
+        assert [step.do for step in held] == [Action.WAIT if each in TO_START else each for each in free]
         assert all(step.why == "no device" for step, each in zip(held, free, strict=True) if each in TO_START)
         assert steps({}, *world, held=lambda _name: "no device") == steps({}, *world), "what is not wanted may go"

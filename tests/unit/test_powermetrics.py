@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.core.powermetrics import DOMAINS, END, MOST_BYTES, Frames, Power, average_w, reading
+from metal_supervisor.host.powermetrics import DOMAINS, END, MOST_BYTES, Frames, Power, average_w, reading
 from tests.power import FIGURES, HEADER, M1_CLUSTERS, M5_CLUSTERS, ULTRA_CLUSTERS, WATTS, processor, sample, stream
 
 CAPTURES = Path(__file__).resolve().parents[2].parent / "shared" / "fixtures"

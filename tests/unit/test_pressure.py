@@ -8,29 +8,29 @@ from dataclasses import replace
 
 import pytest
 
-from metal_supervisor.core.pressure import Level, Pace, Sample, Thresholds, Watch, in_force, thresholds, watch
-from metal_supervisor.core.sizes import GIB, MIB
+from metal_supervisor.memory.pressure import Level, MemorySample, Pace, Thresholds, Watch, in_force, thresholds, watch
+from metal_supervisor.spec.sizes import GIB, MIB
 
 NORMAL, WARNING, CRITICAL = Level.NORMAL, Level.WARNING, Level.CRITICAL
 TOTAL = 128 * GIB
 LIMITS = thresholds(TOTAL, 107 * GIB)  # warning below 10.5 GiB, critical below 5.25 GiB
 
 
-def sample(at: float, gib: float | None = None, **more: object) -> Sample:
-    return replace(Sample(at, TOTAL, None if gib is None else int(gib * GIB)), **more)  # type: ignore[arg-type]
+def sample(at: float, gib: float | None = None, **more: object) -> MemorySample:
+    return replace(MemorySample(at, TOTAL, None if gib is None else int(gib * GIB)), **more)  # type: ignore[arg-type]
 
 
-def series(start: float, *gib: float | None, every_s: float = 5.0) -> list[Sample]:
+def series(start: float, *gib: float | None, every_s: float = 5.0) -> list[MemorySample]:
     return [sample(start + index * every_s, each) for index, each in enumerate(gib)]
 
 
-def after(samples: Iterable[Sample], before: Watch = Watch()) -> Watch:  # noqa: B008 - frozen
+def after(samples: Iterable[MemorySample], before: Watch = Watch()) -> Watch:  # noqa: B008 - frozen
     for each in samples:
         before = watch(before, each, LIMITS)
     return before
 
 
-def raw(each: Sample) -> Level:
+def raw(each: MemorySample) -> Level:
     return watch(Watch(), each, LIMITS).raw
 
 
@@ -81,7 +81,7 @@ def test_a_full_and_legal_load_is_normal_on_every_machine() -> None:
     for total, budget in ((16, 10.2), (36, 27.6), (64, 51.3), (128, 107.0), (128, 115.2), (512, 460.8)):
         left = int((total - budget) * GIB * 0.63)  # some of the headroom is the system's own
         limits = thresholds(total * GIB, int(budget * GIB))
-        assert watch(Watch(), Sample(0, total * GIB, left), limits).raw is NORMAL
+        assert watch(Watch(), MemorySample(0, total * GIB, left), limits).raw is NORMAL
 
 
 # ── what a sample says ───────────────────────────────────────────────────────────────────────────

@@ -19,10 +19,12 @@ from hypothesis import strategies as st
 from supervisor.options import ServerOptions
 
 from metal_supervisor import launch
-from metal_supervisor.core import programs
-from metal_supervisor.core.programs import (
+from metal_supervisor.spec.types import Endpoint, Engine, Observed, Probe, Record, RunNote, Standing, Verdict
+from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken, requested_at, withdrawal_token
+from metal_supervisor.state import programs
+from metal_supervisor.state.programs import (
     LONGEST_SCRATCH,
-    Unreadable,
+    UnreadableRecord,
     compose,
     is_unedited,
     observed_text,
@@ -35,8 +37,6 @@ from metal_supervisor.core.programs import (
     section,
     section_spec,
 )
-from metal_supervisor.core.types import Endpoint, Engine, Observed, Probe, Record, RunNote, Standing, Verdict
-from metal_supervisor.core.withdrawal import NO_WITHDRAWAL, WithdrawalToken, requested_at, withdrawal_token
 
 PROPERTY = settings(max_examples=60, deadline=None, database=None, derandomize=True)
 HOME = "/state"
@@ -141,7 +141,7 @@ def test_a_newer_format_is_unreadable_and_says_so_but_for_the_note_of_what_runs(
     if read is read_run:
         assert read(json.dumps({**json.loads(good), "format": 2, "more": []})) == read(good)
         return
-    with pytest.raises(Unreadable, match="format 2, newer than the 1"):
+    with pytest.raises(UnreadableRecord, match="format 2, newer than the 1"):
         read(json.dumps({**json.loads(good), "format": 2}))
 
 
@@ -152,9 +152,9 @@ def test_a_file_cut_short_or_garbled_is_unreadable_and_nothing_else(
     read: Callable[[str], Any], good: str, data: st.DataObject
 ) -> None:
     cut = data.draw(st.integers(0, len(good) - 2))
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableRecord):
         read(good[:cut])
-    with contextlib.suppress(Unreadable):
+    with contextlib.suppress(UnreadableRecord):
         read(good[:cut] + data.draw(st.text(max_size=8)) + good[data.draw(st.integers(cut, len(good))) :])
 
 
@@ -163,13 +163,13 @@ def test_a_file_cut_short_or_garbled_is_unreadable_and_nothing_else(
     "text", ["", "null", "[]", "5", '"x"', "{}", "\0" * 64, '{"format": "1"}', '{"format": null}', "{" * 50]
 )
 def test_what_is_no_file_of_ours_is_unreadable(read: Callable[[str], Any], good: str, text: str) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableRecord):
         read(text)
 
 
 @EACH_READER
 def test_a_file_of_brackets_is_unreadable_too(read: Callable[[str], Any], good: str) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableRecord):
         read("[" * 200_000)
 
 
@@ -179,7 +179,7 @@ def test_a_missing_field_is_unreadable(read: Callable[[str], Any], good: str) ->
     optional |= {item.name for item in dataclasses.fields(Observed) if item.default is not dataclasses.MISSING}
     body = json.loads(good)
     for field in body.keys() - ({"probe", "exits"} | optional):
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnreadableRecord):
             read(json.dumps({key: value for key, value in body.items() if key != field}))
 
 
@@ -190,7 +190,7 @@ def test_no_value_of_a_wrong_type_raises_anything_but_unreadable(
 ) -> None:
     body = json.loads(good)
     for field in body:
-        with contextlib.suppress(Unreadable):
+        with contextlib.suppress(UnreadableRecord):
             read(json.dumps({**body, field: value}))
 
 
@@ -203,7 +203,7 @@ def test_no_value_of_a_wrong_type_raises_anything_but_unreadable(
     ],
 )
 def test_a_record_whose_field_has_another_type_is_damaged_not_believed(field: str, value: Any) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableRecord):
         read_record(json.dumps({**json.loads(record_text(RECORD)), field: value}))
 
 
@@ -221,19 +221,19 @@ def test_no_token_and_one_that_is_no_time_are_requests_of_long_ago() -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("pid", "7"), ("ready", "no"), ("since", None), ("withdrawn", 5)])
 def test_an_observation_whose_field_has_another_type_is_damaged_not_believed(field: str, value: Any) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableRecord):
         read_observed(json.dumps({**json.loads(observed_text(OBSERVATION)), field: value}))
 
 
 @pytest.mark.parametrize("change", [{"namespace": "other"}, {"name": "x"}, {"program": "default.evil"}])
 def test_a_record_whose_program_is_not_its_own_is_damaged(change: dict[str, str]) -> None:
-    with pytest.raises(Unreadable, match=r"does not belong|damaged"):
+    with pytest.raises(UnreadableRecord, match=r"does not belong|damaged"):
         read_record(json.dumps({**json.loads(record_text(RECORD)), **change}))
 
 
 def test_a_record_that_names_a_spec_outside_the_specs_is_damaged() -> None:
     for name in ("../../etc/passwd", "x.json\n[program:evil]", "a b", "/abs.json"):
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnreadableRecord):
             read_record(json.dumps({**json.loads(record_text(RECORD)), "spec_file": name}))
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from metal_supervisor.core.progress import Meter, duration
+from metal_supervisor.spec.progress import DownloadProgress, duration
 
 GB = 10**9
 
 
-def metered(total: int, steps: list[tuple[float, int]], here: int = 0) -> Meter:
+def metered(total: int, steps: list[tuple[float, int]], here: int = 0) -> DownloadProgress:
     """A meter that began at 100 s with `here` bytes; steps: (seconds since then, bytes more)."""
-    meter = Meter(total)
+    meter = DownloadProgress(total)
     meter.got(here)
     meter.begin(100.0)
     for at, size in steps:
@@ -54,7 +54,7 @@ def test_a_clock_that_stands_still_and_bytes_that_are_taken_back_do_no_harm() ->
 def test_a_size_that_nobody_knows_is_not_made_up() -> None:
     meter = metered(0, [(2.0, 3 * GB)])
     assert (str(meter), meter.left_s) == ("2.8 GiB, 1500 MB/s", None)
-    assert str(Meter()) == "0 MiB"
+    assert str(DownloadProgress()) == "0 MiB"
 
 
 def test_no_more_than_all_is_said_to_be_here() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import yaml
 
-from metal_supervisor.core import manifests, throughput
-from metal_supervisor.sidecar.metric_table import TABLE, Entry
+from metal_supervisor.cluster import manifests
+from metal_supervisor.sidecar.http.metric_table import TABLE, MetricEntry
+from metal_supervisor.spec import throughput
 from tests.boards import row
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "prometheus"
@@ -27,7 +28,7 @@ def rules() -> list[dict[str, Any]]:
     return list(group["rules"])
 
 
-def series(entry: Entry) -> set[str]:
+def series(entry: MetricEntry) -> set[str]:
     """The names that a metric has in a Prometheus."""
     parts = ("_bucket", "_sum", "_count") if entry.kind == "histogram" else ("",)
     return {entry.name + part for part in parts}

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from metal_supervisor.core import claims, manifests, references
+from metal_supervisor.cluster import manifests
+from metal_supervisor.placement import claims
+from metal_supervisor.spec import references
 
 RBAC = Path(__file__).resolve().parents[2] / "conf" / "rbac"
 Object = dict[str, Any]

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from test_decide import outlook
 from test_resources import ANYTHING, accepted, refused, service, understood
 
-from metal_supervisor.core.decide import accept, same_request
-from metal_supervisor.core.references import Holding, Source, filled, keys_of, sources
-from metal_supervisor.core.sources import Artifact, Keys
-from metal_supervisor.core.types import Reference, Rejected, Service, Standing
+from metal_supervisor.controller.reconcile import accept, same_request
+from metal_supervisor.spec.references import Holding, Source, filled, keys_of, sources
+from metal_supervisor.spec.sources import Artifact, Keys
+from metal_supervisor.spec.types import Reference, Rejected, Service, Standing
 
 NOW = 100.0
 PATH = "spec.env[0].valueFrom.secretKeyRef"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.core.report import WAITING, Condition, Report, happening, report
-from metal_supervisor.core.types import Endpoint, Observed, Record, Standing, Verdict
+from metal_supervisor.cluster.report import WAITING, Condition, Report, happening, report
+from metal_supervisor.spec.types import Endpoint, Observed, Record, Standing, Verdict
 
 PROPERTY = settings(max_examples=200, deadline=None, database=None, derandomize=True)
 PHASES = {"Pending", "Creating", "Progressing", "Ready", "WaitingForGPU", "Stopped", "Suspended", "Failed"}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metal_supervisor.core.fields import Bad
-from metal_supervisor.core.repository import MOST_FILES, directory, gguf, is_safe
+from metal_supervisor.models.repository import MOST_FILES, directory, gguf, is_safe
+from metal_supervisor.spec.fields import Bad
 
 MLX = ("config.json", "model.safetensors")
 

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_crds import EXAMPLES, documents
 
-from metal_supervisor.core.decide import same_request
-from metal_supervisor.core.fields import OPTIONS
-from metal_supervisor.core.resources import (
+from metal_supervisor.controller.reconcile import same_request
+from metal_supervisor.runtimes import VOCABULARIES
+from metal_supervisor.spec.fields import OPTIONS
+from metal_supervisor.spec.resources import (
     IDLE_TTL_ANNOTATION,
     OMLX_OPTIONS,
     RUNTIME_ANNOTATION,
@@ -27,8 +28,7 @@ from metal_supervisor.core.resources import (
     is_metal,
     service_name,
 )
-from metal_supervisor.core.types import Json, Rejected, Service
-from metal_supervisor.runtimes import VOCABULARIES
+from metal_supervisor.spec.types import Json, Rejected, Service
 
 KEY = ("default", "tiny")
 POLICY = Policy(

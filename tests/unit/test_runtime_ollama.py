@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.core.attachment import JOB
-from metal_supervisor.core.types import Endpoint, Model, Service
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 from metal_supervisor.runtimes.llama_server import DEFAULT_CONTEXT
 from metal_supervisor.runtimes.ollama import daemon, engine, parameters, refuse
+from metal_supervisor.spec.attachment import JOB
+from metal_supervisor.spec.types import Endpoint, Model, Service
 
 BINARY = Binary("/opt/ollama", frozenset({"--help"}), "ollama")
 PLACE = Place(

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.core.attachment import JOB
-from metal_supervisor.core.demand import Demand, Reading
-from metal_supervisor.core.sizes import GIB
-from metal_supervisor.core.types import Endpoint, Model, Service
+from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 from metal_supervisor.runtimes.omlx import cache_bytes, daemon, demand, engine, refuse
+from metal_supervisor.spec.attachment import JOB
+from metal_supervisor.spec.sizes import GIB
+from metal_supervisor.spec.types import Endpoint, Model, Service
 
 BINARY = Binary("/opt/omlx", frozenset({"--model-dir"}), "omlx", "/opt/python")
 CONFIG = {

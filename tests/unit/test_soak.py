@@ -21,7 +21,7 @@ from soak_check import Answer, Claim, Engine, Excuses, Resources, Sample, overdu
 from soak_memory import Queue, Reservations, Sizes, Want, first_wants, untrue
 from soak_watch import engines, is_launcher, ready_services, role_of
 
-from metal_supervisor.core.types import Record, Standing, Verdict
+from metal_supervisor.spec.types import Record, Standing, Verdict
 from tests.system import eventually
 
 ONE, OTHER = Engine(11, "one", 9001), Engine(12, "one", 9001)
@@ -264,7 +264,7 @@ def test_command_lines_are_told_apart() -> None:
     assert engines({5: (1.0, engine), 6: (1.0, launcher)}) == [Engine(5, "one", 9001, 1.0)]
     assert is_launcher(launcher) and not is_launcher(engine)
     assert role_of(["python", "-I", "-m", "metal_supervisor", "sidecar", "--state-dir", "/x"]) == "sidecar"
-    assert role_of(["python", "-I", "-m", "metal_supervisor.boundary.supervisord", "-n"]) == "supervisord"
+    assert role_of(["python", "-I", "-m", "metal_supervisor.supervisord.client", "-n"]) == "supervisord"
     assert role_of(engine) == ""
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.core.fields import Bad
-from metal_supervisor.core.sources import beside, canonical, hub_parts, is_file, library_model, shown
+from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.sources import beside, canonical, hub_parts, is_file, library_model, shown
 
 
 @pytest.mark.parametrize(

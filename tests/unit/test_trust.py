@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from metal_supervisor.core.trust import Rules, is_public
+from metal_supervisor.models.source_policy import SourcePolicy, is_public
 
 PUBLIC = ["1.1.1.1", "8.8.8.8", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808",
           "2002:808:808::1"]  # fmt: skip
@@ -22,19 +22,19 @@ PRIVATE = [
 @pytest.mark.parametrize("address", PUBLIC)
 def test_an_address_of_the_internet_will_do(address: str) -> None:
     assert is_public(ipaddress.ip_address(address))
-    assert Rules().allows_address("h.example", ipaddress.ip_address(address))
+    assert SourcePolicy().allows_address("h.example", ipaddress.ip_address(address))
 
 
 @pytest.mark.parametrize("address", PRIVATE)
 def test_any_other_address_needs_leave(address: str) -> None:
     found = ipaddress.ip_address(address)
     assert not is_public(found)
-    assert not Rules().allows_address("h.example", found)
-    assert Rules(private=("h.example",)).allows_address("h.example", found)
-    assert Rules(private=("example",)).allows_address("H.example.", found)
-    assert Rules(private=(f"{address}/{found.max_prefixlen}",)).allows_address("h.example", found)
-    assert not Rules(private=("9.9.9.0/24", "2620:fe::/48", "other.example")).allows_address("h.example", found)
-    assert Rules(lax=True).allows_address("h.example", found)
+    assert not SourcePolicy().allows_address("h.example", found)
+    assert SourcePolicy(private=("h.example",)).allows_address("h.example", found)
+    assert SourcePolicy(private=("example",)).allows_address("H.example.", found)
+    assert SourcePolicy(private=(f"{address}/{found.max_prefixlen}",)).allows_address("h.example", found)
+    assert not SourcePolicy(private=("9.9.9.0/24", "2620:fe::/48", "other.example")).allows_address("h.example", found)
+    assert SourcePolicy(lax=True).allows_address("h.example", found)
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def test_any_other_address_needs_leave(address: str) -> None:
     ],
 )  # fmt: skip
 def test_a_host_that_is_allowed_has_its_subdomains_and_nobody_else(host: str, allowed: bool) -> None:
-    assert Rules(hosts=("Example.com",)).allows_host(host) is allowed
-    assert Rules().allows_host(host)
+    assert SourcePolicy(hosts=("Example.com",)).allows_host(host) is allowed
+    assert SourcePolicy().allows_host(host)
 
 
 def test_a_network_is_no_name_and_a_name_is_no_network() -> None:
-    rules = Rules(private=("10.0.0.0/8", "nas"))
+    rules = SourcePolicy(private=("10.0.0.0/8", "nas"))
     assert rules.allows_address("any.example", ipaddress.ip_address("10.1.2.3"))
     assert not rules.allows_address("any.example", ipaddress.ip_address("192.168.1.1"))
     assert rules.allows_address("nas", ipaddress.ip_address("192.168.1.1"))
@@ -72,5 +72,5 @@ NEAR = [ipaddress.ip_network(each) for each in ("2a01:db8:1:2::/64", "2a01:db8:9
 def test_this_mac_and_its_ipv6_neighbours_are_not_the_internet(address: str, public: bool) -> None:
     found = ipaddress.ip_address(address)
     assert is_public(found, NEAR) is public
-    assert Rules().allows_address("h.example", found, 443, NEAR) is public
-    assert Rules(private=("h.example",)).allows_address("h.example", found, 443, NEAR)
+    assert SourcePolicy().allows_address("h.example", found, 443, NEAR) is public
+    assert SourcePolicy(private=("h.example",)).allows_address("h.example", found, 443, NEAR)

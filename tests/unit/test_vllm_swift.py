@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.core.arguments import Verdict
-from metal_supervisor.core.demand import Demand, Reading
-from metal_supervisor.core.sizes import GIB
-from metal_supervisor.core.types import Endpoint, Model, Probe, Service
+from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 from metal_supervisor.runtimes.mlx_arguments import VLLM
 from metal_supervisor.runtimes.vllm_swift import FIELDS, PYTHON_BYTES, demand, engine, refuse
+from metal_supervisor.spec.arguments import FlagVerdict
+from metal_supervisor.spec.sizes import GIB
+from metal_supervisor.spec.types import Endpoint, Model, Probe, Service
 
 BINARY = Binary("/opt/vllm-swift", frozenset({"--max-model-len"}), "vllm-swift")
 CONFIG = {
@@ -81,7 +81,7 @@ def test_a_key_goes_through_the_environment_and_closes_the_list_of_models() -> N
     assert dict(made.env)["VLLM_API_KEY"] == "secret" and made.probe.identity == ""
 
 
-OWNED = [name for name, flag in VLLM.grammar.flags.items() if flag.verdict is not Verdict.VALUE]
+OWNED = [name for name, flag in VLLM.grammar.flags.items() if flag.verdict is not FlagVerdict.VALUE]
 
 
 @pytest.mark.parametrize("argument", OWNED)

@@ -1,0 +1,28 @@
+"""The flags of `metal-supervisor doctor`; what it does is imported only when it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import Any
+
+from metal_supervisor.settings import loader
+
+
+def add(commands: Any, say: Callable[[str], None]) -> None:
+    """Adds the command."""
+    text = "what is right and wrong with this Mac, its engines and its cluster, and what to do about it"
+    command = commands.add_parser("doctor", help=text, description=text)
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument(
+        "--bundle", metavar="FILE.tar.gz", help="also write an archive to show to others, without secrets and names"
+    )
+    loader.add_flags(command)
+
+    def doctor(arguments: argparse.Namespace) -> int:
+        from metal_supervisor.doctor import command as doctor_command
+
+        return doctor_command.main(arguments, os.environ, say)
+
+    command.set_defaults(action=doctor)

@@ -1,0 +1,98 @@
+"""`metal-supervisor explain NAMESPACE/NAME`: why a service is as it is, from the files of this Mac alone."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import TextIO
+
+from metal_supervisor.cli.explanation import Case, explain, numbers
+from metal_supervisor.cli.terminal import Live
+from metal_supervisor.controller.controller_status import FILE
+from metal_supervisor.spec.names import Unknown, aliases, meant
+from metal_supervisor.spec.types import Json, Record
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.supervisord.ctl_plugin import NOT_FOUND, escaped, still_so
+
+LABEL = 11
+MOST_AHEAD = 5
+
+
+def run(state: StateDir, name: str, as_json: bool, out: TextIO, say: Callable[[str], None]) -> int:
+    """Prints it; 4 if there is no such service."""
+    records, unreadable = state.records()
+    told = _told(state)
+    try:
+        program = meant(name, {each.program: aliases(each) for each in records.values() if not each.is_daemon})
+    except Unknown as unknown:
+        say(escaped(_elsewhere(name, told) or _unreadable(name, unreadable) or str(unknown)))
+        return NOT_FOUND
+    case = _case(state, records[program], told, _ahead(records[program], records.values()))
+    width = Live(out).size().columns if Live.possible(out) else None
+    text = json.dumps(_as_json(case), indent=2) if as_json else "\n".join(lines(case, width))
+    encoding = getattr(out, "encoding", None) or "utf-8"
+    out.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    return 0
+
+
+def lines(case: Case, width: int | None) -> list[str]:
+    """For people: a line for each sentence, wrapped into the columns that there are."""
+    told, sentences = explain(case)
+    found, before = [escaped(f"{'/'.join(case.record.key)}: {told.phase}, {told.reason}")], ""
+    for each in sentences:
+        label = each.topic if each.topic != before else ""
+        before = each.topic
+        head, text = f"  {label:<{LABEL}}", escaped(each.text)
+        if width and width > 2 * LABEL:
+            found += textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head))
+        else:
+            found.append(f"{head}{text}")
+    return found
+
+
+def _as_json(case: Case) -> Json:
+    told, sentences = explain(case)
+    record = case.record
+    return {
+        "namespace": record.namespace, "name": record.name, "program": record.program, "phase": told.phase,
+        "reason": told.reason, "message": told.message, "sentences": [asdict(each) for each in sentences],
+        "numbers": numbers(case),
+    }  # fmt: skip
+
+
+def _ahead(record: Record, records: Iterable[Record]) -> tuple[str, ...]:
+    """Who is to get memory before it, the first one first."""
+    before = (each for each in records if 0 < each.queue_position < record.queue_position)
+    return tuple("/".join(each.key) for each in sorted(before, key=lambda each: each.queue_position))[:MOST_AHEAD]
+
+
+def _case(state: StateDir, record: Record, told: Json, ahead: tuple[str, ...]) -> Case:
+    note = state.run_note(record.program)
+    observed = still_so(state.observations().get(record.program))
+    argv = state.read_spec(record.spec_file or (note.spec_file if note else "")).get("argv")
+    program = argv[0] if isinstance(argv, list) and argv and isinstance(argv[0], str) else ""
+    return Case(record, observed, note, program, told, time.time(), ahead)
+
+
+def _told(state: StateDir) -> Json:
+    """The controller's report, {} without one that can be read."""
+    try:
+        found = json.loads((state.path / FILE).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _elsewhere(name: str, told: Json) -> str:
+    """Why a service is not this Mac's, "" if that is not why it is not known."""
+    found = told.get("elsewhere")
+    why = found.get(name.replace("/", ".", 1)) if isinstance(found, dict) else None
+    return f"{name} is not this Mac's: {why}" if why else ""
+
+
+def _unreadable(name: str, bad: dict[str, str]) -> str:
+    why = bad.get(name.replace("/", ".", 1))
+    return f"the record of {name} cannot be read: {why}; the controller puts it aside and makes it anew" if why else ""

@@ -1,0 +1,329 @@
+"""The last decisions about one service as sentences, with the numbers that they were made by.
+
+Everything is read back from what the deciding parts keep anyway, so a sentence here cannot differ from what was done;
+the one that the cluster shows (the message of MetalReady) comes first, word for word. Of an engine's spec only what
+nobody could keep a secret in is told: neither its arguments nor its environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from metal_supervisor.cluster.report import Report, confinement, report
+from metal_supervisor.memory.ledger import over_limit
+from metal_supervisor.spec.progress import duration
+from metal_supervisor.spec.sizes import amount
+from metal_supervisor.spec.types import Json, Observed, Record, RunNote, Standing
+
+STALE_S = 60.0
+"""A report of the controller that is older tells of another time; it passes every quarter of a minute."""
+STANDINGS = {
+    Standing.RUN: "it is to run",
+    Standing.WAIT: "it is to run, and waits",
+    Standing.STOPPED: "it is not to run: spec.replicas is 0",
+    Standing.SUSPENDED: "it is not to run: spec.suspend is true",
+    Standing.FAILED: "it cannot run as things are",
+    Standing.REMOVING: "it is being removed from this Mac",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is known of one service."""
+
+    record: Record
+    observed: Observed | None
+    note: RunNote | None
+    program: str
+    """Path of the engine's program, "" if that is not known."""
+    told: Json
+    """The controller's report (`controller.json`), {} without one."""
+    now: float
+    """Unix time."""
+    ahead: tuple[str, ...] = ()
+    """Who is ahead of it in the queue for memory."""
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One of them."""
+
+    topic: str
+    text: str
+
+
+def explain(case: Case) -> tuple[Report, list[Sentence]]:
+    """What the cluster is to show, and the sentences, in the order of the circle."""
+    told = report(case.record, case.observed)
+    topics = (
+        ("now", iter((told.message,))),
+        ("wanted", _wanted(case)),
+        ("model", _model(case)),
+        ("runtime", _runtime(case)),
+        ("memory", _memory(case)),
+        ("port", _port(case)),
+        ("process", _process(case)),
+        ("confined", _confined(case)),
+        ("probe", _probe(case)),
+        ("published", _published(case, told)),
+        ("restarts", _restarts(case)),
+        ("next", _next(case)),
+    )
+    return told, [Sentence(topic, text) for topic, texts in topics for text in texts if text]
+
+
+def numbers(case: Case) -> Json:
+    """The numbers of the sentences, for scripts; null for what is not known. Bytes, and Unix times."""
+    record, observed, memory = case.record, case.observed, _memory_told(case)
+    return {
+        "reservedBytes": record.reserved_bytes or None,
+        "measuredBytes": _measured(case) or None,
+        "limitBytes": record.limit_bytes,
+        "budgetBytes": memory.get("budget"),
+        "chargedBytes": memory.get("charged"),
+        "leftBytes": memory.get("left"),
+        "queuePosition": record.queue_position or None,
+        "port": record.port,
+        "pid": observed.pid if observed and observed.pid else None,
+        "restarts": observed.restarts if observed else 0,
+        "nextAttempt": _due(case),
+        "decidedAt": record.verdict.since,
+        "controllerAt": case.told.get("at"),
+    }
+
+
+def _ago(then: float, now: float) -> str:
+    return f"{duration(max(0.0, now - then))} ago"
+
+
+def stamp(then: float) -> str:
+    """`2026-03-01T12:00:00Z`, of a Unix time; of one that no calendar has, its number."""
+    try:
+        return f"{datetime.fromtimestamp(then, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+    except (ValueError, OverflowError, OSError):
+        return str(then)
+
+
+# ── what is asked for ────────────────────────────────────────────────────────────────────────────
+
+
+def _wanted(case: Case) -> Iterator[str]:
+    record, verdict = case.record, case.record.verdict
+    why = f" ({verdict.reason})" if verdict.reason else ""
+    yield f"{STANDINGS[verdict.standing]}{why}, decided {_ago(verdict.since, case.now)} at {stamp(verdict.since)}"
+    many = "s" if record.replicas != 1 else ""
+    yield (
+        f"generation {record.generation} asks for {record.replicas} replica{many} in mode {record.mode}, "
+        f"with priority {record.priority}"
+    )
+    if record.replicas > 1 or record.peers_ready or record.ordinal:
+        yield f"this engine has slot {record.slot}; {record.peers_ready} others are ready"
+    if not record.claimed:
+        yield "its slot is another Mac's now; this engine serves until that one does"
+    if record.stopped_by_hand:
+        yield "somebody stopped it with supervisorctl, which holds until the spec changes"
+    if record.warning is not None:
+        yield f"something is wrong that does not stop it: {': '.join(record.warning)}"
+
+
+def _model(case: Case) -> Iterator[str]:
+    record = case.record
+    rows = case.told.get("models")
+    row = rows.get(f"{record.namespace}/{record.model}") if isinstance(rows, dict) else None
+    file = row.get("file") if isinstance(row, dict) else None
+    if not isinstance(file, dict):
+        yield f"Model {record.model}: nothing is told of its file" if record.model else ""
+        return
+    got, total, said = _number(file, "got_bytes"), _number(file, "total_bytes"), str(file.get("message") or "")
+    size, path = _number(file, "size_bytes"), str(file.get("path") or "")
+    text = f"Model {record.model}: its file is {file.get('phase')}"
+    text += f" at {path}" if path else ""
+    text += f", {amount(size)}" if size else ""
+    if total and got < total:
+        text += f", {amount(got, 'down')} of {amount(total)} are here ({100 * got // total} %)"
+    yield f"{text}: {said}" if said else text
+
+
+def _runtime(case: Case) -> Iterator[str]:
+    record = case.record
+    why = _reason(case, "runtime")
+    yield f"{record.runtime}{f', because {why}' if why else ''}" if record.runtime else "none has been chosen"
+    if record.daemon:
+        yield f"its model is served by the shared daemon {record.daemon}"
+    if case.program:
+        yield f"its program is {case.program}"
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _memory_told(case: Case) -> Json:
+    found = case.told.get("memory")
+    return found if isinstance(found, dict) else {}
+
+
+def _measured(case: Case) -> int:
+    return case.observed.memory_bytes if case.observed is not None and case.observed.pid else 0
+
+
+def _memory(case: Case) -> Iterator[str]:
+    record, measured = case.record, _measured(case)
+    if record.reserved_bytes:
+        yield f"it is estimated to take {record.memory or amount(record.reserved_bytes)}"
+    elif record.memory:
+        yield f"what it takes is not known: {record.memory}"
+    if record.guessed:
+        yield f"that is a guess by the size of its file: {record.guessed}"
+    if measured:
+        larger = "more than the estimate" if measured > record.reserved_bytes else "no more than the estimate"
+        charged = amount(max(measured, record.reserved_bytes))
+        yield f"its engine holds {amount(measured)}, {larger}: it is charged {charged}"
+    if record.limit_bytes is not None:
+        over = over_limit(record.reserved_bytes, record.limit_bytes, record.mapped_bytes)
+        yield over or f"its Model allows it {amount(record.limit_bytes, 'down')}"
+    yield from _room(case)
+    if record.queue_position:
+        since = f", since {stamp(record.queued_at)}" if record.queued_at else ""
+        ahead = f", behind {', '.join(case.ahead)}" if case.ahead else ""
+        yield f"it is number {record.queue_position} in the queue for memory{since}{ahead}"
+    if record.displaced_by:
+        yield f"it was stopped to make room for {record.displaced_by}"
+    if record.next_bytes:
+        yield f"when it starts next it will take {amount(record.next_bytes, 'up')}"
+    if record.evicted_at is not None:
+        yield f"it was stopped at {stamp(record.evicted_at)} because {record.evicted_why}"
+    if record.evictions:
+        yield f"it had to go {record.evictions} times for want of memory"
+    if record.pressure is not None:
+        yield f"the machine's memory is {record.pressure[0]}: {record.pressure[1]}"
+
+
+def _room(case: Case) -> Iterator[str]:
+    memory, record = _memory_told(case), case.record
+    budget, charged, left = (_number(memory, name) for name in ("budget", "charged", "left"))
+    if not budget:
+        return
+    yield f"this Mac's budget is {memory.get('because') or amount(budget)}"
+    yield f"of that {amount(charged)} are charged to all engines, and {amount(left, 'down')} are left"
+    if record.verdict.standing is Standing.WAIT and record.queue_position and record.reserved_bytes:
+        need = amount(record.reserved_bytes, "up")
+        compared = "more than" if record.reserved_bytes > left else "not more than"
+        yield f"it needs {need}, {compared} the {amount(left, 'down')} that are left"
+
+
+# ── the engine ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _port(case: Case) -> Iterator[str]:
+    record = case.record
+    if record.port is None:
+        yield "it has none yet"
+    else:
+        where = f" on {record.host}" if record.host else ""
+        yield f"{record.port}{where}, which stays its own until the InferenceService is deleted"
+
+
+def _process(case: Case) -> Iterator[str]:
+    record, observed, note = case.record, case.observed, case.note
+    state = observed.state if observed else ""
+    pid = observed.pid if observed else 0
+    word = f"supervisord says {state}" if state else "supervisord has no program for it"
+    if not pid:
+        yield f"none; {word}"
+    else:
+        since = f", started at {stamp(note.starts[-1])}" if note is not None and note.pid == pid and note.starts else ""
+        yield f"pid {pid}{since}; {word}"
+    if note is not None and note.pid and note.pid == pid and note.launcher_pid != pid:
+        yield f"its engine outlived a supervisord; launcher {note.launcher_pid} stands in for it"
+    if pid and note is not None and note.pid == pid and record.spec_file:
+        as_wanted = note.spec_file == record.spec_file
+        yield f"it runs {note.spec_file}, {'as wanted' if as_wanted else f'and {record.spec_file} is wanted'}"
+    if record.next_spec:
+        yield f"when it starts next it will be from {record.next_spec}: that change is this Mac's own, and can wait"
+    if note is not None and note.refused and not pid:
+        yield f"its launcher refused to start it: {note.refused}: {note.refused_message}"
+
+
+def _confined(case: Case) -> Iterator[str]:
+    if case.observed is not None and case.observed.pid:
+        confined, _, text = confinement(case.record, case.observed)
+        yield f"{'yes' if confined else 'no'}; {text}"
+
+
+def _probe(case: Case) -> Iterator[str]:
+    record, observed = case.record, case.observed
+    if observed is None or not observed.pid:
+        return
+    word = "it has answered as it should" if observed.ready else "it does not count as ready"
+    path = record.probe.path
+    said = f": {observed.message}" if observed.message else ""
+    yield f"{word} since {stamp(observed.since)}, asked at {path}{said}"
+    if observed.hung:
+        yield f"it hangs: {observed.hung}"
+    if observed.busy:
+        yield "it is answering somebody"
+
+
+def _published(case: Case, told: Report) -> Iterator[str]:
+    record, observed = case.record, case.observed
+    if observed is not None and observed.published:
+        yield f"the cluster could not be told: {observed.published}"
+    elif record.endpoint is None:
+        yield "it has no endpoint"
+    else:
+        state = "ready" if told.ready else "not ready"
+        if not told.wants_slice:
+            state = "not there"
+        name = f"Service {record.endpoint.service}, port {record.endpoint.port}"
+        yield f"{name}: this Mac's endpoint is {state}"
+
+
+# ── what comes next ──────────────────────────────────────────────────────────────────────────────
+
+
+def _due(case: Case) -> float | None:
+    if case.record.retry_at is not None:
+        return case.record.retry_at
+    return case.note.not_before if case.note is not None and case.note.not_before else None
+
+
+def _restarts(case: Case) -> Iterator[str]:
+    observed, note = case.observed, case.note
+    count = observed.restarts if observed is not None else 0
+    last = f"; it last ended with {observed.last_exit}" if observed is not None and observed.last_exit else ""
+    yield f"{count} that nobody planned{last}"
+    if note is not None and len(note.starts) > 1:
+        latest = _ago(note.starts[-1], case.now)
+        yield f"{len(note.starts)} recent starts count towards a crash loop, the latest {latest}"
+    due = _due(case)
+    if due is not None:
+        left_s = due - case.now
+        yield f"it is held; the next attempt is {f'in {left_s:.0f} s' if left_s > 0 else 'due'}, at {stamp(due)}"
+
+
+def _next(case: Case) -> Iterator[str]:
+    record = case.record
+    if step := _reason(case, "step"):
+        yield f"the controller's latest step: {step}"
+    if record.withdraw:
+        yield "its endpoint is to be withdrawn before the process is stopped"
+    if record.edit_queued_at is not None:
+        yield f"an edit that takes more memory waits since {stamp(record.edit_queued_at)}"
+    at = case.told.get("at")
+    if not isinstance(at, int | float) or isinstance(at, bool):
+        yield "the controller has left no report"
+    elif case.now - at > STALE_S:
+        yield f"the controller last told of a pass {_ago(at, case.now)}: what is said here may be out of date"
+
+
+def _reason(case: Case, which: str) -> str:
+    reasons = case.told.get("reasons")
+    found = reasons.get(case.record.program) if isinstance(reasons, dict) else None
+    return str(found.get(which) or "") if isinstance(found, dict) else ""
+
+
+def _number(item: Json, key: str) -> int:
+    found = item.get(key)
+    return found if isinstance(found, int) and not isinstance(found, bool) else 0

@@ -1,0 +1,310 @@
+"""`metal-supervisor fit`: whether a model would fit beside what runs on this Mac now, and what would make it fit.
+
+Nobody should fetch 40 GiB to learn that they do not fit. Only the header is read, of a file or by a range request;
+the model is charged as admission would charge it, from the command line that the engine would be started with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from metal_supervisor.controller.pressure_watch import budget_of
+from metal_supervisor.host import machine
+from metal_supervisor.memory import fit_advice as fit
+from metal_supervisor.memory.estimate import CACHE_TYPES, Estimate
+from metal_supervisor.memory.estimate_mlx import CannotEstimate, estimate_mlx
+from metal_supervisor.memory.fit_advice import Charge, FitPlan
+from metal_supervisor.memory.shape import shape_of
+from metal_supervisor.models import headers
+from metal_supervisor.models.listing import Listing, Unusable
+from metal_supervisor.models.metadata import Reading
+from metal_supervisor.models.origins import locate
+from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.models.web import Client
+from metal_supervisor.runtimes import llama_memory, llama_server, mlx_memory
+from metal_supervisor.runtimes.place import Binary, Place
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.gguf import BadGguf
+from metal_supervisor.spec.sizes import amount
+from metal_supervisor.spec.sources import FORMS, Artifact, canonical, library_model, shown
+from metal_supervisor.spec.types import Endpoint, Model, Service, Standing
+from metal_supervisor.state.directory import StateDir
+
+FITS, DOES_NOT_FIT, CANNOT_TELL = 0, 1, 2
+MLX_BITS: Mapping[str, int | None] = {"f16": None, "bf16": None, "q8_0": 8, "q4_0": 4}
+MOST_ADVICE = 3
+MOST_CONTEXT, MOST_SLOTS = 1 << 30, 256
+
+
+class CannotTell(Exception):
+    """There is no answer; the text says why."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was asked."""
+
+    source: str
+    """A path, `file://…`, `http(s)://…`, or a directory of an MLX model."""
+    context: int | None = None
+    """Tokens of all slots together; None for the default of an InferenceService."""
+    slots: int = 1
+    kv_type: str = "f16"
+
+
+@dataclass(frozen=True)
+class FitAnswer:
+    """What is said."""
+
+    fits: bool
+    lines: tuple[str, ...]
+    body: Mapping[str, Any]
+    """The same for programs."""
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """The model in question."""
+
+    name: str
+    architecture: str
+    size_bytes: int
+    trained: int
+    """Tokens of context, 0 if it does not say."""
+    plan: FitPlan
+    charge: Charge
+
+
+def main(settings: Settings, question: Question, as_json: bool, complain: Callable[[str], None]) -> int:
+    """Prints the answer. Returns 0 if the model fits, 1 if it does not, 2 if nobody can tell."""
+    try:
+        found = answer(settings, question)
+    except CannotTell as error:
+        complain(_printable(str(error)))
+        return CANNOT_TELL
+    print(json.dumps(found.body, indent=2) if as_json else "\n".join(map(_printable, found.lines)))
+    return FITS if found.fits else DOES_NOT_FIT
+
+
+def _printable(text: str) -> str:
+    """Fit for a terminal: a header and a file's name may hold anything."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def answer(settings: Settings, question: Question) -> FitAnswer:
+    """The answer for this machine and what runs on it now. Raises CannotTell."""
+    for flag, number, most in (("--ctx", question.context, MOST_CONTEXT), ("--slots", question.slots, MOST_SLOTS)):
+        if number is not None and not 1 <= number <= most:
+            raise CannotTell(f"{flag} must be from 1 to {most}")
+    if question.kv_type not in CACHE_TYPES:
+        raise CannotTell(f"--kv-type must be one of {', '.join(CACHE_TYPES)}, not {question.kv_type!r:.40}")
+    subject = _subject(settings, question)
+    allowed, running = budget_of(settings), _running(settings)
+    made = subject.charge(subject.plan)
+    free = allowed.bytes - sum(running.values())
+    fits = made.total_bytes <= free
+    advice = _possible(subject, free) if fits else _advice(subject, free, allowed.bytes, made)
+    trained = f", trained for {subject.trained} tokens" if subject.trained else ""
+    lines = [
+        f"{subject.name}: {subject.architecture:.60}, {amount(subject.size_bytes)}{trained}",
+        f"needs    {made.explain()}",
+        f"budget   {allowed.explain()}",
+        f"running  {_shown_running(running)}",
+        _verdict(made.total_bytes, free, fits),
+    ]
+    each = subject.plan.context // subject.plan.slots
+    if subject.trained and each > subject.trained:
+        lines.append(f"note: {each} tokens for a slot are more than the {subject.trained} it was trained for")
+    lines += advice[: MOST_ADVICE - (len(lines) > 5)]
+    body = {
+        "source": shown(question.source) if "://" in question.source else question.source,
+        "name": subject.name,
+        "architecture": subject.architecture,
+        "sizeBytes": subject.size_bytes,
+        "trainedContext": subject.trained,
+        "contextSize": subject.plan.context,
+        "parallelSlots": subject.plan.slots,
+        "kvType": subject.plan.kv_type,
+        "fits": fits,
+        "needBytes": made.total_bytes,
+        "parts": {name: size for name, size in made.parts.items() if size},
+        "basis": made.basis,
+        "assumptions": list(made.assumptions),
+        "budgetBytes": allowed.bytes,
+        "budgetReason": allowed.reason,
+        "running": running,
+        "freeBytes": free,
+        "advice": advice,
+    }
+    return FitAnswer(fits, tuple(lines), body)
+
+
+def _verdict(need: int, free: int, fits: bool) -> str:
+    left = f"{amount(max(free, 0), 'down')} are left"
+    if fits:
+        return f"It fits: {left}, {amount(free - need, 'down')} of them after it."
+    return f"It does not fit: {left}, {amount(need - max(free, 0), 'up')} too little."
+
+
+def _possible(subject: _Subject, free: int) -> list[str]:
+    most = subject.trained * subject.plan.slots
+    context = fit.largest_context(subject.charge, subject.plan, free, most) if most > subject.plan.context else 0
+    return [f"it would fit up to --ctx {context} (spec.contextSize)"] if context > subject.plan.context else []
+
+
+def _advice(subject: _Subject, free: int, allowed: int, made: Estimate) -> list[str]:
+    found = fit.changes(subject.charge, subject.plan, free)
+    advice = [f"it would fit with {change.text}" for change in found[:MOST_ADVICE]]
+    if not found:
+        advice.append(f"it would take {fit.smaller_weights(subject.charge, subject.plan, free)}")
+    if free < made.total_bytes <= allowed:
+        advice.insert(min(len(advice), 1), "it would fit as it is if enough of what runs here were stopped")
+    return advice
+
+
+def _running(settings: Settings) -> dict[str, int]:
+    """Bytes that each engine counts for, which runs or starts on this Mac, by its name."""
+    state = StateDir(settings.state_path)
+    seen = state.observations()
+    return {
+        "/".join(record.key): max(record.reserved_bytes, seen[name].memory_bytes if name in seen else 0)
+        for name, record in state.records()[0].items()
+        if record.verdict.standing is Standing.RUN
+    }
+
+
+def _shown_running(running: Mapping[str, int]) -> str:
+    if not running:
+        return "nothing on this Mac"
+    largest = sorted(running.items(), key=lambda each: -each[1])
+    named = ", ".join(f"{name} {amount(size) if size else '(size unknown)'}" for name, size in largest[:5])
+    others = f" and {len(largest) - 5} more" if len(largest) > 5 else ""
+    return f"{amount(sum(running.values()))}: {named}{others}"
+
+
+# ── the model ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _subject(settings: Settings, question: Question) -> _Subject:
+    """What is asked about. Raises CannotTell."""
+    source = question.source
+    try:
+        path = Path(source).expanduser()
+        here = source.startswith(("/", "~", ".", "file://")) or path.exists()
+        if not here:
+            return _remote(settings, question)
+        if source.startswith("file://"):
+            path = Path(canonical(source, "SOURCE"))
+        if path.is_dir():
+            return _mlx(question, path.name, headers.read_file(path))
+    except Bad as bad:
+        if bad.reason == "UnsupportedSource" and "://" not in source:  # a path, for whoever typed it
+            raise CannotTell(f"{source}: there is no such file, and it is no source elsewhere: {FORMS}") from None
+        raise CannotTell(bad.message) from None
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: nobody's home
+        raise CannotTell(f"{source}: {getattr(error, 'strerror', None) or error}") from None
+    return _gguf(settings, question, path.name, headers.read_file(path))
+
+
+def _remote(settings: Settings, question: Question) -> _Subject:
+    """A model on a server, of which no more than the header is read. Raises CannotTell, Bad."""
+    place = canonical(question.source, "SOURCE")
+    if library_model(place):
+        raise CannotTell(f"{place}: a model of Ollama's library is judged when a service asks for it")
+    client = Client(SourcePolicy(lax=True), headers.READ_S)
+    try:
+        listing = _listed(settings, place, client)
+        if listing.path:
+            return _subject(settings, replace(question, source=listing.path))
+        name = shown(place).rpartition("/")[2]
+        reading = headers.read_listing(listing, client)
+    except Unusable as error:
+        raise CannotTell(str(error)) from None
+    finally:
+        client.close()
+    if reading.config is not None:
+        return _mlx(question, name, reading)
+    return _gguf(settings, question, listing.pieces[0].name, reading)
+
+
+def _listed(settings: Settings, place: str, client: Client) -> Listing:
+    """One GGUF file, else a directory for MLX. Raises Unusable."""
+    try:
+        return locate(Artifact(place), {}, client, settings.hub)
+    except Unusable as error:
+        if error.reason != "InvalidModel":
+            raise
+        try:
+            return locate(Artifact(place, directory=True), {}, client, settings.hub)
+        except Unusable:
+            raise error from None
+
+
+def _gguf(settings: Settings, question: Question, name: str, reading: Reading) -> _Subject:
+    header = reading.header
+    if header is None or reading.size_bytes is None:
+        raise CannotTell(f"{name}: {reading.problem or 'its size is not known'}")
+    try:
+        binary = machine.find_binary(settings.llama_server, "llama-server", "")
+        engine = Binary(str(binary), machine.flags_of(binary), help=machine.help_of(binary))
+    except machine.NoBinary:  # to judge a model before anything is installed: as a current release
+        engine = Binary("llama-server", frozenset({"--cache-ram", "--ctx-checkpoints"}))
+    try:
+        trained = shape_of(header).context
+    except BadGguf:
+        trained = 0
+
+    def charge(plan: FitPlan) -> Estimate:
+        asked = llama_memory.demands(_argv(plan, engine, reading))
+        made = llama_memory.estimate_of(reading, asked.settings)
+        if made is None:
+            raise CannotTell(f"{name}: its size is not known")
+        return made
+
+    plan = FitPlan(question.context or llama_server.DEFAULT_CONTEXT, question.slots, question.kv_type)
+    return _Subject(name, header.architecture or "unknown architecture", reading.size_bytes, trained, plan, charge)
+
+
+def _argv(plan: FitPlan, binary: Binary, reading: Reading) -> tuple[str, ...]:
+    """The command line of an InferenceService that says no more than this."""
+    options: dict[str, int | str] = {"contextSize": plan.context, "parallelSlots": plan.slots}
+    if plan.kv_type != "f16":
+        options |= {"cacheTypeCustomK": plan.kv_type, "cacheTypeCustomV": plan.kv_type}
+    model = Model("default", "model", "", 1, "/model.gguf", "gguf", "metal", None, None)
+    endpoint = Endpoint("model", 8080, "/v1/chat/completions", "ClusterIP", None)
+    service = Service(
+        "default", "model", "", 1, model, "llama-server", 1, False, endpoint, "chat", "normal", None, options
+    )
+    return llama_server.engine(service, binary, Place("/model.gguf", "127.0.0.1", 1, None, "/", reading)).argv
+
+
+def _mlx(question: Question, name: str, reading: Reading) -> _Subject:
+    """A directory as mlx_lm has it. Raises CannotTell."""
+    if question.kv_type not in MLX_BITS:
+        raise CannotTell(f"MLX has no KV cache of type {question.kv_type}; --kv-type {', '.join(MLX_BITS)}")
+    weights, config = reading.size_bytes or 0, reading.config
+    if config is None:
+        raise CannotTell(f"{name}: {reading.problem}")
+
+    def charge(plan: FitPlan) -> Estimate:
+        each = max(plan.context // plan.slots, 1)
+        try:
+            made = estimate_mlx(weights, config, each, plan.slots, MLX_BITS[plan.kv_type])
+            return replace(made, prompt_cache_bytes=mlx_memory.prompt_cache_bytes(made))
+        except CannotEstimate as error:
+            raise CannotTell(f"{name}: {error}") from None
+
+    try:
+        trained = estimate_mlx(weights, config).context
+    except CannotEstimate as error:
+        if not question.context:
+            raise CannotTell(f"{name}: {error}") from None
+        trained = 0  # the one thing that --ctx stands in for; `charge` tells of everything else
+    plan = FitPlan(question.context or trained * question.slots, question.slots, question.kv_type)
+    architecture = f"{config.get('model_type', 'unknown architecture')!s:.40} (MLX)"
+    return _Subject(name, architecture, charge(plan).weights_bytes, trained, plan, charge)

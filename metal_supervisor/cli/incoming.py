@@ -1,0 +1,69 @@
+"""The models that a running system fetches, as lines of a terminal.
+
+The controller's report tells how much of each is here, every few seconds; how fast that is has to be worked out.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from metal_supervisor.spec import progress_bar
+from metal_supervisor.spec.progress import DownloadProgress
+from metal_supervisor.state.downloads import Download, counts, downloads
+
+REPORT = "controller.json"
+
+
+class Incoming:
+    """Follows the report of one state directory."""
+
+    def __init__(self) -> None:
+        self._edition: tuple[int, int] | None = None
+        self._found: tuple[Download, ...] = ()
+        self._meters: dict[tuple[str, str], DownloadProgress] = {}
+
+    def lines(self, state: Path, now: float, width: int) -> list[str]:
+        """A line for each, by name. `now`: seconds of a steady clock; `width`: columns of the terminal."""
+        self._read(state / REPORT, now)
+        return self.shown(width)
+
+    def shown(self, width: int) -> list[str]:
+        """The same of what was last taken note of."""
+        return [self._line(each, width) for each in self._found]
+
+    def _line(self, each: Download, width: int) -> str:
+        numbers = counts(each.got_bytes, each.total_bytes, each.message)
+        note = "" if numbers else each.message or "about to begin"
+        return progress_bar.line(".".join(each.key), self._meters[each.key], width, note)
+
+    def _read(self, path: Path, now: float) -> None:
+        """Reads the report if it was replaced; one that cannot be read changes nothing."""
+        try:
+            status = path.stat()
+            edition = status.st_ino, status.st_mtime_ns
+            if edition == self._edition:
+                return
+            told = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError):
+            return
+        self._edition = edition
+        self.take(tuple(each for each in downloads(told) if each.under_way) if isinstance(told, dict) else (), now)
+
+    def take(self, found: tuple[Download, ...], now: float) -> None:
+        """Takes note of how far they all are, by that clock."""
+        self._found = found
+        before = self._meters
+        self._meters = {each.key: before.get(each.key, DownloadProgress()) for each in self._found}
+        for each in self._found:
+            _count(self._meters[each.key], each, now)
+
+
+def _count(meter: DownloadProgress, each: Download, now: float) -> None:
+    meter.total_bytes = each.total_bytes
+    if each.got_bytes < meter.got_bytes or not meter.got_bytes:
+        meter.got_bytes, meter.rate = each.got_bytes, 0.0
+        meter.begin(now)
+    elif each.got_bytes > meter.got_bytes:
+        meter.got_bytes = each.got_bytes
+        meter.look(now)

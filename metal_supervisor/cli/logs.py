@@ -1,0 +1,165 @@
+"""`metal-supervisor logs`: what an engine, or one of our own programs, wrote; on and on if asked.
+
+From the files alone, so it works while everything is down. An engine may print anything: onto a terminal it gets
+escaped, into a pipe it gets as it is. What our own programs keep as JSON is shown as text on a terminal, and left as it
+is in a pipe, where a machine reads it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import select
+import stat
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from metal_supervisor.settings.logging import entry_in, text_lines
+from metal_supervisor.spec.names import Aliases, Unknown, aliases, meant
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.supervisord.ctl_plugin import NOT_FOUND, escaped
+from metal_supervisor.supervisord.logfile import CUT, LogFile
+
+FAILED = 1
+LOOK_EVERY_S = 0.2
+OURS = ("controller", "sidecar", "apiserver", "supervisord", "power", "sleepwatch", "caffeinate", "boot")
+LAYOUT = frozenset("\n\t")
+LONGEST_LINE = 1 << 20
+"""In characters; a longer one is none of ours, and is not waited for."""
+
+
+@dataclass(frozen=True)
+class LogsOrder:
+    """What was asked for."""
+
+    name: str
+    lines: int | None
+    """How many of the last ones, None for all."""
+    follow: bool = False
+    previous: bool = False
+    """What it wrote before it crashed last; of our own programs, the file before."""
+
+
+def known(state: StateDir) -> dict[str, Aliases]:
+    """Everything that has a log here: services, shared daemons, our own programs, and what was a service once."""
+    records = state.records()[0]
+    left = (path.name.removesuffix(".log") for path in (state.path / "log").glob("*.log"))
+    plain = {name: ({name, name.replace(".", "/", 1)},) for name in (*left, *OURS)}
+    return {**plain, **{program: aliases(record) for program, record in records.items()}}
+
+
+def run(state: StateDir, order: LogsOrder, out: TextIO, say: Callable[[str], None]) -> int:
+    """Prints it; 1 if there is none, 4 if nobody has that name."""
+    try:
+        program = meant(order.name, known(state))
+    except Unknown as unknown:
+        say(escaped(str(unknown)))
+        return NOT_FOUND
+    path = _path(state, program, order.previous)
+    if not path.exists() and not order.follow:
+        say(_nothing(state, program, order.previous))
+        return FAILED
+    write = _Writer(out, program in OURS)
+    log = LogFile(path)
+    try:
+        write.all(log.tail(order.lines))
+        while order.follow and not order.previous and not write.unread(LOOK_EVERY_S):
+            write.all(log.fresh())
+        write.end()
+    except KeyboardInterrupt:
+        return 0 if order.follow else 130
+    finally:
+        log.close()
+    return 0
+
+
+def _path(state: StateDir, program: str, previous: bool) -> Path:
+    log = state.log_path(program)
+    if not previous:
+        return log
+    return log.with_name(f"{log.name}.1") if program in OURS else state.crash_log_path(program)
+
+
+def _nothing(state: StateDir, program: str, previous: bool) -> str:
+    if previous and program in OURS:
+        return f"{program} has no log before its present one"
+    if previous:
+        return f"{program} has not crashed: there is no log of that"
+    record = state.record_of(program)
+    why = f"; see: metal-supervisor explain {'/'.join(record.key)}" if record is not None else ""
+    return f"{program} has written no log yet{why}"
+
+
+class _Writer:
+    """Writes blocks of bytes: to a terminal as text with nothing that it would act on, else as they are.
+
+    `ours`: the log is that of a program of ours, whose lines may be JSON.
+    """
+
+    def __init__(self, out: TextIO, ours: bool) -> None:
+        self._out = out
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if out.isatty() else None
+        self._encoding = getattr(out, "encoding", None) or "utf-8"
+        self._ended = True
+        """Whether the last line on the terminal is whole."""
+        self._ours = ours
+        self._begun = ""
+        """The beginning of a line of ours that has not ended yet."""
+        self._poll = _poll_of(out)
+
+    def all(self, blocks: Iterable[bytes]) -> None:
+        """Writes them, and flushes."""
+        for block in blocks:
+            if block == CUT:
+                self.end()
+            elif self._decoder is None:
+                self._out.buffer.write(block)
+            else:
+                text = self._decoder.decode(block)
+                self._text(self._read(text) if self._ours else text)
+        self._out.flush()
+
+    def end(self) -> None:
+        """On a terminal, what comes next (more of the log, or a prompt) begins on a line of its own."""
+        if self._decoder is None:
+            return
+        begun, self._begun = self._begun + self._decoder.decode(b"", True), ""
+        self._text(_told(begun))
+        if not self._ended:
+            self._text("\n")
+        self._out.flush()
+
+    def unread(self, wait_s: float) -> bool:
+        """Waits; True as soon as nobody is there who could read more."""
+        return bool(self._poll.poll(wait_s * 1000))
+
+    def _read(self, text: str) -> str:
+        """What of it are whole lines, as people read them."""
+        *whole, self._begun = (self._begun + text).split("\n")
+        told = "".join(f"{_told(line)}\n" for line in whole)
+        if len(self._begun) > LONGEST_LINE:
+            told, self._begun = told + self._begun, ""
+        return told
+
+    def _text(self, text: str) -> None:
+        plain = "".join(char if char in LAYOUT else escaped(char) for char in text)
+        self._out.write(plain.encode(self._encoding, "backslashreplace").decode(self._encoding))
+        self._ended = plain.endswith("\n") if plain else self._ended
+
+
+def _told(line: str) -> str:
+    entry = entry_in(line)
+    return text_lines(entry) if entry is not None else line
+
+
+def _poll_of(out: TextIO) -> select.poll:
+    """What tells that a pipe has lost its reader; of anything else it only lets time pass."""
+    found = select.poll()
+    with contextlib.suppress(OSError, ValueError):
+        mode = os.fstat(out.fileno()).st_mode
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            found.register(out.fileno(), 0)
+    return found

@@ -1,0 +1,102 @@
+"""The flags of the commands that look: `metal-supervisor status`, `explain` and `logs`; and how much is logged."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from metal_supervisor.settings import loader
+from metal_supervisor.settings.logging import LEVEL_FILE, LEVELS
+
+Say = Callable[[str], None]
+STATE = ("state_dir",)
+LINES = 100
+SETTING = "setting"
+NAME_HELP = "NAMESPACE/NAME of an InferenceService, or its name alone where only one has it"
+
+
+def add(commands: Any, say: Say) -> None:
+    """Adds them."""
+    text = "what runs and what does not, and why: services, memory, downloads, cluster"
+    status = commands.add_parser("status", help=text, description=text)
+    status.add_argument("--json", action="store_true", help="print JSON, the document that /status answers with")
+    status.add_argument("--watch", action="store_true", help="go on, and show every change, until Ctrl-C")
+    loader.add_flags(status)
+    status.set_defaults(action=lambda arguments: _status(arguments, say))
+    text = "why a service is as it is: the last decisions about it, with the numbers that were used"
+    explain = commands.add_parser("explain", help=text, description=text)
+    explain.add_argument("name", metavar="NAME", help=NAME_HELP)
+    explain.add_argument("--json", action="store_true", help="print JSON, with the numbers")
+    loader.add_flags(explain, STATE)
+    explain.set_defaults(action=lambda arguments: _explain(arguments, say))
+    text = "what an engine, or one of our own programs, wrote"
+    logs = commands.add_parser("logs", help=text, description=text)
+    ours = "; or controller, sidecar, apiserver, supervisord, power"
+    logs.add_argument("name", metavar="NAME", help=NAME_HELP + ours)
+    logs.add_argument("-f", "--follow", action="store_true", help="go on with what it writes, until Ctrl-C")
+    logs.add_argument(
+        "-n", "--lines", type=_lines, default=LINES, metavar="LINES",
+        help=f"how many of the last lines, or all [{LINES}]",
+    )  # fmt: skip
+    logs.add_argument("--previous", action="store_true", help="what it wrote before it crashed last")
+    loader.add_flags(logs, STATE)
+    logs.set_defaults(action=lambda arguments: _logs(arguments, say))
+    text = "how much the controller and the sidecar log from now on, without a restart of either"
+    level = commands.add_parser("log-level", help=text, description=text)
+    words = (*LEVELS, SETTING)
+    level.add_argument("level", choices=words, help=f"{', '.join(LEVELS)}; or {SETTING}: what --log-level says")
+    loader.add_flags(level, STATE)
+    level.set_defaults(action=lambda arguments: _log_level(arguments, say))
+
+
+def _status(arguments: argparse.Namespace, say: Say) -> int:
+    from metal_supervisor.cli import status as status_command
+
+    how = status_command.How(arguments.json, arguments.watch)
+    return status_command.Status(loader.settings_of(arguments), sys.stdout, say).run(how)
+
+
+def _explain(arguments: argparse.Namespace, say: Say) -> int:
+    from metal_supervisor.cli import explain
+    from metal_supervisor.state.directory import StateDir
+
+    state = StateDir(loader.settings_of(arguments).state_path)
+    return explain.run(state, arguments.name, arguments.json, sys.stdout, say)
+
+
+def _lines(text: str) -> int | None:
+    """A number of lines; None for all."""
+    if text == "all":
+        return None
+    if not text.isascii() or not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r:.40} is neither a number of lines nor all")
+    return int(text)
+
+
+def _logs(arguments: argparse.Namespace, say: Say) -> int:
+    from metal_supervisor.cli import logs as logs_command
+    from metal_supervisor.state.directory import StateDir
+
+    order = logs_command.LogsOrder(arguments.name, arguments.lines, arguments.follow, arguments.previous)
+    return logs_command.run(StateDir(loader.settings_of(arguments).state_path), order, sys.stdout, say)
+
+
+def _log_level(arguments: argparse.Namespace, say: Say) -> int:
+    from metal_supervisor.state.directory import write_atomic
+    from metal_supervisor.state.doorbell import ring
+
+    state = loader.settings_of(arguments).state_path
+    path = state / LEVEL_FILE
+    try:
+        if arguments.level == SETTING:
+            path.unlink(missing_ok=True)
+        else:
+            write_atomic(path, f"{arguments.level}\n")
+    except OSError as error:
+        say(f"{path}: {error.strerror}; see --state-dir")
+        return 1
+    for name in ("controller", "sidecar"):
+        ring(state, name)
+    return 0

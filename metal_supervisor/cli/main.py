@@ -1,0 +1,388 @@
+"""The command line: `metal-supervisor run | boot | status | cordon | …`; see `--help`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import platform
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from metal_supervisor import __version__
+from metal_supervisor.cli import completion, import_launchd, install, look, model_flags
+from metal_supervisor.cli import doctor as doctor_flags
+from metal_supervisor.runtimes import setting_checks  # noqa: F401 - settings are read from here on
+from metal_supervisor.settings import loader
+
+BAD_CONFIG = 78
+PROGRAMS = ("controller", "sidecar", "apiserver", "sleepwatch", "power")
+"""What supervisord starts."""
+PARENT_EVERY_S = 2.0
+# While this file is in the state directory, the embedded API can be told to fail; only tests put it there.
+FAULTS_FILE = "apiserver.faults"
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"metal-supervisor: {text}\n")
+
+
+def _end(command: str, text: str) -> None:
+    """Tells why a command ends: in the log if it is a program that has one by now, else to whoever sits before it."""
+    if command in PROGRAMS and logging.getLogger().handlers:
+        logging.getLogger(command).error("the program cannot go on", extra={"why": text})
+    else:
+        _say(text)
+
+
+class _Stop:
+    """Becomes true once TERM or INT has come, and wakes whoever is to notice."""
+
+    def __init__(self) -> None:
+        self._come = False
+        self.wake: Callable[[], None] = lambda: None
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._on_signal)
+
+    def _on_signal(self, _signum: int, _frame: object) -> None:
+        self._come = True
+        self.wake()
+
+    def __call__(self) -> bool:
+        return self._come
+
+
+def _settings(arguments: argparse.Namespace) -> tuple[loader.Settings, loader.Overrides]:
+    overrides = loader.overrides_from(arguments, os.environ)
+    return loader.load(overrides), overrides
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.cli import foreground
+
+    settings, overrides = _settings(arguments)
+    return foreground.run(settings, overrides, Path(arguments.apply).absolute() if arguments.apply else None)
+
+
+def _boot(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.controller import boot
+
+    try:
+        settings, overrides = _settings(arguments)
+    except loader.ConfigError as error:
+        # Nobody sits before it: a Mac that starts with a broken file had better serve what it served before.
+        overrides = loader.overrides_from(arguments, os.environ)
+        state = Path(str(overrides.values.get("state_dir", loader.Settings().state_dir))).expanduser()
+        settings, _ = loader.load_good(state.absolute())
+        _say(f"{error}; going on with the last settings that were in order")
+    boot.boot(settings, overrides, _say)
+    return 1
+
+
+def _upgrade(arguments: argparse.Namespace) -> int:
+    """Lets a running system go on with this installation of ours."""
+    from metal_supervisor.install import upgrade
+
+    return upgrade.upgrade(Path(arguments.state_dir).expanduser().resolve(), _say)
+
+
+def _program(arguments: argparse.Namespace) -> tuple[loader.Settings, Any, str]:
+    """(settings, state directory, what is wrong with the settings on file) of a program that supervisord started."""
+    from metal_supervisor.controller import boot
+    from metal_supervisor.settings import logging as logs
+    from metal_supervisor.state.directory import StateDir
+
+    state = Path(arguments.state_dir)
+    settings, problem = loader.load_good(state.resolve())
+    directory = StateDir(settings.state_path)
+    logs.configure(settings.log_level, settings.log_format)
+    if problem:
+        log = logging.getLogger(arguments.command)
+        log.error("settings are wrong; the last good ones stay", extra={"why": problem})
+    logs.die_with_threads()
+    parent = os.getppid()
+    if parent == 1:
+        raise boot.CannotBoot("supervisord is gone already")
+    _held.append(boot.own(directory, arguments.command))
+    threading.Thread(target=_follow_parent, args=(parent,), name="parent", daemon=True).start()
+    return settings, directory, problem
+
+
+_held: list[TextIO] = []
+
+
+def _follow_parent(parent: int) -> None:
+    """Ends this process when its supervisord was killed: the next one starts another."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_EVERY_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _kubeconfig(settings: loader.Settings) -> Path:
+    return Path(settings.kubeconfig).expanduser() if settings.kubeconfig else settings.state_path / "kubeconfig"
+
+
+def _each_pass(stop: Callable[[], bool], settings: loader.Settings) -> Callable[[], bool]:
+    """What a loop asks before each of its passes: whether it is to end. The log's level is looked at on the way."""
+    from metal_supervisor.settings import logging as logs
+
+    level = logs.LogLevel(settings.state_path, settings.log_level)
+
+    def asked() -> bool:
+        level.look()
+        return stop()
+
+    return asked
+
+
+def _controller(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.cluster.kube import Kube
+    from metal_supervisor.controller.loop import Controller
+    from metal_supervisor.supervisord.client import Supervisord
+
+    stop = _Stop()
+    settings, directory, problem = _program(arguments)
+    kube = Kube(_kubeconfig(settings), settings.context)
+    controller = Controller(settings, directory, kube, Supervisord(directory.socket))
+    if problem:
+        controller.controller_status.tell("settings", problem)
+    stop.wake = controller.wake
+    controller.run(_each_pass(stop, settings))
+    return 0
+
+
+def _sidecar(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.cluster.kube import Kube
+    from metal_supervisor.sidecar.http import app, metrics_server, server
+    from metal_supervisor.sidecar.loop import Sidecar
+    from metal_supervisor.supervisord.client import Supervisord
+
+    stop = _Stop()
+    settings, directory, _ = _program(arguments)
+    sidecar = Sidecar(
+        settings, directory, Kube(_kubeconfig(settings), settings.context), Supervisord(directory.socket)
+    )
+    server.serve(app.create_app(sidecar.current), settings.port)
+    if settings.metrics_listen:
+        address, port = settings.metrics_address
+        server.serve(metrics_server.create_app(sidecar.current), port, address, metrics_server.TAKEN)
+    stop.wake = sidecar.wake
+    sidecar.run(_each_pass(stop, settings))
+    return 0
+
+
+def _apiserver(arguments: argparse.Namespace) -> int:
+    from metal_supervisor import apiserver
+    from metal_supervisor.controller import boot
+
+    settings, directory, _ = _program(arguments)
+    port, prefix = boot.saved_access(directory)
+    apiserver.serve(
+        apiserver.Options(
+            data_file=settings.state_path / "apiserver.db",
+            port=port,
+            prefix=prefix,
+            crd_paths=tuple(sorted((loader.conf_dir() / "crds").glob("*.yaml"))),
+            allow_loopback_endpoints=True,
+            faults=(settings.state_path / FAULTS_FILE).exists(),
+        )
+    )
+    return 0
+
+
+def _sleepwatch(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.controller import boot
+    from metal_supervisor.host import iokit, sleepwatch
+
+    settings, _, _ = _program(arguments)
+    try:
+        sleepwatch.run(settings.state_path, iokit.load())
+    except iokit.Untold as error:
+        raise boot.CannotBoot(f"this system does not tell of its sleep: {error}") from None
+    return 0
+
+
+def _power(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.host import power_program
+    from metal_supervisor.host.power_meter import Alarm
+
+    stop, alarm = _Stop(), Alarm()
+    stop.wake = alarm.ring
+    _, directory, _ = _program(arguments)
+    power_program.PowerProgram(directory.path, alarm).run(stop)
+    return 0
+
+
+def _cordon(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.placement import cordon
+    from metal_supervisor.state.directory import StateDir
+
+    state = Path(arguments.state_dir).expanduser().resolve()
+    settings, _ = loader.load_good(state)
+    if not settings.uses_claims:
+        _say("this Mac is the only one: without a cluster, or with claims = off, nothing can move to another")
+        return 1
+    directory = StateDir(state)
+    if arguments.command == "drain":
+        return cordon.drain(directory, arguments.timeout, print)
+    cordon.say(directory, arguments.command == "cordon", print)
+    return 0
+
+
+def _fit(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.cli import fit
+
+    settings = loader.settings_of(arguments)
+    question = fit.Question(arguments.source, arguments.ctx, arguments.slots, arguments.kv_type)
+    return fit.main(settings, question, arguments.json, _say)
+
+
+def _add_fit(commands: Any) -> None:
+    help_text = "whether a model fits into the memory that is left on this Mac, and what would; reads only its header"
+    command = commands.add_parser("fit", help=help_text, description=help_text)
+    command.add_argument("source", metavar="SOURCE", help="GGUF file, its http(s) URL, or directory of an MLX model")
+    command.add_argument("--ctx", type=int, metavar="N", help="spec.contextSize: tokens of all slots together")
+    command.add_argument("--slots", type=int, default=1, metavar="N", help="spec.parallelSlots [1]")
+    command.add_argument("--kv-type", default="f16", metavar="TYPE", help="spec.cacheTypeK and cacheTypeV [f16]")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    loader.add_flags(command)
+    command.set_defaults(action=_fit)
+
+
+def _kubeconfig_command(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.cluster import accounts
+
+    print("\n".join(accounts.create(accounts.order_from(arguments))))
+    return 0
+
+
+def _add_kubeconfig(commands: Any) -> None:
+    help_text = "write a kubeconfig and token for one Mac's ServiceAccount, with an administrator's kubeconfig"
+    command = commands.add_parser("kubeconfig", help=help_text, description=help_text)
+    for flag, default, text in (
+        ("--server", "", "URL of the API server as the Mac reaches it; default: the administrator's"),
+        ("--namespace", "default", "namespace of the ServiceAccount [default]"),
+        ("--context", "", "context within the administrator's kubeconfig; default: its current one"),
+        ("--duration", "720h", "how long the token holds, if the server agrees; the Mac renews it in time [720h]"),
+    ):
+        command.add_argument(flag, default=default, help=text)
+    command.add_argument("--service-account", required=True, metavar="NAME", help="see conf/rbac/mac.yaml")
+    command.add_argument(
+        "--from", dest="source", default="~/.kube/config", metavar="FILE",
+        help="the administrator's kubeconfig [~/.kube/config]",
+    )  # fmt: skip
+    command.add_argument("--output", required=True, metavar="FILE", help="file to write; its token goes beside it")
+    command.add_argument("--force", action="store_true", help="overwrite")
+    command.set_defaults(action=_kubeconfig_command)
+
+
+def _version(arguments: argparse.Namespace) -> int:
+    if not arguments.json:
+        print(f"metal-supervisor {__version__}")
+        return 0
+    from importlib.metadata import version
+
+    packages = {name: version(name) for name in ("supervisor", "kubernetes", "flask")}
+    print(json.dumps({"version": __version__, "python": platform.python_version(), **packages}, indent=2))
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The argument parser, every setting a flag of the commands that take settings."""
+    top = argparse.ArgumentParser(prog="metal-supervisor", description="Kubernetes models, native on this Mac.")
+    top.add_argument("--version", action="version", version=f"metal-supervisor {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, action, help_text in (
+        ("run", _run, "everything in this terminal, until Ctrl-C"),
+        ("boot", _boot, "prepare, then become supervisord: what launchd runs"),
+    ):
+        command = commands.add_parser(name, help=help_text, description=help_text)
+        command.set_defaults(action=action)
+        loader.add_flags(command)
+        if name == "run":
+            command.add_argument("--apply", metavar="FILE", help="manifest to apply once, to the embedded API only")
+    for name, action in (
+        ("controller", _controller),
+        ("sidecar", _sidecar),
+        ("apiserver", _apiserver),
+        ("sleepwatch", _sleepwatch),
+        ("power", _power),
+    ):
+        command = commands.add_parser(name, help=f"the {name}; supervisord starts it")
+        command.add_argument("--state-dir", required=True)
+        command.set_defaults(action=action)
+    for name, help_text in (
+        ("cordon", "take nothing new on this Mac; what it runs goes on"),
+        ("uncordon", "take part again"),
+        ("drain", "hand what this Mac runs over to other Macs, and wait until they serve it"),
+    ):
+        command = commands.add_parser(name, help=help_text, description=help_text)
+        command.add_argument("--state-dir", default=loader.found_state_dir(os.environ))
+        command.set_defaults(action=_cordon)
+        if name == "drain":
+            command.add_argument("--timeout", type=float, default=600.0, help="seconds to wait [600]")
+    text = "let a running system go on with this installation; no engine is touched"
+    command = commands.add_parser("upgrade", help=text, description=text)
+    command.add_argument("--state-dir", default=loader.found_state_dir(os.environ))
+    command.set_defaults(action=_upgrade)
+    look.add(commands, _say)
+    _add_kubeconfig(commands)
+    _add_fit(commands)
+    doctor_flags.add(commands, _say)
+    model_flags.add(commands, _say)
+    install.add(commands, _say)
+    import_launchd.add(commands, _say)
+    completion.add(commands, parser)
+    command = commands.add_parser("version", help="print the version")
+    command.add_argument("--json", action="store_true", help="print JSON, with the versions that matter")
+    command.set_defaults(action=_version)
+    return top
+
+
+def _reader_left() -> bool:
+    """Tell a reader that has seen enough, as in `metal-supervisor … | head`, from a socket's broken pipe."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)
+    if not output.poll(0):
+        return False
+    # The interpreter flushes once more at its exit, to nowhere.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code. 2: wrong usage, 3: not running, 78: bad configuration."""
+    parsed = parser().parse_args(arguments)
+    try:
+        code = int(parsed.action(parsed))
+        print(end="", flush=True)
+        return code
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
+        return 0
+    except loader.ConfigError as error:
+        _say(str(error))
+        return BAD_CONFIG
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        from metal_supervisor.cluster import accounts, kube
+        from metal_supervisor.controller import boot
+        from metal_supervisor.host import launchctl
+        from metal_supervisor.install import steps
+        from metal_supervisor.state import directory as state
+        from metal_supervisor.supervisord import client
+
+        ours = accounts.AccountError, boot.CannotBoot, state.StateError, kube.BadKubeconfig, client.Unavailable
+        if isinstance(error, (*ours, steps.InstallError, launchctl.LaunchdError)):
+            _end(parsed.command, str(error))
+            return 1
+        raise

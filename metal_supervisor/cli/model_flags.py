@@ -1,0 +1,109 @@
+"""The flags of `metal-supervisor models` and `metal-supervisor pull`, and what they come to."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from metal_supervisor.models import housekeeping
+from metal_supervisor.settings import loader
+from metal_supervisor.spec.fields import Bad
+
+USAGE = 2
+STORE = ("state_dir", "model_store")
+FETCHING = (*STORE, "hf_endpoint", "allowed_hosts", "private_hosts", "allowed_roots", "stall_timeout")
+Say = Callable[[str], None]
+
+
+def add(commands: Any, say: Say) -> None:
+    """Adds both commands."""
+    _add_pull(commands, say)
+    help_text = "the models in the store of this Mac: list, check, remove"
+    models = commands.add_parser("models", help=help_text, description=help_text)
+    under = models.add_subparsers(dest="models_command", required=True, metavar="COMMAND")
+
+    def command(name: str, action: Callable[[argparse.Namespace, Say], int], text: str) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = under.add_parser(name, help=text, description=text)
+        made.set_defaults(action=lambda arguments: action(arguments, say))
+        return made
+
+    ls = command("ls", _ls, "what is in the store: size, last use, what uses it, where it is from")
+    ls.add_argument("--json", action="store_true", help="print JSON, with paths and digests")
+    verify = command("verify", _verify, "hash files again and compare them with what they were; 1 if one is damaged")
+    verify.add_argument("slots", nargs="*", metavar="SLOT", help="slot, the beginning of one, or a source [all]")
+    rm = command("rm", _rm, "remove models that no service uses; partial ones too")
+    rm.add_argument("slots", nargs="+", metavar="SLOT|SOURCE", help="slot, the beginning of one, or a source")
+    rm.add_argument("--force", action="store_true", help="even if a service uses it")
+    gc = command("gc", _gc, "remove what never became whole, and unused models as the options say, with their sizes")
+    gc.add_argument("--keep", type=int, metavar="N", help="keep the N unused models that were used last")
+    gc.add_argument("--size", metavar="SIZE", help="remove unused models until the store has this size, e.g. 200G")
+    gc.add_argument("--older", metavar="PERIOD", help="remove models that were not used for longer, e.g. 30d")
+    gc.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    for each in (rm, gc):
+        each.add_argument("--yes", action="store_true", help="do not ask")
+    for each in (ls, verify, rm, gc):
+        loader.add_flags(each, STORE)
+
+
+def _add_pull(commands: Any, say: Say) -> None:
+    help_text = "fetch a model into the store of this Mac, and print its path"
+    pull = commands.add_parser("pull", help=help_text, description=help_text)
+    pull.add_argument("source", metavar="SOURCE", help="what spec.source may be: hf://O/R/FILE, https://…, s3://…")
+    pull.add_argument("--files", metavar="A,B", help="files of a repository, separated by commas (spec.files)")
+    pull.add_argument("--format", choices=("gguf", "mlx", "safetensors"), default="gguf", help="spec.format [gguf]")
+    pull.add_argument("--quantization", metavar="WORD", help="which GGUF file of a repository, e.g. Q4_K_M")
+    pull.add_argument("--sha256", metavar="HEX", help="what the file must be")
+    pull.add_argument(
+        "--secret-env", action="append", metavar="NAME", default=[],
+        help="variable of the environment that goes with the request as a key of spec.sourceSecretRef would, e.g. "
+        "HF_TOKEN for a server that is not the Hub; may be given several times",
+    )
+    loader.add_flags(pull, FETCHING)
+    pull.set_defaults(action=lambda arguments: _pull(arguments, say))
+
+
+def _ls(arguments: argparse.Namespace, say: Say) -> int:
+    from metal_supervisor.cli import models
+
+    return models.carried_out(lambda: models.ModelsCommand(loader.settings_of(arguments)).ls(arguments.json), say)
+
+
+def _verify(arguments: argparse.Namespace, say: Say) -> int:
+    from metal_supervisor.cli import models
+
+    return models.carried_out(lambda: models.ModelsCommand(loader.settings_of(arguments)).verify(arguments.slots), say)
+
+
+def _rm(arguments: argparse.Namespace, say: Say) -> int:
+    from metal_supervisor.cli import models
+
+    how = models.Removal(arguments.yes, arguments.force)
+    return models.carried_out(lambda: models.ModelsCommand(loader.settings_of(arguments)).rm(arguments.slots, how), say)
+
+
+def _gc(arguments: argparse.Namespace, say: Say) -> int:
+    from metal_supervisor.cli import models
+
+    try:
+        if arguments.keep is not None and arguments.keep < 0:
+            raise Bad("InvalidSpec", f"--keep must not be negative, and is {arguments.keep}")
+        size = None if arguments.size is None else housekeeping.size_bytes(arguments.size, "--size")
+        older = None if arguments.older is None else housekeeping.period_s(arguments.older, "--older")
+    except Bad as bad:
+        say(bad.message)
+        return USAGE
+    bounds = housekeeping.Bounds(arguments.keep, size, older)
+    how = models.Removal(arguments.yes, dry_run=arguments.dry_run)
+    return models.carried_out(lambda: models.ModelsCommand(loader.settings_of(arguments)).gc(bounds, how), say)
+
+
+def _pull(arguments: argparse.Namespace, say: Say) -> int:
+    from metal_supervisor.cli import pull
+
+    files = tuple(each.strip() for each in (arguments.files or "").split(",") if each.strip())
+    order = pull.PullOrder(
+        arguments.source, files, arguments.format, arguments.quantization or "", arguments.sha256 or "",
+        tuple(arguments.secret_env),
+    )
+    return pull.main(loader.settings_of(arguments), order, say)

@@ -1,0 +1,353 @@
+"""`metal-supervisor models`: what the store holds, whether it is sound, and removing what is not needed.
+
+A model is hours of download, so nothing is deleted without being asked for, and nothing that a service uses.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from metal_supervisor.cli.terminal import Live
+from metal_supervisor.models import fetch, inventory
+from metal_supervisor.models.housekeeping import Bounds, Kind, age, choose, unused_models
+from metal_supervisor.models.inventory import Stock, StoredModel
+from metal_supervisor.models.model_directory import PinnedFiles
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec import progress_bar
+from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.progress import DownloadProgress
+from metal_supervisor.spec.progress_bar import printable
+from metal_supervisor.spec.sizes import amount
+from metal_supervisor.spec.sources import canonical, shown
+from metal_supervisor.spec.types import Json
+from metal_supervisor.state.directory import StateDir
+
+OK, FAILED, USAGE = 0, 1, 2
+EXAMPLE_KEEP, EXAMPLE_S = 0, 30 * 86400.0
+"""What `gc` without options tells of."""
+
+
+class NotDone(Exception):
+    """A request that cannot be carried out; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Removal:
+    """How `rm` and `gc` were asked."""
+
+    yes: bool = False
+    """Do not ask on the terminal."""
+    force: bool = False
+    """Even what a service uses."""
+    dry_run: bool = False
+
+
+class ModelsCommand:
+    """The store of one Mac, as its commands see it."""
+
+    def __init__(self, settings: Settings, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        self._settings = settings
+        self._out, self._err = out or sys.stdout, err or sys.stderr
+
+    def _look(self) -> Stock:
+        settings = self._settings
+        try:
+            return inventory.look(settings.store_path, StateDir(settings.state_path), Path(settings.ollama_models_path))
+        except OSError as error:
+            raise NotDone(f"{settings.store_path}: {error.strerror}; see --model-store") from None
+
+    def _print(self, text: str) -> None:
+        self._out.write(printable(text) + "\n")
+
+    # ── ls ───────────────────────────────────────────────────────────────────────────────────────
+
+    def ls(self, as_json: bool) -> int:
+        """Prints what is there."""
+        found = self._look()
+        if as_json:
+            self._out.write(json.dumps(_as_json(found), indent=2) + "\n")
+            return OK
+        now = time.time()
+        if found.entries:
+            rows = [("SLOT", "SIZE", "LAST USE", "USED BY", "SOURCE"), *(_row(each, now) for each in found.entries)]
+            self._table(rows)
+        if found.others_bytes:
+            self._print(f"beside them Ollama's own models, {amount(found.others_bytes)}: see `ollama list`")
+        total, free = amount(found.size_bytes), amount(found.free_bytes, "down")
+        self._print(f"{total} in {found.path}, {free} free")
+        self._warn_of(found)
+        return OK
+
+    def _table(self, rows: Sequence[Sequence[str]]) -> None:
+        plain = [[printable(cell) for cell in row] for row in rows]
+        widths = [max(progress_bar.cells(row[at]) for row in plain) for at in range(len(plain[0]))]
+        for row in plain:
+            padded = (cell + " " * (width - progress_bar.cells(cell)) for cell, width in zip(row, widths, strict=True))
+            self._print("  ".join(padded).rstrip())
+
+    def _warn_of(self, found: Stock) -> None:
+        if found.unread:
+            self._err.write(f"metal-supervisor: {_unread(found)}\n")
+
+    # ── verify ───────────────────────────────────────────────────────────────────────────────────
+
+    def verify(self, words: Sequence[str]) -> int:
+        """Hashes the files of the named models, or of all, again. Raises NotDone."""
+        found = self._look()
+        chosen = [_named(found, word) for word in words] if words else found.slots
+        verdicts = []
+        for entry in chosen:
+            if entry.contents is None or not entry.contents.files:
+                text = "nothing of it is whole yet" if entry.kind is Kind.PARTIAL else "there is no note of what it is"
+                self._print(f"unknown  {entry.name}  {text}")
+                continue
+            for name, kept in entry.contents.files.items():
+                verdict, why = self._verified(entry, name, kept)
+                verdicts.append(verdict)
+                self._print(f"{verdict:<7}  {entry.name}/{name}  {amount(kept.size_bytes)}{f'; {why}' if why else ''}")
+        if not chosen:
+            self._print(f"there are no models in {found.path}")
+        damaged = verdicts.count("damaged")
+        if damaged:
+            text = f"{damaged} of {len(verdicts)} files are damaged; remove such a model with `metal-supervisor models"
+            self._err.write(f"metal-supervisor: {text} rm SLOT`, and it is fetched again when it is wanted\n")
+        return FAILED if damaged else OK
+
+    def _verified(self, entry: StoredModel, name: str, kept: PinnedFiles) -> tuple[str, str]:
+        """(ok, damaged or unknown; why) of one file."""
+        assert entry.contents is not None
+        elsewhere = entry.kind is Kind.IN_PLACE
+        if (name.startswith("/") and not elsewhere) or ".." in Path(name).parts:
+            return "damaged", "that is no name of a file within the model store"
+        path = entry.slot.path / name
+        try:
+            found = path.stat() if elsewhere else path.lstat()
+            if not stat.S_ISREG(found.st_mode):
+                return "damaged", "it is no regular file"
+            if found.st_size != kept.size_bytes:
+                return "damaged", f"it has {found.st_size} bytes, and had {kept.size_bytes}"
+            now = self._hashed(path, f"{entry.name}/{name}", found.st_size)
+        except FileNotFoundError:
+            return "damaged", "it is missing"
+        except OSError as error:
+            return "damaged", f"it cannot be read: {error.strerror}"
+        if not kept.sha256:
+            return "unknown", f"its server told no digest; its sha256 is {now}"
+        return ("ok", "") if now == kept.sha256 else ("damaged", f"its sha256 is {now}, and was {kept.sha256}")
+
+    def _hashed(self, path: Path, name: str, size_bytes: int) -> str:
+        """The digest of a file; a terminal sees how far it is. Raises OSError."""
+        if not Live.possible(self._err):
+            return fetch.digest(path)
+        live, meter = Live(self._err), DownloadProgress(size_bytes)
+        meter.begin(time.monotonic())
+        told_at = 0.0
+
+        def tell(more_bytes: int) -> None:
+            nonlocal told_at
+            meter.got(more_bytes)
+            now = time.monotonic()
+            if now - told_at > 0.2:
+                told_at = now
+                meter.look(now)
+                live.draw([progress_bar.line(name, meter, live.size().columns)])
+
+        try:
+            return fetch.digest(path, tell)
+        finally:
+            live.clear()
+
+    # ── rm, gc ───────────────────────────────────────────────────────────────────────────────────
+
+    def rm(self, words: Sequence[str], how: Removal) -> int:
+        """Removes the named models. Raises NotDone, before anything is removed."""
+        found = self._look()
+        chosen = list({entry.name: entry for entry in (_named(found, word) for word in words)}.values())
+        for entry in chosen:
+            if entry.busy:
+                raise NotDone(f"{_title(entry)} is being fetched; stop that first")
+            if entry.used_by and not how.force:
+                text = f"{_title(entry)} is used by {', '.join(entry.used_by)}; delete that first, or add --force"
+                raise NotDone(text)
+        if found.unread and not how.force:
+            raise NotDone(f"{_unread(found)}; try again in a moment, or add --force")
+        return self._remove([(entry, "") for entry in chosen], how, "rm")
+
+    def gc(self, bounds: Bounds, how: Removal) -> int:
+        """Removes what is left over, and what `bounds` ask for. Raises NotDone."""
+        found, now = self._look(), time.time()
+        if found.unread:
+            raise NotDone(f"{_unread(found)}, so nothing is removed; try again in a moment")
+        items = [entry.item() for entry in found.entries]
+        why = choose(items, bounds, found.size_bytes, now)
+        entries = {entry.name: entry for entry in found.entries}
+        chosen = [(entries[name], text) for name, text in why.items()]
+        if not chosen:
+            self._print("nothing is left over" if bounds == Bounds() else "nothing has to go")
+        if bounds == Bounds():
+            self._advise(found, now)
+        return self._remove(chosen, how, "gc") if chosen else OK
+
+    def _advise(self, found: Stock, now: float) -> None:
+        """What each option of `gc` would do."""
+        items = [entry.item() for entry in found.entries]
+        entries = {entry.name: entry for entry in found.entries}
+        idle = [entries[item.name] for item in unused_models(items)]
+        if not idle:
+            self._print("every other model is used")
+            return
+        size = amount(_freed(idle), "down")
+        self._print(f"nothing uses {len(idle)} of the models, {size}; the longest unused would go first with")
+        for flag, bounds in (
+            ("--keep 0", Bounds(keep=EXAMPLE_KEEP)), ("--older 30d", Bounds(older_s=EXAMPLE_S)),
+        ):  # fmt: skip
+            names = [name for name in choose(items, bounds, 0, now) if entries[name] in idle]
+            freed = amount(_freed([entries[name] for name in names]), "down")
+            self._print(f"  {flag:<12} {len(names)} of them, {freed}")
+        self._print(f"  {'--size 200G':<12} as many as it takes until the store has that size")
+
+    def _remove(self, chosen: Sequence[tuple[StoredModel, str]], how: Removal, command: str) -> int:
+        for entry, why in chosen:
+            self._print(f"{entry.name}  {_size(entry)}  {_title(entry)}{f': {why}' if why else ''}")
+        size = amount(_freed([entry for entry, _ in chosen]), "down")
+        if how.dry_run:
+            self._print(f"{size} would be freed; nothing was removed")
+            return OK
+        if not how.yes and not self._agreed(f"Delete {_counted(len(chosen), 'directory', 'directories')}, {size}?"):
+            if sys.stdin.isatty():
+                self._print("nothing was removed")
+                return FAILED
+            raise NotDone(f"nothing was removed: nobody can be asked here; add --yes to models {command}")
+        gone, failed = [], 0
+        for entry, _ in chosen:
+            try:
+                inventory.remove(entry)
+                gone.append(entry)
+            except inventory.Busy:
+                failed += 1
+                self._err.write(f"metal-supervisor: {printable(_title(entry))} is being fetched by now; it stays\n")
+            except OSError as error:
+                failed += 1
+                self._err.write(f"metal-supervisor: {printable(str(entry.slot.path))}: {error.strerror or error}\n")
+        self._print(f"{amount(_freed(gone), 'down')} freed{_shared(gone)}")
+        return FAILED if failed else OK
+
+    def _agreed(self, question: str) -> bool:
+        if not sys.stdin.isatty():
+            return False
+        self._err.write(f"{question} [y/N] ")
+        self._err.flush()
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
+
+
+def _unread(found: Stock) -> str:
+    return f"what {', '.join(map(printable, found.unread))} uses is not known, its record cannot be read"
+
+
+def _title(entry: StoredModel) -> str:
+    return entry.source or entry.name
+
+
+def _freed(entries: Sequence[StoredModel]) -> int:
+    return inventory.frees_bytes([file for entry in entries for file in entry.files])
+
+
+def _shared(entries: Sequence[StoredModel]) -> str:
+    """Why less was freed than there was, "" if it was not."""
+    files = [file for entry in entries for file in entry.files]
+    shared = sum({each.inode: each.size_bytes for each in files}.values()) - inventory.frees_bytes(files)
+    return f"; {amount(shared)} stay, for those files have other names too (hard links)" if shared else ""
+
+
+def _size(entry: StoredModel) -> str:
+    if entry.kind is Kind.IN_PLACE:
+        return "in place"
+    if entry.kind is not Kind.PARTIAL:
+        return amount(entry.size_bytes)
+    total = entry.total_bytes
+    return f"{amount(entry.size_bytes, 'down')} of {amount(total) if total else 'more'}"
+
+
+def _row(entry: StoredModel, now: float) -> tuple[str, ...]:
+    source = entry.source or ("LLMKube's own agent" if entry.kind is Kind.LLMKUBE else "not known")
+    if entry.contents is not None and entry.contents.mismatch:
+        source += " (refused: its sha256 is another than the Model says)"
+    users = ", ".join((*entry.used_by, *entry.wanted_by)) or "-"
+    if entry.busy:
+        users = "being fetched" if users == "-" else f"{users} (being fetched)"
+    ago = f"{age(now - entry.last_used)} ago" if entry.last_used else "-"
+    return entry.name, _size(entry), ago, users, source
+
+
+def _as_json(found: Stock) -> Json:
+    return {
+        "store": str(found.path),
+        "sizeBytes": found.size_bytes,
+        "freeBytes": found.free_bytes,
+        "ollamaBytes": found.others_bytes,
+        "models": [_entry_json(entry) for entry in found.entries],
+    }
+
+
+def _entry_json(entry: StoredModel) -> Json:
+    contents = entry.contents
+    return {
+        "slot": entry.name,
+        "kind": entry.kind.value,
+        "source": entry.source,
+        "path": str(entry.slot.path / contents.model) if contents else str(entry.slot.path),
+        "sizeBytes": entry.size_bytes,
+        "totalBytes": entry.total_bytes,
+        "freesBytes": inventory.frees_bytes(entry.files),
+        "lastUsed": entry.last_used,
+        "usedBy": list(entry.used_by),
+        "wantedBy": list(entry.wanted_by),
+        "beingFetched": entry.busy,
+        "namespace": contents.namespace if contents else "",
+        "commit": contents.commit if contents else "",
+        "mismatch": list(contents.mismatch) if contents and contents.mismatch else None,
+        "files": [
+            {"name": name, "sizeBytes": kept.size_bytes, "sha256": kept.sha256}
+            for name, kept in (contents.files.items() if contents else ())
+        ],
+    }
+
+
+def _named(found: Stock, word: str) -> StoredModel:
+    """The one entry that somebody means, by the beginning of its slot's name or by its source. Raises NotDone."""
+    matches = [entry for entry in found.slots if word and entry.name.startswith(word)]
+    if not matches:
+        try:
+            source = shown(canonical(word, "SOURCE"))
+        except Bad:
+            source = word
+        matches = [entry for entry in found.slots if entry.source and entry.source in (source, word)]
+    if len(matches) == 1:
+        return matches[0]
+    what = f"{shown(word)!r:.200}"
+    if not matches:
+        known = [entry.name for entry in found.entries if entry.kind is Kind.LLMKUBE]
+        theirs = "; that is LLMKube's own, remove it by hand" if word in known else ""
+        raise NotDone(f"{what} is no model in {found.path}{theirs}; see metal-supervisor models ls")
+    names = ", ".join(entry.name for entry in matches)
+    raise NotDone(f"{what} may be any of {names}; give more of the slot's name")
+
+
+def carried_out(command: Callable[[], int], complain: Callable[[str], None]) -> int:
+    """The exit code of a command; what cannot be done is said."""
+    try:
+        return command()
+    except NotDone as error:
+        complain(printable(str(error)))
+        return FAILED

@@ -1,0 +1,215 @@
+"""`metal-supervisor pull`: fetches a model into this Mac's store while somebody looks on.
+
+It is the same store, with the same locks and the same proofs, that the system fetches into: what was pulled is there
+for a service, and what a service fetches already is only watched. stdout gets the model's path and nothing else, so
+that it can be used in a script.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from metal_supervisor.cli.terminal import Live
+from metal_supervisor.models import s3
+from metal_supervisor.models.download_job import Terms, terms_of
+from metal_supervisor.models.places import Places
+from metal_supervisor.models.store import Store
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec import progress_bar
+from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.progress import DownloadProgress, duration
+from metal_supervisor.spec.resources import read_artifact
+from metal_supervisor.spec.sizes import amount
+from metal_supervisor.spec.sources import Artifact, Keys, bucket_key, library_model, shown
+from metal_supervisor.spec.types import ModelFile
+from metal_supervisor.state.downloads import AGAIN, counts
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+LOOK_S, SAY_S = 0.2, 10.0
+FIRST_TRIES = 4
+"""How often a server is asked that has not sent a byte yet."""
+OF_S3 = s3.ID, s3.SECRET, s3.TOKEN, *s3.REGIONS, *s3.ENDPOINTS
+"""Variables of the environment that open S3; others of that name are of tools."""
+FIELDS = {
+    "spec.sourceSecretRef": "--secret-env", "spec.source": "SOURCE", "spec.files": "--files",
+    "spec.sha256": "--sha256", "spec.quantization": "--quantization", "spec.format": "--format",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PullOrder:
+    """What was typed."""
+
+    source: str
+    files: tuple[str, ...] = ()
+    format: str = "gguf"
+    quantization: str = ""
+    sha256: str = ""
+    secrets: tuple[str, ...] = ()
+    """Variables of the environment that open the source."""
+
+
+def for_a_terminal(text: str) -> str:
+    """A message about fields of a Model, as one about what was typed; fit to be printed."""
+    for name, flag in FIELDS.items():
+        text = text.replace(name, flag)
+    return progress_bar.printable(text)
+
+
+def artifact_of(order: PullOrder) -> Artifact:
+    """What is to be fetched, as a Model of the same words would have it. Raises Bad."""
+    spec = {
+        "source": order.source, "format": order.format, "files": list(order.files) or None,
+        "quantization": order.quantization or None, "sha256": order.sha256 or None,
+    }  # fmt: skip
+    found = read_artifact({"spec": spec})
+    if library_model(found.source):
+        text = f"SOURCE {order.source!r:.200} is of Ollama's library, whose server fetches it: ollama pull"
+        raise Bad("UnsupportedSource", f"{text} {library_model(found.source)}")
+    return found
+
+
+def keys_of(order: PullOrder, artifact: Artifact) -> Keys:
+    """What opens it. Raises Bad for a variable that is not set.
+
+    The Hub's token is found by the Hub's side itself; other web servers get none unless they are meant to.
+    """
+    names = [name for name in OF_S3 if os.environ.get(name)] if bucket_key(artifact.source) else []
+    for name in order.secrets:
+        if not os.environ.get(name):
+            raise Bad("InvalidSpec", f"--secret-env {name!r:.80} is not set in the environment")
+    return Keys({name: os.environ[name] for name in (*names, *order.secrets)})
+
+
+def terms_for(settings: Settings, artifact: Artifact, keys: Keys) -> Terms:
+    """The terms of this Mac; what is typed at its terminal, a host's name or a path, is no manifest's."""
+    terms = terms_of(settings)
+    typed = [artifact.source, *(text for name, text in keys.values.items() if name.startswith("AWS_ENDPOINT_URL"))]
+    hosts = [_host(each) for each in typed]
+    private = (*terms.rules.private, *(each for each in hosts if each))
+    return replace(terms, rules=replace(terms.rules, private=private), places=Places())
+
+
+def _host(url: str) -> str:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        return (parts.hostname or "") if parts.scheme in ("http", "https") else ""
+    except ValueError:
+        return ""
+
+
+def main(settings: Settings, order: PullOrder, complain: Callable[[str], None]) -> int:
+    """Fetches; prints the path. Returns 0, 1 if it failed, 2 for a wrong order, 130 if it was interrupted."""
+    try:
+        artifact = artifact_of(order)
+        keys = keys_of(order, artifact)
+    except Bad as bad:
+        complain(for_a_terminal(bad.message))
+        return USAGE
+    return _Pull(settings.store_path, artifact, keys, terms_for(settings, artifact, keys), complain).run()
+
+
+class _Pull:
+    """One model on its way."""
+
+    def __init__(
+        self, directory: Path, artifact: Artifact, keys: Keys, terms: Terms, complain: Callable[[str], None]
+    ) -> None:
+        self._artifact, self._keys, self._complain = artifact, keys, complain
+        self._changed, self._interrupted = threading.Event(), False
+        self._store = Store(directory, self._changed.set, terms)
+        self._live = Live(sys.stderr) if Live.possible(sys.stderr) else None
+        self._meter = DownloadProgress()
+        self._name = shown(artifact.source).rstrip("/").rpartition("/")[2]
+        self._began_at = self._said_at = time.monotonic()
+        self._began = False
+        self._troubles: set[str] = set()
+
+    def run(self) -> int:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._on_signal)
+        self._store.want({self._artifact: self._keys})
+        self._store.give_leave(self._artifact)
+        try:
+            while True:
+                state = self._store.state(self._artifact)
+                if self._interrupted:
+                    return self._stopped()
+                if state.phase == "Ready":
+                    return self._done(state)
+                if self._is_over(state):
+                    self._clear()
+                    self._complain(for_a_terminal(state.message.partition(AGAIN)[0]))
+                    return FAILED
+                self._show(state)
+                self._changed.wait(LOOK_S)
+                self._changed.clear()
+        finally:
+            self._clear()
+            self._store.want({})
+
+    def _on_signal(self, _signum: int, _frame: object) -> None:
+        self._interrupted = True
+        self._changed.set()
+
+    def _is_over(self, state: ModelFile) -> bool:
+        """Whether it failed for good: a cut line is tried again for as long as somebody looks on.
+
+        A server that never sent a byte may not be one, so it is asked a few times only.
+        """
+        if state.phase != "Failed":
+            return False
+        if AGAIN not in state.message:
+            return True
+        self._troubles.add(state.message)
+        return not self._meter.got_bytes and len(self._troubles) >= FIRST_TRIES
+
+    def _show(self, state: ModelFile) -> None:
+        now = time.monotonic()
+        numbers = counts(state.got_bytes, state.total_bytes, state.message)
+        if state.phase == "Downloading" and numbers:
+            self._count(state, now)
+        if self._live is not None:
+            note = "" if numbers else state.message
+            line = progress_bar.line(self._name, self._meter, self._live.size().columns, for_a_terminal(note))
+            self._live.draw([line])
+        elif now - self._said_at >= SAY_S:
+            self._said_at = now
+            text = str(self._meter) if numbers else state.message
+            self._complain(for_a_terminal(f"{self._name}: {text}"))
+
+    def _count(self, state: ModelFile, now: float) -> None:
+        if not self._began:
+            self._began, self._meter.got_bytes = True, state.got_bytes
+            self._meter.begin(now)
+        self._meter.total_bytes = state.total_bytes
+        if state.got_bytes != self._meter.got_bytes:
+            self._meter.got_bytes = state.got_bytes
+            self._meter.look(now)
+
+    def _clear(self) -> None:
+        if self._live is not None:
+            self._live.clear()
+
+    def _done(self, state: ModelFile) -> int:
+        self._clear()
+        passed = time.monotonic() - self._began_at
+        came = f"in {duration(passed)}" if self._began or passed > 1 else "here"
+        self._complain(for_a_terminal(f"{self._name}: {amount(state.size_bytes)}, {came}"))
+        print(state.path)
+        return OK
+
+    def _stopped(self) -> int:
+        self._clear()
+        self._store.want({})
+        here = f" after {amount(self._meter.got_bytes, 'down')}" if self._meter.got_bytes else ""
+        self._complain(f"stopped{here}; the same command goes on from there")
+        return INTERRUPTED

@@ -1,0 +1,180 @@
+"""`metal-supervisor status`: asks the sidecar what runs, adds what this machine knows, and shows it, once or on and on.
+
+Where nothing answers, the files still tell what each service did last; that is shown in its place, and said.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TextIO, cast
+
+from metal_supervisor.cli.incoming import Incoming
+from metal_supervisor.cli.overview import Beside, Strange, downloads, facts, lines, services
+from metal_supervisor.cli.terminal import Live
+from metal_supervisor.host import local_status, machine
+from metal_supervisor.runtimes import probing
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.progress_bar import fitted
+from metal_supervisor.spec.throughput import tokens_per_s
+from metal_supervisor.spec.types import Json, Record
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.supervisord.ctl_plugin import escaped, listing
+
+NOT_RUNNING = 3
+LOOK_EVERY_S = 1.0
+ANSWER_S, ENGINE_S = 5.0, 0.5
+ASKED_AT_ONCE = 16
+WIDE = 120
+COUNTING = frozenset({"llama-server"})
+"""Runtimes whose engines tell how fast they write."""
+
+
+class Silent(Exception):
+    """Nobody answers who could say what runs; the text says so, and what to do."""
+
+
+@dataclass(frozen=True)
+class How:
+    """How `status` was asked."""
+
+    as_json: bool = False
+    watch: bool = False
+
+
+class Status:
+    """Looks at one system."""
+
+    def __init__(self, settings: Settings, out: TextIO, say: Callable[[str], None]) -> None:
+        self._settings, self._out, self._say = settings, out, say
+        self._state = StateDir(settings.state_path)
+        self._incoming = Incoming()
+        self._live = Live(out)
+
+    def run(self, how: How) -> int:
+        """Shows it; 3 if nothing answers."""
+        return self._watch(how.as_json) if how.watch else self._once(how.as_json)
+
+    def _once(self, as_json: bool) -> int:
+        try:
+            document = self._ask()
+            text = json.dumps(document, indent=2) if as_json else "\n".join(self._lines(document, self._width()))
+        except Silent as silent:
+            self._say(str(silent))
+            if not as_json and (found := self._on_file()):
+                self._say("this is what its files say:")
+                self._print(found)
+            return NOT_RUNNING
+        self._print([text])
+        return 0
+
+    def _watch(self, as_json: bool) -> int:
+        """On a terminal the same lines are drawn anew; elsewhere everything is printed again once it has changed."""
+        redrawn = not as_json and Live.possible(self._out)
+        before: object = None
+        try:
+            while True:
+                found, told = self._look(as_json, redrawn)
+                if redrawn:
+                    self._live.draw(found)
+                elif told != before:
+                    self._print([*([] if before is None or as_json else [""]), *found])
+                before = told
+                time.sleep(LOOK_EVERY_S)
+        except KeyboardInterrupt:
+            if redrawn:
+                self._print([""])
+            return 0
+
+    def _look(self, as_json: bool, redrawn: bool) -> tuple[list[str], object]:
+        """(lines, what makes them worth printing again)."""
+        try:
+            document = self._ask()
+            told = facts(document)
+            if as_json:
+                return [json.dumps(document)], told
+            size = self._live.size()
+            found = self._lines(document, size.columns - 1 if redrawn else None)
+            return (capped(found, size.lines - 1) if redrawn else found), told
+        except Silent as silent:
+            if as_json:
+                return [json.dumps({"error": str(silent)})], "silent"
+            found = self._on_file()
+            why = f"{silent}; this is what its files say:" if found else str(silent)
+            return [escaped(why), *found], ("silent", *found)
+
+    def _width(self) -> int | None:
+        return self._live.size().columns if Live.possible(self._out) else None
+
+    def _print(self, found: Sequence[str]) -> None:
+        encoding = getattr(self._out, "encoding", None) or "utf-8"
+        text = "".join(f"{line}\n" for line in found)
+        self._out.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        self._out.flush()
+
+    # ── what there is to show ────────────────────────────────────────────────────────────────────
+
+    def _ask(self) -> Json:
+        """The /status document. Raises Silent."""
+        port = self._settings.port
+        try:
+            document = local_status.document(port, ANSWER_S)
+            if not isinstance(document, dict):
+                raise Strange
+            services(document)
+        except (OSError, ValueError, RecursionError) as error:
+            why = getattr(error, "reason", error)
+            text = f"nothing answers on port {port} ({why}); is it running? start it with: metal-supervisor run"
+            raise Silent(text) from None
+        except Strange:
+            text = f"what answers on port {port} is not metal-supervisor; see --port and --state-dir"
+            raise Silent(text) from None
+        if other := local_status.other_system(document, self._state.path):
+            where = shlex.quote(other)
+            text = f"port {port} belongs to another system, not to the one in {self._state.path}; see that one with"
+            raise Silent(f"{text}: metal-supervisor status --state-dir {where}")
+        return cast(Json, document)
+
+    def _lines(self, document: Json, width: int | None) -> list[str]:
+        self._incoming.take(downloads(document), time.monotonic())
+        coming = self._incoming.shown((width or WIDE) - 10)
+        return lines(document, self._beside(services(document)), coming, time.time(), width)
+
+    def _beside(self, rows: Sequence[Json]) -> dict[str, Beside]:
+        """What the records, the processes and the engines add, by program."""
+        records = self._state.records()[0]
+        known = [(records[row["program"]], row) for row in rows if row.get("program") in records]
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            found = list(pool.map(lambda each: self._of(*each), known))
+        return {record.program: each for (record, _), each in zip(known, found, strict=True)}
+
+    def _of(self, record: Record, row: Json) -> Beside:
+        pid = row.get("pid")
+        started = machine.started_at(pid) if isinstance(pid, int) and pid > 0 else None
+        rate = self._rate(record) if row.get("ready") is True else None
+        return Beside("/".join(record.key), record.port or 0, started, rate)
+
+    def _rate(self, record: Record) -> float | None:
+        """How fast an engine writes. One that is to fall asleep is not asked: that would keep it awake."""
+        if record.runtime not in COUNTING or record.port is None or record.probe.asleep_path:
+            return None
+        where = local_status.asked_at(record.host or self._settings.bind_address)
+        return tokens_per_s(probing.metrics(where, record.port, ENGINE_S))
+
+    def _on_file(self) -> list[str]:
+        return [fitted(line, width) if (width := self._width()) else line for line in self._listing()]
+
+    def _listing(self) -> list[str]:
+        return listing(self._state, (), time.time())[0]
+
+
+def capped(found: Sequence[str], height: int) -> list[str]:
+    """At most so many lines; the last one tells how many were left out."""
+    if len(found) <= max(height, 1):
+        return list(found)
+    kept = max(height, 1) - 1
+    return [*found[:kept], f"… {len(found) - kept} more lines"]

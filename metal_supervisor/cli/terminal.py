@@ -1,0 +1,67 @@
+"""Lines at the bottom of a terminal that are rewritten in place, below others that stay.
+
+Only on a terminal: a file or a pipe would be filled with control characters, and nobody could read it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from typing import TextIO
+
+from metal_supervisor.spec.progress_bar import fitted
+
+UP_AND_CLEAR = "\x1b[{}A\r\x1b[J"
+CLEAR = "\r\x1b[J"
+USUAL = os.terminal_size((80, 24))
+
+
+class Live:
+    """Some lines that change. Not safe to use from more than one thread."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._shown: list[str] = []
+
+    @staticmethod
+    def possible(out: TextIO) -> bool:
+        """Whether this is a terminal that can do it."""
+        try:
+            return out.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+        except ValueError:  # closed
+            return False
+
+    def size(self) -> os.terminal_size:
+        """Columns and lines as they are now: windows are resized."""
+        with contextlib.suppress(OSError, ValueError):
+            found = os.get_terminal_size(self._out.fileno())
+            if found.columns > 0 and found.lines > 0:
+                return found
+        return USUAL
+
+    def draw(self, lines: Sequence[str]) -> None:
+        """Shows exactly these lines, cut to what the terminal has room for."""
+        size = self.size()
+        fresh = [fitted(each, size.columns - 1) for each in lines[: max(1, size.lines - 1)]]
+        if fresh == self._shown:
+            return
+        self._write(self._back() + "\n".join(fresh))
+        self._shown = fresh
+
+    def clear(self) -> None:
+        """Takes the lines away, so that others can be written in their place."""
+        if self._shown:
+            self._write(self._back())
+            self._shown = []
+
+    def _back(self) -> str:
+        if not self._shown:
+            return ""
+        above = len(self._shown) - 1
+        return UP_AND_CLEAR.format(above) if above else CLEAR
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the terminal was closed
+            self._out.write(text)
+            self._out.flush()

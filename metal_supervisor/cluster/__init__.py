@@ -1,0 +1,1 @@
+"""The Kubernetes API: credentials, requests, watches, and the objects that are written."""

@@ -1,0 +1,348 @@
+"""One Mac's own credential: the token of a ServiceAccount, made once by an administrator, then renewed by the Mac.
+
+An administrator's kubeconfig has no place on a Mac that anybody may pick up, and a token for ever cannot be
+taken back. So `metal-supervisor kubeconfig` asks the API for a token of the Mac's own account, and the Mac
+asks for the next one when two thirds of its life are over. No token is printed, logged or part of an error.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import math
+import re
+import time
+import urllib.parse
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from metal_supervisor.cluster import credentials
+from metal_supervisor.cluster.credentials import BadKubeconfig, Chosen
+from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.spec.resources import GROUP, VERSION
+from metal_supervisor.spec.types import Json
+from metal_supervisor.state.directory import write_atomic
+
+SHORTEST_S, LONGEST_S = 600, 2**32
+"""What the API accepts as the life of a token."""
+FRESH = 2 / 3
+"""Share of a token's life after which it is renewed: a Mac may sleep through the last third."""
+LOOK_AGAIN_S = 3600.0
+RETRY_S, LONGEST_RETRY_S = 60.0, 900.0
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+log = logging.getLogger(__name__)
+
+
+class AccountError(Exception):
+    """There is no credential; the message names what is wrong and what to do, and holds no secret."""
+
+
+# ── tokens ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Token:
+    """A ServiceAccount's token and what it says of itself, which nobody has verified."""
+
+    text: str = field(repr=False)
+    namespace: str
+    account: str
+    issued: float
+    """Unix time, by the server's clock."""
+    expires: float
+
+    @property
+    def due(self) -> float:
+        """Unix time at which it should be renewed."""
+        return self.issued + FRESH * (self.expires - self.issued)
+
+
+def read_token(text: str) -> Token | None:
+    """The token of a ServiceAccount that expires; None for anything else."""
+    text = text.strip()
+    parts = text.split(".")
+    try:
+        payload = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        subject = re.fullmatch(r"system:serviceaccount:([a-z0-9-]+):([a-z0-9.-]+)", payload["sub"])
+        issued, expires = float(payload["iat"]), float(payload["exp"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    if len(parts) != 3 or not re.fullmatch(r"[\x21-\x7e]+", text) or not subject or not issued < expires < math.inf:
+        return None
+    return Token(text, subject[1], subject[2], issued, expires)
+
+
+def request_token(kube: Kube, namespace: str, account: str, life_s: float) -> Token:
+    """A new token of that account. Raises KubeError, or AccountError if what came is none."""
+    body: Json = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"expirationSeconds": max(SHORTEST_S, round(life_s))},
+    }
+    answer = kube.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token", body=body)
+    status = answer.get("status")
+    token = read_token(str(status.get("token") or "")) if isinstance(status, dict) else None
+    if token is None or (token.namespace, token.account) != (namespace, account):
+        raise AccountError(f"{kube.server_name} gave no token of {namespace}/{account}; is it a Kubernetes API?")
+    return token
+
+
+def utc(seconds: float) -> str:
+    """`2026-11-21T01:45:00Z`."""
+    try:
+        return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds:.0f}"
+
+
+# ── the command ──────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class TokenOrder:
+    """What `metal-supervisor kubeconfig` was asked for."""
+
+    source: Path
+    """The administrator's kubeconfig."""
+    context: str
+    """Within it; "" for the current one."""
+    server: str
+    """URL by which the Mac reaches the API; "" for the administrator's."""
+    namespace: str
+    account: str
+    life_s: float
+    output: Path
+    force: bool = False
+
+    @property
+    def token_file(self) -> Path:
+        return self.output.with_name(self.output.name + ".token")
+
+
+def duration_s(text: str) -> float:
+    """`720h`, `30d`, `45m` in seconds. Raises AccountError."""
+    found = re.fullmatch(r"(\d{1,10})([smhd])", text.strip())
+    seconds = int(found[1]) * UNITS[found[2]] if found else 0
+    if not SHORTEST_S <= seconds <= LONGEST_S:
+        raise AccountError(f"--duration must be a time like 720h or 30d, of ten minutes at least, not {text!r:.40}")
+    return float(seconds)
+
+
+def create(order: TokenOrder) -> list[str]:
+    """Writes kubeconfig and token file, tries them with one request, and returns what to tell the user.
+
+    Raises AccountError or BadKubeconfig; if the trial is what failed, the files are there.
+    """
+    _check(order)
+    kube = Kube(order.source, order.context)
+    try:
+        token = request_token(kube, order.namespace, order.account, order.life_s)
+    except KubeError as error:
+        raise _explained(error, order) from None
+    finally:
+        kube.close()
+    chosen = credentials.choose(order.source, order.context)
+    server = (order.server or chosen.server).rstrip("/")
+    content = json.dumps(_content(order, chosen, server), indent=1) + "\n"
+    try:
+        for path, text in ((order.token_file, token.text + "\n"), (order.output, content)):
+            write_atomic(path, text)
+            path.chmod(0o600)
+    except OSError as error:
+        raise AccountError(f"--output: cannot write {error.filename}: {error.strerror}") from None
+    told = [
+        f"wrote {order.output} and {order.token_file.name} beside it, for your eyes only",
+        f"account {order.namespace}/{order.account} at {server}, until {utc(token.expires)}; the Mac renews it in time",
+    ]
+    if token.expires - token.issued < order.life_s * 0.99:
+        hours = (token.expires - token.issued) / 3600
+        told.append(f"the server gives tokens of {hours:.1f} h at most; a Mac that sleeps longer needs a new one")
+    told += _tried(order, server)
+    if not order.server and chosen.local:
+        told.append("the server's address is this machine's own; for another Mac, say with --server how it is reached")
+    node = f" --node-name {order.account[6:]}" if order.account.startswith("metal-") else ""
+    return [*told, f"on the Mac: metal-supervisor run --kubeconfig {order.output} --namespace {order.namespace}{node}"]
+
+
+def _check(order: TokenOrder) -> None:
+    for flag, text in (("--namespace", order.namespace), ("--service-account", order.account)):
+        if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", text) or (flag == "--namespace" and "." in text):
+            raise AccountError(f"{flag} must be a name of lower-case letters, digits and dashes, not {text!r:.80}")
+    if order.server:
+        try:
+            parts = urllib.parse.urlsplit(order.server)
+            plain = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
+            good = parts.hostname and (parts.scheme == "https" or plain) and parts.port != 0
+        except ValueError:
+            good = False
+        if not good or "@" in order.server:
+            raise AccountError("--server must be the https URL of the API server, as the Mac reaches it")
+    if not order.output.parent.is_dir():
+        raise AccountError(f"--output: {order.output.parent} is not a directory; create it first")
+    for path in (order.output, order.token_file):
+        if (path.exists() or path.is_symlink()) and not order.force:
+            raise AccountError(f"--output: {path} exists; name another file, or overwrite it with --force")
+        if path.is_dir():
+            raise AccountError(f"--output: {path} is a directory; name a file")
+
+
+def _explained(error: KubeError, order: TokenOrder) -> AccountError:
+    """The refusal of a token, with what an administrator does about it."""
+    where = f'in namespace "{order.namespace}"'
+    if error.code == 404:
+        return AccountError(
+            f'ServiceAccount "{order.account}" does not exist {where}; create it and its rights with '
+            f"conf/rbac/mac.yaml, or: kubectl -n {order.namespace} create serviceaccount {order.account}"
+        )
+    if error.code == 403:
+        return AccountError(f"{error.message}; {order.source} must belong to somebody who may")
+    return AccountError(f"no token for {order.namespace}/{order.account}: {error}")
+
+
+def _content(order: TokenOrder, chosen: Chosen, server: str) -> Json:
+    """The kubeconfig: the administrator's cluster, the Mac's user. The token file is named relative to it."""
+    names = ("certificate-authority-data", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
+    cluster: Json = {"server": server, **{name: chosen.cluster[name] for name in names if chosen.cluster.get(name)}}
+    if chosen.cluster.get("certificate-authority") and "certificate-authority-data" not in cluster:
+        path = chosen.path(str(chosen.cluster["certificate-authority"]))
+        try:
+            cluster["certificate-authority-data"] = base64.b64encode(path.read_bytes()).decode()
+        except OSError as error:
+            raise chosen.bad(f"names {path}, which cannot be read: {error.strerror}") from None
+    name = order.account
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": name, "cluster": cluster}],
+        "users": [{"name": name, "user": {"tokenFile": order.token_file.name}}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": order.namespace}}],
+        "current-context": name,
+    }
+
+
+def _tried(order: TokenOrder, server: str) -> list[str]:
+    """What one request with the new credential tells. Raises AccountError if it does not work."""
+    kept = f"the files are written, and stay: {order.output}"
+    try:
+        kube = Kube(order.output)
+    except BadKubeconfig as error:
+        raise AccountError(f"{error}; {kept}") from None
+    try:
+        kube.request("GET", f"/apis/{GROUP}/{VERSION}/namespaces/{order.namespace}/inferenceservices", {"limit": 1})
+    except KubeError as error:
+        if error.code == 404:
+            return ["it works, but LLMKube's kinds are not installed: kubectl apply --server-side -f conf/crds"]
+        if error.code == 401:
+            text = f"{server} refuses the token: check that --server is the cluster of {order.source}"
+        elif error.code == 403:
+            text = f"{error.message}; apply conf/rbac/namespace.yaml and conf/rbac/mac.yaml, and it works at once"
+        elif error.code == 0:
+            text = f"not tried, because from here {error.message}; if only the Mac reaches --server, that is well"
+        else:
+            text = f"the new credential does not work: {error}"
+        raise AccountError(f"{text}; {kept}") from None
+    finally:
+        kube.close()
+    return ["tried it: it may list inferenceservices"]
+
+
+# ── renewal ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Renewal:
+    """Keeps the token file of a kubeconfig young. For one thread; raises nothing.
+
+    Where the kubeconfig has no token file, or another's token in it, there is nothing to do here.
+    """
+
+    def __init__(self, kubeconfig: Path, context: str, kube: Kube, clock: Callable[[], float] = time.time) -> None:
+        """`kube`: the login of the same kubeconfig, which reads a replaced token file by itself."""
+        self._kubeconfig, self._context, self._kube, self._clock = kubeconfig, context, kube, clock
+        self._failures = 0
+        self._not_before = -math.inf
+        self.problem = ""
+        """Why the token is not renewed and until when it holds, "" if all is well; for /status and `doctor`."""
+
+    def _current(self) -> tuple[Path, Token] | None:
+        """The token file and the token in it."""
+        try:
+            chosen = credentials.choose(self._kubeconfig, self._context)
+            if not chosen.user.get("tokenFile"):
+                return None
+            path = chosen.path(str(chosen.user["tokenFile"])).resolve()
+            token = read_token(path.read_text("ascii"))
+        except (BadKubeconfig, OSError, ValueError, RuntimeError):
+            return None
+        return (path, token) if token else None
+
+    def due_s(self, now: float) -> float:
+        """Seconds until there is something to do, 0.0 if it is time; an hour at most, as files get replaced."""
+        found = self._current()
+        if found is None:
+            return LOOK_AGAIN_S
+        return min(LOOK_AGAIN_S, max(0.0, found[1].due - self._server_time(now)))
+
+    def _server_time(self, now: float) -> float:
+        return now + self._kube.clock_offset_s
+
+    def step(self) -> float:
+        """Renews the token if it is time; returns after how many seconds to call this again. May take seconds."""
+        pause_s = self._not_before - time.monotonic()
+        if pause_s > 0:
+            return min(pause_s, LONGEST_RETRY_S)
+        wait_s = self.due_s(self._clock())
+        if wait_s > 0:
+            self._failures, self.problem = 0, ""
+            return wait_s
+        found = self._current()
+        if found is None:
+            return LOOK_AGAIN_S
+        error = self._renewed(*found)
+        if error:
+            return self._failed(found[1], error)
+        self._failures, self.problem = 0, ""
+        return max(1.0, self.due_s(self._clock()))
+
+    def _renewed(self, path: Path, old: Token) -> str:
+        """Puts a new token in the file's place; why that was not possible, "" if it was."""
+        try:
+            new = request_token(self._kube, old.namespace, old.account, old.expires - old.issued)
+            if new.expires <= old.expires:
+                return f"the server gives only one that ends no later, {utc(new.expires)}"
+            write_atomic(path, new.text + "\n")
+        except (KubeError, AccountError) as error:
+            return str(error)
+        except OSError as error:
+            return f"cannot write {path}: {error.strerror or type(error).__name__}"
+        log.info("token renewed", extra={"account": f"{old.namespace}/{old.account}", "expires": utc(new.expires)})
+        return ""
+
+    def _failed(self, old: Token, error: str) -> float:
+        pause_s = min(LONGEST_RETRY_S, RETRY_S * 2.0 ** min(self._failures, 8))
+        self._failures += 1
+        self._not_before = time.monotonic() + pause_s
+        over = old.expires <= self._server_time(self._clock())
+        until = f"expired at {utc(old.expires)}; make a new one with `metal-supervisor kubeconfig`" if over else (
+            f"stays, and expires at {utc(old.expires)}"
+        )
+        self.problem = f"the token of {old.namespace}/{old.account} is not renewed: {error}; the old one {until}"
+        log.warning("token not renewed", extra={"problem": self.problem, "again_s": round(pause_s)})
+        return pause_s
+
+
+def order_from(arguments: Any) -> TokenOrder:
+    """The order that the command line gives. Raises AccountError."""
+    return TokenOrder(
+        source=Path(arguments.source).expanduser().absolute(),
+        context=arguments.context,
+        server=arguments.server,
+        namespace=arguments.namespace,
+        account=arguments.service_account,
+        life_s=duration_s(arguments.duration),
+        output=Path(arguments.output).expanduser().absolute(),
+        force=arguments.force,
+    )

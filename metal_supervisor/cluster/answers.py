@@ -1,0 +1,120 @@
+"""What an answer of the API server means, or that there was none: one kind of error, in words that help.
+
+A refusal names the verb and the resource, because the fix is a line of RBAC; a certificate that is not
+accepted says why; and a server that asks for patience gets it, within reason. What it quotes is kept out.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+
+import urllib3
+
+from metal_supervisor.spec.types import Json
+
+LONGEST_RETRY_AFTER_S = 60.0
+UP = "is the server up?"
+VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
+
+_RESOURCE = re.compile(r"/(?:api|apis/([^/]+))/[^/]+(?:/namespaces/([^/]+))?/([^/]+)(?:/([^/]+))?(?:/([^/]+))?")
+_NO_RIGHT = re.compile(r'User "([^"]+)" cannot (\w+) resource "([^"]+)"')
+_NOT_RBAC = re.compile(r"(?i)denied|webhook|quota|violates|being terminated|admission")
+
+
+class KubeError(Exception):
+    """The API could not do what was asked. `code` is the HTTP status, 0 if there was no answer."""
+
+    def __init__(self, code: int, reason: str, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(f"{code} {reason}: {message}"[:500] if code else message[:500])
+        self.code, self.reason, self.message, self.retry_after_s = code, reason, message[:500], retry_after_s
+
+    @property
+    def conflict(self) -> bool:
+        return self.code == 409
+
+
+def without_secrets(error: BaseException) -> tuple[str, str]:
+    """(reason, text) of an exception: its kind and nothing it quotes, because header errors print the token."""
+    if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason is not None:
+        error = error.reason
+    if isinstance(error, urllib3.exceptions.SSLError) and error.args and isinstance(error.args[0], ssl.SSLError):
+        error = error.args[0]
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = str(error.verify_message).rstrip(".")
+        text = f"its certificate is not accepted: {why}; check server and certificate-authority in the kubeconfig"
+        return "Untrusted", text
+    if isinstance(error, ssl.SSLError):
+        return "Unreachable", f"no TLS: {error.reason or type(error).__name__}"
+    if isinstance(error, (urllib3.exceptions.NewConnectionError, ConnectionError, socket.gaierror)):
+        return "Unreachable", str(error).rpartition(": ")[2][:200]
+    return "Unreachable", type(error).__name__
+
+
+def line_trouble(error: BaseException) -> tuple[str, str]:
+    """(trouble, advice) of a connection that failed, by the first cause that says something; quotes nothing of it."""
+    causes: list[BaseException] = [error]
+    for each in causes:
+        further = [getattr(each, "reason", None), each.__cause__, each.__context__, *each.args]
+        causes += [one for one in further if isinstance(one, BaseException) and one not in causes]
+    if any(isinstance(each, socket.gaierror) for each in causes):
+        return "its name has no address", "check the host name, and this Mac's DNS"
+    if any(isinstance(each, ConnectionRefusedError) for each in causes):
+        return "connection refused", UP
+    if any(isinstance(each, TimeoutError) for each in causes):
+        return "no answer in time", UP
+    return type(error).__name__, UP
+
+
+def http_date(text: str) -> float | None:
+    """Unix time of an HTTP date, None for anything else."""
+    try:
+        found = parsedate_to_datetime(text)
+        return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
+    except (ValueError, TypeError, LookupError, OverflowError):
+        return None
+
+
+def retry_after_s(headers: Mapping[str, str], status: Json) -> float:
+    """How long the server asks to be left alone: seconds, or a date by its own clock; never longer than a minute."""
+    text = headers.get("Retry-After", "").strip()
+    pause_s = 0.0
+    if text.isascii() and text.isdigit():
+        pause_s = float(text[:9])
+    elif (until := http_date(text)) is not None:
+        pause_s = until - (http_date(headers.get("Date", "")) or time.time())
+    elif isinstance(details := status.get("details"), dict):
+        asked = details.get("retryAfterSeconds")
+        pause_s = float(asked) if isinstance(asked, int) and 0 <= asked < 10**9 else 0.0
+    return min(max(pause_s, 0.0), LONGEST_RETRY_AFTER_S)
+
+
+def forbidden(method: str, path: str, watch: bool, told: str) -> str:
+    """What may not be done to what, and the right that is missing; the server's own words if it is no right."""
+    found = _RESOURCE.fullmatch(path)
+    if not found:
+        return f"cannot {method} {path}: {told}"
+    group, namespace, plural, name, sub = found.groups()
+    verb = VERBS.get(method) or ("watch" if watch else "get" if name else "list")
+    if method == "DELETE":
+        verb = "delete" if name else "deletecollection"
+    right = _NO_RIGHT.search(told)
+    if right:
+        verb = right[2]  # an apply that would create is refused as a create
+    resource = f"{plural}/{sub}" if sub else plural
+    where = f' in namespace "{namespace}"' if namespace else ""
+    text = f"cannot {verb} {resource}{where}"
+    if _NOT_RBAC.search(told) and not right:
+        return f"{text}: {told}"
+    to = f" to {right[1]}" if right else ""
+    return f'{text}; grant the verb "{verb}" on "{resource}"{f" of {group}" if group else ""}{to}'
+
+
+def now_micro() -> str:
+    """Now, as MicroTime fields want it."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

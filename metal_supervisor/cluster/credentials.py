@@ -1,0 +1,318 @@
+"""Who we are to the API server: the chosen context's token, certificate or plugin, kept current for weeks.
+
+The official client reads a token file once and goes on as nobody when it got no credential. Here what the
+kubeconfig names is had, or the kubeconfig is refused by name; a file that was replaced is read again before
+the next request; and nothing that is raised, logged or shown ever quotes a secret. An error is raised only
+after the one that caused it was let go of: an exception that is merely suppressed still travels with it.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import logging
+import os
+import re
+import ssl
+import tempfile
+import urllib.parse
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from urllib3.util.ssl_ import create_urllib3_context
+
+from metal_supervisor.cluster.exec_plugin import Plugin, PluginCredential, PluginFailed
+from metal_supervisor.spec.types import Json
+
+PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+MOST_BYTES = 1 << 20
+IMPERSONATION = ("as", "as-uid", "as-groups", "as-user-extra")
+log = logging.getLogger(__name__)
+
+
+class BadKubeconfig(Exception):
+    """The kubeconfig cannot be used; the message names the file and says what to do."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A context of a kubeconfig, looked up."""
+
+    file: Path
+    context: str
+    server: str
+    cluster: Json = field(repr=False)
+    user_name: str
+    """"" if the context names none."""
+    user: Json = field(repr=False)
+
+    def bad(self, text: str) -> BadKubeconfig:
+        return BadKubeconfig(f"kubeconfig {self.file} {text}")
+
+    def path(self, name: str) -> Path:
+        """A path as the kubeconfig means it: relative to itself."""
+        return Path(os.path.normpath(self.file.absolute().parent / name))
+
+    @property
+    def local(self) -> bool:
+        """Whether the server is on this machine's loopback."""
+        host = urllib.parse.urlsplit(self.server).hostname or ""
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
+
+
+@dataclass(frozen=True)
+class ClusterAccess:
+    """What a request and its connection need at this moment. Two that are equal are the same login."""
+
+    authorization: str = field(default="", repr=False)
+    """Value of the header, "" for none."""
+    certificate: bytes = field(default=b"", repr=False)
+    key: bytes = field(default=b"", repr=False)
+    authority: bytes = field(default=b"", repr=False)
+    """PEM of whom to trust, b"" for whom the system trusts."""
+
+    @property
+    def tls(self) -> tuple[bytes, bytes, bytes]:
+        """What a connection is made with; another value needs new connections."""
+        return self.certificate, self.key, self.authority
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Texts that nobody may be shown."""
+        secret = self.authorization.partition(" ")[2]
+        return (secret,) if secret else ()
+
+
+def choose(file: Path, context: str = "") -> Chosen:
+    """The context of that name, the current one by default. Raises BadKubeconfig."""
+    import yaml
+
+    if not file.is_file():
+        raise BadKubeconfig(f"kubeconfig {file} does not exist; check --kubeconfig")
+    content: Any = None
+    problem = ""
+    try:
+        content = yaml.safe_load(file.read_text("utf-8"))
+    except (yaml.YAMLError, OSError, *PARSE_ERRORS) as error:
+        problem = type(error).__name__
+    if problem or not isinstance(content, dict):
+        raise BadKubeconfig(f"kubeconfig {file} cannot be used: {problem or 'it holds no settings'}")
+    name = context or content.get("current-context")
+    if not isinstance(name, str) or not name:
+        raise BadKubeconfig(f"kubeconfig {file} has no current-context; set --context")
+    chosen = _named(content, "context", name)
+    if chosen is None:
+        raise BadKubeconfig(f'kubeconfig {file} has no context "{name}"; check --context')
+    cluster_name, user_name = chosen.get("cluster"), chosen.get("user") or ""
+    cluster = _named(content, "cluster", cluster_name)
+    user = _named(content, "user", user_name) if user_name else {}
+    for found, kind, wanted in ((cluster, "cluster", cluster_name), (user, "user", user_name)):
+        if found is None:
+            text = f'context "{name}" names {kind} "{wanted}", which does not exist'
+            raise BadKubeconfig(f"kubeconfig {file}: {text}")
+    assert cluster is not None and user is not None
+    server = cluster.get("server")
+    bad = BadKubeconfig(f"kubeconfig {file}: the cluster's server must be an http(s) URL")
+    if not isinstance(server, str):
+        raise bad
+    try:
+        parts = urllib.parse.urlsplit(server)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise bad
+    if not isinstance(cluster.get("insecure-skip-tls-verify", False), bool):
+        raise BadKubeconfig(f"kubeconfig {file}: insecure-skip-tls-verify must be true or false")
+    return Chosen(file, name, server.rstrip("/"), cluster, str(user_name), user)
+
+
+def _named(content: Json, kind: str, name: object) -> Json | None:
+    """An entry of a kubeconfig's list of that kind, None if there is none."""
+    listed = content.get(kind + "s")
+    for each in listed if isinstance(listed, list) else []:
+        if isinstance(each, dict) and each.get("name") == name:
+            found = each.get(kind) or {}
+            return found if isinstance(found, dict) else None
+    return None
+
+
+class _File:
+    """A file's content, read again once it was replaced or written to; the last that was usable otherwise."""
+
+    def __init__(self, path: Path, usable: Callable[[bytes], bool]) -> None:
+        self._path, self._usable = path, usable
+        self._stamp: tuple[int, int, int] | None = None
+        self._content = b""
+
+    def __call__(self) -> bytes:
+        try:
+            seen = self._path.stat()
+            stamp = seen.st_ino, seen.st_mtime_ns, seen.st_size
+            if stamp == self._stamp:
+                return self._content
+            with self._path.open("rb") as file:
+                content = file.read(MOST_BYTES).strip()
+        except OSError:
+            return self._content  # it may be just being replaced
+        if self._usable(content):
+            self._content = content
+        elif self._content:
+            log.warning("file is not usable; what it held before stays", extra={"file": str(self._path)})
+        self._stamp = stamp
+        return self._content
+
+
+def _is_token(content: bytes) -> bool:
+    """Whether it can be a header's value as it is."""
+    return re.fullmatch(rb"[\x21-\x7e]+", content) is not None
+
+
+def _is_pem(content: bytes) -> bool:
+    return b"-----BEGIN " in content
+
+
+class Login:
+    """The user of a context, and whom to trust; `current()` says what to send right now."""
+
+    def __init__(self, chosen: Chosen, previous: Login | None = None) -> None:
+        """`previous`: a login of before, whose plugin is run again rather than another. Raises BadKubeconfig."""
+        self._chosen, user = chosen, chosen.user
+        self._plugin: Plugin | None = None
+        self._authority = self._pem(chosen.cluster, "certificate-authority")
+        self._certificate, self._key = self._pem(user, "client-certificate"), self._pem(user, "client-key")
+        if bool(self._certificate()) != bool(self._key()):
+            raise chosen.bad("has only one of client-certificate and client-key; it takes both")
+        if "auth-provider" in user:
+            text = "uses an auth-provider, which cannot be renewed unattended; use a token or exec plugin (kubelogin)"
+            raise chosen.bad(text)
+        if any(user.get(name) for name in IMPERSONATION):
+            raise chosen.bad(f'lets user "{chosen.user_name}" act as another (as:), which is not supported')
+        self._authorization = self._header(user, previous)
+        self._require(self.current())
+
+    def current(self) -> ClusterAccess:
+        """What to send now; waits only for a plugin whose last credential has expired. Raises nothing."""
+        given = self._plugin.current() if self._plugin else PluginCredential()
+        certificate, key = self._certificate(), self._key()
+        if given.certificate:
+            certificate, key = given.certificate, given.key
+        authorization = f"Bearer {given.token}" if given.token else self._authorization()
+        return ClusterAccess(authorization, certificate, key, self._authority())
+
+    @property
+    def advice(self) -> str:
+        """What a user can do when the server refuses what we send."""
+        if self._plugin:
+            return f"the credentials of {self._plugin.name} are refused; log in again with it; it is run again"
+        return "the credentials are refused; renew the token or certificate of the kubeconfig; it is read again"
+
+    def _require(self, access: ClusterAccess) -> None:
+        """Never as nobody by accident: only where nobody is named, on this machine."""
+        plain = self._chosen.server.startswith("http:")
+        if plain and access.certificate and not access.authorization:
+            raise self._chosen.bad("has a client certificate, which an http server cannot be shown")
+        if access.authorization or access.certificate:
+            return
+        if self._chosen.user or not (plain and self._chosen.local):
+            who = f'user "{self._chosen.user_name}"' if self._chosen.user_name else "its context"
+            raise self._chosen.bad(f"has no credential for {who}; give it a token, tokenFile, certificate or exec")
+
+    def _header(self, user: Json, previous: Login | None) -> Callable[[], str]:
+        """What gives the Authorization header: kubectl's order, a file before what it may be a copy of."""
+        bad = self._chosen.bad
+        if user.get("tokenFile"):
+            path = self._chosen.path(str(user["tokenFile"]))
+            if not path.is_file():
+                raise bad(f"names {path}, which does not exist")
+            file = _File(path, _is_token)
+            if not file():
+                raise bad(f"names {path}, which holds no token: it is empty, or no header can hold it")
+            return lambda: f"Bearer {file().decode()}"
+        if user.get("token"):
+            token = str(user["token"]).strip()
+            if not _is_token(token.encode("utf-8", "surrogatepass")):
+                raise bad("holds a token with characters that no header can hold; renew it")
+            return lambda: f"Bearer {token}"
+        if user.get("exec"):
+            self._plugin = self._run_plugin(user["exec"], previous)
+        elif user.get("username"):
+            pair = f"{user['username']}:{user.get('password') or ''}".encode("utf-8", "surrogateescape")
+            basic = "Basic " + base64.b64encode(pair).decode()
+            return lambda: basic
+        return lambda: ""
+
+    def _run_plugin(self, spec: Json, previous: Login | None) -> Plugin:
+        problem = ""
+        try:
+            plugin = Plugin(spec, self._chosen.file.absolute().parent, self._cluster_info(spec))
+            before = previous._plugin if previous else None
+            if before is not None and before.same_as(plugin):
+                before.renew()
+                return before
+            plugin.start()
+            return plugin
+        except PluginFailed as error:
+            problem = str(error)
+        raise self._chosen.bad(f"cannot be used: {problem}")
+
+    def _cluster_info(self, spec: object) -> Json | None:
+        """The cluster as a plugin is told, if it wants that; the format's own names."""
+        if not isinstance(spec, dict) or spec.get("provideClusterInfo") is not True:
+            return None
+        cluster = self._chosen.cluster
+        names = ("tls-server-name", "insecure-skip-tls-verify", "proxy-url", "disable-compression")
+        info: Json = {"server": self._chosen.server, **{name: cluster[name] for name in names if name in cluster}}
+        if authority := self._authority():
+            info["certificate-authority-data"] = base64.b64encode(authority + b"\n").decode()
+        for each in cluster.get("extensions") or []:
+            if isinstance(each, dict) and each.get("name") == "client.authentication.k8s.io/exec":
+                info["config"] = each.get("extension")
+        return info
+
+    def _pem(self, entry: Json, name: str) -> Callable[[], bytes]:
+        """What gives the PEM that an entry holds or names; b"" if it does neither. Raises BadKubeconfig."""
+        data, named = entry.get(name + "-data"), entry.get(name)
+        if data:
+            found = b""
+            try:
+                found = base64.b64decode("".join(str(data).split()), validate=True)
+            except ValueError:
+                found = b""
+            if not _is_pem(found):
+                raise self._chosen.bad(f"cannot be used: its {name}-data is not PEM in base64")
+            return lambda: found
+        if not named:
+            return lambda: b""
+        path = self._chosen.path(str(named))
+        if not path.is_file():
+            raise self._chosen.bad(f"names {path}, which does not exist")
+        file = _File(path, _is_pem)
+        if not file():
+            raise self._chosen.bad(f"names {path}, which is not PEM")
+        return file
+
+
+def tls_context(access: ClusterAccess, verify: bool) -> ssl.SSLContext:
+    """A context for connections with that access. Raises ssl.SSLError or OSError for what does not fit together.
+
+    Python takes a key only from a file: it is written for that moment, into a directory that nobody else may
+    read, and is gone before the first request. So a cleaner of /tmp finds nothing that would be missed.
+    """
+    context = create_urllib3_context(cert_reqs=ssl.CERT_REQUIRED if verify else ssl.CERT_NONE)
+    if access.authority:
+        context.load_verify_locations(cadata=access.authority.decode("ascii", "ignore"))
+    elif verify:
+        context.load_default_certs()
+    if access.certificate:
+        with tempfile.TemporaryDirectory(prefix="metal-supervisor-") as directory:  # 0700
+            pair = Path(directory) / "pair.pem"
+            with open(os.open(pair, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(access.certificate + b"\n" + access.key + b"\n")
+            context.load_cert_chain(pair, password=lambda: "")  # an encrypted key fails instead of asking
+    return context

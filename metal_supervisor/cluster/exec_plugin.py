@@ -1,0 +1,283 @@
+"""Credentials from an exec plugin: the cloud's own command, run as kubectl would, and never trusted to return.
+
+A plugin may hang, fail, want a browser, print its token, or leave children behind. It is run in a process
+group of its own, for so long and no longer; what it gave is used until most of its life is over and then
+renewed beside the requests. While it fails, the old credential stays until the server refuses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from metal_supervisor.host.machine import HOMEBREW
+from metal_supervisor.spec.types import Json
+
+GROUP = "client.authentication.k8s.io"
+API_VERSIONS = (f"{GROUP}/v1", f"{GROUP}/v1beta1")
+LONGEST_TEXT = 200
+POLL_S = 0.05
+log = logging.getLogger(__name__)
+
+_SECRETS = (
+    re.compile(r"eyJ[\w-]+(?:\.[\w-]*)*"),
+    re.compile(r"(?i)((?:bearer|basic)\s+|token\s+(?=\S*\d))[^\s\"',;]+"),
+    re.compile(r"(?i)((?:token|passw(?:or)?d|secret|authorization|key)[\"']?\s*[:=]\s*[\"']?)[^\s\"',;]+"),
+    re.compile(r"(?<![\w/.-])(?=[\w+=-]*\d)(?=[\w+=-]*[A-Za-z])[\w+=-]{32,}"),
+)
+"""A JWT; what follows a telling word; anything long that is neither word, path nor host."""
+
+
+def scrub(text: str, *secrets: str) -> str:
+    """The text without these secrets, and without what looks like one."""
+    for secret in secrets:
+        if secret:
+            text = text.replace(secret, "…")
+    for pattern in _SECRETS:
+        text = pattern.sub(lambda found: (found[1] if found.re.groups else "") + "…", text)
+    return text
+
+
+class PluginFailed(Exception):
+    """No credential was to be had; the message names the command and holds no secret."""
+
+
+@dataclass(frozen=True)
+class PluginCredential:
+    """What a plugin gave."""
+
+    token: str = field(default="", repr=False)
+    certificate: bytes = field(default=b"", repr=False)
+    key: bytes = field(default=b"", repr=False)
+    at: float = 0.0
+    """Unix time."""
+    expires: float | None = None
+    """Unix time; None if it said none, and then only a refusal ends it."""
+
+    @property
+    def lasts(self) -> float | None:
+        """Unix time until which it holds, as far as anybody knows.
+
+        One that was over at birth comes from a wrong clock: it is used until the server refuses it.
+        """
+        return None if self.expires is None or self.expires <= self.at else self.expires
+
+
+class Plugin:
+    """One exec entry of a kubeconfig, and the credential it gave last."""
+
+    TIMEOUT_S = 20.0
+    """Once a credential is over every request waits for so long, the heartbeat too: with the third of a Lease that has
+    passed by then, it must be less than a Lease (40 s), or peers take a Mac for dead whose plugin hangs."""
+    MOST_BYTES = 1 << 20
+    RETRY_S, LONGEST_RETRY_S = 30.0, 300.0
+    FRESH = 0.8
+    """Share of a credential's life after which it is renewed."""
+
+    def __init__(
+        self, spec: Any, directory: Path, cluster: Json | None, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`directory`: the kubeconfig's; `cluster`: what to tell the plugin of it. Raises PluginFailed."""
+        if not isinstance(spec, dict) or not isinstance(spec.get("command"), str) or not spec["command"]:
+            raise PluginFailed("its exec entry has no command")
+        self.name: str = spec["command"]
+        if spec.get("apiVersion") not in API_VERSIONS:
+            raise PluginFailed(f"{self.name} must speak {' or '.join(API_VERSIONS)}; update it and the kubeconfig")
+        if spec.get("interactiveMode") == "Always":
+            raise PluginFailed(f"{self.name} wants a terminal (interactiveMode: Always), which a service has not")
+        self._spec, self._directory, self._cluster, self._clock = spec, directory, cluster, clock
+        try:
+            self._arguments = [str(each) for each in spec.get("args") or []]
+            self._extra = {str(each["name"]): str(each["value"]) for each in spec.get("env") or []}
+        except (TypeError, KeyError):
+            self._arguments, self._extra = [], {"": ""}
+        if "" in self._extra:
+            raise PluginFailed(f"the args or env of {self.name} are not lists of what they should be")
+        self._given = PluginCredential()
+        self._running = threading.Lock()
+        self._failures = 0
+        self._not_before = 0.0
+
+    def same_as(self, other: Plugin) -> bool:
+        """Whether the other would do the same."""
+        mine, theirs = ((each._spec, each._directory, each._cluster) for each in (self, other))
+        return mine == theirs
+
+    # ── what it gave ─────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        """The first run. Raises PluginFailed."""
+        with self._running:
+            self._given = self._run()
+
+    def current(self) -> PluginCredential:
+        """The credential to use now. Renews an ageing one in the background; waits only if it is over."""
+        given, now = self._given, self._clock()
+        if given.lasts is None or now < self._not_before:
+            return given
+        if now >= given.lasts:
+            self._renew(given)
+        elif now >= given.at + self.FRESH * (given.lasts - given.at) and self._running.acquire(blocking=False):
+            try:
+                threading.Thread(target=self._refresh_and_release, name="credentials", daemon=True).start()
+            except RuntimeError:  # no thread to be had: then next time
+                self._running.release()
+        return self._given
+
+    def renew(self) -> None:
+        """After a refusal: runs it again, unless another thread just did or it keeps failing."""
+        self._renew(self._given)
+
+    def _renew(self, old: PluginCredential) -> None:
+        with self._running:
+            if self._given is old and self._clock() >= self._not_before:
+                self._refresh()
+
+    def _refresh_and_release(self) -> None:
+        try:
+            self._refresh()
+        finally:
+            self._running.release()
+
+    def _refresh(self) -> None:
+        """Replaces the credential, or keeps it and waits longer each time."""
+        try:
+            self._given = self._run()
+            if self._failures:
+                log.info("credential plugin works again", extra={"command": self.name})
+            self._failures, self._not_before = 0, 0.0
+        except PluginFailed as error:
+            if not self._failures:
+                log.warning("no new credential; the old one stays until it is refused", extra={"error": str(error)})
+            self._not_before = self._clock() + min(self.LONGEST_RETRY_S, self.RETRY_S * 2 ** min(self._failures, 8))
+            self._failures += 1
+
+    # ── one run ──────────────────────────────────────────────────────────────────────────────────
+
+    def _failed(self, text: str, *secrets: str) -> PluginFailed:
+        hidden = [value for name, value in self._extra.items() if re.search("(?i)secret|token|key|pass", name)]
+        return PluginFailed(f"{self.name} {scrub(text, *secrets, *hidden)[:LONGEST_TEXT]}")
+
+    def _run(self) -> PluginCredential:
+        """Runs it once. Raises PluginFailed."""
+        code, out, err = self._output()
+        named = [found.decode("utf-8", "replace") for found in re.findall(rb'"[\w-]*"\s*:\s*"([^"]{6,})"', out)]
+        if code != 0:
+            lines = [line.strip() for line in err.decode("utf-8", "replace").splitlines() if line.strip()]
+            raise self._failed(f"failed ({code}): {lines[-1] if lines else 'it says nothing'}", *named)
+        return self._parsed(out)
+
+    def _parsed(self, out: bytes) -> PluginCredential:
+        status: Any = None
+        try:
+            answer = json.loads(out)
+            if answer["kind"] == "ExecCredential" and answer["apiVersion"] == self._spec["apiVersion"]:
+                status = answer["status"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            status = None
+        if not isinstance(status, dict):
+            raise self._failed(f"gave no ExecCredential of {self._spec['apiVersion']} with a status")
+        token = str(status.get("token") or "").strip()
+        certificate, key = (str(status.get(name) or "") for name in ("clientCertificateData", "clientKeyData"))
+        if token and not re.fullmatch(r"[\x21-\x7e]+", token):
+            raise self._failed("gave a token with characters that no header can hold")
+        if bool(certificate) != bool(key):
+            raise self._failed("gave only one of clientCertificateData and clientKeyData")
+        if not token and not certificate:
+            raise self._failed("gave neither a token nor a certificate")
+        return PluginCredential(token, certificate.encode(), key.encode(), self._clock(), self._expiry(status))
+
+    def _expiry(self, status: Json) -> float | None:
+        text = status.get("expirationTimestamp")
+        if text is None:
+            return None
+        found = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)", str(text))
+        with contextlib.suppress(ValueError, OverflowError):
+            if found:
+                zone = "+00:00" if found[2] == "Z" else found[2]
+                return datetime.fromisoformat(found[1] + zone).astimezone(timezone.utc).timestamp()
+        raise self._failed("gave an expirationTimestamp that is not a time")
+
+    def _command(self, path: str) -> str:
+        """As kubectl looks for it: a bare name on PATH (and where Homebrew installs), else from the kubeconfig."""
+        if os.sep in self.name:
+            found = os.path.normpath(self._directory / self.name)
+            found = found if os.access(found, os.X_OK) and Path(found).is_file() else ""
+        else:
+            found = shutil.which(self.name, path=path) or ""
+        if found:
+            return found
+        hint = str(self._spec.get("installHint") or "").strip()
+        where = "not an executable file" if os.sep in self.name else "neither on PATH nor where Homebrew installs"
+        raise PluginFailed(f"{self.name} is {where}; {hint or 'install it'}"[:500])
+
+    def _output(self) -> tuple[int, bytes, bytes]:
+        """Exit code, standard output, and the end of standard error. Raises PluginFailed."""
+        path = os.pathsep.join([*filter(None, os.environ.get("PATH", "").split(os.pathsep)), *HOMEBREW])
+        info: Json = {"apiVersion": self._spec["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
+        if self._cluster is not None:
+            info["spec"]["cluster"] = self._cluster
+        environment = {**os.environ, "PATH": path, **self._extra, "KUBERNETES_EXEC_INFO": json.dumps(info, default=str)}
+        command, problem = self._command(environment["PATH"]), ""
+        try:
+            process = subprocess.Popen(
+                [command, *self._arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, cwd=self._directory, env=environment, start_new_session=True,
+            )  # fmt: skip
+        except (OSError, ValueError) as error:
+            problem = getattr(error, "strerror", "") or type(error).__name__
+        if problem:
+            raise self._failed(f"cannot be started: {problem}")
+        try:
+            return self._read(process)
+        except OSError as error:  # too many open files, for one
+            problem = error.strerror or type(error).__name__
+        finally:
+            if process.poll() is None:
+                with contextlib.suppress(OSError):  # macOS refuses it for a group that is only a zombie
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
+                process.wait()
+            for pipe in (process.stdout, process.stderr):
+                if pipe:
+                    pipe.close()
+        raise self._failed(f"cannot be read: {problem}")
+
+    def _read(self, process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
+        assert process.stdout and process.stderr
+        out, err, until = bytearray(), bytearray(), time.monotonic() + self.TIMEOUT_S
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(process.stdout, selectors.EVENT_READ, out)
+            waiting.register(process.stderr, selectors.EVENT_READ, err)
+            while True:
+                over = process.poll() is not None  # before the look: what it wrote until then is there to be read
+                ready = waiting.select(POLL_S) if waiting.get_map() else []
+                for key, _ in ready:
+                    part = os.read(key.fd, 65536)
+                    key.data.extend(part)
+                    if not part:
+                        waiting.unregister(key.fileobj)
+                if len(out) > self.MOST_BYTES:
+                    raise self._failed("printed far too much; it was ended")
+                del err[:-65536]
+                if over and not ready:  # a child of its own may hold the pipes for ever
+                    return process.returncode, bytes(out), bytes(err)
+                if time.monotonic() > until:
+                    raise self._failed(f"did not finish within {self.TIMEOUT_S:g} s; it was ended with its children")
+                if not waiting.get_map() and not over:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(POLL_S)

@@ -1,0 +1,339 @@
+"""The Kubernetes API: proxies and URLs from the official client, logins, connections and requests of our own.
+
+Its typed API classes cost 0.4 s and 21 MB each, its own watch hangs for ever on a half-open connection and
+its loader goes on as nobody when a plugin fails. So it only makes the pool of connections, which can be
+dropped at once when the machine slept or moved; every request is plain JSON with a timeout. No exception,
+log line or status ever holds a token: an error says what kind it is and nothing that it quotes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import socket
+import ssl
+import threading
+import time
+import urllib.parse
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import urllib3
+
+from metal_supervisor.cluster import credentials
+from metal_supervisor.cluster.answers import KubeError, forbidden, http_date, retry_after_s, without_secrets
+from metal_supervisor.cluster.credentials import PARSE_ERRORS, BadKubeconfig, ClusterAccess, Login
+from metal_supervisor.cluster.exec_plugin import scrub
+from metal_supervisor.spec.types import Json
+
+APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
+CONNECT_S, READ_S, WATCH_READ_S = 5.0, 15.0, 75.0
+RELOAD_EVERY_S = 30.0
+KEEPALIVE_S = {"TCP_KEEPIDLE": 15, "TCP_KEEPALIVE": 15, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+TLS_OF_THE_CLIENT = ("ca_certs", "ca_cert_data", "cert_file", "key_file")
+__all__ = ["APPLY", "MERGE", "BadKubeconfig", "Kube", "KubeError"]
+log = logging.getLogger(__name__)
+
+
+def _traced(pool_class: Any, note: Callable[[socket.socket], None]) -> Any:
+    """The pool class, telling of each connection's socket."""
+
+    class Connection(pool_class.ConnectionCls):  # type: ignore[misc]
+        traced: socket.socket | None = None
+
+        def connect(self) -> None:
+            super().connect()
+            self.traced = self.sock
+            note(self.sock)
+
+    return type("Pool", (pool_class,), {"ConnectionCls": Connection})
+
+
+class Kube:
+    """One API server with one login. Any thread may use it."""
+
+    def __init__(self, kubeconfig: Path, context: str = "") -> None:
+        """Reads the kubeconfig, and runs its plugin if it names one. Raises BadKubeconfig."""
+        self._kubeconfig, self._context = kubeconfig, context
+        self._lock, self._renewing = threading.Lock(), threading.Lock()
+        self._renewed_at = -math.inf
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._on_kick: list[Callable[[], None]] = []
+        self._login: Login | None = None
+        self._manager = urllib3.PoolManager()
+        self._unusable: ClusterAccess | None = None
+        self.requests = 0
+        self.kicks = 0
+        """How often everything was begun anew."""
+        self.clock_offset_s = 0.0
+        """Seconds to add to this machine's clock to get the server's, within about one; 0.0 until known."""
+        self.peer: tuple[str, int] | None = None
+        """Numeric address and port that were connected to last: the server's, or a proxy's."""
+        self.context_name = ""
+        self.load()
+
+    # ── login and connections ────────────────────────────────────────────────────────────────────
+
+    def load(self) -> None:
+        """Reads kubeconfig and credentials (anew). Raises BadKubeconfig, and then what was before stays."""
+        chosen = credentials.choose(self._kubeconfig, self._context)
+        login = Login(chosen, self._login)
+        access = login.current()
+        options = self._options(chosen)
+        problem = ""
+        try:
+            pool = self._pool(options, access)
+        except ssl.SSLError as error:
+            problem = f"certificate-authority, certificate and key do not fit ({error.reason or 'not readable'})"
+        except (ImportError, *PARSE_ERRORS, OSError) as error:
+            problem = f"{type(error).__name__} with its proxy or certificates"
+        if problem:
+            raise chosen.bad(f"cannot be used: {problem}")
+        first, before = self._login is None, self._manager
+        with self._lock:
+            self._login, self._built, self._options_now, self._manager = login, access, options, pool
+            self.server: str = chosen.server
+            self.context_name = chosen.context
+        before.clear()
+        if chosen.server.startswith("https:") and not options.verify_ssl:
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # ours, once, is enough
+            if first:
+                log.warning("server not verified: insecure-skip-tls-verify", extra={"server": self.server_name})
+
+    def _options(self, chosen: credentials.Chosen) -> Any:
+        """The client's settings for the cluster, without anybody's credentials. Raises BadKubeconfig."""
+        from kubernetes import client, config  # 0.2 s: not before it is needed
+
+        names = ("tls-server-name", "insecure-skip-tls-verify", "proxy-url")
+        cluster = {name: chosen.cluster[name] for name in names if chosen.cluster.get(name)}
+        content = {
+            "current-context": "it",
+            "contexts": [{"name": "it", "context": {"cluster": "it"}}],
+            "clusters": [{"name": "it", "cluster": {**cluster, "server": chosen.server}}],
+        }
+        options = client.Configuration()
+        options.host = ""  # the client's default is localhost, which nobody wrote
+        problem = ""
+        try:
+            config.load_kube_config_from_dict(  # type: ignore[no-untyped-call]
+                content, client_configuration=options, persist_config=False
+            )
+        except (config.ConfigException, OSError, *PARSE_ERRORS) as error:
+            problem = type(error).__name__
+        if problem:
+            raise chosen.bad(f"cannot be used: {problem} in its cluster")
+        if chosen.local:
+            options.proxy = None  # an exported proxy is not for this machine
+        options.retries = False
+        options.connection_pool_maxsize = 4
+        options.socket_options = [
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            *(
+                (socket.IPPROTO_TCP, getattr(socket, name), value)
+                for name, value in KEEPALIVE_S.items()
+                if hasattr(socket, name)
+            ),
+        ]
+        return options
+
+    def _pool(self, options: Any, access: ClusterAccess) -> urllib3.PoolManager:
+        """New connections, with that access. Raises ssl.SSLError and what a bad proxy brings about."""
+        from kubernetes import client
+
+        made: urllib3.PoolManager = client.ApiClient(options).rest_client.pool_manager
+        for name in TLS_OF_THE_CLIENT:
+            made.connection_pool_kw.pop(name, None)
+        if options.host.startswith("https:"):
+            made.connection_pool_kw["ssl_context"] = credentials.tls_context(access, bool(options.verify_ssl))
+        classes = made.pool_classes_by_scheme
+        made.pool_classes_by_scheme = {scheme: _traced(each, self._connected) for scheme, each in classes.items()}
+        return made
+
+    def _connected(self, sock: Any) -> None:
+        plain = getattr(sock, "socket", sock)  # TLS through a TLS proxy hides it
+        with self._lock:
+            self._sockets.add(plain)
+            with contextlib.suppress(OSError):
+                self.peer = plain.getpeername()[:2]
+
+    def _now(self) -> tuple[ClusterAccess, urllib3.PoolManager]:
+        """What to send, and over which connections; new ones if the certificates were renewed."""
+        with self._lock:
+            login, built, options, pool = self._login, self._built, self._options_now, self._manager
+        assert login is not None
+        access = login.current()
+        if access.tls == built.tls or access == self._unusable:
+            return access, pool
+        try:
+            fresh = self._pool(options, access)
+        except (OSError, *PARSE_ERRORS) as error:  # a certificate whose key is still being written
+            log.warning("new certificates are not usable; the old ones stay", extra={"error": type(error).__name__})
+            self._unusable = access
+            return access, pool
+        with self._lock:
+            if self._login is login:
+                self._built, self._manager = access, fresh
+        pool.clear()
+        return access, fresh
+
+    def _renew(self, refused: ClusterAccess) -> bool:
+        """After a 401: whether there is another login now. Looks for one at most twice a minute."""
+        with self._renewing:
+            assert self._login is not None
+            if self._login.current() == refused and time.monotonic() - self._renewed_at >= RELOAD_EVERY_S:
+                self._renewed_at = time.monotonic()
+                try:
+                    self.load()
+                except BadKubeconfig as error:
+                    log.warning("credentials not reloaded; the old ones stay", extra={"error": str(error)})
+            return self._login.current() != refused
+
+    def close(self) -> None:
+        """Drops all connections, also those in use; the next request makes a new one."""
+        with self._lock:
+            sockets, pool = list(self._sockets), self._manager
+        pool.clear()
+        for each in sockets:
+            with contextlib.suppress(OSError):
+                # That of the plain socket: TLS would first forget that it is TLS, under its reader's hands.
+                socket.socket.shutdown(each, socket.SHUT_RDWR)
+
+    def kick(self) -> None:
+        """For a machine that slept or moved: drops every connection, and has whoever asked begin anew."""
+        self.kicks += 1
+        self.close()
+        for each in list(self._on_kick):
+            each()
+
+    def when_kicked(self, action: Callable[[], None]) -> None:
+        """Has `action` called after each kick; it must not block."""
+        self._on_kick.append(action)
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any] | None = None,
+        body: Json | None = None,
+        content_type: str = "application/json",
+    ) -> Json:
+        """One request with a JSON answer. Raises KubeError."""
+        found: Any = None
+        failed: KubeError | None = None
+        with contextlib.closing(self._send(method, path, query, body, content_type, READ_S)) as answer:
+            try:
+                found = json.loads(answer.data)
+            except (urllib3.exceptions.HTTPError, OSError) as error:
+                failed = KubeError(0, "Unreachable", f"answer broke off: {without_secrets(error)[1]}")
+            except (ValueError, RecursionError):
+                failed = KubeError(0, "BadAnswer", f"{method} {path} was not answered in JSON")
+            answer.release_conn()
+        if failed is None and not isinstance(found, dict):
+            failed = KubeError(0, "BadAnswer", f"{method} {path} was not answered with an object")
+        if failed is not None:
+            raise failed
+        return dict(found)
+
+    def apply(self, path: str, body: Json, manager: str, force: bool = False) -> Json:
+        """Server-side apply: our fields, all of them, and nothing else."""
+        query = {"fieldManager": manager, **({"force": "true"} if force else {})}
+        return self.request("PATCH", path, query, body, APPLY)
+
+    def stream(self, path: str, query: Mapping[str, Any]) -> urllib3.BaseHTTPResponse:
+        """An open watch, whose read fails after 75 s of silence. Raises KubeError."""
+        answer = self._send("GET", path, query, None, "", min(READ_S, WATCH_READ_S))
+        connection: Any = answer.connection
+        if getattr(connection, "traced", None) is not None:
+            with contextlib.suppress(OSError):
+                connection.traced.settimeout(WATCH_READ_S)
+        return answer
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any] | None,
+        body: Json | None,
+        content_type: str,
+        read_s: float,
+    ) -> urllib3.BaseHTTPResponse:
+        headers = {"Accept": "application/json", "User-Agent": "metal-supervisor"}
+        if body is not None:
+            headers["Content-Type"] = content_type
+        url = path + ("?" + urllib.parse.urlencode(query) if query else "")
+        data = None if body is None else json.dumps(body).encode()
+        used, answer = self._once(method, url, data, headers, read_s)
+        if answer.status == 401 and self._renew(used):
+            answer.close()
+            used, answer = self._once(method, url, data, headers, read_s)
+        if answer.status >= 300:
+            watch = bool(query and query.get("watch"))
+            raise self._failure(answer, used, lambda told: forbidden(method, path, watch, told))
+        return answer
+
+    def _once(
+        self, method: str, url: str, data: bytes | None, headers: Mapping[str, str], read_s: float
+    ) -> tuple[ClusterAccess, urllib3.BaseHTTPResponse]:
+        access, pool = self._now()
+        if access.authorization:
+            headers = {**headers, "Authorization": access.authorization}
+        sent_at = time.time()
+        self.requests += 1
+        try:
+            answer: urllib3.BaseHTTPResponse = pool.request(
+                method, self.server + url, body=data, headers=headers, preload_content=False, retries=False,
+                timeout=urllib3.Timeout(connect=CONNECT_S, read=read_s),
+            )  # fmt: skip
+            if answer.status < 300:
+                self._compare_clocks(answer.headers.get("Date", ""), sent_at)
+            return access, answer
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            reason, text = without_secrets(error)
+            silent = isinstance(error, urllib3.exceptions.TimeoutError)
+        if silent:
+            pool.clear()  # the connections that wait in it lead to the same silence
+        raise KubeError(0, reason, f"{self.server_name}: {text}")
+
+    def _compare_clocks(self, date: str, sent_at: float) -> None:
+        """A date is cut to seconds and was written between request and answer: that bounds the offset."""
+        server = http_date(date)
+        if server is not None:
+            low, high = server - time.time(), server + 1.0 - sent_at
+            if low <= high:  # else the clock was set meanwhile
+                self.clock_offset_s = min(max(self.clock_offset_s, low), high)
+
+    @property
+    def server_name(self) -> str:
+        """The server without its path, which may be a secret of the embedded API."""
+        parts = urllib.parse.urlsplit(self.server)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+    def scrub(self, text: str) -> str:
+        """A text of the server's without our secrets, should it quote them."""
+        login = self._login
+        return scrub(text, *login.current().secrets) if login else text
+
+    def _failure(
+        self, answer: urllib3.BaseHTTPResponse, used: ClusterAccess, refused: Callable[[str], str]
+    ) -> KubeError:
+        status: Any = None
+        with contextlib.suppress(urllib3.exceptions.HTTPError, OSError, ValueError, RecursionError):
+            status = json.loads(answer.data)
+        answer.release_conn()
+        given = status if isinstance(status, dict) else {}
+        reason, message = (scrub(str(given.get(name) or ""), *used.secrets) for name in ("reason", "message"))
+        if answer.status == 401:
+            assert self._login is not None
+            message = f"{self._login.advice} every {RELOAD_EVERY_S:g} s, and until then the old ones are used"
+        elif answer.status == 403:
+            message = refused(message)
+        elif not given:
+            message = f"{self.server_name} answered {answer.status} without saying why"
+        return KubeError(answer.status, reason, message, retry_after_s(answer.headers, given))

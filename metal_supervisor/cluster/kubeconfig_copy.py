@@ -1,0 +1,94 @@
+"""A kubeconfig taken along: one context of it, with what it names in other files, for a job that may not read those.
+
+launchd's jobs must not depend on files that a shell's owner moves, nor on directories that macOS keeps from them. A
+copy holds the chosen context alone; certificates and keys are put into it, and a token file gets a copy beside it,
+because a token of a ServiceAccount is renewed in its file.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from metal_supervisor.cluster import credentials
+from metal_supervisor.cluster.credentials import BadKubeconfig, Chosen
+from metal_supervisor.spec.types import Json
+
+TOKEN_FILE = "token"
+MOST_BYTES = 1 << 20
+OF_A_CLUSTER = ("tls-server-name", "insecure-skip-tls-verify", "proxy-url", "disable-compression", "extensions")
+__all__ = ["BadKubeconfig", "Copy", "copy"]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What is to be written; both hold secrets."""
+
+    file: Path
+    """The kubeconfig that it was taken from."""
+    kubeconfig: str = field(repr=False)
+    """JSON, which is YAML."""
+    token: str = field(repr=False)
+    """Content of the file `token` beside it, "" if there is none."""
+    plugin: str
+    """Command that has to be found by its name when a credential is needed, "" if there is none."""
+
+
+def copy(file: Path, context: str = "") -> Copy:
+    """The context of that name, the current one by default, self-contained. Raises BadKubeconfig."""
+    chosen = credentials.choose(file, context)
+    credentials.Login(chosen)  # what cannot be used here is not worth a copy
+    cluster: Json = {"server": chosen.server}
+    cluster |= {name: chosen.cluster[name] for name in OF_A_CLUSTER if name in chosen.cluster}
+    cluster |= _inlined(chosen, chosen.cluster, "certificate-authority")
+    paths = ("client-certificate", "client-key")
+    user: Json = {key: value for key, value in chosen.user.items() if key not in paths and key != "tokenFile"}
+    for name in paths:
+        user |= _inlined(chosen, chosen.user, name)
+    token = ""
+    if chosen.user.get("tokenFile"):
+        token = _read(chosen, str(chosen.user["tokenFile"])).decode("utf-8", "replace").strip() + "\n"
+        user["tokenFile"] = TOKEN_FILE
+        user.pop("token", None)
+    plugin = ""
+    if isinstance(user.get("exec"), dict):
+        user["exec"], plugin = _command(chosen, user["exec"])
+    name = chosen.context
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": name, "cluster": cluster}],
+        "users": [{"name": name, "user": user}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
+        "current-context": name,
+    }
+    return Copy(file, json.dumps(content, indent=1) + "\n", token, plugin)
+
+
+def _inlined(chosen: Chosen, entry: Json, name: str) -> Json:
+    """`NAME-data` of an entry, from itself or from the file that it names."""
+    data = f"{name}-data"
+    if entry.get(data):
+        return {data: entry[data]}
+    if entry.get(name):
+        return {data: base64.b64encode(_read(chosen, str(entry[name]))).decode()}
+    return {}
+
+
+def _read(chosen: Chosen, named: str) -> bytes:
+    path = chosen.path(named)
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_BYTES)
+    except OSError as error:
+        raise chosen.bad(f"names {path}, which cannot be read: {error.strerror}") from None
+
+
+def _command(chosen: Chosen, spec: Json) -> tuple[Json, str]:
+    """(a plugin's entry with a path that holds from anywhere, the name that PATH must know, "" if none)."""
+    command = str(spec.get("command") or "")
+    if "/" not in command:
+        return spec, command
+    return {**spec, "command": str(chosen.path(command))}, ""

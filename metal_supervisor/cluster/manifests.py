@@ -1,0 +1,284 @@
+"""The Kubernetes objects that a report becomes: status, Service, EndpointSlice, Event.
+
+Each is the body of a server-side apply (an Event is created): only fields of ours, all of them every time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from metal_supervisor.cluster.report import Condition, Happening, Report
+from metal_supervisor.spec.resources import GROUP, VERSION, rank_of
+from metal_supervisor.spec.types import Endpoint, Json, ModelFile, Record, Standing
+
+KIND = "InferenceService"
+MANAGED_BY = "metal-supervisor"
+METAL_READY = "MetalReady"
+OWN_CONDITIONS = frozenset({METAL_READY, "MemoryPressure"})
+HEARTBEAT = "llmkube.ai/agent-heartbeat"
+HEARTBEAT_LIMIT_S = 180.0
+"""How long LLMKube believes a heartbeat."""
+SLICE_MANAGER = "endpointslice.kubernetes.io/managed-by"
+ACCELERATOR_LABEL = "llmkube.dev/accelerator"
+
+
+def node_lease_name(node: str) -> str:
+    """Name of a Mac's node Lease."""
+    return f"metal-{node}"
+
+
+def url_of(namespace: str, endpoint: Endpoint) -> str:
+    """The URL clients use, as the operator writes it."""
+    return f"http://{endpoint.service}.{namespace}.svc.cluster.local:{endpoint.port}{endpoint.path}"
+
+
+def direct_url(address: str, port: int, path: str) -> str:
+    """The URL of an engine by the address that it listens at."""
+    return f"http://{f'[{address}]' if ':' in address else address}:{port}{path}"
+
+
+def owner(record: Record) -> Json:
+    """ownerReference to the InferenceService: garbage collection works while this Mac is off."""
+    return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": record.name, "uid": record.uid}
+
+
+def timed(conditions: Sequence[Condition], before: Sequence[Json], generation: int, now: str) -> list[Json]:
+    """Conditions as the API holds them; one whose status did not change keeps its transition time."""
+    known = {item.get("type"): item for item in before}
+    result = []
+    for condition in conditions:
+        old = known.get(condition.type, {})
+        since = old.get("lastTransitionTime") if old.get("status") == condition.status else None
+        result.append(
+            {
+                "type": condition.type,
+                "status": condition.status,
+                "reason": condition.reason,
+                "message": condition.message,
+                "observedGeneration": generation,
+                "lastTransitionTime": since or now,
+            }
+        )
+    return result
+
+
+def status(record: Record, told: Report, before: Json, now: str, direct: str = "") -> Json:
+    """`status` of the InferenceService; only `lastUpdated` and times differ when nothing happened.
+
+    `direct`: the address that the engine listens at where nothing resolves the cluster's names, "" elsewhere.
+    """
+    body: Json = {
+        "phase": told.phase,
+        "mode": record.mode,
+        "modelReady": record.verdict.standing in (Standing.RUN, Standing.STOPPED, Standing.SUSPENDED)
+        or record.queued_at is not None,
+        "readyReplicas": told.ready_replicas,
+        "replicas": told.replicas,
+        "desiredReplicas": told.replicas,
+        "effectivePriority": rank_of(record.priority),
+        "conditions": timed(told.conditions, before.get("conditions") or [], record.generation, now),
+        "lastUpdated": now,
+    }
+    if endpoint := _endpoint(record, told, before, direct):
+        body["endpoint"] = endpoint
+    if told.scheduling:
+        body["schedulingStatus"], body["schedulingMessage"] = told.scheduling
+    if record.queue_position:
+        body["queuePosition"], body["waitingFor"] = record.queue_position, "memory"
+    same = {**body, "lastUpdated": before.get("lastUpdated")}
+    return {**body, "lastUpdated": before["lastUpdated"]} if same == before else body
+
+
+def _endpoint(record: Record, told: Report, before: Json, direct: str) -> str:
+    """`status.endpoint`, "" without one: an engine's own address is told from its first Ready on."""
+    if not record.endpoint:
+        return ""
+    if not direct:
+        return url_of(record.namespace, record.endpoint)
+    url = direct_url(direct, record.port, record.endpoint.path) if record.port else ""
+    return url if told.ready_replicas or before.get("endpoint") == url else ""
+
+
+def own_part(before: Json) -> Json:
+    """What of a status is ours where LLMKube's operator writes the rest."""
+    return {"conditions": [each for each in before.get("conditions") or [] if each.get("type") in OWN_CONDITIONS]}
+
+
+def own_status(record: Record, told: Report, before: Json, now: str, silence: str = "") -> Json:
+    """`status` as we write it beside LLMKube's operator: our own conditions.
+
+    MetalReady has in its message what there is no other place for: a rejected edit, as Degraded is the operator's,
+    and `silence`, why the operator may be gone.
+    """
+    rejected = ": ".join(record.warning) if record.warning and told.phase != "Failed" else ""
+    further = "".join(f"; {text}" for text in (rejected, silence) if text)
+    own = [
+        replace(each, message=each.message + further) if each.type == METAL_READY else each
+        for each in told.conditions if each.type in OWN_CONDITIONS
+    ]  # fmt: skip
+    return {"conditions": timed(own, before.get("conditions") or [], record.generation, now)}
+
+
+def left_by_agent(found: Json, now: float, own_addresses: Collection[str]) -> bool:
+    """Whether an object of a service's name was left behind by LLMKube's agent: on this Mac, or silent since."""
+    metadata = found["metadata"]
+    labels = metadata.get("labels") or {}
+    if labels.get("llmkube.ai/managed-by") != "metal-agent" or labels.get(SLICE_MANAGER) == MANAGED_BY:
+        return False
+    return not fresh_elsewhere(found, now, own_addresses)
+
+
+def fresh_elsewhere(found: Json, now: float, own_addresses: Collection[str]) -> bool:
+    """Whether a slice of LLMKube's agent tells of an agent that lives, on another machine."""
+    beat = (found["metadata"].get("annotations") or {}).get(HEARTBEAT, "")
+    try:
+        seen = datetime.fromisoformat(beat.replace("Z", "+00:00"))
+        fresh = seen.tzinfo is not None and abs(now - seen.timestamp()) < HEARTBEAT_LIMIT_S
+    except ValueError:
+        fresh = False
+    addresses = {address for each in found.get("endpoints") or [] for address in each.get("addresses") or []}
+    return fresh and not addresses <= set(own_addresses)
+
+
+def _labels(record: Record) -> dict[str, str]:
+    # A label value may have 63 characters; the Service's name is the CR's, within that.
+    name = record.name if len(record.name) <= 63 else record.name[:54] + hashlib.sha256(
+        record.name.encode()
+    ).hexdigest()[:8]
+    return {
+        "app": name,
+        "app.kubernetes.io/managed-by": MANAGED_BY,
+        "inference.llmkube.dev/service": name,
+        "llmkube.ai/inference-service": name,
+        "llmkube.ai/managed-by": "metal-agent",
+    }
+
+
+def service_object(record: Record, endpoint: Endpoint) -> Json:
+    """The Service: the same from every Mac, without selector, found by everything that knows LLMKube."""
+    port: Json = {
+        "name": "http", "port": endpoint.port, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"
+    }
+    if endpoint.node_port and endpoint.type != "ClusterIP":
+        port["nodePort"] = endpoint.node_port
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": endpoint.service,
+            "namespace": record.namespace,
+            "labels": _labels(record),
+            "annotations": {"llmkube.ai/metal-accelerated": "true", "llmkube.ai/native-process": "true"},
+            # A controller reference, so that the operator notices the Service of a dotted name too.
+            "ownerReferences": [{**owner(record), "controller": True}],
+        },
+        "spec": {"type": endpoint.type, "ports": [port]},
+    }
+
+
+def slice_name(service: str, node: str, ordinal: int = 0) -> str:
+    """One EndpointSlice per Mac and Service: its endpoints are one atomic list, and have one port."""
+    return f"{service}-{node}-{ordinal}" if ordinal else f"{service}-{node}"
+
+
+def slice_object(
+    record: Record, endpoint: Endpoint, told: Report, node: str, address: str, heartbeat: str, version: str
+) -> Json:
+    """This Mac's EndpointSlice. All three conditions are always set: consumers disagree about missing ones."""
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": slice_name(endpoint.service, node, record.ordinal),
+            "namespace": record.namespace,
+            "labels": {
+                **_labels(record),
+                "kubernetes.io/service-name": endpoint.service,
+                SLICE_MANAGER: MANAGED_BY,
+                ACCELERATOR_LABEL: "metal",
+                "metal-supervisor.io/node": node,
+            },
+            "annotations": {HEARTBEAT: heartbeat, "llmkube.ai/agent-version": version},
+            "ownerReferences": [owner(record)],
+        },
+        "addressType": "IPv6" if ":" in address else "IPv4",
+        "endpoints": [
+            {
+                "addresses": [address],
+                "conditions": {
+                    "ready": told.ready,
+                    "serving": told.ready or told.draining,
+                    "terminating": told.draining,
+                },
+            }
+        ],
+        "ports": [{"name": "http", "port": record.port, "protocol": "TCP", "appProtocol": "http"}],
+    }
+
+
+def human_size(size_bytes: int) -> str:
+    """`4.4 GiB`, as LLMKube writes sizes."""
+    size, unit = float(size_bytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def model_status(file: ModelFile, source: str, generation: int, before: Json, now: str) -> Json:
+    """`status` of a Model. Unlike the operator's, its Ready means that the file is on this Mac."""
+    conditions = {
+        "Ready": Condition("Available", "True", "MetalAgentManaged", "the model file is on this Mac"),
+        "Downloading": Condition("Progressing", "True", "DownloadStarted", file.message or "downloading"),
+        "Failed": Condition("Degraded", "True", file.reason or "DownloadFailed", file.message),
+    }.get(file.phase, Condition("Progressing", "True", "Pending", file.message or "no InferenceService uses it yet"))
+    body: Json = {
+        "phase": file.phase if file.phase in ("Ready", "Downloading", "Failed") else "Pending",
+        "acceleratorReady": True,
+        "cacheKey": hashlib.sha256(source.encode("utf-8", "replace")).hexdigest()[:16],
+        "conditions": timed([conditions], before.get("conditions") or [], generation, now),
+        "lastUpdated": now,
+    }
+    if file.phase == "Ready":
+        body |= {"path": file.path, "size": human_size(file.size_bytes)}
+    same = {**body, "lastUpdated": before.get("lastUpdated")}
+    return {**body, "lastUpdated": before["lastUpdated"]} if same == before else body
+
+
+def event_object(record: Record, what: Happening, node: str, now_micro: str) -> Json:
+    """An events.k8s.io/v1 Event on an InferenceService."""
+    about = {
+        "apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": record.name, "namespace": record.namespace,
+        "uid": record.uid,
+    }  # fmt: skip
+    return _event(about, what, node, now_micro)
+
+
+def mac_event_object(namespace: str, what: Happening, node: str, now_micro: str) -> Json:
+    """An Event on a Mac, which in a namespace is its node Lease."""
+    about = {
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "name": node_lease_name(node), "namespace": namespace,
+    }  # fmt: skip
+    return _event(about, what, node, now_micro)
+
+
+def _event(about: dict[str, str], what: Happening, node: str, now_micro: str) -> Json:
+    """With a name of its content, so that a repetition becomes a series."""
+    digest = hashlib.sha256(f"{about.get('uid', node)}|{what.reason}|{what.note}".encode()).hexdigest()[:16]
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": f"{about['name'][:200].rstrip('-.')}.{digest}", "namespace": about["namespace"]},
+        "eventTime": now_micro,
+        "reportingController": "metal-supervisor",
+        "reportingInstance": node,
+        "action": what.reason,
+        "reason": what.reason,
+        "type": what.type,
+        "note": what.note,
+        "regarding": about,
+    }

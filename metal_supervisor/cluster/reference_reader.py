@@ -1,0 +1,135 @@
+"""Secrets and ConfigMaps that environments of engines are read from, each by a GET of its own, in a thread.
+
+No list and no watch: whoever may list the Secrets of a namespace has all of them, and the right to get those that
+are named is enough. What was read once counts until the server says something else; one that does not answer takes
+no value away. Values are kept here in memory, and go to nobody but whoever asks for them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.spec.references import HOSTS_ANNOTATION, Holding, Source, read_hosts
+
+AGAIN_S, FAILED_AGAIN_S = 30.0, 5.0
+LOOK_WAIT_S = 0.3
+SAID = (403, 404)
+"""Refusals that say something of the object; any other says something of the server."""
+
+
+@dataclass
+class _Entry:
+    """One source, and what is known of it."""
+
+    holding: Holding | None = None
+    due: float = 0.0
+    """Monotonic time of the next GET."""
+
+
+class References:
+    """Reads what is wanted, again and again. Safe to ask from one thread; `on_change` is called from another."""
+
+    def __init__(self, kube: Kube, on_change: Callable[[], None]) -> None:
+        self._kube, self._on_change = kube, on_change
+        self._changed = threading.Condition()
+        self._entries: dict[Source, _Entry] = {}
+        self._soon: frozenset[Source] = frozenset()
+        self._thread: threading.Thread | None = None
+
+    def want(self, sources: Collection[Source], soon: Collection[Source] = ()) -> None:
+        """Looks after exactly these from now on; waits a moment for those that are new.
+
+        `soon`: those that somebody is likely to be putting right at this moment.
+        """
+        with self._changed:
+            fresh = [source for source in sources if source not in self._entries]
+            self._entries = {source: self._entries.get(source) or _Entry() for source in sources}
+            self._hurry(frozenset(soon))
+            if not fresh:
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="references", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+            # Most answers come within milliseconds: worth a moment, so that nothing is reported as missing meanwhile.
+            self._changed.wait_for(lambda: all(self._entries[each].holding for each in fresh), LOOK_WAIT_S)
+
+    def _hurry(self, soon: frozenset[Source]) -> None:
+        latest, news = time.monotonic() + FAILED_AGAIN_S, soon - self._soon
+        self._soon = soon
+        for source in news & self._entries.keys():
+            self._entries[source].due = min(self._entries[source].due, latest)
+        if news:
+            self._changed.notify_all()
+
+    def look(self, source: Source) -> Holding | None:
+        """What is known of a wanted source; None while nothing is."""
+        with self._changed:
+            entry = self._entries.get(source)
+            return entry.holding if entry else None
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                source = min(self._entries, key=lambda each: self._entries[each].due, default=None)
+                wait_s = self._entries[source].due - time.monotonic() if source is not None else None
+                if source is None or (wait_s is not None and wait_s > 0):
+                    self._changed.wait(wait_s)
+                    continue
+            found = self._read(source)
+            if self._keep(source, found):
+                self._on_change()
+
+    def _keep(self, source: Source, found: Holding) -> bool:
+        """Takes note of an answer; whether that is news."""
+        with self._changed:
+            entry = self._entries.get(source)
+            if entry is None:
+                return False
+            usual = found.code == 200 and source not in self._soon
+            entry.due = time.monotonic() + (AGAIN_S if usual else FAILED_AGAIN_S)
+            before = entry.holding
+            if not found.code and before is not None and before.code:
+                return False  # the server is away: what it said before still counts
+            entry.holding = found
+            self._changed.notify_all()
+            return before != found
+
+    def _read(self, source: Source) -> Holding:
+        namespace, plural, name = source
+        try:
+            item = self._kube.request("GET", f"/api/v1/namespaces/{namespace}/{plural}/{name}")
+        except KubeError as error:
+            return Holding(error.code if error.code in SAID else 0, text=error.message)
+        said = (item.get("metadata") or {}).get("annotations") or {}
+        found = _holding(item.get("data"), encoded=plural == "secrets")
+        return replace(found, hosts=read_hosts(said.get(HOSTS_ANNOTATION)))
+
+
+def _holding(data: Any, encoded: bool) -> Holding:
+    values: dict[str, str] = {}
+    binary = set()
+    for key, value in data.items() if isinstance(data, Mapping) else ():
+        text = _plain(value, encoded)
+        if text is None:
+            binary.add(str(key))
+        else:
+            values[str(key)] = text
+    return Holding(200, values, frozenset(binary))
+
+
+def _plain(value: Any, encoded: bool) -> str | None:
+    """A value as an environment can hold it, None if it cannot."""
+    try:
+        text = base64.b64decode(value, validate=True).decode("utf-8") if encoded else str(value)
+        text.encode("utf-8")
+    except (binascii.Error, ValueError, TypeError):
+        return None
+    return None if "\0" in text else text

@@ -1,0 +1,319 @@
+"""List and watch of one collection, for weeks on end.
+
+A watch reads with a timeout that the server's bookmarks keep from firing, so a half-open connection is
+found; it resumes where it stopped, lists again now and then, and backs off with jitter. It never concludes
+from an error that something was deleted: only from a DELETED event or a successful list, and a list that
+lost everything has to say so twice. Only news wakes anybody: a server may say things twice or late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import urllib3
+
+from metal_supervisor.cluster import status_mode
+from metal_supervisor.cluster.answers import retry_after_s
+from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.spec.types import Json, Key
+
+WATCH_S, RELIST_S = 300.0, 600.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S, FORBIDDEN_PAUSE_S, MISSING_PAUSE_S = 0.25, 60.0, 30.0, 2.0
+UNREACHABLE_PAUSE_S = LIST_AGAIN_S = 1.0
+SETTLED_S = 5.0
+NO_NAMESPACE_AGAIN_S = 30.0
+LONGEST_LINE_BYTES = 32 << 20
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Watched:
+    """What is known of one kind of resource. Replaced as a whole when it changes; read without a lock."""
+
+    items: Mapping[Key, Json] = field(default_factory=dict)
+    synced: bool = False
+    """A list has succeeded at least once."""
+    error: str = ""
+    """Why the last attempt failed, "" while connected."""
+    doubtful_until: float = 0.0
+    """Monotonic time until which a list that lost everything is not believed; 0 if there is no doubt."""
+
+
+def key_of(item: Json) -> Key:
+    metadata = item["metadata"]
+    key = metadata.get("namespace", ""), metadata["name"]
+    if not all(isinstance(part, str) for part in key):
+        raise TypeError("a name must be a string")
+    return key
+
+
+def _slim(item: Json) -> Json:
+    """The object without its field bookkeeping, of which only the time of the operator's latest write is kept."""
+    item["metadata"]["operatorWrote"] = status_mode.operator_wrote(item["metadata"].pop("managedFields", None))
+    return item
+
+
+def _precedes(version: str, known: str) -> bool:
+    """Whether a resourceVersion is no later than another; one that is no number is only equal or not."""
+    if version.isdecimal() and known.isdecimal():
+        return int(version) <= int(known)
+    return version == known
+
+
+def _edition(item: Json) -> tuple[object, object]:
+    return item["metadata"].get("uid"), item["metadata"].get("resourceVersion")
+
+
+def _same(one: Mapping[Key, Json], other: Mapping[Key, Json]) -> bool:
+    """Whether two copies hold the same editions of the same objects."""
+    return one.keys() == other.keys() and all(_edition(item) == _edition(other[key]) for key, item in one.items())
+
+
+class Reflector(threading.Thread):
+    """Keeps a copy of one collection current, and wakes somebody when it changed."""
+
+    CONFIRM_S = 30.0
+
+    def __init__(
+        self,
+        kube: Kube,
+        path: str,
+        on_change: Callable[[], None],
+        known: frozenset[str] = frozenset(),
+        selector: str = "",
+        namespace: str = "",
+    ) -> None:
+        """`known`: uids remembered from before; a list without any of them must say so twice.
+
+        `selector`: the label selector of the objects that are wanted, "" for all. `namespace`: looked for whenever a
+        list is empty, "" for none.
+        """
+        super().__init__(name=f"watch {path.rpartition('/')[2]}", daemon=True)
+        self._kube, self._path, self._on_change = kube, path, on_change
+        self.kind = path.rpartition("/")[2]
+        """Plural of what is watched."""
+        self._known = known
+        self._namespace, self._lacks_namespace = namespace, False
+        self._selected = {"labelSelector": selector} if selector else {}
+        self._version = ""
+        self._broken = True
+        self.connected_at = 0.0
+        """Monotonic time since when nothing kept events from coming; a watch that ends in order is no break."""
+        self._relist_at = self._listed_at = 0.0
+        self._kick = threading.Event()
+        self._kicks = kube.kicks
+        self._gone: dict[Key, str] = {}
+        """resourceVersion at which an object went, of those since the last list."""
+        self.seen = Watched()
+        self.reconnects = 0
+        """How often a watch was opened anew, also after one that ended in order."""
+        self.failures = 0
+        """Failed attempts since the last one that went well."""
+        kube.when_kicked(self.kick)
+
+    def kick(self) -> None:
+        """Tries again now, instead of after the current pause."""
+        self._kick.set()
+
+    def run(self) -> None:
+        while True:
+            started = time.monotonic()
+            if self._kicks != self._kube.kicks:  # who knows how long nothing was heard
+                self._kicks, self._relist_at = self._kube.kicks, 0.0
+            try:
+                if not self._version or started >= self._relist_at:
+                    self._list()
+                self._watch()
+                pause_s = 0.0 if time.monotonic() - started > 1.0 else 1.0
+                self.failures = 0
+            except KubeError as error:
+                self._broken = True
+                # One that lasted was in order until now.
+                self.failures = self.failures + 1 if time.monotonic() - started < SETTLED_S else 1
+                # A kick cuts connections, which is no trouble of the cluster's.
+                pause_s = self._failed(error, self.failures) if self._kicks == self._kube.kicks else 0.0
+            self.reconnects += 1
+            self._kick.wait(pause_s)
+            self._kick.clear()
+
+    def _failed(self, error: KubeError, failures: int) -> float:
+        """Says what is wrong, and how long to wait before the next attempt."""
+        if error.code == 410:
+            self._version = ""
+            return max(0.0, self._listed_at + LIST_AGAIN_S - time.monotonic())
+        text = f"{self._path}: {error}"
+        if error.code == 404:
+            self._version = ""  # what is served once it is there again is not what was
+            text = f"{self._path.rpartition('/')[2]} are not served: the CRD is not installed; apply conf/crds"
+        elif error.code == 403:
+            text = f"forbidden: {error.message}"
+        if text != self.seen.error:
+            log.warning("cluster trouble", extra={"error": text})
+            self.seen.error = text
+            self._on_change()
+        if error.code in (403, 404):
+            # A CRD may be installed at any moment, and somebody waits for it; a refusal lasts longer.
+            return MISSING_PAUSE_S if error.code == 404 else FORBIDDEN_PAUSE_S
+        # A server of our own comes back within a second or two; one far away deserves more patience.
+        longest = UNREACHABLE_PAUSE_S if error.reason == "Unreachable" else LONGEST_PAUSE_S
+        pause_s: float = min(longest, FIRST_PAUSE_S * 2 ** min(failures, 16)) * random.uniform(0.5, 1.0)
+        return max(error.retry_after_s, pause_s)
+
+    def _list(self) -> None:
+        items: dict[Key, Json] = {}
+        version, more = "", ""
+        self._listed_at = time.monotonic()
+        while True:
+            query = {"limit": 500, **self._selected, **({"continue": more} if more else {})}
+            page = self._kube.request("GET", self._path, query)
+            listed = False
+            with contextlib.suppress(KeyError, TypeError, AttributeError):
+                items.update((key_of(item), _slim(item)) for item in page["items"])
+                version, more = page["metadata"]["resourceVersion"], page["metadata"].get("continue", "")
+                listed = isinstance(version, str)
+            if not listed:
+                raise KubeError(0, "BadAnswer", "a list came back without items")
+            if not more:
+                break
+        self._version = version
+        self._gone.clear()
+        self._relist_at = time.monotonic() + RELIST_S * random.uniform(0.9, 1.1)
+        lacked, self._lacks_namespace = self._lacks_namespace, not items and self._look_for_namespace()
+        if self._lacks_namespace:
+            self._relist_at = time.monotonic() + NO_NAMESPACE_AGAIN_S
+        self._believe(items)
+        if self._lacks_namespace != lacked:
+            self._on_change()
+
+    def _look_for_namespace(self) -> bool:
+        """True if the namespace does not exist; a server answers lists of such a one all the same."""
+        if not self._namespace:
+            return False
+        try:
+            self._kube.request("GET", f"/api/v1/namespaces/{self._namespace}")
+        except KubeError as error:
+            return error.code == 404  # anything else, such as a refusal, tells nothing
+        return False
+
+    @property
+    def no_namespace(self) -> bool:
+        """True if the last list was empty because the namespace does not exist."""
+        return self._lacks_namespace and not self.seen.items
+
+    def _believe(self, items: Mapping[Key, Json]) -> None:
+        """Takes a list over, unless it lost everything that was known: that must be said twice."""
+        now = time.monotonic()
+        uids = frozenset(item["metadata"].get("uid", "") for item in items.values())
+        known = self._known | frozenset(item["metadata"].get("uid", "") for item in self.seen.items.values())
+        if known and not known & uids:
+            until = self.seen.doubtful_until or now + self.CONFIRM_S
+            if now < until:
+                if not self.seen.doubtful_until:
+                    log.warning("a list lost everything; nothing is stopped before it says so again")
+                self._relist_at = until
+                self._replace({**self.seen.items, **items}, until)
+                return
+        self._known = frozenset()
+        self._replace(items, 0.0)
+
+    def _replace(self, items: Mapping[Key, Json], doubtful_until: float) -> None:
+        """Takes items over. What was wrong stays wrong until a watch is open, too."""
+        before = self.seen
+        self.seen = Watched(items, True, before.error, doubtful_until)
+        if (before.synced, before.doubtful_until) != (True, doubtful_until) or not _same(before.items, items):
+            self._on_change()
+
+    def _watch(self) -> None:
+        # A stream that is silent for ever, as one from a version that is yet to come, must not outlast the next list.
+        lasts_s = max(1.0, min(WATCH_S * random.uniform(0.8, 1.0), self._relist_at - time.monotonic()))
+        query = {
+            "watch": "true",
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": int(lasts_s) or 1,
+            **self._selected,
+        }
+        with contextlib.closing(self._kube.stream(self._path, query)) as answer:
+            if self._kicks != self._kube.kicks:
+                return  # one that was just being made may be as dead as the others
+            if self._broken:
+                self._broken, self.connected_at = False, time.monotonic()
+            if self.seen.error:
+                self.seen.error = ""
+                self._on_change()
+            for line in self._lines(answer):
+                if line.strip():
+                    self._event(line)
+                if time.monotonic() >= self._relist_at:
+                    return
+
+    def _lines(self, answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+        """The lines of a stream; one that is cut off is not one. Raises KubeError when it breaks."""
+        buffer, broken = bytearray(), ""
+        try:
+            for chunk in answer.stream(amt=None, decode_content=False):
+                buffer += chunk
+                while (end := buffer.find(b"\n")) >= 0:
+                    line = bytes(buffer[:end])
+                    del buffer[: end + 1]
+                    yield line
+                if len(buffer) > LONGEST_LINE_BYTES:
+                    break
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            broken = type(error).__name__
+        if broken:
+            raise KubeError(0, "Unreachable", f"watch broke off: {broken}")
+        if len(buffer) > LONGEST_LINE_BYTES:
+            raise KubeError(0, "TooLarge", "a watch event exceeds 32 MiB")
+
+    def _event(self, line: bytes) -> None:
+        kind = ""
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            event = json.loads(line)
+            item = event["object"]
+            if event["type"] == "ERROR":
+                reason, message = (self._kube.scrub(str(item.get(name))) for name in ("reason", "message"))
+                failure = KubeError(int(item.get("code") or 0), reason, message, retry_after_s({}, item))
+                kind = "ERROR"
+            else:
+                version = item["metadata"]["resourceVersion"]
+                key = None if event["type"] == "BOOKMARK" else key_of(item)
+                kind = event["type"] if isinstance(version, str) else ""
+        if kind == "ERROR":
+            raise failure
+        if not isinstance(kind, str) or not kind:
+            raise KubeError(0, "BadAnswer", "a watch sent something that is not an event")
+        if not _precedes(version, self._version):
+            self._version = version
+        if key is None:
+            return
+        known = self.seen.items.get(key)
+        if kind not in ("ADDED", "MODIFIED", "DELETED") or self._is_old(kind, key, item, known):
+            return
+        items = dict(self.seen.items)
+        if kind == "DELETED":
+            items.pop(key, None)
+            self._gone[key] = version
+        else:
+            items[key] = _slim(item)
+        self.seen = Watched(items, True, "", self.seen.doubtful_until)
+        self._on_change()
+
+    def _is_old(self, kind: str, key: Key, item: Json, known: Json | None) -> bool:
+        """Whether an event tells nothing new of an object, or is about a namesake before it."""
+        (uid, version), gone = _edition(item), self._gone.get(key, "")
+        if known is None:
+            return kind == "DELETED" or bool(gone and _precedes(str(version), gone))
+        known_uid, known_version = _edition(known)
+        if uid != known_uid and self.seen.doubtful_until:
+            return kind == "DELETED"  # versions of two clusters say nothing of each other
+        if kind == "DELETED" and (uid, version) == (known_uid, known_version):
+            return False
+        return _precedes(str(version), str(known_version))

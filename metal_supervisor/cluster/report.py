@@ -1,0 +1,246 @@
+"""What the cluster is to show of one service: phase, conditions, readiness, events.
+
+The words are LLMKube's, because dashboards, routers and `kubectl wait` depend on them: the operator would
+write the same phase, reasons and messages. `MetalReady` is our own condition and says what really goes on.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from metal_supervisor.spec.types import Observed, Record, Standing
+
+WAITING = "Waiting for the host metal-agent to fetch the model and register Endpoints"
+LONGEST_NOTE_BYTES = 1000
+HELD = ("FATAL", "BACKOFF")
+PORT_IN_USE, CLAIM_LOST, HUNG, CRASH_LOOP = "PortInUse", "ClaimLost", "Hung", "CrashLoopBackOff"
+NO_METAL = "MetalUnavailable"
+EVICTED = "Evicted"
+ASLEEP = "Asleep"
+MOVED = "AddressChanged"
+"""Reason of the Event that tells of another address of this Mac."""
+TROUBLE = frozenset({
+    HUNG, "Unresponsive", CRASH_LOOP, PORT_IN_USE, "PublishFailed", "EndpointNameConflict", "NoRoutableAddress",
+    "InsufficientMemory", "MemoryCheckFailed", "MemoryPressure", EVICTED, NO_METAL,
+})
+"""Reasons that deserve a warning although they may pass."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One status condition, without its times."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Happening:
+    """Something worth a Kubernetes Event."""
+
+    type: str
+    """`Normal` or `Warning`."""
+    reason: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything the cluster should show of one service."""
+
+    phase: str
+    ready: bool
+    ready_replicas: int
+    replicas: int
+    reason: str
+    """MetalReady's reason: the one word for what goes on."""
+    message: str
+    scheduling: tuple[str, str] | None
+    """(schedulingStatus, schedulingMessage); None clears both."""
+    conditions: tuple[Condition, ...]
+    wants_service: bool
+    wants_slice: bool
+    draining: bool
+
+
+def _creating(record: Record, observed: Observed | None) -> tuple[str, str, str]:
+    """(phase, reason, message) of a service that should run and is not ready."""
+    state = observed.state if observed else ""
+    if record.stopped_by_hand:
+        return "Stopped", "StoppedByHand", "stopped with supervisorctl; start it there, or change the spec"
+    if record.warning and record.warning[0] == NO_METAL and not (observed and observed.pid):
+        return "Failed", *record.warning
+    if observed and state in HELD:
+        phase = "Failed" if state == "FATAL" else "Creating"
+        if record.warning and record.warning[0] == PORT_IN_USE:
+            return phase, *record.warning
+        return phase, CRASH_LOOP, observed.message or "the engine does not stay up"
+    if record.withdraw:
+        return "Progressing", "Restarting", "the endpoint is withdrawn while the engine is replaced"
+    if state == "STOPPING":
+        return "Creating", "Stopping", "the engine is ending"
+    if observed and observed.hung:
+        return "Creating", HUNG, f"{observed.hung}; it is being restarted"
+    if observed and observed.served:
+        return "Creating", "Unresponsive", f"{observed.message}; it takes no new requests until it answers again"
+    return "Creating", "Loading", observed.message if observed and observed.message else "the engine is loading"
+
+
+def _whole(record: Record, here: int) -> str:
+    """`Ready` or `Progressing`, as the operator counts replicas."""
+    return "Ready" if here + record.peers_ready >= record.replicas else "Progressing"
+
+
+def _standing(record: Record, observed: Observed | None, asleep: bool = False) -> tuple[str, str, str]:
+    """(phase, reason, message) of a service, as the operator would call it where it has a word."""
+    verdict = record.verdict
+    if verdict.standing in (Standing.STOPPED, Standing.SUSPENDED) and observed and observed.pid:
+        return "Progressing", "Stopping", "the engine is ending"
+    if verdict.standing is Standing.SUSPENDED:
+        return "Suspended", "Suspended", "spec.suspend=true; workload scaled to zero; spec.replicas preserved"
+    if verdict.standing is Standing.STOPPED:
+        return "Stopped", "ManuallyScaledToZero", "spec.replicas=0; workload scaled to zero"
+    if verdict.standing is Standing.FAILED:
+        return "Failed", verdict.reason, verdict.message
+    if verdict.standing is not Standing.RUN:
+        return "Pending", verdict.reason, verdict.message
+    if observed and observed.published:
+        reason, colon, text = observed.published.partition(": ")
+        named = colon and re.fullmatch(r"[A-Z][A-Za-z]+", reason)
+        return ("Creating", reason, text) if named else ("Creating", "PublishFailed", observed.published)
+    if asleep and observed and observed.ready:
+        return "Creating", ASLEEP, "this Mac is going to sleep; it serves again when it wakes"
+    if observed and observed.ready and not record.withdraw:
+        text, phase = f"{record.runtime} serves {record.name} on port {record.port}", _whole(record, 1)
+        if record.probe.names_itself:
+            text += ", under a model name of its own: requests have to use the one that its /v1/models tells"
+        if not record.claimed:
+            return phase, CLAIM_LOST, f"slot {record.slot} is another Mac's now; this one serves until that one does"
+        count = f"{1 + record.peers_ready} of {record.replicas} replicas are ready"
+        missing = f"{count}: each takes a Mac of its own, or see --replicas-per-mac"
+        return phase, "Serving", text if phase == "Ready" else f"{text}; {missing}"
+    return _creating(record, observed)
+
+
+def confinement(record: Record, observed: Observed) -> tuple[bool, str, str]:
+    """(confined, reason, message) of an engine that is up."""
+    if observed.confined:
+        shared = record.daemon or record.is_daemon
+        own = "daemon its services' models, its base path" if shared else "engine its model, its scratch directory"
+        return True, "Confined", f"the operating system leaves the {own} and its port"
+    if record.unconfined:
+        return False, "Unconfined", record.unconfined
+    return False, "NotYet", "it was started without; its next start is confined"
+
+
+def _conditions(
+    record: Record, observed: Observed | None, phase: str, count: tuple[int, int], reason: str, message: str
+) -> tuple[Condition, ...]:
+    """`count`: replicas ready (here, in all)."""
+    here, ready = count
+    suspended = record.verdict.standing is Standing.SUSPENDED
+    serving = f"{ready}/{record.replicas} replicas ready"
+    found = [
+        Condition("Suspended", "True", "Suspended", "spec.suspend=true")
+        if suspended
+        else Condition("Suspended", "False", "NotSuspended", "spec.suspend is not set"),
+        Condition("MetalReady", "True" if here else "False", reason, message),
+    ]
+    if phase == "Ready":
+        found.append(
+            Condition("Available", "True", "InferenceReady", "Inference service is ready and serving requests")
+        )
+    elif phase in ("Stopped", "Suspended"):
+        found.append(Condition("Available", "False", reason, message))
+    elif phase == "Failed":
+        why = f"{serving}; service is not serving (phase {phase})"
+        found.append(Condition("Available", "False", "NoReadyReplicas", why))
+        found.append(Condition("Degraded", "True", "Failed", message))
+    else:
+        why = f"{serving}; service is not serving (phase {phase})"
+        if ready:
+            found.append(Condition("Available", "True", "InferenceReady", serving))
+        else:
+            found.append(Condition("Available", "False", "NoReadyReplicas", why))
+        short = "Pending" if phase == "Pending" else "Creating"
+        text = message if phase == "Pending" else f"Creating inference service ({serving})"
+        found.append(Condition("Progressing", "True", short, text))
+    if record.evicted_at is not None:
+        found.append(Condition("MemoryPressure", "True", EVICTED, record.verdict.message))
+    elif record.pressure:
+        level, why = record.pressure
+        found.append(Condition("MemoryPressure", "False" if level == "Normal" else "True", level, why))
+    if observed and observed.pid:
+        confined, word, text = confinement(record, observed)
+        found.append(Condition("Confined", "True" if confined else "False", word, text))
+    if record.warning and phase != "Failed":
+        found.append(Condition("Degraded", "True", *record.warning))
+    return tuple(sorted(found, key=lambda condition: condition.type))
+
+
+def report(record: Record, observed: Observed | None, asleep: bool = False) -> Report:
+    """The report on one service. `asleep`: this Mac is about to be, so that nobody shall be sent here."""
+    phase, reason, message = _standing(record, observed, asleep)
+    if record.peers_ready and phase in ("Creating", "Pending", "Failed"):
+        phase = "Progressing"  # some of it serves, though not here
+    standing = record.verdict.standing
+    serves = bool(observed and observed.ready) and not asleep
+    ready = standing is Standing.RUN and serves and not record.withdraw
+    counted = ready and not (observed and observed.published)
+    serving = int(counted) + record.peers_ready
+    scheduling = None
+    if phase == "Pending" or (phase == "Failed" and reason != "Loading"):
+        scheduling = reason, message
+    elif phase in ("Creating", "Progressing") and not counted:
+        scheduling = ("WaitingForMetalAgent", WAITING) if reason == "Loading" else (reason, message)
+    stopped = standing in (Standing.STOPPED, Standing.SUSPENDED)
+    claimed = record.endpoint is not None and record.port is not None
+    leaving = bool(observed and observed.pid and record.withdraw)
+    return Report(
+        phase=phase,
+        ready=ready,
+        ready_replicas=serving,
+        replicas=0 if stopped else record.replicas,
+        reason=reason,
+        message=message,
+        scheduling=scheduling,
+        conditions=_conditions(record, observed, phase, (int(counted), serving), reason, message),
+        wants_service=claimed and standing is not Standing.REMOVING,
+        wants_slice=claimed and (standing is Standing.RUN or leaving) and standing is not Standing.REMOVING,
+        draining=leaving,
+    )
+
+
+def _fitting(text: str) -> str:
+    """The text within an Event's limit; of a long one the first line and the end, where the last log lines are."""
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= LONGEST_NOTE_BYTES:
+        return text
+    head = raw.partition(b"\n")[0][:300]
+    tail = raw[-(LONGEST_NOTE_BYTES - len(head) - 5) :]
+    return f"{head.decode('utf-8', 'ignore')}\n…\n{tail.decode('utf-8', 'ignore')}"
+
+
+def happening(before: Report | None, after: Report, exit_text: str, lines: str = "") -> Happening | None:
+    """The Event a change is worth, if any. `exit_text` says how the process ended, "" if it did not.
+
+    `lines` are the last ones that a crashing engine wrote.
+    """
+    if before is not None and (before.phase, before.reason) == (after.phase, after.reason):
+        return None
+    if after.reason == CLAIM_LOST:
+        return Happening("Warning", after.reason, after.message)
+    if after.phase == "Ready":
+        return Happening("Normal", "Serving", after.message)
+    if before is not None and (before.ready or before.reason == HUNG) and exit_text:
+        return Happening("Warning", "Crashed", _fitting(exit_text))
+    if after.reason == CRASH_LOOP:
+        return Happening("Warning", after.reason, _fitting(f"{after.message}\n{lines}"))
+    if after.phase == "Failed" or after.reason in TROUBLE:
+        return Happening("Warning", after.reason, _fitting(after.message))
+    if after.phase in ("Stopped", "Suspended"):
+        return Happening("Normal", after.reason, after.message)
+    return None

@@ -1,0 +1,147 @@
+"""Whether LLMKube's operator writes status here, told from its traces.
+
+The managed fields of every status it writes tell its name, the fields and a time. The name is that of its binary, so
+the fields are what it is known by. Two writers of one status would undo each other for ever, so its presence is
+believed at once, and its absence only after a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from metal_supervisor.cluster.manifests import MANAGED_BY
+from metal_supervisor.spec.types import Json
+
+FIELD = "f:lastUpdated"
+"""Field that the operator changes with every write, and that nothing else but us sets."""
+SILENCE_S, UNDECIDED_S = 300.0, 3.0
+QUIET_S = 120.0
+"""A silence that an operator that lives does not keep: it writes every service that is served at least every 90 s."""
+LEASE_NAME = "882d6afe.llmkube.dev"
+"""Lease of the operator's leader election."""
+ASK_LEASE_S, LEASE_MARGIN_S, LEASE_SKEW_S = 30.0, 5.0, 60.0
+
+
+@dataclass(frozen=True)
+class OperatorEvidence:
+    """What has been seen of the operator."""
+
+    latest: str = ""
+    """The newest time it left behind (RFC 3339)."""
+    seen_at: float | None = None
+    """Monotonic time at which that was new."""
+    first_at: float | None = None
+    """Monotonic time of the first look."""
+    believed: bool | None = None
+    """What was known when the program before this one ended."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The operator's Lease as it was last read."""
+
+    version: str
+    renewed: str
+    """RFC 3339, by the clock of the operator's node."""
+    duration_s: float
+    since: float
+    """Monotonic time at which this version was read first."""
+    at: float
+    """Monotonic time of the latest read."""
+
+
+def operator_wrote(entries: object) -> str:
+    """Newest time (RFC 3339) at which the operator wrote a status, by `metadata.managedFields`; "" if it never did."""
+    times = [""]
+    for entry in entries if isinstance(entries, list) else []:
+        if not isinstance(entry, dict) or (entry.get("subresource"), entry.get("operation")) != ("status", "Update"):
+            continue  # ours are applied, but for the two fields that the operator writes as well
+        manager, owns = str(entry.get("manager")), entry.get("fieldsV1")
+        fields = owns.get("f:status") if isinstance(owns, dict) else None
+        if FIELD in (fields if isinstance(fields, dict) else ()) and not is_ours(manager):
+            times.append(str(entry.get("time") or ""))
+    return max(times)
+
+
+def is_ours(manager: str) -> bool:
+    """True for a field manager of this Mac or of another one."""
+    return manager == MANAGED_BY or manager.startswith("metal/")
+
+
+def look(before: OperatorEvidence, items: Iterable[Json], now: float, server_now: float) -> OperatorEvidence:
+    """The signs after a look at what is watched. `server_now`: Unix time by the API server's clock."""
+    latest = max((item["metadata"].get("operatorWrote", "") for item in items), default="")
+    first_at = now if before.first_at is None else before.first_at
+    if latest <= before.latest:
+        return replace(before, first_at=first_at)
+    # What was left behind before we came may be old; afterwards anything new is fresh, whatever the clocks say.
+    fresh = before.first_at is not None or _age_s(latest, server_now) < SILENCE_S
+    return replace(before, latest=latest, seen_at=now if fresh else before.seen_at, first_at=first_at)
+
+
+def read_lease(before: Lease | None, answer: Json, now: float) -> Lease | None:
+    """The operator's Lease of a list, the one renewed last; None if there is none that can be read."""
+    items, found = answer.get("items"), []
+    for each in items if isinstance(items, list) else []:
+        with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):
+            version, spec = str(each["metadata"]["resourceVersion"]), each["spec"]
+            _unix(spec["renewTime"])
+            since = before.since if before is not None and before.version == version else now
+            if not isinstance(spec["leaseDurationSeconds"], bool):
+                found.append(Lease(version, spec["renewTime"], float(spec["leaseDurationSeconds"]), since, now))
+    return max(found, key=lambda each: _unix(each.renewed), default=None)
+
+
+def _unix(time: str) -> float:
+    return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp()
+
+
+def _age_s(time: str, server_now: float) -> float:
+    try:
+        return server_now - _unix(time)
+    except ValueError:
+        return float("inf")
+
+
+def quiet_s(signs: OperatorEvidence, now: float) -> float:
+    """Seconds since the last sign of the operator, or since the first look for one."""
+    since = signs.first_at if signs.seen_at is None else signs.seen_at
+    return 0.0 if since is None else now - since
+
+
+def _gave_up(lease: Lease | None, signs: OperatorEvidence, now: float) -> bool:
+    """True once the Lease stays unrenewed beyond its duration, by two reads since the operator's last write.
+
+    A Lease that is far older than the last write is that of an operator that elects no leader any more.
+    """
+    if lease is None or quiet_s(signs, now) < ASK_LEASE_S or quiet_s(signs, lease.since) < 0:
+        return False
+    current = _age_s(lease.renewed, -_age_s(signs.latest, 0.0)) < LEASE_SKEW_S
+    return current and lease.at - lease.since >= lease.duration_s + LEASE_MARGIN_S
+
+
+def operator_present(setting: str, signs: OperatorEvidence, now: float, lease: Lease | None = None) -> bool | None:
+    """Whether the operator writes status here; None while that cannot be told yet."""
+    if setting != "auto":
+        return setting == "operator"
+    if signs.first_at is None:
+        return signs.believed
+    waits = signs.seen_at is not None or signs.believed
+    if waits and quiet_s(signs, now) < SILENCE_S:
+        return not _gave_up(lease, signs, now)
+    looked_s = now - signs.first_at
+    return False if signs.believed is False or looked_s >= UNDECIDED_S else None
+
+
+def silence(setting: str, signs: OperatorEvidence, now: float) -> str:
+    """Text about an operator that is believed to be there and may be gone, "" before QUIET_S; one for each silence."""
+    if setting != "auto" or not (signs.seen_at is not None or signs.believed):
+        return ""
+    if not QUIET_S <= quiet_s(signs, now) < SILENCE_S:
+        return ""
+    since = signs.latest if signs.seen_at is not None else "this Mac's controller started"
+    text = f"LLMKube's operator has not written since {since}: the phase may be out of date"
+    return f"{text}; after {SILENCE_S / 60:.0f} minutes of silence this Mac writes it too"

@@ -1,0 +1,1 @@
+"""The controller: reconciles InferenceServices with supervisord's programs."""

@@ -1,0 +1,342 @@
+"""Moves supervisord's process table towards the records: files, one reload, then the planned steps.
+
+The files come first and are always complete, so a supervisord that restarts at any moment starts what is
+wanted; XML-RPC then makes a running supervisord take them up. A file that blocks reloads is put aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from metal_supervisor import launch
+from metal_supervisor.controller import plan
+from metal_supervisor.controller.plan import Action, Hung, Step, Stopping, Wanted
+from metal_supervisor.host import machine
+from metal_supervisor.host.local_status import asked_at
+from metal_supervisor.runtimes import probing
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.types import LIVE, Diff, Observed, ProgramState, Record, RunNote
+from metal_supervisor.spec.withdrawal import WithdrawalToken, withdrawal_token
+from metal_supervisor.state import programs
+from metal_supervisor.state.directory import StateDir, write_atomic
+from metal_supervisor.supervisord.client import BrokenFile, Supervisord, refusal
+
+YOUNG_S = 1.0
+RELOAD_EVERY_S = 60.0
+ADD_AT_ONCE = 50
+BUSY_TIMEOUT_S = 0.5
+MOST_ASKED = 64
+"""Engines that are asked at a time."""
+log = logging.getLogger("controller")
+
+
+def put_aside_refused(directory: StateDir) -> list[tuple[str, str]]:
+    """Quarantines every file in `models.d` that supervisord would refuse; returns (file name, reason) of each."""
+    refused = []
+    for path in sorted((directory.path / "models.d").glob("*.conf")):
+        reason = refusal(path)
+        if reason:
+            directory.quarantine(path, reason)
+            refused.append((path.name, reason))
+    return refused
+
+
+def _hangs(note: RunNote | None, seen: Observed | None) -> bool:
+    """Whether the sidecar calls the process that runs now hung."""
+    return seen is not None and bool(seen.hung) and note is not None and seen.pid == note.pid
+
+
+class Applier:
+    """The controller's hands on supervisord."""
+
+    def __init__(self, directory: StateDir, supervisord: Supervisord, settings: Settings) -> None:
+        self.state, self.supervisord, self._settings = directory, supervisord, settings
+        self._diff = Diff()
+        self._dirty = True
+        self.lacks = False
+        """A section was put aside in this pass, and may have to be written anew."""
+        self._reloaded_at = 0.0
+        self._stopping: dict[str, Stopping] = {}
+        self._told: dict[str, tuple[int, Hung]] = {}
+        """Hung engines that were told to end, with their pids."""
+        self._swept: dict[str, int] = {}
+        """The engine after which was last cleaned up, by program."""
+        self._ours: set[str] = set()
+        self._to_add: list[str] = []
+
+    def write_specs(self, records: Collection[Record], specs: Mapping[str, str]) -> None:
+        """Makes `specs/` hold what the records name, as far as it has been composed."""
+        for record in records:
+            for spec_file in (record.spec_file, record.next_spec):
+                if spec_file and spec_file in specs:
+                    write_atomic(self.state.spec_path(spec_file), specs[spec_file])
+            if record.spec_file and record.spec_file not in specs:
+                self._mark(record, record.spec_file)
+
+    def _mark(self, record: Record, spec_file: str) -> None:
+        """Keep a revocation in the spec itself: a reboot without a cluster goes by it too."""
+        spec = self.state.read_spec(spec_file)
+        if spec and spec.get("revoked", "") != record.revoked:
+            write_atomic(self.state.spec_path(spec_file), programs.with_revocation(spec, record.revoked))
+
+    def write_sections(
+        self,
+        records: Collection[Record],
+        complete: bool,
+        table: Mapping[str, ProgramState],
+        notes: Mapping[str, RunNote],
+    ) -> None:
+        """Makes `models.d/` hold what the records say, and nothing else of ours.
+
+        Unless the records are `complete`, a section without one is left alone: its record may have been lost.
+        """
+        wanted = {}
+        known = {record.program for record in records}
+        for record in records:
+            self._ours.add(record.program)
+            if record.runs:
+                wanted[record.program] = record
+        # What goes goes first: a boot that comes between must not start one beside the other that it made room for.
+        for path in (self.state.path / "models.d").glob("*.conf"):
+            name = path.name.removesuffix(".conf")
+            if name not in wanted and (complete or name in known) and self.state.section_spec(name):
+                self._ours.add(name)
+                if name in table and table[name].state in LIVE:
+                    continue  # it drains: a boot after supervisord was killed must still know it
+                with self._forgiving(name):
+                    path.unlink(missing_ok=True)
+                    self._dirty = True
+        for name, record in wanted.items():
+            assert record.spec_file is not None
+            spec_file = record.next_spec or record.spec_file
+            if not self.state.spec_path(spec_file).exists():
+                continue  # lost, and not composed yet: what runs goes on, what does not could not start
+            with self._forgiving(name):
+                self._write_section(record, spec_file, table.get(name), notes.get(name))
+
+    @contextlib.contextmanager
+    def _forgiving(self, program: str) -> Iterator[None]:
+        """A section that cannot be written (full disk, read-only) delays its own program only; the next pass tries."""
+        try:
+            yield
+        except OSError as error:
+            self._dirty = True
+            log.error("section cannot be kept", extra={"program": program, "error": str(error)})
+
+    def _write_section(self, record: Record, spec_file: str, state: ProgramState | None, note: RunNote | None) -> None:
+        """Keeps a section: at once, or aside until the engine that runs has ended.
+
+        A section that is not what the engine runs from is a trap: `supervisorctl update` would restart the engine, and
+        a boot after supervisord was killed would not know it.
+        """
+        name, settings = record.program, self._settings
+        current, pending = self.state.section_text(name), self.state.pending_path(name)
+        stays = plan.stays_stopped(state) if state is not None else not programs.starts_itself(current)
+        autostart = not (record.stopped_by_hand and stays)
+
+        def section(spec: str) -> str:
+            return programs.section(name, spec, self.state.home, autostart, settings.log_size, settings.log_files)
+
+        text = section(spec_file)
+        if current == text and not record.next_spec:  # as nearly always: what follows is for changes
+            pending.unlink(missing_ok=True)
+            return
+        up, known = state is not None and state.state in LIVE, plan.live_note(note, state)
+        fits = programs.is_unedited(current) and note is not None and programs.section_spec(current) == note.spec_file
+        if known is not None and not fits and known.spec_file == record.spec_file:  # edited, or deleted
+            current, fits = section(known.spec_file), True
+            self._dirty |= write_atomic(self.state.section_path(name), current)
+        if up and fits and current != text:
+            write_atomic(pending, text)
+            return
+        pending.unlink(missing_ok=True)
+        self._dirty |= write_atomic(self.state.section_path(name), text)
+
+    def collect(self, records: Iterable[Record], notes: Iterable[RunNote]) -> None:
+        """Removes specs that nothing names any more: they hold environments, and so perhaps secrets."""
+        used: set[str | None] = {name for each in records for name in (each.spec_file, each.next_spec)}
+        used |= {note.spec_file for note in notes}
+        unused = [path for path in (self.state.path / "specs").glob("*.json") if path.name not in used]
+        if unused:
+            sections = (self.state.path / "models.d").glob("*.conf")
+            used |= {self.state.section_spec(path.name.removesuffix(".conf")) for path in sections}
+            waiting = (self.state.path / "pending").glob("*.conf")
+            used |= {self.state.pending_spec(path.name.removesuffix(".conf")) for path in waiting}
+        for path in unused:
+            if path.name not in used:
+                path.unlink(missing_ok=True)
+
+    def reload(self, quarantined: Callable[[str, str], None]) -> Diff:
+        """What supervisord makes of the files; asked only when something may have changed."""
+        self.lacks = False
+        due = time.monotonic() - self._reloaded_at > RELOAD_EVERY_S
+        if not (self._dirty or self._diff or due):
+            return self._diff
+        try:
+            self._diff = self.supervisord.reload()
+        except BrokenFile as error:
+            refused = put_aside_refused(self.state)
+            if not refused:
+                raise error from None
+            for name, reason in refused:
+                quarantined(name, reason)
+            self.lacks = True  # one of ours may be among them, and must not be missing until the next tick
+            self._diff = self.supervisord.reload()
+        self._dirty, self._reloaded_at = False, time.monotonic()
+        return self._diff
+
+    def plan(
+        self,
+        records: Collection[Record],
+        table: Mapping[str, ProgramState],
+        diff: Diff,
+        notes: Mapping[str, RunNote],
+        observed: Mapping[str, Observed],
+        now: float,
+        held: Callable[[str], str],
+    ) -> list[Step]:
+        """The steps of this pass. `held`: why a program must not be started now, "" if it may."""
+        wanted, stopping, shift = {}, dict(self._stopping), now - time.monotonic()
+        answering = self._answering([each for each in records if self._is_unsaid(each, notes, observed)], notes)
+
+        def on_wall(at: float) -> float:
+            """What is remembered has times of a clock that cannot be set; to the plan they are told by the wall's."""
+            return at + shift if at else 0.0
+
+        for record in records:
+            seen, known = observed.get(record.program), stopping.get(record.program)
+            if record.runs and record.spec_file:
+                hung = self._hung_engine(record.program, notes.get(record.program), seen)
+                hung = hung and replace(hung, told_at=on_wall(hung.told_at))
+                spec_file = self._possible(record.spec_file, notes.get(record.program))
+                wanted[record.program] = Wanted(spec_file, record.stopped_by_hand, hung)
+            if known and record.withdraw:
+                busy = answering.get(record.program)
+                stopping[record.program] = self._on_its_way(known, record, notes.get(record.program), seen, busy)
+        stopping = {
+            name: replace(each, asked_at=on_wall(each.asked_at), told_at=on_wall(each.told_at))
+            for name, each in stopping.items()
+        }
+        steps = plan.steps(wanted, frozenset(self._ours), table, diff, notes, stopping, now, held)
+        self._dirty |= any(step.why == plan.RELOAD for step in steps)
+        self._to_add = [step.program for step in steps if step.do is Action.ADD]
+        return steps
+
+    def _possible(self, spec_file: str, note: RunNote | None) -> str:
+        """The spec to run: while the wanted one is lost, and not composed yet, what runs goes on."""
+        lost = not self.state.spec_path(spec_file).exists()
+        return note.spec_file if lost and note is not None and note.spec_file else spec_file
+
+    def _is_unsaid(
+        self, record: Record, notes: Mapping[str, RunNote], observed: Mapping[str, Observed]
+    ) -> bool:
+        """Whether the sidecar has not said in time how an engine that is to stop gets on, so that it is asked by us."""
+        known = self._stopping.get(record.program)
+        if known is None or not record.withdraw or known.told_at:
+            return False
+        overdue = time.monotonic() - known.asked_at >= plan.WITHDRAW_WAIT_S
+        return overdue and not _hangs(notes.get(record.program), observed.get(record.program))
+
+    def _answering(self, records: Sequence[Record], notes: Mapping[str, RunNote]) -> dict[str, bool]:
+        """Whether each of these engines answers somebody; asked all at once, because each may take its time."""
+        if not records:
+            return {}
+        with ThreadPoolExecutor(min(len(records), MOST_ASKED), "busy") as pool:
+            found = pool.map(lambda each: self._answers_somebody(each, notes.get(each.program)), records)
+            return dict(zip((each.program for each in records), found, strict=True))
+
+    def _on_its_way(
+        self, known: Stopping, record: Record, note: RunNote | None, seen: Observed | None, answers: bool | None
+    ) -> Stopping:
+        """What there is to know of an engine that is to stop. `answers`: whether it told us that it does, if asked."""
+        withdrawn = known.withdrawn or (seen is not None and seen.withdrawn == record.withdraw)
+        busy, drained = (seen.busy, seen.drained == record.withdraw) if seen else (False, False)
+        if _hangs(note, seen):
+            busy, drained = False, True  # it answers nobody
+        elif answers is not None:
+            busy, drained = answers, not answers
+        drain_s = self._settings.drain_timeout if record.drain_s is None else record.drain_s
+        return replace(known, withdrawn=withdrawn, busy=busy, drained=drained, drain_s=drain_s)
+
+    def _answers_somebody(self, record: Record, note: RunNote | None) -> bool:
+        where = asked_at(record.host or self._settings.bind_address)
+        told = probing.busy(record.port or 0, record.probe, where, BUSY_TIMEOUT_S)
+        return machine.has_clients(note.pid if note else 0, record.port or 0) if told is None else told
+
+    def _hung_engine(self, program: str, note: RunNote | None, seen: Observed | None) -> Hung | None:
+        """What there is to know of an engine that the sidecar calls hung; it means one process, and so do we.
+
+        One that was told to end stays told, unless it serves again: what it does at a TERM looks like work.
+        """
+        if note is None or seen is None or seen.pid != note.pid or seen.ready:
+            self._told.pop(program, None)
+            return None
+        pid, told = self._told.get(program, (0, None))
+        if told is not None and pid == note.pid:
+            return told
+        return Hung(seen.hung) if seen.hung else None
+
+    def ask_withdrawal(self, step: Step, now: float) -> WithdrawalToken:
+        """Remembers that a withdrawal was asked for; returns its token."""
+        self._stopping[step.program] = Stopping(asked_at=time.monotonic())
+        return withdrawal_token(now)
+
+    def perform(self, step: Step, state: ProgramState | None, note: RunNote | None) -> None:
+        """Carries one step out. Raises Unavailable or Refused."""
+        name = step.program
+        if step.do in (Action.RESTART, Action.KILL):
+            self._end_hung(step, note)
+        elif step.do is Action.STOP:
+            young = state is not None and state.now - state.start < YOUNG_S
+            known = self._stopping.get(name, Stopping())
+            self._stopping[name] = replace(known, told_at=time.monotonic(), young=young)
+            self.supervisord.stop(name)
+        elif step.do is Action.TERM:
+            self._stopping[name] = replace(self._stopping[name], told_at=0.0)
+            self.supervisord.signal(name, "TERM")
+        elif step.do is Action.ADD:
+            self._add(name)
+            self._dirty = True
+        elif step.do is Action.REPLACE:
+            self.supervisord.replace(name)
+            self._dirty = True
+        elif step.do is Action.REMOVE:
+            self.supervisord.remove(name)
+            self._dirty = True
+        elif step.do is Action.START:
+            self.supervisord.start(name)
+
+    def _end_hung(self, step: Step, note: RunNote | None) -> None:
+        """Makes a hung engine end; only one with a note is known to hang."""
+        if note is None:
+            return
+        self._told[step.program] = note.pid, Hung(step.why, time.monotonic())
+        if step.do is Action.RESTART:
+            self.supervisord.signal(step.program, "TERM")
+        else:
+            launch.kill_engine(note.pid, note.started)  # not through supervisord, which may only know a stand-in
+
+    def sweep(self, table: Mapping[str, ProgramState], notes: Mapping[str, RunNote]) -> None:
+        """Ends what an engine that is gone has left behind, once for each: its launcher may never run again."""
+        for program, note in notes.items():
+            gone = program not in table or table[program].state not in LIVE
+            ended = gone and note.pid and not launch.start_time(note.pid)
+            if ended and self._swept.get(program) != note.pid:
+                self._swept[program] = note.pid
+                if left := launch.sweep_group(note.pid, self.state.specs_of(program)):
+                    log.warning("leftovers ended", extra={"program": program, "engine": note.pid, "pids": left})
+
+    def _add(self, name: str) -> None:
+        """Adds a program, and with the first of many the next ones: a call takes a turn of its loop."""
+        if name in self._to_add:
+            batch, self._to_add = self._to_add[:ADD_AT_ONCE], self._to_add[ADD_AT_ONCE:]
+            self.supervisord.add(*batch)
+
+    def forget_all_but(self, busy: Collection[str]) -> None:
+        """Drops what was remembered of programs that are no longer on their way out."""
+        self._stopping = {name: known for name, known in self._stopping.items() if name in busy}

@@ -1,0 +1,409 @@
+"""Everything that has to be right before supervisord starts, and then supervisord.
+
+supervisord refuses to start over one bad file, and a predecessor that was killed leaves its children
+running: it would start a second copy of every model. So boot makes the directories and the static
+configuration, puts bad files aside, ends what was left of our own programs, and leaves an engine of the
+very same spec to its launcher, which stands in for it. Every finding is said in a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shlex
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+from metal_supervisor import launch
+from metal_supervisor.controller.applier import put_aside_refused
+from metal_supervisor.controller.confinement_policies import complete_specs
+from metal_supervisor.host import machine
+from metal_supervisor.runtimes import metal_device
+from metal_supervisor.runtimes.shims import mlx_engine, omlx_engine
+from metal_supervisor.settings.loader import Overrides, Settings, conf_dir, save_overrides
+from metal_supervisor.state import programs
+from metal_supervisor.state.directory import StateDir, write_atomic
+from metal_supervisor.supervisord.client import Supervisord
+
+OWN_PROGRAMS = ("apiserver", "controller", "power", "sidecar", "sleepwatch")
+OPTIONAL_PROGRAMS = ("caffeinate",)
+"""Not ours, and not always there; an upgrade takes over what is said of them, and otherwise leaves them alone."""
+TERM_WAIT_S, KILL_WAIT_S = 5.0, 2.0
+SIDECAR_STOP_S = 10
+HANDOVER_FILE, HANDOVER_S = "handover", 60.0
+"""While an installer has this file there, nothing may start: it is exchanging the job that does."""
+LAUNCHD_LOG_BYTES = 4 << 20
+SCRIPTS = {"metal-supervisor": "metal_supervisor", "attendant": "metal_supervisor.runtimes.model_attacher",
+           "ollama-gate": "metal_supervisor.runtimes.shims.ollama_engine"}  # fmt: skip
+CTL = """\
+for word do
+  case $word in -c* | --configuration* | -s* | --serverurl*) exec {python} -I -m supervisor.supervisorctl "$@" ;; esac
+  case $word in -*) ;; *) break ;; esac
+done
+exec {python} -I -m supervisor.supervisorctl -c {conf} "$@"
+"""
+"""supervisorctl for this system, unless the reader says which; it takes no option twice."""
+Say = Callable[[str], None]
+
+
+class CannotBoot(Exception):
+    """Something is in the way; the message says what to do."""
+
+
+def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
+    """Makes the state directory ready for a supervisord. Raises CannotBoot, StateError."""
+    directory = StateDir(settings.state_path)
+    directory.create()
+    if Supervisord(directory.socket).answers():
+        raise CannotBoot(f"a supervisord runs on {directory.path} already; see: metal-supervisor status")
+    save_overrides(directory.path, overrides)
+    complete_specs(directory, settings.confinement)
+    link_current(directory)
+    _sweep(directory, say)
+    _take_up_pending(directory)
+    for name, reason in put_aside_refused(directory):
+        say(f"put {name} aside: {reason}")
+    _hold_without_metal(directory, metal_device.question_of(settings), say)
+    if settings.embedded:
+        embedded_access(directory)  # after the sweep, which frees the port that its predecessor held
+    write_conf(directory, settings)
+    return directory
+
+
+def command(directory: StateDir) -> list[str]:
+    """The supervisord command line for a prepared state directory."""
+    module = "metal_supervisor.supervisord.client"
+    return [sys.executable, "-I", "-m", module, "-n", "-c", f"{directory.home}/supervisord.conf"]
+
+
+def environment() -> dict[str, str]:
+    """supervisord's environment: ours without what would silently steer an engine or a client."""
+    steering = ("LLAMA_", "SUPERVISOR_", "METAL_SUPERVISOR_", "MAKE", "MFLAGS")
+    return {key: value for key, value in os.environ.items() if key != "KUBECONFIG" and not key.startswith(steering)}
+
+
+def boot(settings: Settings, overrides: Overrides, say: Say) -> None:
+    """What launchd runs: prepares, then becomes supervisord."""
+    os.umask(0o077)
+    _shorten_log()
+    _wait_for_handover(settings.state_path, say)
+    directory = prepare(settings, overrides, say)
+    arguments = command(directory)
+    os.execve(arguments[0], arguments, environment())
+
+
+def _shorten_log() -> None:
+    """Empties what launchd writes our words to, once it is long: it never does that itself."""
+    with contextlib.suppress(OSError):
+        found = os.fstat(2)
+        if stat.S_ISREG(found.st_mode) and found.st_size > LAUNCHD_LOG_BYTES:
+            os.ftruncate(2, 0)
+
+
+def _wait_for_handover(state: Path, say: Say) -> None:
+    """Waits while an installer exchanges the job; one that never came back is not waited for any longer."""
+    marker, told = state / HANDOVER_FILE, False
+    while True:
+        try:
+            age_s = time.time() - marker.stat().st_mtime
+        except OSError:
+            return
+        if not 0 <= age_s < HANDOVER_S:
+            return
+        if not told:
+            say("waiting: an installation is under way")
+            told = True
+        time.sleep(0.1)
+
+
+def start(directory: StateDir) -> subprocess.Popen[bytes]:
+    """supervisord as a child in a session of its own, so that a Ctrl-C does not reach it before we want it to."""
+    with (directory.path / "log" / "boot.log").open("ab") as log:
+        return subprocess.Popen(
+            command(directory),
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            umask=0o077,
+        )
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _replace_link(link: Path, target: str) -> None:
+    if link.is_symlink() and os.readlink(link) == target:  # noqa: PTH115 - compared as text
+        return
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(link)
+
+
+def link_current(directory: StateDir) -> None:
+    """Points `current/` at this installation: sections name it, so an upgrade changes no section."""
+    current = directory.path / "current"
+    # Unresolved: Homebrew's own link survives an upgrade of Python, what it points at does not.
+    _replace_link(current / "python", getattr(sys, "_base_executable", "") or os.path.realpath(sys.executable))
+    for program in (launch, mlx_engine, omlx_engine):
+        path = Path(str(program.__file__)).absolute()
+        _replace_link(current / path.name, str(path))
+    python = shlex.quote(sys.executable)
+    scripts = {name: f"exec {python} -I -m {module} \"$@\"\n" for name, module in SCRIPTS.items()}
+    scripts["supervisorctl"] = CTL.format(python=python, conf=shlex.quote(f"{directory.home}/supervisord.conf"))
+    for name, text in scripts.items():
+        _write_script(current / name, text)
+
+
+def _write_script(path: Path, text: str) -> None:
+    write_atomic(path, f"#!/bin/sh\n{text}")
+    path.chmod(0o700)
+
+
+def _parts(settings: Settings) -> Iterator[str]:
+    """The files of conf/ that these settings ask for."""
+    yield "supervisord.conf"
+    if settings.embedded:
+        yield "apiserver.conf"
+    elif sys.platform == "darwin":
+        yield "sleepwatch.conf"
+    if settings.apple_power_enabled:
+        yield "power.conf"
+    if _keeps_awake(settings):
+        yield "caffeinate.conf"
+
+
+def _keeps_awake(settings: Settings) -> bool:
+    """Whether the program that keeps a Mac awake is there."""
+    path = Path(settings.caffeinate).expanduser()
+    return bool(settings.caffeinate) and path.is_file() and os.access(path, os.X_OK)
+
+
+def write_conf(directory: StateDir, settings: Settings) -> None:
+    """Writes supervisord's own file; what is in models.d is the controller's."""
+    text = "".join((conf_dir() / part).read_text("utf-8") for part in _parts(settings))
+    text = text.replace("@HOME@", directory.home).replace("@SOCKET@", directory.socket)
+    text = text.replace("@STOP_WAIT@", str(int(settings.stop_timeout) + SIDECAR_STOP_S))
+    write_atomic(directory.path / "supervisord.conf", text)
+    if _keeps_awake(settings):
+        # No -d: a display that is kept on costs the GPU. supervisord is the parent, and it is not to outlive that.
+        program = shlex.quote(str(Path(settings.caffeinate).expanduser()))
+        _write_script(directory.path / "current" / "awake", f"exec {program} -i -s -w $PPID\n")
+
+
+def embedded_access(directory: StateDir) -> tuple[int, str]:
+    """(port, path prefix) of the embedded API; chosen once, and anew if the port was taken meanwhile.
+
+    Clients have told the old prefix to whatever listens on the old port now.
+    """
+    path = directory.path / "apiserver.json"
+    try:
+        port, prefix = saved_access(directory)
+    except CannotBoot:
+        port, prefix = 0, ""
+    if not port or not machine.port_free(port, "127.0.0.1"):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port, prefix = probe.getsockname()[1], f"/k-{secrets.token_urlsafe(24)}"
+    write_atomic(path, json.dumps({"port": port, "prefix": prefix}) + "\n")
+    write_atomic(directory.path / "kubeconfig", kubeconfig(f"http://127.0.0.1:{port}{prefix}"))
+    return port, prefix
+
+
+def saved_access(directory: StateDir) -> tuple[int, str]:
+    """(port, path prefix) of the embedded API, as chosen at boot. Raises CannotBoot."""
+    try:
+        kept = json.loads((directory.path / "apiserver.json").read_text("utf-8"))
+        return int(kept["port"]), str(kept["prefix"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CannotBoot(f"apiserver.json: {error!r:.100}; start the system with `metal-supervisor run`") from None
+
+
+def kubeconfig(server: str) -> str:
+    """A kubeconfig as JSON, which is YAML."""
+    context = {"cluster": "embedded", "user": "embedded", "namespace": "default"}
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "embedded", "cluster": {"server": server}}],
+        "users": [{"name": "embedded", "user": {}}],
+        "contexts": [{"name": "embedded", "context": context}],
+        "current-context": "embedded",
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+# ── processes ────────────────────────────────────────────────────────────────────────────────────
+
+
+def own(directory: StateDir, program: str) -> TextIO:
+    """Makes this process the only one of its program; the file returned must stay open as long as it lives.
+
+    supervisord starts each program once, so whoever holds the lock is the orphan of one that was killed.
+    """
+    lock = (directory.path / "runs" / f"{program}.own").open("a+", encoding="utf-8")
+    until = time.monotonic() + TERM_WAIT_S + KILL_WAIT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise CannotBoot(f"another {program} holds {lock.name} and cannot be ended") from None
+            end_all(_holder(directory, program))
+            time.sleep(0.05)
+    lock.seek(0)
+    lock.truncate()
+    lock.write(json.dumps({"format": launch.FORMAT, "pid": os.getpid(), "started": launch.start_time(os.getpid())}))
+    lock.flush()
+    return lock
+
+
+def _holder(directory: StateDir, program: str) -> list[tuple[str, int, str]]:
+    """The live process that last called itself the program, as `end_all` wants it."""
+    found = launch.read_note(str(directory.path / "runs" / f"{program}.own"))
+    return [(program, int(str(found["pid"])), str(found["started"]))] if _alive(found) else []
+
+
+def own_processes(directory: StateDir) -> list[tuple[str, int, str]]:
+    """The live processes of our own programs: (program, pid, start identity)."""
+    return [holder for program in OWN_PROGRAMS for holder in _holder(directory, program)]
+
+
+def left_over(directory: StateDir) -> list[tuple[str, int, str]]:
+    """Whatever of a system lives though its supervisord does not: (program, pid, start identity)."""
+    notes = [
+        (program, note.pid, note.started)
+        for program, note in directory.run_notes().items()
+        if note.pid and launch.start_time(note.pid) == note.started
+    ]
+    return [*own_processes(directory), *notes]
+
+
+def _sweep(directory: StateDir, say: Say) -> None:
+    """Ends or spares what a killed supervisord left behind, and forgets the crashes of what is gone."""
+    doomed = own_processes(directory) + _note_unknown(directory)
+    for path in sorted((directory.path / "runs").glob("*.json")):
+        program, found = path.name.removesuffix(".json"), launch.read_note(str(path))
+        if not _alive(found):
+            pid = found.get("pid")
+            if isinstance(pid, int) and (left := launch.sweep_group(pid, directory.specs_of(program))):
+                say(f"{program}: ended what pid {pid} had left behind: {', '.join(map(str, left))}")
+            # An orderly stop looks like a crash to the launcher, and a loop that outlasts a boot is found anew.
+            launch.write_note(str(path), {**found, **launch.UNHELD, "pid": 0})
+            continue
+        pid = int(str(found["pid"]))
+        if _adoptable(directory, program, found):
+            say(f"{program}: its engine, pid {pid}, outlived the last supervisord and keeps serving")
+            # It lives, so whoever stopped it by hand has started it again: it needs its stand-in.
+            with contextlib.suppress(OSError):
+                section = programs.with_autostart(directory.section_text(program))
+                write_atomic(directory.section_path(program), section)
+            # Its launcher may be a stand-in that lost its supervisord too; it has nothing left to do.
+            _end_stand_in(found, pid)
+        else:
+            say(f"{program}: ending pid {pid}, left over from the last supervisord and no longer wanted")
+            doomed.append((program, pid, str(found["started"])))
+    end_all(doomed)
+
+
+def _take_up_pending(directory: StateDir) -> None:
+    """Puts sections in place that waited for their engines to end; a survivor goes on with the one it has."""
+    for path in (directory.path / "pending").glob("*.conf"):
+        program = path.name.removesuffix(".conf")
+        if not directory.section_path(program).exists():
+            path.unlink()
+        elif not _alive(launch.read_note(str(directory.note_path(program)))):
+            path.replace(directory.section_path(program))
+
+
+def _hold_without_metal(directory: StateDir, question: metal_device.Question | None, say: Say) -> None:
+    """Has no engine started by supervisord where there is no Metal device; the controller starts them when there is.
+
+    This process is in the very context that they would be in. What outlived the last supervisord gets its stand-in.
+    """
+    if question is None or question() is not False:
+        return
+    say(metal_device.WHY)
+    for path in sorted((directory.path / "models.d").glob("*.conf")):
+        program = path.name.removesuffix(".conf")
+        if not _alive(launch.read_note(str(directory.note_path(program)))):
+            write_atomic(path, programs.with_autostart(directory.section_text(program), starts=False))
+
+
+def _note_unknown(directory: StateDir) -> list[tuple[str, int, str]]:
+    """Notes the engines whose note was lost: nobody would know of them, and a second one would start beside each.
+
+    Returns those that are second ones already: (program, pid, start identity).
+    """
+    second = []
+    for pid, spec_path in sorted(machine.marked(launch.MARK, directory.specs_of("")).items()):
+        if not _is_engine(pid, spec_path):
+            continue  # a helper of one, in a session of its own
+        note, started = launch.note_path(spec_path), launch.start_time(pid)
+        found = launch.read_note(note)
+        if not _alive(found):
+            known = {"spec": Path(spec_path).name, "pid": pid, "launcher_pid": pid, "started": started}
+            fine = {"refused": "", "refused_message": ""}
+            launch.write_note(note, {"format": launch.FORMAT, **launch.UNHELD, **known, **fine})
+        elif found["pid"] != pid:
+            second.append((Path(note).stem, pid, started))
+    return second
+
+
+def _is_engine(pid: int, spec_path: str) -> bool:
+    """Whether a process has the arguments of a spec, as far as that can still be read."""
+    try:
+        argv = launch.read_spec(spec_path)["argv"]
+    except launch.BadSpec:
+        return True
+    assert isinstance(argv, list)
+    # Without the first, because a script is run by its interpreter.
+    return len(argv) < 2 or (machine.command_line(pid) or [])[-len(argv) + 1 :] == argv[1:]
+
+
+def _alive(note: dict[str, object]) -> bool:
+    pid, started = note.get("pid"), note.get("started")
+    return isinstance(pid, int) and pid > 0 and bool(started) and launch.start_time(pid) == started
+
+
+def _adoptable(directory: StateDir, program: str, note: dict[str, object]) -> bool:
+    """Whether the launcher of this program's section would stand in for its engine.
+
+    The pid and start time in the note are the launcher's own from before its exec: it is that engine, though
+    perhaps of a spec that has been edited since, which the controller will see to.
+    """
+    return bool(directory.section_spec(program) and note.get("spec"))
+
+
+def _end_stand_in(note: dict[str, object], engine_pid: int) -> None:
+    pid = note.get("launcher_pid")
+    arguments = machine.command_line(pid) if isinstance(pid, int) and pid not in (0, engine_pid) else None
+    if arguments and any(part.endswith("/launch.py") for part in arguments) and isinstance(pid, int):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def end_all(doomed: list[tuple[str, int, str]]) -> None:
+    """TERM to all at once, a bounded wait, KILL to those that are left. Entries: program, pid, start identity."""
+    for signum, wait_s in ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, KILL_WAIT_S)):
+        doomed = [(program, pid, started) for program, pid, started in doomed if launch.start_time(pid) == started]
+        for _, pid, _ in doomed:
+            with contextlib.suppress(ProcessLookupError):  # it may end by itself at this very moment
+                os.kill(pid, signum)
+        until = time.monotonic() + wait_s
+        while doomed and time.monotonic() < until:
+            time.sleep(0.02)
+            doomed = [item for item in doomed if launch.start_time(item[1]) == item[2]]

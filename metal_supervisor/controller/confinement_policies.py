@@ -1,0 +1,222 @@
+"""Confinement of the services of this Mac: a policy for each, once a trial of its engine's build has worked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from metal_supervisor import launch
+from metal_supervisor.confinement.access import Access
+from metal_supervisor.confinement.policy import policy
+from metal_supervisor.confinement.probe import GGUF, MLX, Trial, Trials
+from metal_supervisor.models.metadata import Reading
+from metal_supervisor.runtimes import RUNTIMES, Binary, Place, omlx
+from metal_supervisor.runtimes.builds import homes_of
+from metal_supervisor.runtimes.omlx_models import MODELS
+from metal_supervisor.runtimes.shims import mlx_engine
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.arguments import is_opened, parse
+from metal_supervisor.spec.first_request import smallest
+from metal_supervisor.spec.shards import shard_names
+from metal_supervisor.spec.sources import Artifact
+from metal_supervisor.spec.types import Endpoint, Engine, Json, Model, Service
+from metal_supervisor.state.directory import StateDir, write_atomic
+from metal_supervisor.state.programs import DAEMONS, program_name
+
+CODE = str(Path(mlx_engine.__file__).resolve().parent)
+LOOPBACK = "127.0.0.1"
+UNSAFE_BUILD = "UnsafeEngineVersion"
+OWN = "it is served by the user's own Ollama, which this Mac does not start"
+
+
+@dataclass(frozen=True)
+class Confined:
+    """What becomes of one engine at its next start."""
+
+    policy: Json | Literal[False]
+    """False: it starts unconfined."""
+    problem: tuple[str, str] | None = None
+    """(reason, message) of why it must not start at all."""
+    why: str = ""
+    """Why it is not confined, "" if it is."""
+    warning: tuple[str, str] | None = None
+    """(reason, message) of what is wrong with its build, though it may start."""
+
+
+class Confinement:
+    """Composes policies; remembers what trials came to."""
+
+    def __init__(self, settings: Settings, directory: StateDir, wake: Callable[[], None]) -> None:
+        self._mode, self._state, self._wake = settings.confinement, directory, wake
+
+    @cached_property
+    def _trials(self) -> Trials:
+        return Trials(self._state.path, Path(launch.__file__), self._wake)
+
+    def of(
+        self, service: Service, binary: Binary, engine: Engine, paths: Sequence[str], port: int
+    ) -> Confined | None:
+        """The confinement of a service's engine; None while its build is being tried.
+
+        `paths`: real ones of its model's files, as they were judged; they are not resolved again.
+        """
+        found = self._of(service, binary, engine, paths, port)
+        danger = RUNTIMES[service.runtime].runs_code(binary)
+        if not danger or found is None or found.problem:
+            return found
+        if found.policy is not False:
+            return replace(found, warning=(UNSAFE_BUILD, f"{danger}; until then only its confinement holds it"))
+        return replace(found, problem=(UNSAFE_BUILD, f"{danger}; it does not start unconfined, and {found.why}"))
+
+    def _of(
+        self, service: Service, binary: Binary, engine: Engine, paths: Sequence[str], port: int
+    ) -> Confined | None:
+        if self._mode == "off":
+            return Confined(False, why="this Mac's --confinement is off")
+        if engine.daemon:
+            return self._shared(service.runtime, binary)
+        runtime = RUNTIMES[service.runtime]
+        verdict = self._trials.look(binary.build, lambda scratch, at: self._trial(service.runtime, binary, scratch, at))
+        if verdict is None:
+            return None
+        if not verdict.works:
+            return self._without(f"confinement does not work here: {verdict.why}")
+        base = runtime.access(binary, CODE)
+        read = tuple(dict.fromkeys(paths))
+        scratch = str(self._state.scratch_path(program_name(service.key)))
+        files, directories = _opened(service)
+        access = replace(base, read=(*base.read, *read, *files), write=(scratch, *directories), bind=(port,))
+        return Confined(policy(access, sys.platform, str(Path.home())))
+
+    def daemon(
+        self, runtime: str, binary: Binary, port: int, read: Sequence[str], write: Sequence[str]
+    ) -> Confined | None:
+        """The confinement of a shared daemon; None while its build is being tried.
+
+        `read`: what it may read besides its own; what of that is gone, of a model that is being removed, is left out.
+        """
+        found = self._shared(runtime, binary)
+        if found is None or found.why:
+            return found
+        base = RUNTIMES[runtime].access(binary, CODE)
+        there = tuple(dict.fromkeys(each for each in read if Path(each).exists()))
+        access = replace(base, read=(*base.read, *there), write=tuple(write), bind=(port,))
+        return Confined(policy(access, sys.platform, str(Path.home())))
+
+    def _shared(self, runtime: str, binary: Binary) -> Confined | None:
+        """What of a daemon its services are told; their attendants are ours, and never confined."""
+        row = RUNTIMES[runtime].shared
+        assert row is not None
+        if self._mode == "off":
+            return Confined(False, why="this Mac's --confinement is off")
+        if not binary.path or row.unconfined:
+            return self._without(row.unconfined if binary.path else OWN)
+        verdict = self._trials.look(
+            f"daemon {binary.build}", lambda scratch, at: self._daemon_trial(runtime, binary, scratch, at)
+        )
+        if verdict is None:
+            return None
+        return Confined(False) if verdict.works else self._without(f"confinement does not work here: {verdict.why}")
+
+    def _daemon_trial(self, runtime: str, binary: Binary, scratch: Path, port: int) -> Trial:
+        """A daemon in a state directory of its own, which is told to load the model that is shipped."""
+        row, key = RUNTIMES[runtime].shared, secrets.token_urlsafe(16)
+        assert row is not None
+        served, base = scratch / omlx.SERVED, scratch / omlx.BASE
+        served.mkdir(parents=True)
+        base.mkdir()
+        (scratch / omlx.KEY).write_text(key)
+        (scratch / "current").symlink_to(CODE)
+        engine = row.engine(binary, Place("", LOOPBACK, port, None, str(scratch)), {})
+        path, body = smallest("chat", "probe")
+        probe = replace(engine.probe, first_path=path, first_body=body)
+        access = RUNTIMES[runtime].access(binary, CODE)
+        access = replace(access, read=(str(served), str(MLX)), write=(str(base),), bind=(port,))
+        attach = f"{MODELS}/probe", json.dumps({"path": str(MLX), "settings": {}}), key
+        return Trial(engine.argv, engine.env, probe, access, port, attach)
+
+    def _without(self, why: str) -> Confined:
+        if self._mode != "required":
+            return Confined(False, why=why)
+        text = f"{why}, and this Mac's --confinement is required; set it to on, or use another runtime"
+        return Confined(False, ("ConfinementUnavailable", text), why)
+
+    def _trial(self, runtime: str, binary: Binary, scratch: Path, port: int) -> Trial:
+        """An engine as a service of this runtime would have it, with the model that is shipped."""
+        mlx = "gguf" not in RUNTIMES[runtime].formats
+        path = str(MLX if mlx else GGUF)
+        model = Model("", "probe", "", 0, path, "mlx" if mlx else "gguf", "metal", None, None, artifact=Artifact(path))
+        endpoint = Endpoint("probe", 8080, "", "ClusterIP", None)
+        service = Service(
+            "", "probe", "", 0, model, runtime, 1, False, endpoint, "chat", "normal", None, {"contextSize": 256}
+        )
+        place = Place(path, LOOPBACK, port, 1, self._state.home, Reading(None))
+        engine = RUNTIMES[runtime].engine(service, binary, place)
+        base = RUNTIMES[runtime].access(binary, CODE)
+        access = replace(base, read=(*base.read, os.path.realpath(path)), write=(str(scratch),), bind=(port,))
+        return Trial(engine.argv, engine.env, engine.probe, access, port)
+
+
+def _opened(service: Service) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(files, directories) that a manifest names behind flags which the administrator opened, at their own risk."""
+    vocabulary = RUNTIMES[service.runtime].vocabulary
+    if not service.allowed_args or vocabulary is None:
+        return (), ()
+    items = parse(service.extra_args, vocabulary.grammar).items
+    opened = [item for item in items if is_opened(item, item.flag, service.allowed_args)]
+    named = [os.path.realpath(each) for item in opened for each in item.values if each.startswith("/")]
+    files = tuple(each for each in named if Path(each).is_file())
+    return files, tuple(each for each in named if Path(each).is_dir())
+
+
+def _parts(path: str) -> list[str]:
+    """A model file with all of its shards, or a directory."""
+    place = Path(path)
+    return [str(place.with_name(name)) for name in shard_names(place.name)] if path else []
+
+
+# ── specs of an older release ────────────────────────────────────────────────────────────────────
+
+
+def complete_specs(directory: StateDir, mode: str) -> None:
+    """Give specs of a release without confinement a policy: an engine that crashes or reboots starts from its old spec.
+
+    Done before this release's launcher is in place, which starts nothing without one. `mode`: as `--confinement`. Where
+    it has become `required`, what was composed without one gets one as well, and a daemon waits for its own.
+    """
+    for path in (directory.path / "specs").glob("*.json"):
+        spec = directory.read_spec(path.name)
+        attendant, daemon = spec.get("shared") is True, spec.get("program") in DAEMONS
+        open_ones = mode == "required" and spec.get("confinement") is False and not attendant
+        if not spec or ("confinement" in spec and not open_ones):
+            continue
+        made: Json | Literal[False] | None = False
+        if daemon and mode == "required":
+            made = None  # which models it may read is not in its command line; the controller composes it anew
+        elif not (attendant or daemon or mode == "off"):
+            made = policy(_older_access(directory, spec), sys.platform, str(Path.home()))
+        with contextlib.suppress(OSError):  # on a full disk the engine that runs goes on; its next start says why not
+            write_atomic(path, json.dumps({**spec, "confinement": made}, indent=1, sort_keys=True) + "\n")
+
+
+def _older_access(directory: StateDir, spec: Json) -> Access:
+    """The access that an older spec's command line needs, by the paths in it."""
+    program, *arguments = map(str, spec.get("argv") or [""])
+    python = Path(program).name.startswith("python")
+    code = (CODE,) if python else ()
+    named = [each for each in arguments if each.startswith("/") and Path(each).exists()]
+    private = (f"{directory.home}/current/", f"{directory.path}/current/")
+    read = [os.path.realpath(part) for each in named if not each.startswith(private) for part in _parts(each)]
+    scratch = str(directory.scratch_path(str(spec.get("program"))))
+    port = spec.get("port")
+    homes = homes_of(Path(program), program if python else "")
+    bind = (port,) if isinstance(port, int) else ()
+    return Access((program,), (*homes, *code), tuple(dict.fromkeys(read)), (scratch,), bind, python=python)

@@ -1,0 +1,194 @@
+"""The controller's own report, `controller.json`: what it did, and what it knows that the sidecar does not.
+
+The sidecar writes to the cluster and answers over HTTP, but does not watch: whether LLMKube's operator is
+there, which Macs fell silent, what Models exist and where their files stand, it learns from here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
+from typing import Protocol
+
+from metal_supervisor.cluster import status_mode
+from metal_supervisor.cluster.kube import Kube
+from metal_supervisor.cluster.operator_lease import OperatorLease
+from metal_supervisor.cluster.reflector import Reflector
+from metal_supervisor.controller import reconcile
+from metal_supervisor.placement import placement
+from metal_supervisor.placement.placement import Placed, Placement
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec import histogram, resources
+from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.sources import Artifact
+from metal_supervisor.spec.types import Json, Key, ModelFile, Record
+from metal_supervisor.state.directory import StateDir, write_atomic
+from metal_supervisor.state.doorbell import ring
+
+FILE = "controller.json"
+FORMAT = 1
+MOST_NOTICES = 20
+log = logging.getLogger("controller")
+
+
+class ControllerStatus:
+    """Writes the report, and remembers what only it needs."""
+
+    def __init__(self, settings: Settings, directory: StateDir, kube: Kube) -> None:
+        self._settings, self._state, self._kube = settings, directory, kube
+        self._notices: list[dict[str, str]] = []
+        self._signs = status_mode.OperatorEvidence(believed=self._believed_before())
+        self._missing = False
+        self._passes = histogram.empty(histogram.PASS_S)
+        self._lease = OperatorLease(kube, settings.namespace)
+        self._silence = ""
+        self.operator: bool | None = None
+        """Whether LLMKube's operator writes status here; None while that is not known."""
+        self.metal = ""
+        """Whether there is a Metal device: `there`, `absent`, or "" while that is not known or nobody's question."""
+
+    def quarantined(self, name: str, reason: str) -> None:
+        """Notes a file that was put aside."""
+        log.warning("file quarantined", extra={"file": name, "reason": reason})
+        self.tell(name, reason)
+
+    def tell(self, name: str, reason: str) -> None:
+        """Notes something that people should see in /status."""
+        self._notices = [*self._notices[1 - MOST_NOTICES :], {"name": name, "reason": reason}]
+
+    def passed(self, seconds: float) -> None:
+        """Notes how long a pass took; the next report has it."""
+        self._passes = self._passes.with_value(seconds)
+
+    def _believed_before(self) -> bool | None:
+        """What the controller before this one knew of the operator: a restart must not change who writes what."""
+        try:
+            told = json.loads((self._state.path / FILE).read_text("utf-8"))["cluster"]["operator"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+        return told if isinstance(told, bool) else None
+
+    def look_for_operator(self, services: Mapping[Key, Json] | None, models: Mapping[Key, Json]) -> None:
+        """Notes whether LLMKube's operator writes status here; the sidecar then leaves it the rest."""
+        if self._settings.embedded and self._settings.status_mode == "auto":
+            self.operator = False
+            return
+        if services is not None:
+            items = [*services.values(), *models.values()]
+            server_now = time.time() + self._kube.clock_offset_s
+            self._signs = status_mode.look(self._signs, items, time.monotonic(), server_now)
+        setting, now = self._settings.status_mode, time.monotonic()
+        if setting == "auto" and self.operator and status_mode.quiet_s(self._signs, now) >= status_mode.ASK_LEASE_S:
+            self._lease.look()
+        present = status_mode.operator_present(setting, self._signs, now, self._lease.seen)
+        self._silence = status_mode.silence(setting, self._signs, now) if present else ""
+        if present is not None and present != self.operator:
+            log.info("status", extra={"mode": "operator" if present else "standalone"})
+        self.operator = present
+
+    def _no_namespace(self, watches: Sequence[Reflector]) -> str:
+        """Advice for a namespace that the cluster does not have, "" if it has it or does not tell."""
+        missing = any(each.no_namespace for each in watches)
+        name = self._settings.namespace
+        if missing and not self._missing:
+            log.warning("the namespace does not exist", extra={"namespace": name})
+        self._missing = missing
+        text = f"the cluster has no namespace {name!r}, so it has no services: create it, or correct --namespace"
+        return text if missing else ""
+
+    def publish(
+        self,
+        now: float,
+        did: str,
+        watches: Sequence[Reflector],
+        found: tuple[Mapping[Key, Json], Mapping[Key, Json]],
+        file_of: Callable[[Json], ModelFile],
+        placing: tuple[Placement, Placed],
+        memory: Json,
+        slots: Sequence[str] = (),
+        reasons: Json | None = None,
+    ) -> None:
+        """Writes the report. `found`: services and models; `file_of`: where a Model's file stands on this Mac.
+
+        `slots`: names of the store's slots that are wanted. `reasons`: see `core.reasons`.
+        """
+        (services, models), (placer, placed) = found, placing
+        body = {
+            "format": FORMAT,
+            "at": now,
+            "did": did or "nothing to do",
+            "cluster": {
+                "server": self._kube.server_name,
+                "synced": all(each.seen.synced for each in watches),
+                "error": next((each.seen.error for each in watches if each.seen.error), placer.error),
+                "doubtful": any(each.seen.doubtful_until for each in watches),
+                "reconnects": sum(each.reconnects for each in watches),
+                "requests": self._kube.requests,
+                "operator": self.operator,
+                "operatorSilence": self._silence,
+                "advice": self._no_namespace(watches) or placer.unwatched,
+                "cloned": placement.CLONED if placer.cloned else "",
+            },
+            "watches": {each.kind: {"reconnects": each.reconnects, "failures": each.failures} for each in watches},
+            "passes": self._passes.as_json(),
+            "namespaces": sorted(placed.namespaces),
+            "silent": [list(where) for where in placed.silent],
+            "elsewhere": {".".join(key): why for key, why in placer.foreign().items()},
+            "models": {
+                "/".join(key): _model_row(item, file)
+                for key, item in models.items()
+                if resources.is_metal(item) and placer.speaks_for(placed, key, services)
+                # A controller that has just started does not know yet: that is no news.
+                and (file := file_of(item)).phase != "Checking"
+            },
+            "notices": self._notices,
+            "memory": memory,
+            "metal": self.metal,
+            "slots": list(slots),
+            "reasons": reasons or {},
+        }
+        if write_atomic(self._state.path / FILE, json.dumps(body, indent=1), durable=False):
+            ring(self._state.path, "sidecar")
+
+
+def _model_row(item: Json, file: ModelFile) -> Json:
+    """What the sidecar needs to write a Model's status, where it is for this Mac to do."""
+    metadata = item["metadata"]
+    return {
+        "uid": metadata.get("uid", ""),
+        "generation": metadata.get("generation", 0),
+        "source": source_of(item),
+        "file": asdict(file),
+    }
+
+
+def source_of(item: Json) -> str:
+    """`spec.source` of a Model, "" if it has none that can be read."""
+    spec = item.get("spec")
+    source = spec.get("source") if isinstance(spec, dict) else ""
+    return source.strip() if isinstance(source, str) else ""
+
+
+class Files(Protocol):
+    """Model files on this Mac."""
+
+    def wants(self, artifact: Artifact) -> bool:
+        """True for an artifact that is looked after."""
+
+    def state(self, artifact: Artifact) -> ModelFile:
+        """State of a wanted artifact."""
+
+
+def file_of(model: Json, records: Collection[Record], store: Files) -> ModelFile:
+    """State of a Model's file on this Mac; one that nothing here uses is not looked for."""
+    try:
+        read = resources.read_model(model)
+    except Bad as bad:  # its services are refused for the same reason
+        return ModelFile("Failed", reason=bad.reason, message=bad.message)
+    used = any((record.namespace, record.model) == (read.namespace, read.name) for record in records)
+    if not used and not store.wants(read.artifact):  # a draft model has no record
+        return ModelFile("Pending")
+    return reconcile.fitting(store.state(read.artifact), read.format)

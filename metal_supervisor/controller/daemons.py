@@ -1,0 +1,342 @@
+"""Daemons that serve the models of several InferenceServices: started when first needed, stopped when unused.
+
+Each has a record like a service's, without an InferenceService, and so is supervised, drained, restarted and watched
+like any engine. What it is started with is kept while anybody uses it: an edit of one service, or a release of ours,
+must not restart what answers for others. A user's own Ollama is used where it answers, and never stopped.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+from metal_supervisor.cluster.report import PORT_IN_USE
+from metal_supervisor.controller import reconcile
+from metal_supervisor.controller.confinement_policies import Confined
+from metal_supervisor.controller.own_ollama import Own
+from metal_supervisor.controller.plan import live_note
+from metal_supervisor.host import machine
+from metal_supervisor.models.listing import Unusable
+from metal_supervisor.models.places import places_of
+from metal_supervisor.runtimes import RUNTIMES, Binary, Place
+from metal_supervisor.runtimes.builds import Broken, Builds
+from metal_supervisor.runtimes.ollama import NAME as OLLAMA
+from metal_supervisor.runtimes.omlx import BASE, CACHE_DIRECTORY, KEY, KEY_FILE, MODELS, SERVED
+from metal_supervisor.runtimes.omlx import NAME as OMLX
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec import limits
+from metal_supervisor.spec.sources import library_model
+from metal_supervisor.spec.types import LIVE, Json, Key, Probe, ProgramState, Record, RunNote, Service, Standing
+from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
+from metal_supervisor.state import programs
+from metal_supervisor.state.directory import StateDir, write_atomic
+
+DAEMONS = {name: row.shared for name, row in RUNTIMES.items() if row.shared is not None}
+"""By their programs, which are called like the runtimes."""
+UNUSED_S = 30.0
+FORSAKEN_S = 60.0
+"""How long a user's own daemon may be away before one of ours takes its place."""
+
+
+def key_of(program: str) -> Key:
+    """Key of a daemon's record."""
+    return "", program
+
+
+Confine: TypeAlias = Callable[[str, Binary, int, Sequence[Service], Sequence[str], Sequence[str]], Confined | None]
+"""(program, its build, port, its services, what it may read besides their models, and write) -> its confinement."""
+
+
+class Daemons:
+    """Keeps the records of shared daemons, and tells services where theirs is, or what is in the way."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        directory: StateDir,
+        builds: Builds,
+        keep_spec: Callable[[str, str], None],
+        wake: Callable[[], None],
+        confine: Confine = lambda *_: Confined(False),
+    ) -> None:
+        self._confine = confine
+        self._settings, self._state, self._builds, self._keep_spec = settings, directory, builds, keep_spec
+        self.own = Own("" if settings.ollama_url == "off" else settings.ollama_url, wake)
+        self._unused_since: dict[str, float] = {}
+        self._services: dict[str, list[Service]] = {}
+        self._records: Mapping[Key, Record] = {}
+        self._asked = False
+        """Whether the cluster has said what is asked for: until then daemons stay as they were."""
+        self._strange: dict[str, int] = {}
+        """A port of a daemon that a stranger was found to have, by program."""
+        self.again_in_s: float | None = None
+        """When a pass is worthwhile only because one is unused."""
+
+    # ── what services are told ───────────────────────────────────────────────────────────────────
+
+    def prepare(self, services: Iterable[Service], records: Mapping[Key, Record]) -> None:
+        """Looks at what is asked for in this pass; those that have a daemon come first, the oldest of all before them.
+
+        That order is of records alone, so that neither a restart nor the order of a pass decides who is refused.
+        """
+        self._records, self._services, self._asked = records, {}, True
+        for each in sorted(services, key=lambda each: _seniority(each, records.get(each.key))):
+            if each.runtime in DAEMONS and each.replicas and not each.suspended and not self._misplaced(each):
+                self._services.setdefault(each.runtime, []).append(each)
+        self.own.want(OLLAMA in self._services or _is_own(records.get(key_of(OLLAMA))))
+
+    def address(self, program: str) -> tuple[str, int] | None:
+        """(host, port) of a daemon; None before it is known, or without a free port."""
+        if self._uses_own(program):
+            return self.own.address
+        record = self._records.get(key_of(program))
+        if record is not None and record.port not in (None, self._strange.get(program)) and not _is_own(record):
+            return record.host, record.port or 0
+        others = [each for each in self._records.values() if each.runtime != program]
+        taken = reconcile.taken_ports(others, key_of(program))
+        taken |= {self._strange.get(program, 0): key_of(program)}
+        for port in self._settings.port_range:
+            if port not in taken and machine.port_free(port, self._settings.bind_address):
+                return self._settings.bind_address, port
+        return None
+
+    def needs_binary(self, program: str) -> bool:
+        """Whether one is supervised here; False while the user's own is used, or not known."""
+        return program != OLLAMA or (self.own.known and not self._uses_own(program))
+
+    def is_users(self, record: Record) -> bool:
+        """Whether a model is on the user's own daemon, which is not ours to start."""
+        return record.daemon == OLLAMA and self._uses_own(OLLAMA)
+
+    def is_known(self, program: str) -> bool:
+        """Whether it has been found out which daemon is used."""
+        return program != OLLAMA or self.own.known
+
+    def problem(self, service: Service) -> tuple[str, str] | None:
+        """(reason, message) of what keeps a service off its daemon because of others on it."""
+        row = DAEMONS.get(service.runtime)
+        if row is None:
+            return None
+        if service.ordinal:
+            text = f"spec.replicas: the shared {service.runtime} daemon of a Mac serves a service once; each further"
+            return "ServedNameConflict", f"{text} replica takes a Mac of its own"
+        if misplaced := self._misplaced(service):
+            return misplaced
+        if foreign := self.foreign(service):
+            return foreign
+        others = self._services.get(service.runtime, [])
+        before = others[: next((at for at, each in enumerate(others) if each.key == service.key), len(others))]
+        for other in before:
+            where = "/".join(other.key)
+            if other.name == service.name:
+                text = f"{where} is served as {service.name!r} by the same {service.runtime} daemon; rename one of them"
+                return "ServedNameConflict", f"metadata.name: {text}"
+            told = _said(other, row.options)
+            for name in row.options if told else ():
+                if name in service.options and told.get(name) != service.options[name]:
+                    text = f"the {service.runtime} daemon has it as {where} says; make them alike, or leave it out"
+                    return "DaemonSettingsConflict", f"spec.{name}: {text}"
+            source = service.model.artifact.source
+            # An Ollama of ours has a link to a file for each service, and so runs it for each.
+            shared = bool(library_model(source)) or self._uses_own(service.runtime)
+            same = other.model.artifact.source == source and shared
+            if row.per_file and same and row.per_file(other) != row.per_file(service):
+                text = f"{where} has {service.runtime} run that model with another context, batch size or gpu.layers"
+                return "DaemonSettingsConflict", f"spec.contextSize: {text}, and it runs a model once; make them alike"
+        return None
+
+    def foreign(self, service: Service) -> tuple[str, str] | None:
+        """(reason, message) where a daemon serves another namespace: its models are not protected from each other."""
+        first = next(iter(self._services.get(service.runtime, ())), None)
+        if first is None or first.namespace == service.namespace:
+            return None
+        sharing = limits.namespaces(self._settings.shared_daemons)
+        if "*" in sharing or {first.namespace, service.namespace} <= sharing:
+            return None
+        text = f"metadata.namespace: the {service.runtime} daemon of this Mac serves namespace {first.namespace} alone"
+        advice = "use another Mac or runtime, or have the administrator name both namespaces in --shared-daemons"
+        return "DaemonNotShared", f"{text}; {advice}"
+
+    def _misplaced(self, service: Service) -> tuple[str, str] | None:
+        """(reason, message) of a cache directory that a manifest may not name: the daemon would write there."""
+        directory = service.options.get(CACHE_DIRECTORY) if service.runtime == OMLX else None
+        if directory is None:
+            return None
+        try:
+            places_of(self._settings).check(Path(directory))
+        except Unusable as error:
+            return error.reason, f"spec.{CACHE_DIRECTORY}: {error}"
+        return None
+
+    # ── the records ──────────────────────────────────────────────────────────────────────────────
+
+    def keep(
+        self,
+        records: Mapping[Key, Record],
+        table: Mapping[str, ProgramState],
+        notes: Mapping[str, RunNote],
+        now: float,
+    ) -> dict[Key, Record]:
+        """The records, with those of the daemons that are needed."""
+        result, self.again_in_s = dict(records), None
+        self._records = records
+        for program in DAEMONS:
+            note = notes.get(program)
+            if note is not None and note.refused == PORT_IN_USE:
+                self._strange[program] = self._state.read_spec(note.spec_file).get("port", 0)
+            users = [each for each in records.values() if each.daemon == program and _is_up(each, table)]
+            known = records.get(key_of(program))
+            if users:
+                self._unused_since.pop(program, None)
+                if (kept := self._needed(program, known, note, table.get(program), now)) is not None:
+                    result[kept.key] = kept
+                    result |= self._told_to_wait(program, kept, result)
+            elif known is not None:
+                self._unneeded(result, known, now)
+        return result
+
+    def _needed(
+        self, program: str, known: Record | None, note: RunNote | None, state: ProgramState | None, now: float
+    ) -> Record | None:
+        """The record of a daemon that somebody uses; None while nothing can be said."""
+        if not (self._asked and self.is_known(program)):
+            return known
+        where = self.address(program)
+        if where is None:
+            return known
+        if self._uses_own(program):
+            return _record(program, known, where, Probe(), now)
+        try:
+            binary = self._builds.look(RUNTIMES[program].executables)
+        except (machine.NoBinary, Broken):
+            return known  # the services say so
+        if binary is None:
+            return known
+        place = Place("", *where, None, self._state.home, daemon_models=self._settings.ollama_models_path)
+        services = self._services.get(program, ())
+        said = (_said(each, DAEMONS[program].options) for each in services)
+        options = next(filter(None, said), {})
+        engine = DAEMONS[program].engine(binary, place, options)
+        if program == OMLX:
+            self._make_key()
+        own, write = (str(self._state.path / each) for each in (SERVED, BASE))
+        confined = self._confine(program, binary, where[1], services, [own], [write, *self._cache(options)])
+        up = live_note(note, state)
+        if confined is None:
+            return known  # its build is being tried
+        if confined.problem:
+            return known if known is None or up is not None else reconcile.dismiss(known, now, confined.problem)
+        made = programs.compose(
+            program, engine, where[1], where[0], self._state.home, confinement=confined.policy
+        )
+        self._keep_spec(made.spec_file, made.spec)
+        record = replace(_record(program, known, where, engine.probe, now), spec_file=made.spec_file)
+        record = replace(record, unconfined=confined.why)
+        if known is not None and up is not None and up.spec_file != made.spec_file and known.spec_file == up.spec_file:
+            record = replace(record, spec_file=up.spec_file, next_spec=made.spec_file, probe=known.probe)
+        return record
+
+    def _cache(self, options: Json) -> list[str]:
+        """The real path of the cache directory, if there is one and a manifest may name it."""
+        try:
+            directory = options.get(CACHE_DIRECTORY)
+            return [str(places_of(self._settings).resolved(Path(directory)))] if directory else []
+        except Unusable:
+            return []  # its service is told; a link was swapped since it was judged
+
+    def _told_to_wait(self, program: str, daemon: Record, records: Mapping[Key, Record]) -> dict[Key, Record]:
+        """The services that say how their daemon is to run, while it still runs as it was started."""
+        if not daemon.next_spec:
+            return {}
+        text = f"the shared {program} daemon takes up its settings when it starts next: supervisorctl restart {program}"
+        options = DAEMONS[program].options
+        saying = [each.key for each in self._services.get(program, ()) if _said(each, options)]
+        return {key: replace(records[key], warning=("DaemonSettingsWait", text)) for key in saying if key in records}
+
+    def _unneeded(self, result: dict[Key, Record], known: Record, now: float) -> None:
+        if _is_own(known):
+            del result[known.key]
+            self._state.forget(known.program)
+            return
+        since = self._unused_since.setdefault(known.program, time.monotonic())
+        left_s = since + UNUSED_S - time.monotonic()
+        if left_s > 0 and known.verdict.standing is Standing.RUN:
+            self.again_in_s = min(left_s, self.again_in_s or left_s)
+            return
+        result[known.key] = reconcile.dismiss(known, now, ("Unused", "no service uses it"))
+        if known.program == OMLX:
+            shutil.rmtree(self._state.path / MODELS, ignore_errors=True)  # of an attendant that was killed
+
+    def _uses_own(self, program: str) -> bool:
+        """Whether the user's own daemon is used: whichever was chosen stays, as long as it can."""
+        if program != OLLAMA or self.own.address is None:
+            return False
+        known = self._records.get(key_of(program))
+        if known is not None and not _is_own(known) and known.verdict.standing is Standing.RUN:
+            return False
+        return self.own.here(FORSAKEN_S if known is not None else 0.0)
+
+    def _make_key(self) -> None:
+        """oMLX's key is this Mac's own. The daemon, confined, reads it in a directory that it may read."""
+        path, copy = self._state.path / KEY_FILE, self._state.path / KEY
+        for each in (copy.parent, self._state.path / BASE):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            write_atomic(path, secrets.token_urlsafe(32))
+        write_atomic(copy, path.read_text("utf-8"))
+
+
+def _seniority(service: Service, record: Record | None) -> tuple[bool, float, Key]:
+    """Sorts those that have a daemon, or wait to come back to it, by how long they have wanted it; others by name."""
+    has = record is not None and record.daemon == service.runtime and (record.runs or record.queued_at is not None)
+    return not has, record.queued_at or 0.0 if record is not None and has else 0.0, service.key
+
+
+def _is_own(record: Record | None) -> bool:
+    """Whether a daemon's record is that of the user's own one: we have nothing to run it from."""
+    return record is not None and record.spec_file is None and record.verdict.standing is Standing.RUN
+
+
+def _is_up(record: Record, table: Mapping[str, ProgramState]) -> bool:
+    """Whether a service needs its daemon: to run, or to be unloaded from it."""
+    state = table.get(record.program)
+    return record.runs or (state is not None and state.state in LIVE)
+
+
+def _said(service: Service, options: Collection[str]) -> Json:
+    """What a service says of its daemon."""
+    return {name: service.options[name] for name in options if name in service.options}
+
+
+def _record(program: str, known: Record | None, where: tuple[str, int], probe: Probe, now: float) -> Record:
+    before = known.verdict if known is not None else None
+    fresh = Record(
+        namespace="",
+        name=program,
+        uid="",
+        generation=0,
+        program=program,
+        model="",
+        runtime=program,
+        replicas=1,
+        mode="",
+        priority="critical",
+        verdict=reconcile.verdict(before, Standing.RUN, "Needed", "", now),
+        endpoint=None,
+        host=where[0],
+        port=where[1],
+        probe=probe,
+        protected=True,
+    )
+    if known is None:
+        return fresh
+    leaving = known.verdict.standing is Standing.REMOVING  # it is needed again
+    return replace(
+        fresh, withdraw=NO_WITHDRAWAL if leaving else known.withdraw, retry_at=known.retry_at,
+        stop_sent=known.stop_sent, stopped_by_hand=known.stopped_by_hand,
+    )

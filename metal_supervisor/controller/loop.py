@@ -1,0 +1,360 @@
+"""The controller: wake -> snapshot -> plan -> apply -> one sentence in the log.
+
+One thread decides. Watches, the model store, exits and the doorbell only wake it; every pass starts from
+what is there now, so a lost wake costs time and nothing else. It never waits for a fetch, a load or a
+drain: those are states in a record. It can die at any moment: supervisord keeps the models, and the next
+controller finds everything in the state directory.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from metal_supervisor.cluster import status_mode
+from metal_supervisor.cluster.kube import Kube
+from metal_supervisor.cluster.network_watcher import NetworkWatcher
+from metal_supervisor.cluster.reflector import Reflector
+from metal_supervisor.controller import plan, reasons
+from metal_supervisor.controller.admission import Up
+from metal_supervisor.controller.applier import Applier
+from metal_supervisor.controller.assignment import Assignment
+from metal_supervisor.controller.awake import Awake, in_use
+from metal_supervisor.controller.controller_status import ControllerStatus, file_of
+from metal_supervisor.controller.memory_manager import Memory
+from metal_supervisor.controller.plan import Action, Step
+from metal_supervisor.controller.prerequisites import Prerequisites
+from metal_supervisor.controller.resource_filter import ResourceFilter
+from metal_supervisor.controller.snapshot import Snapshot
+from metal_supervisor.host import machine
+from metal_supervisor.host.exit_watch import ExitWatch
+from metal_supervisor.models.backups import is_temporary
+from metal_supervisor.models.download_job import terms_of
+from metal_supervisor.models.headers import Headers, read_listing
+from metal_supervisor.models.store import Store
+from metal_supervisor.placement.placement import Placement
+from metal_supervisor.runtimes.builds import Builds
+from metal_supervisor.runtimes.metal_device import Metal, Question, question_of
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec import resources
+from metal_supervisor.spec.types import LIVE, Json, Key, ProgramState, Record, Standing, State
+from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
+from metal_supervisor.state.directory import StateDir, StateError
+from metal_supervisor.state.doorbell import Doorbell, ring
+from metal_supervisor.supervisord.client import BrokenFile, Refused, Supervisord, Unavailable
+
+TICK_S = 15.0
+RETRY_S = 1.0
+SOONEST_S = 0.02
+log = logging.getLogger("controller")
+
+
+def _editions(items: Mapping[Key, Json]) -> dict[Key, tuple[object, object]]:
+    """What tells edits of resources from mere status writes."""
+    return {key: (item["metadata"].get("uid"), item["metadata"].get("generation")) for key, item in items.items()}
+
+
+def _own(records: Mapping[Key, Record]) -> dict[Key, Record]:
+    """The records of InferenceServices."""
+    return {key: record for key, record in records.items() if not record.is_daemon}
+
+
+def _daemons(records: Mapping[Key, Record]) -> dict[Key, Record]:
+    """The records of shared daemons, which nothing is charged for: the models on them are."""
+    return {key: record for key, record in records.items() if record.is_daemon}
+
+
+def collection(settings: Settings, plural: str) -> str:
+    """API path of a kind of custom resource in the watched namespace."""
+    scope = f"/namespaces/{settings.namespace}" if settings.namespace else ""
+    return f"/apis/{resources.GROUP}/{resources.VERSION}{scope}/{plural}"
+
+
+class Controller:
+    """Holds what has to be remembered between passes, all of which could be made again."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        directory: StateDir,
+        kube: Kube,
+        supervisord: Supervisord,
+        metal: Question | None = None,
+    ) -> None:
+        """`metal`: another question than this machine's own after its Metal device."""
+        self.settings, self.state, self.kube, self.supervisord = settings, directory, kube, supervisord
+        self.bell = Doorbell(directory.path, "controller")
+        self.wake = self.bell.ring
+        found, bad = directory.records()
+        self.records: dict[Key, Record] = {record.key: record for record in found.values()}
+        self.controller_status = ControllerStatus(settings, directory, kube)
+        for program, reason in bad.items():
+            directory.quarantine(directory.record_path(program), reason)
+            self.controller_status.quarantined(f"{program}.json", reason)
+        if settings.model_store and is_temporary(settings.store_path):
+            self.controller_status.tell("--model-store", f"{settings.store_path} is temporary: the system empties it")
+        known = frozenset(record.uid for record in _own(self.records).values())
+        self.services = Reflector(
+            kube, collection(settings, "inferenceservices"), self.wake, known, namespace=settings.namespace
+        )
+        known = frozenset(record.model_uid for record in self.records.values() if record.model_uid)
+        self.models = Reflector(kube, collection(settings, "models"), self.wake, known)
+        self.store = Store(settings.store_path, self.wake, terms_of(settings), read_listing)
+        self.exits = ExitWatch(self._exited)
+        self.node = machine.node_name(directory.path, settings.node_name)
+        self.placement = Placement(settings, directory, kube, self.node, self.wake)
+        self.applier = Applier(directory, supervisord, settings)
+        headers, builds = Headers(self.wake), Builds(settings, self.wake)
+        self.metal = Metal(metal or question_of(settings), self.wake)
+        self.prerequisites = Prerequisites(settings, directory, self.store, headers, builds, self.wake)
+        resource_filter = ResourceFilter(settings, self.node, self.controller_status)
+        self.assignment = Assignment(
+            settings, directory, kube, resource_filter, self.placement, self.store, self.prerequisites, self.wake
+        )
+        self.awake = Awake(supervisord)
+        self.memory = Memory(settings, directory, self.wake)
+        self._seen: tuple[object, object] = (None, None)
+        self._unkept = ""
+
+    # ── the loop ─────────────────────────────────────────────────────────────────────────────────
+
+    def _exited(self, _pid: int) -> None:
+        try:
+            self.supervisord.poke()
+        except (Unavailable, Refused) as error:
+            log.debug("poke failed", extra={"error": str(error)})
+        self.wake()
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        """Passes until told to stop."""
+        self.services.start()
+        self.models.start()
+        self.placement.start()
+        self.memory.start()
+        self.metal.start()
+        if not self.settings.embedded:  # loopback outlasts every sleep and every network
+            NetworkWatcher(self.kube).start()
+        pause_s = 0.0
+        while not stopped():
+            self.bell.wait(pause_s)
+            began = time.monotonic()
+            try:
+                pause_s = self.one_pass()
+                self.controller_status.passed(time.monotonic() - began)
+            except Unavailable as error:
+                log.warning("supervisord does not answer", extra={"error": str(error)})
+                pause_s = RETRY_S
+            except (Refused, BrokenFile, StateError, OSError) as error:
+                log.error("pass failed; it is tried again", extra={"error": repr(error)[:300]})
+                pause_s = RETRY_S
+            except Exception:
+                log.exception("pass failed unexpectedly; it is tried again")
+                pause_s = RETRY_S
+
+    # ── one pass ─────────────────────────────────────────────────────────────────────────────────
+
+    def one_pass(self) -> float:
+        """One pass; returns the seconds after which the next is worthwhile without a wake."""
+        self.state.refresh_link()
+        self.prerequisites.metal = self.metal.seen
+        snapshot = self._snapshot()
+        self.controller_status.look_for_operator(snapshot.services, snapshot.models)
+        self._notice_hands(snapshot)
+        self._relieve(snapshot)
+        self._decide(snapshot)
+        # A spec before the record that names it, and both before the section: whatever is cut short can run.
+        self.applier.write_specs(self.records.values(), self.prerequisites.specs)
+        self._keep_records()
+        self.applier.write_sections(self.records.values(), snapshot.complete, snapshot.table, snapshot.notes)
+        diff = self.applier.reload(self.controller_status.quarantined)
+        world = snapshot.table, diff, snapshot.notes, snapshot.observed
+        steps = self.applier.plan(self.records.values(), *world, snapshot.now, self._held())
+        done = [step for step in steps if self._tried(step, snapshot)]
+        self._settle(snapshot, steps)
+        self.applier.sweep(snapshot.table, snapshot.notes)
+        self.awake.look(in_use(self.records.values(), snapshot.table), snapshot.table)
+        self._publish(snapshot, steps, done)
+        self.exits.watch_only(self._pids(snapshot))
+        if done or self.applier.lacks:
+            return SOONEST_S
+        self.applier.collect(self.records.values(), snapshot.notes.values())
+        later = [step.again_in_s for step in steps if step.do is Action.WAIT]
+        if any(self._stopped_just_now(record, snapshot.table.get(record.program)) for record in self.records.values()):
+            later.append(plan.HAND_GRACE_S)
+        again = (
+            self.assignment.placed.again_in_s,
+            self.memory.again_in_s(self.records),
+            self.prerequisites.daemons.again_in_s,
+        )
+        later += [each for each in again if each is not None]
+        if self.controller_status.operator is None and snapshot.services is not None:
+            later.append(status_mode.UNDECIDED_S)
+        return min([TICK_S, *(max(SOONEST_S, pause_s) for pause_s in later)])
+
+    def _held(self) -> Callable[[str], str]:
+        """Why an engine must not be started now, "" if it may; for every program but those of the user's own daemon."""
+        why = self.prerequisites.metal.held
+        if not why:
+            return lambda _program: ""
+        theirs = {
+            record.program for record in _own(self.records).values() if self.prerequisites.daemons.is_users(record)
+        }
+        return lambda program: "" if program in theirs else why
+
+    def _snapshot(self) -> Snapshot:
+        services, models = self.services.seen, self.models.seen
+        synced = services.synced and models.synced
+        edited = _editions(services.items), _editions(models.items)
+        if edited != self._seen:  # our own status writes are no reason to look again
+            self._seen = edited
+            self.store.look_again()
+        return Snapshot(
+            now=time.time(),
+            services=services.items if synced else None,
+            complete=synced and not services.doubtful_until and not models.doubtful_until,
+            models=models.items,
+            table=self.supervisord.table(),
+            notes=self.state.run_notes(),
+            observed=self.state.observations(),
+        )
+
+    def _relieve(self, snapshot: Snapshot) -> None:
+        """Somebody has to go, or may come back, because of how short memory is; whether or not the cluster answers."""
+        ups, own = self._ups(self.records, self.records, snapshot), _own(self.records)
+        self.records = {**self.memory.relieve(own, ups, snapshot.notes, snapshot.now), **_daemons(self.records)}
+        self.prerequisites.room = self.memory.room
+
+    def _ups(
+        self, before: Mapping[Key, Record], records: Mapping[Key, Record], snapshot: Snapshot
+    ) -> Mapping[Key, Up]:
+        """The engines that are up. `before`: the records by which they were started."""
+        return self.memory.ups(before, records, snapshot.table, snapshot.notes, snapshot.observed)
+
+    def _decide(self, snapshot: Snapshot) -> None:
+        """Brings the records up to date with what the cluster asks for, and there is room for."""
+        before = self.records
+        # What was decided, and not held against the memory, must never run: it is kept once it has been.
+        asked = self.assignment.ask(before, snapshot)
+        ups = self._ups(before, asked, snapshot)
+        had = {
+            key: record if key in ups or self._can_start(record) else replace(record, spec_file=None)
+            for key, record in before.items()
+            if not record.is_daemon
+        }
+        settled = {**self.memory.settle(_own(asked), had, ups, snapshot.now), **_daemons(asked)}
+        self.records = self.prerequisites.daemons.keep(settled, snapshot.table, snapshot.notes, snapshot.now)
+
+    def _can_start(self, record: Record) -> bool:
+        """Whether what a record names is there to be started: a spec that was lost is composed only as it is now."""
+        spec = record.spec_file
+        return not spec or spec in self.prerequisites.specs or bool(self.state.read_spec(spec))
+
+    # ── after the decisions ──────────────────────────────────────────────────────────────────────
+
+    def _notice_hands(self, snapshot: Snapshot) -> None:
+        """Takes note of who was stopped, or started again, with supervisorctl."""
+        for key, record in self.records.items():
+            state_now, note = snapshot.table.get(record.program), snapshot.notes.get(record.program)
+            if record.runs and not record.withdraw:
+                by_hand = plan.stopped_by_hand(
+                    record.stopped_by_hand, record.stop_sent, record.spec_file, state_now, note
+                )
+                self.records[key] = replace(record, stopped_by_hand=by_hand)
+
+    def _stopped_just_now(self, record: Record, state_now: ProgramState | None) -> bool:
+        """Whether a stop by hand has yet to last before it is kept over a restart."""
+        return record.stopped_by_hand and state_now is not None and not plan.stays_stopped(state_now)
+
+    def _keep_records(self, only: Record | None = None) -> None:
+        """Writes the records that changed. `only`: none but this one did."""
+        changed, problem = False, ""
+        for record in self.records.values() if only is None else (only,):
+            try:
+                changed |= self.state.write_record(record)
+            except OSError as error:  # what has to be stopped is stopped on a full disk too
+                problem = f"records cannot be kept: {error.strerror}"
+        if problem and problem != self._unkept:
+            log.error("records cannot be kept", extra={"error": problem})
+            self.controller_status.tell("records", problem)
+        self._unkept = problem or (self._unkept if only is not None else "")
+        if changed:
+            ring(self.state.path, "sidecar")
+
+    def _tried(self, step: Step, snapshot: Snapshot) -> bool:
+        """Carries one step out; one that supervisord refuses must not keep the others from being done."""
+        try:
+            return self._perform(step, snapshot)
+        except Refused as error:
+            log.error("step refused", extra={"program": step.program, "step": step.do.value, "error": str(error)})
+            return False
+
+    def _perform(self, step: Step, snapshot: Snapshot) -> bool:
+        """Carries one step out; False for those that only wait or warn."""
+        if step.do is Action.WAIT:
+            return False
+        if step.do is Action.ALARM:
+            log.error("program needs a human", extra={"program": step.program, "why": step.why})
+            return False
+        if step.do is Action.WITHDRAW:
+            self._change_record(step.program, withdraw=self.applier.ask_withdrawal(step, snapshot.now))
+            return True
+        if step.do is Action.STOP:
+            self._change_record(step.program, stop_sent=True)
+        self.applier.perform(step, snapshot.table.get(step.program), snapshot.notes.get(step.program))
+        return True
+
+    def _change_record(self, program: str, **changes: Any) -> None:
+        for key, record in self.records.items():
+            if record.program == program:
+                self.records[key] = replace(record, **changes)
+                self._keep_records(only=self.records[key])  # all of them, for each step, would be quadratic
+                return
+
+    def _settle(self, snapshot: Snapshot, steps: Sequence[Step]) -> None:
+        """Forgets what is over: removed services, carried-out withdrawals, past retries."""
+        busy = {step.program for step in steps if step.do not in (Action.START, Action.ADD)}
+        for key, record in list(self.records.items()):
+            held = snapshot.table.get(record.program)
+            retry = None
+            if held is not None and held.state is State.FATAL and record.verdict.standing is Standing.RUN:
+                retry = plan.retry_at(snapshot.notes.get(record.program), held)
+            leaving = record.program in busy
+            runs = held is not None and held.state in (State.STARTING, State.RUNNING) and not leaving
+            self.records[key] = replace(
+                record,
+                retry_at=retry,
+                withdraw=record.withdraw if leaving else NO_WITHDRAWAL,
+                stop_sent=record.stop_sent and held is not None and not runs,
+            )
+            gone = record.program not in snapshot.table and record.program not in busy
+            if record.verdict.standing is Standing.REMOVING and gone:
+                self.state.forget(record.program)
+                del self.records[key]
+                ring(self.state.path, "sidecar")
+        self.applier.forget_all_but(busy)
+        self._keep_records()
+        self.prerequisites.keep_specs(
+            {name for each in self.records.values() for name in (each.spec_file, each.next_spec)}
+        )
+
+    def _pids(self, snapshot: Snapshot) -> set[int]:
+        """Every process whose end is worth waking up for."""
+        pids = {row.pid for row in snapshot.table.values() if row.state in LIVE}
+        return pids | {note.pid for name, note in snapshot.notes.items() if name in snapshot.table and note.pid}
+
+    def _publish(self, snapshot: Snapshot, steps: Sequence[Step], done: Sequence[Step]) -> None:
+        """One sentence for the log, and the report that the sidecar reads."""
+        sentence = "; ".join(f"{step.do.value} {step.program}: {step.why}" for step in done)
+        if sentence:
+            log.info("pass", extra={"did": sentence})
+        watches, placing = (self.services, self.models), (self.placement, self.assignment.placed)
+        found = snapshot.services or {}, snapshot.models
+        said, slots = self.memory.said(), self.store.slots()
+        self.controller_status.metal = self.prerequisites.metal.word
+        why = reasons.reasons(self.records.values(), *found, steps, self.settings.runtime)
+        files = partial(file_of, records=self.records.values(), store=self.store)
+        self.controller_status.publish(snapshot.now, sentence, watches, found, files, placing, said, slots, why)

@@ -1,0 +1,264 @@
+"""This Mac's memory, as the controller spends it: what engines hold, who may start, who has to go, who returns.
+
+What is decided is decided by pure functions (`core.admission`, `core.eviction`); this is where they get their
+numbers from and where their verdicts become records.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from metal_supervisor.controller import admission
+from metal_supervisor.controller.admission import AdmissionRules, Up
+from metal_supervisor.controller.plan import live_note
+from metal_supervisor.controller.prerequisites import Room
+from metal_supervisor.controller.pressure_watch import Asked, MemoryState, Watchdog
+from metal_supervisor.memory import eviction
+from metal_supervisor.memory.budget import Budget
+from metal_supervisor.memory.eviction import Candidate, Returning
+from metal_supervisor.memory.ledger import Ledger
+from metal_supervisor.memory.pressure import Level, Watch
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.resources import rank_of
+from metal_supervisor.spec.types import LIVE, Json, Key, Observed, ProgramState, Record, RunNote
+from metal_supervisor.state.directory import StateDir
+
+CALM = Level.NORMAL.value
+FORGIVEN_AFTER_S = 86_400.0
+
+log = logging.getLogger("controller")
+
+
+class Memory:
+    """Holds what has to be remembered of the memory between passes."""
+
+    def __init__(self, settings: Settings, directory: StateDir, wake: Callable[[], None]) -> None:
+        self._settings, self._state = settings, directory
+        self.watchdog = Watchdog(settings, wake)
+        self.ledger = Ledger(self.budget.bytes, 0, {})
+        self._leaving: frozenset[Key] = frozenset()
+        self._exited_at: float | None = None
+        """Monotonic time at which the last engine that was stopped for want of memory was gone."""
+        self._returned_at: float | None = None
+        """Unix time of the latest return."""
+        self._evictions = 0
+        self._skipped: Counter[str] = Counter()
+        self._skipping = ""
+        self._reserved: dict[int, int] = {}
+        """Bytes that were reserved for an engine, by its pid."""
+        self._seen = MemoryState()
+        """What the watchdog knew at the beginning of the pass."""
+
+    def start(self) -> None:
+        """Begins to watch, and looks once before anything is decided."""
+        if self._settings.memory_watchdog_interval:
+            self.watchdog.look()
+        self.watchdog.start()
+
+    @property
+    def budget(self) -> Budget:
+        """What models may have on this Mac."""
+        return self.watchdog.budget
+
+    @property
+    def room(self) -> Room:
+        """How much there is, as of the last pass."""
+        return Room(self.budget.total_bytes, self.budget.bytes, self.ledger.left_bytes, self.ledger.charged)
+
+    # ── what is held ─────────────────────────────────────────────────────────────────────────────
+
+    def ups(
+        self,
+        records: Mapping[Key, Record],
+        decided: Mapping[Key, Record],
+        table: Mapping[str, ProgramState],
+        notes: Mapping[str, RunNote],
+        observed: Mapping[str, Observed],
+    ) -> dict[Key, Up]:
+        """The engines that are up, and what each holds.
+
+        `records`: those by which they were started. Of `decided` only the names count, for engines whose record was
+        lost: what is wanted now says nothing about what runs.
+        """
+        found, reserved = {}, {}
+        for key, record in {**decided, **records}.items():
+            state, seen = table.get(record.program), observed.get(record.program)
+            if record.is_daemon or state is None or state.state not in LIVE:
+                continue
+            note = live_note(notes.get(record.program), state)
+            # Until its launcher has said what it runs, its section does: a new one is kept aside until it has ended.
+            spec_file = note.spec_file if note else self._state.section_spec(record.program)
+            pid = note.pid if note else state.pid
+            said = self._state.read_spec(spec_file).get("reserved_bytes")
+            same = key in records and record.spec_file in (None, spec_file)
+            ours = record.reserved_bytes if same or (not spec_file and key in records) else 0
+            known = self._reserved.get(pid, 0)  # of an older release the spec does not tell, and records change
+            reserved[pid] = max(said if isinstance(said, int) else 0, ours, known)
+            measured = seen.memory_bytes if seen and note and seen.pid == pid else 0
+            found[key] = Up(spec_file, max(reserved[pid], measured))
+        self._reserved = reserved
+        return found
+
+    # ── who may start ────────────────────────────────────────────────────────────────────────────
+
+    def settle(
+        self, decided: Mapping[Key, Record], before: Mapping[Key, Record], ups: Mapping[Key, Up], now: float
+    ) -> dict[Key, Record]:
+        """The records as there is room for them."""
+        limits = self._settings.limits.memory
+        mode: Literal["enforce", "warn"] = "warn" if self._settings.memory_check_mode == "warn" else "enforce"
+        rules = AdmissionRules(self.budget.bytes, mode, self._settings.preemption, self._paused(before), limits)
+        records, self.ledger = admission.settle(decided, before, ups, rules, now)
+        return records
+
+    def _paused(self, records: Mapping[Key, Record]) -> str:
+        """Why nothing that takes room may start, "" if it may."""
+        seen = self._seen
+        level = self.watchdog.level(seen)
+        short = level not in (None, Level.NORMAL)
+        if seen.young and seen.watch.known_at is not None:
+            # This controller has only just begun to look: what the one before it knew counts until it knows better.
+            knew = any(record.pressure is not None and record.pressure[0] != CALM for record in records.values())
+            short = short or knew or seen.watch.raw is not Level.NORMAL
+        why = seen.watch.why if level not in (None, Level.NORMAL) else seen.watch.reading
+        return f"the machine is short of memory ({why}); it starts by itself once that is over" if short else ""
+
+    # ── who has to go, and who returns ───────────────────────────────────────────────────────────
+
+    def relieve(
+        self, records: Mapping[Key, Record], ups: Mapping[Key, Up], notes: Mapping[str, RunNote], now: float
+    ) -> dict[Key, Record]:
+        """The records after a look at the pressure: one may have to go, one may come back."""
+        self._seen = seen = self.watchdog.seen
+        level = self.watchdog.level(seen)
+        result = {key: _forgiven(self._pressed(record, level), now) for key, record in records.items()}
+        leaving = frozenset(key for key, record in records.items() if record.evicted_at is not None and key in ups)
+        if self._leaving - leaving:
+            self._exited_at = time.monotonic()
+        self._leaving = leaving
+        running = {key: record for key, record in records.items() if key in ups and record.runs}
+        self.watchdog.engines = {
+            key: Asked(notes[record.program].pid, record.host or self._settings.bind_address, record.port, record.probe)
+            for key, record in running.items()
+            if record.port is not None and record.program in notes
+        }
+        if level is Level.CRITICAL:
+            ending = any(key in ups and (not record.runs or record.withdraw) for key, record in records.items())
+            self._evict(result, running, ups, ending, now)
+        else:
+            self._skipping = ""
+            self._return(result, now)
+        return result
+
+    def _pressed(self, record: Record, level: Level | None) -> Record:
+        """A record with the machine's level, as its conditions are to show it."""
+        if level is None or (level is Level.NORMAL and record.pressure is None):
+            return record
+        if self._seen.young and record.pressure is not None and level is Level.NORMAL:
+            return record  # too early to say that it is over
+        if record.pressure is not None and record.pressure[0] == level.value:
+            return record
+        return replace(record, pressure=(level.value, self._seen.watch.why))
+
+    def _evict(
+        self,
+        records: dict[Key, Record],
+        running: Mapping[Key, Record],
+        ups: Mapping[Key, Up],
+        ending: bool,
+        now: float,
+    ) -> None:
+        if not self._settings.eviction_enabled:
+            return self._skip("disabled", "--eviction-enabled is not set")
+        sample, watch, pace = self._seen.sample, self._seen.watch, self.watchdog.pace
+        if sample is None or not eviction.may_evict(watch, self._exited_at, ending, time.monotonic(), pace):
+            return None
+        candidates = [
+            Candidate(
+                key,
+                rank_of(record.priority),
+                ups[key].bytes,
+                record.admitted_at,
+                record.protected,
+                key in self._seen.busy,
+            )
+            for key, record in running.items()
+        ]
+        choice = eviction.choose(candidates, sample.total_bytes - (sample.available_bytes or 0))
+        if choice.victim is None:
+            return self._skip(choice.skipped, choice.text)
+        self._skipping = ""
+        self._evictions += 1
+        log.warning("evicted", extra={"service": "/".join(choice.victim), "why": choice.text, "level": watch.why})
+        records[choice.victim] = admission.evict(records[choice.victim], f"{watch.why}; {choice.text}", now)
+        return None
+
+    def _skip(self, reason: str, text: str) -> None:
+        """Notes why nobody is stopped; told when it changes, not with every look."""
+        if reason != self._skipping:
+            self._skipping = reason
+            self._skipped[reason] += 1
+            log.warning("nobody is evicted", extra={"reason": reason, "why": text})
+
+    def _return(self, records: dict[Key, Record], now: float) -> None:
+        away = [
+            Returning(key, rank_of(record.priority), record.evicted_at, max(record.evictions, 1))
+            for key, record in records.items()
+            if record.evicted_at is not None and key not in self._leaving and self._would_fit(record)
+        ]
+        if not away:
+            return
+        watch, clock = self._seen.watch, time.monotonic()
+        if not self._settings.memory_watchdog_interval:  # nobody looks any more: only the back-off counts
+            watch = Watch(normal_since=0.0, known_at=clock)
+        key = eviction.may_return(away, watch, clock, self._returned_at, self.watchdog.pace, clock=now)
+        if key is None:
+            return
+        self._returned_at = now
+        log.info("returns", extra={"service": "/".join(key)})
+        records[key] = replace(records[key], evicted_at=None)
+
+    def _would_fit(self, record: Record) -> bool:
+        """Whether its return would leave enough available; if not it would only have to go again."""
+        sample = self._seen.sample
+        if sample is None or sample.available_bytes is None:
+            return True
+        return sample.available_bytes - record.reserved_bytes >= self._seen.warning_bytes
+
+    def again_in_s(self, records: Mapping[Key, Record]) -> float | None:
+        """When a pass is worthwhile only because somebody may return."""
+        away = any(record.evicted_at is not None for record in records.values())
+        return self.watchdog.pace.return_every_s / 4 if away else None
+
+    # ── what is told ─────────────────────────────────────────────────────────────────────────────
+
+    def said(self) -> Json:
+        """What /status, the metrics and the node Lease show."""
+        sample, level = self._seen.sample, self.watchdog.level(self._seen)
+        return {
+            "total": self.budget.total_bytes,
+            "budget": self.budget.bytes,
+            "because": self.budget.explain(),
+            "charged": self.ledger.charged_bytes,
+            "left": self.ledger.left_bytes,
+            "waiting": sum(bool(each.position) for each in self.ledger.decisions.values()),
+            "pressure": level.value if level else "Unknown",
+            "why": self._seen.watch.why,
+            "available": sample.available_bytes if sample else None,
+            "wired": sample.wired_bytes if sample else None,
+            "swap": sample.swap_used_bytes if sample else None,
+            "problems": list(sample.problems) if sample else [],
+            "evictions": self._evictions,
+            "skipped": dict(self._skipped),
+        }
+
+
+def _forgiven(record: Record, now: float) -> Record:
+    """One that had to go long ago, and runs since, is as good as one that never had to."""
+    long_ago = record.runs and bool(record.evictions) and now - record.admitted_at > FORGIVEN_AFTER_S
+    return replace(record, evictions=0) if long_ago else record

@@ -1,0 +1,283 @@
+"""What to do with supervisord's programs, decided from a snapshot alone.
+
+supervisord owns the processes; this module only says how its table should move towards what is wanted:
+add, replace, remove, start, stop, or wait. It never trusts what supervisord calls `changed` or `removed`
+without asking what the process really runs, because a cosmetic difference must not restart a model, and
+a file that could not be read must not stop one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from metal_supervisor.spec.types import LIVE, Diff, ProgramState, RunNote, State
+
+WITHDRAW_WAIT_S = 2.0
+RESEND_AFTER_S, INSIST_AFTER_S = 1.0, 3.0
+NOTE_GRACE_S = 2.0
+EXITED_GRACE_S = 2.0
+SETTLE_S = 1.0
+KILL_AFTER_S = 10.0
+HAND_GRACE_S = 2.0
+HELD_S = 5.0
+FIRST_RETRY_S, LONGEST_RETRY_S = 10.0, 300.0
+LOST = "supervisord lost track of the process; nothing is done to it"
+RELOAD = "supervisord has not seen its section yet"
+
+
+class Action(str, Enum):
+    """The moves there are; each is one XML-RPC call, but WITHDRAW and WAIT, which are none."""
+
+    ADD = "add"
+    REPLACE = "replace"
+    REMOVE = "remove"
+    START = "start"
+    STOP = "stop"
+    TERM = "term"
+    """Signal TERM again: one within milliseconds of a start is lost, and some engines insist on a second."""
+    RESTART = "restart"
+    """Make a hung engine end; supervisord starts it again."""
+    KILL = "kill"
+    """The same, of one that did not heed it."""
+    WITHDRAW = "withdraw"
+    """Ask the sidecar to take the endpoint out before the process is stopped."""
+    WAIT = "wait"
+    ALARM = "alarm"
+
+
+TO_START = frozenset({Action.ADD, Action.REPLACE, Action.START, Action.WITHDRAW, Action.STOP})
+"""The moves of a wanted program that end in its start."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One move for one program."""
+
+    do: Action
+    program: str
+    why: str
+    again_in_s: float = 0.0
+    """For WAIT: when it is worth looking again."""
+
+
+@dataclass(frozen=True)
+class Hung:
+    """An engine that should be restarted."""
+
+    why: str
+    told_at: float = 0.0
+    """Unix time at which it was told to end, 0 if it was not."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A program that should exist, and how it should run."""
+
+    spec_file: str
+    stopped_by_hand: bool
+    hung: Hung | None = None
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """What is known about a program on its way out."""
+
+    asked_at: float = 0.0
+    """Unix time at which the withdrawal was asked for, 0 if it was not."""
+    withdrawn: bool = False
+    """The sidecar has taken the endpoint out."""
+    busy: bool = False
+    """The engine still answers somebody."""
+    drained: bool = False
+    """The engine was idle after the endpoint had been taken out."""
+    drain_s: float = 0.0
+    """How long it may go on answering."""
+    told_at: float = 0.0
+    """Unix time of its first TERM, 0 if it has had none, or two."""
+    young: bool = False
+    """That came so soon after the start that it may have been lost."""
+
+
+NOT_STOPPING = Stopping()
+
+
+def retry_at(note: RunNote | None, state: ProgramState) -> float:
+    """Unix time at which a FATAL program is to be started again: 10 s doubling to 5 min."""
+    if note and 0 < note.not_before <= state.now + LONGEST_RETRY_S:
+        return note.not_before
+    crashes = len(note.starts) if note else 1
+    pause_s: float = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(max(crashes - 1, 0), 16))
+    return max(state.stop, state.start) + pause_s
+
+
+def live_note(note: RunNote | None, state: ProgramState | None) -> RunNote | None:
+    """The launcher's note, if it is that of the process that is up; None as well until it is written."""
+    if state is None or note is None or state.state not in LIVE or note.launcher_pid != state.pid:
+        return None
+    return note
+
+
+def runs_wanted_spec(wanted: Wanted, note: RunNote | None, state: ProgramState) -> bool:
+    """Whether the process (or the one that last ran) was started from the wanted spec."""
+    if note is None or note.spec_file != wanted.spec_file:
+        return False
+    return state.state not in LIVE or note.launcher_pid == state.pid
+
+
+def _rests(wanted: Wanted, state: ProgramState) -> bool:
+    """Whether nothing runs that a new section could disturb: it is taken up before the next start."""
+    return state.state is State.FATAL or (
+        state.state in (State.STOPPED, State.EXITED) and not wanted.stopped_by_hand
+    )
+
+
+def _runs_another(wanted: Wanted, note: RunNote | None, state: ProgramState) -> bool:
+    """Whether the process is known to run from another spec; its section waits until it has ended."""
+    known = live_note(note, state)
+    return known is not None and known.spec_file != wanted.spec_file
+
+
+def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step, wall: float) -> Step:
+    """The next move of a process that has to go: withdraw, drain, stop, wait, then `then`.
+
+    Times are ours (`wall`): supervisord's clock tells whole seconds, which is too coarse for what is asked here.
+    """
+    if state.state in (State.STARTING, State.RUNNING):
+        if not stopping.asked_at:
+            return Step(Action.WITHDRAW, name, then.why)
+        waited = wall - stopping.asked_at
+        told = stopping.withdrawn and (stopping.drained or stopping.busy)
+        if not told and 0 <= waited < WITHDRAW_WAIT_S:
+            return Step(Action.WAIT, name, "endpoint is being withdrawn", WITHDRAW_WAIT_S - waited)
+        if stopping.busy and not stopping.drained and 0 <= waited < stopping.drain_s:
+            return Step(Action.WAIT, name, "it finishes what it answers", min(1.0, stopping.drain_s - waited))
+        return Step(Action.STOP, name, then.why)
+    if state.state is State.BACKOFF:
+        return Step(Action.STOP, name, then.why)
+    if state.state is State.STOPPING:
+        waited = wall - stopping.told_at
+        if stopping.told_at and stopping.young and waited > RESEND_AFTER_S:
+            return Step(Action.TERM, name, "the first TERM may have come too early")
+        if stopping.told_at and waited > INSIST_AFTER_S:  # llama-server waits for its clients until it is told again
+            return Step(Action.TERM, name, "it takes its time")
+        return Step(Action.WAIT, name, "process is ending", 0.25)
+    if state.state is State.UNKNOWN and state.pid:
+        return Step(Action.ALARM, name, LOST)
+    return then
+
+
+def _keep(name: str, wanted: Wanted, state: ProgramState, note: RunNote | None, wall: float) -> Step | None:
+    """The next move of a program whose section is the wanted one; None if it is as it should be."""
+    if state.state is State.STOPPED and not wanted.stopped_by_hand:
+        return Step(Action.START, name, "wanted again" if state.start else "never started")
+    if state.state is State.EXITED and state.now - state.stop > EXITED_GRACE_S:
+        return Step(Action.START, name, "exited and was not restarted")
+    if state.state is State.UNKNOWN:
+        return Step(Action.ALARM, name, LOST)
+    if state.state in (State.STARTING, State.RUNNING) and wanted.hung:
+        return _revive(name, wanted.hung, wall)
+    if state.state is State.FATAL:
+        due = retry_at(note, state)
+        if wall >= due or due - wall > LONGEST_RETRY_S:  # further away than any pause: the clock was set back
+            return Step(Action.START, name, "its pause after a crash is over")
+        return Step(Action.WAIT, name, "held after crashes", due - wall)
+    return None
+
+
+def _revive(name: str, hung: Hung, wall: float) -> Step:
+    """The next move of an engine that hangs. Nothing is drained: it answers nobody."""
+    if not hung.told_at:
+        return Step(Action.RESTART, name, hung.why)
+    waited = wall - hung.told_at
+    if 0 <= waited < KILL_AFTER_S:
+        return Step(Action.WAIT, name, "a hung engine was told to end", KILL_AFTER_S - waited)
+    return Step(Action.KILL, name, "it hangs, and does not heed TERM")
+
+
+def steps(
+    wanted: Mapping[str, Wanted],
+    ours: frozenset[str],
+    table: Mapping[str, ProgramState],
+    diff: Diff,
+    notes: Mapping[str, RunNote],
+    stopping: Mapping[str, Stopping],
+    now: float,
+    held: Callable[[str], str] = lambda _name: "",
+) -> list[Step]:
+    """The moves of one pass, in the order of program names.
+
+    `ours`: names that are or were ours; nothing else in the table is ever touched. `now` is Unix time. `held`: why a
+    program must not be started now, "" if it may; what is up goes on.
+    """
+    result: list[Step | None] = []
+    for name in sorted({*wanted, *(ours & table.keys())}):
+        state, want, note = table.get(name), wanted.get(name), notes.get(name)
+        if want is None:
+            assert state is not None
+            remove = Step(Action.REMOVE, name, "no longer wanted")
+            result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), remove, now))
+        elif state is None:
+            result.append(Step(Action.ADD, name, "new") if name in diff.added else Step(Action.WAIT, name, RELOAD, 1.0))
+        elif not _runs_another(want, note, state) and (
+            name not in diff.changed or (not _rests(want, state) and runs_wanted_spec(want, note, state))
+        ):
+            result.append(_keep(name, want, state, note, now))
+        elif state.state in (State.STARTING, State.RUNNING) and _in_flight(note, state):
+            result.append(Step(Action.WAIT, name, "launcher has not said yet what it runs", 0.05))
+        elif state.state in (State.STARTING, State.RUNNING) and (left_s := _settles_s(note, now)):
+            result.append(Step(Action.WAIT, name, "it has only just been started; more changes may come", left_s))
+        elif want.stopped_by_hand and state.state is State.STOPPED and not stays_stopped(state):
+            result.append(Step(Action.WAIT, name, "somebody stopped it just now", HAND_GRACE_S))
+        else:
+            replace = Step(Action.REPLACE, name, "its spec changed")
+            result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), replace, now))
+    return [
+        _withheld(step, held(step.program)) if step.program in wanted else step for step in result if step is not None
+    ]
+
+
+def _withheld(step: Step, why: str) -> Step:
+    """The step of a program that is wanted, or the wait that stands for it while nothing may be started.
+
+    What would be taken down, to be started as something else, goes on too.
+    """
+    return Step(Action.WAIT, step.program, why, HELD_S) if why and step.do in TO_START else step
+
+
+def _in_flight(note: RunNote | None, state: ProgramState) -> bool:
+    """True for the moments between a spawn and the launcher's note."""
+    return live_note(note, state) is None and state.now - state.start < NOTE_GRACE_S
+
+
+def _settles_s(note: RunNote | None, now: float) -> float:
+    """How long an engine that was started a moment ago is left alone, so that many edits are few restarts; or 0."""
+    if note is None or len(note.starts) != 1:  # one that crashes is helped at once
+        return 0.0
+    left_s = note.starts[0] + SETTLE_S - now
+    return left_s if 0 < left_s <= SETTLE_S else 0.0
+
+
+def stopped_by_hand(
+    was: bool, stop_sent: bool, spec_file: str | None, state: ProgramState | None, note: RunNote | None
+) -> bool:
+    """Whether somebody stopped the program with supervisorctl and has not started it since.
+
+    One that we stopped ourselves is STOPPED as well: `stop_sent`, or on its way to another spec.
+    """
+    if state is None:
+        return was
+    if note is not None and note.spec_file != spec_file:
+        return was and state.state not in (State.STARTING, State.RUNNING)
+    if state.state is State.STOPPED:
+        return was or (state.start > 0 and not stop_sent)
+    return was and state.state is State.UNKNOWN  # any other state takes a start
+
+
+def stays_stopped(state: ProgramState) -> bool:
+    """Whether a program that was stopped by hand is to stay so over a restart: the stop has lasted.
+
+    `supervisorctl update` stops a program as well, only to remove and add it in the next moment.
+    """
+    return not 0 <= state.now - state.stop < HAND_GRACE_S

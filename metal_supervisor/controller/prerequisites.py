@@ -1,0 +1,431 @@
+"""What this Mac can do for a service right now: its model file, its port, its engine's binary.
+
+The controller asks this for every service on every pass; it looks at the machine, and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from metal_supervisor.cluster.report import PORT_IN_USE
+from metal_supervisor.controller import reconcile
+from metal_supervisor.controller.confinement_policies import Confined, Confinement
+from metal_supervisor.controller.daemons import Daemons
+from metal_supervisor.controller.plan import live_note
+from metal_supervisor.controller.reconcile import Outlook, Running
+from metal_supervisor.host import machine
+from metal_supervisor.memory.ledger import over_pool, too_large
+from metal_supervisor.models.headers import Headers
+from metal_supervisor.models.metadata import Demand, Reading
+from metal_supervisor.models.store import Store
+from metal_supervisor.runtimes import RUNTIMES, Binary, Place
+from metal_supervisor.runtimes.builds import Broken, Builds
+from metal_supervisor.runtimes.metal_device import ASKED, MetalState
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.limits import limit_of
+from metal_supervisor.spec.sources import Artifact, library_model
+from metal_supervisor.spec.types import (
+    Engine,
+    Json,
+    ModelFile,
+    PartKey,
+    ProgramState,
+    Record,
+    Rejected,
+    RunNote,
+    Service,
+)
+from metal_supervisor.state import programs
+from metal_supervisor.state.directory import StateDir
+
+Files: TypeAlias = dict[PartKey | None, tuple[Artifact, ModelFile]]
+"""What a file is to a service, None for its model -> what it is, and where it stands on this Mac."""
+Look: TypeAlias = Callable[[str], Reading | None]
+"""What is known of a file that a command line names; None while it is being read."""
+READY_S, FETCH_S, CANNOT_S = 0.0, 2.0, 8.0
+ASKING = ModelFile("Checking", message="the engine's program is being asked what it knows")
+METAL_ASKED = ModelFile("Checking", message=ASKED)
+LOOKING = ModelFile("Checking", message="it is being found out whether the user's own daemon answers")
+CONFINING = ModelFile("Checking", message="checking that this machine can confine the engine")
+LIBRARY = ModelFile("Ready")
+"""A model of Ollama's library is no file of ours."""
+FOREIGN = Reading(None, problem="a manifest may not name it")
+READING = ModelFile("Checking", message="the header of the model file is being read")
+
+
+@dataclass(frozen=True)
+class Room:
+    """How much memory there is, in bytes."""
+
+    total: int
+    """Of the machine."""
+    budget: int
+    left: int
+    """Of the budget."""
+    charged: Mapping[str, int] = field(default_factory=dict)
+    """Namespace with a limit -> what its engines take."""
+
+
+class Prerequisites:
+    """Looks at the machine on behalf of the controller."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        directory: StateDir,
+        store: Store,
+        headers: Headers,
+        builds: Builds,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._settings, self._state = settings, directory
+        self.metal = MetalState()
+        """What is known of the Metal device, for one pass."""
+        self._store, self._headers, self._builds = store, headers, builds
+        self._read: set[str] = set()
+        """Files whose headers were asked for in this pass."""
+        self.room = Room(0, 0, 0)
+        self._offered_bytes = 0
+        """What services would take for which this Mac has offered itself in this pass."""
+        self.specs: dict[str, str] = {}
+        """Content of the specs composed so far, by file name."""
+        self._confinement = Confinement(settings, directory, wake)
+        self.daemons = Daemons(settings, directory, builds, self._keep_spec, wake, self._confine)
+
+    def _keep_spec(self, name: str, text: str) -> None:
+        self.specs[name] = text
+
+    def _confine(
+        self, program: str, binary: Binary, port: int, services: Sequence[Service], own: Sequence[str],
+        write: Sequence[str],
+    ) -> Confined | None:  # fmt: skip
+        """The confinement of a shared daemon, which may read what was judged of its services, and what is its `own`."""
+        judged = [path for each in services for _, file in self._files(each).values() for path in file.real]
+        return self._confinement.daemon(program, binary, port, [*own, *judged], write)
+
+    def keep_specs(self, wanted: Collection[str | None]) -> None:
+        """Drops the specs that no record names any more, and the headers that nobody asked for since the last time."""
+        self.specs = {name: text for name, text in self.specs.items() if name in wanted}
+        self._headers.keep(self._read)
+        self._read, self._offered_bytes = set(), 0
+
+    def outlook(
+        self,
+        service: Service,
+        record: Record | None,
+        records: Collection[Record],
+        table: Mapping[str, ProgramState],
+        notes: Mapping[str, RunNote],
+    ) -> Outlook:
+        """What this Mac can do for a service right now."""
+        name = programs.program_name(service.key)
+        up = live_note(notes.get(name), table.get(name))
+        if RUNTIMES[service.runtime].shared is None:
+            found = self._found(service, record, self._port(service, record, records, notes), up)
+            return replace(found, host=self._settings.bind_address, live=self._live(up))
+        if not self.daemons.is_known(service.runtime):
+            return Outlook(LOOKING, record.port if record else None)
+        where, problem = self.daemons.address(service.runtime), self.daemons.problem(service)
+        if where is None:
+            problem = problem or self._no_port()
+        found = self._found(service, record, (None if problem or where is None else where[1], problem), up)
+        return replace(found, host=where[0] if where else "")
+
+    def _found(
+        self,
+        service: Service,
+        record: Record | None,
+        chosen: tuple[int | None, tuple[str, str] | None],
+        up: RunNote | None,
+    ) -> Outlook:
+        """Everything of it but where the engine that is up listens. `chosen`: port, or what is in the way of one."""
+        files = self._files(service)
+        port, problem = chosen
+        binary = None
+        if problem is None:
+            binary, problem = self._binary(service)
+        if problem or port is None:
+            for artifact, _ in files.values():
+                self._store.give_leave(artifact)  # whatever it waits for, its files need not
+            return Outlook(files[None][1], port or (record.port if record else None), problem=problem)
+        if binary is None:
+            return Outlook(ASKING, port)
+        new = up is None and not (record and record.runs)  # a record may be lost while its engine serves
+        if self.metal.asking and new:
+            return Outlook(METAL_ASKED, port)
+        if any(file.phase != "Ready" for _, file in files.values()):
+            return self._before_all_is_here(service, binary, files, port)
+        file, further = files[None][1], {role: each.path for role, (_, each) in files.items() if role is not None}
+        library = library_model(service.model.source)
+        reading = self._library(service.model.source) if library else self._look(file.path)
+        composed = self._composed(service, binary, file.path, port, reading, further, self._look_from_home, file.real)
+        if composed is None:
+            return Outlook(READING, port)
+        engine, demand = composed
+        judged = [path for _, each in files.values() for path in each.real]
+        confined = self._confinement.of(service, binary, engine, judged, port)
+        if confined is None and new:
+            return Outlook(CONFINING, port)
+        if confined is not None and confined.problem:
+            return Outlook(file, port, problem=confined.problem)
+        if library and demand.bytes is None and record is not None and record.reserved_bytes:
+            demand = Demand(record.reserved_bytes, record.mapped_bytes, record.memory)  # it was known when it was here
+        bind, home, name = self._settings.bind_address, self._state.home, programs.program_name(service.key)
+        sizes = demand.bytes or 0, demand.mapped_bytes
+        policy = False if engine.daemon else confined.policy if confined else None  # an attendant is ours
+        program = programs.compose(name, engine, port, bind, home, service.asked, *sizes, policy)
+        self.specs[program.spec_file] = program.spec
+        running = self._running(name, record, engine, up)
+        limit = service.model.limit.resolve(self.room.total)
+        return Outlook(
+            file, port, engine, program, running=running, demand=demand, limit_bytes=limit,
+            unconfined=confined.why if confined else "", warning=confined.warning if confined else None,
+        )
+
+    def _files(self, service: Service) -> Files:
+        """Where each file of a service stands, its model's first."""
+        artifact = service.model.artifact
+        state = LIBRARY if library_model(artifact.source) else self._store.state(artifact)
+        file = state if state is LIBRARY else reconcile.fitting(state, service.model.format)
+        found: Files = {None: (artifact, file)}
+        for each in service.companions:
+            found[each.key] = each.artifact, reconcile.fitting(self._store.state(each.artifact), "gguf")
+        return found
+
+    def _binary(self, service: Service) -> tuple[Binary | None, tuple[str, str] | None]:
+        """The engine's program, or what is in the way of one; neither while it is being asked what it knows."""
+        runtime = RUNTIMES[service.runtime]
+        if runtime.shared is not None and not self.daemons.needs_binary(service.runtime):
+            return Binary("", frozenset()), None  # the user's own daemon, in a context of its own
+        if self.metal.problem:
+            return None, self.metal.problem
+        try:
+            binary = self._builds.look(runtime.executables)
+        except machine.NoBinary as error:
+            return None, ("RuntimeBinaryMissing", str(error))
+        except Broken as error:
+            return None, ("RuntimeBroken", str(error))
+        return binary, runtime.lacks(service, binary) if binary is not None else None
+
+    def _look_from_home(self, path: str) -> Reading | None:
+        """A file that a command line names; one that a manifest may not name is not opened, whatever named it."""
+        whole = Path(self._state.home, path)
+        return self._look(str(whole)) if self._store.may_open(whole) else FOREIGN
+
+    def _library(self, source: str) -> Reading | None:
+        """A model of Ollama's library, as its registry tells of it; None while it is being asked."""
+        self._read.add(source)
+        return self._headers.library(source, self._settings.ollama_registry)
+
+    def _look(self, path: str) -> Reading | None:
+        self._read.add(path)
+        return self._headers.look(path)
+
+    def _composed(
+        self,
+        service: Service,
+        binary: Binary,
+        path: str,
+        port: int,
+        reading: Reading | None,
+        further: Mapping[PartKey, str],
+        look: Look,
+        judged: tuple[str, ...] = (),
+    ) -> tuple[Engine, Demand] | None:
+        """The engine of a service and what it takes of the memory; None while a header is being read."""
+        if reading is None:
+            return None
+        cores, runtime = machine.performance_cores(), RUNTIMES[service.runtime]
+        mirror, models = self._settings.ollama_registry, self._settings.ollama_models_path
+        bind, home = self._settings.bind_address, self._state.home
+        place = Place(path, bind, port, cores, home, reading, further, mirror, models, judged)
+        engine = runtime.engine(service, binary, place)
+        demand = runtime.demand(service, engine.argv, reading, look)
+        return None if demand is None else (engine, demand)
+
+    def _before_all_is_here(self, service: Service, binary: Binary, files: Files, port: int) -> Outlook:
+        """What is not on this Mac is judged by its header first: 80 GB that can never fit are not fetched."""
+        awaited = {role: each for role, each in files.items() if each[1].phase != "Ready"}
+        failed = {role: each for role, each in awaited.items() if each[1].phase == "Failed"}
+        asking = [artifact for artifact, _ in awaited.values() if self._store.asks_leave(artifact)]
+        if asking and not failed:  # what lacks a part would not run, so nothing of it is fetched
+            refusal = self._too_large(service, binary, files, port)
+            if refusal is None:
+                return Outlook(READING, port)
+            for artifact in asking:
+                if refusal.reason:
+                    self._store.refuse(artifact, refusal)
+                else:
+                    self._store.give_leave(artifact)
+            if refusal.reason:
+                return Outlook(refusal, port)
+        role, (_, file) = next(iter((failed or awaited).items()))
+        if role is None:
+            return Outlook(file, port)
+        field = next(each.field for each in service.companions if each.key == role)
+        if file.phase == "Failed":
+            return Outlook(ModelFile("Pending"), port, problem=(file.reason, f"{field}: {file.message}"))
+        return Outlook(replace(file, message=f"{field}: {file.message or 'its file is being looked at'}"), port)
+
+    def _too_large(self, service: Service, binary: Binary, files: Files, port: int) -> ModelFile | None:
+        """Why what a service still needs is not fetched, without a reason if it is; None while a header is read."""
+        paths = {role: file.path or each.source for role, (each, file) in files.items()}
+        remote = {each.source: each for each, file in files.values() if file.phase != "Ready"}
+
+        def look(path: str) -> Reading | None:
+            return self._store.reading(remote[path]) if path in remote else self._look_from_home(path)
+
+        reading, further = look(paths[None]), {role: path for role, path in paths.items() if role is not None}
+        if reading is None:
+            return None
+        known = reading.header or reading.config
+        composed = self._composed(service, binary, paths[None], port, reading, further, look) if known else None
+        if composed is None and known:
+            return None
+        if composed is not None:
+            limit, pool = service.model.limit.resolve(self.room.total), self._limit(service)
+            need, weights = composed[1].bytes, composed[1].mapped_bytes
+            refusal = too_large(need, limit, self.room.budget, self.room.left, weights)
+            if refusal is None and pool is not None:
+                refusal = over_pool(need or 0, pool, service.namespace, weights)
+            if refusal:
+                reason, message = refusal
+                return ModelFile("Pending", reason=reason, message=f"{message}; it is not fetched")
+        return ModelFile("Pending")
+
+    def _live(self, up: RunNote | None) -> tuple[str, int] | None:
+        """(address, port) of the engine that is up, whatever it is to run next."""
+        spec = self._state.read_spec(up.spec_file) if up is not None else {}
+        host_, port = spec.get("host"), spec.get("port")
+        return (host_, port) if isinstance(host_, str) and isinstance(port, int) else None
+
+    def _running(self, name: str, record: Record | None, engine: Engine, up: RunNote | None) -> Running | None:
+        """The engine that is up, if it runs from the spec that it is meant to run from."""
+        if up is None:
+            return None
+        if record is None:  # its record was lost; the spec remembers
+            spec = self._spec_on_file(name)
+            if up.spec_file != self._state.section_spec(name) or not isinstance(spec.get("port"), int):
+                return None
+            reserved, mapped = (_whole(spec.get(name)) for name in ("reserved_bytes", "mapped_bytes"))
+            demand = Demand(reserved or None, mapped)
+            return Running(up.spec_file, str(spec.get("asked")), engine.probe, spec["port"], demand)
+        if up.spec_file != record.spec_file or record.port is None:
+            return None
+        demand = Demand(record.reserved_bytes or None, record.mapped_bytes, record.memory)
+        return Running(up.spec_file, record.asked, record.probe, record.port, demand)
+
+    def delay_s(self, item: Service | Rejected) -> float:
+        """How long to leave a free slot to Macs that could serve it sooner."""
+        if isinstance(item, Rejected) or not item.replicas or item.suspended:
+            return READY_S
+        parts = item.model.artifact, *(each.artifact for each in item.companions)
+        nears = [self._store.near(artifact) for artifact in parts]
+        near = None if None in nears else all(nears)
+        binary, problem = self._binary(item)
+        if problem or (RUNTIMES[item.runtime].shared is not None and self.daemons.foreign(item)):
+            return CANNOT_S
+        if near:
+            fits = self._has_room(item, binary) if binary is not None else None
+            return FETCH_S if fits is None else READY_S if fits else CANNOT_S
+        return CANNOT_S if near is None else FETCH_S
+
+    def _limit(self, service: Service) -> int | None:
+        """The memory that the models of its namespace may take together, None without a limit."""
+        limit = limit_of(self._settings.limits.memory, service.namespace)
+        return None if limit is None else limit.of(self.room.budget)
+
+    def _has_room(self, service: Service, binary: Binary) -> bool | None:
+        """True if a service fits beside the engines of this Mac and the earlier offers of this pass.
+
+        None while the header of its model is being read; True for a model whose size is known only once it runs.
+        """
+        path = str(self._store.here(service.model.artifact) or "")
+        further = {each.key: str(self._store.here(each.artifact) or "") for each in service.companions}
+        parts = {path, *further.values()} - {""}
+
+        def look(named: str) -> Reading | None:
+            return self._look(named) if named in parts else self._look_from_home(named)
+
+        composed = self._composed(service, binary, path, 0, self._look(path) if path else None, further, look)
+        if composed is None and path:
+            return None
+        needs = composed[1].bytes or 0 if composed else 0
+        left, limit = self.room.left, self._limit(service)
+        if limit is not None:
+            left = min(left, limit - self.room.charged.get(service.namespace, 0))
+        if self._offered_bytes + needs > max(left, 0):
+            return False
+        self._offered_bytes += needs
+        return True
+
+    def _spec_on_file(self, program: str) -> Json:
+        """The spec that the section of a program without a record names: its record was lost, its engine may run."""
+        return self._state.read_spec(self._state.section_spec(program))
+
+    def _port_on_file(self, program: str) -> int | None:
+        port = self._spec_on_file(program).get("port")
+        return port if isinstance(port, int) else None
+
+    def with_port_trouble(self, record: Record, service: Service, notes: Mapping[str, RunNote]) -> Record:
+        """Warn of a port that another program holds, or that `--ports` does not allow."""
+        note, wanted = notes.get(record.program), service.container_port
+        if note is not None and note.refused == PORT_IN_USE and note.spec_file == record.spec_file:
+            holder = machine.port_holder(record.port or 0)
+            text = f"spec.containerPort {wanted} is taken by {holder}; free it, or choose another"
+            return replace(record, warning=(PORT_IN_USE, text))
+        if wanted is None or wanted in self._settings.port_range or record.warning or not record.runs:
+            return record
+        text = f"spec.containerPort {wanted} is not within this Mac's --ports {self._settings.ports}"
+        if record.port == wanted:
+            text += "; the engine keeps it until it starts next"
+        return replace(record, warning=("PortIgnored", f"{text}; remove it, or choose one of these"))
+
+    def _port(
+        self,
+        service: Service,
+        record: Record | None,
+        records: Collection[Record],
+        notes: Mapping[str, RunNote],
+    ) -> tuple[int | None, tuple[str, str] | None]:
+        """The service's port, or what is in the way of one."""
+        taken = reconcile.taken_ports(records, service.key)
+        kept = self._kept_ports(service, record)
+        note = notes.get(record.program) if record else None
+        allowed = self._settings.port_range
+        wanted = service.container_port if service.container_port in allowed else None
+        if wanted in taken:
+            other = ".".join(taken[wanted])
+            return None, (PORT_IN_USE, f"spec.containerPort {wanted} belongs to {other} already; choose another")
+        if wanted is not None and wanted == self._settings.port:
+            return None, (PORT_IN_USE, f"spec.containerPort {wanted} is this Mac's own --port; choose another")
+        refused = note is not None and note.refused == PORT_IN_USE and record and note.spec_file == record.spec_file
+        if refused and wanted is None:
+            taken |= dict.fromkeys(kept, service.key)  # a stranger has it: move, rather than wait for ever
+        port = reconcile.choose_port(wanted, kept, allowed, taken)
+        own, bind = {*kept, wanted}, self._settings.bind_address
+        while port is not None and port not in own and not machine.port_free(port, bind):
+            taken[port] = service.key
+            port = reconcile.choose_port(None, (), allowed, taken)
+        return (None, self._no_port()) if port is None else (port, None)
+
+    def _kept_ports(self, service: Service, record: Record | None) -> tuple[int, ...]:
+        """Ports of a service: of its record, and of specs that it is about to start from."""
+        if record is None:
+            found = [self._port_on_file(programs.program_name(service.key))]
+        elif record.port in self._settings.port_range:
+            found = [record.port]
+        else:  # its engine still runs on a port that is not allowed any more; the next one was chosen before
+            specs = (self._state.read_spec(name) for name in (record.next_spec, record.spec_file) if name)
+            found = [record.port, *(each.get("port") for each in specs)]
+        return tuple(port for port in found if isinstance(port, int))
+
+    def _no_port(self) -> tuple[str, str]:
+        return "NoPort", f"no port of --ports {self._settings.ports} is free; widen the range"
+
+
+def _whole(found: object) -> int:
+    return found if isinstance(found, int) and found > 0 else 0

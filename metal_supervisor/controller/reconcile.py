@@ -1,0 +1,292 @@
+"""What becomes of one InferenceService: its next record, from what is asked and what can be done.
+
+A record is never taken back lightly: an engine that serves keeps its last valid spec while a bad edit, a
+missing Model, file or binary is reported beside it. Only what says plainly that it should not run here
+(suspended, scaled to zero, deleted, or its Model not for a Mac: then LLMKube runs it in a pod) takes it down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from metal_supervisor.models.metadata import Demand
+from metal_supervisor.spec.types import (
+    DIRECTORY_FORMATS,
+    FIELD_IGNORED,
+    RULES,
+    Engine,
+    Key,
+    ModelFile,
+    Probe,
+    Program,
+    Record,
+    Rejected,
+    Service,
+    Standing,
+    Verdict,
+)
+from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
+from metal_supervisor.state.programs import program_name
+
+NOTHING_KNOWN = Demand(None)
+LONGEST_TEXT = 1000
+MOST_NAMED = 8
+"""Fields that one message names."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """An engine that is up."""
+
+    spec_file: str
+    asked: str
+    """`Service.asked` of the request that its spec answers."""
+    probe: Probe
+    port: int
+    demand: Demand = NOTHING_KNOWN
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What this Mac can do for a service right now."""
+
+    file: ModelFile
+    port: int | None
+    engine: Engine | None = None
+    program: Program | None = None
+    problem: tuple[str, str] | None = None
+    """(reason, message) of what is in the way on this Mac, e.g. a missing binary."""
+    running: Running | None = None
+    """Set while an engine runs from the very spec that this Mac means it to run from."""
+    host: str = ""
+    """Address that a new engine is to listen on."""
+    demand: Demand = NOTHING_KNOWN
+    """What the engine will take of the memory."""
+    limit_bytes: int | None = None
+    """What its Model allows it."""
+    unconfined: str = ""
+    """Why the operating system will not confine it, "" if it will."""
+    warning: tuple[str, str] | None = None
+    """(reason, message) of what is wrong with this Mac's engine, though it may start."""
+    live: tuple[str, int] | None = None
+    """(address, port) of the engine that is up, also of one that is about to be replaced."""
+
+
+UNSAFE = frozenset({"SourceNotAllowed"})
+"""Reasons of `Outlook` that concern what a manifest may ask for, not what this Mac can do at the moment."""
+
+
+def fitting(file: ModelFile, kind: str) -> ModelFile:
+    """A model file, or its refusal where it is a directory and its format wants a file, or the other way round."""
+    if file.phase != "Ready" or file.directory == (kind in DIRECTORY_FORMATS):
+        return file
+    what, wants = ("a directory", "one .gguf file") if file.directory else ("a file", "a directory with config.json")
+    text = f"{file.path} is {what}, and spec.format {kind} wants {wants}; change one of the two"
+    return ModelFile("Failed", reason="InvalidModelFile", message=text)
+
+
+def verdict(before: Verdict | None, standing: Standing, reason: str, message: str, now: float) -> Verdict:
+    """A verdict that remembers since when it holds."""
+    same = before is not None and (before.standing, before.reason) == (standing, reason)
+    return Verdict(standing, reason, message, before.since if before is not None and same else now)
+
+
+def refuse(rejected: Rejected, record: Record | None, now: float, start_refused: bool = False) -> Record:
+    """The record of an InferenceService that cannot run as it is written.
+
+    `start_refused`: its spec was revoked, and the launcher has refused to start it; nothing is left to interrupt.
+    """
+    off = rejected.suspended or rejected.replicas == 0
+    if record is not None and record.runs and rejected.keeps_running and not start_refused:
+        said = rejected.reason, rejected.message
+        if record.rules < RULES:
+            return _revoked(record, rejected.uid, rejected.generation, *said)
+        return _warned(record, rejected.uid, rejected.generation, *said)
+    before = record.verdict if record else None
+    decided = verdict(before, Standing.FAILED, rejected.reason, rejected.message, now)
+    if off:  # switching off works whatever else is wrong
+        decided = _off(rejected.suspended, before, now)
+    return Record(
+        namespace=rejected.namespace,
+        name=rejected.name,
+        uid=rejected.uid,
+        generation=rejected.generation,
+        program=program_name(rejected.key),
+        model=rejected.model_name,
+        runtime=record.runtime if record else "",
+        replicas=rejected.replicas,
+        mode=record.mode if record else "chat",
+        priority=record.priority if record else "normal",
+        verdict=decided,
+        endpoint=rejected.endpoint,
+        port=record.port if record else None,
+        host=record.host if record else "",
+        withdraw=record.withdraw if record else NO_WITHDRAWAL,
+        stop_sent=bool(record and record.stop_sent),
+        warning=(rejected.reason, rejected.message) if off else None,
+        slot=record.slot if record else 0,
+        ordinal=rejected.ordinal,
+        probe=record.probe if record else Probe(),
+        daemon=record.daemon if record else "",
+        evicted_at=record.evicted_at if record and not off else None,
+        evicted_why=record.evicted_why if record else "",
+        evictions=record.evictions if record else 0,
+    )
+
+
+def _off(suspended: bool, before: Verdict | None, now: float) -> Verdict:
+    if suspended:
+        return verdict(before, Standing.SUSPENDED, "Suspended", "spec.suspend=true", now)
+    return verdict(before, Standing.STOPPED, "ManuallyScaledToZero", "spec.replicas=0", now)
+
+
+def _warned(record: Record, uid: str, generation: int, reason: str, message: str) -> Record:
+    text = f"{message}; the engine keeps running as it last could"
+    return replace(record, uid=uid, generation=generation, warning=(reason, text))
+
+
+def _revoked(record: Record, uid: str, generation: int, reason: str, message: str) -> Record:
+    """Let an engine of an older release finish, and keep anything of that release from being started again."""
+    why = f"{message}; an older release allowed it: the engine runs until its next start, which is refused"
+    kept = replace(record, uid=uid, generation=generation, warning=(reason, why))
+    return replace(kept, revoked=f"{reason}: {message}"[:LONGEST_TEXT], next_spec="", next_bytes=0)
+
+
+def _left_out(ignored: Sequence[str]) -> tuple[str, str] | None:
+    """The warning about fields that mean nothing on a Mac."""
+    if not ignored:
+        return None
+    more = f" and {len(ignored) - MOST_NAMED} more" if len(ignored) > MOST_NAMED else ""
+    return FIELD_IGNORED, f"{', '.join(ignored[:MOST_NAMED])}{more}: of no meaning on a Mac, and left out"
+
+
+def same_request(before: str, now: str) -> bool:
+    """Whether nobody edited what decides how the engine runs, by two values of `Service.asked`.
+
+    Either the resources are the very same editions, or what they say of the engine is the same.
+    """
+    old, new = before.split("|"), now.split("|")
+    return bool(before) and (old[0] == new[0] or old[1:] == new[1:])
+
+
+def _waiting(service: Service, outlook: Outlook) -> tuple[Standing, str, str] | None:
+    """(standing, reason, message) of what keeps a service from starting; None if nothing does."""
+    file = outlook.file
+    if file.phase == "Failed":  # before what this Mac lacks: a wrong format asks for a wrong engine
+        field = "" if file.message.startswith("spec.") else "spec.source: "
+        return Standing.FAILED, file.reason, f'Model "{service.model.name}": {field}{file.message}'
+    if outlook.problem:
+        return Standing.FAILED, *outlook.problem
+    if file.phase != "Ready":
+        return Standing.WAIT, file.reason or file.phase, file.message or "the model file is being looked at"
+    return service.awaits
+
+
+def accept(
+    service: Service, record: Record | None, outlook: Outlook, now: float, start_refused: bool = False
+) -> Record:
+    """The record of a valid InferenceService. `start_refused`: as for `refuse`."""
+    before = record.verdict if record else None
+    # Until it has ended, the engine that is up is asked, drained and published where it listens.
+    host, port = outlook.live or (outlook.host, outlook.port)
+    fresh = Record(
+        namespace=service.namespace,
+        name=service.name,
+        uid=service.uid,
+        generation=service.generation,
+        program=program_name(service.key),
+        model=service.model.name,
+        runtime=service.runtime,
+        replicas=service.replicas,
+        mode=service.mode,
+        priority=service.priority,
+        verdict=verdict(before, Standing.RUN, "Admitted", "", now),
+        endpoint=service.endpoint,
+        port=port,
+        host=host,
+        model_uid=service.model.uid,
+        withdraw=record.withdraw if record else NO_WITHDRAWAL,
+        retry_at=record.retry_at if record else None,
+        stop_sent=bool(record and record.stop_sent),
+        drain_s=service.drain_s,
+        ordinal=service.ordinal,
+        protected=service.protected,
+        queued_at=record.queued_at if record else None,
+        admitted_at=record.admitted_at if record else 0.0,
+        displaced_by=record.displaced_by if record else "",
+        evicted_at=record.evicted_at if record else None,
+        evicted_why=record.evicted_why if record else "",
+        evictions=record.evictions if record else 0,
+        pressure=record.pressure if record else None,
+        # Until it has ended, it is asked as it was when it was started.
+        probe=record.probe if record else Probe(),
+        daemon=record.daemon if record else "",
+        warning=outlook.warning or _left_out(service.ignored),
+    )
+    if service.suspended or service.replicas == 0:
+        off = _off(service.suspended, before, now)
+        return replace(fresh, verdict=off, queued_at=None, evicted_at=None, displaced_by="")
+    if hindrance := _waiting(service, outlook):
+        standing, reason, message = hindrance
+        if record is not None and record.runs and not start_refused:
+            if reason in UNSAFE and record.rules < RULES:
+                return _revoked(record, service.uid, service.generation, reason, message)
+            kept = replace(record, warning=None)
+            return _warned(kept, service.uid, service.generation, reason, message)
+        return replace(fresh, verdict=verdict(before, standing, reason, message, now))
+    assert outlook.program is not None and outlook.engine is not None
+    now_spec, running, asked = outlook.program.spec_file, outlook.running, service.asked
+    files = (outlook.file.path,) if outlook.file.path else ()
+    fresh = replace(fresh, files=files, asked=asked, limit_bytes=outlook.limit_bytes, daemon=outlook.engine.daemon)
+    fresh = replace(fresh, rules=RULES, unconfined=outlook.unconfined)
+    fresh = _charged(fresh, outlook.demand)
+    if running is not None and same_request(running.asked, asked) and running.spec_file != now_spec:
+        # Nobody edited anything: the change is ours (a release, a setting, another build of the engine), and can wait.
+        where = port if outlook.engine.daemon else running.port
+        kept = replace(fresh, spec_file=running.spec_file, probe=running.probe, port=where)
+        return _charged(replace(kept, next_spec=now_spec, next_bytes=outlook.demand.bytes or 0), running.demand)
+    unedited = record is not None and (record.spec_file == now_spec or same_request(record.asked, asked))
+    by_hand = bool(record and record.stopped_by_hand and unedited)
+    return replace(fresh, spec_file=now_spec, probe=outlook.engine.probe, stopped_by_hand=by_hand)
+
+
+def _charged(record: Record, demand: Demand) -> Record:
+    return replace(
+        record, reserved_bytes=demand.bytes or 0, mapped_bytes=demand.mapped_bytes, memory=demand.text[:LONGEST_TEXT],
+        guessed=demand.guessed[:LONGEST_TEXT],
+    )
+
+
+DELETED = "Deleted", "the InferenceService is gone"
+MOVED = "Moved", "another Mac runs it now"
+NOT_HERE = "NotHere", "it is not for this Mac any more"
+
+
+def dismiss(record: Record, now: float, why: tuple[str, str] = DELETED) -> Record:
+    """The record of an InferenceService that is not this Mac's any more; it goes too, once its process has."""
+    return replace(
+        record,
+        verdict=verdict(record.verdict, Standing.REMOVING, *why, now),
+        spec_file=None,
+        warning=None,
+    )
+
+
+def choose_port(
+    wanted: int | None, kept: Sequence[int], allowed: range, taken: Mapping[int, Key]
+) -> int | None:
+    """Choose a service's port within the `allowed` range: the wanted one, else one it has, else the first free one.
+
+    `kept`: ports of its record and its specs, the most current first. A `wanted` port outside of the range counts as
+    none: a manifest must not put a server on port 22 of this Mac.
+    """
+    if wanted is not None and wanted in allowed:
+        return wanted
+    stays = (port for port in kept if port in allowed and port not in taken)
+    return next(stays, None) or next((port for port in allowed if port not in taken), None)
+
+
+def taken_ports(records: Collection[Record], but: Key) -> dict[int, Key]:
+    """Port -> the service that holds it, without the given one."""
+    return {record.port: record.key for record in records if record.port is not None and record.key != but}

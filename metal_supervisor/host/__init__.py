@@ -1,0 +1,1 @@
+"""This Mac: processes, addresses, chip, memory counters, sleep, power and launchd."""

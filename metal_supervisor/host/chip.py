@@ -1,0 +1,200 @@
+"""What chip this Mac has: its name, its cores by level, its GPU and its macOS, for capability labels and people.
+
+Most of it is a sysctl of a microsecond. Two things are not: the GPU's cores and its Metal family are told only by
+tools that take from 20 ms to seconds, so they are asked once per boot, system build and model of Mac, kept as JSON in
+the state directory, and asked in a thread that nobody waits for. Whatever does not tell is left out: none of it may
+keep a Mac from serving. `system_profiler` is asked for displays only, because what it says of hardware has a serial
+number in it.
+"""
+
+from __future__ import annotations
+
+import json
+import plistlib
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from xml.parsers.expat import ExpatError
+
+from metal_supervisor.host import commands
+from metal_supervisor.host.darwin_memory import Mac
+from metal_supervisor.spec.types import Json
+from metal_supervisor.state.directory import write_atomic
+
+FILE, FORMAT = "chip.json", 1
+IOREG = "/usr/sbin/ioreg", "-a", "-r", "-d", "1", "-c", "AGXAccelerator"
+PROFILER = "/usr/sbin/system_profiler", "-json", "-detailLevel", "mini", "SPDisplaysDataType"
+IOREG_TIMEOUT_S, PROFILER_TIMEOUT_S = 5.0, 30.0
+MOST_LEVELS, MOST_CORES = 4, 1024
+LONGEST_TEXT = 100
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What is known of a chip and its system; "", () and None stand for what nobody told."""
+
+    name: str = ""
+    """`Apple M4 Max`."""
+    model: str = ""
+    """Of the Mac: `Mac16,5`."""
+    macos: str = ""
+    """`26.1`."""
+    build: str = ""
+    """Of macOS: `25B78`."""
+    cores: tuple[tuple[str, int], ...] = ()
+    """(name of a level, its physical cores), the fastest first. Not every chip has one called `Efficiency`."""
+    gpu_cores: int | None = None
+    metal: str = ""
+    """`metal3`, `metal4`."""
+    rosetta: bool = False
+    """Whether this process is a translated one: a Python for Intel, whose children are for Intel too."""
+
+    @property
+    def label(self) -> str:
+        """The name as the value of a Kubernetes label: `Apple-M4-Max`."""
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", self.name)[:63].strip("-._")
+
+
+def quick(mac: Mac | None) -> Chip:
+    """What sysctls tell, in microseconds; nothing off a Mac."""
+    if mac is None:
+        return Chip()
+    return Chip(
+        name=_text(mac, "machdep.cpu.brand_string"),
+        model=_text(mac, "hw.model"),
+        macos=_text(mac, "kern.osproductversion"),
+        build=_text(mac, "kern.osversion"),
+        cores=_levels(mac),
+        rosetta=_number(mac, "sysctl.proc_translated") == 1,
+    )
+
+
+def facts(mac: Mac | None, state: Path, boot: str, run: commands.Runner = commands.run) -> Chip:
+    """All that can be known. May take half a minute, once per boot: not for a loop.
+
+    `state`: directory where it is kept. `boot`: what is another one each time that the machine is started.
+    """
+    found = quick(mac)
+    if mac is None:
+        return found
+    key = [boot, found.build, found.model]
+    gpu = _kept(state / FILE, key)
+    if gpu is None:
+        cores, metal = _gpu_cores(run), ""
+        listed = run(PROFILER, PROFILER_TIMEOUT_S)
+        if listed.ok:
+            profiled, metal = displays(listed.out)
+            cores = cores or profiled
+        gpu = cores, metal
+        if cores or metal:  # tools that tell nothing may do so after a while
+            _keep(state / FILE, key, replace(found, gpu_cores=cores, metal=metal))
+    return replace(found, gpu_cores=gpu[0], metal=gpu[1])
+
+
+def _text(mac: Mac, name: str) -> str:
+    try:
+        return "".join(each for each in mac.text(name) if each.isprintable())[:LONGEST_TEXT].strip()
+    except OSError:
+        return ""
+
+
+def _number(mac: Mac, name: str) -> int | None:
+    try:
+        return mac.number(name)
+    except OSError:
+        return None
+
+
+def _levels(mac: Mac) -> tuple[tuple[str, int], ...]:
+    """Cores by level; a level whose cores cannot be counted is left out."""
+    found = []
+    for level in range(min(max(_number(mac, "hw.nperflevels") or 0, 0), MOST_LEVELS)):
+        count = _number(mac, f"hw.perflevel{level}.physicalcpu")
+        if count is not None and 0 < count <= MOST_CORES:
+            found.append((_text(mac, f"hw.perflevel{level}.name") or f"level {level}", count))
+    return tuple(found)
+
+
+# ── the GPU ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _gpu_cores(run: commands.Runner) -> int | None:
+    told = run(IOREG, IOREG_TIMEOUT_S)
+    return accelerator_cores(told.out) if told.ok else None
+
+
+def accelerator_cores(listed: str) -> int | None:
+    """`gpu-core-count` in the property list of the accelerators, wherever in it; None without one that makes sense."""
+    try:
+        tree = plistlib.loads(listed.encode("utf-8"), fmt=plistlib.FMT_XML)
+    except (ValueError, TypeError, ExpatError, AttributeError, LookupError, OverflowError):
+        return None
+    return next((count for each in _values(tree, "gpu-core-count") if (count := _count(each))), None)
+
+
+def displays(listed: str) -> tuple[int | None, str]:
+    """(GPU cores, Metal family) in system_profiler's words on displays; either may be missing, or under another key.
+
+    A machine with several GPUs, which no Apple chip has, is told by its first.
+    """
+    try:
+        tree = json.loads(listed)
+    except (ValueError, RecursionError):
+        return None, ""
+    cores = next((count for each in _values(tree, "sppci_cores") if (count := _count(each))), None)
+    families = (
+        word[1].lower()
+        for key in ("spdisplays_mtlgpufamilysupport", "spdisplays_metal", "spdisplays_metal_support")
+        for each in _values(tree, key)
+        if isinstance(each, str) and (word := re.fullmatch(r"spdisplays_(metal[0-9]{1,2})", each))
+    )
+    return cores, next(families, "")
+
+
+def _values(tree: Any, key: str) -> Iterator[Any]:
+    """Every value of a key, the uppermost first, from a tree of lists and dictionaries."""
+    level = [tree]
+    while level:
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                if key in each:
+                    yield each[key]
+                below += each.values()
+            elif isinstance(each, list):
+                below += each
+        level = below
+
+
+def _count(found: Any) -> int | None:
+    """A number of cores: one of the tools writes it as text."""
+    if isinstance(found, str) and re.fullmatch(r"[0-9]{1,4}", found):
+        found = int(found)
+    good = isinstance(found, int) and not isinstance(found, bool) and 0 < found <= MOST_CORES
+    return found if good else None
+
+
+# ── what was asked before ────────────────────────────────────────────────────────────────────────
+
+
+def _kept(path: Path, key: list[str]) -> tuple[int | None, str] | None:
+    """(GPU cores, Metal family) as they were told since the machine was started; None if they were not."""
+    try:
+        body = json.loads(path.read_text("utf-8"))
+        if body["format"] != FORMAT or body["key"] != key:
+            return None
+        cores, metal = body["chip"]["gpu_cores"], body["chip"]["metal"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    good = isinstance(metal, str) and re.fullmatch(r"(metal[0-9]{1,2})?", metal)
+    return (_count(cores), metal) if good else None
+
+
+def _keep(path: Path, key: list[str], chip: Chip) -> None:
+    body: Json = {"format": FORMAT, "key": key, "chip": asdict(chip)}
+    try:
+        write_atomic(path, json.dumps(body, indent=1) + "\n", durable=False)
+    except OSError:
+        return  # on a full disk it is asked again

@@ -1,0 +1,157 @@
+"""launchd, through launchctl: is a job loaded, load it, take it out, and wait until that is really so.
+
+Its answers are codes of errno and text that Apple calls no interface, so only keys one level deep are read and unknown
+ones are ignored. Both verbs return before they are done: a job that is being taken out still exists for as long as its
+processes end, and loading it during that time fails with an input/output error that means nothing of the kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from metal_supervisor.host.commands import NOT_FOUND as NO_PROGRAM
+from metal_supervisor.host.commands import TIMEOUT_S, Done, Runner
+from metal_supervisor.host.launchd import INCUMBENT, LABEL
+
+__all__ = ["INCUMBENT", "LABEL", "Launchctl", "LaunchdError", "LoadedJob", "job"]
+
+LAUNCHCTL = "/bin/launchctl"
+NOT_FOUND, NO_SUCH_PROCESS, IN_PROGRESS, ALREADY, IO_ERROR, NO_DOMAIN = 113, 3, 36, 37, 5, 125
+NO_SUCH_DOMAIN = 112
+"""Of a user who is not logged in at the screen, as NO_DOMAIN."""
+NOT_LOADED = frozenset({NOT_FOUND, NO_SUCH_PROCESS, NO_DOMAIN, NO_SUCH_DOMAIN, NO_PROGRAM})
+"""What says that there is no such job; any other failure says nothing about it."""
+AGAIN_S, LOAD_WAIT_S = 0.5, 60.0
+
+
+class LaunchdError(Exception):
+    """launchd refused; the message says what and what to do."""
+
+
+@dataclass(frozen=True)
+class LoadedJob:
+    """What launchd tells of a job that is loaded; "", 0 or None where it does not."""
+
+    state: str
+    """`running`, `spawn scheduled`, …"""
+    pid: int
+    runs: int
+    last_exit: str
+    """`(never exited)`, `0`, `78: EX_CONFIG`, or `Killed: 9` of a signal."""
+    exit_timeout_s: int | None
+    spawn_type: str
+    """`interactive (4)` as it should be."""
+    program: str
+
+
+def job(run: Runner, domain: str, label: str) -> LoadedJob | None:
+    """The job of that label in `system` or `gui/UID`; None if none is loaded. Raises LaunchdError if nobody knows."""
+    done = run([LAUNCHCTL, "print", f"{domain}/{label}"], TIMEOUT_S)
+    if done.code in NOT_LOADED:
+        return None
+    if not done.ok:
+        raise LaunchdError(f"launchctl print {domain}/{label} failed with {done.code}: {_said(done)}")
+    found = _keys(done.out)
+    return LoadedJob(
+        state=found.get("state", ""),
+        pid=_number(found.get("pid")) or 0,
+        runs=_number(found.get("runs")) or 0,
+        last_exit=found.get("last terminating signal", "") or found.get("last exit code", ""),
+        exit_timeout_s=_number(found.get("exit timeout")),
+        spawn_type=found.get("spawn type", ""),
+        program=found.get("program", ""),
+    )
+
+
+def _said(done: Done) -> str:
+    return " ".join((done.err or done.out).split())[:300] or "it said nothing"
+
+
+def _keys(text: str) -> dict[str, str]:
+    """The `key = value` lines one level deep; the first of each."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        key, mark, value = line.partition(" = ")
+        if mark and key.startswith("\t") and not key.startswith("\t\t") and not value.startswith("{"):
+            found.setdefault(key.strip(), value.strip())
+    return found
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and text.isascii() else None
+
+
+class Launchctl:
+    """One domain of launchd: `system`, or `gui/UID` of a user who is logged in."""
+
+    def __init__(
+        self, run: Runner, domain: str, prefix: Sequence[str] = (), pause: Callable[[float], None] = time.sleep
+    ) -> None:
+        """`prefix`: what has to stand before a command that changes something, as sudo does for `system`."""
+        self._run, self.domain, self._prefix, self._pause = run, domain, tuple(prefix), pause
+
+    def argv(self, verb: str, *arguments: str) -> list[str]:
+        """The command line of a verb that changes something."""
+        return [*self._prefix, LAUNCHCTL, verb, *arguments]
+
+    def line(self, verb: str, *arguments: str) -> str:
+        """The same as somebody would type it."""
+        return " ".join(Path(word).name if word.endswith("/sudo") else word for word in self.argv(verb, *arguments))
+
+    def job(self, label: str) -> LoadedJob | None:
+        """See `job`. Raises LaunchdError."""
+        return job(self._run, self.domain, label)
+
+    def enable(self, label: str) -> None:
+        """Lets a job be loaded that was disabled. Raises LaunchdError."""
+        self._check(self._run(self.argv("enable", f"{self.domain}/{label}"), LOAD_WAIT_S), "enable")
+
+    def kill(self, label: str, signal: str) -> None:
+        """Sends a signal to the job's first process, if there is one. Raises LaunchdError."""
+        done = self._run(self.argv("kill", signal, f"{self.domain}/{label}"), LOAD_WAIT_S)
+        if done.code not in (NO_SUCH_PROCESS, NOT_FOUND):
+            self._check(done, "kill")
+
+    def load(self, label: str, plist: Path) -> None:
+        """Loads a job, and tries again while launchd is not ready for it. Raises LaunchdError."""
+        done = self._until(
+            lambda: self._run(self.argv("bootstrap", self.domain, str(plist)), LOAD_WAIT_S),
+            lambda done: done.code not in (IO_ERROR, ALREADY, IN_PROGRESS) or self.job(label) is not None,
+            LOAD_WAIT_S,
+        )
+        if self.job(label) is None:
+            self._check(done, "bootstrap")
+            raise LaunchdError(f"launchctl bootstrap said yes, and {self.domain} has no {label}")
+
+    def unload(self, label: str, wait_s: float) -> None:
+        """Takes a job out and waits until it is gone with its processes. Raises LaunchdError."""
+        done = self._until(
+            lambda: self._run(self.argv("bootout", f"{self.domain}/{label}"), wait_s),
+            lambda done: self.job(label) is None or done.code not in (0, IN_PROGRESS),
+            wait_s,
+        )
+        if self.job(label) is not None:
+            self._check(done, "bootout")
+            raise LaunchdError(f"{label} is not gone after {wait_s:.0f} s; see: launchctl print {self.domain}/{label}")
+
+    def _until(self, ask: Callable[[], Done], settled: Callable[[Done], bool], wait_s: float) -> Done:
+        """Asks again until the answer is a settled one or the time is over; the last answer."""
+        for _ in range(max(1, int(wait_s / AGAIN_S))):
+            done = ask()
+            with contextlib.suppress(LaunchdError):  # a busy launchd does not always tell; it is asked again
+                if settled(done):
+                    break
+            self._pause(AGAIN_S)
+        return done
+
+    def _check(self, done: Done, verb: str) -> None:
+        if done.ok:
+            return
+        hint = ""
+        if done.code == NO_DOMAIN:
+            hint = "; nobody is logged in at the screen: log in there, or install without --agent"
+        raise LaunchdError(f"launchctl {verb} failed with {done.code}: {_said(done)}{hint}")

@@ -1,0 +1,399 @@
+"""This machine: its name, its addresses, its processes, its engines' binaries."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import ipaddress
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import psutil
+
+from metal_supervisor import launch
+from metal_supervisor.host import darwin_memory
+from metal_supervisor.host.chip import Chip
+from metal_supervisor.host.left_engines import Process
+from metal_supervisor.host.liveness import LivenessSigns
+
+HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")
+TIMEOUT_S = 5.0
+BROADCAST = "255.255.255.255"
+
+
+class NoBinary(Exception):
+    """An engine's executable is not here; the message says how to get it."""
+
+
+@dataclass(frozen=True)
+class Interface:
+    """One address of one network interface."""
+
+    name: str
+    address: str
+    """Without the scope that a link-local one carries."""
+    up: bool
+    netmask: str = ""
+    """As the system tells it, "" if it tells none."""
+
+
+def _output(*command: str, timeout_s: float = TIMEOUT_S) -> str:
+    """Standard output of a small system command, "" if it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=timeout_s)
+        return done.stdout.decode("utf-8", "replace")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def node_name(state: Path, setting: str = "") -> str:
+    """`<hostname>-<8 hex>`, unique and stable; fits a label. Chosen once, kept in the state directory.
+
+    A name that another machine chose is not kept: state directories get copied.
+    """
+    if setting:
+        return setting
+    kept = state / "node"
+    machine = _machine_id()
+    digest = hashlib.sha256((machine or os.urandom(16).hex()).encode()).hexdigest()[:8]
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        found = kept.read_text("utf-8").strip()
+        ours = not machine or found.endswith(f"-{digest}")
+        if ours and re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", found):
+            return found
+    host = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().partition(".")[0].lower()).strip("-")[:40] or "mac"
+    name = f"{host}-{digest}"
+    kept.write_text(name + "\n", "utf-8")
+    return name
+
+
+@lru_cache(maxsize=1)
+def _machine_id() -> str:
+    """What tells this machine from all others, "" if nothing does."""
+    if sys.platform == "darwin":
+        found = re.search(r'"IOPlatformUUID" = "([^"]+)"', _output("ioreg", "-rd1", "-c", "IOPlatformExpertDevice"))
+        if found:
+            return found[1]
+    with contextlib.suppress(OSError):
+        return Path("/etc/machine-id").read_text("utf-8").strip()
+    return ""
+
+
+@lru_cache(maxsize=1)
+def boot_id() -> str:
+    """What is another one each time that this machine is started."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    return str(int(psutil.boot_time()))
+
+
+@lru_cache(maxsize=1)
+def performance_cores() -> int | None:
+    """Number of performance cores of an Apple chip; None elsewhere, where engines know better.
+
+    Asked once: an answer that came and went would change every engine's arguments.
+    """
+    mac = darwin_memory.mac()
+    if mac is None:
+        return None
+    try:
+        return mac.number("hw.perflevel0.physicalcpu") or None
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=4)
+def capabilities(chip: Chip) -> dict[str, str]:
+    """What a node Lease tells of this machine: `chip`, `memory` in bytes, and of a Mac what else is known of it."""
+    cores = ", ".join(f"{count} {level}" for level, count in chip.cores)
+    gpu = str(chip.gpu_cores or "")
+    further = {"model": chip.model, "macos": chip.macos, "cores": cores, "gpu-cores": gpu, "metal": chip.metal}
+    told = {name: text for name, text in further.items() if text}
+    return {"chip": chip.name or platform.machine(), "memory": str(memory_bytes()), **told}
+
+
+def memory_bytes() -> int:
+    """All of this machine's memory."""
+    mac = darwin_memory.mac()
+    return mac.total_bytes() if mac else int(psutil.virtual_memory().total)  # which raises on macOS 27
+
+
+def parsed_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address, without a scope, an IPv4 address in IPv6 clothing as itself; None for anything else."""
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def address_problem(address: str, allow_loopback: bool) -> str | None:
+    """Why an address cannot be advertised in a cluster; None if it can."""
+    parsed = ipaddress.ip_address(address)
+    parsed = getattr(parsed, "ipv4_mapped", None) or parsed
+    remedy = "set --host-ip to an address that pods can reach"
+    if parsed.is_loopback:
+        return None if allow_loopback else f"{address} is loopback: no pod can reach it; {remedy}"
+    if parsed.is_link_local or parsed.is_unspecified or parsed.is_multicast or str(parsed) == BROADCAST:
+        return f"{address} is not routable; {remedy}"
+    return None
+
+
+def interfaces() -> tuple[Interface, ...]:
+    """Every IP address of this machine, in the system's order of interfaces."""
+    states = psutil.net_if_stats()
+    return tuple(
+        Interface(name, each.address.partition("%")[0], name in states and states[name].isup, each.netmask or "")
+        for name, addresses in psutil.net_if_addrs().items()
+        for each in addresses
+        if each.family in (socket.AF_INET, socket.AF_INET6)
+    )
+
+
+def own_addresses(told: str = "") -> frozenset[str]:
+    """Every IP address of this machine, and the one that others are told, which may be a router's.
+
+    `told`: however it was spelt; what a cluster shows has each address in its usual form.
+    """
+    known, more = {each.address for each in interfaces()}, parsed_address(told)
+    return frozenset(known if more is None else known | {str(more)})
+
+
+def route_to(host: str, port: int) -> str | None:
+    """The local address from which this machine reaches `host`; sends nothing."""
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def find_binary(setting: str, name: str, install: str, flag: str = "") -> Path:
+    """An engine's executable: the configured one, else PATH, else Homebrew's prefixes. Raises NoBinary."""
+    if setting:
+        path = Path(setting).expanduser().absolute()
+        if path.is_file() and os.access(path, os.X_OK):
+            return path
+        text = f"{flag or f'--{name}'} is {setting!r}, which is not an executable file"
+        raise NoBinary(f"{text}; {install}, or correct it")
+    places = [place for place in os.environ.get("PATH", "").split(os.pathsep) if place]
+    found = shutil.which(name, path=os.pathsep.join([*places, *HOMEBREW]))
+    if found:
+        return Path(found).absolute()
+    raise NoBinary(f"{name} was not found on PATH or in Homebrew's prefixes; {install}, or set {flag or f'--{name}'}")
+
+
+_known_helps: dict[tuple[Path, float], str] = {}
+
+
+def help_of(path: Path, timeout_s: float = TIMEOUT_S, asking: tuple[str, ...] = ("--help",)) -> str:
+    """What a binary's `--help` prints; asked once per build of it, and again while no flag is in it."""
+    try:
+        build = path, path.stat().st_mtime
+    except OSError:
+        return ""
+    found = _known_helps.get(build)
+    if found is None:
+        found = _output(str(path), *asking, timeout_s=timeout_s)
+        if flags_in(found):
+            _known_helps[build] = found
+    return found
+
+
+def flags_in(help_text: str) -> frozenset[str]:
+    """The `--flags` that a help names, wherever it does."""
+    return frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", help_text))
+
+
+def flags_of(path: Path, timeout_s: float = TIMEOUT_S) -> frozenset[str]:
+    """The `--flags` a binary names in its help."""
+    return flags_in(help_of(path, timeout_s))
+
+
+_known_versions: dict[tuple[Path, float], str] = {}
+
+
+def version_of(path: Path) -> str:
+    """The version a binary tells of itself, "" if it does not; asked once per build of it."""
+    try:
+        build = path, path.stat().st_mtime
+    except OSError:
+        return ""
+    if build not in _known_versions:
+        try:
+            done = subprocess.run([str(path), "--version"], capture_output=True, timeout=TIMEOUT_S)
+            text = (done.stdout + done.stderr).decode("utf-8", "replace")
+        except (OSError, subprocess.SubprocessError):
+            text = ""
+        found = re.search(r"version(?:\s+is)?:?\s+v?([0-9][\w.+-]{0,60})", text)
+        _known_versions[build] = found[1] if found else ""
+    return _known_versions[build]
+
+
+def package_version(python: str, package: str, timeout_s: float) -> str:
+    """The version of a package as an interpreter finds it, "" if it does not."""
+    said = _output(
+        python, "-E", "-c", f"import importlib.metadata as m; print(m.version({package!r}))", timeout_s=timeout_s
+    )
+    return said.strip() if re.fullmatch(r"[0-9][\w.+!-]{0,60}\s*", said, re.ASCII) else ""
+
+
+def command_line(pid: int) -> list[str] | None:
+    """argv of a process, None if it is gone."""
+    try:
+        return psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return None
+
+
+def marked(name: str, prefix: str) -> dict[int, str]:
+    """pid -> value of a variable that begins so, of every leader of a process group that was started with it."""
+    found = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            value = process.environ().get(name, "")
+            if value.startswith(prefix) and os.getpgid(process.pid) == process.pid:
+                found[process.pid] = value
+    return found
+
+
+def abandoned() -> list[Process]:
+    """Processes of this user whose parent has ended, and which init or launchd has taken over."""
+    found = []
+    for process in psutil.process_iter():
+        # On a Mac psutil lets out SystemError and RuntimeError as well.
+        with contextlib.suppress(psutil.Error, OSError, SystemError, RuntimeError):
+            if process.ppid() == 1 and process.uids().real == os.getuid():
+                argv, environ = process.cmdline(), process.environ()
+                found.append(Process(process.pid, argv, environ, resident_bytes(process.pid) or 0))
+    return found
+
+
+def started_at(pid: int) -> float | None:
+    """Unix time at which a process was started, None if there is none."""
+    try:
+        return float(psutil.Process(pid).create_time())
+    except Exception:  # noqa: BLE001 - as below
+        return None
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Resident memory of a process, None if it is gone or cannot be asked."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except Exception:  # noqa: BLE001 - on a Mac psutil lets out SystemError and RuntimeError as well
+        return None
+
+
+def descendants(pid: int) -> list[tuple[int, str]]:
+    """(pid, launch.start_time) of all that is below a process; none where that cannot be seen."""
+    found = []
+    with contextlib.suppress(Exception):  # as above
+        for each in psutil.Process(pid).children(recursive=True):
+            born = launch.start_time(each.pid)
+            if born and each.is_running():  # still the one that was listed, so the identity is its own
+                found.append((each.pid, born))
+    return found
+
+
+def signs(pid: int, port: int) -> LivenessSigns | None:
+    """What an engine that does not answer is seen to do, with its children; None if it is gone."""
+    family = _family(pid)
+    if not family:
+        return None
+    try:
+        halted = family[0].status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return None
+    cpu_s, io_bytes, clients = 0.0, 0, False
+    for each in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            cpu_s += _cpu_s(each)
+            io_bytes += _io_bytes(each)
+            clients = clients or _has_clients(each, port)
+    return LivenessSigns(cpu_s, io_bytes, clients, halted, blind=sys.platform == "darwin")
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    """A process and all below it; none if it is gone."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.AccessDenied:
+        return 0.0
+    return times.user + times.system
+
+
+def _io_bytes(process: psutil.Process) -> int:
+    """Bytes read and written by any means; macOS does not tell."""
+    try:
+        found = process.io_counters()  # type: ignore[attr-defined, unused-ignore]
+    except (AttributeError, psutil.AccessDenied):
+        return 0
+    return int(getattr(found, "read_chars", found.read_bytes) + getattr(found, "write_chars", found.write_bytes))
+
+
+def _has_clients(process: psutil.Process, port: int) -> bool:
+    """Whether a connection to the port is established; True where that cannot be seen."""
+    try:
+        found = process.net_connections("tcp")
+    except (psutil.AccessDenied, OSError):
+        return True
+    return any(each.status == psutil.CONN_ESTABLISHED and each.laddr.port == port for each in found)
+
+
+def has_clients(pid: int, port: int) -> bool:
+    """Whether anybody is connected to an engine; True where that cannot be seen, False if it is gone."""
+    for each in _family(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if _has_clients(each, port):
+                return True
+    return False
+
+
+def listens(pid: int, port: int) -> frozenset[str] | None:
+    """Addresses on which a process, or else its children, listen at a port; None where that cannot be seen."""
+    try:
+        process = psutil.Process(pid)
+        found = _listening(process, port)
+        return found or frozenset().union(*(_listening(each, port) for each in process.children(recursive=True)))
+    except (psutil.Error, OSError):
+        return None
+
+
+def _listening(process: psutil.Process, port: int) -> frozenset[str]:
+    found = process.net_connections("tcp")
+    ours = [each for each in found if each.status == psutil.CONN_LISTEN and each.laddr.port == port]
+    return frozenset(str(each.laddr.ip) for each in ours)
+
+
+def port_holder(port: int) -> str:
+    """Who listens on a port of this machine: `nginx (pid 123)`, or "another process" if that cannot be seen."""
+    for process in psutil.process_iter():  # the list of all connections needs root on a Mac; one's own do not
+        with contextlib.suppress(psutil.Error, OSError):
+            for connection in process.net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+                    return f"{process.name()} (pid {process.pid})"
+    return "another process"
+
+
+def port_free(port: int, host: str) -> bool:
+    """Whether a server could listen there now, by the launcher's own rule."""
+    return launch.holder_of(port, host) is None

@@ -1,0 +1,318 @@
+"""What measures the power of the chip: powermetrics through sudo, else zeus-apple-silicon.
+
+powermetrics needs root, and as root can write any file (`-o`). So sudo is told of one command line, every argument of
+it literal, and both that rule and what is run come from the constants below. zeus-apple-silicon needs no root, but
+uses an interface of Apple's that is not public: since macOS 27 that says 0 of the CPU whatever it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import select
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from typing import IO, Any, Protocol
+
+from metal_supervisor.host.commands import Runner, run
+from metal_supervisor.host.powermetrics import Frames, Power, average_w, reading
+
+EVERY_S = 5
+"""Long enough for chips that count in batches, short enough for a scrape every 15 s."""
+POWERMETRICS = (
+    "/usr/bin/powermetrics", "--samplers", "cpu_power,gpu_power,thermal", "-f", "plist", "-i", str(EVERY_S * 1000),
+)  # fmt: skip
+SUDO = "/usr/bin/sudo"
+COMMAND = (SUDO, "-n", *POWERMETRICS)
+FRAGMENT = "/etc/sudoers.d/metal-supervisor-power"
+ALLOW = "make install-powermetrics-sudo"
+
+SILENT_S = 30.0
+WINDOW_S = 10
+"""Over which zeus-apple-silicon's counters are compared: some chips move them every few seconds only."""
+END_WAIT_S = 2.0
+CHUNK_BYTES, ERROR_BYTES, SHOWN = 1 << 16, 2048, 200
+# A macOS account may have dots. Nothing here means anything to sudoers, which a capital letter (ALL) might.
+USER = re.compile(r"[a-z_][a-z0-9_.-]*")
+
+
+class PowerError(Exception):
+    """Power cannot be measured now; the message says why."""
+
+
+class NoMeter(PowerError):
+    """Nothing here can measure it; the message says what to do."""
+
+
+def sudoers(user: str) -> str:
+    """The file that lets a user run powermetrics as root, in just this way. Raises ValueError for a strange name."""
+    if not USER.fullmatch(user):
+        raise ValueError(
+            f"{user!r:.80} is no user name that can be put into sudoers: it takes small letters, digits, _, - and ., "
+            "and no digit, - or . at the beginning"
+        )
+    words = " ".join(word.replace(",", r"\,") for word in POWERMETRICS)
+    return (
+        "# metal_supervisor: lets its user measure the power of the chip, and nothing else. Every argument is\n"
+        "# literal: a wildcard would also match -o FILE, which writes any file as root.\n"
+        f"{user} ALL=(root) NOPASSWD: NOSETENV: {words}\n"
+    )
+
+
+class Alarm:
+    """Ends a wait, from a signal handler or from any thread."""
+
+    def __init__(self) -> None:
+        self._out, self._in = os.pipe()
+        for descriptor in (self._out, self._in):
+            os.set_blocking(descriptor, False)
+
+    def ring(self) -> None:
+        """Ends the wait under way, or the next one."""
+        with contextlib.suppress(BlockingIOError):  # enough rings are waiting
+            os.write(self._in, b".")
+
+    def wait(self, timeout_s: float, *files: IO[bytes]) -> tuple[bool, list[IO[bytes]]]:
+        """(whether it rang, which of the files have something to read or have ended), at the latest after so long."""
+        ready = select.select([self._out, *(file.fileno() for file in files)], [], [], max(0.0, timeout_s))[0]
+        rang = self._out in ready
+        if rang:
+            os.read(self._out, 4096)
+        return rang, [file for file in files if file.fileno() in ready]
+
+
+class PowerMeter(Protocol):
+    """Something that measures, for as long as it is open."""
+
+    @property
+    def source(self) -> str:
+        """What it is, as /status tells it."""
+
+    @property
+    def every_s(self) -> int:
+        """Seconds between readings."""
+
+    @property
+    def unreadable(self) -> int:
+        """How many samples could not be read so far."""
+
+    def next(self, alarm: Alarm) -> Power | None:
+        """The next reading, or None if the alarm rang first. Raises PowerError."""
+
+    def close(self) -> None:
+        """Stops measuring."""
+
+    def left(self) -> str:
+        """What could not be ended, "" if nothing is left."""
+
+
+OpenMeter = Callable[[], PowerMeter]
+"""Starts to measure. Raises PowerError, NoMeter."""
+
+
+def open_meter(runner: Runner = run) -> PowerMeter:
+    """The best there is on this Mac. Raises PowerError, NoMeter."""
+    # Whether it is allowed, asked of sudo itself; whether without a password, only the run tells.
+    if runner((SUDO, "-n", "-l", *POWERMETRICS), 10.0).ok:
+        return FirstOf(Powermetrics(), Zeus)
+    try:
+        return Zeus()
+    except ImportError:
+        text = f"sudo does not let this user run powermetrics; allow it on this Mac with: {ALLOW}"
+        raise NoMeter(f"{text}; or install zeus-apple-silicon, which needs no root") from None
+
+
+class FirstOf:
+    """powermetrics, or what is opened instead if its run ends without a single reading.
+
+    sudo lists the command for an administrator who would have to give a password for it, too.
+    """
+
+    def __init__(self, first: PowerMeter, instead: OpenMeter) -> None:
+        """`instead` may raise ImportError."""
+        self._first = self._meter = first
+        self._instead = instead
+        self._settled = False
+
+    @property
+    def source(self) -> str:
+        return self._meter.source
+
+    @property
+    def every_s(self) -> int:
+        return self._meter.every_s
+
+    @property
+    def unreadable(self) -> int:
+        return self._meter.unreadable
+
+    def next(self, alarm: Alarm) -> Power | None:
+        try:
+            power = self._meter.next(alarm)
+        except PowerError as error:
+            if self._settled:
+                raise
+            self._settle_for_another(error)
+            return self._meter.next(alarm)
+        self._settled = self._settled or power is not None
+        return power
+
+    def _settle_for_another(self, error: PowerError) -> None:
+        """Raises PowerError, the first one's if there is no other."""
+        self._settled = True
+        try:
+            self._meter = self._instead()
+        except ImportError:
+            raise error from None
+        self._first.close()
+
+    def close(self) -> None:
+        self._meter.close()
+
+    def left(self) -> str:
+        return self._first.left()
+
+
+class Powermetrics:
+    """One run of powermetrics, read through a pipe."""
+
+    source, every_s = "powermetrics", EVERY_S
+
+    def __init__(self, argv: Sequence[str] = COMMAND, silent_s: float = SILENT_S) -> None:
+        """Starts it. `silent_s`: seconds without a reading after which it counts as hung. Raises PowerError."""
+        try:
+            self._child = subprocess.Popen(
+                list(argv), cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                bufsize=0, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise PowerError(f"{argv[0]}: {error.strerror}") from None
+        assert self._child.stdout is not None and self._child.stderr is not None
+        self._out, self._err = self._child.stdout, self._child.stderr
+        self._files: list[IO[bytes]] = [self._out, self._err]
+        self._frames, self._silent_s = Frames(), silent_s
+        self._strange = 0
+        self._said = b""
+
+    @property
+    def unreadable(self) -> int:
+        return self._frames.dropped + self._strange
+
+    def next(self, alarm: Alarm) -> Power | None:
+        until = time.monotonic() + self._silent_s
+        while (left_s := until - time.monotonic()) > 0:
+            rang, ready = alarm.wait(left_s, *self._files)
+            if rang:
+                return None
+            for file in ready:
+                chunk = os.read(file.fileno(), CHUNK_BYTES)
+                if file is self._err:
+                    self._hear(chunk)
+                elif not chunk:
+                    raise PowerError(self._how_it_ended())
+                elif (power := self._latest(chunk)) is not None:
+                    return power
+        raise PowerError(f"powermetrics has given no reading for {self._silent_s:g} s")
+
+    def _hear(self, chunk: bytes) -> None:
+        """Keeps the end of what it says of itself."""
+        self._said = (self._said + chunk)[-ERROR_BYTES:]
+        if not chunk:
+            self._files.remove(self._err)
+
+    def _latest(self, chunk: bytes) -> Power | None:
+        found = [reading(frame) for frame in self._frames.feed(chunk)]
+        self._strange += found.count(None)
+        return next((each for each in reversed(found) if each is not None), None)
+
+    def _how_it_ended(self) -> str:
+        """Its exit code and last words, which are on their way when its output has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(END_WAIT_S)
+        while self._err in self._files and select.select([self._err], [], [], 0)[0]:
+            self._hear(os.read(self._err.fileno(), CHUNK_BYTES))
+        lines = self._said.decode("utf-8", "replace").strip().splitlines()
+        last = "".join(char for char in lines[-1] if char.isprintable())[:SHOWN] if lines else "it said nothing"
+        code = self._child.poll()
+        how = "closed its output" if code is None else f"ended with exit code {code}" if code >= 0 else "was killed"
+        return f"powermetrics {how}: {last}"
+
+    def close(self) -> None:
+        """Ends it: by TERM, which sudo passes on; where it cannot be sent, its next write meets a closed pipe."""
+        with contextlib.suppress(PermissionError):
+            self._child.terminate()
+        self._out.close()
+        self._err.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(END_WAIT_S)
+            return
+        with contextlib.suppress(PermissionError):
+            self._child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(END_WAIT_S)
+
+    def left(self) -> str:
+        return "" if self._child.poll() is not None else f"an earlier powermetrics, pid {self._child.pid}, does not end"
+
+
+class Zeus:
+    """zeus-apple-silicon's counters, compared over a window."""
+
+    source, every_s = "zeus-apple-silicon", WINDOW_S
+    unreadable = 0
+
+    def __init__(self, monitor: Any = None, window_s: float = WINDOW_S) -> None:
+        """Raises ImportError where the package is not installed, PowerError where it does not work."""
+        self._window_s = window_s
+        if monitor is None:
+            package = _guarded(lambda: importlib.import_module("zeus_apple_silicon"))
+            monitor = _guarded(package.AppleEnergyMonitor)
+        self._monitor = monitor
+        self._before, self._at = self._energy()
+
+    def _energy(self) -> tuple[dict[str, Any], float]:
+        """(millijoules by domain since some time or other, None where it has none; monotonic seconds)."""
+        found = _guarded(self._monitor.get_cumulative_energy)
+        names = {"cpu": "cpu_total_mj", "gpu": "gpu_mj", "ane": "ane_mj"}
+        return {domain: getattr(found, name, None) for domain, name in names.items()}, time.monotonic()
+
+    def next(self, alarm: Alarm) -> Power | None:
+        while (left_s := self._at + self._window_s - time.monotonic()) > 0:
+            if alarm.wait(left_s)[0]:
+                return None
+        before, since = self._before, self._at
+        self._before, self._at = self._energy()
+        return spent(before, self._before, self._at - since)
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def left(self) -> str:
+        return ""
+
+
+def spent(before: dict[str, Any], after: dict[str, Any], elapsed_s: float) -> Power:
+    """Power between two readings of counters, in millijoules by domain; None where one is missing or went back."""
+    watts = {}
+    for domain, value in after.items():
+        both = isinstance(value, (int, float)) and isinstance(before.get(domain), (int, float))
+        watts[domain] = average_w(value - before[domain], elapsed_s) if both else None
+    if not watts["cpu"]:
+        # No CPU rests for seconds: its counter stands still, and where it does that of the ANE does too.
+        watts["cpu"] = watts["ane"] = None
+    cpu, gpu, ane = watts["cpu"], watts["gpu"], watts["ane"]
+    combined = cpu + gpu + (ane or 0.0) if cpu is not None and gpu is not None else None
+    return Power(combined, gpu, cpu, ane)
+
+
+def _guarded(call: Callable[[], Any]) -> Any:
+    """The answer of a package that may fail in any way. Raises PowerError, ImportError."""
+    try:
+        return call()
+    except ImportError:
+        raise
+    except Exception as error:  # noqa: BLE001 - native code of others, over an interface that changes
+        raise PowerError(f"zeus-apple-silicon: {error!r:.200}") from None

@@ -1,0 +1,99 @@
+"""The program that measures the power of the chip, in a process of its own.
+
+What measures may end, hang, or crash the process that hosts it, and none of that may reach the sidecar, which only
+reads the file that is kept here. That file says what was measured when, or why nothing is; it goes with us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from metal_supervisor.host.power_meter import Alarm, NoMeter, OpenMeter, PowerError, PowerMeter, open_meter
+from metal_supervisor.host.powermetrics import FORMAT, Power
+from metal_supervisor.state.directory import POWER_FILE, write_atomic
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
+LOOK_AGAIN_S = 300.0
+STEADY = 12
+"""So many readings in a row make earlier failures forgotten: a minute of powermetrics."""
+log = logging.getLogger("power")
+
+
+class PowerProgram:
+    """Measures until it is told to stop, trying again whenever that fails."""
+
+    def __init__(
+        self, state: Path, alarm: Alarm, opened: OpenMeter = open_meter, first_pause_s: float = FIRST_PAUSE_S
+    ) -> None:
+        self._path, self._alarm, self._open = state / POWER_FILE, alarm, opened
+        self._first_pause_s = self._pause_s = first_pause_s
+        self._meter: PowerMeter | None = None
+        """The latest; it is kept until nothing of it is left."""
+        self._told = ""
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        """Returns once `stopped` and the alarm has rung. The file is gone then."""
+        self._path.unlink(missing_ok=True)  # of one that was killed
+        try:
+            while not stopped():
+                try:
+                    self._measure(stopped)
+                except PowerError as error:
+                    self._tell(str(error))
+                    self._alarm.wait(self._next_pause_s(error))
+        finally:
+            self._path.unlink(missing_ok=True)
+
+    def _next_pause_s(self, error: PowerError) -> float:
+        if isinstance(error, NoMeter):
+            return LOOK_AGAIN_S
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+        return pause_s
+
+    def _measure(self, stopped: Callable[[], bool]) -> None:
+        """Keeps the file until told to stop. Raises PowerError."""
+        if self._meter is not None and (left := self._meter.left()):
+            raise PowerError(left)  # starting one beside it would make them ever more
+        self._meter = meter = self._open()
+        try:
+            count = unreadable = 0
+            while not stopped():
+                power = meter.next(self._alarm)
+                if meter.unreadable and not unreadable:
+                    unreadable = meter.unreadable
+                    log.warning("a sample could not be read; it is left out", extra={"source": meter.source})
+                if power is None:
+                    continue
+                count += 1
+                if count == STEADY:
+                    self._pause_s = self._first_pause_s
+                if self._told or count == 1:
+                    log.info("power is measured", extra={"source": meter.source, "seconds": meter.every_s})
+                    self._told = ""
+                self._write(source=meter.source, every_s=meter.every_s, watts=_shown(power))
+        finally:
+            meter.close()
+
+    def _tell(self, problem: str) -> None:
+        """Says why nothing is measured: in the log once, in the file always."""
+        if problem != self._told:
+            log.warning("power is not measured; it is tried again", extra={"why": problem})
+            self._told = problem
+        self._write(problem=problem)
+
+    def _write(self, **content: Any) -> None:
+        # The monotonic clock is the same in all processes of a machine, and nobody can set it.
+        stamp = {"format": FORMAT, "at": round(time.time(), 3), "monotonic_s": time.monotonic()}
+        with contextlib.suppress(OSError):  # on a full disk the figures age until they count no more
+            write_atomic(self._path, json.dumps({**stamp, **content}) + "\n", durable=False)
+
+
+def _shown(power: Power) -> dict[str, float]:
+    """Watts by domain, to the milliwatt, without those that are not known."""
+    return {domain: round(value, 3) for domain, value in power.watts().items()}

@@ -1,0 +1,94 @@
+"""The note that this Mac is about to sleep, which one process leaves in the state directory and another acts on.
+
+Endpoints are taken out while it stands, so it must never outlast its reason: it counts only while its writer lives,
+and not for more than a minute of being awake without a sleep. A sleep does not end it: the system tells nobody of a
+wake in the dark, nor of the sleep after that. The answer says that all is taken out; the writer lets the machine sleep
+then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from metal_supervisor import launch
+from metal_supervisor.host import sleep_clock
+from metal_supervisor.state.directory import write_atomic
+
+NOTE, ANSWER, FORMAT = "asleep.json", "withdrawn.json", 1
+LONGEST_S = 60.0
+
+
+@dataclass(frozen=True)
+class Nap:
+    """One sleep that is to come."""
+
+    pid: int
+    """Of the writer."""
+    started: str
+    """The writer's launch.start_time."""
+    at: float
+    """Unix time of the note; with the others it tells one sleep from the next."""
+
+
+def _read(path: Path) -> Nap | None:
+    """A file's; None if it is not there, or not one of ours."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        if found["format"] != FORMAT:
+            return None
+        return Nap(int(found["pid"]), str(found["started"]), float(found["at"]))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, OverflowError):
+        return None
+
+
+def _write(path: Path, nap: Nap) -> None:
+    write_atomic(path, json.dumps({"format": FORMAT, **asdict(nap)}) + "\n", durable=False)
+
+
+def announce(state: Path) -> Nap:
+    """Leaves the note of this process. Raises OSError."""
+    nap = Nap(os.getpid(), launch.start_time(os.getpid()) or "", time.time())
+    _write(state / NOTE, nap)
+    return nap
+
+
+def call_off(state: Path) -> bool:
+    """Takes the note away; False if there was none. Raises OSError."""
+    there = (state / NOTE).exists()
+    (state / NOTE).unlink(missing_ok=True)
+    return there
+
+
+def answered(state: Path, nap: Nap) -> bool:
+    """Whether all is taken out for this very sleep."""
+    return _read(state / ANSWER) == nap
+
+
+def answer(state: Path, nap: Nap) -> None:
+    """Says that all is taken out. Raises OSError."""
+    _write(state / ANSWER, nap)
+
+
+class SleepNoteReader:
+    """Tells whether a sleep is to come. For one thread."""
+
+    def __init__(self, state: Path, clocks: sleep_clock.Clocks | None = None) -> None:
+        self._state, self._clocks = state, clocks or sleep_clock.system_clocks()
+        self._known: Nap | None = None
+        self._awake_since = self._asleep_s = 0.0
+        """Since when the machine is awake with the note in place, in seconds awake; how long it had slept by then."""
+
+    def look(self) -> Nap | None:
+        """The sleep that is to come, None if there is none."""
+        nap = _read(self._state / NOTE)
+        awake_s = self._clocks.exclusive()
+        asleep_s = self._clocks.inclusive() - awake_s
+        if nap is None or nap != self._known or asleep_s - self._asleep_s > sleep_clock.NOTABLE_S:
+            self._known, self._awake_since, self._asleep_s = nap, awake_s, asleep_s
+        if nap is None or awake_s - self._awake_since > LONGEST_S:
+            return None
+        return nap if nap.started and launch.start_time(nap.pid) == nap.started else None

@@ -1,0 +1,1 @@
+"""Installing, upgrading and removing the job of launchd."""

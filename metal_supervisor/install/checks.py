@@ -1,0 +1,61 @@
+"""What forbids to install or uninstall here, or just now.
+
+There is one job of that name on a Mac, and whoever loads or ends it takes it from whom it belonged to; what runs in a
+terminal, nobody else may end; and some directories macOS keeps from jobs, however they are spelled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import plistlib
+import xml.parsers.expat
+from pathlib import Path
+
+from metal_supervisor.install.plan import InstallPaths, read
+from metal_supervisor.install.steps import InstallError
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.supervisord.client import Supervisord
+
+KEPT_FROM_JOBS = ("Desktop", "Documents", "Downloads")
+
+
+def refuse_anothers(where: InstallPaths) -> None:
+    """Raises InstallError if the job's file is there, and of another state directory."""
+    said = _working_directory(read(where.plist))
+    if said and Path(said).resolve() != where.state.resolve():
+        text = f"{where.plist} is the job of another state directory, {said}"
+        raise InstallError(f"{text}; end that one first, as its user: metal-supervisor uninstall --state-dir {said}")
+
+
+def _working_directory(plist: bytes) -> str:
+    """The state directory that a job's file is about, "" if it does not tell."""
+    with contextlib.suppress(plistlib.InvalidFileException, xml.parsers.expat.ExpatError, ValueError):
+        content = plistlib.loads(plist)
+        return str(content.get("WorkingDirectory", "")) if isinstance(content, dict) else ""
+    return ""
+
+
+def refuse_running(state: Path) -> None:
+    """Raises InstallError if a system that launchd does not know runs on a state directory."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), (state / "run.lock").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InstallError(f"`metal-supervisor run` uses {state}; stop it first with Ctrl-C") from None
+    if state.is_dir() and Supervisord(StateDir(state).socket).answers():
+        raise InstallError(f"a supervisord that launchd does not know runs on {state}; end it first")
+
+
+def refuse_kept_place(name: str, path: Path, home: Path) -> None:
+    """Raises InstallError over a path that launchd's jobs cannot read. `name`: what it is, for the message."""
+    parts, above = _folded(path), _folded(home)
+    for kept in KEPT_FROM_JOBS:
+        if parts[: len(above) + 1] == (*above, kept.casefold()):
+            text = f"{name}, {path}, is in {kept}, which macOS keeps from launchd's jobs"
+            raise InstallError(f"{text}; use a place outside of it")
+
+
+def _folded(path: Path) -> tuple[str, ...]:
+    """The parts of what a path leads to; a Mac's disk does not tell capital letters from small ones."""
+    return tuple(part.casefold() for part in path.resolve().parts)

@@ -1,0 +1,96 @@
+"""Command lines as Go's standard flag package reads them.
+
+`-x v`, `--x v` and `--x=v` are the same; a switch stands alone or takes its value after `=` only; the first word that
+is no flag, or `--`, ends the flags. LLMKube's own agent is started so, and its launchd plist has to mean here what it
+means there.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+SWITCH, TEXT, PATH, WHOLE, NUMBER, DURATION, LIST, PATHS = (
+    "switch", "text", "path", "whole number", "number", "duration", "list", "list of paths",
+)  # fmt: skip
+TRUE, FALSE = ("1", "t", "T", "true", "TRUE", "True"), ("0", "f", "F", "false", "FALSE", "False")
+UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(rf"([0-9]+\.?[0-9]*|\.[0-9]+)({'|'.join(UNITS_S)})", re.ASCII)
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
+_WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class GivenFlags:
+    """One flag of a command line."""
+
+    name: str
+    """Without its dashes."""
+    text: str = ""
+    """Its value as it was written; `true` for a switch that stands alone."""
+    problem: str = ""
+    """Why Go would not accept it, "" if it would."""
+
+
+def split(
+    words: Sequence[str], known: Collection[str], switches: Collection[str]
+) -> tuple[list[GivenFlags], list[str]]:
+    """The flags of a command line without its program, and what is left when they end.
+
+    A word after a flag that nobody knows is taken for its value unless it begins with a dash; Go would not start.
+    """
+    found: list[GivenFlags] = []
+    at = 0
+    while at < len(words) and len(words[at]) > 1 and words[at].startswith("-"):
+        word = words[at]
+        at += 1
+        if word == "--":
+            break
+        name, equals, text = word[2 if word.startswith("--") else 1 :].partition("=")
+        if not name or name.startswith("-"):
+            found.append(GivenFlags(word, problem="is not how a flag is written"))
+        elif equals:
+            found.append(GivenFlags(name, text))
+        elif name in switches:
+            found.append(GivenFlags(name, "true"))
+        elif at < len(words) and (name in known or not words[at].startswith("-")):
+            found.append(GivenFlags(name, words[at]))
+            at += 1
+        else:
+            found.append(GivenFlags(name, problem="has no value" if name in known else ""))
+    return found, list(words[at:])
+
+
+def value(kind: str, text: str) -> bool | int | float | str:
+    """A value as its flag's kind; durations in seconds. Raises ValueError, whose text says what it must be."""
+    if kind == SWITCH:
+        if text not in TRUE + FALSE:
+            raise ValueError("must be true or false")
+        return text in TRUE
+    if kind == WHOLE:
+        if not _WHOLE.fullmatch(text):
+            raise ValueError("must be a whole number, in decimal digits")
+        return int(text)
+    if kind == NUMBER:
+        if not _DECIMAL.fullmatch(text) or not math.isfinite(float(text)):
+            raise ValueError("must be a number")
+        return float(text)
+    if kind == DURATION:
+        return seconds(text)
+    if kind in (LIST, PATHS):
+        return ",".join(part for part in (each.strip() for each in text.split(",")) if part)
+    return text
+
+
+def seconds(text: str) -> float:
+    """Seconds of a duration such as `1h2m3s` or `300ms`. Raises ValueError."""
+    bare = text[1:] if text[:1] in ("+", "-") else text
+    parts = _PART.findall(bare)
+    if bare != "0" and (not parts or "".join(map("".join, parts)) != bare):
+        raise ValueError("must be a duration such as 90s, 1m30s or 300ms")
+    length_s = sum(float(number) * UNITS_S[unit] for number, unit in parts)
+    if not math.isfinite(length_s):
+        raise ValueError("must be a duration such as 90s, 1m30s or 300ms")
+    return -length_s if text.startswith("-") else length_s

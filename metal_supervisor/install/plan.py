@@ -1,0 +1,292 @@
+"""What installing on this Mac comes to: which files with what in them, decided before anything is touched.
+
+Settings live in a file of ours and not in launchd's, so that a change of settings never touches the job. What somebody
+wrote into either by hand stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from metal_supervisor.cluster import kubeconfig_copy
+from metal_supervisor.cluster.kubeconfig_copy import Copy
+from metal_supervisor.host import launchd
+from metal_supervisor.host.launchctl import LABEL
+from metal_supervisor.install.steps import Directory, FileStep, InstallError, LinkStep, Machine, Remove, Step
+from metal_supervisor.settings import loader as config
+from metal_supervisor.settings.schema import Settings
+
+SETTINGS_FILE, CLUSTER = "metal-supervisor.toml", "cluster"
+MARK = "metal-supervisor install wrote this"
+HEADER = """\
+# Settings of metal_supervisor on this Mac; conf/metal-supervisor.toml of the project has them all.
+# After an edit: metal-supervisor upgrade. No model is stopped for it.
+"""
+SCRIPT = """\
+#!/bin/sh
+# {mark}; `metal-supervisor uninstall` removes it.
+# What it starts is the user's to write, and so an engine's: root runs it only where root is that user.
+[ "$(/usr/bin/id -u)" != 0 ] || [ {uid} = 0 ] || {{ echo "run this as user {uid}, not as root" >&2; exit 1; }}
+[ -n "$METAL_SUPERVISOR_STATE_DIR" ] || METAL_SUPERVISOR_STATE_DIR={state}
+export METAL_SUPERVISOR_STATE_DIR
+exec {state}/current/{name} "$@"
+"""
+
+
+@dataclass(frozen=True)
+class InstallOrder:
+    """What the user asks for."""
+
+    kubeconfig: Path | None
+    """Kubeconfig to copy; None: see `embedded`."""
+    embedded: bool
+    """The embedded API. Neither: what the settings say that are there."""
+    values: Mapping[str, Any]
+    """Settings from flags and the environment."""
+    config: Path | None
+    """Settings to begin with."""
+    agent: bool
+    force: bool
+
+
+@dataclass(frozen=True)
+class InstallPaths:
+    """Where things are on one Mac."""
+
+    state: Path
+    plist: Path
+    programs: Path
+    """Directory of the scripts that users call."""
+    domain: str
+    root: bool
+    """Whether plist and programs are root's."""
+    label: str = LABEL
+
+    @property
+    def settings(self) -> Path:
+        return self.state / SETTINGS_FILE
+
+    @property
+    def kubeconfig(self) -> Path:
+        """Our copy of a cluster's."""
+        return self.state / CLUSTER / "kubeconfig"
+
+    @property
+    def token(self) -> Path:
+        """The token that our copy names, if it names one."""
+        return self.state / CLUSTER / kubeconfig_copy.TOKEN_FILE
+
+    @property
+    def source(self) -> Path:
+        """What the copy was made of."""
+        return self.state / CLUSTER / "source"
+
+    @property
+    def launchd(self) -> Path:
+        """What was last given to launchd."""
+        return self.state / "launchd"
+
+    @property
+    def loaded(self) -> Path:
+        """Copy of the property list that launchd has loaded."""
+        return self.launchd / "loaded.plist"
+
+    @property
+    def rendered(self) -> Path:
+        """Copy of the property list as it was last written by us."""
+        return self.launchd / f"{self.label}.plist"
+
+    @property
+    def staged(self) -> Path:
+        """Copy of the property list that root was last asked to put in place."""
+        return self.launchd / "staged.plist"
+
+
+def places(machine: Machine, state: Path, agent: bool) -> InstallPaths:
+    """The usual ones for a LaunchDaemon, or for a LaunchAgent."""
+    name = f"{machine.label}.plist"
+    if agent:
+        library = machine.home / "Library" / "LaunchAgents"
+        programs = machine.home / ".local" / "bin"
+        return InstallPaths(state, library / name, programs, f"gui/{machine.uid}", False, machine.label)
+    library = machine.root / "Library" / "LaunchDaemons"
+    return InstallPaths(state, library / name, machine.root / "usr" / "local" / "bin", "system", True, machine.label)
+
+
+@dataclass(frozen=True)
+class InstallPlan:
+    """What there is to do, and what it leads to."""
+
+    places: InstallPaths
+    settings: Settings
+    steps: tuple[Step, ...]
+    plist: bytes
+    """What the property list will hold."""
+    notes: tuple[str, ...]
+
+    def due(self) -> tuple[Step, ...]:
+        """The steps that would change something."""
+        return tuple(step for step in self.steps if step.due())
+
+
+def plan(order: InstallOrder, machine: Machine) -> InstallPlan:
+    """What installing comes to on this Mac; changes nothing. Raises InstallError, ConfigError, BadKubeconfig."""
+    state = Path(str(order.values.get("state_dir", machine.home / ".metal-supervisor"))).absolute()
+    where = places(machine, state, order.agent)
+    text, copy = _settings(order, where)
+    settings = _checked(text, where)
+    steps: list[Step] = [Directory(state), Directory(state / "log"), Directory(where.launchd)]
+    if copy is not None:
+        steps += _copied(where, copy)
+    before = read(where.settings)
+    if order.config is not None and before not in (b"", text.encode()):
+        steps.append(FileStep(where.settings.with_suffix(".toml.before"), before))
+    steps.append(FileStep(where.settings, text.encode()))
+    if settings.embedded:
+        steps += [Remove(path) for path in (where.kubeconfig, where.token, where.source)]
+    plist, edited = _plist(order, machine, where, settings)
+    notes = [f"{where.plist} was edited by hand and stays; --force writes ours"] if edited else []
+    if copy is not None and copy.plugin:
+        notes.append(f"the kubeconfig's command {copy.plugin} has to be in {launchd.path_of(str(machine.home))}")
+    if not edited:
+        steps += _installed(where, plist)
+    for name in ("metal-supervisor", "supervisorctl"):
+        script = where.programs / name
+        if _is_anothers(script):
+            notes.append(f"{script} is not ours and stays; ours is {state}/current/{name}")
+        else:
+            if not where.programs.is_dir():
+                steps.append(Directory(where.programs, 0o755, where.root))
+            steps.append(_script(where, name, machine))
+    steps.append(LinkStep(machine.home / "Library" / "Logs" / "metal-supervisor", state / "log"))
+    return InstallPlan(where, settings, tuple(dict.fromkeys(steps)), plist, tuple(notes))
+
+
+def _settings(order: InstallOrder, where: InstallPaths) -> tuple[str, Copy | None]:
+    """(text of the settings file, copy of the kubeconfig that is to be taken along)."""
+    text, name = _text(order, where), str(where.settings)
+    source_file = order.config or where.settings
+    written = config.parsed(text, str(source_file))
+    found = config.placed(written, source_file.absolute().parent)
+    moved = {name: found[name] for name, value in written.items() if value != found[name] and name != "state_dir"}
+    values = {**(moved if order.config else {}), **_without_state(order.values)}
+    if order.embedded:
+        _refuse_context(values, "")
+        return config.edited(text, {**values, "kubeconfig": "", "context": ""}, name), None
+    named = str(order.kubeconfig or values.get("kubeconfig") or found.get("kubeconfig", ""))
+    if not named and "kubeconfig" not in found:
+        raise InstallError("say which cluster: --cluster KUBECONFIG, or --embedded for the one that we bring along "
+                           "(with make: METAL_KUBECONFIG=KUBECONFIG or EMBEDDED=1)")
+    source = Path(named).expanduser().absolute()
+    if not named or source == where.kubeconfig:
+        _refuse_context(values, _kept_context(where) if named else "")
+        return config.edited(text, values, name), None
+    context = str(values.get("context") or found.get("context", ""))
+    if not context and _taken(where)[1] == str(source):
+        context = _kept_context(where)  # the same file again: what was chosen of it stays chosen
+    copy = kubeconfig_copy.copy(source, context)
+    return config.edited(text, {**values, "kubeconfig": str(where.kubeconfig), "context": ""}, name), copy
+
+
+def _without_state(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != "state_dir"}
+
+
+def _text(order: InstallOrder, where: InstallPaths) -> str:
+    """The settings to begin with. Raises InstallError."""
+    if order.config is None:
+        return where.settings.read_text("utf-8") if where.settings.exists() else HEADER
+    try:
+        return order.config.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InstallError(f"--config: {order.config} cannot be read: {error}") from None
+
+
+def _refuse_context(values: Mapping[str, Any], kept: str) -> None:
+    """Raises InstallError over a context without a kubeconfig to look for it. `kept`: the one that our copy has."""
+    context = str(values.get("context", ""))
+    if context not in ("", kept):
+        raise InstallError(f"--context {context} needs --cluster KUBECONFIG: of a cluster, one context alone is kept")
+
+
+def _kept_context(where: InstallPaths) -> str:
+    """The context that our copy of a kubeconfig has, "" without one."""
+    with contextlib.suppress(ValueError, AttributeError):
+        return str(json.loads(read(where.kubeconfig)).get("current-context", ""))
+    return ""
+
+
+def _taken(where: InstallPaths) -> tuple[str, str]:
+    """(digest of what was copied, the kubeconfig that it was taken from), "" where nothing was."""
+    digest, _, file = read(where.source).decode("utf-8", "replace").strip().partition("\n")
+    return digest, file
+
+
+def _checked(text: str, where: InstallPaths) -> Settings:
+    """The settings of a text. Raises ConfigError, InstallError."""
+    found = config.placed(config.parsed(text, str(where.settings)), where.settings.parent)
+    if "state_dir" in found and Path(found["state_dir"]).expanduser() != where.state:
+        raise InstallError(f"state_dir in the settings is not {where.state}; remove it there, or give --state-dir")
+    return Settings(**{**found, "state_dir": str(where.state)})
+
+
+def _plist(order: InstallOrder, machine: Machine, where: InstallPaths, settings: Settings) -> tuple[bytes, bool]:
+    """(the property list that will be there, whether somebody edited it and it stays)."""
+    job = launchd.Job(
+        machine.user, machine.group, str(machine.home), str(where.state), settings.stop_timeout, order.agent,
+        where.label,
+    )  # fmt: skip
+    ours = launchd.rendered((config.launchd_dir() / f"{LABEL}.plist").read_bytes(), job)
+    there, before = read(where.plist), read(where.rendered)
+    if there and before and there not in (before, read(where.staged), ours) and not order.force:
+        return there, True
+    return ours, False
+
+
+def read(path: Path) -> bytes:
+    """A file's content, b"" if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _copied(where: InstallPaths, copy: Copy) -> Iterator[Step]:
+    """The copy's files, unless it was taken already: its token may have been renewed since."""
+    digest = hashlib.sha256(f"{copy.kubeconfig}\0{copy.token}".encode()).hexdigest()
+    yield Directory(where.kubeconfig.parent)
+    if _taken(where)[0] != digest or not where.kubeconfig.exists():
+        yield FileStep(where.kubeconfig, copy.kubeconfig.encode(), secret=True)
+        if copy.token:
+            yield FileStep(where.token, copy.token.encode(), secret=True)
+    if not copy.token:
+        yield Remove(where.token)
+    yield FileStep(where.source, f"{digest}\n{copy.file}\n".encode())
+
+
+def _installed(where: InstallPaths, plist: bytes) -> Iterator[Step]:
+    if where.root:
+        yield FileStep(where.plist, plist, 0o644, root=True, record=where.staged)
+    else:
+        yield Directory(where.plist.parent, 0o755)
+        yield FileStep(where.plist, plist, 0o644)
+
+
+def _script(where: InstallPaths, name: str, machine: Machine) -> FileStep:
+    """A command for users, which goes through current/ as launchd does."""
+    state = shlex.quote(str(where.state))
+    text = SCRIPT.format(mark=MARK, state=state, name=name, uid=machine.uid)
+    return FileStep(where.programs / name, text.encode(), 0o755, root=where.root)
+
+
+def _is_anothers(script: Path) -> bool:
+    """Whether a file of that name is there that we did not write."""
+    content = read(script)
+    return (script.exists() or script.is_symlink()) and MARK.encode() not in content

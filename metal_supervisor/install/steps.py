@@ -1,0 +1,197 @@
+"""What an installation does to a Mac, one thing after another: each can be shown before it is done, and done twice.
+
+What belongs to the user is done by the user. What belongs to root is one command of sudo's, with literal arguments;
+content goes to it on standard input, because an engine could exchange a file that the user owns. Nothing of ours runs
+as root.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from metal_supervisor.host import root_file
+from metal_supervisor.host.commands import Feeder
+from metal_supervisor.host.launchd import LABEL
+from metal_supervisor.state.directory import write_atomic
+
+SUDO, INSTALL, REMOVE = "/usr/bin/sudo", "/usr/bin/install", "/bin/rm"
+OWNER = ("-o", "root", "-g", "wheel")
+PLACE = "$PLACE"
+"""Short for root_file.SCRIPT where commands are shown."""
+COMMAND_S, PASSWORD_S = 30.0, 300.0
+Say = Callable[[str], None]
+
+
+class InstallError(Exception):
+    """It cannot be installed; the message says what is in the way and what to do."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The Mac that this is about."""
+
+    root: Path
+    """`/`, or the directory that a test takes for it."""
+    home: Path
+    user: str
+    group: str
+    uid: int
+    run: Feeder
+    pause: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    label: str = LABEL
+    """launchd's name for the job; a trial beside a real installation has another."""
+
+    def shown(self, path: Path) -> str:
+        """A path as its owner would write it."""
+        return f"~/{path.relative_to(self.home)}" if path.is_relative_to(self.home) else str(path)
+
+    def as_root(self, *argv: str, content: bytes = b"") -> None:
+        """Run one command by sudo, with what it reads on standard input. Raises InstallError."""
+        done = self.run([SUDO, *argv], COMMAND_S, content)
+        if not done.ok:
+            said = " ".join((done.err or done.out).split())[:300] or "it said nothing"
+            raise InstallError(f"{shown_as_root(argv)} failed with {done.code}: {said}")
+
+
+def shown_as_root(argv: Sequence[str]) -> str:
+    """A command of sudo's as it is told to its user; the script of root's files goes by a name."""
+    return " ".join(["sudo", *(PLACE if word == root_file.SCRIPT else word for word in argv if word)])
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A directory that has to be there."""
+
+    path: Path
+    mode: int = 0o700
+    root: bool = False
+
+    def due(self) -> bool:
+        return not self.path.is_dir()
+
+    def lines(self) -> Iterator[str]:
+        """What will be done."""
+        if self.root:
+            yield f"run    sudo {' '.join(self._argv())}"
+        else:
+            yield f"make   {self.path}/ ({self.mode:04o})"
+
+    def do(self, machine: Machine) -> None:
+        """Does it. Raises InstallError, OSError."""
+        if self.root:
+            machine.as_root(*self._argv())
+        else:
+            self.path.mkdir(mode=self.mode, parents=True, exist_ok=True)
+
+    def _argv(self) -> list[str]:
+        return [INSTALL, "-d", "-m", f"{self.mode:04o}", *OWNER, str(self.path)]
+
+
+@dataclass(frozen=True)
+class FileStep:
+    """A file that has to hold this."""
+
+    path: Path
+    content: bytes = field(repr=False)
+    mode: int = 0o600
+    root: bool = False
+    """Whether it becomes root's; else it is the user's own."""
+    record: Path | None = None
+    """Where the content is noted before root is asked to put it in place; root does not read it."""
+    secret: bool = False
+    """Whether nobody may be shown what is in it."""
+
+    def due(self) -> bool:
+        try:
+            return self.path.read_bytes() != self.content or self.path.stat().st_mode & 0o777 != self.mode
+        except OSError:
+            return True
+
+    def lines(self) -> Iterator[str]:
+        """What will be done, with what is in it."""
+        yield f"write  {self.path} ({self.mode:04o}{', by root' if self.root else ''})"
+        shown = ["(not shown: it holds credentials)"] if self.secret else self.content.decode("utf-8").splitlines()
+        yield from (f"       | {line}" for line in shown)
+        if self.root:
+            yield f"run    {shown_as_root(self._argv())}"
+
+    def do(self, machine: Machine) -> None:
+        """Does it. Raises InstallError, OSError."""
+        if self.record:
+            self.record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomic(self.record, self.content)
+        if self.root:
+            machine.as_root(*self._argv(), content=self.content)
+            return
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(self.path, self.content)
+        self.path.chmod(self.mode)
+
+    def _argv(self) -> list[str]:
+        return root_file.command(str(self.path), self.mode, self.content)
+
+
+@dataclass(frozen=True)
+class LinkStep:
+    """A symbolic link for convenience; what is in its place and not a link stays."""
+
+    path: Path
+    target: Path
+
+    def due(self) -> bool:
+        if self.path.is_symlink():
+            return self.path.readlink() != self.target
+        return not self.path.exists()
+
+    def lines(self) -> Iterator[str]:
+        """What will be done."""
+        yield f"link   {self.path} -> {self.target}"
+
+    def do(self, _machine: Machine) -> None:
+        """Does it. Raises OSError."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.unlink(missing_ok=True)
+        self.path.symlink_to(self.target)
+
+
+@dataclass(frozen=True)
+class Remove:
+    """A file or link that has to go."""
+
+    path: Path
+    root: bool = False
+
+    def due(self) -> bool:
+        return self.path.is_symlink() or self.path.exists()
+
+    def lines(self) -> Iterator[str]:
+        """What will be done."""
+        yield f"run    sudo {REMOVE} -f {self.path}" if self.root else f"remove {self.path}"
+
+    def do(self, machine: Machine) -> None:
+        """Does it. Raises InstallError, OSError."""
+        if self.root:
+            machine.as_root(REMOVE, "-f", str(self.path))
+        else:
+            self.path.unlink(missing_ok=True)
+
+
+Step = Directory | FileStep | LinkStep | Remove
+
+
+def needs_root(step: Step) -> bool:
+    """Whether a step asks for sudo."""
+    return getattr(step, "root", False)
+
+
+def ask_for_sudo(machine: Machine, why: str, say: Say) -> None:
+    """Has sudo ask for the password once, on the terminal. Raises InstallError."""
+    if machine.run([SUDO, "-n", "-v"], COMMAND_S).ok:
+        return
+    say(f"sudo may ask for your password: {why}")
+    if not machine.run([SUDO, "-v"], PASSWORD_S).ok:
+        raise InstallError("sudo refused; run this in a terminal as somebody who may use sudo, or with --agent")

@@ -1,0 +1,186 @@
+"""`metal-supervisor uninstall`: takes out of this Mac what install put there, and says what it leaves.
+
+Weights cost hours to fetch and objects of the embedded API cannot be fetched at all, so both stay. Credentials, specs
+with secrets in them and what only a running system needs go. In a cluster, this Mac's endpoints are deleted while there
+still is a credential to do it with; without that, its peers and the reaper have taken them out of service anyhow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
+from metal_supervisor.controller import boot
+from metal_supervisor.host import launchd
+from metal_supervisor.host import machine as host
+from metal_supervisor.host.launchctl import Launchctl
+from metal_supervisor.host.power_meter import FRAGMENT
+from metal_supervisor.install.checks import refuse_anothers, refuse_running
+from metal_supervisor.install.plan import CLUSTER, MARK, SETTINGS_FILE, InstallPaths, places, read
+from metal_supervisor.install.steps import SUDO, Machine, Remove, Say, ask_for_sudo
+from metal_supervisor.placement import claims
+from metal_supervisor.settings import loader
+from metal_supervisor.settings.schema import Settings
+from metal_supervisor.spec.sizes import amount
+from metal_supervisor.state.directory import DIRECTORIES, StateDir
+
+KEPT = ("log", "hub")
+PASSING = (
+    *(name for name in DIRECTORIES if name not in KEPT), "kubectl-cache", "omlx", "served", "launchd", "log-level",
+    CLUSTER,
+    "apiserver.json", "kubeconfig", "controller.json", "controller.bell", "sidecar.bell", "overrides.json",
+    "settings.json", "session", "supervisord.conf", "supervisord.pid", "supervisor.sock", "run.lock", "omlx.key",
+    "sleepwatch.bell", "asleep.json", "withdrawn.json", "chip.json", "power.json", "cordon", "handover", "app",
+    "confinement.json",
+)  # fmt: skip
+"""What only a running system needs, or nobody may find afterwards."""
+DATABASE = tuple(f"apiserver.db{end}" for end in ("", "-wal", "-shm"))
+USERS = (SETTINGS_FILE, f"{SETTINGS_FILE}.before", *DATABASE, "node", *KEPT)
+"""What is the user's; --purge removes it too."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is installed."""
+
+    places: tuple[InstallPaths, ...]
+    """Those of which a job is loaded or a file is there."""
+    settings: Settings
+    steps: tuple[Remove, ...]
+
+
+def find(machine: Machine, state: Path) -> Found:
+    """Looks for what install may have made; changes nothing. Raises InstallError if it belongs to another system."""
+    here, steps = [], []
+    for agent in (False, True):
+        where = places(machine, state, agent)
+        refuse_anothers(where)
+        ours = [Remove(where.plist, where.root)]
+        for name in ("metal-supervisor", "supervisorctl"):
+            if MARK.encode() in read(where.programs / name):
+                ours.append(Remove(where.programs / name, where.root))
+        if any(step.due() for step in ours) or Launchctl(machine.run, where.domain).job(where.label) is not None:
+            here.append(where)
+            steps += ours
+    logs = machine.home / "Library" / "Logs" / "metal-supervisor"
+    if logs.is_symlink():
+        steps.append(Remove(logs))
+    settings = Settings(state_dir=str(state))
+    with contextlib.suppress(loader.ConfigError):
+        settings = loader.load_good(state)[0]
+    return Found(tuple(here), settings, tuple(step for step in steps if step.due()))
+
+
+def show(found: Found, machine: Machine, purge: bool, say: Say) -> None:
+    """Says everything that would be done, and does nothing."""
+    for where in found.places:
+        launchctl = _launchctl(where, machine)
+        if launchctl.job(where.label) is not None:
+            say(f"run    {launchctl.line('bootout', f'{where.domain}/{where.label}')}")
+    for step in found.steps:
+        for line in step.lines():
+            say(line)
+    for path in _going(found.settings, purge):
+        say(f"remove {path}")
+    for line in left(found.settings, machine, purge):
+        say(line)
+
+
+def uninstall(found: Found, machine: Machine, purge: bool, say: Say) -> None:
+    """Ends the system in order and removes it. Raises InstallError, LaunchdError, OSError."""
+    settings = found.settings
+    if not any(_launchctl(where, machine).job(where.label) for where in found.places):
+        refuse_running(settings.state_path)
+    if any(where.root for where in found.places):
+        ask_for_sudo(machine, "the job's file and launchd's commands are root's", say)
+    for where in found.places:
+        launchctl = _launchctl(where, machine)
+        if launchctl.job(where.label) is not None:
+            bound = f"at most {settings.stop_timeout:g} s"
+            say(f"stopping  {where.domain}/{where.label}: answers end ({bound}), then the models")
+            launchctl.unload(where.label, launchd.exit_timeout_s(settings.stop_timeout))
+    directory = StateDir(settings.state_path)
+    boot.end_all(boot.left_over(directory))
+    for line in _leave_cluster(directory, settings):
+        say(line)
+    for step in found.steps:
+        step.do(machine)
+        say(f"removed   {machine.shown(step.path)}")
+    for path in _going(settings, purge):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    directory.remove_link()
+    with contextlib.suppress(OSError):
+        settings.state_path.rmdir()  # only if nothing is left in it
+    for line in left(settings, machine, purge):
+        say(line)
+
+
+def _launchctl(where: InstallPaths, machine: Machine) -> Launchctl:
+    return Launchctl(machine.run, where.domain, (SUDO,) if where.root else (), machine.pause)
+
+
+def _going(settings: Settings, purge: bool) -> Iterator[Path]:
+    """The files and directories of the state directory that go, by their names: it may hold others' too."""
+    for name in (*PASSING, *(USERS if purge else ())):
+        path = settings.state_path / name
+        if (path.is_symlink() or path.exists()) and not settings.store_path.is_relative_to(path):
+            yield path
+
+
+def _leave_cluster(directory: StateDir, settings: Settings) -> Iterator[str]:
+    """Deletes this Mac's endpoints and Lease, as far as the cluster answers."""
+    # Its own Lease is there without any service, in the namespace that it watches.
+    watched = {settings.namespace} - {""}
+    namespaces = sorted({record.namespace for record in directory.records()[0].values()} | watched)
+    if settings.embedded or not namespaces:
+        return
+    node = host.node_name(directory.path, settings.node_name)
+    try:
+        kube = Kube(Path(settings.kubeconfig).expanduser(), settings.context)
+        for namespace in namespaces:
+            slices = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+            for item in kube.request("GET", slices, {"labelSelector": f"{claims.NODE}={node}"}).get("items", []):
+                kube.request("DELETE", f"{slices}/{item['metadata']['name']}")
+            lease = claims.node_lease_object(namespace, node, 0.0, {}, "")["metadata"]["name"]
+            with contextlib.suppress(KubeError):
+                kube.request("DELETE", f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease}")
+        yield f"deleted   this Mac's endpoints in {', '.join(namespaces)}"
+    except (BadKubeconfig, KubeError) as error:
+        yield f"left      this Mac's endpoints in {', '.join(namespaces)}, out of service: {error}"
+
+
+def left(settings: Settings, machine: Machine, purge: bool) -> Iterator[str]:
+    """What stays on the disk, how big it is and how to remove it."""
+    store = settings.store_path
+    if size_bytes := _size_bytes(store):
+        how = f"rm -r {shlex.quote(str(store))}"
+        yield f"left      {amount(size_bytes)} of models in {machine.shown(store)}; remove them with: {how}"
+    kept = () if purge else USERS
+    users = [path for name in kept if (path := settings.state_path / name).exists() and path != store]
+    if users:
+        names = ", ".join(path.name for path in users)
+        yield f"left      {names} in {machine.shown(settings.state_path)}; uninstall --purge removes them"
+    rule = machine.root / FRAGMENT.lstrip("/")
+    if os.path.lexists(rule):
+        how = f"make uninstall-powermetrics-sudo, or sudo rm {rule}"
+        yield f"left      {rule}, by which sudo lets the power of the chip be measured; remove it with: {how}"
+
+
+def _size_bytes(path: Path) -> int:
+    """What a directory takes on the disk; a file with several names counts once."""
+    seen: dict[tuple[int, int], int] = {}
+    with contextlib.suppress(OSError):
+        for each in path.rglob("*"):
+            with contextlib.suppress(OSError):
+                found = each.lstat()
+                seen[found.st_dev, found.st_ino] = found.st_blocks * 512
+    return sum(seen.values())

@@ -1,0 +1,1 @@
+"""Memory: budget, estimates, ledger, eviction and pressure. Decisions are pure."""

@@ -1,0 +1,113 @@
+"""How much memory models may have on this machine.
+
+Metal keeps what a model uses wired, and a Mac whose memory is nearly all wired does not swap: it stops, and its
+watchdog reboots it. So the budget is the least of three numbers, and says which one it was: a share of the memory
+(by its size, or as configured), what Metal will wire less a little for everybody else's buffers, and all of it
+less a reserve for the system.
+
+The share, by the memory in GiB: up to 36 67 %, up to 64 75 %, below 128 80 %, from 128 on 90 %. LLMKube documents
+16/36, 48/64 and 128; we decided the steps between: 8, 18, 24 and 32 as 36, 96 as half-way between 64 and 128 (Metal
+wires 81 % of it), and 192, 256 and 512 as 128, where Metal's own limit or the reserve is usually the smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from metal_supervisor.spec.sizes import GIB, MIB, amount
+
+SHARES = ((36, 0.67), (64, 0.75), (127, 0.80))
+LARGEST_SHARE = 0.90
+METAL_SPARE_BYTES = 512 * MIB
+HELD_STEP_BYTES = 256 * MIB
+RESERVE_BYTES, RESERVE_PART = 2 * GIB, 16
+"""The system keeps a sixteenth, but at least 2 GiB; on a machine smaller than 8 GiB a quarter."""
+
+# Memory in GiB below which Metal wires that share of it; measured by many users, published nowhere by Apple.
+METAL_SHARES = ((16, 2 / 3), (32, 0.74), (64, 0.78), (128, 0.81), (256, 0.84), (512, 0.87))
+METAL_LARGEST_SHARE = 0.906
+METAL_SHARE_BELOW_36_BEFORE_26, METAL_SHARE_BEFORE_26 = 2 / 3, 0.75
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What models may use together, and why."""
+
+    bytes: int
+    total_bytes: int
+    """The machine's memory, or that of its container."""
+    reason: str
+    """Which limit is the smallest, e.g. `90 % of 128.0 GiB`."""
+    limits: Mapping[str, int]
+    """All of them: reason -> bytes."""
+
+    def explain(self) -> str:
+        """One line: the budget, what it rests on, and what it would be by the other limits."""
+        others = ", ".join(f"{name}: {amount(size)}" for name, size in self.limits.items() if name != self.reason)
+        return f"{amount(self.bytes)} ({self.reason}; {others})"
+
+    def less(self, held_bytes: int, holder: str) -> Budget:
+        """The budget beside engines that are not accounted for: rounded, so that it stays while they do little."""
+        held_bytes = -(-held_bytes // HELD_STEP_BYTES) * HELD_STEP_BYTES
+        if not held_bytes:
+            return self
+        left, reason = max(self.bytes - held_bytes, 0), f"{self.reason}, less {amount(held_bytes)} of {holder}"
+        return Budget(left, self.total_bytes, reason, {**self.limits, reason: left})
+
+
+def share_of(total_bytes: int) -> float:
+    """The share of the memory that models may have if nobody configured one."""
+    whole_gib = -(-total_bytes // GIB)
+    return next((share for limit, share in SHARES if whole_gib <= limit), LARGEST_SHARE)
+
+
+def metal_default_bytes(total_bytes: int, macos: int | None) -> int:
+    """What Metal wires by default, by the memory and the major version of macOS; None counts as an old one.
+
+    Only for when neither `iogpu.wired_limit_mb` nor the engine's own list of devices is to be had.
+    """
+    gib = total_bytes / GIB
+    if macos is None or macos < 26:
+        share = METAL_SHARE_BELOW_36_BEFORE_26 if gib < 36 else METAL_SHARE_BEFORE_26
+    else:
+        share = next((share for limit, share in METAL_SHARES if gib < limit), METAL_LARGEST_SHARE)
+    return round(total_bytes * share)
+
+
+def metal_limit(total_bytes: int, wired_limit_mib: int, device_mib: int, macos: int | None) -> tuple[int, str]:
+    """(bytes, where from) of what Metal will wire: the administrator's word, the device's, or the default.
+
+    `wired_limit_mib`: sysctl `iogpu.wired_limit_mb`, 0 if unset. `device_mib`: from `llama-server --list-devices`.
+    """
+    if wired_limit_mib > 0:
+        return min(wired_limit_mib * MIB, total_bytes), "iogpu.wired_limit_mb"
+    if device_mib > 0:
+        return min(device_mib * MIB, total_bytes), "the engine's list of devices"
+    return metal_default_bytes(total_bytes, macos), "Metal's usual limit"
+
+
+def budget(
+    total_bytes: int,
+    configured: float | None = None,
+    metal_bytes: int | None = None,
+    metal_source: str = "",
+    container_bytes: int | None = None,
+) -> Budget:
+    """The budget of a machine.
+
+    `configured`: a share from the configuration, which replaces the one by size, but neither of the limits.
+    `metal_bytes`: what Metal will wire, None where there is no Metal; `metal_source`: who says so. `container_bytes`:
+    a cgroup's limit, None without one; a container is a machine of its own size.
+    """
+    contained = container_bytes is not None and 0 < container_bytes < total_bytes
+    whole = container_bytes if contained and container_bytes is not None else total_bytes
+    share = configured if configured else share_of(whole)
+    percent = f"{share * 100:.4g} % of {amount(whole)}" + (" (the container's limit)" if contained else "")
+    reserve = min(max(RESERVE_BYTES, whole // RESERVE_PART), whole // 4)
+    limits = {percent: round(whole * share), f"{amount(reserve)} stay with the system": whole - reserve}
+    if metal_bytes is not None:
+        source = f" ({metal_source})" if metal_source else ""
+        limits[f"Metal wires no more{source}, less 512 MiB"] = max(metal_bytes - METAL_SPARE_BYTES, 0)
+    reason = min(limits, key=lambda name: limits[name])
+    return Budget(limits[reason], whole, reason, limits)

@@ -1,0 +1,114 @@
+"""What would make a model fit that does not: a shorter context, a smaller cache, fewer slots, smaller weights.
+
+"It does not fit" leaves people guessing at quantizations. All of these change the charge in known ways, so the
+largest context and the first change of each kind that suffices are found by asking the estimate itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from metal_supervisor.memory.estimate import CACHE_TYPES, CELLS, Estimate
+from metal_supervisor.spec.sizes import amount
+
+KV_TYPES = ("f16", "q8_0", "q4_0")
+"""The types worth trying, in the order of what they cost in quality."""
+LEAST_CONTEXT = 1024
+"""Tokens of a slot below which a context is no help."""
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """How a model is to be served."""
+
+    context: int
+    """Tokens of all slots together, as `spec.contextSize`."""
+    slots: int = 1
+    kv_type: str = "f16"
+
+
+Charge: TypeAlias = Callable[[FitPlan], Estimate]
+"""What the model takes, served so."""
+
+
+@dataclass(frozen=True)
+class SuggestedChange:
+    """Something that makes it fit."""
+
+    text: str
+    """For people: what to say to `fit`, what to write into the InferenceService, what it takes then."""
+    need_bytes: int
+
+
+def largest_context(charge: Charge, plan: FitPlan, free_bytes: int, most: int) -> int:
+    """The largest context up to `most` tokens of all slots that fits, a multiple of what the engine rounds to; or 0."""
+    step = CELLS * plan.slots
+    low, high = 0, most // step
+    while low < high:
+        middle = (low + high + 1) // 2
+        if charge(replace(plan, context=middle * step)).total_bytes <= free_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return low * step
+
+
+def _smaller_types(kind: str) -> tuple[str, ...]:
+    def per_number(name: str) -> float:
+        numbers, size = CACHE_TYPES.get(name, CACHE_TYPES["f16"])
+        return size / numbers
+
+    return tuple(name for name in KV_TYPES if per_number(name) < per_number(kind))
+
+
+def changes(charge: Charge, plan: FitPlan, free_bytes: int) -> list[SuggestedChange]:
+    """What makes a model fit that does not as it is planned; of each kind the least, the mildest first."""
+    made, found = charge(plan), []
+    least = LEAST_CONTEXT * plan.slots
+
+    def takes(other: FitPlan) -> int:
+        return charge(other).total_bytes
+
+    without = made.total_bytes - made.prompt_cache_bytes
+    if without <= free_bytes:
+        found.append(
+            SuggestedChange(f"without its prompt cache (spec.extraArgs: --cache-ram 0): {amount(without)}", without)
+        )
+    context = largest_context(charge, plan, free_bytes, plan.context)
+    if context >= least:
+        need = takes(replace(plan, context=context))
+        found.append(SuggestedChange(f"--ctx {context} (spec.contextSize): {amount(need)}", need))
+    smaller = _smaller_types(plan.kv_type)
+    for kind in smaller:
+        if (need := takes(replace(plan, kv_type=kind))) <= free_bytes:
+            found.append(SuggestedChange(f"--kv-type {kind} (spec.cacheTypeK and cacheTypeV): {amount(need)}", need))
+            break
+    else:
+        other = replace(plan, kv_type=smaller[-1]) if smaller else plan
+        longer = largest_context(charge, other, free_bytes, plan.context)
+        if longer >= max(least, context + 1):
+            need = takes(replace(other, context=longer))
+            text = f"--kv-type {other.kv_type} --ctx {longer} (spec.cacheTypeK, cacheTypeV and contextSize)"
+            found.append(SuggestedChange(f"{text}: {amount(need)}", need))
+    for slots in range(plan.slots - 1, 0, -1):
+        fewer = replace(plan, slots=slots, context=plan.context // plan.slots * slots)
+        if (need := takes(fewer)) <= free_bytes:
+            text = f"--slots {slots} --ctx {fewer.context} (spec.parallelSlots and contextSize, as much for each)"
+            found.append(SuggestedChange(f"{text}: {amount(need)}", need))
+            break
+    return found
+
+
+def smaller_weights(charge: Charge, plan: FitPlan, free_bytes: int) -> str:
+    """How small the weights must be, if nothing else helps; one line."""
+    least = replace(plan, context=min(plan.context, LEAST_CONTEXT * plan.slots))
+    for tried, at in ((plan, ""), (least, f" at --ctx {least.context}")):
+        made = charge(tried)
+        left = free_bytes - (made.total_bytes - made.weights_bytes)
+        # A quarter is about the range of quantizations; beyond it the context is what has to give way.
+        if left > (0 if at else made.weights_bytes // 4):
+            weights = f"{amount(left, 'down')} of weights{at}; these are {amount(made.weights_bytes)}"
+            return f"a smaller quantization, of at most {weights}"
+    return "no quantization of it: what it takes besides its weights is more than what is left"

@@ -1,0 +1,263 @@
+"""What a model keeps in memory besides its weights, block by block, read from its hyperparameters.
+
+Charging `layers x embedding x context`, as is often done, is several times too much: most models share keys among
+heads, many look back only a window in most blocks, some keep one compressed row for all heads, and some keep a
+state of fixed size instead. Which block does what is llama.cpp's business, so this follows its rules, by the keys
+of the header and, where those are silent, by the architectures that have a rule of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from metal_supervisor.spec.gguf import MAX_LAYERS, BadGguf, Header
+
+MAX_NUMBER = (1 << 31) - 1
+
+PERIODS: Mapping[str, tuple[int, bool]] = {
+    "gemma2": (2, False), "gemma3": (6, False), "gemma3n": (5, False), "gemma-embedding": (6, False),
+    "gpt-oss": (2, False), "cohere2": (4, False), "cohere2moe": (4, True), "olmo2": (4, False),
+    "exaone4": (4, False), "exaone-moe": (4, False), "llama4": (4, False), "plamo3": (8, False),
+    "afmoe": (4, False), "mellum": (4, False), "smallthinker": (4, True), "modern-bert": (3, True),
+    "laguna": (4, True), "muse-glimmer": (4, False),
+}  # fmt: skip
+"""Architecture -> one block in how many sees the whole context, and whether it is the first of them or the last."""
+
+WINDOWS: Mapping[str, int] = {"gemma2": 4096, "exaone4": 4096, "exaone-moe": 128, "llama4": 8192}
+"""The window of architectures that need not tell it."""
+
+CACHELESS = frozenset({
+    "bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert", "modern-bert",
+    "gemma-embedding", "wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1",
+})  # fmt: skip
+"""Encoders and diffusion models: they read everything anew each time."""
+
+UNGATED = frozenset({"bert"})
+"""Their feed-forward part has one matrix up, not two; measured from 128 to 768 wide."""
+
+RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
+INTERVALS: Mapping[str, int] = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4, "minimax-01": 8}
+"""Hybrids in which every so many-th block attends, and the others keep a state."""
+BOTH = frozenset({"falcon-h1"})
+NEMOTRON = frozenset({"nemotron_h", "nemotron_h_moe"})
+STATE_KEYS = ("ssm.inner_size", "shortconv.l_cache", "kda.head_dim", "wkv.head_size")
+GEMMA3N_LAYERS_WITH_KV = 20
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one block keeps."""
+
+    key: int = 0
+    """Numbers per token in the cache of keys, 0 if it has none."""
+    value: int = 0
+    """The same for values; 0 where they are computed from the keys' row (MLA)."""
+    windowed: bool = False
+    """It keeps a window of the context, not all of it."""
+    state: int = 0
+    """Numbers of the recurrent state of one sequence, of 4 bytes each."""
+    indexer: int = 0
+    """Numbers per token in the cache of a sparse attention's indexer, which is another one of keys."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes that decide how much memory an engine needs for a model."""
+
+    architecture: str
+    layers: tuple[Layer, ...]
+    window: int
+    """Tokens that a windowed block looks back, 0 if there is no such block."""
+    context: int
+    """Tokens it was trained for, 0 if it does not say."""
+    vocabulary: int
+    embedding: int
+    heads: int
+    attention: int
+    """Numbers per token that are alive at once while a block attends."""
+    forward: int
+    """The same for the rest of a block: feed-forward, experts, recurrent part."""
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def cached(self) -> tuple[Layer, ...]:
+        """The blocks that have a KV cache."""
+        return tuple(layer for layer in self.layers if layer.key or layer.value)
+
+
+class _Keys:
+    """The hyperparameters of one architecture, checked: whoever wrote the file may have written anything."""
+
+    def __init__(self, header: Header) -> None:
+        self._header = header
+        self.architecture = header.architecture
+        if not self.architecture:
+            raise BadGguf("general.architecture is missing, so nothing else can be understood")
+
+    def _checked(self, name: str, value: object) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or not 0 <= value <= MAX_NUMBER:
+            raise BadGguf(f"{self.architecture}.{name} must be a number from 0 to {MAX_NUMBER}, not {value!r:.80}")
+        return int(value)
+
+    def has(self, name: str) -> bool:
+        return f"{self.architecture}.{name}" in self._header.metadata
+
+    def is_list(self, name: str) -> bool:
+        return isinstance(self._header.metadata.get(f"{self.architecture}.{name}"), tuple)
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """One number; of a list, the largest."""
+        value = self._header.metadata.get(f"{self.architecture}.{name}", default)
+        if value is None:
+            raise BadGguf(f"{self.architecture}.{name} is missing")
+        if isinstance(value, tuple):
+            return max((self._checked(name, each) for each in value), default=0)
+        return self._checked(name, value)
+
+    def each(self, name: str, layers: int, default: int) -> tuple[int, ...]:
+        """One number for each block, from a list or from one for all."""
+        value = self._header.metadata.get(f"{self.architecture}.{name}", default)
+        if not isinstance(value, tuple):
+            return (self._checked(name, value),) * layers
+        if len(value) < layers:
+            raise BadGguf(f"{self.architecture}.{name} has {len(value)} numbers for {layers} blocks")
+        return tuple(self._checked(name, each) for each in value[:layers])
+
+
+def _windowed(keys: _Keys, layers: int, window: int) -> tuple[bool, ...]:
+    """Which blocks look back only a window."""
+    name = "attention.sliding_window_pattern"
+    if not window:
+        return (False,) * layers
+    if keys.is_list(name):
+        return tuple(map(bool, keys.each(name, layers, 0)))
+    if keys.architecture not in PERIODS:
+        return (False,) * layers
+    period, dense_first = PERIODS[keys.architecture]
+    period = keys.number(name, period)
+    if period == 0:
+        return (True,) * layers
+    dense = 0 if dense_first else period - 1
+    return tuple(index % period != dense for index in range(layers))
+
+
+def _window(keys: _Keys, layers: int) -> int:
+    """Tokens of the window, 0 if the architecture ignores it."""
+    window = keys.number("attention.sliding_window", WINDOWS.get(keys.architecture, 0))
+    if keys.architecture == "llama4":
+        return WINDOWS["llama4"] if window else 0
+    if keys.architecture == "phi3" or (keys.architecture == "exaone4" and layers != 64):
+        return 0
+    return window
+
+
+def _recurrent(keys: _Keys, header: Header, layers: int, heads_kv: tuple[int, ...]) -> tuple[tuple[bool, ...], bool]:
+    """Which blocks keep a state, and whether that is only a guess on the safe side (then they have a cache as well)."""
+    architecture, name = keys.architecture, "attention.recurrent_layers"
+    if architecture in RECURRENT or architecture in BOTH:
+        return (True,) * layers, False
+    if keys.has(name):
+        return tuple(map(bool, keys.each(name, layers, 0))), False
+    if architecture in INTERVALS or keys.has("full_attention_interval"):
+        interval = max(1, keys.number("full_attention_interval", INTERVALS.get(architecture, 1)))
+        return tuple((index + 1) % interval != 0 for index in range(layers)), False
+    if not any(keys.number(key, 0) for key in STATE_KEYS):
+        return (False,) * layers, False
+    if architecture in NEMOTRON:
+        forward = keys.each("feed_forward_length", layers, 0)
+        return tuple(not kv and not ff for kv, ff in zip(heads_kv, forward, strict=True)), False
+    if 0 in heads_kv:
+        return tuple(kv == 0 for kv in heads_kv), False
+    if header.recurrent_layers and header.attention_layers:
+        return tuple(index in header.recurrent_layers for index in range(layers)), False
+    return (True,) * layers, True
+
+
+def _state(keys: _Keys, embedding: int, heads: int) -> int:
+    """Numbers that one recurrent block keeps of one sequence: of its convolution and of its state."""
+    if size := keys.number("wkv.head_size", 0):
+        shifts = keys.number("token_shift_count", 1 if keys.architecture in ("rwkv6qwen2", "arwkv7") else 2)
+        return embedding * (shifts + size)
+    if cache := keys.number("shortconv.l_cache", 0):
+        return embedding * (cache - 1)
+    kernel = max(keys.number("ssm.conv_kernel", 0) - 1, 0)
+    if size := keys.number("kda.head_dim", 0):
+        return 3 * (kernel or 3) * heads * size + size * size * heads
+    inner, state = keys.number("ssm.inner_size", 0), keys.number("ssm.state_size", 0)
+    return kernel * (inner + 2 * keys.number("ssm.group_count", 0) * state) + state * inner
+
+
+def _widest(keys: _Keys, embedding: int) -> int:
+    """Numbers per token alive at once in the hungrier feed-forward part; fitted to the engine's own logs."""
+    forward = keys.number("feed_forward_length", 0)
+    dense = 3 * embedding + forward if keys.architecture in UNGATED else embedding + 4 * forward
+    if not (used := keys.number("expert_used_count", 0)):
+        return dense
+    return max(dense, 2 * embedding + 2 * used * (embedding + keys.number("expert_feed_forward_length", forward)))
+
+
+def _scanning(keys: _Keys, embedding: int) -> int:
+    """The same in a recurrent part; in that of Mamba 2, groups of heads have inputs of their own."""
+    grouped = keys.number("ssm.group_count", 0) * keys.number("ssm.state_size", 0)
+    return embedding + 6 * (keys.number("ssm.inner_size", 0) + grouped)
+
+
+def shape_of(header: Header) -> Shape:
+    """The shape of a model by its header. Raises BadGguf for hyperparameters that are missing or make no sense."""
+    keys = _Keys(header)
+    total, embedding = keys.number("block_count"), keys.number("embedding_length")
+    if not 1 <= total <= MAX_LAYERS:
+        raise BadGguf(f"{keys.architecture}.block_count is {total}; between 1 and {MAX_LAYERS} are possible")
+    # Blocks that only predict further tokens come last, and the main model keeps nothing for them.
+    layers = max(total - keys.number("nextn_predict_layers", 0), 1)
+    heads = keys.number("attention.head_count", 0)
+    heads_kv = keys.each("attention.head_count_kv", layers, heads)
+    head = embedding // heads if heads else 0
+    key, value = keys.number("attention.key_length", head), keys.number("attention.value_length", head)
+    window = _window(keys, layers)
+    recurrent, guessed = _recurrent(keys, header, layers, heads_kv)
+    windowed = _windowed(keys, layers, window)
+    if keys.architecture in ("lfm2", "lfm2moe") and window:
+        windowed = tuple(not each for each in recurrent)
+    assumptions = list(header.assumptions)
+    if guessed:
+        assumptions.append(f"{keys.architecture} does not say which blocks attend: every one is charged for both")
+    compressed = keys.has("attention.key_length_mla") and keys.has("attention.value_length_mla")
+    dims = {
+        False: (key, value),
+        True: (keys.number("attention.key_length_swa", key), keys.number("attention.value_length_swa", value)),
+    }
+    with_cache = layers - keys.number("attention.shared_kv_layers", 0)
+    if keys.architecture == "gemma3n":
+        with_cache = GEMMA3N_LAYERS_WITH_KV
+    state, indexer = _state(keys, embedding, heads), keys.number("attention.indexer.key_length", 0)
+    forward = keys.each("feed_forward_length", layers, 0) if keys.architecture in NEMOTRON else (0,) * layers
+    made = []
+    for index in range(layers):
+        alone = recurrent[index] and not guessed and keys.architecture not in BOTH
+        keeps = index < with_cache and not alone and not forward[index] and keys.architecture not in CACHELESS
+        wide_key, wide_value = dims[windowed[index]]
+        made.append(
+            Layer(
+                key=wide_key * heads_kv[index] if keeps else 0,
+                value=wide_value * heads_kv[index] if keeps and not compressed else 0,
+                windowed=windowed[index],
+                state=state if recurrent[index] else 0,
+                indexer=indexer if keeps and heads_kv[index] else 0,
+            )
+        )
+    return Shape(
+        architecture=keys.architecture,
+        layers=tuple(made),
+        window=window if any(windowed) else 0,
+        context=keys.number("context_length", 0),
+        vocabulary=header.tokens,
+        embedding=embedding,
+        heads=heads,
+        attention=3 * embedding + heads * (2 * key + value),
+        forward=max(_widest(keys, embedding), _scanning(keys, embedding)),
+        assumptions=tuple(assumptions),
+    )

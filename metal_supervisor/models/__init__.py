@@ -1,0 +1,1 @@
+"""Model files: sources, the store, downloads, and the headers that tell what a model needs."""

@@ -1,0 +1,123 @@
+"""Room on the disk for what is being fetched: several downloads must not each count the same free bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from metal_supervisor.models.listing import Unusable
+from metal_supervisor.models.model_directory import ModelDirectory
+from metal_supervisor.spec.limits import Amount, limit_of
+from metal_supervisor.spec.sizes import amount
+
+KEPT_FREE_BYTES = 2 << 30
+"""What is left to the machine: below that, macOS itself begins to fail."""
+
+
+class Space:
+    """Who still needs how much of the disk that the store is on. Safe to ask from any thread."""
+
+    def __init__(
+        self, directory: Path, kept_free_bytes: int = KEPT_FREE_BYTES, limits: Mapping[str, Amount] | None = None
+    ) -> None:
+        """`limits`: of namespaces, `*` for all others; a share is one of the disk."""
+        self._directory, self._kept_free, self._limits = directory, kept_free_bytes, limits or {}
+        self._lock = threading.Lock()
+        self._claims: dict[int, int] = {}
+        self._fetching: dict[int, tuple[str, int]] = {}
+        """Namespace and size of what is fetched for one that has a limit."""
+
+    def _free(self) -> int:
+        return shutil.disk_usage(self._directory).free
+
+    def claim(self, who: object, need_bytes: int, what: str, total_bytes: int) -> None:
+        """Reserves what a download still needs. Raises Unusable with the arithmetic, OSError."""
+        with self._lock:
+            free = self._free()
+            others = sum(size for each, size in self._claims.items() if each != id(who))
+            if need_bytes > free - others - self._kept_free:
+                text = f"{what} needs {amount(need_bytes, 'up')}"
+                if total_bytes > need_bytes:
+                    text += f" more ({amount(total_bytes)}, of which {amount(total_bytes - need_bytes)} are here)"
+                text += f"; {amount(free, 'down')} are free, {amount(self._kept_free)} of them are left to the machine"
+                if others:
+                    text += f", {amount(others)} are for other downloads"
+                raise Unusable("InsufficientDisk", f"{text}; free some, see metal-supervisor models gc")
+            self._claims[id(who)] = need_bytes
+
+    def count(
+        self, who: object, slot: ModelDirectory, namespaces: Collection[str], what: str, total_bytes: int
+    ) -> None:
+        """Counts a download for one of the namespaces that want it, the first that has room for it.
+
+        `total_bytes`: its size, 0 if that is not known. Raises Unusable with the arithmetic, OSError.
+        """
+        if not self._limits or not namespaces:
+            return
+        before, problem = slot.fetched_for(), ""
+        with self._lock:
+            for name in sorted(namespaces, key=lambda each: (each != before, each)):
+                problem = self._over(name, total_bytes, slot, who, what)
+                if not problem:
+                    slot.count_for(name)
+                    self._fetching[id(who)] = name, total_bytes
+                    return
+        raise Unusable("InsufficientDisk", problem)
+
+    def _over(self, namespace: str, total_bytes: int, slot: ModelDirectory, who: object, what: str) -> str:
+        """Why a namespace cannot have a model of that size, "" if it can. Hold the lock."""
+        limit = limit_of(self._limits, namespace)
+        if limit is None:
+            return ""
+        if not total_bytes:
+            return f"{what}: its server does not tell its size, which --namespace-disk needs for namespace {namespace}"
+        limit_bytes = limit.of(shutil.disk_usage(self._directory).total)
+        coming = {each: size for each, (name, size) in self._fetching.items() if name == namespace and each != id(who)}
+        used = sum(self._used(namespace, slot)) + sum(coming.values())
+        if used + total_bytes <= limit_bytes:
+            return ""
+        return (
+            f"{what} has {amount(total_bytes, 'up')}, and the models of namespace {namespace} fill "
+            f"{amount(used, 'up')} of its {amount(limit_bytes, 'down')} (--namespace-disk); remove some with "
+            "metal-supervisor models rm, or have the limit raised"
+        )
+
+    def _used(self, namespace: str, but: ModelDirectory) -> list[int]:
+        """Sizes of the files of other models that were fetched for a namespace, those under way left out."""
+        found = []
+        for path in self._directory.iterdir():
+            slot = ModelDirectory(self._directory, path.name)
+            if path.name == but.name or slot.busy() or slot.fetched_for() != namespace:
+                continue
+            with contextlib.suppress(OSError):
+                found += [each.lstat().st_size for each in path.rglob("*")]
+        return found
+
+    def full(self, what: str, need_bytes: int) -> NoReturn:
+        """Says that a write found no room. Raises Unusable, OSError."""
+        text = f"{what}: the disk is full; {amount(max(0, need_bytes), 'up')} are still to come, and "
+        text += f"{amount(self._free(), 'down')} are free"
+        raise Unusable("InsufficientDisk", f"{text}; free some, see metal-supervisor models gc")
+
+    def left(self, who: object, need_bytes: int) -> None:
+        """Less is needed than before."""
+        with self._lock:
+            if id(who) in self._claims:
+                self._claims[id(who)] = need_bytes
+
+    def release(self, who: object) -> None:
+        """It is over."""
+        with self._lock:
+            self._claims.pop(id(who), None)
+            self._fetching.pop(id(who), None)
+
+    def check(self) -> None:
+        """Raises Unusable if others filled the disk meanwhile; OSError."""
+        free = self._free()
+        if free < self._kept_free // 2:
+            text = f"only {amount(free, 'down')} of the disk are free, and {amount(self._kept_free // 2)} are left to"
+            raise Unusable("InsufficientDisk", f"{text} the machine; free some, see metal-supervisor models gc")

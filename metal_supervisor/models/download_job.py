@@ -1,0 +1,360 @@
+"""One model: found where it is, or fetched into its slot of the store, file after file, each proven whole.
+
+A job does what has to be done for one artifact, in one thread, and may be stopped from any other. It raises what is in
+the way, and can be begun again at any time: whatever is whole stays, and the rest goes on where it was cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from metal_supervisor.models import backups, fetch, model_files, takeover
+from metal_supervisor.models.disk_space import Space
+from metal_supervisor.models.listing import Listing, Piece, Retry, Unusable
+from metal_supervisor.models.model_directory import Contents, ModelDirectory, PinnedFiles, kept, with_file
+from metal_supervisor.models.origins import locate
+from metal_supervisor.models.places import Places, places_of
+from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.models.web import STALL_S, Client, Stopped
+from metal_supervisor.settings.loader import HUB, Settings
+from metal_supervisor.spec.limits import Amount
+from metal_supervisor.spec.progress import DownloadProgress
+from metal_supervisor.spec.sizes import amount
+from metal_supervisor.spec.sources import NO_KEYS, Artifact, Keys, hub_parts, shown
+from metal_supervisor.spec.types import ModelFile
+
+TELL_EVERY_S, SAY_EVERY_S = 2.0, 10.0
+"""How often bytes are told, and how often the words about them change."""
+POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How this Mac fetches."""
+
+    rules: SourcePolicy = field(default_factory=SourcePolicy)
+    places: Places = field(default_factory=Places)
+    """Where files that are named by their path may be."""
+    hub: str = HUB
+    """Base URL of the Hub or of a mirror, or the absolute path of a local mirror."""
+    at_once: int = 2
+    """How many models are fetched at the same time."""
+    stall_s: float = STALL_S
+    disk: Mapping[str, Amount] = field(default_factory=dict)
+    """Limits of namespaces."""
+
+
+def terms_of(settings: Settings) -> Terms:
+    """How whoever runs this Mac wants it."""
+    # Of a mirror that is set it was decided that it is trusted.
+    parts = urllib.parse.urlsplit(settings.hub if settings.hub != HUB else "")
+    own = (parts.hostname, parts.port or {"https": 443}.get(parts.scheme, 80)) if parts.hostname else None
+    rules, disk = SourcePolicy(settings.hosts, settings.private, own), settings.limits.disk
+    return Terms(rules, places_of(settings), settings.hub, settings.downloads, settings.stall_timeout, disk)
+
+
+class StoreContext:
+    """What all jobs of a store share."""
+
+    def __init__(self, directory: Path, terms: Terms) -> None:
+        self.directory, self.terms = directory, terms
+        self.turns = threading.Semaphore(terms.at_once)
+        self.space = Space(directory, limits=terms.disk)
+        self._told = False
+
+    def keep_out_of_backups(self) -> None:
+        """Once for each process: it costs nothing to say it again."""
+        told, self._told = self._told, True
+        if not told:
+            backups.exclude(self.directory)
+
+    def slot(self, artifact: Artifact) -> ModelDirectory:
+        return ModelDirectory(self.directory, artifact.slot)
+
+
+class DownloadJob:
+    """What is done for one artifact."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        shelf: StoreContext,
+        say: Callable[[ModelFile], None],
+        ask: Callable[[Listing, Client], None],
+    ) -> None:
+        """`say`: hears how it stands; `ask`: waits for leave to fetch, and may raise."""
+        self.artifact, self.shelf, self.slot = artifact, shelf, shelf.slot(artifact)
+        self.keys: Keys = NO_KEYS
+        self.namespaces: frozenset[str] = frozenset()
+        """Whose services want it."""
+        self.meter = DownloadProgress()
+        self.client = Client(shelf.terms.rules, shelf.terms.stall_s)
+        self.stopped = threading.Event()
+        self.say, self._ask = say, ask
+
+    def stop(self) -> None:
+        """Ends it, whatever it waits for."""
+        self.stopped.set()
+        self.client.stop()
+
+    def check(self) -> None:
+        """Raises Stopped if nobody wants it any more."""
+        if self.stopped.is_set():
+            raise Stopped
+
+    def ready(self) -> ModelFile:
+        """The model's place on this Mac, fetched if need be. Raises Unusable, Stopped, OSError."""
+        artifact = self.artifact
+        if artifact.local:
+            path = Path(artifact.source)
+            model_files.check_places(path, self.shelf.terms.places)
+            # Directories are resolved once, so that the engine opens what was judged; the file's own name stays,
+            # because the Hub's cache has links to files whose names say nothing.
+            return self._in_place(path.parent.resolve() / path.name, self.shelf.terms.places)
+        path = self.slot.model_path() or self._fetched()
+        if not path.is_relative_to(self.slot.path):  # a local mirror
+            return self._in_place(path)
+        self._check_digest(path)
+        self.slot.touch()
+        return model_files.looked_at(path)
+
+    def _in_place(self, path: Path, places: Places = model_files.ANYWHERE) -> ModelFile:
+        """A model that is used where it is. Raises Unusable, Stopped, OSError."""
+        found = model_files.looked_at(path, places)
+        if self.artifact.sha256 and not found.directory:
+            self.slot.prepare()
+            self._check_digest(path)
+        return found
+
+    def _check_digest(self, path: Path) -> None:
+        """Raises Unusable if a file is not what its Model says; it is hashed once, and the stamp is kept."""
+        wanted = self.artifact.sha256
+        if not wanted or self.artifact.directory:
+            return
+        name = str(path.relative_to(self.slot.path)) if path.is_relative_to(self.slot.path) else str(path)
+        with self._alone():
+            contents = self.slot.read() or Contents(shown(self.artifact.source), name)
+            now, stamp = kept(path.resolve()), contents.files.get(name)
+            same = stamp is not None and (stamp.size_bytes, stamp.mtime_ns) == (now.size_bytes, now.mtime_ns)
+            known = stamp.sha256 if stamp is not None and same else ""
+            if not known:
+                known = fetch.digest(path, Hashing(self, now.size_bytes))
+                self.slot.write(with_file(contents, name, replace(now, sha256=known)))
+        if known != wanted:
+            text = f"{path} should have spec.sha256 {wanted}, and has {known}; correct one of them"
+            raise Unusable("ModelDigestMismatch", text, Retry.LATER if self.artifact.local else Retry.NEVER)
+
+    # ── a model that is not here ─────────────────────────────────────────────────────────────────
+
+    def _fetched(self) -> Path:
+        """Where a model is once it is here. Raises Unusable, Stopped, OSError."""
+        before = self.slot.read()
+        mismatch = before.mismatch if before is not None else None
+        self._refuse_again(mismatch, self.artifact.sha256)
+        keys = self.keys  # which may be others by the next line
+        if keys.problem:
+            raise Unusable(*keys.problem, Retry.RUNG if keys.passing else Retry.LATER)
+        pinned = before.commit if before else ""
+        listing = locate(self.artifact, keys.values, self.client, self.shelf.terms.hub, pinned)
+        if listing.path:
+            return Path(listing.path)
+        listing = _expected(self.artifact, listing)
+        for piece in listing.pieces:
+            self._refuse_again(mismatch, piece.digest)
+        self.check()
+        self._ask(listing, self.client)
+        self.slot.prepare()
+        self.shelf.keep_out_of_backups()
+        with self._alone():
+            return self.slot.model_path() or self._fill(listing)  # somebody else may have fetched it meanwhile
+
+    def _refuse_again(self, mismatch: tuple[str, str] | None, wanted: str) -> None:
+        """Raises Unusable if what was fetched before was another than this digest."""
+        if mismatch is not None and wanted and mismatch[0] == wanted:
+            text = f"{shown(self.artifact.source)} should have sha256 {wanted}, and had {mismatch[1]}"
+            raise Unusable("ModelDigestMismatch", f"{text}; it is not fetched again until that changes", Retry.NEVER)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The slot, with nobody else at it, in this process or in another. Raises Stopped, OSError."""
+        said_at = -SAY_EVERY_S
+        while True:
+            with self.slot.locked() as ours:
+                if ours:
+                    yield
+                    return
+            if time.monotonic() - said_at >= SAY_EVERY_S:
+                said_at = time.monotonic()
+                here = f"another fetch of it is under way, {amount(self.slot.partial_bytes())} of a file are here"
+                self.say(ModelFile("Downloading", message=here))
+            self.stopped.wait(POLL_S)
+            self.check()
+
+    def _fill(self, listing: Listing) -> Path:
+        """Fetches what the slot lacks; each file is noted as soon as it is whole. Raises Unusable, Stopped, OSError."""
+        artifact, slot = self.artifact, self.slot
+        base = f"{directory_name(artifact)}/" if artifact.directory else ""
+        model = base.rstrip("/") or listing.pieces[0].name
+        noted = slot.read()
+        known = noted or Contents(shown(artifact.source), model, artifact.directory)
+        space = artifact.secret[0] if artifact.secret else ""
+        names = {base + piece.name for piece in listing.pieces}  # an earlier listing may have had others
+        files = {name: found for name, found in known.files.items() if name in names}
+        contents = replace(
+            known, model=model, commit=listing.commit, namespace=space, mismatch=None, whole=False, files=files
+        )
+        slot.write(contents)
+        sizes = [piece.size_bytes for piece in listing.pieces]
+        self.meter = DownloadProgress(0 if None in sizes else sum(size or 0 for size in sizes))
+        missing = []
+        for piece in listing.pieces:
+            name = base + piece.name
+            target = slot.place(name)
+            if self._has(name, piece):
+                self.meter.got(piece.size_bytes or 0)
+            elif found := self._taken_over(piece, target, noted is None):
+                self.meter.got(piece.size_bytes or 0)
+                contents = with_file(contents, name, found)
+                slot.write(contents)
+            else:
+                missing.append((name, piece, target))
+        if missing:
+            contents = self._fetch(missing, listing, contents)
+        slot.write(replace(contents, whole=True))
+        return slot.path / model
+
+    def _taken_over(self, piece: Piece, target: Path, unnoted: bool) -> PinnedFiles | None:
+        hashed = Hashing(self, piece.size_bytes or 0)
+        return takeover.taken_over(piece, target, self.shelf.directory, self.artifact, unnoted, hashed)
+
+    def _fetch(self, missing: Sequence[tuple[str, Piece, Path]], listing: Listing, contents: Contents) -> Contents:
+        """The note with these files, (name, what it is, where it goes), too. Raises Unusable, Stopped, OSError."""
+        self._wait_for_a_turn()
+        try:
+            self._claim(missing)
+            for name, piece, target in missing:
+                fetch.fetch(self.client, piece, target, listing.headers, Progress(self, piece))
+                model_files.check_content(target)  # config.json comes first: before gigabytes that nobody will read
+                contents = with_file(contents, name, kept(target, piece.digest, piece.validator))
+                self.slot.write(contents)
+        except fetch.Mismatch as error:
+            self.slot.write(replace(contents, mismatch=(error.wanted, error.found)))
+            raise
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self.shelf.space.full(shown(self.artifact.source), self.meter.total_bytes - self.meter.got_bytes)
+        finally:
+            self.shelf.turns.release()
+            self.shelf.space.release(self)
+        return contents
+
+    def _wait_for_a_turn(self) -> None:
+        while not self.shelf.turns.acquire(timeout=POLL_S):
+            others = f"{self.shelf.terms.at_once} other models are being fetched, see --downloads"
+            self.say(ModelFile("Downloading", message=f"it waits for its turn: {others}"))
+            self.check()
+
+    def _has(self, name: str, piece: Piece) -> bool:
+        """Whether a file is here and whole already."""
+        found = self.slot.whole_file(name)
+        if found is None or piece.size_bytes not in (None, found.size_bytes):
+            return False
+        if piece.digest and found.sha256:
+            return piece.digest == found.sha256
+        return not piece.digest and found.validator == piece.validator
+
+    def _claim(self, missing: Sequence[tuple[str, Piece, Path]]) -> None:
+        """Raises Unusable if the disk has no room for what is still to come."""
+        need = sum(max(0, (piece.size_bytes or 0) - _size(fetch.partial(target))) for _, piece, target in missing)
+        what = shown(self.artifact.source)
+        self.shelf.space.count(self, self.slot, self.namespaces, what, self.meter.total_bytes)
+        self.shelf.space.claim(self, need, what, self.meter.total_bytes)
+
+
+class Hashing:
+    """Tells how far a check of a file is, and ends it when nobody wants it any more."""
+
+    def __init__(self, job: DownloadJob, size_bytes: int) -> None:
+        self._job, self._meter, self._told_at = job, DownloadProgress(size_bytes), time.monotonic()
+        self._every_s = TELL_EVERY_S
+        """First soon, so that it is not taken for a stall."""
+
+    def __call__(self, more_bytes: int) -> None:
+        """So many bytes more. Raises Stopped."""
+        self._job.check()
+        self._meter.got(more_bytes)
+        now = time.monotonic()
+        if now - self._told_at >= self._every_s:
+            self._told_at, self._every_s = now, SAY_EVERY_S
+            self._meter.look(now)
+            self._job.say(ModelFile("Checking", message=f"its sha256 is being checked: {self._meter}"))
+
+
+class Progress:
+    """Tells how far one file is, and looks after the disk meanwhile."""
+
+    def __init__(self, job: DownloadJob, piece: Piece) -> None:
+        self._job = job
+        self.hashed = Hashing(job, piece.size_bytes or 0)
+        self._said_at, self._told_at, self._words = 0.0, 0.0, ""
+
+    def begin(self) -> None:
+        """What is here already is counted, and came at no rate."""
+        now = time.monotonic()
+        self._job.meter.begin(now)
+        self._tell(now)
+
+    def got(self, more_bytes: int) -> None:
+        """So many bytes more are on the disk."""
+        self._job.meter.got(more_bytes)
+        now = time.monotonic()
+        if now - self._told_at >= TELL_EVERY_S:
+            self._tell(now)
+
+    def _tell(self, now: float) -> None:
+        meter = self._job.meter
+        meter.look(now)
+        self._job.shelf.space.left(self._job, max(0, meter.total_bytes - meter.got_bytes))
+        if not self._words or now - self._said_at >= SAY_EVERY_S:
+            self._words, self._said_at = str(meter), now
+        self._told_at = now
+        said = ModelFile("Downloading", message=self._words, got_bytes=meter.got_bytes, total_bytes=meter.total_bytes)
+        self._job.say(said)
+
+    def synced(self) -> None:
+        """Raises Unusable if the disk is getting full."""
+        self._job.shelf.space.check()
+
+
+def directory_name(artifact: Artifact) -> str:
+    """Name of the directory within its slot that a whole repository is kept in."""
+    parts = hub_parts(artifact.source)
+    last = (parts[0] if parts else artifact.source.rstrip("/")).rpartition("/")[2]
+    plain = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in last)
+    return plain[-96:].lstrip(".") or "model"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
+
+
+def _expected(artifact: Artifact, listing: Listing) -> Listing:
+    """With what the Model says of its file. Raises Unusable if its server says something else: no byte is fetched."""
+    if artifact.directory:
+        return listing
+    first, *others = (replace(piece, gguf=True) for piece in listing.pieces)
+    if artifact.sha256 and first.sha256 not in ("", artifact.sha256):
+        text = f"{shown(artifact.source)} should have spec.sha256 {artifact.sha256}, and its server has {first.sha256}"
+        raise Unusable("ModelDigestMismatch", f"{text}; nothing was fetched", Retry.NEVER)
+    return replace(listing, pieces=(replace(first, wanted_sha256=artifact.sha256), *others))

@@ -1,0 +1,312 @@
+"""One file from a server to the disk: resumed where it was cut off, proven to be what it should be, or not at all.
+
+Bytes go into `NAME.partial`, and a journal beside it says of which edition of the file they are. A killed process loses
+nothing of them, for the kernel keeps what it was given; after a power cut only what was synced counts, and the journal
+says how much that is. The file gets its name once it is whole, checked and synced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from metal_supervisor.host import machine
+from metal_supervisor.models import repository, web
+from metal_supervisor.models.listing import Piece, Retry, Unusable
+from metal_supervisor.models.model_directory import PARTIAL, SUFFIXES, open_own, sync, sync_directory, write_text
+from metal_supervisor.spec.gguf import BadGguf, read_header
+from metal_supervisor.spec.sources import shown
+
+CHUNK_BYTES = 256 << 10
+SYNC_BYTES = 64 << 20
+SLOWEST_BYTES = 64 << 10
+"""What must come within the stall timeout: a server that drips does not count as one that sends."""
+HASH_BYTES = 4 << 20
+MAGIC = b"GGUF"
+CONTENT_RANGE = re.compile(r"bytes +(\d{1,18})-\d{1,18}/(\d{1,18}|\*)", re.ASCII)
+
+
+class FetchWatcher(Protocol):
+    """Who is told how it goes, and may end it by raising."""
+
+    def begin(self) -> None:
+        """What was told so far was here before; what is told from now on comes over the line."""
+
+    def got(self, more_bytes: int) -> None:
+        """So many bytes more are on the disk."""
+
+    def synced(self) -> None:
+        """A good moment to look at the disk's free space. Raises Unusable."""
+
+    def hashed(self, more_bytes: int) -> None:
+        """So many bytes more were checked. Raises Stopped."""
+
+
+@dataclass
+class Journal:
+    """Of which edition of a file the partial bytes are."""
+
+    validator: str
+    size_bytes: int | None
+    sha256: str
+    durable_bytes: int = 0
+    """How much of it a power cut leaves."""
+    boot: str = ""
+    """The running of the machine in which the rest was written."""
+
+
+def fetch(client: web.Client, piece: Piece, target: Path, secret: Mapping[str, str], watcher: FetchWatcher) -> None:
+    """The piece as `target`, in a directory that exists. Raises Unusable, Stopped, OSError."""
+    part, note = partial(target), target.with_name(f"{target.name}{PARTIAL}.json")
+    journal = Journal(piece.validator, piece.size_bytes, piece.sha256, boot=machine.boot_id())
+    have = _usable(part, note, journal)
+    if have:
+        watcher.got(have)
+    watcher.begin()
+    try:
+        if piece.size_bytes == 0:
+            os.close(open_own(part, os.O_WRONLY | os.O_CREAT))
+        elif piece.size_bytes is None or have < piece.size_bytes:
+            _download(client, piece, part, note, journal, secret, watcher, have)
+        check_beginning(part, piece)
+    except Unusable as error:
+        if error.reason == "InvalidModelFile":
+            discard(target)
+        raise
+    if piece.digest:
+        found = digest(part, watcher.hashed)
+        if found != piece.digest:
+            discard(target)
+            text = f"{shown(piece.url)} should have sha256 {piece.digest}, and has {found}"
+            raise Mismatch(piece.digest, found, text)
+    descriptor = open_own(part, os.O_RDONLY)  # what a process wrote that was killed then is not on the disk yet
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
+    part.replace(target)
+    sync_directory(target.parent)
+    discard(target)
+
+
+class Mismatch(Unusable):
+    """A file is another than it should be."""
+
+    def __init__(self, wanted: str, found: str, message: str) -> None:
+        super().__init__("ModelDigestMismatch", message, Retry.NEVER)
+        self.wanted, self.found = wanted, found
+
+
+def partial(target: Path) -> Path:
+    """Where a file is while it comes."""
+    return target.with_name(f"{target.name}{PARTIAL}")
+
+
+def discard(target: Path) -> None:
+    """Throws away what came of a file so far."""
+    for suffix in SUFFIXES:
+        target.with_name(target.name + suffix).unlink(missing_ok=True)
+
+
+def _usable(part: Path, note: Path, wanted: Journal) -> int:
+    """How many bytes of an earlier try are of the same file, and certain to be on the disk; the rest is cut off."""
+    try:
+        size = part.lstat().st_size
+        before = Journal(**json.loads(note.read_text("utf-8")))
+        if wanted.sha256:
+            same = before.sha256 == wanted.sha256
+        else:
+            same = bool(wanted.validator) and before.validator == wanted.validator
+        if same and (before.size_bytes is None or before.size_bytes == wanted.size_bytes):
+            have = size if before.boot == wanted.boot else min(size, before.durable_bytes)
+            if wanted.size_bytes is None or have <= wanted.size_bytes:
+                descriptor = open_own(part, os.O_WRONLY)
+                try:
+                    os.ftruncate(descriptor, have)
+                finally:
+                    os.close(descriptor)
+                wanted.durable_bytes = min(before.durable_bytes, have)
+                return have
+    except (OSError, ValueError, TypeError):
+        pass  # nothing that can be used
+    part.unlink(missing_ok=True)
+    return 0
+
+
+def _download(
+    client: web.Client,
+    piece: Piece,
+    part: Path,
+    note: Path,
+    journal: Journal,
+    secret: Mapping[str, str],
+    watcher: FetchWatcher,
+    have: int,
+) -> None:
+    """Everything from byte `have` on. Raises Unusable, Stopped, OSError."""
+    asked = {"Range": f"bytes={have}-"} if have else {}
+    if have and (piece.validator.startswith('"') or not (piece.sha256 or piece.validator.startswith("W/"))):
+        asked["If-Range"] = piece.validator
+    answer = client.get(piece.url, asked, secret)
+    try:
+        if answer.status == 416 and have:
+            discard(part.with_name(part.name.removesuffix(PARTIAL)))
+            raise Unusable("DownloadFailed", f"{shown(piece.url)} has become shorter; it is fetched anew", Retry.SOON)
+        if answer.status not in (200, 206):
+            refusal = web.refusal(piece.url, answer, bool(secret))
+            if answer.status in (401, 403):
+                refusal.retry = Retry.SOON  # it was allowed when it was asked about: a link that is too old by now
+            raise refusal
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            text = f"{shown(piece.url)} answers with an encoding of the file, not with its bytes"
+            raise Unusable("DownloadFailed", text)
+        start, size = _extent(answer, piece, have)
+        if start != have:
+            watcher.got(start - have)
+        with os.fdopen(open_own(part, os.O_WRONLY | os.O_CREAT), "wb", buffering=0) as file:
+            file.truncate(start)
+            file.seek(start)
+            journal.size_bytes, journal.durable_bytes = size, min(journal.durable_bytes, start)
+            if answer.status == 200:  # which may be another edition than the one that was asked about
+                journal.validator = web.validator(answer) or piece.validator
+            write_text(note, json.dumps(asdict(journal)))
+            got = _stream(client, piece, answer, file.fileno(), start, note, journal, watcher)
+        ends = "chunked" in answer.headers.get("Transfer-Encoding", "").lower()
+    finally:
+        answer.close()
+    if size is None and not (ends or piece.digest):
+        _check_end(part, piece, got)
+    if size is not None and got != size:
+        raise Unusable("DownloadFailed", f"{shown(piece.url)} ended after {got} of {size} bytes", Retry.SOON)
+
+
+def _check_end(part: Path, piece: Piece, size: int) -> None:
+    """Raises Unusable if nothing shows that a body without a length was not cut off: its own header may."""
+    try:
+        with part.open("rb") as file:
+            read_header(Opened(file.fileno()), size)
+    except BadGguf as error:
+        discard(part.with_name(part.name.removesuffix(PARTIAL)))
+        text = f"{shown(piece.url)} tells no length, and what came of it does not end as it should: {error}"
+        raise Unusable("DownloadFailed", text, Retry.SOON) from None
+
+
+class Opened:
+    """An open file, as the reader of headers wants it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read(self, offset: int, size: int) -> bytes:
+        return os.pread(self._descriptor, size, offset)
+
+
+def _extent(answer: web.Answer, piece: Piece, have: int) -> tuple[int, int | None]:
+    """(first byte of an answer, size of the whole file or None). Raises Unusable."""
+    start, size = 0, None
+    if answer.status == 206:
+        found = CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", "").strip())
+        if found is None or int(found[1]) != have:
+            raise Unusable("DownloadFailed", f"{shown(piece.url)} does not give the range that it is asked for")
+        if have and not piece.sha256 and _is_other(answer.headers.get("ETag", ""), piece.validator):
+            raise Unusable("DownloadFailed", f"{shown(piece.url)} has changed; it is fetched anew", Retry.SOON)
+        start, size = have, None if found[2] == "*" else int(found[2])
+    else:  # all of it, whatever was asked for: the server knows no ranges, or the file is another by now
+        said = answer.headers.get("Content-Length", "")
+        size = int(said) if re.fullmatch(r"\d{1,18}", said, re.ASCII) else None
+    if piece.size_bytes is not None and size is not None and size != piece.size_bytes:
+        text = f"{shown(piece.url)} has {size} bytes, and should have {piece.size_bytes}; is it being replaced?"
+        raise Unusable("DownloadFailed", text, Retry.SOON)
+    return start, size if size is not None else piece.size_bytes
+
+
+def _is_other(tag: str, validator: str) -> bool:
+    """Whether an ETag says that a file is not the one that another ETag was of; a date says nothing of that."""
+    return bool(tag) and validator.endswith('"') and tag != validator
+
+
+def _stream(
+    client: web.Client,
+    piece: Piece,
+    answer: web.Answer,
+    descriptor: int,
+    start: int,
+    note: Path,
+    journal: Journal,
+    watcher: FetchWatcher,
+) -> int:
+    """Writes what comes; returns the size of the file then. Raises Unusable, Stopped, OSError."""
+    got, unsynced, window, window_at = start, 0, 0, time.monotonic()
+    head = b"" if start == 0 else MAGIC
+    for chunk in web.body(client, piece.url, answer, CHUNK_BYTES):
+        if len(head) < len(MAGIC):
+            head = _beginning(piece, head + chunk[:512]) if piece.is_gguf else MAGIC
+        if journal.size_bytes is not None and got + len(chunk) > journal.size_bytes:
+            text = f"{shown(piece.url)} sends more than the {journal.size_bytes} bytes that it has"
+            raise Unusable("DownloadFailed", text, Retry.SOON)
+        view = memoryview(chunk)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        size = len(chunk)
+        got, unsynced, window = got + size, unsynced + size, window + size
+        watcher.got(size)
+        if unsynced >= SYNC_BYTES:
+            sync(descriptor)
+            journal.durable_bytes, unsynced = got, 0
+            write_text(note, json.dumps(asdict(journal)))
+            watcher.synced()
+            window, window_at = 0, time.monotonic()  # a slow disk is not a slow server
+        if window >= SLOWEST_BYTES:
+            window, window_at = 0, time.monotonic()
+        elif time.monotonic() - window_at > client.stall_s:
+            text = f"{shown(piece.url)} sent only {window} bytes in {client.stall_s:.0f} s"
+            raise Unusable("DownloadFailed", text, Retry.SOON)
+    return got
+
+
+def _beginning(piece: Piece, head: bytes) -> bytes:
+    """What was read of a file's beginning. Raises Unusable if no GGUF file begins like that."""
+    if len(head) >= len(MAGIC) and not head.startswith(MAGIC):
+        raise Unusable("InvalidModelFile", f"{shown(piece.url)} is {kind(head)}, not a GGUF file")
+    return head
+
+
+def check_beginning(path: Path, piece: Piece) -> None:
+    """Raises Unusable for a file that does not begin as its name says, or that is a program, OSError."""
+    with path.open("rb") as file:
+        head = file.read(512)
+    if not piece.is_gguf:
+        if repository.is_program(head):
+            raise Unusable("InvalidModelFile", f"{shown(piece.url)} is a program; no program of a model is ever run")
+        return
+    if not head:
+        raise Unusable("InvalidModelFile", f"{shown(piece.url)} is empty")
+    if not head.startswith(MAGIC):
+        raise Unusable("InvalidModelFile", f"{shown(piece.url)} is {kind(head)}, not a GGUF file")
+
+
+def kind(head: bytes) -> str:
+    """What a file that is no model is, by its beginning."""
+    start = head.lstrip()[:64].lower()
+    if start.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
+        return "a web page (a login or error page?)"
+    if start.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer"
+    return "something else"
+
+
+def digest(path: Path, tell: Callable[[int], None] = lambda _: None) -> str:
+    """sha256 of a file, lower-case hex. `tell`: how many bytes more were read. Raises OSError, and what `tell` does."""
+    found = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(HASH_BYTES):
+            found.update(block)
+            tell(len(block))
+    return found.hexdigest()

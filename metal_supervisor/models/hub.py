@@ -1,0 +1,254 @@
+"""Models on Hugging Face: what a source comes to there, on a mirror, or in a directory for Macs without a network.
+
+The Hub is asked through its own library, for names, revisions and sizes; bytes are fetched elsewhere. Everything of
+one model is of one commit, however often its download is interrupted and whoever uploads meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from metal_supervisor.models import repository
+from metal_supervisor.models.listing import Listing, Piece, Retry, Unusable
+from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.shards import shard_names
+from metal_supervisor.spec.sources import Artifact, hub_parts, shown
+
+if TYPE_CHECKING:
+    from metal_supervisor.models.hub_client import Hub, HubEntry
+
+SET_WHILE_IMPORTED = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_DEBUG": "0"}
+"""The library reads them once, when it is imported. The first also keeps it from asking /api/agent-harnesses, which
+it does in order to describe us to every server; the second would log every request."""
+COMMIT = re.compile(r"[0-9a-f]{40}")
+_importing = threading.Lock()
+
+
+def own_token() -> str:
+    """The token of this Mac's user: HF_TOKEN in the environment, else the file that `hf auth login` wrote; else ""."""
+    _import_library()
+    from metal_supervisor.models import hub_client
+
+    return hub_client.own_token()
+
+
+def _import_library() -> None:
+    """The Hub's library, on first use, in the state of mind that we want it in."""
+    with _importing:
+        before = {name: os.environ.get(name) for name in SET_WHILE_IMPORTED}
+        os.environ.update(SET_WHILE_IMPORTED)
+        try:
+            import metal_supervisor.models.hub_client  # noqa: F401
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
+# ── on a server ──────────────────────────────────────────────────────────────────────────────────
+
+
+def listing(artifact: Artifact, endpoint: str, token: str, pinned: str = "", timeout_s: float = 20.0) -> Listing:
+    """The files of an artifact whose source is a canonical `hf://…`, all of one commit. Raises Unusable.
+
+    `endpoint`: URL of the Hub or of a mirror, no slash at its end. `token`: "" for nobody's; then the library does not
+    look for one. `pinned`: the commit of an earlier try, "" if there was none; once it is gone, the revision counts.
+    `timeout_s`: for each wait on the network; all of them together take at most six times as long.
+    """
+    _import_library()
+    from metal_supervisor.models import hub_client
+
+    token = token.strip()
+    if not token.isascii() or not token.isprintable() or " " in token:
+        text = "the token of spec.sourceSecretRef (key HF_TOKEN) has characters that none has"
+        raise Unusable("SourceUnauthorized", f"{text}; write it again")
+    repo, revision, path = hub_client.parsed(artifact.source)
+    _check_name(path or "-", artifact.source)
+    hub = hub_client.Hub(endpoint, token, repo, timeout_s)
+    if COMMIT.fullmatch(pinned):
+        try:
+            return _at(hub, artifact, pinned, path, token)
+        except hub_client.RevisionGone:
+            pass  # a force push, or a mirror that keeps only what is new
+    return _at(hub, artifact, revision, path, token)
+
+
+def _at(hub: Hub, artifact: Artifact, revision: str, path: str, token: str) -> Listing:
+    commit = ""
+    if artifact.directory:
+        commit = hub.commit(revision)
+        pieces = _directory(hub, artifact, commit, path)
+    else:
+        if not path:
+            revision = hub.commit(revision)
+            path = _gguf(hub.files(revision), artifact, hub.repo)
+        commit, pieces = _shards(hub, revision, path)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return Listing(pieces, commit, headers)
+
+
+def _shards(hub: Hub, revision: str, path: str) -> tuple[str, tuple[Piece, ...]]:
+    """The commit, "" if nobody names one, and a file with all that belong to it, each asked for by name."""
+    folder, base = posixpath.split(path)
+    commit = revision if COMMIT.fullmatch(revision) else ""
+    pieces = []
+    for name in shard_names(base):
+        found = hub.head(commit or revision, posixpath.join(folder, name))
+        if not commit and not found.commit and (commit := _told_apart(hub, revision)):
+            found = hub.head(commit, found.name)
+        commit = commit or found.commit
+        if found.commit not in ("", commit):
+            text = f"{shown(hub.endpoint)} serves another commit of {hub.repo} than it was asked for"
+            raise Unusable("DownloadFailed", f"{text}; is it a mirror of Hugging Face?")
+        pieces.append(_piece(hub, found, name, commit or revision))
+    return commit, tuple(pieces)
+
+
+def _told_apart(hub: Hub, revision: str) -> str:
+    """The commit by a mirror that does not say it with each file: some follow the Hub's redirects themselves."""
+    try:
+        return hub.commit(revision)
+    except Unusable:
+        return ""  # it has files, and nothing else
+
+
+def _directory(hub: Hub, artifact: Artifact, commit: str, path: str) -> tuple[Piece, ...]:
+    held, prefix = hub.files(commit), f"{path}/" if path else ""
+    below = {name.removeprefix(prefix): entry for name, entry in held.items() if name.startswith(prefix)}
+    try:
+        names = repository.directory(below, artifact.files, _shown(hub.repo, path))
+    except Bad as error:
+        raise Unusable(error.reason, error.message) from None
+    # A list of names is public even where the files are not: whether they may be had shows only now.
+    hub.head(commit, below[names[0]].name)
+    return tuple(_piece(hub, below[name], name, commit) for name in names)
+
+
+def _piece(hub: Hub, entry: HubEntry, name: str, revision: str) -> Piece:
+    # The library takes the quotes off; with them it is what the server says of the file itself.
+    validator = entry.etag if entry.sha256 or not entry.etag else f'"{entry.etag}"'
+    return Piece(name, hub.url(revision, entry.name), entry.size_bytes, entry.sha256, validator)
+
+
+def _gguf(names: Iterable[str], artifact: Artifact, of: str) -> str:
+    wanted = [name for name in names if not artifact.files or name in artifact.files]
+    try:
+        return repository.gguf(wanted, artifact.quantization, of)
+    except Bad as error:
+        raise Unusable(error.reason, error.message) from None
+
+
+def _shown(repo: str, path: str) -> str:
+    return f"{repo}/{path:.120}" if path else repo
+
+
+def _check_name(name: str, source: str) -> None:
+    if not repository.is_safe(name):
+        text = f"spec.source {shown(source)!r:.200} names no file that could be kept"
+        raise Unusable("InvalidModel", f"{text}; correct its path", Retry.NEVER)
+
+
+# ── in a directory of this Mac ───────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Mirror:
+    """One place of a local mirror where a repository's files may be."""
+
+    root: Path
+    """The mirror itself: no link may lead out of it."""
+    repository: Path
+    """Directory of the repository's files; it need not exist."""
+
+    def files(self) -> dict[str, Path]:
+        """Its files by their names in the repository, hidden ones left out."""
+        found: dict[str, Path] = {}
+        for where, folders, names in os.walk(self.repository):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for name in names:
+                path = Path(where, name)
+                found[path.relative_to(self.repository).as_posix()] = path
+                if len(found) > repository.MOST_FILES:
+                    text = f"{self.repository} has more than {repository.MOST_FILES} files"
+                    raise Unusable("InvalidModelFile", f"{text}; name one of them in spec.source")
+        return found
+
+    def file(self, name: str) -> Path | None:
+        """A file of it, None if there is none. Raises Unusable if a link leads out of the mirror."""
+        path = self.repository / name
+        try:
+            if not path.is_file():
+                return None
+            inside = path.resolve(strict=True).is_relative_to(self.root.resolve(strict=True))
+        except OSError as error:
+            raise Unusable("ModelFileUnreadable", f"{path}: {error.strerror}; check its permissions") from None
+        if not inside:
+            text = f"{path} is a link that leads out of {self.root}"
+            raise Unusable("InvalidModelFile", f"{text}; put the file itself there")
+        return path
+
+
+def local(artifact: Artifact, directory: Path) -> Path:
+    """A model in a local mirror: its file (the first of its shards), or the directory of its repository.
+
+    Looked for in `<directory>/O/R`, as `hf download --local-dir` leaves it, which knows no revisions; then in
+    `<directory>/models--O--R`, as the Hub's own cache is laid out. Nothing is imported for it: both layouts are
+    documented. Raises Unusable.
+    """
+    repo, revision, path = hub_parts(artifact.source) or ("", "", "")
+    if not repo:
+        raise Unusable("InvalidModel", f"spec.source {shown(artifact.source)!r:.200} is not of Hugging Face")
+    _check_name(path or "-", artifact.source)
+    _check_name(revision, artifact.source)
+    plain = directory / repo
+    cache = directory / f"models--{repo.replace('/', '--')}"
+    for place in (plain, cache / "snapshots" / _commit_of(cache, revision)):
+        if found := _looked_up(_Mirror(directory, place), artifact, path):
+            return found
+    what = _shown(repo, path)
+    text = f"{what} is neither in {plain} nor, at {revision!r:.80}, in {cache}; put it there"
+    raise Unusable("ModelFileMissing", text)
+
+
+def _commit_of(cache: Path, revision: str) -> str:
+    """The commit that a cache has for a revision; the revision itself if it has none, for it may be one."""
+    try:
+        with (cache / "refs" / revision).open(encoding="ascii") as file:
+            commit = file.read(64).strip()
+    except (OSError, ValueError):
+        return revision
+    return commit if COMMIT.fullmatch(commit) else revision
+
+
+def _looked_up(mirror: _Mirror, artifact: Artifact, path: str) -> Path | None:
+    """None if it is not there, or not all of it. Raises Unusable for what is there and cannot be used."""
+    if artifact.directory:
+        return _whole(_Mirror(mirror.root, mirror.repository / path), artifact)
+    if not path:
+        names = mirror.files()
+        if not names:
+            return None
+        path = _gguf(names, artifact, str(mirror.repository))
+    folder, base = posixpath.split(path)
+    found = [mirror.file(posixpath.join(folder, name)) for name in shard_names(base)]
+    return found[0] if all(found) else None
+
+
+def _whole(mirror: _Mirror, artifact: Artifact) -> Path | None:
+    names = mirror.files()
+    if not names:
+        return None
+    try:
+        wanted = repository.directory(names, artifact.files, str(mirror.repository))
+    except Bad as error:
+        raise Unusable(error.reason, error.message) from None
+    return mirror.repository if all(mirror.file(name) for name in wanted) else None

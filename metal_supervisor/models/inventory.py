@@ -1,0 +1,269 @@
+"""What the store holds, whoever put it there: for people who look at it, and remove something.
+
+Reading it changes nothing. What is removed is renamed first, so that an interrupted removal is never half a model; only
+what is below the store is touched, and no link is followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import stat
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from metal_supervisor.models.housekeeping import Item, Kind
+from metal_supervisor.models.listing import Unusable
+from metal_supervisor.models.model_directory import PARTIAL, Contents, ModelDirectory
+from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.sources import canonical, shown
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.downloads import downloads
+
+SLOT_NAME = re.compile(r"[0-9a-f]{16}", re.ASCII)
+GOING = ".removed-"
+OUR_OWN = {"slot.json", ".used", ".lock", "slot.json.new", ".fetched-for", ".fetched-for.new"}
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """One regular file on the disk."""
+
+    path: Path
+    inode: tuple[int, int]
+    links: int
+    size_bytes: int
+    mtime: float
+    """Unix time."""
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """One directory of the store."""
+
+    slot: ModelDirectory
+    kind: Kind
+    contents: Contents | None
+    files: tuple[StoredFile, ...] = field(repr=False)
+    last_used: float
+    """Unix time."""
+    used_by: tuple[str, ...] = ()
+    """`NAMESPACE/NAME` of the services that use it, or whose engines still do."""
+    wanted_by: tuple[str, ...] = ()
+    """Models that wait for it."""
+    busy: bool = False
+    """It is being filled now."""
+
+    @property
+    def name(self) -> str:
+        return self.slot.name
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.files if each.path.name not in OUR_OWN)
+
+    @property
+    def total_bytes(self) -> int:
+        """How large it is going to be, as far as that is known; 0 if it is not."""
+        if self.contents is None or self.kind is not Kind.PARTIAL:
+            return self.size_bytes
+        coming = [_journal_bytes(each.path) for each in self.files if each.path.name.endswith(PARTIAL)]
+        return self.contents.size_bytes + sum(coming) if all(coming) and coming else 0
+
+    @property
+    def source(self) -> str:
+        """Where it is from, "" if nobody knows."""
+        return self.contents.source if self.contents else ""
+
+    def item(self) -> Item:
+        """What the choice of what may go needs to know."""
+        used = bool(self.used_by or self.wanted_by or self.busy)
+        at = max((each.mtime for each in self.files), default=0.0) if self.kind is Kind.PARTIAL else self.last_used
+        return Item(self.name, self.kind, frees_bytes(self.files), at, used)
+
+
+@dataclass(frozen=True)
+class Stock:
+    """All of the store."""
+
+    path: Path
+    entries: tuple[StoredModel, ...]
+    others_bytes: int
+    """Of Ollama's own store, which is below ours."""
+    size_bytes: int
+    """Without that; what has several names counts once."""
+    free_bytes: int
+    unread: tuple[str, ...] = ()
+    """Records that cannot be read: what their services use is not known."""
+
+    @property
+    def slots(self) -> list[StoredModel]:
+        """What can be removed."""
+        return [each for each in self.entries if each.kind is not Kind.LLMKUBE]
+
+
+def look(store: Path, state: StateDir, ollama: Path) -> Stock:
+    """What is in the store now. Raises OSError."""
+    texts, unread = _used_texts(state)
+    wanted = _wanted(state)
+    entries, others = [], 0
+    for path in sorted(store.iterdir()) if store.is_dir() else ():
+        if path.is_symlink() or not path.is_dir():
+            continue
+        if path.name == "ollama" or path == ollama:
+            others += sum({each.inode: each.size_bytes for each in files_of(path)}.values())
+        elif (path.name.startswith(GOING) or not path.name.startswith(".")) and (
+            entry := _entry(store, path, texts, wanted)
+        ):
+            entries.append(entry)
+    once = {each.inode: each.size_bytes for entry in entries for each in entry.files}
+    free = shutil.disk_usage(_existing(store)).free
+    return Stock(store, tuple(entries), others, sum(once.values()), free, unread)
+
+
+def _entry(
+    store: Path, path: Path, texts: Sequence[tuple[str, str]], wanted: Sequence[tuple[str, str]]
+) -> StoredModel | None:
+    slot, files = ModelDirectory(store, path.name), tuple(files_of(path))
+    going = path.name.startswith(GOING)
+    contents = None if going else _noted(slot)
+    own = bool(SLOT_NAME.fullmatch(path.name))
+    if not own and not going:
+        return StoredModel(slot, Kind.LLMKUBE, None, files, slot.last_used(), _users(path, texts)) if files else None
+    whole = contents is not None and contents.whole
+    if going:
+        kind = Kind.PARTIAL
+    elif contents is None:
+        rest = [each for each in files if each.path.name not in OUR_OWN and PARTIAL not in each.path.name]
+        kind = Kind.UNKNOWN if rest else Kind.PARTIAL
+    elif contents.model.startswith("/"):
+        kind = Kind.IN_PLACE
+    else:
+        kind = Kind.WHOLE if whole else Kind.PARTIAL
+    source = contents.source if contents else ""
+    users = _users(path, texts)
+    found = (name for name, each in wanted if path.name == each or (source and each == source))
+    waiting = () if users else tuple(dict.fromkeys(found))
+    # What was put aside to be removed is nobody's, and its last byte says nothing.
+    used_at = 0.0 if going else slot.last_used()
+    files = tuple(StoredFile(f.path, f.inode, f.links, f.size_bytes, 0.0) for f in files) if going else files
+    return StoredModel(slot, kind, contents, files, used_at, users, waiting, not going and slot.busy())
+
+
+def _noted(slot: ModelDirectory) -> Contents | None:
+    try:
+        return slot.read()
+    except Unusable:
+        return None  # a link where the note should be
+
+
+def files_of(path: Path) -> Iterable[StoredFile]:
+    """The regular files below a directory, no link followed."""
+    for directory, _, names in os.walk(path):
+        for name in names:
+            each = Path(directory, name)
+            with contextlib.suppress(OSError):
+                found = each.lstat()
+                if stat.S_ISREG(found.st_mode):
+                    inode = found.st_dev, found.st_ino
+                    yield StoredFile(each, inode, found.st_nlink, found.st_size, found.st_mtime)
+
+
+def frees_bytes(files: Iterable[StoredFile]) -> int:
+    """What the removal of files gives back: a file whose other names stay gives nothing."""
+    known = {each.inode: each for each in files}
+    names = Counter(each.inode for each in files)
+    return sum(each.size_bytes for inode, each in known.items() if names[inode] >= each.links)
+
+
+def _journal_bytes(part: Path) -> int:
+    """How large a file is going to be, 0 if its journal does not say."""
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        said = json.loads(part.with_name(f"{part.name}.json").read_text("utf-8")).get("size_bytes")
+        return said if isinstance(said, int) else 0
+    return 0
+
+
+def _existing(path: Path) -> Path:
+    return next(each for each in (path, *path.parents) if each.exists())
+
+
+# ── who uses it ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _used_texts(state: StateDir) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
+    """((service, a text that may name a model's path) …, records that cannot be read).
+
+    Projectors and draft models are on the command line alone, so that is looked at too, of what runs and what would.
+    """
+    records, bad = state.records()
+    notes = state.run_notes()
+    found = []
+    for program, record in records.items():
+        name = program if record.is_daemon else "/".join(record.key)
+        note = notes.get(program)
+        specs = {record.spec_file or "", record.next_spec, note.spec_file if note else ""}
+        found += [(name, text) for text in record.files]
+        found += [(name, text) for each in specs for text in _strings(state.read_spec(each))]
+    return found, tuple(sorted(bad))
+
+
+def _strings(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _strings(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _strings(each)
+
+
+def _users(path: Path, texts: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    spellings = {str(path), str(path.resolve())}
+    within = re.compile("|".join(rf"{re.escape(each)}(?![\w.-])" for each in spellings))
+    return tuple(sorted({name for name, text in texts if within.search(text)}))
+
+
+def _wanted(state: StateDir) -> list[tuple[str, str]]:
+    """(who, a slot's name or its source) of what the controller looks after, whether or not it is used now."""
+    try:
+        told = json.loads((state.path / "controller.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return []
+    if not isinstance(told, dict):
+        return []
+    slots = told.get("slots")
+    found = [("a service", str(name)) for name in slots] if isinstance(slots, list) else []
+    for each in downloads(told):
+        with contextlib.suppress(Bad):
+            found.append((f"Model {each.namespace}/{each.model}", shown(canonical(each.source))))
+    return found
+
+
+# ── removing ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class Busy(Exception):
+    """It is being filled."""
+
+
+def remove(entry: StoredModel) -> None:
+    """Removes an entry from the disk. Raises Busy, OSError."""
+    slot = entry.slot
+    if not slot.path.is_relative_to(slot.store) or slot.path.is_symlink():
+        raise OSError(f"{slot.path} is not below the model store")
+    aside = slot.path
+    if not slot.name.startswith(GOING):
+        aside = slot.store / f"{GOING}{slot.name}-{os.getpid()}"
+        with slot.locked() as ours:
+            if not ours:
+                raise Busy
+            slot.path.rename(aside)
+    shutil.rmtree(aside)

@@ -1,0 +1,260 @@
+"""The store of fetched models on the disk: a directory for each, and a note of what is in it and whether it is whole.
+
+What is not in the note does not count as a model, whatever lies there: a fetch may have been cut off at any byte. Two
+processes may want one model at once (the controller, and somebody at a terminal), so a slot is locked while it is
+filled. The store belongs to its user alone, and symbolic links within it are not followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from metal_supervisor.models import repository
+from metal_supervisor.models.listing import Unusable
+
+FORMAT = 1
+NOTE, USED, LOCK, FOR = "slot.json", ".used", ".lock", ".fetched-for"
+PARTIAL = ".partial"
+OURS = NOTE, f"{NOTE}.new", USED, LOCK, FOR, f"{FOR}.new"
+SUFFIXES = PARTIAL, f"{PARTIAL}.json", f"{PARTIAL}.json.new"
+"""Names that no file of a model may have in its slot."""
+USED_EVERY_S = 3600.0
+
+
+@dataclass(frozen=True)
+class PinnedFiles:
+    """One file that is whole."""
+
+    size_bytes: int
+    mtime_ns: int
+    sha256: str = ""
+    """What it was found to be, "" if nothing was there to compare it with."""
+    validator: str = ""
+    """What its server said that changes when the file does."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What is known of a slot."""
+
+    source: str
+    """Where it is from, without credentials or query."""
+    model: str
+    """Path below the slot that an engine is given: a file, or a directory."""
+    directory: bool = False
+    files: Mapping[str, PinnedFiles] = field(default_factory=dict)
+    """Path below the slot -> what is whole."""
+    commit: str = ""
+    whole: bool = False
+    """All of it is here."""
+    namespace: str = ""
+    """Whose Secret opened it, "" if none did."""
+    mismatch: tuple[str, str] | None = None
+    """(what a Model says that its sha256 is, what it was)."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.files.values())
+
+
+class ModelDirectory:
+    """One model's directory."""
+
+    def __init__(self, store: Path, name: str) -> None:
+        self.store, self.name, self.path = store, name, store / name
+
+    def prepare(self) -> None:
+        """Makes the directory. Raises Unusable, OSError."""
+        self.store.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.path.mkdir(exist_ok=True, mode=0o700)
+        check_own(self.path)
+
+    def place(self, name: str) -> Path:
+        """Where a file of it belongs, its directory made. Raises Unusable for one that would be elsewhere, OSError."""
+        target = self.path / name
+        ours = name in OURS or any(part.endswith(SUFFIXES) for part in Path(name).parts)
+        if ours or not repository.is_safe(name) or not target.is_relative_to(self.path):
+            raise Unusable("InvalidModelFile", f"{name!r:.80} is no name of a file within the model store")
+        directory = self.path
+        for part in Path(name).parts[:-1]:
+            directory = directory / part
+            directory.mkdir(exist_ok=True, mode=0o700)
+            check_own(directory)
+        return target
+
+    def read(self) -> Contents | None:
+        """The note, None if there is none that can be read. Raises Unusable for a link in its place."""
+        if status_below(self.store, f"{self.name}/{NOTE}") is None:
+            return None
+        try:
+            said: Any = json.loads((self.path / NOTE).read_text("utf-8"))
+            if said.pop("format") != FORMAT:
+                return None
+            files = {str(name): PinnedFiles(**kept) for name, kept in said.pop("files").items()}
+            mismatch = said.pop("mismatch", None)
+            found = Contents(**said, files=files, mismatch=tuple(mismatch) if mismatch else None)
+            return found if all(isinstance(text, str) for text in (found.source, found.model, found.commit)) else None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+    def write(self, contents: Contents) -> None:
+        """Keeps the note, over a power cut too. Raises OSError."""
+        write_text(self.path / NOTE, json.dumps({"format": FORMAT, **asdict(contents)}, indent=1))
+        sync_directory(self.path)
+
+    def model_path(self) -> Path | None:
+        """Where the model is if all of it is here and as it was when it came; None otherwise. Raises Unusable."""
+        contents = self.read()
+        if contents is None or not contents.whole:
+            return None
+        if not all(self._has(name, kept) for name, kept in contents.files.items()):
+            return None
+        return self.path / contents.model
+
+    def whole_file(self, name: str) -> PinnedFiles | None:
+        """What is known of a file that is here and whole, None if it is not. Raises Unusable for a link."""
+        contents = self.read()
+        kept = contents.files.get(name) if contents else None
+        return kept if kept is not None and self._has(name, kept) else None
+
+    def _has(self, name: str, kept: PinnedFiles) -> bool:
+        found = status_below(self.store, f"{self.name}/{name}")
+        return found is not None and stat.S_ISREG(found.st_mode) and found.st_size == kept.size_bytes
+
+    def partial_bytes(self) -> int:
+        """How much of what is still to come is here."""
+        with contextlib.suppress(OSError):
+            return sum(each.lstat().st_size for each in self.path.rglob(f"*{PARTIAL}"))
+        return 0
+
+    def touch(self) -> None:
+        """Notes that it is in use, at most once an hour."""
+        with contextlib.suppress(OSError):
+            descriptor = open_own(self.path / USED, os.O_WRONLY | os.O_CREAT)
+            try:
+                if not 0 <= time.time() - os.fstat(descriptor).st_mtime <= USED_EVERY_S:
+                    os.utime(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def fetched_for(self) -> str:
+        """The namespace whose limit it counts for, "" for none."""
+        try:
+            with os.fdopen(open_own(self.path / FOR, os.O_RDONLY), encoding="ascii") as file:
+                return file.read(64)
+        except (OSError, ValueError):
+            return ""
+
+    def count_for(self, namespace: str) -> None:
+        """Notes the namespace whose limit it counts for. Raises OSError."""
+        if namespace != self.fetched_for():
+            write_text(self.path / FOR, namespace)
+
+    def last_used(self) -> float:
+        """Unix time of the last use that was noted, else of its making."""
+        for path in (self.path / USED, self.path / NOTE, self.path):
+            with contextlib.suppress(OSError):
+                return path.lstat().st_mtime
+        return 0.0
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[bool]:
+        """Whether it is this one's to fill now; somebody else does otherwise. Raises OSError."""
+        descriptor = open_own(self.path / LOCK, os.O_RDWR | os.O_CREAT)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                got = os.path.samestat(os.fstat(descriptor), os.lstat(self.path / LOCK))
+            except (BlockingIOError, FileNotFoundError):  # the slot may have been removed, and made anew, meanwhile
+                got = False
+            yield got
+        finally:
+            os.close(descriptor)
+
+    def busy(self) -> bool:
+        """Whether somebody fills it now. Looks only; a filler who comes at this very moment tries again."""
+        try:
+            descriptor = os.open(self.path / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+
+
+def check_own(path: Path) -> None:
+    """Raises Unusable for a link where something of our own should be, OSError."""
+    if stat.S_ISLNK(path.lstat().st_mode):
+        text = f"{path} is a symbolic link, which is not followed within the model store; remove it"
+        raise Unusable("InvalidModelFile", text)
+
+
+def status_below(store: Path, name: str) -> os.stat_result | None:
+    """Of something in the store, None if it is not there. Raises Unusable for a link on the way to it."""
+    path = store
+    try:
+        for part in Path(name).parts:
+            path = path / part
+            check_own(path)
+        return path.lstat()
+    except (OSError, ValueError):
+        return None
+
+
+def open_own(path: Path, flags: int) -> int:
+    """A descriptor of a file of our own, which no link may stand for. Raises OSError."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file as a whole, also if the power is cut meanwhile. Raises OSError."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.unlink(missing_ok=True)  # of one that was killed, or a link
+    with os.fdopen(open_own(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        sync(file.fileno())
+    fresh.replace(path)
+
+
+def sync(descriptor: int) -> None:
+    """Makes what was written last, over a power cut too. Raises OSError."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)  # on a Mac, fsync leaves it in the cache of the disk
+    if full is not None:
+        with contextlib.suppress(OSError):  # not every file system can
+            fcntl.fcntl(descriptor, full)
+            return
+    os.fsync(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes names that were given in a directory last. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def kept(path: Path, sha256: str = "", validator: str = "") -> PinnedFiles:
+    """What a file that is whole is remembered by. Raises OSError."""
+    status = path.lstat()
+    return PinnedFiles(status.st_size, status.st_mtime_ns, sha256, validator)
+
+
+def with_file(contents: Contents, name: str, found: PinnedFiles) -> Contents:
+    """The note with one more file that is whole."""
+    return replace(contents, files={**contents.files, name: found})

@@ -1,0 +1,125 @@
+"""Files and directories that are on this Mac: whether they are models, and whether a Model may name them at all.
+
+A file counts as a model only if it begins like one: a login page saved under a model's name must never reach an engine.
+Whoever may write a Model must not learn through it what other files this Mac has, so a place is checked before it is
+looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+from metal_supervisor.models import repository
+from metal_supervisor.models.fetch import MAGIC, kind
+from metal_supervisor.models.listing import Unusable
+from metal_supervisor.models.places import Places, named
+from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.shards import shard_names
+from metal_supervisor.spec.types import ModelFile
+
+CONFIG, WEIGHTS = "config.json", (".safetensors", ".npz")
+MOST_FOLDERS, MAGIC_BYTES = 256, 8
+ANYWHERE = Places()
+"""The rules for a file that is this program's own."""
+
+
+def check_places(path: Path, places: Places) -> None:
+    """Raises Unusable for a model that a manifest may not name, or whose shards or files are elsewhere."""
+    places.check(path)
+    for name in shard_names(path.name):
+        places.check(path.with_name(name))
+    with contextlib.suppress(OSError):  # the look at the directory that follows tells what is wrong with it
+        for count, (directory, folders, names) in enumerate(os.walk(path)):
+            folders[:] = [each for each in folders if not each.startswith(".")]  # no engine reads those
+            for each in (*folders, *names):
+                if (inside := Path(directory, each)).is_symlink():
+                    places.check(inside)
+            if count >= MOST_FOLDERS:
+                raise Unusable("InvalidModelFile", f"{named(path)} has more than {MOST_FOLDERS} directories in it")
+
+
+def check_file(path: Path, places: Places = ANYWHERE) -> int:
+    """Size in bytes of a usable model file. Raises Unusable."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            what = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            raise Unusable("InvalidModelFile", f"{named(path)} is {what}; spec.source must name one .gguf file")
+        with path.open("rb") as file:
+            places.check_opened(file.fileno(), path)
+            head = file.read(512)
+    except FileNotFoundError:
+        raise Unusable("ModelFileMissing", f"{named(path)} does not exist on this Mac; put the file there") from None
+    except OSError as error:
+        raise Unusable("ModelFileUnreadable", f"{named(path)}: {error.strerror}") from None
+    if not status.st_size:
+        raise Unusable("InvalidModelFile", f"{named(path)} is empty; fetch it again")
+    if not head.startswith(MAGIC):
+        raise Unusable("InvalidModelFile", f"{named(path)} is {kind(head)}, not a GGUF file; check spec.source")
+    return status.st_size
+
+
+def check_directory(path: Path) -> int:
+    """Size in bytes of the weights in a directory of an MLX model. Raises Unusable."""
+    try:
+        sizes = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
+    except OSError as error:
+        raise Unusable("ModelFileUnreadable", f"{named(path)}: {error.strerror}") from None
+    weights = sum(size for name, size in sizes.items() if name.endswith(WEIGHTS))
+    lacks = "config.json" if CONFIG not in sizes else "" if weights else "*.safetensors"
+    if lacks:
+        text = f"{named(path)} is a directory without {lacks}"
+        raise Unusable("InvalidModelFile", f"{text}; spec.source must name one .gguf file, or an MLX model's directory")
+    for name in sizes:
+        check_content(path / name)
+    return weights
+
+
+def check_content(path: Path) -> None:
+    """Raises Unusable for a file of an MLX model that is a program, or a configuration that names one."""
+    if not path.name.endswith(repository.READ_BY_ENGINES):
+        return  # no engine opens it
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAGIC_BYTES if path.name not in repository.CONFIGS else repository.MOST_CONFIG_BYTES)
+        if repository.is_program(text):
+            raise Unusable("InvalidModelFile", f"{named(path)} is a program; no program of a model is ever run")
+        if path.name in repository.CONFIGS:
+            repository.check_config(text, named(path))
+    except Bad as bad:
+        raise Unusable(bad.reason, bad.message) from None
+    except OSError as error:
+        raise Unusable("ModelFileUnreadable", f"{named(path)}: {error.strerror}") from None
+
+
+def looked_at(path: Path, places: Places = ANYWHERE) -> ModelFile:
+    """What a path on this Mac comes to. Raises Unusable."""
+    try:
+        directory = path.is_dir()
+        real = places.resolved(path)
+        if directory:  # the Hub's cache has links to files elsewhere in it
+            parts = [each for each in sorted(real.iterdir()) if each.is_symlink() and each.exists()]
+        else:
+            parts = [path.with_name(name) for name in shard_names(path.name)]
+        # A confined engine is given these alone: by the time it starts, a link may lead elsewhere.
+        judged = tuple(dict.fromkeys(map(str, (real, *map(places.resolved, parts)))))
+    except (OSError, ValueError) as error:
+        raise Unusable("ModelFileUnreadable", f"{named(path)}: {getattr(error, 'strerror', None) or error}") from None
+    if directory:
+        return ModelFile("Ready", str(real), check_directory(real), directory=True, real=judged)
+    size = check_file(path, places)
+    for name in shard_names(path.name):
+        if name != path.name:
+            size += check_file(path.with_name(name), places)
+    return ModelFile("Ready", str(path), size, real=judged)
+
+
+def is_whole(path: Path, size_bytes: int | None) -> bool:
+    """Whether a file that is no link has this size, or any if that is None."""
+    with contextlib.suppress(OSError, ValueError):
+        found = path.lstat()
+        return stat.S_ISREG(found.st_mode) and found.st_size > 0 and size_bytes in (None, found.st_size)
+    return False

@@ -1,0 +1,49 @@
+"""Where a model of Ollama's library really is: its registry keeps it as one GGUF blob, which can be read in ranges.
+
+So a model is judged by its header before 40 GB of it are pulled, like any other on a web server.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import urllib3
+
+from metal_supervisor.spec.sources import library_model
+
+REGISTRY = "https://registry.ollama.ai"
+MODEL = "application/vnd.ollama.image.model"
+MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+TIMEOUT_S = 10.0
+MOST_BYTES = 1 << 20
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+class NotThere(Exception):
+    """The registry has no such model, or does not answer; the message says which."""
+
+
+def blob_url(source: str, registry: str, http: urllib3.PoolManager) -> str:
+    """URL of the GGUF of a library model. `registry`: a mirror, "" for the library itself. Raises NotThere."""
+    name, _, tag = library_model(source).partition(":")
+    path = name if "/" in name else f"library/{name}"
+    base = f"{(registry or REGISTRY).rstrip('/')}/v2/{path}"
+    try:
+        answer = http.request(
+            "GET", f"{base}/manifests/{tag}", headers={"Accept": MANIFEST}, timeout=TIMEOUT_S, preload_content=False
+        )
+        text = answer.read(MOST_BYTES)
+        answer.release_conn()
+    except urllib3.exceptions.HTTPError as error:
+        raise NotThere(f"Ollama's library does not answer: {type(error).__name__}") from None
+    if answer.status != 200:
+        raise NotThere(f"Ollama's library has no {name}:{tag} (it answered {answer.status})")
+    try:
+        layers = json.loads(text)["layers"]
+        digest = next(each["digest"] for each in layers if each.get("mediaType") == MODEL)
+        if not DIGEST.fullmatch(digest):
+            raise ValueError(digest)
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError):
+        raise NotThere(f"what Ollama's library says of {name}:{tag} names no model") from None
+    return f"{base}/blobs/{digest}"

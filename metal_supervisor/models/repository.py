@@ -1,0 +1,176 @@
+"""Which files of a repository make up a model: the one GGUF file that is meant, or all that an MLX engine reads.
+
+A repository holds many things for many programs, and its names come from a server that may be hostile. So what is
+wanted is chosen by name before a byte is fetched, and a name that a Mac could not keep safely is never chosen.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.shards import shard_names
+
+CONFIG = "config.json"
+WEIGHTS = (".safetensors", ".npz")
+READ_BY_ENGINES = (".json", *WEIGHTS, ".model", ".tiktoken", ".txt", ".jinja", ".jsonl")
+NAMES_CODE = ("model_type", "chat_template_type", "tool_parser_type")
+"""Keys whose value mlx_lm takes for the name of a module of its own."""
+MODULE = re.compile(r"\w[\w-]*(\.\w[\w-]*)*", re.ASCII)
+CONFIGS = (CONFIG, "tokenizer_config.json")
+MOST_CONFIG_BYTES = 4 << 20
+"""The longest config.json that is read; real ones have some KiB."""
+PROGRAMS = (
+    b"\x7fELF", b"MZ", b"#!", b"!<arch>", b"\xfe\xed\xfa\xce", b"\xfe\xed\xfa\xcf", b"\xce\xfa\xed\xfe",
+    b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe", b"\xca\xfe\xba\xbf", b"\xbe\xba\xfe\xca", b"\xbf\xba\xfe\xca",
+)  # fmt: skip
+"""How programs and libraries begin (ELF, PE, scripts, archives, Mach-O): what loads one does not look at its name."""
+FOR_PEOPLE = ("readme", "license", "notice")
+MOST_FILES = 4096
+MOST_NAMED = 8
+LONGEST_PART_BYTES, LONGEST_NAME_BYTES = 240, 900
+"""What macOS takes, less room for a suffix of ours and for the directory that it will be in."""
+
+
+def is_safe(name: str) -> bool:
+    """Whether a name can be a path below a directory: it stays inside, and every part of it is a file name."""
+    if "\\" in name or not name.isprintable():  # which takes care of control characters and halves of surrogates
+        return False
+    parts = name.split("/")
+    if any(part in ("", ".", "..") or len(part.encode()) > LONGEST_PART_BYTES for part in parts):
+        return False
+    return len(name.encode()) <= LONGEST_NAME_BYTES
+
+
+def gguf(names: Iterable[str], quantization: str, of: str) -> str:
+    """The GGUF file that is meant, of a set of shards the first. `of`: the repository, for messages. Raises Bad."""
+    held = sorted({posixpath.join(posixpath.dirname(name), shard_names(posixpath.basename(name))[0])
+                   for name in names if _is_model(name)})  # fmt: skip
+    wanted = _quantized(held, quantization) if quantization else held
+    if len(wanted) == 1:
+        return wanted[0]
+    if not held:
+        raise Bad("InvalidModel", f"{of} has no GGUF file; set spec.format to mlx if it is an MLX model")
+    if not wanted:
+        text = f"{of} has no GGUF file of quantization {quantization!r:.40}; it has {_some(held)}"
+        raise Bad("InvalidModel", f"{text}; correct spec.quantization, or set spec.files to one of them")
+    text = f"{of} has {len(wanted)} GGUF files ({_some(wanted)})"
+    raise Bad("AmbiguousSource", f"{text}; set spec.files to one of them, or spec.quantization")
+
+
+def _is_model(name: str) -> bool:
+    base = posixpath.basename(name).lower()
+    return base.endswith(".gguf") and "mmproj" not in base and not _hidden(name)
+
+
+def _hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
+
+
+def _quantized(names: Sequence[str], quantization: str) -> list[str]:
+    """Those whose file name says so. `Q4_K` means Q4_K_M and Q4_K_S only where nothing is just Q4_K; never IQ4_K."""
+    word = rf"(?<![^\W_]){re.escape(quantization)}"
+    for end in (r"(?!\w)", r"(?![^\W_])"):
+        if found := [name for name in names if re.search(word + end, posixpath.basename(name), re.IGNORECASE)]:
+            return found
+    return []
+
+
+def directory(names: Iterable[str], files: Sequence[str], of: str) -> tuple[str, ...]:
+    """What an engine reads of a repository, or exactly `files` if there are any; config.json first. Raises Bad."""
+    there = set(names)
+    wanted = _named(there, files, of) if files else _read_by_engines(there)
+    if strange := next((name for name in sorted(wanted) if not is_safe(name)), None):
+        raise Bad("InvalidModelFile", f"{of} has {strange!r:.120}, which is no name of a file on this Mac")
+    top = {name for name in wanted if "/" not in name}
+    lacks = CONFIG if CONFIG not in top else "" if any(name.endswith(WEIGHTS) for name in top) else "*.safetensors"
+    if lacks:
+        if files:
+            raise Bad("InvalidModelFile", f"spec.files leaves out {lacks} of {of}, which an engine needs; add it")
+        text = f"{of} has no {lacks} at its top, so it is no MLX model"
+        raise Bad("InvalidModelFile", f"{text}; set spec.source to one that is, or spec.format to gguf")
+    if len(wanted) > MOST_FILES:
+        raise Bad("InvalidModelFile", f"{of} has {len(wanted)} files, more than {MOST_FILES}; name some in spec.files")
+    _refuse_collisions(wanted, of)
+    return tuple(sorted(wanted, key=lambda name: (name != CONFIG, name)))
+
+
+def _named(there: set[str], files: Sequence[str], of: str) -> set[str]:
+    for index, name in enumerate(files):
+        if not name.endswith(READ_BY_ENGINES):
+            text = f"spec.files[{index}] {name!r:.120} is no file that engines read ({', '.join(READ_BY_ENGINES)})"
+            raise Bad("InvalidModel", f"{text}; remove it")
+        if name not in there:
+            raise Bad("InvalidModel", f"spec.files[{index}] {name!r:.120} is not in {of}; correct or remove it")
+    return set(files)
+
+
+def is_program(head: bytes) -> bool:
+    """Whether a file that begins so is a program or a library."""
+    return head.startswith(PROGRAMS)
+
+
+def check_config(text: bytes, where: str) -> None:
+    """Raises Bad for a configuration that names code for the engine to run, or that is none. `where`: its path.
+
+    `auto_map` names code too, for --trust-remote-code alone: that flag is refused, and the key may stay.
+    """
+
+    def judged(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for key, value in pairs:  # each of them: parsers differ in which of two equal keys counts
+            code = key in NAMES_CODE and isinstance(value, str) and value and not MODULE.fullmatch(value)
+            if code or (key == "model_file" and value is not None):
+                text = f"{where} names code to be run ({key}), and no code of a model is ever run"
+                raise Bad("InvalidModelFile", f"{text}; use a model whose architecture the engine knows")
+        return dict(pairs)
+
+    try:
+        found = json.loads(text, object_pairs_hook=judged)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise Bad("InvalidModelFile", f"{where} cannot be read as JSON; fetch it again")
+
+
+def _read_by_engines(there: set[str]) -> set[str]:
+    wanted = {
+        name
+        for name in there
+        if name.endswith(READ_BY_ENGINES)
+        and not _hidden(name)
+        and not posixpath.basename(name).lower().startswith(FOR_PEOPLE)
+    }
+    if any(re.fullmatch(r"model[^/]*\.safetensors", name) for name in wanted):
+        # The same weights once more, in the layout of their makers.
+        return {name for name in wanted if not re.match(r"consolidated[^/]*\.safetensors", name)}
+    return wanted
+
+
+def _refuse_collisions(wanted: set[str], of: str) -> None:
+    """A Mac's disk takes A.json and a.json for one file, and nothing can be a file and a directory."""
+    seen: dict[str, str] = {}
+    for name in sorted(wanted):
+        other = seen.setdefault(_on_a_mac(name), name)
+        if other != name:
+            raise Bad("InvalidModelFile", f"{of} has {other!r:.120} and {name!r:.120}, which are one file on a Mac")
+    for name in sorted(wanted):
+        parent = posixpath.dirname(_on_a_mac(name))
+        while parent:
+            if parent in seen:
+                raise Bad("InvalidModelFile", f"{of} has {seen[parent]!r:.120} as a file and as a directory")
+            parent = posixpath.dirname(parent)
+
+
+def _on_a_mac(name: str) -> str:
+    """The same for names that its disk does not tell apart."""
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(f"{name:.120}" for name in names[:MOST_NAMED])
+    return f"{shown} and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else shown

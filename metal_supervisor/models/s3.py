@@ -1,0 +1,333 @@
+"""What an `s3://BUCKET/KEY` comes to: ordinary URLs that a GET with a Range works on, for S3 and what speaks like it.
+
+Keys come from the resource's Secret, and from nowhere else: the credentials, profiles and environment of the Mac's
+user must not serve whoever may write a Model. So only botocore's signer is used, which looks at none of them; its
+sessions and clients would. URLs are signed in their query, and the loop that fetches bytes needs to know nothing of S3;
+a URL that has expired answers 403, and a fresh listing is asked for.
+"""
+
+from __future__ import annotations
+
+import base64
+import posixpath
+import re
+import urllib.parse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeAlias
+
+from metal_supervisor.models import repository
+from metal_supervisor.models.listing import Listing, Piece, Retry, Unusable
+from metal_supervisor.models.s3_xml import Listed, elements, page
+from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.shards import shard_names
+from metal_supervisor.spec.sources import Artifact, bucket_key, is_file
+
+ID, SECRET, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
+REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
+ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+DEFAULT_REGION = "us-east-1"
+EXPIRES_S = 12 * 3600
+"""A night's download needs no second listing, and a URL that leaks is of no use the day after; S3 allows a week."""
+MOST_KEYS, PAGE_KEYS, MOST_PAGES = 4096, 1000, 64
+LONGEST_PAUSE_S = 3600.0
+REGION = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
+EXPECTED = re.compile(r"expecting ['\"]([a-z0-9-]{1,32})['\"]", re.ASCII)
+CONTENT_RANGE = re.compile(r"bytes (?:0-0|\*)/([0-9]{1,18})", re.ASCII)
+NONE: Mapping[str, str] = {}
+CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
+REFUSED = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId", "SignatureDoesNotMatch")
+ADVICE = {
+    "ExpiredToken": f"renew {ID}, {SECRET} and {TOKEN} in the Secret",
+    "TokenRefreshRequired": f"renew {ID}, {SECRET} and {TOKEN} in the Secret",
+    "InvalidToken": f"correct {TOKEN} in the Secret",
+    "InvalidAccessKeyId": f"correct {ID} in the Secret",
+    "SignatureDoesNotMatch": f"correct {SECRET} in the Secret",
+    "RequestTimeTooSkewed": "set this Mac's clock",
+    "InvalidObjectState": "it is archived; restore it first",
+    "AccessDenied": "its keys may not read it, or there is no such key and they may not list the bucket",
+}
+
+
+class S3Answer(Protocol):
+    """What came of one request; a redirect is an answer like any other."""
+
+    @property
+    def status(self) -> int: ...
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Looked up in any case of letters."""
+
+    @property
+    def body(self) -> bytes:
+        """At most some MiB."""
+
+
+Get: TypeAlias = Callable[[str, str, Mapping[str, str]], S3Answer]
+"""(method, URL, headers) → its answer, following no redirect. Raises Unusable for what goes wrong on the line."""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """As botocore's signer reads them."""
+
+    access_key: str = field(repr=False)
+    secret_key: str = field(repr=False)
+    token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Where a bucket is, and how it is opened."""
+
+    name: str
+    region: str
+    endpoint: str = field(repr=False)
+    """`http(s)://HOST` of a server other than Amazon's, "" for Amazon's."""
+    credentials: Credentials | None
+    """None: it is asked as anybody may."""
+
+    def address(self, key: str) -> str:
+        """URL of a key, "" for the bucket itself; not signed."""
+        path = urllib.parse.quote(key, safe="/~")
+        if self.endpoint:
+            return f"{self.endpoint}/{self.name}/{path}" if path else f"{self.endpoint}/{self.name}"
+        domain = f"s3.{self.region}.amazonaws.com" + (".cn" if self.region.startswith("cn-") else "")
+        # A certificate for *.s3.… covers no name with a dot in it.
+        return f"https://{domain}/{self.name}/{path}" if "." in self.name else f"https://{self.name}.{domain}/{path}"
+
+    def url(
+        self, key: str, query: Mapping[str, str] = NONE, method: str = "GET", signed: Mapping[str, str] = NONE
+    ) -> str:
+        """URL of a key that a request may be sent to as it is; `signed`: headers that must go with it."""
+        asked = urllib.parse.urlencode(query, quote_via=urllib.parse.quote)
+        plain = self.address(key) + (f"?{asked}" if asked else "")
+        if self.credentials is None:
+            return plain
+        return presigned(method, plain, signed, self.credentials, self.region, EXPIRES_S)
+
+
+class _Elsewhere(Exception):
+    """The bucket is in the region that the message is."""
+
+
+def listing(artifact: Artifact, keys: Mapping[str, str], get: Get) -> Listing:
+    """What is to be fetched for an `s3://…` source. `keys`: the Secret's, as text; {} asks as anybody may.
+
+    Raises Unusable.
+    """
+    bucket = _bucket(artifact.source, keys)
+    try:
+        return _asked(artifact, bucket, get)
+    except _Elsewhere as moved:
+        bucket = replace(bucket, region=str(moved))
+    try:
+        return _asked(artifact, bucket, get)
+    except _Elsewhere:
+        raise Unusable("DownloadFailed", f"s3://{bucket.name}: no two answers agree on its region") from None
+
+
+def presigned(
+    method: str, url: str, headers: Mapping[str, str], credentials: Credentials, region: str, expires_s: int
+) -> str:
+    """A URL that opens an object for `expires_s` seconds to whoever has it and sends these headers."""
+    # Half of botocore would be loaded at import: 0.3 s that most Macs never need.
+    from botocore.auth import S3SigV4QueryAuth
+    from botocore.awsrequest import AWSRequest
+
+    request = AWSRequest(method=method, url=url, headers=dict(headers))
+    S3SigV4QueryAuth(credentials, "s3", region, expires=expires_s).add_auth(request)
+    return str(request.url)
+
+
+# ── where it is ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _bucket(source: str, keys: Mapping[str, str]) -> Bucket:
+    parts = bucket_key(source)
+    if parts is None:
+        raise Unusable("UnsupportedSource", "the source must look like s3://BUCKET/KEY", Retry.NEVER)
+    said = {name: value.strip() for name, value in keys.items() if value.strip()}
+    region = next((said[name] for name in REGIONS if name in said), DEFAULT_REGION)
+    for name, value in said.items():
+        if name.startswith("AWS_") and not (value.isascii() and value.isprintable()):
+            raise Unusable("SourceUnauthorized", f"{name!r:.40} in the Secret must be one line of plain characters")
+    if not REGION.fullmatch(region):
+        raise Unusable("SourceUnauthorized", f"{REGIONS[0]} in the Secret must be a region such as {DEFAULT_REGION}")
+    credentials = None
+    if not said.keys() <= {*REGIONS, *ENDPOINTS}:
+        if lacking := [name for name in (ID, SECRET) if name not in said]:
+            raise Unusable("SourceUnauthorized", f"the Secret of s3://{parts[0]} lacks {' and '.join(lacking)}")
+        credentials = Credentials(said[ID], said[SECRET], said.get(TOKEN))
+    return Bucket(parts[0], region, _endpoint(said), credentials)
+
+
+def _endpoint(said: Mapping[str, str]) -> str:
+    name = next((name for name in ENDPOINTS if name in said), None)
+    if name is None:
+        return ""
+    url = said[name].rstrip("/")
+    try:
+        parts = urllib.parse.urlsplit(url)
+        plain = parts.hostname and (parts.port or True) and "@" not in parts.netloc and url.isprintable()
+    except ValueError:
+        plain = False
+    if not plain or parts.scheme not in ("http", "https") or "?" in url or "#" in url or " " in url:
+        raise Unusable(
+            "SourceUnauthorized", f"{name} in the Secret must look like https://HOST:PORT, without a user or a query"
+        )
+    return url
+
+
+# ── what is there ────────────────────────────────────────────────────────────────────────────────
+
+
+def _asked(artifact: Artifact, bucket: Bucket, get: Get) -> Listing:
+    parts = bucket_key(artifact.source)
+    assert parts is not None
+    key = parts[1]
+    if any(part in (".", "..") for part in key.split("/")):
+        message = f"{_place(bucket, key)}: a part of the key is {'. or ..'!r}, which HTTP clients take for a path"
+        raise Unusable("InvalidModelFile", message, Retry.NEVER)
+    if not artifact.directory and is_file(artifact.source):
+        folder, name = key[: key.rfind("/") + 1], posixpath.basename(key)
+        names = shard_names(name)
+        _check_names(bucket, key, names)
+        return Listing(tuple(_object(bucket, folder + each, each, get) for each in names))
+    prefix = key if key.endswith("/") or not key else f"{key}/"
+    found = {each.name: each for each in _below(bucket, prefix, get)}
+    taken = _taken(bucket, prefix, artifact, tuple(found))
+    _check_names(bucket, prefix, taken)
+    pieces = (_piece(bucket, prefix, found[name], get) for name in taken)
+    return Listing(tuple(each if artifact.directory else _alone(each) for each in pieces))
+
+
+def _taken(bucket: Bucket, prefix: str, artifact: Artifact, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names below a prefix that are the model. Raises Unusable."""
+    of = _place(bucket, prefix)
+    try:
+        if artifact.directory:
+            return repository.directory(names, artifact.files, of)
+        first = repository.gguf(names, artifact.quantization, of)
+    except Bad as bad:
+        raise Unusable(bad.reason, bad.message) from None
+    shards = tuple(posixpath.join(posixpath.dirname(first), each) for each in shard_names(posixpath.basename(first)))
+    if missing := next((each for each in shards if each not in names), None):
+        raise Unusable("SourceNotFound", f"{of} has no {missing!r:.120}, but other shards of it")
+    return shards
+
+
+def _alone(piece: Piece) -> Piece:
+    """As a GGUF file is kept, with its shards beside it."""
+    return replace(piece, name=posixpath.basename(piece.name))
+
+
+def _check_names(bucket: Bucket, key: str, names: tuple[str, ...]) -> None:
+    """Raises Unusable for a name that cannot be a file below a directory."""
+    if strange := next((name for name in names if not repository.is_safe(name)), None):
+        text = f"{_place(bucket, key)}: {strange!r:.120} is no name of a file here; rename it"
+        raise Unusable("InvalidModelFile", text, Retry.NEVER)
+
+
+def _object(bucket: Bucket, key: str, name: str, get: Get) -> Piece:
+    """One key, asked for its first byte: unlike a HEAD that says why not, and that it may be read."""
+    url = bucket.url(key)
+    answer = get("GET", url, {"Range": "bytes=0-0"})
+    counted = CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
+    if answer.status == 416 or (answer.status == 206 and counted and int(counted[1]) == 0):
+        raise Unusable("InvalidModelFile", f"{_place(bucket, key)} is empty; put the file there")
+    if answer.status not in (200, 206):
+        raise _refusal(bucket, key, answer)
+    length = answer.headers.get("content-length", "") if answer.status == 200 else ""
+    size_bytes = int(counted[1]) if counted else int(length) if re.fullmatch("[0-9]{1,18}", length, re.ASCII) else None
+    return Piece(name, url, size_bytes, _checksum(bucket, key, get), answer.headers.get("etag", ""))
+
+
+def _checksum(bucket: Bucket, key: str, get: Get) -> str:
+    """SHA-256 of a whole object in hex, "" if it was uploaded without; S3 tells it to a HEAD that asks for it."""
+    answer = get("HEAD", bucket.url(key, method="HEAD", signed=CHECKSUM_MODE), CHECKSUM_MODE)
+    said = answer.headers.get("x-amz-checksum-sha256", "")
+    # That of an object in parts is one of the parts' checksums: `…-N`.
+    if answer.status != 200 or answer.headers.get("x-amz-checksum-type", "FULL_OBJECT") != "FULL_OBJECT":
+        return ""
+    try:
+        digest = base64.b64decode(said, validate=True)
+    except ValueError:
+        return ""
+    return digest.hex() if len(digest) == 32 else ""
+
+
+# ── a prefix ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _piece(bucket: Bucket, prefix: str, listed: Listed, get: Get) -> Piece:
+    key = prefix + listed.name
+    sha256 = _checksum(bucket, key, get) if listed.hashed else ""
+    return Piece(listed.name, bucket.url(key), listed.size_bytes, sha256, listed.validator)
+
+
+def _below(bucket: Bucket, prefix: str, get: Get) -> list[Listed]:
+    """Every object below a prefix, page by page."""
+    query = {"list-type": "2", "encoding-type": "url", "max-keys": str(PAGE_KEYS), "prefix": prefix}
+    found: list[Listed] = []
+    for _ in range(MOST_PAGES):
+        answer = get("GET", bucket.url("", query), {})
+        if answer.status != 200:
+            raise _refusal(bucket, prefix, answer)
+        try:
+            listed, token = page(answer.body, prefix)
+        except ValueError:
+            raise Unusable("DownloadFailed", f"{_place(bucket, prefix)}: the answer is no listing of S3's") from None
+        found += listed
+        if not token:
+            return found
+        if len(found) >= MOST_KEYS:
+            break
+        query["continuation-token"] = token
+    message = f"{_place(bucket, prefix)}: there are more than {MOST_KEYS} objects; name the model's own directory"
+    raise Unusable("AmbiguousSource", message)
+
+
+# ── what went wrong ──────────────────────────────────────────────────────────────────────────────
+
+
+def _refusal(bucket: Bucket, key: str, answer: S3Answer) -> Exception:
+    """Why a request failed, by status and S3's own code. S3's own words are not shown: they hold the signature."""
+    place, status = _place(bucket, key), answer.status
+    try:
+        said = {path[-1]: text for path, text in elements(answer.body) if path[0] == "Error"}
+    except ValueError:
+        said = {}
+    code = said.get("Code", "")
+    code = code if re.fullmatch(r"[A-Za-z]{1,64}", code, re.ASCII) else ""
+    if status in (301, 307, 400, 403) and (region := _region(answer, said)) not in ("", bucket.region):
+        return _Elsewhere(region)
+    words = f"{place}: the server answered {status}" + (f" {code}" if code else "")
+    if status == 404:
+        missing = f"there is no bucket {bucket.name}" if code == "NoSuchBucket" else "there is no such key"
+        return Unusable("SourceNotFound", f"{place}: {missing}{'' if code else ' (404)'}; correct spec.source")
+    if status in (401, 403) or code in REFUSED:
+        advice = ADVICE.get(code, "see that the keys of the Secret may read it")
+        if bucket.credentials is None:
+            advice = f"it is not public; set spec.sourceSecretRef to a Secret with {ID} and {SECRET}"
+        return Unusable("SourceUnauthorized", f"{words}; {advice}")
+    if status == 429 or status >= 500:
+        pause = answer.headers.get("retry-after", "")
+        after_s = min(float(pause), LONGEST_PAUSE_S) if re.fullmatch("[0-9]{1,9}", pause, re.ASCII) else 0.0
+        return Unusable("DownloadFailed", f"{words}; it is asked again", Retry.SOON, after_s)
+    if 300 <= status < 400:
+        return Unusable("DownloadFailed", f"{words}; set {REGIONS[0]} or {ENDPOINTS[1]} in the Secret to where it is")
+    return Unusable("DownloadFailed", words)
+
+
+def _region(answer: S3Answer, said: Mapping[str, str]) -> str:
+    """The region that an answer says the bucket is in, "" if it says none."""
+    told = answer.headers.get("x-amz-bucket-region", "") or said.get("Region", "")
+    if REGION.fullmatch(told):
+        return told
+    found = EXPECTED.search(said.get("Message", ""))
+    return found[1] if found else ""
+
+
+def _place(bucket: Bucket, key: str) -> str:
+    return f"{f's3://{bucket.name}/{key}'!r:.200}"

@@ -1,0 +1,278 @@
+"""Requests for model files, which everybody who may write a Model makes this Mac send.
+
+So where they go is checked: by the host's name, and by the address that it resolves to at the moment of connecting,
+because a name may resolve to the router's admin page or to a cloud's metadata. Redirects are followed here, each
+checked like the first, never to a weaker scheme, and credentials stay with the origin that they are for. A request
+can be stopped from another thread at any moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+import socket
+import ssl
+import threading
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+from metal_supervisor.cluster.answers import line_trouble
+from metal_supervisor.host.addresses import networks_near
+from metal_supervisor.host.machine import interfaces
+from metal_supervisor.models.listing import Retry, Unusable
+from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.spec.sources import shown
+
+Answer: TypeAlias = urllib3.BaseHTTPResponse
+CONNECT_S, STALL_S = 10.0, 60.0
+REDIRECTS = 5
+MOVED = (301, 302, 303, 307, 308)
+LONGEST_WAIT_S = 300.0
+
+
+class Stopped(Exception):
+    """Somebody does not want it any more."""
+
+
+class Client:
+    """Sends requests for one model, in one thread at a time; `stop` may come from any."""
+
+    def __init__(self, rules: SourcePolicy, stall_s: float = STALL_S) -> None:
+        self._rules, self.stall_s = rules, stall_s
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self.stopped = False
+        self._http = urllib3.PoolManager(retries=False, timeout=urllib3.Timeout(connect=CONNECT_S, read=stall_s))
+        self._http.pool_classes_by_scheme = _pools(self)
+
+    def stop(self) -> None:
+        """Ends what is under way, and lets nothing new begin."""
+        with self._lock:
+            self.stopped = True
+            sockets, self._sockets = self._sockets, []
+        for each in sockets:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                # The plain socket's own: that of TLS would pull its session from under whoever reads.
+                socket.socket.shutdown(each, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Gives the connections back."""
+        self._http.clear()
+
+    def get(
+        self, url: str, headers: Mapping[str, str] | None = None, secret: Mapping[str, str] | None = None
+    ) -> Answer:
+        """The answer to a GET, whatever its status, its body unread and not decoded.
+
+        `secret`: headers for the origin of `url` alone. Raises Unusable, Stopped.
+        """
+        first, current = _origin(url), url
+        for _ in range(REDIRECTS + 1):
+            own = secret if secret and _origin(current) == first else {}
+            answer = self.once("GET", current, {"Accept-Encoding": "identity", **(headers or {}), **(own or {})})
+            where = answer.headers.get("Location")
+            if answer.status not in MOVED or not where:
+                return answer
+            answer.close()
+            current = _following(url, current, where)
+        text = f"{shown(url)} leads to more than {REDIRECTS} other addresses; check spec.source"
+        raise Unusable("DownloadFailed", text)
+
+    def check(self, url: str) -> None:
+        """Whether a URL may be asked by somebody else, who connects to it himself. Raises Unusable, Stopped."""
+        self._check_name(url)
+        _, host, port = _origin(url)
+        try:
+            self.addresses(host, port)
+        except (_Forbidden, OSError, UnicodeError) as error:
+            raise self.trouble(url, error) from None
+
+    def check_plain(self, url: str) -> None:
+        """Raises Unusable for plain http to a host that was not named for it: anyone on the way can change a file."""
+        scheme, host, port = _origin(url)
+        if scheme != "http":
+            return
+        self._check_name(url)
+        try:
+            found = self.addresses(host, port)
+        except (_Forbidden, OSError, UnicodeError) as error:
+            raise self.trouble(url, error) from None
+        if not all(self._rules.is_named(host, ipaddress.ip_address(each), port) for each in found):
+            text = f"{shown(url)} is plain http, and can be changed on the way; use https, or set spec.sha256"
+            raise Unusable("SourceNotAllowed", f"{text} (one file), or name its host in --private-hosts of this Mac")
+
+    def once(self, method: str, url: str, headers: Mapping[str, str]) -> Answer:
+        """The answer to one request, redirects among them. Raises Unusable, Stopped."""
+        self._check_name(url)
+        try:
+            return self._http.request(
+                method, url, headers=dict(headers), preload_content=False, decode_content=False, redirect=False
+            )
+        except Exception as error:  # noqa: BLE001 - whatever a URL or a server makes a library raise
+            raise self.trouble(url, error) from None
+
+    def _check_name(self, url: str) -> None:
+        if self.stopped:
+            raise Stopped
+        host = _origin(url)[1]
+        if not host:
+            raise Unusable("InvalidModel", f"{shown(url)} is no URL; check spec.source")
+        if not self._rules.allows_host(host):
+            text = f"{shown(url)}: {host:.253} is not one of --allowed-hosts of this Mac"
+            raise Unusable("SourceNotAllowed", text)
+
+    def trouble(self, url: str, error: Exception, underway: bool = False) -> Exception:
+        """What an error of the line is to whoever asked; its own words may quote the URL with all that is in it."""
+        if self.stopped:
+            return Stopped()
+        if isinstance(error, Unusable | Stopped):
+            return error
+        cause = getattr(error, "reason", None) or error
+        refused = next((each for each in (error, cause, *error.args) if isinstance(each, _Forbidden)), None)
+        if refused is not None:
+            return Unusable("SourceNotAllowed", f"{shown(url)}: {refused}")
+        if isinstance(cause, ssl.SSLCertVerificationError) or isinstance(
+            getattr(cause, "args", [None])[0] if getattr(cause, "args", None) else None, ssl.SSLCertVerificationError
+        ):
+            return Unusable("DownloadFailed", f"{shown(url)}: its certificate is not one that this Mac trusts")
+        if isinstance(error, urllib3.exceptions.LocationParseError | UnicodeError | ValueError):
+            return Unusable("InvalidModel", f"{shown(url)} is no URL; check spec.source")
+        text = "the line was cut" if underway else "; ".join(line_trouble(cause))
+        return Unusable("DownloadFailed", f"{shown(url)}: {text}", Retry.SOON)
+
+    # ── connections ──────────────────────────────────────────────────────────────────────────────
+
+    def addresses(self, host: str, port: int) -> list[str]:
+        """The addresses of a host that may be connected to. Raises _Forbidden, socket.gaierror."""
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        known = dict.fromkeys(str(each[4][0]).partition("%")[0] for each in found)
+        near, rules = networks_near(interfaces()), self._rules
+        allowed = [each for each in known if rules.allows_address(host, ipaddress.ip_address(each), port, near)]
+        if known and not allowed:
+            text = f"{host:.253} is at {next(iter(known))}, which is no public address; --private-hosts can allow it"
+            raise _Forbidden(text)
+        return allowed
+
+    def hold(self, opened: socket.socket) -> None:
+        """Remembers a connection, so that it can be stopped."""
+        with self._lock:
+            self._sockets = [each for each in self._sockets if each.fileno() != -1]
+            self._sockets.append(opened)
+            stopped = self.stopped
+        if stopped:
+            opened.close()
+            raise Stopped
+
+
+class _Forbidden(Exception):
+    """An address that must not be connected to."""
+
+
+def _pools(client: Client) -> dict[str, type[HTTPConnectionPool]]:
+    """Pools whose connections go where `client` lets them."""
+
+    def connected(connection: HTTPConnection) -> socket.socket:
+        host, last = connection._dns_host, None
+        try:
+            addresses = client.addresses(host, connection.port)
+        except (OSError, UnicodeError) as error:
+            raise urllib3.exceptions.NewConnectionError(connection, f"no address: {type(error).__name__}") from None
+        for address in addresses:
+            if client.stopped:
+                raise Stopped
+            connection._dns_host = address
+            try:
+                return HTTPConnection._new_conn(connection)
+            except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
+                last = error
+            finally:
+                connection._dns_host = host
+        raise last or urllib3.exceptions.NewConnectionError(connection, "no address")
+
+    class Plain(HTTPConnection):
+        def _new_conn(self) -> socket.socket:
+            return connected(self)
+
+        def connect(self) -> None:
+            super().connect()
+            client.hold(self.sock)
+
+    class Secure(HTTPSConnection):
+        def _new_conn(self) -> socket.socket:
+            return connected(self)
+
+        def connect(self) -> None:
+            super().connect()
+            client.hold(self.sock)
+
+    class PlainPool(HTTPConnectionPool):
+        ConnectionCls = Plain
+
+    class SecurePool(HTTPSConnectionPool):
+        ConnectionCls = Secure
+
+    return {"http": PlainPool, "https": SecurePool}
+
+
+def _origin(url: str) -> tuple[str, str, int]:
+    """(scheme, host, port), all empty for what is no URL. Read by whoever connects: others read some URLs otherwise."""
+    try:
+        parts = urllib3.util.parse_url(url)
+    except (ValueError, urllib3.exceptions.HTTPError):
+        return "", "", 0
+    scheme, host = (parts.scheme or "").lower(), (parts.host or "").lower().strip("[]")
+    return (scheme, host, parts.port or {"https": 443}.get(scheme, 80)) if host else (scheme, "", 0)
+
+
+def _following(first: str, current: str, where: str) -> str:
+    """Where a redirect leads. Raises Unusable if that is not to be followed; `first`: what was asked for."""
+    try:
+        following = urllib.parse.urljoin(current, where)
+    except ValueError:
+        raise Unusable("DownloadFailed", f"{shown(first)} leads to what is no URL; check spec.source") from None
+    schemes = _origin(current)[0], _origin(following)[0]
+    if schemes[1] not in ("http", "https") or schemes == ("https", "http"):
+        text = f"{shown(first)} leads to a {schemes[1]!r:.20} address, which is not followed; check spec.source"
+        raise Unusable("SourceNotAllowed", text)
+    return following
+
+
+def body(client: Client, url: str, answer: Answer, chunk_bytes: int) -> Iterator[bytes]:
+    """The body as it comes, in parts of at most `chunk_bytes`. Raises Unusable, Stopped."""
+    try:
+        while part := answer.read1(chunk_bytes, decode_content=False):
+            yield part
+    except Exception as error:  # noqa: BLE001 - whatever a server makes a library raise
+        raise client.trouble(url, error, underway=True) from None
+    if client.stopped:  # which ends a body of unknown length as if it were whole
+        raise Stopped
+
+
+def refusal(url: str, answer: Answer, has_secret: bool = False) -> Unusable:
+    """What a status that is no success says."""
+    status, what = answer.status, shown(url)
+    if status in (404, 410):
+        return Unusable("SourceNotFound", f"{what} answered {status}: there is no such file; check spec.source")
+    if status in (401, 403):
+        advice = "is what spec.sourceSecretRef holds right?" if has_secret else "it needs a key, or the link is too old"
+        return Unusable("SourceUnauthorized", f"{what} answered {status}; {advice}")
+    if status == 429 or status >= 500 or status == 408:
+        return Unusable("DownloadFailed", f"{what} answered {status}", Retry.SOON, retry_after_s(answer))
+    return Unusable("DownloadFailed", f"{what} answered {status}; check spec.source")
+
+
+def validator(answer: Answer) -> str:
+    """What changes when the file does: an ETag, else a date; "" if there is none."""
+    return answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+
+
+def retry_after_s(answer: Answer) -> float:
+    """How long the server wants to be left alone, at most five minutes; 0 if it does not say so in seconds."""
+    said = answer.headers.get("Retry-After", "")
+    return min(float(said), LONGEST_WAIT_S) if re.fullmatch(r"\d{1,9}", said, re.ASCII) else 0.0

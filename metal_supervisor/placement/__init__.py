@@ -1,0 +1,1 @@
+"""Placement: which Mac serves which replica, by claims on Leases."""

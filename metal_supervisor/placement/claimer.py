@@ -1,0 +1,180 @@
+"""Carries claims out: one request each, in a thread of its own, because a pass must never wait for one.
+
+The watch is what tells who holds a slot; an answer is only taken a moment early, until the watch has
+caught up with it. A refusal is no error: somebody else was first, and the watch will say who.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from metal_supervisor.cluster import manifests
+from metal_supervisor.cluster.answers import now_micro
+from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.host import machine
+from metal_supervisor.placement import claims
+from metal_supervisor.placement.claims import ClaimAction, Move, SlotId
+from metal_supervisor.spec.resources import service_name
+from metal_supervisor.spec.types import Json, Key
+
+SAME_AGAIN_S, FOREIGN_AGAIN_S, PAUSE_S, ANSWER_HOLDS_S = 5.0, 60.0, 1.0, 30.0
+log = logging.getLogger("controller")
+
+
+def _path(namespace: str, name: str = "") -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases" + (f"/{name}" if name else "")
+
+
+def _is_newer(version: str, than: str) -> bool:
+    """Whether one resourceVersion is at least the other; one that is no number is taken for it."""
+    try:
+        return int(version) >= int(than)
+    except ValueError:
+        return True
+
+
+class Claimer(threading.Thread):
+    """Asks for slots on behalf of the controller."""
+
+    def __init__(self, kube: Kube, node: str, on_done: Callable[[], None], told: str = "") -> None:
+        """`told`: the address that this Mac is to be reached at, if somebody said it."""
+        super().__init__(name="claimer", daemon=True)
+        self._kube, self._node, self._on_done, self._told = kube, node, on_done, told
+        self._wake = threading.Event()
+        self._lock = threading.Lock()
+        self._moves: Sequence[Move] = ()
+        self._tried: dict[SlotId, tuple[Move, float]] = {}
+        self._answers: dict[Key, tuple[str, Json | None, float]] = {}
+        """Lease -> (its version, itself, monotonic time) as answered to us; None once deleted."""
+        self.error = ""
+        self.busy = False
+        self.foreign: dict[Key, str] = {}
+        """InferenceService -> the agent of another kind that serves it."""
+
+    def want(self, moves: Sequence[Move]) -> None:
+        """What to ask for now; replaces what was not yet asked for."""
+        with self._lock:
+            if not moves:
+                self.error = ""  # what is not asked for is not refused
+            now = time.monotonic()
+            fresh = [move for move in moves if not self._tried_lately(move, now)]
+            self._moves = fresh
+            self.busy = self.busy or bool(fresh)
+        if fresh:
+            self._wake.set()
+
+    def _tried_lately(self, move: Move, now: float) -> bool:
+        tried = self._tried.get(move.slot)
+        again_s = FOREIGN_AGAIN_S if move.slot[:2] in self.foreign else SAME_AGAIN_S
+        return tried is not None and tried[0] == move and now - tried[1] < again_s
+
+    def seen(self, leases: Mapping[Key, Json]) -> Mapping[Key, Json]:
+        """The watched Leases, with what was answered to us and is newer."""
+        with self._lock:
+            now = time.monotonic()
+            for key, (version, answer, at) in list(self._answers.items()):
+                found = leases.get(key)
+                caught_up = found is None if answer is None else found is not None
+                confirmed = caught_up and (found is None or _is_newer(found["metadata"]["resourceVersion"], version))
+                if confirmed or now - at > ANSWER_HOLDS_S:  # a rebuilt cluster never gets as far as the old one was
+                    del self._answers[key]
+            if not self._answers:
+                return leases
+            merged = {**leases, **{key: lease for key, (_, lease, _) in self._answers.items() if lease is not None}}
+            for key, (_, lease, _) in self._answers.items():
+                if lease is None:
+                    merged.pop(key, None)
+            return merged
+
+    def run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            with self._lock:
+                moves, self._moves = self._moves, ()
+            failed = False
+            for move in moves:
+                with self._lock:  # what was asked for while the last batch was under way may be in it
+                    done = self._tried_lately(move, time.monotonic())
+                failed = not done and not self._perform(move)
+                if failed:
+                    break
+            with self._lock:
+                self.busy = bool(self._moves)
+            self._on_done()
+            if failed:
+                time.sleep(PAUSE_S)
+
+    def _perform(self, move: Move) -> bool:
+        """One move; False if the API could not be had."""
+        namespace, service, index = move.slot
+        name = claims.claim_name(service, index)
+        answer: Json | None = None
+        self._remember(move)
+        try:
+            if move.do is ClaimAction.CLAIM and self._other_agent(move.slot[:2]):
+                return True
+            if move.do is ClaimAction.RELEASE:
+                precondition = {"preconditions": {"resourceVersion": move.version}}
+                self._kube.request("DELETE", _path(namespace, name), None, precondition)
+            else:
+                body = claims.claim_object(move, self._node, now_micro())
+                # A field that the holder before us left as we found it is his as well, and would conflict for ever:
+                # what guards all but the first claim is the version it was decided from.
+                first = move.do is ClaimAction.CLAIM
+                answer = self._kube.apply(_path(namespace, name), body, f"metal/{self._node}", force=not first)
+        except KubeError as error:
+            if error.code in (404, 409, 422):
+                log.info("claim refused", extra={"service": service, "slot": index, "why": str(error)})
+                return True
+            self._failed(error)
+            with self._lock:
+                self._tried.pop(move.slot, None)  # it never got there
+            return False
+        self.error = ""
+        version = answer["metadata"]["resourceVersion"] if answer else move.version
+        with self._lock:
+            self._answers[namespace, name] = version, answer, time.monotonic()
+        if move.do is not ClaimAction.UPDATE:
+            log.info("claim", extra={"did": move.do.value, "service": service, "slot": index})
+        return True
+
+    def _remember(self, move: Move) -> None:
+        with self._lock:
+            self._tried[move.slot] = move, time.monotonic()
+            if len(self._tried) > 10_000:
+                self._tried.clear()
+
+    def _failed(self, error: KubeError) -> None:
+        text = str(error)
+        if error.code == 403:
+            text = f"{error}; grant it in the cluster's RBAC (conf/rbac), or set claims = off if this is the only Mac"
+        if text != self.error:
+            log.warning("no claim can be made", extra={"error": text})
+            self.error = text
+
+    def _other_agent(self, key: Key) -> bool:
+        """Whether LLMKube's own agent serves this already: its slice bears the Service's name and a heartbeat."""
+        path = f"/apis/discovery.k8s.io/v1/namespaces/{key[0]}/endpointslices/{service_name(key[1])}"
+        try:
+            found = self._kube.request("GET", path)
+        except KubeError as error:
+            if error.code not in (400, 404, 422):
+                raise
+            self.foreign.pop(key, None)
+            return False
+        labels = found["metadata"].get("labels") or {}
+        theirs = labels.get("llmkube.ai/managed-by") == "metal-agent" and claims.NODE not in labels
+        now = time.time() + self._kube.clock_offset_s
+        if not (theirs and manifests.fresh_elsewhere(found, now, machine.own_addresses(self._told))):
+            self.foreign.pop(key, None)
+            return False
+        addresses = [address for each in found.get("endpoints") or [] for address in each.get("addresses") or []]
+        text = f"LLMKube's metal-agent serves it at {', '.join(addresses) or 'an unknown address'}"
+        if key not in self.foreign:
+            log.warning("left to another agent", extra={"service": ".".join(key), "why": text})
+        self.foreign[key] = text
+        return True

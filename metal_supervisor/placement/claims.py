@@ -1,0 +1,376 @@
+"""Which Mac runs which replica: claims on Leases, decided from a snapshot of them.
+
+There is no scheduler and no leader. Every replica of an InferenceService is a slot with a Lease of its own
+that the first comer creates and nobody renews; server-side apply without force makes that exactly one. A
+Mac lives as long as its node Lease changes, judged by our own clock alone and only while our own renewals
+come back to us, so a watch that hangs or a Mac that slept never takes its peers for dead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from metal_supervisor.cluster.manifests import node_lease_name
+from metal_supervisor.spec.resources import GROUP, VERSION
+from metal_supervisor.spec.types import Json, Key
+
+PREFIX = "metal-supervisor.io/"
+KIND, NODE, SERVICE = PREFIX + "kind", PREFIX + "node", PREFIX + "inferenceservice"
+REAPER_LEASE = "metal-reaper"
+READY, SESSION, UNSCHEDULABLE = PREFIX + "ready", PREFIX + "session", PREFIX + "unschedulable"
+LONGEST_NAME, LONGEST_LABEL = 200, 63
+LOAD_S, JITTER_S, ANOTHER_S = 0.05, 0.05, 3.0
+SlotId = tuple[str, str, int]
+"""(namespace, InferenceService, index of the replica)."""
+
+
+class Life(str, Enum):
+    """What is thought of another Mac."""
+
+    LIVE = "live"
+    DRAINING = "draining"
+    """Lives, and wants others to take its slots over."""
+    SILENT = "silent"
+    """Has not renewed its Lease for as long as it had promised to."""
+    GONE = "gone"
+    """Said itself that it stops."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A Lease on one slot."""
+
+    slot: SlotId
+    holder: str
+    version: str
+    owner_uid: str
+    """uid of the InferenceService it was made for."""
+    acquired: str
+    ready: bool
+    """Whether the holder says that it serves."""
+
+
+@dataclass(frozen=True)
+class NodeLease:
+    """A Mac's sign of life in one namespace."""
+
+    namespace: str
+    node: str
+    version: str
+    released: bool
+    duration_s: float
+    unschedulable: str
+    """"" or `cordon` or `drain`."""
+    session: str
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """When a Lease was first seen in its present version."""
+
+    version: str
+    at: float
+    """Monotonic time."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What one InferenceService asks of the Macs, and how soon this one should offer itself."""
+
+    uid: str
+    slots: int
+    delay_s: float
+    """0 for a Mac that has the model at hand; more for one that would have to fetch it, or cannot run it."""
+    ready: frozenset[int] = frozenset()
+    """The slots that are served here."""
+
+
+class ClaimAction(str, Enum):
+    """The moves there are; each is one request."""
+
+    CLAIM = "claim"
+    TAKE = "take over"
+    UPDATE = "update"
+    RELEASE = "release"
+
+
+@dataclass(frozen=True)
+class Move:
+    """One request about one slot."""
+
+    do: ClaimAction
+    slot: SlotId
+    uid: str
+    version: str = ""
+    acquired: str = ""
+    ready: bool = False
+
+
+@dataclass(frozen=True)
+class ClaimDecision:
+    """What one look at the Leases comes to."""
+
+    mine: Mapping[Key, tuple[int, ...]]
+    """InferenceService -> the slots of it that this Mac holds."""
+    moves: tuple[Move, ...]
+    waiting: Mapping[SlotId, float]
+    """Since when each slot could be claimed (monotonic)."""
+    again_in_s: float | None
+    """When it is worth looking again although nothing changed."""
+
+
+def _short(name: str, most: int) -> str:
+    if len(name) <= most:
+        return name
+    return f"{name[: most - 9].rstrip('-.')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def claim_name(service: str, index: int) -> str:
+    """Name of the Lease of a slot."""
+    return f"isvc-{_short(service, LONGEST_NAME)}-{index}"
+
+
+def claim_object(move: Move, node: str, now_micro: str) -> Json:
+    """The Lease of a slot as its holder applies it."""
+    namespace, service, index = move.slot
+    owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "InferenceService", "name": service, "uid": move.uid}
+    metadata: Json = {
+        "name": claim_name(service, index),
+        "namespace": namespace,
+        "labels": {KIND: "claim", NODE: node, SERVICE: _short(service, LONGEST_LABEL)},
+        "annotations": {READY: "true" if move.ready else "false"},
+        "ownerReferences": [owner],
+    }
+    if move.do is not ClaimAction.CLAIM:
+        metadata["resourceVersion"] = move.version
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": metadata,
+        "spec": {"holderIdentity": node, "acquireTime": move.acquired or now_micro},
+    }
+
+
+def node_lease_object(
+    namespace: str, node: str, duration_s: float, annotations: Mapping[str, str], now_micro: str
+) -> Json:
+    """A Mac's node Lease. A duration of 0 releases it: peers act at once."""
+    released = duration_s <= 0
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {
+            "name": node_lease_name(node),
+            "namespace": namespace,
+            "labels": {KIND: "node", NODE: node},
+            "annotations": dict(annotations),
+        },
+        "spec": {
+            "holderIdentity": "" if released else node,
+            "leaseDurationSeconds": 1 if released else max(1, round(duration_s)),
+            "renewTime": now_micro,
+        },
+    }
+
+
+def _owner(metadata: Json) -> tuple[str, str]:
+    """(name, uid) of the InferenceService that owns an object."""
+    for each in metadata.get("ownerReferences") or []:
+        if each.get("kind") == "InferenceService":
+            return str(each.get("name", "")), str(each.get("uid", ""))
+    return "", ""
+
+
+def read(leases: Iterable[Json]) -> tuple[dict[SlotId, Claim], dict[tuple[str, str], NodeLease]]:
+    """(claims by slot, node Leases by (namespace, node)); what is neither, or damaged, is left out."""
+    claims: dict[SlotId, Claim] = {}
+    nodes: dict[tuple[str, str], NodeLease] = {}
+    for lease in leases:
+        metadata, spec = lease["metadata"], lease.get("spec") or {}
+        labels, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
+        namespace, version = metadata.get("namespace", ""), str(metadata.get("resourceVersion", ""))
+        if labels.get(KIND) == "node" and metadata["name"] == node_lease_name(labels.get(NODE, "")):
+            duration = spec.get("leaseDurationSeconds")
+            nodes[namespace, labels[NODE]] = NodeLease(
+                namespace, labels[NODE], version, not spec.get("holderIdentity"),
+                float(duration) if isinstance(duration, int) and duration > 0 else 40.0,
+                notes.get(UNSCHEDULABLE, ""), notes.get(SESSION, ""),
+            )
+        elif labels.get(KIND) == "claim":
+            service, uid = _owner(metadata)
+            index = metadata["name"].rpartition("-")[2]
+            if service and index.isascii() and index.isdigit() and metadata["name"] == claim_name(service, int(index)):
+                slot = namespace, service, int(index)
+                claims[slot] = Claim(
+                    slot, spec.get("holderIdentity") or "", version, uid,
+                    spec.get("acquireTime") or "", notes.get(READY) == "true",
+                )
+    return claims, nodes
+
+
+def sight(before: Mapping[Key, Sighting], leases: Mapping[Key, Json], now: float) -> dict[Key, Sighting]:
+    """When each Lease was first seen as it is now."""
+    result = {}
+    for key, lease in leases.items():
+        version = str(lease["metadata"].get("resourceVersion", ""))
+        known = before.get(key)
+        result[key] = known if known and known.version == version else Sighting(version, now)
+    return result
+
+
+def judge(
+    claims: Mapping[SlotId, Claim],
+    nodes: Mapping[tuple[str, str], NodeLease],
+    sightings: Mapping[Key, Sighting],
+    me: str,
+    connected_at: float,
+    duration_s: float,
+) -> dict[tuple[str, str], Life]:
+    """What to think of every Mac that has a node Lease or holds a claim.
+
+    Time passes only as far as our own renewals have been seen, and starts anew with every connection.
+    """
+    result = {}
+    own = {
+        namespace: sightings[namespace, node_lease_name(me)].at
+        for namespace, node in nodes
+        if node == me and (namespace, node_lease_name(me)) in sightings
+    }
+
+    def age(namespace: str, name: str) -> float:
+        seen = sightings.get((namespace, name))
+        since = max(seen.at, connected_at) if seen else connected_at
+        return own.get(namespace, connected_at) - since
+
+    for (namespace, node), lease in nodes.items():
+        life = Life.DRAINING if lease.unschedulable == "drain" else Life.LIVE
+        if lease.released:
+            life = Life.GONE
+        elif node != me and age(namespace, node_lease_name(node)) >= lease.duration_s:
+            life = Life.SILENT
+        result[namespace, node] = life
+    for (namespace, service, index), claim in claims.items():
+        if claim.holder and (namespace, claim.holder) not in nodes:
+            quiet = age(namespace, claim_name(service, index)) >= duration_s and claim.holder != me
+            result[namespace, claim.holder] = Life.SILENT if quiet else Life.LIVE
+    return result
+
+
+def _jitter(me: str, slot: SlotId) -> float:
+    """A little of our own, so that equal Macs don't all ask in the same moment."""
+    digest = hashlib.sha256("/".join((me, *map(str, slot))).encode()).digest()
+    return JITTER_S * digest[0] / 255
+
+
+def _takeable(claim: Claim, ask: Ask, lives: Mapping[tuple[str, str], Life], me: str) -> bool:
+    if not claim.holder or claim.owner_uid != ask.uid:
+        return True
+    life = lives.get((claim.slot[0], claim.holder), Life.LIVE)
+    return claim.holder != me and life is not Life.LIVE
+
+
+def decide(
+    asks: Mapping[Key, Ask],
+    claims: Mapping[SlotId, Claim],
+    lives: Mapping[tuple[str, str], Life],
+    me: str,
+    accepting: bool,
+    waiting: Mapping[SlotId, float],
+    now: float,
+    not_ours: Collection[Key] = (),
+    most: int = 1,
+) -> ClaimDecision:
+    """Which slots are ours, and what to ask for. One Mac holds at most `most` slots of a service.
+
+    `accepting` is False on a cordoned Mac: it keeps what it has and takes nothing new. `not_ours`: services
+    that exist and are not for this Mac; what it holds of them is given back.
+    """
+    held: dict[Key, list[Claim]] = {}
+    mine: dict[Key, tuple[int, ...]] = {}
+    moves: list[Move] = []
+    for claim in claims.values():
+        if claim.holder == me and claim.slot[:2] in asks:
+            held.setdefault(claim.slot[:2], []).append(claim)
+        elif claim.holder == me and claim.slot[:2] in not_ours:
+            moves.append(Move(ClaimAction.RELEASE, claim.slot, claim.owner_uid, claim.version))
+    since: dict[SlotId, float] = {}
+    again: list[float] = []
+    load = len(held)
+    for key, ask in sorted(asks.items()):
+        # Until this Mac's own node Lease is seen in a namespace, those of its peers may be missing as well.
+        alone = (key[0], me) in lives and not any(
+            space == key[0] and node != me and life in (Life.LIVE, Life.DRAINING)
+            for (space, node), life in lives.items()
+        )
+        usable: list[Claim] = []
+        for claim in sorted(held.get(key, []), key=lambda each: each.slot[2]):
+            if claim.slot[2] < ask.slots and len(usable) < most:
+                usable.append(claim)
+            else:
+                moves.append(Move(ClaimAction.RELEASE, claim.slot, ask.uid, claim.version))
+        if usable:
+            mine[key] = tuple(claim.slot[2] for claim in usable)
+        for claim in usable:
+            # Worth a write only if somebody else may read it.
+            told = claim.slot[2] in ask.ready and (claim.ready or not alone or ask.slots > 1)
+            if claim.owner_uid != ask.uid:
+                moves.append(Move(ClaimAction.TAKE, claim.slot, ask.uid, claim.version, ready=told))
+            elif told != claim.ready:
+                moves.append(Move(ClaimAction.UPDATE, claim.slot, ask.uid, claim.version, claim.acquired, told))
+        if not accepting or len(usable) >= most:
+            continue
+        wanted = 0
+        for index in range(ask.slots):
+            if len(usable) + wanted >= most:
+                break
+            slot = (*key, index)
+            found = claims.get(slot)
+            if found is not None and (found.holder == me or not _takeable(found, ask, lives, me)):
+                continue
+            since[slot] = waiting.get(slot, now)
+            more_s = ANOTHER_S * (len(usable) + wanted)  # rather one on each Mac than several on one
+            delay_s = 0.0 if alone else ask.delay_s + more_s + LOAD_S * load + _jitter(me, slot)
+            left_s = since[slot] + delay_s - now
+            if left_s > 0:
+                again.append(left_s)
+                continue
+            load += 1
+            if found is None:
+                moves.append(Move(ClaimAction.CLAIM, slot, ask.uid))
+            else:
+                moves.append(Move(ClaimAction.TAKE, slot, ask.uid, found.version))
+            wanted += 1
+    return ClaimDecision(mine, tuple(moves), since, min(again, default=None))
+
+
+def peers_ready(
+    key: Key, claims: Mapping[SlotId, Claim], lives: Mapping[tuple[str, str], Life], me: str, slots: int
+) -> int:
+    """How many replicas of a service other Macs serve right now, as they say."""
+    serving = (Life.LIVE, Life.DRAINING)
+    return sum(
+        claim.ready and claim.holder not in ("", me)
+        and lives.get((key[0], claim.holder), Life.LIVE) in serving
+        for slot, claim in claims.items()
+        if slot[:2] == key and slot[2] < slots
+    )
+
+
+def silent(lives: Mapping[tuple[str, str], Life], me: str) -> Collection[tuple[str, str]]:
+    """(namespace, node) of the Macs whose endpoints somebody has to take out for them."""
+    return sorted(
+        where for where, life in lives.items() if life in (Life.SILENT, Life.GONE) and where[1] != me
+    )
+
+
+def misfit(selector: object, labels: Mapping[str, str]) -> str:
+    """What a `spec.nodeSelector` asks for that this Mac's labels do not offer, "" if they do."""
+    if not selector:
+        return ""
+    if not isinstance(selector, dict):
+        return "spec.nodeSelector must be an object of labels"
+    missing = [f"{name}={value}" for name, value in sorted(selector.items()) if labels.get(name) != value]
+    return f"spec.nodeSelector asks for {', '.join(missing)}" if missing else ""

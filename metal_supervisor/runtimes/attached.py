@@ -1,0 +1,23 @@
+"""A model on a shared daemon, as a process of its own: the attendant that keeps it attached, whatever the daemon is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from metal_supervisor.runtimes.place import Place
+from metal_supervisor.spec.attachment import JOB
+from metal_supervisor.spec.first_request import smallest
+from metal_supervisor.spec.types import Engine, Probe, Service
+from metal_supervisor.state.programs import program_name
+
+
+def attended(service: Service, place: Place, daemon: str, job: Mapping[str, Any], probe: Probe) -> Engine:
+    """The attendant of one model. `job`: what its daemon's kind needs to know; `probe`: how that daemon is asked."""
+    told = json.dumps({"daemon": daemon, "name": service.name, **job}, sort_keys=True)
+    argv = (f"{place.cwd}/current/attendant", program_name(service.key), place.cwd)
+    path, body = smallest(service.mode, service.name)
+    asked = replace(probe, identity=service.name, shared=True, first_path=path, first_body=body)
+    return Engine(argv, ((JOB, told),), place.cwd, asked, daemon=daemon)

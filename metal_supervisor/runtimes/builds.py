@@ -1,0 +1,119 @@
+"""Engines' executables on this Mac, and what their builds know, asked in the background.
+
+An engine written in Python takes seconds to print its help, and the controller asks on every pass.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from metal_supervisor.host import machine
+from metal_supervisor.runtimes.place import Binary, Executable
+
+LOOK_WAIT_S = 0.3
+AGAIN_S = 10.0
+HELP_WAIT_S, SCRIPT_HELP_WAIT_S = 5.0, 60.0
+"""How long a program may take to print its help; a script of Python's imports all that it can do first."""
+SHEBANG = re.compile(r"""#!(?:/bin/sh\n'''exec' ["']?)?(/[^\n"']*?/python[0-9.]*)["']?[ \n]""")
+"""As installers write them: `#!PYTHON`, or for a long path or one with spaces a line of shell that execs it."""
+SHEBANG_BYTES = 2048
+HOMEBREW = ("/opt/homebrew", "/usr/local/Cellar")
+
+
+class Broken(Exception):
+    """An executable is there, and does not work; the message says what to do."""
+
+
+def find(settings: object, executables: Sequence[Executable]) -> tuple[Executable, Path]:
+    """The first of a runtime's executables that is here; `settings` hold their paths, "" to be found.
+
+    Raises NoBinary, which names them all.
+    """
+    missing = []
+    for each in executables:
+        try:
+            flag = "--" + each.setting.replace("_", "-")
+            return each, machine.find_binary(getattr(settings, each.setting), each.name, each.install, flag)
+        except machine.NoBinary as error:
+            missing.append(str(error))
+    raise machine.NoBinary("; ".join(missing))
+
+
+def interpreter_of(script: Path) -> str:
+    """The Python that runs a script, by its first line; "" if it is none of that kind."""
+    try:
+        with script.open("rb") as file:
+            found = SHEBANG.match(file.read(SHEBANG_BYTES).decode("utf-8", "replace"))
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def homes_of(path: Path, interpreter: str) -> tuple[str, ...]:
+    """Directories of an engine's own code. An interpreter has two: its environment, and the installation behind it."""
+    if interpreter:
+        real = Path(os.path.realpath(interpreter))
+        return tuple(dict.fromkeys((str(Path(interpreter).parent.parent), str(real.parent.parent))))
+    real = Path(os.path.realpath(path))
+    brewed = next((prefix for prefix in HOMEBREW if real.is_relative_to(prefix)), None)
+    if brewed is not None:
+        return (brewed,)  # a formula's libraries are in the kegs of others
+    beside = real.parent.parent / "lib"
+    return (str(real.parent), *((str(beside),) if beside.is_dir() else ()))
+
+
+class Builds:
+    """What the builds of engines know. Safe to ask from one thread; `on_change` is called from others."""
+
+    def __init__(self, settings: object, on_change: Callable[[], None]) -> None:
+        self._settings, self._on_change = settings, on_change
+        self._helps: dict[tuple[Path, float], str] = {}
+        self._flags: dict[tuple[Path, float], frozenset[str]] = {}
+        self._asked: dict[tuple[Path, float], threading.Event] = {}
+        self._interpreters: dict[tuple[Path, float], str] = {}
+        self._versions: dict[tuple[Path, float], str] = {}
+
+    def look(self, executables: Sequence[Executable]) -> Binary | None:
+        """The executable of a runtime; None while it is being asked what it knows. Raises NoBinary, Broken."""
+        executable, path = find(self._settings, executables)
+        try:
+            build = path, path.stat().st_mtime
+        except OSError as error:
+            raise machine.NoBinary(f"{path} cannot be looked at: {error.strerror}") from None
+        if build not in self._asked:
+            done = self._asked[build] = threading.Event()
+            asked = build, done, executable
+            threading.Thread(target=self._ask, args=asked, name="builds", daemon=True).start()
+            done.wait(LOOK_WAIT_S)
+        flags = self._flags.get(build)
+        if flags is None:
+            return None
+        if not flags:
+            raise Broken(f"{path} --help does not work; reinstall it")
+        interpreter = self._interpreters.setdefault(build, interpreter_of(path)) if executable.script else ""
+        if executable.script and not interpreter:
+            raise Broken(f"{path} does not say in its first line which Python runs it; reinstall it")
+        homes, edition = homes_of(path, interpreter), f"{path}|{build[1]}"
+        version = self._versions.get(build, "")
+        return Binary(str(path), flags, executable.name, interpreter, self._helps[build], homes, edition, version)
+
+    def _ask(self, build: tuple[Path, float], done: threading.Event, executable: Executable) -> None:
+        wait_s = SCRIPT_HELP_WAIT_S if executable.script else HELP_WAIT_S
+        while True:
+            self._helps[build] = machine.help_of(build[0], wait_s, executable.help)
+            found = machine.flags_in(self._helps[build])
+            if executable.package and (python := interpreter_of(build[0])):  # before the flags, which make it known
+                self._versions[build] = machine.package_version(python, executable.package, wait_s)
+            changed = self._flags.get(build) != found
+            self._flags[build] = found
+            done.set()
+            if changed:
+                self._on_change()
+            if found:
+                return
+            time.sleep(AGAIN_S)

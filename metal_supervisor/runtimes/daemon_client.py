@@ -1,0 +1,117 @@
+"""A shared daemon's HTTP API on this machine: oMLX's or Ollama's. JSON in, JSON out, a timeout on everything.
+
+A daemon that is not there is waited for; one that refuses has said why. Both are told apart here, and also an error
+that comes as a success: Ollama reports some with status 200.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from typing import IO, Any, TypeAlias
+
+from metal_supervisor.spec.types import Json
+
+TIMEOUT_S = 5.0
+MOST_BYTES, LONGEST_LINE, LONGEST_TEXT = 4 << 20, 1 << 20, 500
+Body: TypeAlias = Json | IO[bytes] | None
+BROKEN = (OSError, http.client.HTTPException, ValueError, OverflowError)
+"""What an answer may raise: a chunk whose length is none, or that no machine can count, too."""
+
+
+class Away(Exception):
+    """The daemon does not answer, or is not up yet; the message says how."""
+
+
+class DaemonRefused(Exception):
+    """The daemon answered, and will not; `status` is HTTP's, 200 for an error that came as a success."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Daemon:
+    """One daemon at an address."""
+
+    def __init__(self, host: str, port: int, key: str = "", ours: bool = False) -> None:
+        self._host, self._port, self._key = host, port, key
+        self.ours = ours
+        """Whether we run it, from a directory of ours."""
+
+    def call(self, method: str, path: str, body: Body = None, timeout_s: float = TIMEOUT_S) -> Json:
+        """One request; {} for an answer without JSON. Raises Away, Refused."""
+        connection, answer = self._sent(method, path, body, timeout_s)
+        try:
+            text = answer.read(MOST_BYTES)
+            if answer.length:  # a read up to a limit does not tell that the end is missing
+                raise http.client.IncompleteRead(text, answer.length)
+        except BROKEN as error:
+            raise Away(f"{path}: {type(error).__name__}") from None
+        finally:
+            connection.close()
+        found = _parsed(text)
+        return _accepted(answer.status, found, path)
+
+    def lines(self, method: str, path: str, body: Body, stall_s: float) -> Iterator[Json]:
+        """One request that is answered with a line of JSON for each step; `stall_s`: the longest pause between two.
+
+        Raises Away, Refused.
+        """
+        connection, answer = self._sent(method, path, body, stall_s)
+        try:
+            if answer.status >= 400:
+                _accepted(answer.status, _parsed(answer.read(MOST_BYTES)), path)
+            while line := answer.readline(LONGEST_LINE):
+                if line.strip():
+                    yield _accepted(answer.status, _parsed(line), path)
+        except TimeoutError:
+            raise Away(f"{path}: nothing has come for {stall_s:g} s") from None
+        except BROKEN as error:
+            raise Away(f"{path}: {type(error).__name__}") from None
+        finally:
+            connection.close()
+
+    def _sent(
+        self, method: str, path: str, body: Body, timeout_s: float
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        data: Any = body
+        if isinstance(body, dict):
+            data, headers["Content-Type"] = json.dumps(body), "application/json"
+        elif body is not None:  # a file goes as it is, in one piece
+            headers["Content-Length"] = str(body.seek(0, 2))
+            body.seek(0)
+        try:
+            connection.request(method, path, data, headers)
+            return connection, connection.getresponse()
+        except BROKEN as error:
+            connection.close()
+            what = "no answer in time" if isinstance(error, socket.timeout) else type(error).__name__
+            raise Away(f"{path}: {what}") from None
+
+
+def _parsed(text: bytes) -> Json:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {"text": text.decode("utf-8", "replace")} if text.strip() else {}
+    return found if isinstance(found, dict) else {"text": found}
+
+
+def _accepted(status: int, found: Json, path: str) -> Json:
+    told = found.get("error") or found.get("detail")
+    if isinstance(told, dict):
+        told = told.get("message")
+    if status == 503:
+        raise Away(f"{path} answered 503: {_shown(told or found.get('text'))}")
+    if status >= 400 or found.get("error"):
+        raise DaemonRefused(status, f"{path} answered {status}: {_shown(told or found.get('text'))}")
+    return found
+
+
+def _shown(told: object) -> str:
+    return "".join(char for char in str(told or "nothing") if char.isprintable())[:LONGEST_TEXT]

@@ -1,0 +1,261 @@
+"""What engines count themselves, served together: whose it is, and what of it may stand on one page.
+
+Each series gets the labels of its service. A page has one family per name, of one type, and the rest of it is ours:
+what an engine says under another's name, or in a shape that a scraper would refuse the whole page for, is left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from metal_supervisor.runtimes.metric_families import COUNTER, HISTOGRAM, PARTS, SUMMARY, UNTYPED, Family, Sample
+from metal_supervisor.spec.types import Key
+
+MOST_IN_ALL = 20_000
+"""Series of all engines together."""
+MOST_FAMILIES = 2_000
+MOST_CHARACTERS = 4 << 20
+"""Of the page: it is rendered beside the loop that takes dead endpoints out."""
+OWN_LABELS = ("namespace", "name", "job", "instance")
+"""Labels that say whose a series is: ours, and those that Prometheus gives a target."""
+RESERVED_BEGINNINGS = ("llmkube_metal_agent_", "metal_supervisor_", "process_", "python_", "go_", "scrape_")
+RESERVED = frozenset({"up", "target", "target_info", "ALERTS", "ALERTS_FOR_STATE"})
+REASONS: Mapping[str, str] = {
+    "timeout": "the engine did not answer in time; what it said before stays until it is too old",
+    "unreachable": "nobody answered at its port, or the connection broke; likewise",
+    "status": "it answered with an error, as one without such a page does",
+    "redirect": "it sent us elsewhere; nobody goes there",
+    "key": "it wants a key that `spec.env` does not have in LLAMA_API_KEY or VLLM_API_KEY",
+    "size": "the answer is 1 MiB or more, or has more than 20,000 lines, or a line of more than 16 KiB",
+    "series": "more than 2,000 series of one engine; of all together 20,000, 2,000 names, or 4 MiB",
+    "format": "it is not the text format, or a histogram or summary is not whole",
+    "duplicate": "a family has the same series twice",
+    "value": "a counter is negative, or no number",
+    "name": "a name that is ours, Prometheus' own, or tells of a process (`process_*`, `python_*`, `go_*`)",
+    "type": "an engine that was there before has the name with another type, or one that means the same",
+}
+"""Why something was left out. From `duplicate` on, and for parts of histograms, one family and not the answer."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One family of one engine, as it is served."""
+
+    name: str
+    kind: str
+    help: str
+    lines: str
+    """Its samples, the labels of the service included; the same in both formats."""
+    series: int
+
+
+@dataclass(frozen=True)
+class Joined:
+    """One family of all engines."""
+
+    name: str
+    kind: str
+    help: str
+    parts: tuple[tuple[int, str], ...]
+    """(number of the engine's process, lines)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Page:
+    """The families of all engines; two pages are the same only if they are one."""
+
+    families: tuple[Joined, ...] = ()
+
+
+NO_PAGE = Page()
+
+
+@dataclass(frozen=True)
+class Told:
+    """What engines said last."""
+
+    page: Page = NO_PAGE
+    live: frozenset[int] = frozenset()
+    """The numbers of the processes that are there and whose word is young enough."""
+    up: Mapping[Key, bool] = field(default_factory=dict)
+    """Of each engine that is asked: whether its last answer was taken."""
+    dropped: Mapping[Key, Mapping[str, int]] = field(default_factory=dict)
+    """How often something was left out, by reason."""
+
+    def text(self, openmetrics: bool) -> str:
+        """The page as it is served."""
+        return "".join(_joined_text(family, self.live, openmetrics) for family in self.page.families)
+
+
+# ── one engine ───────────────────────────────────────────────────────────────────────────────────
+
+
+def blocks(families: Iterable[Family], key: Key) -> tuple[tuple[Block, ...], Counter[str]]:
+    """(what is served of an engine, how many families were left out by reason)."""
+    kept, dropped = [], Counter[str]()
+    found = list(families)
+    begun = {_base(each.name, each.kind) for each in found if each.kind in (COUNTER, HISTOGRAM, SUMMARY)}
+    owner = [("namespace", key[0]), ("name", key[1])]
+    for family in found:
+        if family.name.endswith("_created") and family.name.removesuffix("_created") in begun:
+            continue  # when it began; OpenMetrics wants that elsewhere, and nobody asks
+        samples = [_owned(sample, owner) for sample in family.samples]
+        if reason := _fault(family, samples):
+            dropped[reason] += 1
+            continue
+        lines = "".join(map(_line, _grouped(family, samples)))
+        kept.append(Block(family.name, family.kind, family.help, lines, len(samples)))
+    return tuple(kept), dropped
+
+
+def _owned(sample: Sample, owner: Sequence[tuple[str, str]]) -> Sample:
+    """The sample with its service's labels, and its own of those names out of the way."""
+    labels = dict(owner)
+    taken = {name for name, _ in sample.labels}
+    for name, value in sample.labels:
+        told = name
+        while told in OWN_LABELS or (told != name and told in taken):
+            told = f"exported_{told}"
+        labels[told] = _bound(value) if told == "le" else value
+    return Sample(sample.name, tuple(labels.items()), sample.value)
+
+
+def _bound(text: str) -> str:
+    """A bucket's bound as OpenMetrics spells it."""
+    if _float(text) == math.inf:
+        return "+Inf"
+    return f"{text}.0" if text.lstrip("-").isdecimal() else text
+
+
+def _fault(family: Family, samples: Sequence[Sample]) -> str:
+    """Why a family is left out, "" if it is not."""
+    if family.name in RESERVED or family.name.startswith(RESERVED_BEGINNINGS):
+        return "name"
+    if len({(each.name, frozenset(each.labels)) for each in samples}) != len(samples):
+        return "duplicate"
+    counts = (family.name,) if family.kind == COUNTER else (f"{family.name}_bucket", f"{family.name}_count")
+    counting = family.kind in (COUNTER, HISTOGRAM, SUMMARY)
+    if counting and not all(each.value >= 0 for each in samples if each.name in counts):
+        return "value"
+    whole = {HISTOGRAM: _is_histogram, SUMMARY: _is_summary}.get(family.kind)
+    return "" if whole is None or all(whole(family.name, group) for group in _groups(samples)) else "format"
+
+
+def _groups(samples: Iterable[Sample]) -> Iterable[list[Sample]]:
+    """The samples of each metric of a family: those that differ in nothing but their bound or quantile."""
+    found: dict[frozenset[tuple[str, str]], list[Sample]] = {}
+    for each in samples:
+        rest = frozenset(label for label in each.labels if label[0] not in ("le", "quantile"))
+        found.setdefault(rest, []).append(each)
+    return found.values()
+
+
+def _grouped(family: Family, samples: Sequence[Sample]) -> Iterable[Sample]:
+    return itertools.chain.from_iterable(_groups(samples)) if family.kind in PARTS else samples
+
+
+def _is_histogram(name: str, group: Iterable[Sample]) -> bool:
+    """Whether these are buckets in order, the last without bound, and a sum and a count that go with them."""
+    buckets, rest = [], {}
+    for each in group:
+        bound = dict(each.labels).get("le")
+        if each.name == f"{name}_bucket":
+            buckets.append((_float(bound or ""), each.value))
+        elif bound is None:
+            rest[each.name] = each.value
+        else:
+            return False
+    rising = all(low[0] < high[0] and low[1] <= high[1] for low, high in itertools.pairwise(buckets))
+    if not buckets or not rising or buckets[-1][0] != math.inf:
+        return False
+    return set(rest) == {f"{name}_sum", f"{name}_count"} and rest[f"{name}_count"] == buckets[-1][1]
+
+
+def _is_summary(name: str, group: Iterable[Sample]) -> bool:
+    """Whether these are quantiles, a sum and a count."""
+    for each in group:
+        share = dict(each.labels).get("quantile")
+        if (share is not None) != (each.name == name) or (share is not None and not 0 <= _float(share) <= 1):
+            return False
+    return True
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _line(sample: Sample) -> str:
+    labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels)
+    return f"{sample.name}{{{labels}}} {_number(sample.value)}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+
+
+# ── all engines ──────────────────────────────────────────────────────────────────────────────────
+
+
+def merged(answers: Iterable[tuple[int, Sequence[Block]]]) -> tuple[Page, dict[int, Counter[str]]]:
+    """(the page, what was left out of it) of the answers of processes by number; who comes first keeps a name."""
+    taken: set[str] = set()
+    families: dict[tuple[str, str], tuple[str, list[tuple[int, str]]]] = {}
+    dropped: dict[int, Counter[str]] = {}
+    series = characters = 0
+    for number, found in answers:
+        for block in found:
+            family = block.name, block.kind
+            names = () if family in families else _claims(*family)  # as nearly always: it has its names already
+            full = series + block.series > MOST_IN_ALL or characters + len(block.lines) > MOST_CHARACTERS
+            reason = "series" if full or (names and len(families) >= MOST_FAMILIES) else ""
+            if any(name in taken for name in names):
+                reason = "type"
+            if reason:
+                dropped.setdefault(number, Counter())[reason] += 1
+                continue
+            series, characters = series + block.series, characters + len(block.lines)
+            taken.update(names)
+            families.setdefault(family, (block.help, []))[1].append((number, block.lines))
+    joined = (Joined(*family, help_text, tuple(parts)) for family, (help_text, parts) in families.items())
+    return Page(tuple(joined)), dropped
+
+
+def _base(name: str, kind: str) -> str:
+    """A family's name in OpenMetrics."""
+    return name.removesuffix("_total") if kind == COUNTER else name
+
+
+def _claims(name: str, kind: str) -> tuple[str, ...]:
+    """The names that are a family's alone, in either format."""
+    if kind not in (COUNTER, *PARTS):
+        return (name,)
+    suffixes = ("", "_created") if kind == COUNTER else (*PARTS[kind], "_created")
+    return (name, *(_base(name, kind) + suffix for suffix in suffixes))
+
+
+def _joined_text(family: Joined, live: Container[int], openmetrics: bool) -> str:
+    """A family's text, "" if none of its processes is there."""
+    lines = "".join(text for number, text in family.parts if number in live)
+    if not lines:
+        return ""
+    name, kind, text = family.name, family.kind, family.help.replace("\\", r"\\").replace("\n", r"\n")
+    if openmetrics:
+        # A counter has to end in _total there; one that does not keeps its name, and loses its type.
+        kind = "unknown" if kind == UNTYPED or (kind == COUNTER and not name.endswith("_total")) else kind
+        name, text = _base(name, kind), text.replace('"', r"\"")
+    return (f"# HELP {name} {text}\n" if text else "") + f"# TYPE {name} {kind}\n{lines}"

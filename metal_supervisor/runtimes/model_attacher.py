@@ -1,0 +1,213 @@
+"""Keeps one model attached to a shared daemon, as the process that supervisord knows of its InferenceService.
+
+A daemon like oMLX or Ollama serves many models, and comes and goes on its own. One small process for each model makes
+it a program like any other: it is started, stopped, logged and seen with supervisorctl, survives whoever
+started it, and when it is told to end the model is unloaded. What it is doing is kept in `attached/` for the sidecar.
+
+It never gives up: a daemon that is away is waited for, a model that is refused is tried again, later each time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from metal_supervisor.host.local_status import asked_at
+from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
+from metal_supervisor.runtimes.ollama_models import OllamaModel
+from metal_supervisor.runtimes.omlx_models import OmlxModel
+from metal_supervisor.spec.attachment import JOB, Attachment, Phase
+from metal_supervisor.spec.types import Json
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.doorbell import ring
+
+LOOPBACK = "127.0.0.1"
+LOOK_EVERY_S = 2.0
+AWAY_S, LONGEST_AWAY_S = 0.2, 2.0
+AGAIN_S, LONGEST_AGAIN_S = 2.0, 60.0
+LOAD_S = 3600.0
+DETACH_S = 20.0
+"""Below the 30 s after which supervisord would kill us."""
+NEWS_EVERY_S = 10.0
+"""Between two words on how far a pull has come."""
+
+
+class AttachedModel(Protocol):
+    """A model of a daemon; a class of `boundary` for each kind."""
+
+    file: str
+
+    def attached(self, daemon: Daemon) -> bool: ...
+    def attach(self, daemon: Daemon, timeout_s: float, progress: Callable[[str], None]) -> None: ...
+    def detach(self, daemon: Daemon, timeout_s: float, keep: bool) -> None: ...
+
+
+KINDS: dict[str, Callable[[Json], AttachedModel]] = {"omlx": OmlxModel, "ollama": OllamaModel}
+
+
+@dataclass(frozen=True)
+class Pause:
+    """A pause that doubles."""
+
+    now_s: float
+    longest_s: float
+
+    def longer(self) -> Pause:
+        return Pause(min(self.now_s * 2, self.longest_s), self.longest_s)
+
+
+class ModelAttacher:
+    """Attends to one model until told to end."""
+
+    def __init__(self, directory: StateDir, program: str, job: Json) -> None:
+        self._state, self._program, self._job = directory, program, job
+        self._model = KINDS[job["daemon"]](job)
+        self._over, self._news = threading.Event(), threading.Event()
+        self._told = Attachment("", 0, Phase.WAITING, "", 0.0, "")
+        self._told_at = 0.0
+
+    def end(self) -> None:
+        """Makes `run` unload the model and return. Called from another thread."""
+        self._over.set()
+        self._news.set()
+
+    def run(self) -> None:
+        """Attaches, looks after it, and attaches again."""
+        away, again = Pause(AWAY_S, LONGEST_AWAY_S), Pause(AGAIN_S, LONGEST_AGAIN_S)
+        while not self._over.is_set():
+            try:
+                if self._model.attached(self._daemon(keyed=False)):
+                    self._tell(Phase.ATTACHED, "")
+                    away, again = Pause(AWAY_S, LONGEST_AWAY_S), Pause(AGAIN_S, LONGEST_AGAIN_S)
+                    self._over.wait(LOOK_EVERY_S)
+                    continue
+                self._tell(Phase.ATTACHING, f"{self._job['daemon']} is told to load the model")
+                self._attach()
+                if not self._over.is_set() and not self._model.attached(self._daemon(keyed=False)):
+                    raise DaemonRefused(200, "it has loaded the model, and does not have it now")
+            except Away as error:
+                self._tell(Phase.WAITING, f"{self._job['daemon']} is waited for: {error}")
+                self._over.wait(away.now_s)
+                away = away.longer()
+            except DaemonRefused as error:
+                self._tell(Phase.REFUSED, f"{self._job['daemon']}: {error}; it is asked again in {again.now_s:g} s")
+                self._over.wait(again.now_s)
+                again = again.longer()
+        self._detach()
+
+    def _daemon(self, keyed: bool = True) -> Daemon:
+        """The daemon, where it is now. `keyed`: to do more than look, which must not fail for a key. Raises Away."""
+        record = self._state.record_of(self._job["daemon"])
+        if record is None or record.port is None:
+            raise Away("it is being started")
+        key = ""
+        if keyed and self._job.get("key_file"):
+            try:
+                key = Path(self._job["key_file"]).read_text("utf-8").strip()
+            except OSError as error:
+                raise Away(f"its key cannot be read: {error.strerror}") from None
+        spec = self._state.read_spec(record.spec_file) if record.spec_file else {}
+        # Its gate takes orders on loopback alone, also where engines listen on another address.
+        gated = str(next(iter(spec.get("argv") or ()), "")).endswith("/ollama-gate")
+        host = LOOPBACK if gated else asked_at(record.host)
+        return Daemon(host, record.port, key, ours=record.spec_file is not None)
+
+    def _attach(self) -> None:
+        """Attaches in a thread of its own, because being told to end must not wait for a load. Raises Away, Refused."""
+        daemon, failed = self._daemon(), list[Exception]()
+
+        def work() -> None:
+            try:
+                self._model.attach(daemon, LOAD_S, self._progress)
+            except OSError as error:  # its file has gone, and may come back
+                failed.append(DaemonRefused(0, f"{error.filename}: {error.strerror}"))
+            except Exception as error:  # noqa: BLE001 - whoever waits is told
+                failed.append(error)
+            self._news.set()
+
+        self._news.clear()
+        if self._over.is_set():
+            return
+        threading.Thread(target=work, name="attach", daemon=True).start()
+        self._news.wait()
+        if failed and not self._over.is_set():
+            raise failed[0]
+
+    def _detach(self) -> None:
+        try:
+            self._model.detach(self._daemon(), DETACH_S, self._needed_by_another())
+        except (Away, DaemonRefused) as error:
+            say(f"not unloaded: {error}")
+        self._state.attached_path(self._program).unlink(missing_ok=True)
+
+    def _needed_by_another(self) -> bool:
+        """Whether another service has the daemon run the very same file."""
+        others = [each for each in self._state.attachments() if each.program != self._program and each.file]
+        return any(each.file == self._model.file and is_alive(each.pid) for each in others)
+
+    def _progress(self, text: str) -> None:
+        """Told before each step of attaching, and during long ones. Raises Away once there is no use in going on."""
+        if self._over.is_set():
+            raise Away("it is not wanted any more")
+        if time.monotonic() - self._told_at >= NEWS_EVERY_S or self._told.phase is not Phase.ATTACHING:
+            self._tell(Phase.ATTACHING, text)
+
+    def _tell(self, phase: Phase, message: str) -> None:
+        """Keeps what is being done, and says it in the log when it changes."""
+        if (phase, message) == (self._told.phase, self._told.message) and self._told.pid:
+            return
+        self._told = Attachment(self._program, os.getpid(), phase, message, time.time(), self._model.file)
+        self._told_at = time.monotonic()
+        self._state.write_attached(self._told)
+        ring(self._state.path, "sidecar")
+        say(f"{phase.value}{': ' if message else ''}{message}")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process of ours."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return pid > 0
+
+
+def say(text: str) -> None:
+    """One line into the program's own log; nobody may be there to read it."""
+    try:
+        os.write(2, f"metal-supervisor: {text}\n".encode("utf-8", "replace"))
+    except OSError:
+        return
+
+
+def _heed(signals: set[signal.Signals], attendant: ModelAttacher) -> None:
+    signal.sigwait(signals)
+    attendant.end()
+
+
+def main(arguments: list[str]) -> int:
+    """`PROGRAM STATE_DIRECTORY`, with the job in the environment. Returns when told to end."""
+    program, home = arguments
+    try:
+        job = json.loads(os.environ[JOB])
+        attendant = ModelAttacher(StateDir(Path(home)), program, job)
+    except (KeyError, ValueError, TypeError) as error:
+        say(f"cannot attend to {program}: {type(error).__name__}: {error}")
+        return 78
+    ends = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # a handler might come while the very lock is held that it needs
+    threading.Thread(target=_heed, args=(ends, attendant), name="signals", daemon=True).start()
+    attendant.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,84 @@
+"""A model on the shared oMLX daemon, attached and detached through the gate it is run behind (`omlx_engine.py`)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+from metal_supervisor.runtimes.daemon_client import Daemon, DaemonRefused
+from metal_supervisor.runtimes.omlx import MODELS as SERVED
+from metal_supervisor.spec.types import Json
+
+MODELS = "/metal-supervisor/models"
+IN_PLACE = (
+    "its files could not be linked (another disk?), and a confined oMLX reads those in place that were there when it "
+    "was started: supervisorctl restart omlx"
+)
+
+
+class OmlxModel:
+    """One model, as a service wants it."""
+
+    def __init__(self, job: Json) -> None:
+        self._job = job
+        self._path = f"{MODELS}/{quote(job['name'])}"
+        self._served = Path(job["key_file"]).parent / SERVED / job["name"]
+        self._judged = job["path"], *job.get("files", ())
+        self._body = {"path": job["path"], "settings": job["settings"]}
+        self.file = ""
+        """What the daemon runs for several at once: nothing; each has its own."""
+
+    def attached(self, daemon: Daemon) -> bool:
+        """Whether it is loaded, from where and as it is wanted. Raises Away, Refused."""
+        listed = daemon.call("GET", MODELS).get("data")
+        if not isinstance(listed, list):
+            raise DaemonRefused(200, f"{MODELS} answered without a list of models; another server has oMLX's port")
+        wanted = self._job["name"], True, self._body
+        rows = [each for each in listed if isinstance(each, dict)]
+        return any((each.get("id"), each.get("loaded"), each.get("asked")) == wanted for each in rows)
+
+    def attach(self, daemon: Daemon, timeout_s: float, progress: Callable[[str], None]) -> None:
+        """Loads it; returns once it is. Raises Away, Refused."""
+        linked = self._lay_out()
+        progress(f"oMLX loads {self._job['path']}")
+        try:
+            daemon.call("PUT", self._path, self._body, timeout_s)
+        except DaemonRefused as error:
+            raise error if linked else DaemonRefused(error.status, f"{error}; {IN_PLACE}") from None
+
+    def detach(self, daemon: Daemon, timeout_s: float, _keep: bool) -> None:
+        """Unloads it. Raises Away, Refused."""
+        daemon.call("DELETE", self._path, timeout_s=timeout_s)
+        shutil.rmtree(self._served, ignore_errors=True)
+
+    def _lay_out(self) -> bool:
+        """Link the model's files where a confined oMLX may read them: its policy is older than the model.
+
+        False where that fails, as on another disk: then it reads them in place, if they were there when it was started.
+        """
+        made = self._served.with_name(f".{self._served.name}")
+        shutil.rmtree(made, ignore_errors=True)
+        try:
+            made.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.copytree(
+                self._job["path"], made, ignore=shutil.ignore_patterns(".*"), copy_function=self._link,
+                ignore_dangling_symlinks=True,
+            )  # fmt: skip
+            shutil.rmtree(self._served, ignore_errors=True)
+            made.rename(self._served)
+            return True
+        except (OSError, shutil.Error):
+            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(self._served, ignore_errors=True)
+            return False
+
+    def _link(self, source: str, target: str) -> None:
+        """Give a file another name, unless a link to it was swapped since the model was judged. Raises OSError."""
+        real = Path(os.path.realpath(source))
+        if not any(real.is_relative_to(each) for each in self._judged):
+            raise OSError(errno.EPERM, "it was not judged", source)
+        os.link(real, target)

@@ -1,0 +1,203 @@
+"""mlx_lm's own server, held to one model: run by mlx_lm's interpreter instead of its script `mlx_lm.server`.
+
+By itself that server loads whatever path or repository a request names (`model`, `adapters`, `draft_model`), fetches
+the URLs of images, says that it is healthy before its model is loaded, goes on living when the model cannot be loaded
+or the port is taken, answers under the model's path and to any web page, and keeps more conversations than it was told
+to. Here only the model of `--model` is ever loaded, it answers under the names it is given, pages of other hosts are
+refused, and whatever goes wrong ends the process.
+
+Run as `python -E mlx_engine.py --alias NAME[,NAME] [--context TOKENS] ARGUMENTS OF mlx_lm.server`; needs mlx_lm alone.
+A spec of an older release may name this file: keep its arguments as they are. Exit codes: 1 it cannot serve,
+2 an argument is wrong, 69 this mlx_lm is not as it is known here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import io
+import json
+import os
+import pwd
+import select
+import site
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING or __name__ != "__main__":
+    from metal_supervisor.runtimes.shims import gate
+else:
+    import gate  # mlx_lm's interpreter does not have our package
+
+KNOWN = "0.32.2"
+"""The mlx_lm that this was written for."""
+EXIT_CANNOT_SERVE, EXIT_UNKNOWN = 1, 69
+
+
+class Log(io.TextIOBase):
+    """The standard outputs; nobody may be there to read them, and that must not cut an answer off."""
+
+    turn = threading.RLock()  # what is collected while it writes may have something to say, too
+
+    def write(self, text: str) -> int:
+        with Log.turn, contextlib.suppress(OSError):
+            os.write(2, text.encode("utf-8", "replace"))
+        return len(text)
+
+
+def end(why: str, code: int = EXIT_CANNOT_SERVE) -> None:
+    """Ends the process at once: its other threads would keep it alive, and it cannot serve."""
+    # Other threads, which log and warn, are not to have the last word; nor may one keep us that waits for a reader.
+    Log.turn.acquire(timeout=1)
+    with contextlib.suppress(OSError, ValueError):
+        if select.select([], [2], [], 1)[1]:
+            os.write(2, f"mlx_engine: {why}\n".encode("utf-8", "replace"))
+    os._exit(code)
+
+
+def hold_to_one_model(server: Any, context: int) -> None:
+    """Makes it load one model only, bound what conversations take, and end when it fails. `context`: 0 for no limit."""
+    provider, generator = server.ModelProvider, server.ResponseGenerator
+    load, init, run = provider.load, generator.__init__, generator._generate
+    tokenize, generate = generator._tokenize, generator.generate
+
+    def load_one(self: Any, *_asked: Any) -> Any:
+        if self.model is None:
+            load(self, "default_model", None, "default_model")
+        return self.model, self.tokenizer
+
+    def begin(self: Any, model_provider: Any, prompt_cache: Any) -> None:
+        if (limit := getattr(model_provider.cli_args, "prompt_cache_bytes", None)) is not None:
+            prompt_cache.max_bytes = limit  # by itself it is heeded only when a request joins others
+        init(self, model_provider, prompt_cache)
+
+    def run_or_end(self: Any) -> None:
+        try:
+            run(self)
+        except BaseException as error:  # noqa: BLE001 - whatever a model makes a library raise
+            what = "the model cannot be loaded" if self.model_provider.model is None else "it failed at an answer"
+            end(f"{what}: {type(error).__name__}: {error}"[:1000])
+
+    def bounded(self: Any, tokenizer: Any, request: Any, args: Any) -> Any:
+        found = tokenize(self, tokenizer, request, args)
+        room = context - len(found[0])
+        if context and room <= 0:
+            raise ValueError(f"the prompt has {len(found[0])} tokens, a slot {context} in all (spec.contextSize)")
+        args.max_tokens = min(args.max_tokens, room) if context else args.max_tokens
+        return found
+
+    def generate_alike(self: Any, request: Any, args: Any, *rest: Any, **named: Any) -> Any:
+        # Under one name, because requests for different ones would not be answered side by side.
+        args.model = dataclasses.replace(args.model, model="default_model", draft="default_model", adapter=None)
+        return generate(self, request, args, *rest, **named)
+
+    provider.load, generator.__init__, generator._generate = load_one, begin, run_or_end
+    generator._tokenize, generator.generate = bounded, generate_alike
+
+
+def hold_to_names(server: Any, names: list[str]) -> None:
+    """Makes it answer under these names alone, fetch nothing for a request, and be healthy once it is loaded."""
+    handler, complete = server.APIHandler, server.APIHandler.handle_completion
+    for each in (handler.handle_models_request, handler.handle_health_check, server._inline_image_urls, server.main):
+        assert callable(each)  # what is replaced below must have been there, or it is called by another name
+
+    def answer(self: Any, status: int, body: dict[str, Any]) -> None:
+        self._set_completion_headers(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+        self.wfile.flush()
+
+    def check(self: Any, request: Any, stop_words: Any) -> None:
+        asked = self.requested_model
+        if asked not in (*names, "default_model"):
+            answer(self, 404, {"error": f"this server serves {', '.join(names)}, not {asked!r:.200}"})
+        elif self.adapter is not None or self.requested_draft_model != "default_model":
+            answer(self, 400, {"error": "a request cannot choose adapters or a draft model here"})
+        else:
+            complete(self, request, stop_words)
+
+    def models(self: Any) -> None:
+        listed = [{"id": name, "object": "model", "created": self.created} for name in names]
+        answer(self, 200, {"object": "list", "data": listed})
+
+    def health(self: Any) -> None:
+        loaded = self.response_generator.model_provider.model is not None
+        answer(self, 200 if loaded else 503, {"status": "ok" if loaded else "loading"})
+
+    def no_urls(messages: Any) -> None:
+        if any(not str(server._image_url(part)).startswith("data:") for part in server._image_parts(messages)):
+            raise ValueError("images must be data: URLs; nothing is fetched for a request")
+
+    server.ThreadingHTTPServer.request_queue_size = 128  # by itself the sixth that waits is turned away
+    server._inline_image_urls = no_urls
+    handler.handle_completion, handler.handle_models_request, handler.handle_health_check = check, models, health
+
+
+def refuse_web_pages(server: Any) -> None:
+    """Answer 403 to requests of web pages of other hosts, before their bodies are read."""
+    handler = server.APIHandler
+    parse = handler.parse_request
+
+    def parse_ours(self: Any) -> bool:
+        if not parse(self):
+            return False
+        if gate.from_foreign_page(self.headers.get_all("origin") or ()):
+            self.close_connection = True
+            self.send_error(403, gate.FOREIGN)
+            return False
+        return True
+
+    handler.parse_request = parse_ours
+
+
+def add_user_packages() -> None:
+    """Find what `pip install --user` installed: HOME is the engine's own directory, not the account's."""
+    if not site.ENABLE_USER_SITE:
+        return
+    own = os.environ.get("HOME", "")
+    try:
+        os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
+        site.USER_BASE = site.USER_SITE = None
+        site.addsitedir(site.getusersitepackages())
+    except KeyError:
+        pass  # a user without an account has no packages
+    finally:
+        os.environ["HOME"] = own
+
+
+def main(argv: list[str]) -> None:
+    """Serves; ends the process."""
+    sys.stdout = sys.stderr = Log()
+    # What tracks our semaphores outlives us, and would have the last word: ours says why it ended.
+    sys.warnoptions.append("ignore::UserWarning:multiprocessing.resource_tracker")
+    own = {"--alias": "", "--context": "0"}
+    while len(argv) > 1 and argv[0] in own:
+        own[argv[0]], argv = argv[1], argv[2:]
+    sys.path[:] = [path for path in sys.path if path != str(Path(__file__).resolve().parent)]  # our modules are not its
+    add_user_packages()
+    try:
+        version = importlib.metadata.version("mlx-lm")
+        server = importlib.import_module("mlx_lm.server")
+    except Exception as error:  # noqa: BLE001 - an installation may be broken in any way
+        end(f"mlx_lm cannot be used: {type(error).__name__}: {error}; reinstall it"[:1000], EXIT_UNKNOWN)
+    try:
+        hold_to_one_model(server, int(own["--context"]))
+        hold_to_names(server, own["--alias"].split(","))
+        refuse_web_pages(server)
+    except AttributeError as error:
+        end(f"mlx-lm {version} is not as it is known here: {error}; install mlx-lm=={KNOWN}", EXIT_UNKNOWN)
+    sys.argv = ["mlx_lm.server", *argv]
+    try:
+        server.main()
+    except SystemExit as error:
+        os._exit(error.code if isinstance(error.code, int) else EXIT_CANNOT_SERVE)
+    except BaseException as error:  # noqa: BLE001 - a port that is taken, mostly
+        end(f"{type(error).__name__}: {error}"[:1000])
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,307 @@
+"""Settings, declared once: TOML file < environment `METAL_SUPERVISOR_*` < flags.
+
+The flags carry the names of LLMKube's own agent, so that a launchd plist can be ported by changing one
+path. The TOML file, the environment names, the flags, `conf/metal-supervisor.toml` and the error messages all
+follow from the one declaration in settings.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import json
+import os
+import sys
+import types
+import typing
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from metal_supervisor.settings.schema import FIELDS, HUB, PATHS, Settings
+from metal_supervisor.spec import fields
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["FIELDS", "HUB", "PATHS", "Settings"]
+
+ENV_PREFIX = "METAL_SUPERVISOR_"
+OVERRIDES_FILE, GOOD_FILE = "overrides.json", "settings.json"
+RUN_DIRECTORY = ".run"
+
+
+class ConfigError(Exception):
+    """A setting is wrong; the message names it, where it came from, and what to do."""
+
+
+_TYPES = typing.get_type_hints(Settings)
+_WORDS: Mapping[Any, str] = types.MappingProxyType(
+    {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+)
+_TRUTHS = {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def usual_state_dir(environ: Mapping[str, str]) -> str:
+    """State directory of the commands that install or remove a system: the environment's, else the default."""
+    return environ.get(f"{ENV_PREFIX}STATE_DIR") or Settings().state_dir
+
+
+def found_state_dir(environ: Mapping[str, str]) -> str:
+    """State directory of the commands that work on a system which is there.
+
+    The environment's, else `./.run` if `make run` or `run --state-dir .run` started a system in it, else the default.
+    """
+    said = environ.get(f"{ENV_PREFIX}STATE_DIR")
+    return said or (RUN_DIRECTORY if (Path(RUN_DIRECTORY) / OVERRIDES_FILE).exists() else usual_state_dir(environ))
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+
+
+def _convert(name: str, value: Any, origin: str) -> Any:
+    """The value in the setting's type. Raises ConfigError, naming where the value came from."""
+    wanted = _TYPES[name]
+    try:
+        if wanted is bool:
+            truth = value if isinstance(value, bool) else _TRUTHS.get(str(value).lower())
+            if truth is None:
+                raise ValueError
+            return truth
+        if isinstance(value, bool) or (not isinstance(value, str) and wanted is str):
+            raise ValueError
+        if wanted is int and isinstance(value, float) and not value.is_integer():
+            raise ValueError
+        length_s = fields.seconds_of(value) if wanted is float and isinstance(value, str) else None
+        result = wanted(value if length_s is None else length_s)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{origin}: {name} must be {_WORDS[wanted]}, not {value!r:.200}") from None
+    check = FIELDS[name].metadata["check"]
+    problem = check(result) if check else None
+    if problem is None and isinstance(result, str) and any(unicodedata.category(char) == "Cc" for char in result):
+        problem = "must not contain control characters"
+    if problem:
+        raise ConfigError(f"{origin}: {name} {problem}, not {value!r:.200}")
+    return result
+
+
+def checked(name: str, value: Any, origin: str) -> Any:
+    """A value for the setting of that name, in its type. Raises ConfigError, which begins with `origin`."""
+    return _convert(name, value, origin)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings of a TOML file. Raises ConfigError with the file, the line or the key."""
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    return placed(parsed(text, str(path)), path.absolute().parent)
+
+
+def placed(values: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """The settings of a TOML file in that directory, which relative paths in it are relative to."""
+    # supervisord, launchd and a shell each start our programs elsewhere: the working directory says nothing.
+    named = (name for name in PATHS & values.keys() if values[name] and not values[name].startswith("~"))
+    return {**values, **{name: str(directory / values[name]) for name in named}}
+
+
+def parsed(text: str, where: str) -> dict[str, Any]:
+    """The settings of a TOML text that is, or will be, in that file. Raises ConfigError."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: not valid TOML: {error}") from None
+    for key in content:
+        if key not in FIELDS:
+            raise ConfigError(f"{where}: unknown setting {key!r}{_nearest(key, list(FIELDS))}")
+    return {key: _convert(key, value, where) for key, value in content.items()}
+
+
+def edited(text: str, values: Mapping[str, Any], where: str) -> str:
+    """The text of a TOML file with these settings in it, and all else as its owner wrote it. Raises ConfigError."""
+    lines = text.splitlines()
+    for name, value in values.items():
+        line = f"{name} = {json.dumps(value, ensure_ascii=False)}"
+        at = next((i for i, each in enumerate(lines) if each.partition("=")[0].strip(" \t\"'") == name), None)
+        if at is None:
+            lines.append(line)
+        elif _said_in(lines[at], where).get(name) != value:
+            lines[at] = line + _comment(lines[at], where)
+    result = "\n".join(lines) + "\n"
+    wanted = {**parsed(text, where), **values}
+    with contextlib.suppress(ConfigError):
+        if parsed(result, where) == wanted:
+            return result
+    raise ConfigError(f"{where}: cannot set {', '.join(values)} in it; write each setting on a line of its own")
+
+
+def _said_in(line: str, where: str) -> dict[str, Any]:
+    """The settings of a line, none if it is no whole one."""
+    with contextlib.suppress(ConfigError):
+        return parsed(line, where)
+    return {}
+
+
+def _comment(line: str, where: str) -> str:
+    """The comment at the end of a setting's line, with the space before it, "" without one."""
+    signs = (at for at, sign in enumerate(line) if sign == "#")
+    at = next((at for at in signs if _said_in(line[:at], where)), None)
+    return "" if at is None else line[len(line[:at].rstrip()) :]
+
+
+def read_env(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The settings among environment variables; an unknown METAL_SUPERVISOR_* name is an error."""
+    found = {}
+    for variable, value in environ.items():
+        if not variable.startswith(ENV_PREFIX) or variable == ENV_PREFIX + "CONFIG":
+            continue
+        name = variable[len(ENV_PREFIX) :].lower()
+        if name not in FIELDS:
+            known = [ENV_PREFIX + each.upper() for each in FIELDS]
+            raise ConfigError(f"environment: unknown setting {variable!r}{_nearest(variable, known)}")
+        found[name] = _convert(name, value, f"environment {variable}")
+    return found
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What was said when the system was started, so that its programs see the same thing."""
+
+    config: str = ""
+    """Path of the TOML file; it is read anew whenever a program starts."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Settings from the environment and the flags."""
+
+
+def load(overrides: Overrides, **defaults: Any) -> Settings:
+    """Settings from the TOML file and what overrides it, over `defaults`. Raises ConfigError."""
+    from_file = read_toml(Path(overrides.config)) if overrides.config else {}
+    return Settings(**{**defaults, **from_file, **overrides.values})
+
+
+def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Settings of the system that a command is about, under those of its command line. Raises ConfigError."""
+    overrides = overrides_from(arguments, environ)
+    settings = load(overrides, state_dir=found_state_dir(environ))
+    if (settings.state_path / OVERRIDES_FILE).exists():  # what the system that runs was started with
+        settings = dataclasses.replace(load_good(settings.state_path)[0], **overrides.values)
+    return settings
+
+
+def add_flags(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> None:
+    """One flag per setting, or for those named, plus --config."""
+    parser.add_argument("--config", default=None, metavar="FILE", help="TOML file with settings")
+    for name, item in FIELDS.items():
+        if only and name not in only:
+            continue
+        shown = f"{item.metadata['help']} [{item.default}]" if item.default != "" else item.metadata["help"]
+        alone: dict[str, Any] = {"nargs": "?", "const": "true"} if _TYPES[name] is bool else {}
+        parser.add_argument(
+            flag_of(name), default=None, metavar=name.upper(), help=shown.replace("%", "%%"), **alone
+        )
+
+
+def overrides_from(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Overrides:
+    """What flags and environment say, checked. Raises ConfigError."""
+    values = read_env(environ)
+    for name in FIELDS:
+        given = getattr(arguments, name, None)
+        if given is not None:
+            values[name] = _convert(name, given, flag_of(name))
+    for name in PATHS & values.keys():
+        if values[name]:  # supervisord runs our programs in another directory
+            values[name] = str(Path(values[name]).expanduser().absolute())
+    config = arguments.config or environ.get(ENV_PREFIX + "CONFIG", "")
+    return Overrides(str(Path(config).expanduser().absolute()) if config else "", values)
+
+
+def save_overrides(state: Path, overrides: Overrides) -> None:
+    """Keeps the overrides beside the state, for the programs that supervisord starts."""
+    text = json.dumps({"config": overrides.config, "values": dict(overrides.values)}, indent=1, sort_keys=True)
+    _replace(state / OVERRIDES_FILE, text + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, "utf-8")
+    temporary.chmod(0o600)
+    temporary.replace(path)
+
+
+def load_saved(state: Path) -> Settings:
+    """The settings of the system whose state directory this is. Raises ConfigError."""
+    try:
+        saved = json.loads((state / OVERRIDES_FILE).read_text("utf-8"))
+        values = {name: _convert(name, value, OVERRIDES_FILE) for name, value in saved["values"].items()}
+        if not isinstance(saved["config"], str):
+            raise TypeError("config must be a path")
+        overrides = Overrides(saved["config"], values)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{state / OVERRIDES_FILE}: {error}; start the system with `metal-supervisor run`") from None
+    return dataclasses.replace(load(overrides), state_dir=str(state))
+
+
+def load_good(state: Path) -> tuple[Settings, str]:
+    """(the saved settings, ""), or the last that were in order and what is wrong with those on file now.
+
+    Raises ConfigError if there never were any.
+    """
+    kept = state / GOOD_FILE
+    try:
+        settings = load_saved(state)
+    except ConfigError as error:
+        return _last_good(kept, state, error), str(error)
+    text = json.dumps(dataclasses.asdict(settings), indent=1, sort_keys=True) + "\n"
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if kept.read_text("utf-8") == text:
+            return settings, ""
+    with contextlib.suppress(OSError):
+        _replace(kept, text)
+    return settings, ""
+
+
+def _last_good(kept: Path, state: Path, problem: ConfigError) -> Settings:
+    try:
+        found = json.loads(kept.read_text("utf-8"))
+        values = {name: _convert(name, value, GOOD_FILE) for name, value in found.items() if name in FIELDS}
+    except (OSError, ValueError, AttributeError):
+        raise problem from None
+    return dataclasses.replace(Settings(**values), state_dir=str(state))
+
+
+def sample() -> str:
+    """The text of conf/metal-supervisor.toml: every setting with its default, commented out."""
+    lines = ["# metal_supervisor: every setting with its default. Generated from config.py; a test keeps it true.", ""]
+    for name, item in FIELDS.items():
+        lines += [f"# {item.metadata['help']}", f"# {name} = {json.dumps(item.default)}", ""]
+    return "\n".join(lines)
+
+
+def _shipped(name: str) -> Path:
+    package = Path(__file__).parents[1]
+    return next(path for path in (package / f"_{name}", package.parent / name) if path.is_dir())
+
+
+def conf_dir() -> Path:
+    """The directory of shipped configuration: beside the package in a checkout, inside it when installed."""
+    return _shipped("conf")
+
+
+def launchd_dir() -> Path:
+    """The same for what launchd is given."""
+    return _shipped("launchd")

@@ -1,0 +1,228 @@
+"""Log lines: a constant message with fields, text for people or JSON for machines, one line each whatever they hold.
+
+Both forms show the same entry, so a line that was kept as JSON can be read as text. docs/logs.md has the grammar.
+
+How much is told can be changed while a program runs: by a word in the state directory, which it looks at in every pass.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+LEVEL_FILE = "log-level"
+LEVELS = ("debug", "info", "warning", "error")
+AUTO, TEXT, JSON = FORMATS = ("auto", "text", "json")
+LONGEST_VALUE, LONGEST_TRACEBACK = 4096, 16384
+"""In characters; of what is longer the beginning is kept, of a traceback the end."""
+KEYS = ("ts", "level", "logger", "msg")
+RESERVED = frozenset({*KEYS, "exc"})
+STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""What a record of Python's logging holds anyway: no field can have such a name."""
+LONGEST_NUMBER = 2**63
+
+Scalar = str | int | float | bool | None
+
+
+# ── what a line says ─────────────────────────────────────────────────────────────────────────────
+
+
+def entry_of(record: logging.LogRecord) -> dict[str, Scalar]:
+    """What a record says: ts, level, logger and msg, then its fields under their own names, then exc.
+
+    Numbers, truth values and None stay what they are, everything else is text. A field whose name is taken has a
+    trailing underscore.
+    """
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    entry: dict[str, Scalar] = {
+        "ts": f"{stamp}.{int(record.msecs):03d}Z",
+        "level": record.levelname.lower(),
+        "logger": _text(record.name),
+        "msg": _message(record),
+    }
+    for name, value in vars(record).items():
+        if name not in STANDARD:
+            entry[_free(name, entry)] = _scalar(value)
+    if record.exc_info:
+        entry["exc"] = _end(_whole(logging.Formatter().formatException(record.exc_info)))
+    return entry
+
+
+def _message(record: logging.LogRecord) -> str:
+    """The message; that of a library may not fit its own arguments."""
+    try:
+        return _text(record.getMessage())
+    except Exception:  # noqa: BLE001 - a line that cannot be made whole is better than none
+        return _said(record.msg)
+
+
+def _free(name: str, entry: dict[str, Scalar]) -> str:
+    while name in RESERVED or name in entry:
+        name += "_"
+    return name
+
+
+def _scalar(value: object) -> Scalar:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and abs(value) < LONGEST_NUMBER:
+        return int(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    return _said(value)
+
+
+def _said(value: object) -> str:
+    """What an object says of itself, or of what kind it is if it does not."""
+    try:
+        return _text(str(value))
+    except Exception:  # noqa: BLE001 - whatever a value's own code does, its line is written
+        return f"<{type(value).__name__}>"
+
+
+def _text(text: str) -> str:
+    text = _whole(text)
+    over = len(text) - LONGEST_VALUE
+    return text if over <= 0 else f"{text[:LONGEST_VALUE]}… ({over} more characters)"
+
+
+def _end(text: str) -> str:
+    over = len(text) - LONGEST_TRACEBACK
+    return text if over <= 0 else f"({over} more characters) …{text[over:]}"
+
+
+def _whole(text: str) -> str:
+    """The text with halves of characters spelled out: not every reader of JSON takes those."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+# ── the two forms of a line ──────────────────────────────────────────────────────────────────────
+
+
+def json_line(entry: dict[str, Scalar]) -> str:
+    """An entry as one line of ASCII: nothing in it ends a line or moves a cursor."""
+    return json.dumps(entry, allow_nan=False)
+
+
+def text_lines(entry: dict[str, Scalar]) -> str:
+    """`2026-11-21T09:00:00.000Z INFO controller pass did="start default.tiny: new"`, and a traceback below, indented.
+
+    No line has anything in it that a terminal would act on.
+    """
+    ts, level, logger, msg = (_plain(str(entry[key])) for key in KEYS)
+    fields = [f"{_plain(_bare(name))}={_shown(value)}" for name, value in entry.items() if name not in RESERVED]
+    trace = [f"  {_plain(line)}" for line in str(entry.get("exc", "")).splitlines()]
+    return "\n".join([" ".join([ts, level.upper(), logger, msg, *fields]), *trace])
+
+
+def entry_in(line: str) -> dict[str, Scalar] | None:
+    """What a line of ours says that was written as JSON; None for any other line."""
+    if not line.startswith("{"):
+        return None
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    ours = isinstance(found, dict) and all(isinstance(found.get(key), str) for key in KEYS)
+    return found if ours else None
+
+
+def _bare(name: str) -> str:
+    """A field's own name: only in JSON does it need the underscore."""
+    return name[:-1] if name.endswith("_") and name.rstrip("_") in RESERVED else name
+
+
+def _shown(value: object) -> str:
+    text = _plain(str(value))
+    if text and not set(' "=') & set(text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _plain(text: str) -> str:
+    """The text without anything that could end a line or move a cursor."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+class TextFormatter(logging.Formatter):
+    """A line for people."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return text_lines(entry_of(record))
+
+
+class JsonFormatter(logging.Formatter):
+    """A line for machines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return json_line(entry_of(record))
+
+
+# ── a program's log ──────────────────────────────────────────────────────────────────────────────
+
+
+def die_with_threads() -> None:
+    """Makes an unexpected error in any thread end the process: supervisord starts a whole one in its place.
+
+    A process that goes on without its watch, or without its registrar, looks healthy and is not. What ends the main
+    thread is told in the log too, on a line like any other.
+    """
+
+    def on_error(arguments: threading.ExceptHookArgs) -> None:
+        name = arguments.thread.name if arguments.thread else "?"
+        error = arguments.exc_value
+        info = (type(error), error, arguments.exc_traceback) if error is not None else None
+        logging.getLogger("threads").error("thread died; so does the process", extra={"which": name}, exc_info=info)
+        os._exit(70)
+
+    def on_end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        logging.getLogger("threads").error("program died", exc_info=(kind, error, trace))
+
+    threading.excepthook = on_error
+    sys.excepthook = on_end
+
+
+def configure(level: str, form: str = AUTO) -> None:
+    """Everything to standard error, which supervisord keeps and rotates.
+
+    `form`: text or json; auto is text on a terminal and JSON otherwise.
+    """
+    people = sys.stderr.isatty() if form == AUTO else form == TEXT
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(TextFormatter() if people else JsonFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    logging.getLogger("waitress").setLevel(logging.WARNING)
+    logging.getLogger("urllib3").setLevel(logging.WARNING)
+
+
+class LogLevel:
+    """The level of one program: the word in the state directory, or the setting where there is none."""
+
+    def __init__(self, state: Path, setting: str) -> None:
+        self._path, self._setting, self._now = state / LEVEL_FILE, setting, setting
+
+    def look(self) -> None:
+        """Takes the word up if it is another by now; what is none of the four words is none."""
+        wanted = word_of(self._path) or self._setting
+        if wanted != self._now:
+            self._now = wanted
+            logging.getLogger().setLevel(wanted.upper())
+            logging.getLogger("logs").log(logging.getLevelName(wanted.upper()), "level", extra={"now": wanted})
+
+
+def word_of(path: Path) -> str:
+    """The level that a file names, "" if it names none."""
+    try:
+        word = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return word if word in LEVELS else ""

@@ -1,0 +1,419 @@
+"""Everything that a user may decide, each setting declared once: its default, its help, what it may be.
+
+The names are those of LLMKube's own agent where it has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import os
+import pwd
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from metal_supervisor.spec import limits
+
+HUB = "https://huggingface.co"
+
+
+def _setting(default: Any, help_text: str, check: Callable[[Any], str | None] | None = None) -> Any:
+    return field(default=default, metadata={"help": help_text, "check": check})
+
+
+def _one_of(*words: str) -> Callable[[Any], str | None]:
+    return lambda value: None if value in words else f"must be one of {', '.join(words)}"
+
+
+def _between(low: float, high: float) -> Callable[[Any], str | None]:
+    return lambda value: None if low <= value <= high else f"must be between {low} and {high}"
+
+
+def _address(value: str) -> str | None:
+    try:
+        ipaddress.ip_address(value or "127.0.0.1")
+    except ValueError:
+        return "must be an IP address"
+    return None
+
+
+def _listen(value: str) -> str | None:
+    if not value:
+        return None
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[0-9.]+):([0-9]{1,5})", value, re.ASCII)
+    if found is None or _address(found[1].strip("[]")) or not 1 <= int(found[2]) <= 65535:
+        return "must look like 192.168.1.20:9091, or [fd00::1]:9091: an IP address of this Mac and a port"
+    return None
+
+
+def _node_name(value: str) -> str | None:
+    good = not value or re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?", value)
+    if value == "reaper":
+        return "must not be the name of the cluster's reaper"
+    return None if good else "must be a name of lower-case letters, digits and dashes, at most 50"
+
+
+def _label_list(value: str) -> str | None:
+    part = r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,252}[A-Za-z0-9])?"
+    for each in filter(None, (item.strip() for item in value.split(","))):
+        if not re.fullmatch(rf"{part}=({part})?", each, re.ASCII):
+            return "must look like name=value,name=value"
+    return None
+
+
+def _port_range(value: str) -> str | None:
+    low, dash, high = value.partition("-")
+    digits = re.fullmatch(r"\d{4,5}-\d{4,5}", value, re.ASCII)
+    good = dash and digits and 1024 <= int(low) <= int(high) <= 65535
+    return None if good else "must look like 18100-18999, within 1024-65535"
+
+
+def _daemon_url(value: str) -> str | None:
+    good = value == "off" or re.fullmatch(r"http://(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?/?", value)
+    return None if good else "must be off, or look like http://127.0.0.1:11434: only a daemon of this machine"
+
+
+def _mirror(value: str) -> str | None:
+    good = not value or re.fullmatch(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?/?", value)
+    return None if good else "must look like https://registry.example.com"
+
+
+def _hub(value: str) -> str | None:
+    good = re.fullmatch(r"(/.*|https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[\w./-]*)?)?", value)
+    return None if good else "must look like https://mirror.example.com, or be an absolute directory"
+
+
+def _host_list(value: str) -> str | None:
+    for each in _listed(value):
+        with suppress(ValueError):
+            ipaddress.ip_network(each, strict=False)
+            continue
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", each, re.ASCII):
+            return "must name hosts, without scheme or port, or networks, separated by commas"
+    return None
+
+
+def _directory_list(value: str) -> str | None:
+    good = all(each.startswith(("/", "~")) for each in _listed(value))
+    return None if good else "must be absolute directories, separated by commas"
+
+
+def _listed(value: str) -> tuple[str, ...]:
+    """The parts of a setting that are separated by commas."""
+    return tuple(each.strip() for each in value.split(",") if each.strip())
+
+
+RUNTIME_CHECKS: dict[str, Callable[[str], str | None]] = {}
+"""Setting -> check of the runtimes, flags or variables that it names; `runtimes.setting_checks` fills it in."""
+
+
+def _by_runtimes(name: str) -> Callable[[str], str | None]:
+    def check(value: str) -> str | None:
+        return RUNTIME_CHECKS[name](value)
+
+    return check
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a user may decide. Paths may start with `~`; "" means: find it yourself."""
+
+    namespace: str = _setting("default", "Namespace to watch; empty for all namespaces.")
+    state_dir: str = _setting("~/.metal-supervisor", "This Mac's memory: records, specs, logs, the supervisord socket.")
+    model_store: str = _setting("", "Where downloaded model files are kept; default: models/ in the state directory.")
+    kubeconfig: str = _setting("", "Kubeconfig of the cluster; empty: the embedded Kubernetes API.")
+    context: str = _setting("", "Context within the kubeconfig; empty: its current context.")
+    host_ip: str = _setting("", "Address to advertise in the cluster; empty: the one that routes to it.", _address)
+    bind: str = _setting(
+        "", "Address the engines listen on; empty: loopback with the embedded API, else all interfaces.", _address
+    )
+    port: int = _setting(9090, "Port of health, metrics and status, on loopback.", _between(1, 65535))
+    metrics_listen: str = _setting(
+        "", "ADDRESS:PORT on which /metrics and /healthz, and nothing else, can be asked for from the cluster, without "
+        "a password; empty: nowhere but on loopback.", _listen,
+    )
+    engine_metrics: bool = _setting(
+        False, "Whether /metrics has the engines' own metrics too (tokens per second, for one), asked for every 15 s."
+    )
+    ports: str = _setting(
+        "18100-18999", "Range of the engines' ports, spec.containerPort's too; a service keeps the one it got.",
+        _port_range,
+    )
+    runtime: str = _setting(
+        "llama-server", "Runtime of services that name none, as far as it serves their model's format.",
+        _by_runtimes("runtime"),
+    )
+    runtimes: str = _setting(
+        "", "Runtimes that this Mac offers, separated by commas, the preferred first; empty: all there are.",
+        _by_runtimes("runtimes"),
+    )
+    llama_server: str = _setting("", "Path of llama-server; empty: PATH, then Homebrew's prefixes.")
+    mlx_server: str = _setting("", "Path of the Swift mlx-server; empty: PATH, then Homebrew's prefixes.")
+    mlx_lm_server: str = _setting("", "Path of mlx_lm.server, used where there is no mlx-server; empty: as above.")
+    vllm_swift: str = _setting("", "Path of vllm-swift; empty: PATH, then Homebrew's prefixes.")
+    omlx: str = _setting("", "Path of omlx; empty: PATH, then Homebrew's prefixes.")
+    downloads: int = _setting(2, "How many models are fetched at the same time.", _between(1, 64))
+    stall_timeout: float = _setting(
+        60.0, "Seconds in which a server must send something of a model before it is asked anew.", _between(1, 3600)
+    )
+    hf_endpoint: str = _setting(
+        "", "Mirror of Hugging Face, as http(s)://HOST, or an absolute directory with O/R/FILE or a Hub cache in it; "
+        "empty: HF_ENDPOINT of the environment, else https://huggingface.co.", _hub,
+    )
+    allowed_roots: str = _setting(
+        "", "Directories whose files a manifest may name, separated by commas; empty: /Users/Shared and /Volumes, and "
+        "with the embedded API the home directory too. Hidden files and Library of the home directory have to be named "
+        "here themselves; the state directory and the store's models are never a manifest's.", _directory_list,
+    )
+    allowed_hosts: str = _setting(
+        "", "Hosts that models may be fetched from, their subdomains included, separated by commas; empty: any.",
+        _host_list,
+    )
+    private_hosts: str = _setting(
+        "", "Hosts and networks (192.168.1.0/24) whose addresses may be private, loopback or link-local; others that "
+        "have such an address are refused, whatever their name.", _host_list,
+    )
+    ollama: str = _setting("", "Path of ollama, for a daemon of ours; empty: PATH, then Homebrew's prefixes.")
+    ollama_url: str = _setting(
+        "http://127.0.0.1:11434", "Where the user's own Ollama is used, and never stopped, if it is up; off: nowhere.",
+        _daemon_url,
+    )
+    ollama_models: str = _setting(
+        "", "Where an Ollama of ours keeps its models; default: ollama/ beside the downloaded model files."
+    )
+    ollama_registry: str = _setting(
+        "", "Mirror of Ollama's library, as http(s)://HOST; empty: the library itself.", _mirror
+    )
+    allow_extra_args: str = _setting(
+        "", "Flags that spec.extraArgs may hold although they reach beyond the engine (--slot-save-path, --tools …) "
+        "or are not known, separated by commas; at your own risk.", _by_runtimes("allow_extra_args"),
+    )
+    allow_env: str = _setting(
+        "", "Variables that spec.env may hold although they are not known to be harmless, separated by commas; at your "
+        "own risk.", _by_runtimes("allow_env"),
+    )
+    confinement: str = _setting(
+        "on", "on: engines run confined by the operating system, as far as a trial shows that it works here; required: "
+        "none starts that cannot be confined; off: none is confined.", _one_of("on", "off", "required"),
+    )
+    shared_daemons: str = _setting(
+        "", "Namespaces whose services may share one daemon (oMLX, Ollama), separated by commas; *: all; empty: a "
+        "daemon serves the namespace that had it first, and no other.", limits.problem(limits.namespaces),
+    )
+    llama_server_startup_timeout: float = _setting(
+        600.0, "Seconds an engine may take to load; one that still does no work then is restarted.",
+        _between(1, 86400),
+    )
+    hang_timeout: float = _setting(
+        60.0, "Seconds an engine may be silent without any sign of work before it is restarted; 0: for ever.",
+        _between(0, 86400),
+    )
+    drain_timeout: float = _setting(
+        300.0, "Seconds an engine that is to stop may finish what it answers.", _between(0, 86400)
+    )
+    stop_timeout: float = _setting(
+        20.0, "Seconds for the same when the whole system is stopped; below launchd's ExitTimeOut.", _between(0, 600)
+    )
+    log_size: int = _setting(20, "MiB after which the log of an engine is rotated.", _between(1, 4096))
+    log_files: int = _setting(3, "How many rotated logs of an engine are kept.", _between(0, 100))
+    memory_fraction: float = _setting(
+        0.0, "Share of the memory that models may use; 0: by the size of the machine.", _between(0, 1)
+    )
+    memory_check_mode: str = _setting(
+        "enforce", "What becomes of models of unknown size: enforce (refused) or warn (started with a warning).",
+        _one_of("enforce", "warn"),
+    )
+    preemption: bool = _setting(
+        False, "Whether a model may stop ones of lower spec.priority when there is no room for it."
+    )
+    memory_watchdog_interval: float = _setting(
+        5.0, "Seconds between looks at how short the machine is of memory; 0: it is not watched.", _between(0, 3600)
+    )
+    memory_pressure_warning: float = _setting(
+        0.20, "Share of the memory below which little is available: nothing starts. Half of what the budget leaves "
+        "free counts if that is less.", _between(0, 1)
+    )
+    memory_pressure_critical: float = _setting(
+        0.10, "Share below which it is critical, or a quarter of what the budget leaves free.", _between(0, 1)
+    )
+    memory_recovery: float = _setting(
+        300.0, "Seconds for which memory must have been ample before a model that was stopped for it comes back.",
+        _between(1, 86400),
+    )
+    eviction_enabled: bool = _setting(
+        False, "Whether the least important model is stopped while memory is critical and our models are why."
+    )
+    procfs: str = _setting("/proc", "Where Linux tells of memory and pressure; not used on a Mac.")
+    inference_service_allowlist: str = _setting(
+        "", "Comma-separated InferenceService names; empty: every metal service of the namespace."
+    )
+    node_name: str = _setting(
+        "", "Name of this Mac in the cluster; empty: made of the host's name and its hardware id.", _node_name
+    )
+    node_labels: str = _setting(
+        "", "Labels of this Mac for spec.nodeSelector, as name=value,name=value; hostname, os and arch are there.",
+        _label_list,
+    )
+    claims: str = _setting(
+        "auto", "auto: Leases decide which Mac runs what, in a real cluster; off: this Mac runs everything.",
+        _one_of("auto", "off"),
+    )
+    replicas_per_mac: int = _setting(
+        1, "How many replicas of one service this Mac may run; the others are left to other Macs.", _between(1, 64)
+    )
+    fleet_node: str = _setting(
+        "off", "on: also list this Mac among LLMKube Foreman's FleetNodes, as one that takes no tasks.",
+        _one_of("off", "on"),
+    )
+    lease_duration: float = _setting(
+        40.0, "Seconds of silence after which peers take this Mac's services over.", _between(2, 3600)
+    )
+    status_mode: str = _setting(
+        "auto", "Who writes status: auto, operator (LLMKube's, beside our own condition) or standalone (all of it).",
+        _one_of("auto", "operator", "standalone"),
+    )
+    caffeinate: str = _setting(
+        "/usr/bin/caffeinate", "Program that keeps this Mac awake while a model is wanted on it; empty: it may sleep."
+    )
+    apple_power_enabled: bool = _setting(
+        False, "Whether the power of the chip is measured: by powermetrics, which has to be allowed once (make "
+        "install-powermetrics-sudo), or by zeus-apple-silicon if that is installed."
+    )
+    namespace_memory: str = _setting(
+        "", "Memory that the models of a namespace may take together, as NAMESPACE=16Gi or NAMESPACE=25% (of what "
+        "models may use), separated by commas; * stands for all others; empty: no limits.",
+        limits.problem(lambda text: limits.table(text, limits.amount_of)),
+    )
+    namespace_disk: str = _setting(
+        "", "Disk space that models fetched for a namespace may fill, in the same form; a share is one of the disk.",
+        limits.problem(lambda text: limits.table(text, limits.amount_of)),
+    )
+    namespace_priority: str = _setting(
+        "", "The highest spec.priority that counts, as NAMESPACE=normal, separated by commas; * stands for all others.",
+        limits.problem(lambda text: limits.table(text, limits.priority_of)),
+    )
+    namespace_protection: str = _setting(
+        "*", "Namespaces whose spec.evictionProtection counts, separated by commas; *: all; empty: none.",
+        limits.problem(limits.namespaces),
+    )
+    service_types: str = _setting(
+        "ClusterIP,NodePort,LoadBalancer", "Types of Services that spec.endpoint.type may ask for; another counts as "
+        "ClusterIP.", limits.problem(limits.service_types),
+    )
+    log_level: str = _setting("info", "debug, info, warning or error.", _one_of("debug", "info", "warning", "error"))
+    log_format: str = _setting(
+        "auto", "How our programs log: auto (text on a terminal, else JSON, one object a line), text or json.",
+        _one_of("auto", "text", "json"),
+    )
+
+    @property
+    def allowed_args(self) -> frozenset[str]:
+        """Flags that `spec.extraArgs` may hold although they are refused elsewhere."""
+        return frozenset(each.strip() for each in self.allow_extra_args.split(",") if each.strip())
+
+    @cached_property
+    def limits(self) -> limits.Limits:
+        """What the namespaces may take of this Mac."""
+        return limits.Limits(
+            limits.table(self.namespace_memory, limits.amount_of),
+            limits.table(self.namespace_disk, limits.amount_of),
+            limits.table(self.namespace_priority, limits.priority_of),
+            limits.namespaces(self.namespace_protection),
+            limits.service_types(self.service_types),
+        )
+
+    @property
+    def allowed_env(self) -> frozenset[str]:
+        """Variables that `spec.env` may hold although they are refused elsewhere."""
+        return frozenset(each.strip() for each in self.allow_env.split(",") if each.strip())
+
+    @property
+    def uses_claims(self) -> bool:
+        """Whether Leases decide what runs here: the embedded API serves one Mac only."""
+        return self.claims == "auto" and not self.embedded
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The configured labels of this Mac."""
+        pairs = (each.strip().partition("=") for each in self.node_labels.split(",") if each.strip())
+        return {name: value for name, _, value in pairs}
+
+    @property
+    def allowlist(self) -> frozenset[str]:
+        """Names this Mac is limited to; empty means no limit."""
+        return frozenset(name.strip() for name in self.inference_service_allowlist.split(",") if name.strip())
+
+    @property
+    def port_range(self) -> range:
+        low, high = self.ports.split("-")
+        return range(int(low), int(high) + 1)
+
+    @property
+    def embedded(self) -> bool:
+        """True when the embedded Kubernetes API is the cluster."""
+        return not self.kubeconfig
+
+    @property
+    def bind_address(self) -> str:
+        return self.bind or ("127.0.0.1" if self.embedded else "0.0.0.0")
+
+    @property
+    def metrics_address(self) -> tuple[str, int]:
+        """Address and port of `metrics_listen`, which must not be empty."""
+        address, _, port = self.metrics_listen.rpartition(":")
+        return address.strip("[]"), int(port)
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """The directories whose files a Model may name."""
+        usual = (*(("~",) if self.embedded else ()), "/Users/Shared", "/Volumes")
+        found = (Path(each).expanduser() for each in _listed(self.allowed_roots) or usual)
+        return tuple(each.resolve() for each in found)
+
+    @property
+    def homes(self) -> tuple[Path, ...]:
+        """The home directories of this user, by the environment and by the account."""
+        found = [Path.home()]
+        with suppress(KeyError):  # a container may have a user without an account
+            found.append(Path(pwd.getpwuid(os.getuid()).pw_dir))
+        return tuple(each for each in dict.fromkeys(each.resolve() for each in found) if each != Path("/"))
+
+    @property
+    def hub(self) -> str:
+        """Base URL of Hugging Face or of a mirror, or the absolute path of a local one."""
+        said = self.hf_endpoint or os.environ.get("HF_ENDPOINT", "")
+        return (said if said and _hub(said) is None else HUB).rstrip("/")
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that models may be fetched from; empty: any."""
+        return _listed(self.allowed_hosts)
+
+    @property
+    def private(self) -> tuple[str, ...]:
+        """Hosts and networks whose addresses need not be public."""
+        return _listed(self.private_hosts)
+
+    @property
+    def state_path(self) -> Path:
+        return Path(self.state_dir).expanduser().resolve()
+
+    @property
+    def ollama_models_path(self) -> str:
+        return self.ollama_models or str(self.store_path / "ollama")
+
+    @property
+    def store_path(self) -> Path:
+        return Path(self.model_store).expanduser().absolute() if self.model_store else self.state_path / "models"
+
+
+PATHS = frozenset({
+    "state_dir", "model_store", "kubeconfig", "llama_server", "mlx_server", "mlx_lm_server", "vllm_swift", "omlx",
+    "ollama", "ollama_models", "procfs", "caffeinate",
+})  # fmt: skip
+FIELDS = {item.name: item for item in dataclasses.fields(Settings)}

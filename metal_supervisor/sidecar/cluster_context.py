@@ -1,0 +1,47 @@
+"""What surrounds this Mac in the cluster, and what its node Lease says of it: from the controller's report, mostly.
+
+The report is a file of another program's, perhaps of another release: what is not as it should be is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from metal_supervisor import __version__
+from metal_supervisor.host import machine
+from metal_supervisor.placement.claims import PREFIX, UNSCHEDULABLE
+from metal_supervisor.sidecar.board import Row
+from metal_supervisor.sidecar.inventory import Inventory, noted
+from metal_supervisor.sidecar.registrar import Around
+from metal_supervisor.spec.types import Json
+
+
+def around(watched: str, rows: Iterable[Row], told: Json, notes: Mapping[str, str]) -> Around:
+    """What surrounds this Mac. `watched`: the namespace, "" for all; `told`: the controller's report; `notes`: what the
+    node Lease is to say.
+    """
+    cluster: Json = told["cluster"] if isinstance(told.get("cluster"), dict) else {}
+    where = {watched} if watched else {row.record.namespace for row in rows} | set(told.get("namespaces") or [])
+    silent = [tuple(each) for each in told.get("silent") or [] if isinstance(each, list) and len(each) == 2]
+    operator = cluster.get("operator")
+    return Around(
+        operator if isinstance(operator, bool) else None,
+        frozenset(where),
+        tuple((str(namespace), str(node)) for namespace, node in silent),
+        tuple(sorted(notes.items())),
+        str(cluster.get("cloned") or ""),
+        str(cluster.get("operatorSilence") or ""),
+    )
+
+
+def node_notes(inventory: Inventory, address: str, told: Json, cordoned: str) -> dict[str, str]:
+    """What the node Lease says of this Mac. `cordoned`: why it takes nothing new, "" if it does."""
+    memory = told["memory"] if isinstance(told.get("memory"), dict) else {}
+    notes = {
+        **{PREFIX + name: text for name, text in machine.capabilities(inventory.chip).items()},
+        **noted(inventory.offers),
+        PREFIX + "version": __version__,
+        PREFIX + "address": address,
+        **{f"{PREFIX}memory-{name}": str(memory[name]) for name in ("budget", "left") if name in memory},
+    }
+    return {**notes, UNSCHEDULABLE: cordoned} if cordoned else notes

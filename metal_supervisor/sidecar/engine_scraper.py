@@ -1,0 +1,201 @@
+"""Asks the engines that serve for what they count themselves, beside the sidecar's loop.
+
+An engine's answer may be slow, huge or hostile, so one thread asks, one engine at a time and each within a bound, and
+a scrape is served what was said last. Only who serves is asked: one that loads, ends or hangs has something else to do,
+and one that is to fall asleep would be kept awake by it. What a process said goes with that process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from metal_supervisor.host import local_status
+from metal_supervisor.runtimes import RUNTIMES, engine_metrics, probing
+from metal_supervisor.runtimes.engine_metrics import NO_PAGE, Block, Told
+from metal_supervisor.runtimes.metric_families import Unreadable
+from metal_supervisor.sidecar import exposition
+from metal_supervisor.sidecar.board import Row
+from metal_supervisor.spec.types import Key, RunNote
+
+EVERY_S = 15.0
+LONGEST_S = 120.0
+"""Each silence in a row doubles the time until an engine is asked again, up to this."""
+JOIN_S = 1.0
+"""How long what was said waits for what others say: all of it is joined anew each time."""
+HOLDS_S = 60.0
+"""How long what was said is served."""
+SILENT = frozenset({"timeout", "unreachable"})
+"""Reasons that say nothing against what was said before: an engine with much to do answers late."""
+
+
+@dataclass(frozen=True)
+class ScrapeTarget:
+    """One engine process that can be asked."""
+
+    key: Key
+    program: str
+    pid: int
+    started: str
+    """With the pid its identity, "" if it is not known."""
+    host: str
+    port: int
+    path: str
+
+
+@dataclass
+class _LastScrape:
+    """What is known of a source."""
+
+    number: int
+    due_at: float = 0.0
+    pause_s: float = EVERY_S
+    taken: bool | None = None
+    said_at: float = float("-inf")
+    blocks: Sequence[Block] = field(default_factory=tuple)
+
+
+def source_of(row: Row, note: RunNote | None, bind: str) -> ScrapeTarget | None:
+    """The engine of a service as it can be asked, None if there is none; `bind`: where engines listen by default."""
+    record, pid = row.record, row.observed.pid
+    runtime = RUNTIMES.get(record.runtime)
+    if not pid or runtime is None or not runtime.metrics_path or record.probe.asleep_path or record.port is None:
+        return None
+    started = note.started if note is not None and note.pid == pid else ""
+    where = local_status.asked_at(record.host or bind)
+    return ScrapeTarget(record.key, record.program, pid, started, where, record.port, runtime.metrics_path)
+
+
+def _serves(row: Row) -> bool:
+    return row.observed.ready and not row.observed.hung and not row.record.withdraw
+
+
+class EngineScraper(threading.Thread):
+    """Asks until the process ends; where nobody wants it, it is never started, and has nothing to tell."""
+
+    def __init__(
+        self,
+        bind: str,
+        key_of: Callable[[str], tuple[str, str]],
+        clock: Callable[[], float] = time.monotonic,
+        timeout_s: float = probing.TIMEOUT_S,
+    ) -> None:
+        """`key_of`: program -> what `first_request.key_of` says of its engine; called by this thread.
+
+        `clock`: seconds, by one that cannot be set; `timeout_s`: for the whole of one answer.
+        """
+        super().__init__(name="engine metrics", daemon=True)
+        self._bind, self._key_of, self._clock, self._timeout_s = bind, key_of, clock, timeout_s
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._sources: Mapping[ScrapeTarget, bool] = {}
+        """The processes that are there, and whether each serves."""
+        self._known: dict[ScrapeTarget, _LastScrape] = {}
+        self._dropped: dict[Key, Counter[str]] = {}
+        self._page = NO_PAGE
+        self._wake = threading.Event()
+
+    def follow(self, rows: Iterable[Row], notes: Mapping[str, RunNote]) -> None:
+        """Asks exactly the engines of these from now on; what others said is gone."""
+        sources, services = {}, set()
+        for row in rows:
+            services.add(row.record.key)
+            if source := source_of(row, notes.get(row.record.program), self._bind):
+                sources[source] = _serves(row)
+        with self._lock:
+            changed, self._sources = sources != self._sources, sources
+            self._known = {source: known for source, known in self._known.items() if source in sources}
+            self._dropped = {key: found for key, found in self._dropped.items() if key in services}
+        if changed:
+            self._wake.set()
+
+    def told(self) -> Told:
+        """What is served now."""
+        now = self._clock()
+        with self._lock:
+            live = frozenset(each.number for each in self._known.values() if now - each.said_at <= HOLDS_S)
+            up = {
+                source.key: each.taken
+                for source, each in self._known.items()
+                if each.taken is not None and self._sources.get(source)
+            }
+            return Told(self._page, live, up, {key: dict(found) for key, found in self._dropped.items()})
+
+    def run(self) -> None:
+        while True:
+            self._wake.wait(self._pause_s())
+            self._wake.clear()
+            self.turn()
+
+    def turn(self) -> None:
+        """Asks everybody who is due, one after another; those before are not kept waiting for one that is slow."""
+        asked: list[ScrapeTarget] = []
+        joined_at = self._clock()
+        while (source := self._due()) is not None:
+            self._ask(source)
+            asked.append(source)
+            if self._clock() - joined_at >= JOIN_S:
+                self._join(asked)
+                asked, joined_at = [], self._clock()
+        if asked:
+            self._join(asked)
+
+    def _pause_s(self) -> float | None:
+        """Seconds until somebody is due, None if nobody is there."""
+        with self._lock:
+            due = [self._known[source].due_at for source, serves in self._sources.items()
+                   if serves and source in self._known]  # fmt: skip
+        return max(0.0, min(due) - self._clock()) if due else None
+
+    def _due(self) -> ScrapeTarget | None:
+        """Who has waited longest of those that are to be asked now."""
+        with self._lock:
+            for source, serves in self._sources.items():
+                if serves and source not in self._known:
+                    self._known[source] = _LastScrape(next(self._numbers))
+            due = {source: self._known[source].due_at for source, serves in self._sources.items() if serves}
+        first = min(due, key=due.__getitem__, default=None)
+        return first if first is not None and due[first] <= self._clock() else None
+
+    def _ask(self, source: ScrapeTarget) -> None:
+        """Asks one engine, and takes what it says."""
+        _, key = self._key_of(source.program)
+        text, reason = probing.counted(source.host, source.port, source.path, key, self._timeout_s)
+        found: tuple[Block, ...] = ()
+        dropped = Counter[str]()
+        if not reason:
+            try:
+                found, dropped = engine_metrics.blocks(exposition.read(text), source.key)
+            except Unreadable as error:
+                reason = error.reason
+        with self._lock:
+            known = self._known.get(source)
+            if known is None:
+                return  # it has ended meanwhile
+            known.taken, now = not reason, self._clock()
+            known.pause_s = min(2 * known.pause_s, LONGEST_S) if reason in SILENT else EVERY_S
+            known.due_at = now + known.pause_s
+            if reason not in SILENT:
+                known.blocks, known.said_at = found, now
+            dropped.update([reason] if reason else [])
+            self._leave_out(source, dropped)
+
+    def _join(self, asked: Iterable[ScrapeTarget]) -> None:
+        """Makes one page of what all have said; `asked`: whose answers are new on it."""
+        with self._lock:
+            answers = [(each.number, each.blocks) for each in self._known.values()]
+        page, conflicts = engine_metrics.merged(answers)
+        with self._lock:
+            self._page = page
+            for source in asked:
+                if source in self._known:
+                    self._leave_out(source, conflicts.get(self._known[source].number, Counter()))
+
+    def _leave_out(self, source: ScrapeTarget, dropped: Counter[str]) -> None:
+        """Counts what is not served of an answer; with the lock held."""
+        if dropped:
+            self._dropped.setdefault(source.key, Counter()).update(dropped)

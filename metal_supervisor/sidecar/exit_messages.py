@@ -1,0 +1,42 @@
+"""What an engine's logs say for people: how it ended, its last lines, when it is tried again."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from metal_supervisor import launch
+from metal_supervisor.spec.types import Observed, Record, RunNote
+from metal_supervisor.state.directory import StateDir
+
+LINES = 20
+HELD = f"{launch.SAYS}{launch.CRASHED}"
+
+
+def manner(last_exit: str, crashed: bool) -> str:
+    """How an engine ended, in one word: `stopped` where it was to, else `exit_1`, `SIGKILL`, `unknown`."""
+    if not crashed:
+        return "stopped"
+    code, signal = re.fullmatch(r"exit status (\d{1,3})", last_exit), re.fullmatch(r"terminated by (SIG\w+)", last_exit)
+    return f"exit_{code[1]}" if code else signal[1] if signal else "unknown"
+
+
+def exits(before: Observed | None, reason: str) -> dict[str, int]:
+    """The ends of an engine by reason, with one more unless `reason` is ""."""
+    known = before.exits if before is not None else {}
+    return {**known, reason: known.get(reason, 0) + 1} if reason else known
+
+
+def last_lines(state: StateDir, program: str) -> list[str]:
+    """The last lines of an engine's log, without its launcher's word that it is held."""
+    lines = state.log_tail(program, 2 * LINES)
+    return [line for line in lines if not line.startswith(HELD)][-LINES:]
+
+
+def why_down(state: StateDir, record: Record, note: RunNote | None, ended: str) -> str:
+    """Why an engine does not stay up: how it ended, the last line it wrote, and when it is tried again."""
+    lines = last_lines(state, record.program)
+    due = record.retry_at or (note.not_before if note else 0.0)
+    again = f"next start at {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(due))}" if due else ""
+    parts = ended, lines[-1][:300] if lines else "", again
+    return "; ".join(part for part in parts if part)

@@ -1,0 +1,1 @@
+"""Health, readiness, metrics, status and the page, served over HTTP from memory."""

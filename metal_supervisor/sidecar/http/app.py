@@ -1,0 +1,112 @@
+"""Health, readiness, metrics, status and the page over HTTP, from memory: no request waits for anything.
+
+GET and HEAD only, and only for who names this machine as loopback: a web page elsewhere that has its own name resolve
+to 127.0.0.1 could read everything otherwise. What is long to render is rendered once per board.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection
+
+import flask
+from werkzeug.exceptions import HTTPException
+
+from metal_supervisor import __version__
+from metal_supervisor.sidecar import board as boards
+from metal_supervisor.sidecar.board import Board
+from metal_supervisor.sidecar.http.metrics import Exposition
+from metal_supervisor.sidecar.http.page import POLICY, render
+from metal_supervisor.sidecar.http.render_cache import RenderCache
+from metal_supervisor.sidecar.http.server import HEADERS
+from metal_supervisor.spec.progress_bar import printable
+
+PATHS = ("/", "/healthz", "/livez", "/readyz", "/metrics", "/status")
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+METHODS = ("GET", "HEAD")
+def is_named(host: str, names: Collection[str]) -> bool:
+    """Whether a Host header names one of these, with or without a port."""
+    found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::[0-9]{1,5})?", host, re.ASCII)
+    return found is not None and found[1].lower() in names
+
+
+def create_app(board: Callable[[], Board], hosts: Collection[str] = LOOPBACK) -> flask.Flask:
+    """The application. `board` returns the latest snapshot; `hosts`: names by which it may be asked."""
+    app = flask.Flask("metal_supervisor", static_folder=None)
+    app.json.sort_keys = False  # type: ignore[attr-defined]
+    _guard(app, hosts)
+    _health(app, board)
+    status = RenderCache(board, lambda found, _: app.json.dumps(boards.status(found, __version__)) + "\n")
+    metrics = RenderCache(board, Exposition().render, warm=True)
+    page = RenderCache(board, lambda found, _: render(found, __version__, time.monotonic()), warm=True)
+
+    @_route(app, "/")
+    def show_page() -> flask.typing.ResponseReturnValue:
+        headers = {"Content-Security-Policy": POLICY}
+        return flask.Response(page.get(), headers=headers, content_type="text/html; charset=utf-8")
+
+    @_route(app, "/metrics")
+    def show_metrics() -> flask.typing.ResponseReturnValue:
+        body, content_type = metrics.get(flask.request.headers.get("Accept", ""))
+        return flask.Response(body, content_type=content_type)
+
+    @_route(app, "/status")
+    def show_status() -> flask.typing.ResponseReturnValue:
+        return flask.Response(status.get(), content_type="application/json")
+
+    return app
+
+
+View = Callable[[], flask.typing.ResponseReturnValue]
+
+
+def _route(app: flask.Flask, path: str) -> Callable[[View], None]:
+    def add(view: View) -> None:
+        app.add_url_rule(path, path, view, methods=["GET"], provide_automatic_options=False)
+
+    return add
+
+
+def _guard(app: flask.Flask, hosts: Collection[str]) -> None:
+    """Refuses what is not for us, and says to browsers what they may do with an answer."""
+
+    @app.before_request
+    def refuse() -> flask.typing.ResponseReturnValue | None:
+        if not is_named(flask.request.headers.get("Host", ""), hosts):
+            why = {"error": "Misdirected Request", "message": f"ask for one of {', '.join(sorted(hosts))}"}
+            return flask.jsonify(why), 421
+        if flask.request.method not in METHODS:
+            return flask.jsonify({"error": "Method Not Allowed"}), 405, {"Allow": ", ".join(METHODS)}
+        return None
+
+    @app.after_request
+    def protect(answer: flask.Response) -> flask.Response:
+        for name, value in HEADERS.items():
+            answer.headers.setdefault(name, value)
+        return answer
+
+    @app.errorhandler(HTTPException)
+    def failed(error: HTTPException) -> flask.typing.ResponseReturnValue:
+        return flask.jsonify({"error": error.name, "paths": PATHS}), error.code or 500
+
+
+def _health(app: flask.Flask, board: Callable[[], Board]) -> None:
+    @_route(app, "/healthz")
+    def healthz() -> flask.typing.ResponseReturnValue:
+        status, body = boards.health(board(), time.monotonic())
+        return flask.jsonify(body), status
+
+    @_route(app, "/livez")
+    def livez() -> flask.typing.ResponseReturnValue:
+        return flask.jsonify({"status": "ok"})
+
+    @_route(app, "/readyz")
+    def readyz() -> flask.typing.ResponseReturnValue:
+        status, checks = boards.readiness(board(), time.monotonic())
+        if "verbose" not in flask.request.args and status == 200:
+            return flask.jsonify({"status": "ready"})
+        said = [(passed, name, "ok" if passed else printable(why)) for name, passed, why in checks]
+        lines = [f"[{'+' if passed else '-'}]{name} {word}" for passed, name, word in said]
+        lines.append("readyz check passed" if status == 200 else "readyz check failed")
+        return flask.Response("\n".join(lines) + "\n", status, content_type="text/plain; charset=utf-8")

@@ -1,0 +1,232 @@
+"""Every metric there is to say, in one table: what /metrics serves, and docs/metrics.md tells.
+
+The `llmkube_metal_agent_*` names are LLMKube's, with its types and labels, because dashboards, rules and power
+collectors depend on them; those that cannot be had here are listed with the reason. Ours stand beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+INCUMBENT, OURS = "llmkube_metal_agent_", "metal_supervisor_"
+SERVICE, MODEL = ("name", "namespace"), ("namespace", "model")
+PHASES = ("Pending", "Creating", "Progressing", "Ready", "Stopped", "Suspended", "Failed")
+GAUGE, COUNTER, HISTOGRAM, INFO = "gauge", "counter", "histogram", "info"
+KEPT = "kept in the state directory: it outlives the sidecar and goes with its service"
+SIDECAR, CONTROLLER = "begins at 0 with every sidecar", "begins at 0 with every controller"
+
+
+@dataclass(frozen=True)
+class MetricEntry:
+    """One metric."""
+
+    name: str
+    """As it is scraped, `_total` and `_info` included."""
+    kind: str
+    help: str
+    labels: tuple[str, ...] = ()
+    note: str = ""
+    """When it is not there, and where a counter begins anew."""
+
+
+SERVED = (
+    MetricEntry(INCUMBENT + "managed_processes", GAUGE, "Engine processes this Mac runs."),
+    MetricEntry(
+        INCUMBENT + "process_healthy",
+        GAUGE,
+        "1 if the engine serves, else 0.",
+        SERVICE,
+        "not there without a process",
+    ),
+    MetricEntry(INCUMBENT + "process_restarts_total", COUNTER, "Unplanned restarts of the engine.", SERVICE, KEPT),
+    MetricEntry(
+        INCUMBENT + "health_check_duration_seconds",
+        HISTOGRAM,
+        "Seconds until the engine answered a probe.",
+        SERVICE,
+        SIDECAR,
+    ),
+    MetricEntry(INCUMBENT + "memory_budget_bytes", GAUGE, "What all engines may take together."),
+    MetricEntry(
+        INCUMBENT + "memory_estimated_bytes",
+        GAUGE,
+        "What the engine is charged.",
+        SERVICE,
+        "not there while nothing is charged",
+    ),
+    MetricEntry(INCUMBENT + "system_memory_available_bytes", GAUGE, "Memory of the machine that is available."),
+    MetricEntry(
+        INCUMBENT + "system_memory_wired_bytes",
+        GAUGE,
+        "Memory that can be neither paged out nor compressed.",
+        note="macOS alone tells",
+    ),
+    MetricEntry(
+        INCUMBENT + "process_rss_bytes",
+        GAUGE,
+        "Resident memory of the engine and its children.",
+        SERVICE,
+        "LLMKube's has no namespace and never goes; ours has both, and goes with the process",
+    ),
+    MetricEntry(
+        INCUMBENT + "memory_pressure_level",
+        GAUGE,
+        "0 normal, 1 warning, 2 critical.",
+        note="not there while nobody knows",
+    ),
+    MetricEntry(INCUMBENT + "evictions_total", COUNTER, "Engines stopped for want of memory.", note=CONTROLLER),
+    MetricEntry(
+        INCUMBENT + "evictions_skipped_total",
+        COUNTER,
+        "Times it was critical and nobody was stopped.",
+        ("reason",),
+        CONTROLLER,
+    ),
+    MetricEntry(
+        INCUMBENT + "watch_consecutive_failures",
+        GAUGE,
+        "Failed attempts to watch the cluster since the last that went well, of the kind that fails most.",
+    ),
+    *(
+        MetricEntry(
+            f"{INCUMBENT}apple_power_{domain}_watts",
+            GAUGE,
+            f"Power that the chip draws, as Apple estimates it: {domain}.",
+            note="with --apple-power-enabled, while the figure is young",
+        )
+        for domain in ("combined", "gpu", "cpu", "ane")
+    ),
+    MetricEntry(OURS + "build_info", INFO, "1, with what runs here as labels.", ("version", "node")),
+    MetricEntry(
+        OURS + "loop_duration_seconds", HISTOGRAM, "Seconds a pass took.", ("loop",), "begins at 0 with its process"
+    ),
+    MetricEntry(
+        OURS + "loop_last_success_timestamp_seconds", GAUGE, "Unix time of the last pass that went well.", ("loop",)
+    ),
+    MetricEntry(
+        OURS + "watch_reconnects_total",
+        COUNTER,
+        "Watches opened anew, also after one that ended in order.",
+        ("kind",),
+        CONTROLLER,
+    ),
+    MetricEntry(
+        OURS + "service_phase", GAUGE, "1 for the phase the service is in, 0 for the others.", (*SERVICE, "phase")
+    ),
+    MetricEntry(
+        OURS + "service_next_start_timestamp_seconds",
+        GAUGE,
+        "When an engine that is held is tried again.",
+        SERVICE,
+        "there while an engine is held",
+    ),
+    MetricEntry(OURS + "service_hung", GAUGE, "1 while the engine hangs and is to be restarted.", SERVICE),
+    MetricEntry(
+        OURS + "service_confined",
+        GAUGE,
+        "1 if the operating system confines the engine, 0 if it does not.",
+        SERVICE,
+        "not there without a process",
+    ),
+    MetricEntry(
+        OURS + "service_revoked",
+        GAUGE,
+        "1 while the engine runs as an older release allowed; its next start is refused.",
+        SERVICE,
+    ),
+    MetricEntry(OURS + "service_evicted", GAUGE, "1 while the service is stopped because memory was short.", SERVICE),
+    MetricEntry(
+        OURS + "service_memory_bytes",
+        GAUGE,
+        "What the engine holds, with its children and the files it maps.",
+        SERVICE,
+        "not there without a process",
+    ),
+    MetricEntry(
+        OURS + "memory_reserved_bytes",
+        GAUGE,
+        "What is kept for the service: for what it runs, or would run next.",
+        SERVICE,
+        "not there while nothing is kept",
+    ),
+    MetricEntry(OURS + "memory_charged_bytes", GAUGE, "What is charged to the budget in all."),
+    MetricEntry(OURS + "memory_waiting_services", GAUGE, "Services that wait for memory."),
+    MetricEntry(
+        OURS + "process_exits_total",
+        COUNTER,
+        "Ends of the engine: stopped where it was to, else exit_<status>, the signal, or unknown.",
+        (*SERVICE, "reason"),
+        KEPT,
+    ),
+    MetricEntry(
+        OURS + "time_to_ready_seconds",
+        HISTOGRAM,
+        "Seconds from the start of the process until it served.",
+        SERVICE,
+        SIDECAR + "; not there for a model on a shared daemon",
+    ),
+    MetricEntry(
+        OURS + "endpoint_withdraw_seconds",
+        HISTOGRAM,
+        "Seconds from the decision to take an endpoint out until the cluster had it.",
+        note=SIDECAR,
+    ),
+    MetricEntry(
+        OURS + "apply_errors_total",
+        COUNTER,
+        "Writes to the cluster that failed, by HTTP status, or by the reason of there being none.",
+        ("op", "code"),
+        SIDECAR,
+    ),
+    MetricEntry(
+        OURS + "engine_metrics_up",
+        GAUGE,
+        "1 if the engine's own metrics were had when it was last asked.",
+        SERVICE,
+        "with --engine-metrics, while the engine serves",
+    ),
+    MetricEntry(
+        OURS + "engine_metrics_dropped_total",
+        COUNTER,
+        "Answers of an engine, or families of one, that were left out of its own metrics.",
+        (*SERVICE, "reason"),
+        SIDECAR,
+    ),
+    MetricEntry(OURS + "api_requests_total", COUNTER, "Requests the sidecar sent to the Kubernetes API.", note=SIDECAR),
+    MetricEntry(OURS + "cluster_reachable", GAUGE, "1 if the Kubernetes API can be read and written."),
+    MetricEntry(OURS + "supervisord_reachable", GAUGE, "1 if supervisord answers."),
+    MetricEntry(
+        OURS + "model_download_bytes",
+        GAUGE,
+        "How much of a model that is being fetched is here.",
+        MODEL,
+        "goes when the file is whole",
+    ),
+    MetricEntry(
+        OURS + "model_download_total_bytes",
+        GAUGE,
+        "How large a model that is being fetched is.",
+        MODEL,
+        "not there while nobody knows",
+    ),
+    MetricEntry(
+        OURS + "model_fetch_failed",
+        GAUGE,
+        "1 while a model cannot be had; the Model's condition says why.",
+        MODEL,
+        "goes when it can",
+    ),
+)
+TABLE: Mapping[str, MetricEntry] = {entry.name: entry for entry in SERVED}
+
+_PROXY = "no byte of inference passes through us: clients ask the engines themselves"
+UNSERVED: Mapping[str, str] = {
+    INCUMBENT + "fatal_exits_total": "nothing is fatal: a lost watch is tried again, a taken port is waited for, and "
+    "supervisord restarts what dies; see loop_last_success_timestamp_seconds and watch_consecutive_failures",
+    INCUMBENT + "client_proxy_requests_total": f"there is no client proxy; {_PROXY}",
+    INCUMBENT + "ingress_requests_total": f"there is no ingress; {_PROXY}",
+    "go_*": "this is not a Go program",
+    "process_*": "of the agent's one process; here are several, which supervisorctl lists",
+}
+"""Metrics of LLMKube's agent that are not served, each with the reason."""

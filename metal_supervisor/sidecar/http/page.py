@@ -1,0 +1,181 @@
+"""The one page for people: what runs on this Mac, what does not, why, and what to do.
+
+It is rendered here as a whole, from the board alone, and works without JavaScript; with it, it keeps itself young.
+Names, messages and log lines on it are other people's: each is bounded, made printable and escaped where it is put
+in, by the environment and not by whoever writes the template. The style and the script are the page's own, and the
+browser is told to run nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from metal_supervisor.cluster.report import CRASH_LOOP, EVICTED, HUNG, TROUBLE
+from metal_supervisor.sidecar.board import Board, Row, cluster_trouble, health
+from metal_supervisor.sidecar.http.memory_picture import charge_bytes, picture, pressure
+from metal_supervisor.sidecar.power import shown_power
+from metal_supervisor.spec.progress_bar import printable
+from metal_supervisor.spec.sizes import amount
+from metal_supervisor.spec.types import Json
+from metal_supervisor.state.downloads import downloads
+
+LONGEST = 600
+"""Characters of one text that are shown; /status has all of it."""
+TEMPLATES = Path(__file__).parent / "templates"
+ADVICE = {
+    "Loading": "Nothing to do: it serves once its engine answers.",
+    "Downloading": "Nothing to do: it starts once its model is here.",
+    "Restarting": "Nothing to do: its engine is being replaced.",
+    HUNG: "Nothing to do: it is being restarted.",
+    EVICTED: "It returns by itself once there is room; close what else takes memory, or stop another model.",
+    "ManuallyScaledToZero": "To start it: kubectl -n {namespace} scale isvc/{name} --replicas=1",
+    "Suspended": "To start it, set spec.suspend to false.",
+    CRASH_LOOP: "Its last lines: supervisorctl tail {program}",
+}
+"""What to do about a reason, where its message does not say."""
+ORDER = ("bad", "busy", "good", "off")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One service as the table has it."""
+
+    row: Row
+    tone: str
+    """`good`, `busy`, `bad` or `off`."""
+    advice: str
+    charged_bytes: int
+
+
+def shown(value: Any) -> Any:
+    """What a template prints: a text bounded, on one line and printable; escaping follows."""
+    if isinstance(value, Markup):
+        return value
+    text = " ".join(str(value)[: 4 * LONGEST].split())
+    text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    return text if text.isprintable() else printable(text)
+
+
+def _own(name: str) -> Markup:
+    return Markup((TEMPLATES / name).read_text("utf-8"))
+
+
+def _source(text: str) -> str:
+    """What a Content-Security-Policy calls an inline text."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+STYLE, SCRIPT = _own("page.css"), _own("page.js")
+POLICY = (
+    f"default-src 'none'; style-src {_source(STYLE)}; script-src {_source(SCRIPT)}; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+EDITION = hashlib.sha256((STYLE + SCRIPT).encode()).hexdigest()[:12]
+"""A page of another one is loaded anew, and not only its content: its style and script would not fit."""
+ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(TEMPLATES),
+    autoescape=True,
+    finalize=shown,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+ENVIRONMENT.filters["amount"] = amount
+ENVIRONMENT.filters["clock"] = lambda at: time.strftime("%H:%M:%S", time.localtime(at))
+ENVIRONMENT.filters["date"] = lambda at: time.strftime("%d %b %H:%M:%S", time.localtime(at))
+ENVIRONMENT.filters["stamp"] = lambda at: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
+def tone(row: Row) -> str:
+    """How a service is doing, in one of four words."""
+    if row.report.phase == "Ready":
+        return "good"
+    if row.report.phase == "Failed" or row.report.reason in TROUBLE:
+        return "bad"
+    return "off" if row.report.phase in ("Stopped", "Suspended") else "busy"
+
+
+def advice(row: Row) -> str:
+    """What to do about a service that does not serve, "" if its message says it, or nothing has to be done."""
+    record = row.record
+    text = ADVICE.get(row.report.reason, "")
+    return text.format(namespace=record.namespace, name=record.name, program=record.program)
+
+
+def lines(rows: Sequence[Row]) -> list[Line]:
+    """What needs somebody first, then by name."""
+    found = [Line(row, tone(row), advice(row), charge_bytes(row)) for row in rows]
+    return sorted(found, key=lambda line: (ORDER.index(line.tone), line.row.record.key))
+
+
+def summary(found: Sequence[Line]) -> str:
+    """E.g. `3 of 5 services serve, 1 needs a look`; what is stopped on purpose is not counted as missing."""
+    wanted = [line for line in found if line.tone != "off"]
+    bad = sum(line.tone == "bad" for line in found)
+    if not wanted:
+        return "no service is wanted" if not found else "all services are stopped"
+    text = f"{sum(line.tone == 'good' for line in wanted)} of {len(wanted)} services serve"
+    return f"{text}, {bad} {'needs' if bad == 1 else 'need'} a look" if bad else text
+
+
+def troubles(board: Board, now: float) -> list[tuple[str, str]]:
+    """[(what, why)] that concern more than one service; `now` of the clock that cannot be set."""
+    status, body = health(board, now)
+    cluster = _cluster(board)
+    found = [
+        ("Not healthy", body.get("reason", "") if status != 200 else ""),
+        ("The cluster is out of reach; what runs goes on", cluster_trouble(board)),
+        ("This Mac cannot be reached by pods", board.address.problem),
+        ("The address of this Mac", board.address.note),
+        ("This Mac and another", cluster.get("cloned")),
+        ("The cluster", cluster.get("advice")),
+    ]
+    memory = pressure(board)
+    if memory.get("pressure") in ("Warning", "Critical"):
+        found.append(("Memory is short", memory.get("why")))
+    return [(what, str(why)) for what, why in found if why]
+
+
+def _cluster(board: Board) -> Json:
+    told = board.controller.get("cluster")
+    return told if isinstance(told, dict) else {}
+
+
+def notices(board: Board) -> list[tuple[str, str]]:
+    """[(about what, what)] that the controller wants people to see, the latest first."""
+    told = board.controller.get("notices")
+    found = [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
+    return [(str(each.get("name", "")), str(each.get("reason", ""))) for each in reversed(found)]
+
+
+def render(board: Board, version: str, now: float) -> bytes:
+    """The page, UTF-8; `now` of the clock that cannot be set."""
+    found = lines(board.rows)
+    text = ENVIRONMENT.get_template("page.html").render(
+        style=STYLE,
+        script=SCRIPT,
+        edition=EDITION,
+        version=version,
+        board=board,
+        summary=summary(found),
+        troubles=troubles(board, now),
+        lines=found,
+        picture=picture(board),
+        memory=pressure(board),
+        downloads=downloads(board.controller),
+        happenings=board.happenings[::-1],
+        notices=notices(board),
+        cluster=_cluster(board),
+        reachable=not cluster_trouble(board),
+        power=shown_power(board.power),
+    )
+    return text.encode("utf-8", "replace")

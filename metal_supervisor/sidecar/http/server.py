@@ -1,0 +1,145 @@
+"""The HTTP server that nobody can hold up: waitress, with bounds on everything that a client may be slow or large with.
+
+It lives in the process that renews the heartbeat and takes dead endpoints out, so a client may cost it neither
+threads, nor file descriptors, nor a log full of lines. If the port is taken the sidecar goes on without it, says who
+has it, and tries again: publishing endpoints matters more than being looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+from waitress.channel import HTTPChannel
+from waitress.server import TcpWSGIServer, create_server
+from waitress.task import ErrorTask, WSGITask
+
+from metal_supervisor.host import machine
+
+HOST = "127.0.0.1"
+TAKEN = "the port of health and metrics is taken; free it, or set --port"
+RETRY_S = 10.0
+REQUEST_S = 10.0
+"""How long a connection may be silent, and how long a request may take to arrive."""
+MAX_HEADER_BYTES = 16 << 10
+"""A browser sends the cookies of everything else on localhost along."""
+MAX_BODY_BYTES = 1 << 10
+"""Nothing that is answered has a body; a short one is read, so that its sender sees why it is refused."""
+MAX_CONNECTIONS = 400
+"""Far below the descriptors that supervisord grants (minfds): engines' probes and watches need the others."""
+THREADS = 2
+"""No request waits for anything, and all share one interpreter: the second lets a short answer pass a long one."""
+SWITCH_S = 0.001
+"""How long a thread keeps the interpreter from another: an answer passes three, beside a loop that may be busy."""
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""What every answer says to browsers."""
+log = logging.getLogger("sidecar")
+
+
+class _Refusal(ErrorTask):  # type: ignore[misc]
+    """What is answered to something that is no request we take, in the server's own name."""
+
+    def execute(self) -> None:
+        self.response_headers.extend(HEADERS.items())
+        super().execute()
+
+
+class _Answer(WSGITask):  # type: ignore[misc]
+    """What is answered to a request, and then no other on that connection.
+
+    Whoever sends many and reads nothing would have a thread wait until there is room for the next answer.
+    """
+
+    def build_response_header(self) -> Any:
+        self.set_close_on_finish()
+        return super().build_response_header()
+
+
+class _Channel(HTTPChannel):  # type: ignore[misc]
+    """A connection; one whose request does not arrive in time is closed, even if a byte comes now and then."""
+
+    task_class = _Answer
+    error_task_class = _Refusal
+    _began_s = 0.0
+
+    def received(self, data: bytes) -> Any:
+        whole = super().received(data)
+        if self.request is None:
+            self._began_s = 0.0
+        elif not self._began_s:
+            self._began_s = time.monotonic()
+        elif time.monotonic() - self._began_s > REQUEST_S:
+            self.will_close = True
+        return whole
+
+
+class _Unread:
+    """Connections whose answers nobody takes: they are to be closed, and would wait for room in the client's buffer."""
+
+    def __init__(self, server: TcpWSGIServer) -> None:
+        self._server, self._look = server, server.maintenance
+
+    def __call__(self, now: float) -> None:
+        self._look(now)
+        for channel in list(self._server.active_channels.values()):
+            if channel.will_close and channel.total_outbufs_len:
+                with contextlib.suppress(OSError):
+                    channel.socket.shutdown(socket.SHUT_RDWR)
+
+
+def bound(app: Any, address: str, port: int) -> Any:
+    """A server that listens; its `run()` serves. Raises OSError if the port is taken."""
+    server = create_server(
+        app,
+        host=address,
+        port=port,
+        threads=THREADS,
+        ident="",
+        connection_limit=MAX_CONNECTIONS,
+        channel_timeout=int(REQUEST_S),
+        cleanup_interval=2,
+        max_request_header_size=MAX_HEADER_BYTES,
+        max_request_body_size=MAX_BODY_BYTES,
+        # select() fails for the whole process's descriptors beyond 1024, whosever they are.
+        asyncore_use_poll=True,
+        log_socket_errors=False,
+    )
+    server.channel_class = _Channel
+    server.maintenance = _Unread(server)
+    # It warns of each request that has to wait for another, which is no harm.
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)
+    return server
+
+
+def serve(app: Any, port: int, address: str = HOST, taken: str = TAKEN) -> None:
+    """Serves in a thread of its own, now or as soon as the port is free; until then `taken` says what to do."""
+    sys.setswitchinterval(SWITCH_S)
+
+    def run() -> None:
+        told = False
+        while True:
+            try:
+                server = bound(app, address, port)
+            except OSError as error:
+                if not told:
+                    told = True
+                    holder = machine.port_holder(port)
+                    detail = {"port": port, "holder": holder, "error": error.strerror, "advice": taken}
+                    log.error("a port cannot be listened on; it is tried again", extra=detail)
+                time.sleep(RETRY_S)
+                continue
+            server.run()
+
+    threading.Thread(target=run, name="http", daemon=True).start()

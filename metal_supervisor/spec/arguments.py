@@ -1,0 +1,349 @@
+"""Command-line arguments that a manifest may give to an engine: an allow-list, as data.
+
+A list of dangerous flags around a parser of another project is out of date with every release of it, so each runtime
+has a table of what is accepted instead. What is in no table is refused by name, with the setting that opens it. `parse`
+is the only reader of `spec.extraArgs` and of the command lines composed from it: a flag that is read differently here
+than by the engine is a way around the table.
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
+from typing import TypeAlias
+
+Problem: TypeAlias = tuple[str, str]
+"""(reason, message) of a refusal."""
+
+
+class FlagVerdict(Enum):
+    """What becomes of a flag or a variable that a manifest names."""
+
+    VALUE = "value"
+    """It is passed on, once its value is checked."""
+    PATH = "path"
+    """Its value names files, which are judged and fetched like `spec.source`."""
+    OURS = "ours"
+    """It is composed by this Mac; no setting opens it."""
+    REFUSED = "refused"
+    """It reaches beyond the engine; the administrator can open it."""
+    IGNORED = "ignored"
+    """It means nothing on a Mac, and is left out, with a condition that says so."""
+
+
+class Paths(Enum):
+    """How the value of a flag names files."""
+
+    ONE = "one"
+    LIST = "list"
+    """Separated by commas."""
+    SCALED = "scaled"
+    """FILE:SCALE, separated by commas."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The values that a flag or a variable takes."""
+
+    says: str = "any text"
+    """For a message: "a whole number from 0 to 100"."""
+    pattern: str = r"(?s:.*)"
+    low: float | None = None
+    """Bounds of a number, both included; None for what is none."""
+    high: float = 0.0
+    words: frozenset[str] = frozenset()
+    """Values that are taken besides."""
+
+    def allows(self, value: str) -> bool:
+        if value in self.words:
+            return True
+        if not re.fullmatch(self.pattern, value, re.ASCII):
+            return False
+        return self.low is None or self.low <= float(value) <= self.high
+
+
+TEXT = Check()
+
+
+def whole(low: int, high: int, *words: str) -> Check:
+    """A whole number between two bounds, or one of a few words."""
+    also = "".join(f", or {word}" for word in words)
+    return Check(f"a whole number from {low} to {high}{also}", r"[+-]?[0-9]{1,18}", low, high, frozenset(words))
+
+
+def decimal(low: float, high: float) -> Check:
+    return Check(f"a number from {low:g} to {high:g}", r"[+-]?([0-9]{1,15}\.?[0-9]{0,15}|\.[0-9]{1,15})", low, high)
+
+
+def choice(*words: str) -> Check:
+    return Check(f"one of {', '.join(words)}", "(?!)", words=frozenset(words))
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag of an engine, with all of its names."""
+
+    names: tuple[str, ...]
+    values: tuple[Check, ...] = ()
+    """A check for each argument behind it that is its own."""
+    verdict: FlagVerdict = FlagVerdict.VALUE
+    why: str = ""
+    """Why it is not the user's."""
+    variable: str = ""
+    """Variable of the environment that the engine reads it from, "" for none."""
+    paths: Paths | None = None
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """The flags of an engine, and how its own parser reads a command line."""
+
+    flags: Mapping[str, Flag]
+    """By each of their names."""
+    folds: bool = False
+    """`_` counts as `-` in what begins with `--`."""
+    argparse: bool = False
+    """Python's: a unique beginning of a name counts, `--flag=value` too, and no value begins with `-`."""
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+NO_FLAGS = Grammar({})
+
+
+def rows(*groups: Iterable[Flag]) -> dict[str, Flag]:
+    """Flags by each of their names."""
+    return {name: flag for group in groups for flag in group for name in flag.names}
+
+
+def flags(
+    *written: str,
+    values: Sequence[Check] = (),
+    verdict: FlagVerdict = FlagVerdict.VALUE,
+    why: str = "",
+    paths: Paths | None = None,
+) -> Iterator[Flag]:
+    """A flag for each text of names, `-t --threads LLAMA_ARG_THREADS`; what has no dash is its variable."""
+    for text in written:
+        words = text.split()
+        names = tuple(word for word in words if word.startswith("-"))
+        variable = next((word for word in words if not word.startswith("-")), "")
+        yield Flag(names, tuple(values), verdict, why, variable, paths)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument that stands where a flag has to, with its values."""
+
+    index: int
+    """Of the flag itself."""
+    written: str
+    name: str
+    """As the engine's parser reads it: in full if it was abbreviated."""
+    flag: Flag | None
+    """None for what is in no table."""
+    values: tuple[str, ...] = ()
+    glued: bool = False
+    """Its value is behind a `=`."""
+    ambiguous: bool = False
+
+    @property
+    def value_index(self) -> int:
+        return self.index if self.glued else self.index + 1
+
+    @property
+    def complete(self) -> bool:
+        """Whether it has as many values as it takes."""
+        return self.flag is None or len(self.values) == len(self.flag.values)
+
+
+@dataclass(frozen=True)
+class ParsedArguments:
+    """A command line as its engine reads it."""
+
+    written: tuple[str, ...]
+    items: tuple[Argument, ...]
+    _names: frozenset[str] = field(default=frozenset(), repr=False)
+
+    def given(self, *names: str) -> bool:
+        """Whether one of these flags is set, under any of its names."""
+        return not self._names.isdisjoint(names)
+
+    def last(self, name: str, default: str = "") -> str:
+        """Value of a flag; of several the last one counts."""
+        found = (each.values[0] for each in reversed(self.items) if each.values and _is(each, name))
+        return next(found, default)
+
+    @property
+    def ignored(self) -> tuple[Argument, ...]:
+        """Flags that mean nothing on a Mac."""
+        return tuple(each for each in self.items if each.flag is not None and each.flag.verdict is FlagVerdict.IGNORED)
+
+    def words(self, item: Argument) -> tuple[str, ...]:
+        """An argument and its values, as they are written."""
+        return self.written[item.index : item.value_index + len(item.values)]
+
+
+def _is(item: Argument, name: str) -> bool:
+    return item.name == name or (item.flag is not None and name in item.flag.names)
+
+
+@lru_cache(maxsize=1024)
+def parse(written: tuple[str, ...], grammar: Grammar) -> ParsedArguments:
+    """The flags of a command line with their values, in order; what is no known flag stands alone."""
+    items = []
+    index = 0
+    while index < len(written):
+        item = _argument(written, index, grammar)
+        items.append(item)
+        index = max(index + 1, item.value_index + len(item.values))
+    known = {name for each in items for name in (each.name, *(each.flag.names if each.flag else ()))}
+    return ParsedArguments(written, tuple(items), frozenset(known))
+
+
+def _argument(written: Sequence[str], index: int, grammar: Grammar) -> Argument:
+    text = written[index]
+    plain, equals, value = text.partition("=")
+    name = folded(plain, grammar)
+    flag, ambiguous = grammar.flags.get(name), False
+    if equals and not grammar.argparse:
+        return Argument(index, text, name, None)  # `--flag=value` is no flag of such a parser
+    if flag is None and grammar.argparse and len(name) > 2 and name.startswith("--"):
+        found = {each.names: each for known, each in grammar.flags.items() if known.startswith(name)}
+        ambiguous = len(found) > 1
+        # Of several the parser takes none; the one that is not the user's makes the better message.
+        flag = min(found.values(), key=lambda each: each.verdict is FlagVerdict.VALUE, default=None)
+        name = next((each for each in flag.names if each.startswith(name)), name) if flag else name
+    if equals:
+        return Argument(index, text, name, flag, (value,), True, ambiguous)
+    behind = written[index + 1 :]
+    if flag is None:  # nothing is known of it: whatever cannot be a flag itself may be its value
+        behind = behind if text.startswith("-") else ()
+        count = next((place for place, each in enumerate(behind) if _is_flag(each)), len(behind))
+        return Argument(index, text, name, None, tuple(behind[:count]))
+    count = len(flag.values)
+    if grammar.argparse:
+        count = min(count, next((place for place, each in enumerate(behind) if _is_flag(each)), len(behind)))
+    return Argument(index, text, name, flag, tuple(behind[:count]), False, ambiguous)
+
+
+def _is_flag(text: str) -> bool:
+    """Whether Python's parser takes an argument for a flag rather than for a value."""
+    return text.startswith("-") and text != "-" and not re.fullmatch(r"-[0-9]+|-[0-9]*\.[0-9]+", text, re.ASCII)
+
+
+def folded(name: str, grammar: Grammar) -> str:
+    """A flag as the engine's parser reads it."""
+    return name.replace("_", "-") if grammar.folds and name.startswith("--") else name
+
+
+def refusal(
+    parsed: ParsedArguments, grammar: Grammar, opened: Collection[str], engine: str, where: str = "spec.extraArgs"
+) -> Problem | None:
+    """(reason, message) of the first argument that a manifest may not hold, None if all are fine.
+
+    `opened`: flags that the administrator of this Mac allows although they are refused, or in no table.
+    """
+    for item in parsed.items:
+        place = f"{where}[{item.index}]"
+        if problem := _refused(item, place, grammar, opened, engine):
+            return problem
+    return None
+
+
+def _refused(
+    item: Argument, place: str, grammar: Grammar, opened: Collection[str], engine: str
+) -> Problem | None:
+    plain = folded(item.written.partition("=")[0], grammar)
+    near = item.flag or grammar.flags.get(item.name)
+    allowed = is_opened(item, near, opened)
+    if near is not None and near.verdict is FlagVerdict.OURS:
+        return "InvalidSpec", f"{place} {plain:.80} is not yours to set: {near.why}"
+    if near is not None and near.verdict is FlagVerdict.REFUSED and not allowed:
+        return "InvalidSpec", f"{place} {plain:.80} is not yours to set: {near.why}; {opens(plain, 'extra-args')}"
+    shown = f"{place} {item.written!r:.80}"
+    if item.flag is None:
+        if not item.written.startswith("-"):
+            return "InvalidSpec", f"{shown} is neither a flag nor the value of one; remove it, or name its flag"
+        if near is not None:
+            return "InvalidSpec", f"{shown}: {engine} takes no '='; write {plain} and its value as two items"
+        if allowed:
+            return None
+        return "UnsupportedField", f"{shown} is not known to {engine}; remove it; {opens(plain, 'extra-args')}"
+    if item.ambiguous:
+        return "InvalidSpec", f"{shown} could be several flags; write its name in full"
+    if not item.complete:
+        if item.glued and not item.flag.values:
+            return "InvalidSpec", f"{shown} takes no value; remove what follows the '='"
+        what = "a value" if len(item.flag.values) == 1 else f"{len(item.flag.values)} values"
+        return "InvalidSpec", f"{shown} needs {what}; add it as the next item"
+    if item.flag.verdict is FlagVerdict.VALUE:
+        for offset, (value, check) in enumerate(zip(item.values, item.flag.values, strict=True)):
+            if not check.allows(value):
+                at = place.rpartition("[")[0] + f"[{item.value_index + offset}]"
+                return "InvalidSpec", f"{at}: {plain:.80} takes {check.says}, not {value!r:.80}"
+    return None
+
+
+def is_opened(item: Argument, flag: Flag | None, opened: Collection[str]) -> bool:
+    """True for a flag that the administrator allows, under any of its names."""
+    return item.name in opened or (flag is not None and not set(flag.names).isdisjoint(opened))
+
+
+def opens(name: str, setting: str) -> str:
+    shown = name if re.fullmatch(r"[\w.-]{1,80}", name, re.ASCII) else "NAME"
+    return f"the administrator of this Mac can allow it with its setting --allow-{setting}={shown}"
+
+
+# ── files that arguments name ────────────────────────────────────────────────────────────────────
+
+
+def named_files(item: Argument) -> tuple[str, ...]:
+    """The files that an argument names, as they are written; none if that is not what its flag does."""
+    if item.flag is None or item.flag.paths is None or not item.values:
+        return ()
+    if item.flag.paths is Paths.ONE:
+        return item.values[:1]
+    parts = item.values[0].split(",")
+    return tuple(_scale(each)[0] if item.flag.paths is Paths.SCALED else each for each in parts)
+
+
+def with_files(item: Argument, found: Mapping[str, str]) -> str:
+    """The value of such an argument, with each of its files where it is on this Mac."""
+    assert item.flag is not None
+    if item.flag.paths is Paths.ONE:
+        return found.get(item.values[0], "")
+    if item.flag.paths is Paths.LIST:
+        return ",".join(found.get(each, "") for each in item.values[0].split(","))
+    pairs = (_scale(each) for each in item.values[0].split(","))
+    return ",".join(f"{found.get(name, '')}:{scale}" for name, scale in pairs)
+
+
+def _scale(text: str) -> tuple[str, str]:
+    name, colon, scale = text.rpartition(":")
+    return (name, scale) if colon else (text, "")
+
+
+def unscaled(item: Argument) -> str:
+    """Why its files do not have the scales that its flag wants, "" if they do."""
+    if item.flag is None or item.flag.paths is not Paths.SCALED:
+        return ""
+    scales = (_scale(each)[1] for each in item.values[0].split(","))
+    return "" if all(SCALE.allows(each) for each in scales) else f"must be FILE:SCALE, with {SCALE.says}"
+
+
+def misread(item: Argument, source: str) -> str:
+    """Why an engine would read the place of a file differently, "" if it would not. `source`: canonical."""
+    if item.flag is None or item.flag.paths is None:
+        return ""
+    plain = urllib.parse.unquote(source).partition("://")[2] or urllib.parse.unquote(source)
+    forbidden = {Paths.ONE: "", Paths.LIST: ",", Paths.SCALED: ",:"}[item.flag.paths]
+    return f"must have no {' or '.join(forbidden)} in its name" if set(forbidden) & set(plain) else ""
+
+
+SCALE = decimal(-1000, 1000)

@@ -1,0 +1,121 @@
+"""Files that an engine loads beside its model: a draft model, a vision projector, the other shards.
+
+They are named in two resources: the projector and the shards in the Model, the draft model in the InferenceService, as
+another Model or as a file beside the model's own. A file that nobody would load is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from metal_supervisor.spec import fields
+from metal_supervisor.spec.arguments import ParsedArguments, misread, named_files, unscaled
+from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.shards import shard_names
+from metal_supervisor.spec.sources import Artifact, beside, canonical, is_file, library_model, same_origin, shown
+from metal_supervisor.spec.types import Companion, Json, Role
+
+SPECULATION = "spec.speculativeDecoding"
+DRAFTED = ("draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark")
+"""Kinds of speculation that ask a model for its proposals; draft-mtp may ask the model itself."""
+LOOKED_UP = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+"""Kinds that look them up in the text so far."""
+OFF = ("none", "disabled")
+OTHER_NAMES: Mapping[str, str] = {"mtp": "draft-mtp", "draft": "draft-simple"}
+
+
+def projector_of(spec: Json, place: str) -> str:
+    """Source of a Model's vision projector, "" without one. `place`: of its own file, canonical. Raises Bad."""
+    name = fields.get(spec, "spec.mmproj", str, "").strip()
+    return beside(place, name, "spec.mmproj") if name else ""
+
+
+def check_files(spec: Json, place: str, known: Collection[str]) -> None:
+    """Raises Bad for a file of a Model that nothing loads. `known`: sources of what is loaded besides."""
+    directory, slash, last = place.rpartition("/")
+    shards = [f"{directory}{slash}{name}" for name in shard_names(last)]
+    for index, name in enumerate(fields.texts(spec, "spec.files")):
+        where = f"spec.files[{index}]"
+        found = beside(place, name, where)
+        if found not in (*shards, *known):
+            text = f"{where} {name!r:.80} would not be loaded: it is no shard of spec.source, nor spec.mmproj"
+            raise Bad("UnsupportedField", f"{text}; remove it")
+
+
+def speculation(resource: Json) -> dict[str, Any] | None:
+    """What a service says of speculative decoding, in the engine's own terms; None if it has none. Raises Bad.
+
+    Keys: `type`, and where they are said `nDraftMax` (tokens), `pMin`, `draftModel` and `draftModelRef`.
+    """
+    if fields.get(resource, SPECULATION, dict, None) is None:
+        return None
+    said = fields.get(resource, f"{SPECULATION}.type", str, "")
+    kind = OTHER_NAMES.get(said, said)
+    if kind in OFF:
+        return None
+    if kind not in (*DRAFTED, *LOOKED_UP):
+        known = ", ".join((*OFF, *OTHER_NAMES, *DRAFTED, *LOOKED_UP))
+        raise Bad("InvalidSpec", f"{SPECULATION}.type must be one of {known}, not {said!r:.80}")
+    least = fields.get(resource, f"{SPECULATION}.pMin", float, None)
+    if least is not None and not 0 <= least <= 1:
+        raise Bad("InvalidSpec", f"{SPECULATION}.pMin must be between 0 and 1, not {least!r:.40}")
+    if least is not None and kind in LOOKED_UP:
+        raise Bad("InvalidSpec", f"{SPECULATION}.pMin means nothing to {kind}, which asks no model; remove it")
+    found = {
+        "type": kind,
+        "nDraftMax": fields.ranged(1, fields.MAX)(resource, f"{SPECULATION}.nDraftMax"),
+        "pMin": least,
+        **{name: _weights(resource, name, said, kind) for name in ("draftModel", "draftModelRef")},
+    }
+    if found["draftModel"] and found["draftModelRef"]:
+        raise Bad("InvalidSpec", f"{SPECULATION}: set one of draftModelRef and draftModel, not both")
+    if kind in DRAFTED and said not in ("mtp", "draft-mtp") and not (found["draftModel"] or found["draftModelRef"]):
+        text = f"{SPECULATION}.type {said} needs a draft model; set {SPECULATION}.draftModelRef to a Model"
+        raise Bad("InvalidSpec", f"{text} of the same namespace")
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _weights(resource: Json, name: str, said: str, kind: str) -> str | None:
+    value: str | None = fields.get(resource, f"{SPECULATION}.{name}", str, "").strip() or None
+    if value is not None and (kind in LOOKED_UP or said == "mtp"):
+        raise Bad("InvalidSpec", f"{SPECULATION}.{name} means nothing to {said}, which loads no draft model; remove it")
+    return value
+
+
+def argument_source(name: str, model: Artifact, where: str) -> str:
+    """Source of a file that an argument names: a URL, an absolute path, or a name beside the model's. Raises Bad."""
+    if "://" in name or name.startswith("/"):
+        return canonical(name, where)
+    return beside(model.source, name, where) if name else canonical(name, where)
+
+
+def named_by_arguments(arguments: ParsedArguments, model: Artifact) -> tuple[Companion, ...]:
+    """The files that `spec.extraArgs` name, such as LoRA adapters. Raises Bad.
+
+    Those that are where the model is are opened by its Secret; no other server is sent that.
+    """
+    found = []
+    for item in arguments.items:
+        where = f"spec.extraArgs[{item.value_index}]"
+        if named_files(item) and (why := unscaled(item)):
+            raise Bad("InvalidSpec", f"{where} {shown(item.values[0])!r:.120} {why}")
+        for name in named_files(item):
+            place = argument_source(name, model, where)
+            if not is_file(place) or library_model(place):
+                raise Bad("InvalidSpec", f"{where} {shown(name)!r:.120} must name one GGUF file")
+            if why := misread(item, place):
+                raise Bad("InvalidSpec", f"{where} {shown(name)!r:.120} {why}")
+            origin = Artifact(place, secret=model.secret if same_origin(place, model.source) else None)
+            found.append(Companion(Role.ADAPTER, where, place, origin=origin))
+    return tuple({each.source: each for each in found}.values())
+
+
+def draft_beside(artifact: Artifact, name: str) -> Companion:
+    """The draft model that is a file beside the model's own, or any other by its absolute path. Raises Bad."""
+    field = f"{SPECULATION}.draftModel"
+    if name.startswith("/"):
+        return Companion(Role.DRAFT, field, fields.text(name, field))
+    found = beside(artifact.source, name, field)
+    return Companion(Role.DRAFT, field, found, origin=replace(artifact, source=found, sha256="", quantization=""))

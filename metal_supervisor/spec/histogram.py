@@ -1,0 +1,71 @@
+"""How a duration is distributed, as Prometheus counts it: an immutable value that a file can hold.
+
+The controller counts its passes and writes them into its report; the sidecar counts what it sees itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any
+
+from metal_supervisor.spec.types import Json
+
+PASS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+PROBE_S = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
+START_S = (1.0, 2.5, 10.0, 30.0, 60.0, 120.0, 300.0)
+"""Few, as there is one such histogram per service; the bounds of probes are among those of LLMKube's agent."""
+WITHDRAW_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0)
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counted values."""
+
+    bounds: tuple[float, ...]
+    """Upper bounds of the buckets, ascending, without the last one, which is infinite."""
+    counts: tuple[int, ...]
+    """Values in each bucket alone; one more than there are bounds."""
+    total: float = 0.0
+    """Sum of the values."""
+
+    def with_value(self, value: float) -> Histogram:
+        """The same with one value more."""
+        at = bisect_left(self.bounds, value)
+        counts = (*self.counts[:at], self.counts[at] + 1, *self.counts[at + 1 :])
+        return replace(self, counts=counts, total=self.total + value)
+
+    @property
+    def buckets(self) -> list[tuple[str, int]]:
+        """(upper bound as Prometheus writes it, values up to there), the last bound `+Inf`."""
+        found, count = [], 0
+        for bound, more in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            count += more
+            found.append((bound, count))
+        return found
+
+    def as_json(self) -> Json:
+        """As a file holds it."""
+        return {"bounds": list(self.bounds), "counts": list(self.counts), "total": self.total}
+
+
+def empty(bounds: tuple[float, ...]) -> Histogram:
+    """A histogram with nothing in it."""
+    return Histogram(bounds, (0,) * (len(bounds) + 1))
+
+
+def read(found: Any) -> Histogram | None:
+    """What `as_json` made, out of a file; None if it is anything else."""
+    if not isinstance(found, dict):
+        return None
+    bounds, counts, total = found.get("bounds"), found.get("counts"), found.get("total", 0)
+    if not (isinstance(bounds, list) and isinstance(counts, list) and len(counts) == len(bounds) + 1):
+        return None
+    if not all(_is_number(each) for each in (*bounds, *counts, total)) or sorted(set(bounds)) != bounds:
+        return None
+    return Histogram(tuple(map(float, bounds)), tuple(map(int, counts)), float(total))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value) and value >= 0

@@ -1,0 +1,150 @@
+"""Limits per namespace: how much of this Mac the users of a namespace may ask for.
+
+An administrator writes them as settings, `NAMESPACE=VALUE,…`, with `*` for all other namespaces. What a manifest asks
+beyond priority, protection and Service type is granted as far as the limits go, and a condition names the rest. Memory
+is limited by the ledger, disk space by the model store.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.resources import PRIORITIES, rank_of
+from metal_supervisor.spec.sizes import quantity
+from metal_supervisor.spec.types import FIELD_IGNORED, Record, Rejected, Service
+
+ANY = "*"
+SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer")
+NAMESPACE = re.compile(r"\*|[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,2})?)%")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A number of bytes, or a share of a whole that only the running program knows."""
+
+    bytes: int | None = None
+    share: float = 0.0
+    """Above 0 and at most 1; counts if `bytes` is None."""
+
+    def of(self, whole_bytes: int) -> int:
+        """The bytes, with `whole_bytes` as 100%."""
+        return int(whole_bytes * self.share) if self.bytes is None else self.bytes
+
+
+def amount_of(text: str) -> Amount:
+    """Read `16Gi` or `25%`. Raises ValueError."""
+    if found := PERCENT.fullmatch(text):
+        share = float(found[1]) / 100
+        if not 0 < share <= 1:
+            raise ValueError("must have shares above 0% and at most 100%")
+        return Amount(share=share)
+    try:
+        return Amount(quantity(text, "the limit"))
+    except Bad:
+        raise ValueError("must have values such as 16Gi or 25%") from None
+
+
+def priority_of(text: str) -> str:
+    """Read a priority. Raises ValueError."""
+    if text not in PRIORITIES:
+        raise ValueError(f"must have values of {', '.join(PRIORITIES)}")
+    return text
+
+
+def table(text: str, read: Callable[[str], T]) -> dict[str, T]:
+    """Namespace -> its value, `*` for all others, from `NAMESPACE=VALUE,…`. Raises ValueError."""
+    found: dict[str, T] = {}
+    for each in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = each.partition("=")
+        if not equals or not NAMESPACE.fullmatch(name):
+            raise ValueError("must look like NAMESPACE=VALUE,NAMESPACE=VALUE, with * for all other namespaces")
+        if name in found:
+            raise ValueError(f"must not give {name} two values")
+        found[name] = read(value)
+    return found
+
+
+def namespaces(text: str) -> frozenset[str]:
+    """Read a list of namespaces, `*` for all. Raises ValueError."""
+    found = frozenset(filter(None, (part.strip() for part in text.split(","))))
+    if not all(NAMESPACE.fullmatch(each) for each in found):
+        raise ValueError("must name namespaces, separated by commas, or be *")
+    return found
+
+
+def service_types(text: str) -> frozenset[str]:
+    """Read a list of Service types. Raises ValueError."""
+    found = frozenset(filter(None, (part.strip() for part in text.split(","))))
+    if not found <= set(SERVICE_TYPES):
+        raise ValueError(f"must name some of {', '.join(SERVICE_TYPES)}")
+    return found
+
+
+def problem(read: Callable[[str], object]) -> Callable[[str], str | None]:
+    """Make a check of a setting from its reader: None, or what is wrong with a text."""
+
+    def check(text: str) -> str | None:
+        try:
+            read(text)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    return check
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of all namespaces; by default there are none."""
+
+    memory: Mapping[str, Amount] = field(default_factory=dict)
+    """Of the memory that models may use."""
+    disk: Mapping[str, Amount] = field(default_factory=dict)
+    """Of the disk that the model store is on."""
+    priority: Mapping[str, str] = field(default_factory=dict)
+    """The highest priority that counts."""
+    protection: frozenset[str] = frozenset({ANY})
+    """Namespaces whose `spec.evictionProtection` counts."""
+    service_types: frozenset[str] = frozenset(SERVICE_TYPES)
+
+
+def limit_of(limits: Mapping[str, T], namespace: str) -> T | None:
+    """The value of a namespace, None without a limit."""
+    return limits.get(namespace, limits.get(ANY))
+
+
+def granted(item: Service | Rejected, limits: Limits) -> Service | Rejected:
+    """The item as far as its namespace may have it; `Service.not_granted` names the rest."""
+    refused: list[tuple[str, str]] = []
+    kind = item.endpoint.type if item.endpoint else ""
+    if item.endpoint and kind != "ClusterIP" and kind not in limits.service_types:
+        item = replace(item, endpoint=replace(item.endpoint, type="ClusterIP", node_port=None))
+        text = f"spec.endpoint.type {kind} is not among this Mac's --service-types; the Service is of type ClusterIP"
+        refused.append(("ServiceTypeIgnored", text))
+    if isinstance(item, Rejected):
+        return item
+    highest = limit_of(limits.priority, item.namespace)
+    if highest is not None and rank_of(item.priority) > rank_of(highest):
+        text = f"spec.priority {item.priority} counts as {highest}, the highest of namespace {item.namespace}"
+        refused.append(("PriorityCapped", f"{text} (--namespace-priority)"))
+        item = replace(item, priority=highest)
+    if item.protected and not limits.protection & {item.namespace, ANY}:
+        text = f"spec.evictionProtection does not count in namespace {item.namespace} (--namespace-protection)"
+        refused.append(("ProtectionIgnored", text))
+        item = replace(item, protected=False)
+    return replace(item, not_granted=tuple(refused)) if refused else item
+
+
+def warned(record: Record, service: Service) -> Record:
+    """The record with a warning of what was not granted, unless it has one that matters more."""
+    before = record.warning
+    if not service.not_granted or not record.runs or (before is not None and before[0] != FIELD_IGNORED):
+        return record
+    told = [text for _, text in service.not_granted] + ([before[1]] if before else [])
+    return replace(record, warning=(service.not_granted[0][0], "; ".join(told)))

@@ -1,0 +1,48 @@
+"""Which service somebody means, by what they typed: `default/phi`, `default.phi`, or `phi` if no other is called so.
+
+What was typed is only ever compared with names that there are, so it can be anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+from typing import TypeAlias
+
+from metal_supervisor.spec.types import Record
+
+Aliases: TypeAlias = Sequence[Collection[str]]
+"""The names of one thing, those that say most first: a later one counts only if no earlier one is meant."""
+MOST_NEAR = 3
+MOST_LISTED = 12
+
+
+class Unknown(Exception):
+    """No such name, or more than one thing of that name; the text says what there is."""
+
+
+def aliases(record: Record) -> Aliases:
+    """The names of a service's engine. Of several engines each has its own, and the first answers to the service's."""
+    own = {record.program, ".".join(record.key), "/".join(record.key)}
+    return own, {".".join(record.owner), "/".join(record.owner)}, {record.key[1]}, {record.name}
+
+
+def meant(word: str, known: Mapping[str, Aliases]) -> str:
+    """The program that a word means. `known`: the names of each. Raises Unknown."""
+    for level in range(max((len(each) for each in known.values()), default=0)):
+        found = sorted(program for program, each in known.items() if level < len(each) and word in each[level])
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise Unknown(f"{word!r:.80} may be any of {', '.join(found[:MOST_LISTED])}; say which")
+    raise Unknown(f"there is no {word!r:.80}{_instead(word, known)}")
+
+
+def _instead(word: str, known: Mapping[str, Aliases]) -> str:
+    every = {name: program for program, each in known.items() for names in each for name in names}
+    near = sorted({every[name] for name in get_close_matches(word, every, n=MOST_NEAR)})
+    if near:
+        return f"; did you mean {' or '.join(near)}?"
+    there = sorted(known)
+    more = f" and {len(there) - MOST_LISTED} more" if len(there) > MOST_LISTED else ""
+    return f"; there is {', '.join(there[:MOST_LISTED])}{more}" if there else "; there is none at all"

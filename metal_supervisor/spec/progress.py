@@ -1,0 +1,75 @@
+"""How far a download is, in words: share, rate and what is left, steady enough to be read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from metal_supervisor.spec.sizes import amount
+
+STEADY_S = 15.0
+"""Over about how long a rate is averaged."""
+
+
+@dataclass
+class DownloadProgress:
+    """Counts bytes, and remembers how fast they came."""
+
+    total_bytes: int = 0
+    """0 while nobody knows."""
+    got_bytes: int = 0
+    rate: float = 0.0
+    """Bytes a second, 0 while it is not known."""
+    _at: float | None = None
+    _counted: int = 0
+
+    def got(self, more_bytes: int) -> None:
+        """So many more are here."""
+        self.got_bytes += more_bytes
+
+    def begin(self, now: float) -> None:
+        """What is here already was not fetched at any rate. `now`: seconds of a steady clock, as below."""
+        self._at, self._counted = now, self.got_bytes
+
+    def look(self, now: float) -> None:
+        """Brings the rate up to date."""
+        if self._at is None:
+            return self.begin(now)
+        passed = now - self._at
+        if passed <= 0:
+            return None
+        fresh = max(0, self.got_bytes - self._counted) / passed
+        weight = min(1.0, passed / STEADY_S) if self.rate else 1.0
+        self.rate += (fresh - self.rate) * weight
+        self._at, self._counted = now, self.got_bytes
+        return None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to go at this rate, None if that cannot be told."""
+        if self.rate < 1 or not self.total_bytes:
+            return None
+        return max(0, self.total_bytes - self.got_bytes) / self.rate
+
+    def __str__(self) -> str:
+        if not self.total_bytes:
+            return f"{amount(self.got_bytes)}, {speed(self.rate)}" if self.rate else amount(self.got_bytes)
+        share = min(100, 100 * self.got_bytes // self.total_bytes)
+        text = f"{share} % of {amount(self.total_bytes)}"
+        left = self.left_s
+        return text if left is None else f"{text}, {speed(self.rate)}, {duration(left)} left"
+
+
+def speed(rate: float) -> str:
+    """`7.5 MB/s`, from bytes a second."""
+    return f"{rate / 1e6:.1f} MB/s" if rate < 1e8 else f"{rate / 1e6:.0f} MB/s"
+
+
+def duration(seconds: float) -> str:
+    """`40 s`, `12 min` or `3 h 5 min`; `unknown` of what is no length of time."""
+    if not math.isfinite(seconds):
+        return "unknown"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

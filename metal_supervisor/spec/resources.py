@@ -1,0 +1,479 @@
+"""Custom resources in, `Service` or `Rejected` out: where a user's words are understood or refused.
+
+A custom resource may hold anything, because the field's CRD, ours, or an old one may have let it in, so
+nothing here trusts a type. Bad input never raises: it becomes a `Rejected` whose message names the field
+and says what to do, and every other service goes on as before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from metal_supervisor.spec import auxiliary_files as companions
+from metal_supervisor.spec import fields, sources
+from metal_supervisor.spec.arguments import NO_FLAGS, ParsedArguments, parse
+from metal_supervisor.spec.environment import Vocabulary
+from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.references import OBJECT_NAME, read_environment
+from metal_supervisor.spec.sizes import fraction, quantity
+from metal_supervisor.spec.sources import Artifact, library_model
+from metal_supervisor.spec.types import (
+    DIRECTORY_FORMATS,
+    Companion,
+    Endpoint,
+    Json,
+    Key,
+    Model,
+    ModelLimit,
+    Rejected,
+    Role,
+    Service,
+)
+
+GROUP = "inference.llmkube.dev"
+VERSION = "v1alpha1"
+RUNTIME_ANNOTATION = "metal-supervisor.io/runtime"
+IDLE_TTL_ANNOTATION = "metal-supervisor.io/idle-ttl"
+SHORTEST_IDLE_S, LONGEST_IDLE_S = 10, 7 * 86_400
+ACCELERATOR = "metal"
+DEFAULT_PORT, DEFAULT_PATH = 8080, "/v1/chat/completions"
+PRIORITIES: Mapping[str, int] = {"critical": 1_000_000, "high": 100_000, "normal": 10_000, "low": 1_000, "batch": 100}
+
+
+def rank_of(priority: str) -> int:
+    """The number behind a priority; of one that is not known, that of the usual one."""
+    return PRIORITIES.get(priority, PRIORITIES["normal"])
+
+
+# The field's CRD writes `llamacpp` into every object, so it says nothing about what its user wanted.
+UNSET_RUNTIMES = frozenset({"", "llamacpp"})
+ELSEWHERE = {
+    **dict.fromkeys(("vllm", "tgi", "sglang", "personaplex"), "which needs a GPU that containers can reach"),
+    "generic": "which runs a container image",
+    "llamacpp-router": "which routes between pods",
+}
+"""Runtimes of LLMKube that are not for a Mac, and why."""
+LIBRARY_RUNTIME = "ollama"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What this Mac offers, as far as understanding a custom resource needs it."""
+
+    default_runtime: str
+    """Of services that name none, for formats that it serves."""
+    runtimes: Mapping[str, frozenset[str]]
+    """What this Mac offers: runtime name -> the `Model.spec.format`s it serves, the preferred first."""
+    allowlist: frozenset[str] = frozenset()
+    allowed_args: frozenset[str] = frozenset()
+    """Flags of `spec.extraArgs` that are refused elsewhere."""
+    allowed_env: frozenset[str] = frozenset()
+    """Variables of `spec.env` that are refused elsewhere."""
+    vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
+    """Runtime name -> what a manifest may say to its engine; without one the runtime refuses everything."""
+    installed: frozenset[str] = frozenset()
+    """Of `runtimes`, those whose program is here: a service that names none gets one of these if it can."""
+
+    def serves(self, runtime: str) -> frozenset[str]:
+        """The formats that a runtime serves here."""
+        return self.runtimes.get(runtime, frozenset())
+
+
+UNSUPPORTED = {
+    "args": "engines on a Mac take their arguments from spec.extraArgs",
+    "command": "the engine on a Mac is chosen with spec.runtime",
+    "bindAddress": "what engines listen on is this Mac's setting --bind",
+}
+"""Fields that would mean something on a Mac but are not honoured: refused by name, never dropped."""
+
+
+OMLX_OPTIONS = ("hotCacheMaxSize", "pagedSSDCacheDir", "pagedSSDCacheMaxSize", "turboQuantBits")
+
+
+def service_name(name: str) -> str:
+    """Name of the Kubernetes Service of an InferenceService, by LLMKube's rule."""
+    return name.replace(".", "-")
+
+
+def read_model(resource: Json, draft: str = "") -> Model:
+    """The Model of a custom resource, with defaults; raises Bad.
+
+    `draft`: name of the draft model that the service has beside it, "" without one.
+    """
+    metadata, spec = resource.get("metadata", {}), {"spec": resource.get("spec")}
+    artifact = read_artifact(resource)
+    projector = companions.projector_of(spec, artifact.source)
+    if not artifact.directory or artifact.local:
+        drafts = [companions.draft_beside(artifact, draft).source] if draft else []
+        companions.check_files(spec, artifact.source, (projector, *drafts))
+    if fields.get(spec, "spec.refreshPolicy", str, "IfNotPresent") != "IfNotPresent":
+        raise Bad("UnsupportedField", "spec.refreshPolicy is not supported yet; leave it at IfNotPresent")
+    return Model(
+        namespace=metadata.get("namespace", ""),
+        name=metadata.get("name", ""),
+        uid=metadata.get("uid", ""),
+        generation=metadata.get("generation", 0),
+        source=fields.get(spec, "spec.source", str, "").strip(),
+        format=fields.get(spec, "spec.format", str, "gguf"),
+        accelerator=fields.get(spec, "spec.hardware.accelerator", str, "cpu"),
+        gpu_layers=fields.get(spec, "spec.hardware.gpu.layers", int, None),
+        sha256=artifact.sha256 or None,
+        limit=read_limit(spec),
+        projector=projector,
+        artifact=artifact,
+    )
+
+
+def read_limit(model: Json) -> ModelLimit:
+    """`spec.hardware.memoryBudget` and `memoryFraction` of a Model. Raises Bad, which names the field."""
+    hardware = fields.get(model, "spec.hardware", dict, {})
+    said, share = hardware.get("memoryBudget"), hardware.get("memoryFraction")
+    return ModelLimit(
+        bytes=None if said in (None, "") else quantity(said, "spec.hardware.memoryBudget"),
+        fraction=None if share is None else fraction(share, "spec.hardware.memoryFraction"),
+    )
+
+
+def read_artifact(resource: Json) -> Artifact:
+    """What the `spec.source` of a Model means, with all that tells which file of it; raises Bad."""
+    metadata, spec = resource.get("metadata", {}), {"spec": resource.get("spec")}
+    place = sources.canonical(fields.text(fields.get(spec, "spec.source", str, ""), "spec.source").strip())
+    directory = fields.get(spec, "spec.format", str, "gguf") in DIRECTORY_FORMATS
+    files = fields.texts(spec, "spec.files")
+    digest = fields.get(spec, "spec.sha256", str, "").lower()
+    if digest and not re.fullmatch(r"[0-9a-f]{64}", digest, re.ASCII):
+        raise Bad("InvalidSpec", f"spec.sha256 must be 64 hexadecimal digits, not {digest!r:.80}")
+    if digest and (directory or library_model(place)):
+        raise Bad("UnsupportedField", "spec.sha256 has no meaning for what is more than one file; remove it")
+    name = fields.get(spec, "spec.sourceSecretRef.name", str, "")
+    if name and not OBJECT_NAME.fullmatch(name):
+        raise Bad("InvalidSpec", f"spec.sourceSecretRef.name {name!r:.80} is not the name of a Secret")
+    remote = not place.startswith("/") and not library_model(place)
+    quantization = ""
+    if directory and remote:
+        _check_directory(place, files)
+    elif remote and not sources.is_file(place):
+        if files:
+            place = sources.beside(place, files[0], "spec.files[0]")
+        else:
+            quantization = fields.word(spec, "spec.quantization") or ""
+    return Artifact(
+        place, directory, files if directory and remote else (), quantization, digest,
+        (metadata.get("namespace", ""), name) if name and remote else None, metadata.get("name", ""),
+    )
+
+
+def _check_directory(place: str, files: tuple[str, ...]) -> None:
+    """Raises Bad if a directory cannot be fetched from there."""
+    if place.startswith("s3://") or (place.startswith("hf://") and not sources.is_file(place)):
+        return
+    if place.startswith("hf://"):
+        text = "names one file of a repository, and this spec.format a directory; name the repository, hf://O/R"
+        raise Bad("UnsupportedSource", f"spec.source {place!r:.200} {text}")
+    if not files:
+        text = "cannot be listed, and this spec.format is a directory; name its files in spec.files, or use hf://O/R"
+        raise Bad("UnsupportedSource", f"spec.source {sources.shown(place)!r:.200} {text}")
+
+
+def is_metal(resource: Json) -> bool:
+    """Whether a Model is meant for a Mac, whatever else may be wrong with it."""
+    hardware = (resource.get("spec") or {}).get("hardware") if isinstance(resource.get("spec"), dict) else None
+    return isinstance(hardware, dict) and hardware.get("accelerator") == ACCELERATOR
+
+
+def _endpoint(resource: Json, name: str) -> Endpoint:
+    kind = fields.get(resource, "spec.endpoint.type", str, "ClusterIP")
+    if kind not in ("ClusterIP", "NodePort", "LoadBalancer"):
+        raise Bad("InvalidSpec", f"spec.endpoint.type must be ClusterIP, NodePort or LoadBalancer, not {kind!r:.80}")
+    path = fields.get(resource, "spec.endpoint.path", str, DEFAULT_PATH)
+    if not re.fullmatch(r"/[!-~]{0,1023}", path):
+        raise Bad("InvalidSpec", f"spec.endpoint.path must begin with / and hold no spaces, not {path!r:.80}")
+    return Endpoint(
+        service=service_name(name),
+        port=fields.ranged(1, 65535)(resource, "spec.endpoint.port") or DEFAULT_PORT,
+        path=path,
+        type=kind,
+        node_port=fields.ranged(30000, 32767)(resource, "spec.endpoint.nodePort"),
+    )
+
+
+def _mode(resource: Json, said_args: ParsedArguments, path: str) -> str:
+    said = fields.get(resource, "spec.mode", str, "")
+    if said in ("chat", "embedding", "rerank"):
+        return str(said)
+    if said:
+        raise Bad("InvalidSpec", f"spec.mode must be chat, embedding or rerank, not {said!r:.80}")
+    if said_args.given("--reranking", "--rerank") or path.endswith("/rerank"):
+        return "rerank"
+    if said_args.given("--embedding", "--embeddings") or path.endswith("/embeddings"):
+        return "embedding"
+    return "chat"
+
+
+def _annotated(resource: Json, what: str) -> str:
+    value = fields.get(resource, "metadata.annotations", dict, {}).get(RUNTIME_ANNOTATION)
+    if value is not None and not isinstance(value, str):
+        raise Bad("InvalidSpec", f"{what} {RUNTIME_ANNOTATION} must be a string, not {value!r:.80}")
+    return value or ""
+
+
+def named_runtime(resource: Json, written_model: Json, model_name: str) -> tuple[str, str] | None:
+    """(runtime, field that names it) of a service: an annotation, there or on its Model, or its spec. Raises Bad."""
+    said = fields.get(resource, "spec.runtime", str, "")
+    origins = (
+        (_annotated(resource, "annotation"), f"annotation {RUNTIME_ANNOTATION}"),
+        (_annotated(written_model, f'Model "{model_name}": annotation'),
+         f'annotation {RUNTIME_ANNOTATION} of Model "{model_name}"'),
+        ("" if said in UNSET_RUNTIMES else said, "spec.runtime"),
+    )  # fmt: skip
+    return next(((runtime, origin) for runtime, origin in origins if runtime), None)
+
+
+def _runtime(resource: Json, written_model: Json, model: Model, policy: Policy, kept: str) -> str:
+    """The runtime of a service: as it is annotated, there or on its Model, as it is said, or as the format has it."""
+    named = named_runtime(resource, written_model, model.name)
+    if library := library_model(model.source):
+        if LIBRARY_RUNTIME in policy.runtimes and (named is None or named[0] == LIBRARY_RUNTIME):
+            return LIBRARY_RUNTIME
+        raise Bad(
+            "UnsupportedSource",
+            f'Model "{model.name}": spec.source names {library} of Ollama\'s library, which only the runtime '
+            f"{LIBRARY_RUNTIME} serves" + (f", not {named[0]!r:.40} ({named[1]})" if named else f"; {_offers(policy)}"),
+        )
+    if named is None:
+        return _by_format(model, policy, kept)
+    runtime, origin = named
+    if runtime in ELSEWHERE:
+        raise Bad("UnsupportedRuntime", f"{origin} is {runtime!r}, {ELSEWHERE[runtime]}; {_offers(policy)}")
+    if runtime not in policy.runtimes:
+        raise Bad("UnsupportedRuntime", f"{origin} is {runtime!r:.80}, which this Mac does not run; {_offers(policy)}")
+    if model.format not in policy.runtimes[runtime]:
+        serves = ", ".join(sorted(policy.runtimes[runtime]))
+        able = ", ".join(name for name, formats in policy.runtimes.items() if model.format in formats)
+        raise Bad(
+            "FormatMismatch",
+            f'Model "{model.name}": spec.format is {model.format!r:.40}, which {runtime} ({origin}) does not serve: it '
+            f"serves {serves}" + (f"; {model.format} is served by {able}" if able else ""),
+        )
+    return runtime
+
+
+def _offers(policy: Policy) -> str:
+    return f"it runs {', '.join(policy.runtimes) or 'nothing'}"
+
+
+def _by_format(model: Model, policy: Policy, kept: str) -> str:
+    """The runtime of a service that names none: the one that it runs on, else the first that is installed here."""
+    able = [name for name in (kept, policy.default_runtime, *policy.runtimes) if model.format in policy.serves(name)]
+    if able and able[0] == kept:
+        return kept
+    found = next((name for name in able if name in policy.installed), able[0] if able else None)
+    if found is None:
+        served = ", ".join(sorted({each for formats in policy.runtimes.values() for each in formats}))
+        raise Bad(
+            "FormatMismatch",
+            f'Model "{model.name}": spec.format is {model.format!r:.40}, which no runtime of this Mac serves; they '
+            f"serve {served or 'nothing'}, see --runtimes",
+        )
+    return found
+
+
+def _drain_s(resource: Json) -> float | None:
+    """How long running requests are waited for before the engine is replaced; None if the spec does not say."""
+    path = "spec.rolloutPolicy"
+    if fields.get(resource, path, dict, None) is None:
+        return None
+    longest = fields.ranged(0, 86_400)(resource, f"{path}.idleTimeoutSeconds")
+    waits = fields.boolean(resource, f"{path}.waitForIdle")
+    if fields.boolean(resource, f"{path}.force") or waits is False:
+        return 0.0
+    return None if longest is None else float(longest)
+
+
+def _idle_ttl_s(resource: Json) -> int | None:
+    """After how long without a request the engine gives its memory back; None: never."""
+    said = fields.get(resource, "metadata.annotations", dict, {}).get(IDLE_TTL_ANNOTATION)
+    return fields.duration(said, f"annotation {IDLE_TTL_ANNOTATION}", SHORTEST_IDLE_S, LONGEST_IDLE_S)
+
+
+def _readable(written: Json, draft: str = "") -> Model:
+    """A Model whose file this Mac can come by; raises Bad, which names it."""
+    try:
+        return read_model(written, draft)
+    except Bad as bad:
+        raise Bad(bad.reason, f'Model "{written["metadata"]["name"]}": {bad.message}') from None
+
+
+def _files(
+    namespace: str, written: Json, speculation: Json | None, models: Mapping[Key, Json]
+) -> tuple[Model, tuple[Companion, ...]]:
+    """(the Model of a service, what its engine loads besides); raises Bad."""
+    said = speculation or {}
+    beside = said.get("draftModel", "")
+    model = _readable(written, beside)
+    draft = companions.draft_beside(model.artifact, beside) if beside else None
+    if name := said.get("draftModelRef"):
+        draft = _draft(namespace, name, models)
+    origin = replace(model.artifact, source=model.projector, sha256="", quantization="")
+    projector = Companion(Role.PROJECTOR, f'Model "{model.name}": spec.mmproj', model.projector, origin=origin)
+    return model, tuple(each for each in (projector, draft) if each is not None and each.source)
+
+
+def _draft(namespace: str, name: str, models: Mapping[Key, Json]) -> Companion:
+    """The draft model that is a Model of its own; raises Bad, which names the field."""
+    path = f"{companions.SPECULATION}.draftModelRef"
+    if not OBJECT_NAME.fullmatch(name):
+        raise Bad("InvalidSpec", f"{path} {name!r:.80} is not the name of a Model; name one of the same namespace")
+    found = models.get((namespace, name))
+    if found is None:
+        text = f'{path} names "{name}", and namespace "{namespace}" has no such Model; apply it, or change the name'
+        raise Bad("DraftModelNotFound", text)
+    try:
+        model = _readable(found)
+    except Bad as bad:
+        raise Bad(bad.reason, f"{path}: {bad.message}") from None
+    if model.format != "gguf":
+        raise Bad("FormatMismatch", f'{path}: Model "{model.name}" has spec.format {model.format!r:.40}, not gguf')
+    edition, artifact = f"{model.uid}/{model.generation}", model.artifact
+    return Companion(Role.DRAFT, path, artifact.source, edition, model.gpu_layers, artifact)
+
+
+def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy, kept: str) -> Service:
+    """The Service of one InferenceService; raises Bad."""
+    namespace, name = resource["metadata"]["namespace"], resource["metadata"]["name"]
+    reference = fields.get(resource, "spec.modelRef", str, "")
+    if not OBJECT_NAME.fullmatch(reference):
+        text = f"spec.modelRef {reference!r:.80} is not the name of a Model; name one of the same namespace"
+        raise Bad("InvalidSpec", text)
+    found = models.get((namespace, reference))
+    if found is None:
+        text = f'Model not found: spec.modelRef names "{reference}", and namespace "{namespace}" has no such Model'
+        raise Bad("ModelNotFound", text)
+    if not is_metal(found):
+        text = f'Model "{reference}" is not for a Mac: its spec.hardware.accelerator is not "{ACCELERATOR}"'
+        raise Bad("NotMetal", text, keeps_running=False)
+    if resource["metadata"].get("deletionTimestamp"):
+        held = ", ".join(map(str, resource["metadata"].get("finalizers") or ["nothing any more"]))
+        raise Bad("Deleting", f"it is being deleted; its finalizers are waited for: {held}", keeps_running=False)
+    speculation = companions.speculation(resource)
+    model, further = _files(namespace, found, speculation, models)
+    endpoint = _endpoint(resource, name)
+    if len(endpoint.service) > 63:
+        text = f"metadata.name has {len(name)} characters, but the Service it is reached by may have 63; shorten it"
+        raise Bad("ServiceNameTooLong", text)
+    spec = fields.get(resource, "spec", dict, {})
+    for field_name, advice in UNSUPPORTED.items():
+        if spec.get(field_name) not in (None, "", [], {}):
+            raise Bad("UnsupportedField", f"spec.{field_name} is not supported: {advice}")
+    priority = fields.get(resource, "spec.priority", str, "normal")
+    if priority not in PRIORITIES:
+        raise Bad("InvalidSpec", f"spec.priority must be one of {', '.join(PRIORITIES)}, not {priority!r:.80}")
+    replicas = fields.ranged(0, fields.MAX)(resource, "spec.replicas")
+    extra_args = fields.texts(resource, "spec.extraArgs")
+    runtime = _runtime(resource, found, model, policy, kept)
+    known = policy.vocabularies.get(runtime)
+    arguments = parse(extra_args, known.grammar if known is not None else NO_FLAGS)
+    further += companions.named_by_arguments(arguments, model.artifact)
+    options = {option: read(resource, f"spec.{option}") for option, read in fields.OPTIONS.items()}
+    for option in OMLX_OPTIONS:
+        if options[option] is not None and runtime != "omlx":
+            raise Bad("UnsupportedField", f"spec.{option} is not supported by {runtime}: only the runtime omlx has it")
+    options["idleTtlS"], options["speculativeDecoding"] = _idle_ttl_s(resource), speculation
+    env, references, ignored = read_environment(resource, known, policy.allowed_env, policy.allowed_args)
+    if runtime != "llama-server" and (speculation or further):
+        field_name = further[0].field if further else companions.SPECULATION
+        raise Bad("UnsupportedField", f"{field_name} has no meaning for {runtime}; remove it, or use llama-server")
+    return Service(
+        namespace=namespace,
+        name=name,
+        uid=resource["metadata"].get("uid", ""),
+        generation=resource["metadata"].get("generation", 0),
+        model=model,
+        runtime=runtime,
+        replicas=1 if replicas is None else replicas,
+        suspended=fields.get(resource, "spec.suspend", bool, False),
+        endpoint=endpoint,
+        mode=_mode(resource, arguments, endpoint.path),
+        priority=priority,
+        container_port=fields.ranged(1, 65535)(resource, "spec.containerPort"),
+        options={option: value for option, value in options.items() if value is not None},
+        extra_args=extra_args,
+        env=env,
+        drain_s=_drain_s(resource),
+        protected=fields.boolean(resource, "spec.evictionProtection") or False,
+        allowed_args=policy.allowed_args,
+        companions=further,
+        references=references,
+        ignored=(*(f"spec.extraArgs[{each.index}] {each.name}" for each in arguments.ignored), *ignored),
+    )
+
+
+def rejected(resource: Json, reason: str, message: str, keeps_running: bool = True) -> Rejected:
+    """A refusal of the given InferenceService."""
+    metadata = resource.get("metadata", {})
+    spec = resource.get("spec") if isinstance(resource.get("spec"), dict) else {}
+    assert isinstance(spec, dict)
+    replicas, reference = spec.get("replicas"), spec.get("modelRef")
+    count = 1
+    if isinstance(replicas, int) and not isinstance(replicas, bool) and 0 <= replicas <= fields.MAX:
+        count = replicas
+    suspended = spec.get("suspend") is True
+    try:
+        endpoint = _endpoint(resource, metadata["name"])
+    except Bad:
+        endpoint = None
+    return Rejected(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        generation=metadata.get("generation", 0),
+        model_name=reference[:253] if isinstance(reference, str) else "",
+        reason=reason,
+        message=message,
+        replicas=count,
+        suspended=suspended,
+        # Off is off, whatever else is wrong.
+        keeps_running=keeps_running and count > 0 and not suspended and not metadata.get("deletionTimestamp"),
+        endpoint=endpoint,
+    )
+
+
+def _created(resource: Json) -> str:
+    return str(resource["metadata"].get("creationTimestamp") or "")
+
+
+def interpret(
+    services: Mapping[Key, Json],
+    models: Mapping[Key, Json],
+    policy: Policy,
+    running: Collection[Key] = (),
+    kept: Mapping[Key, tuple[int, str]] | None = None,
+) -> dict[Key, Service | Rejected]:
+    """Every InferenceService of this Mac, understood or refused. Those not on the allowlist are left out.
+
+    Two whose names map to the same Service (`a.b` and `a-b`) cannot both be reached: the one that is among
+    the `running` keeps it, else the older one. `kept`: (generation, runtime) of those that run; what was installed
+    since must not move an engine that nobody edited.
+    """
+    result: dict[Key, Service | Rejected] = {}
+    taken: dict[tuple[str, str], str] = {}
+    for namespace, name in sorted(services, key=lambda key: (key not in running, _created(services[key]), key)):
+        resource = services[namespace, name]
+        if policy.allowlist and name not in policy.allowlist:
+            continue
+        try:
+            generation, runtime = (kept or {}).get((namespace, name), (None, ""))
+            unedited = generation == resource["metadata"].get("generation")
+            service = _interpret(resource, models, policy, runtime if unedited else "")
+            holder = taken.setdefault((namespace, service.endpoint.service), name)
+            if holder != name:
+                text = f'metadata.name: "{name}" and "{holder}" both need the Service "{service.endpoint.service}"'
+                raise Bad("ServiceConflict", f"{text}; rename one of them", keeps_running=False)
+            result[namespace, name] = service
+        except Bad as bad:
+            if bad.keeps_running and (namespace, name) in running:
+                taken.setdefault((namespace, service_name(name)), name)  # it still serves under that name
+            result[namespace, name] = rejected(resource, bad.reason, bad.message, bad.keeps_running)
+    return result

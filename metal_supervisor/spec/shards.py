@@ -1,0 +1,57 @@
+"""A large model is cut into files, and they must be judged together, even if only the first is at hand.
+
+llama.cpp names them `…-00001-of-00003.gguf` and writes hyperparameters into the first, which may hold no tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from metal_supervisor.spec.gguf import BadGguf, Header
+
+SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+MAX_SHARDS = 1024
+
+
+def shard_names(name: str) -> tuple[str, ...]:
+    """The names of all files that belong to `name`, itself among them: llama.cpp's `…-00001-of-00003.gguf`."""
+    found = SHARD.fullmatch(name)
+    if found is None or not 1 <= int(found[2]) <= int(found[3]) <= MAX_SHARDS:
+        return (name,)
+    return tuple(f"{found[1]}-{number:05d}-of-{found[3]}.gguf" for number in range(1, int(found[3]) + 1))
+
+
+def merge(first: Header, rest: Sequence[Header | int]) -> Header:
+    """The header of a model in shards. A shard whose header is not at hand is given as its file's size in bytes.
+
+    Raises BadGguf if their number is not the one that the first shard tells.
+    """
+    count, number = first.metadata.get("split.count", 1), first.metadata.get("split.no", 0)
+    if number != 0:
+        raise BadGguf(f"it is shard {number!r:.20}, counted from 0; the model begins with the first one")
+    if max(1, count if isinstance(count, int) else 1) != 1 + len(rest):
+        raise BadGguf(f"the first shard says that there are {count!r:.20}; {1 + len(rest)} were given")
+    sizes, tensors = dict(first.bytes_by_type), first.tensors
+    attention, recurrent, assumptions = first.attention_layers, first.recurrent_layers, list(first.assumptions)
+    for shard in rest:
+        if isinstance(shard, int):
+            sizes["shard"] = sizes.get("shard", 0) + shard
+            continue
+        tensors += shard.tensors
+        attention, recurrent = attention | shard.attention_layers, recurrent | shard.recurrent_layers
+        assumptions += shard.assumptions
+        for name, size in shard.bytes_by_type.items():
+            sizes[name] = sizes.get(name, 0) + size
+    if "shard" in sizes:
+        assumptions.append("shards whose headers were not read are charged by their files' sizes")
+        attention = recurrent = frozenset()  # half of the evidence is none
+    return replace(
+        first,
+        tensors=tensors,
+        bytes_by_type=sizes,
+        attention_layers=attention,
+        recurrent_layers=recurrent,
+        assumptions=tuple(dict.fromkeys(assumptions)),
+    )

@@ -1,0 +1,246 @@
+"""What a Model's `spec.source` may name: a file or a repository somewhere, or a model of Ollama's library.
+
+People copy addresses from browsers, from documentation and from other tools, so one file has many spellings. Here they
+become one, because what is spelt the same is fetched once; and what this Mac cannot fetch is refused by its scheme.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+import re
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from metal_supervisor.spec import fields
+from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.shards import shard_names
+
+LIBRARY = re.compile(
+    r"https?://(?:www\.)?(?:ollama\.com|registry\.ollama\.ai)/"
+    r"(?:library/)?([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?::([\w][\w.-]{0,127}))?/?"
+)
+DEFAULT_TAG, DEFAULT_REVISION = "latest", "main"
+REPOSITORY = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*"
+REVISION = r"refs/(?:pr|convert)/[^/@]+|[^/@]+"
+HUB_PAGE = re.compile(
+    rf"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?!datasets/|spaces/|api/)({REPOSITORY})"
+    rf"(?:/(?:resolve|blob|raw|tree)/({REVISION})(?:/(.*))?)?/?", re.ASCII
+)  # fmt: skip
+HUB_URI = re.compile(rf"hf://(?:models/)?({REPOSITORY})(?:@({REVISION}))?(?:/(.*))?", re.ASCII)
+BARE = re.compile(REPOSITORY, re.ASCII)
+BUCKET_KEY = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(.*)", re.ASCII | re.DOTALL)
+FORMS = "an absolute path, file:///…, http(s)://…, hf://O/R[@REV][/FILE] or s3://BUCKET/KEY"
+ELSEWHERE = {
+    "pvc": "names a volume of the cluster, which no Mac can mount",
+    "oci": "names an image of a container registry, which is not supported",
+    "ollama": "is no source of a Model; write https://ollama.com/library/NAME:TAG",
+}
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One model file with its shards, or a directory of them, as resources name it. Equal ones are fetched once."""
+
+    source: str
+    """`/…` on this Mac, `http(s)://…`, `hf://O/R@REV` with or without `/PATH`, `s3://BUCKET/KEY`."""
+    directory: bool = False
+    """A whole repository or directory (config.json and weights) instead of one GGUF file."""
+    files: tuple[str, ...] = ()
+    """Of a directory, what is wanted of it (paths below it); empty: all that an engine reads."""
+    quantization: str = ""
+    """Which GGUF file of a repository is meant, if `source` names none: a part of its name, e.g. `Q4_K_M`."""
+    sha256: str = ""
+    """What the file must be, lower-case hex; "" if nobody said."""
+    secret: tuple[str, str] | None = None
+    """(namespace, name) of the Secret whose keys open it."""
+    model: str = field(default="", compare=False)
+    """Name of a Model that has it: LLMKube's own agent keeps its file in a directory of that name."""
+
+    @property
+    def local(self) -> bool:
+        """Whether it is on this Mac already, if it is anywhere."""
+        return self.source.startswith("/")
+
+    @property
+    def slot(self) -> str:
+        """Name of its directory in the store: what a Secret opened is not for other namespaces."""
+        said: list[object] = [self.source]
+        if self.directory or self.quantization or self.secret:
+            said += [self.directory, self.files, self.quantization, self.secret[0] if self.secret else ""]
+        text = self.source if len(said) == 1 else json.dumps(said)
+        return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+NOTHING = Artifact("")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What opens a source."""
+
+    values: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Of the Secret that the Model names: HF_TOKEN, AWS_ACCESS_KEY_ID …"""
+    problem: tuple[str, str] | None = None
+    """(reason, message) of why they cannot be had."""
+    passing: bool = False
+    """They will be, as soon as somebody answers."""
+
+
+NO_KEYS = Keys()
+
+
+def library_model(source: str) -> str:
+    """`NAME:TAG` of a source like `https://ollama.com/library/NAME:TAG`, "" if it is none; no tag means `latest`."""
+    found = LIBRARY.fullmatch(source)
+    return f"{found[1]}:{found[2] or DEFAULT_TAG}" if found else ""
+
+
+def hub_parts(source: str) -> tuple[str, str, str] | None:
+    """(repository, revision, path) of a canonical `hf://…`, path "" for the whole of it; None for another source."""
+    found = HUB_URI.fullmatch(source)
+    if found is None:
+        return None
+    return found[1], urllib.parse.unquote(found[2] or DEFAULT_REVISION), urllib.parse.unquote(found[3] or "")
+
+
+def bucket_key(source: str) -> tuple[str, str] | None:
+    """(bucket, key) of an `s3://…`, None for another source."""
+    found = BUCKET_KEY.fullmatch(source)
+    return (found[1], found[2]) if found else None
+
+
+def is_file(source: str) -> bool:
+    """Whether a canonical source names a file, and not a repository or a directory on a server."""
+    if parts := hub_parts(source):
+        return bool(parts[2])
+    return not source.endswith("/")
+
+
+def same_origin(one: str, other: str) -> bool:
+    """Whether what opens one canonical source is for the other, too: both on the Hub, on S3, or on one web server."""
+    first, second = urllib.parse.urlsplit(one), urllib.parse.urlsplit(other)
+    return first.scheme == second.scheme and (first.scheme in ("hf", "s3") or first.netloc == second.netloc)
+
+
+def canonical(written: str, where: str = "spec.source") -> str:
+    """The one spelling of a source. Raises Bad, which names the field, for one that this Mac cannot come by."""
+    fields.text(written, where)
+    if not written:
+        raise Bad("InvalidModel", f"{where} is empty; give {FORMS}")
+    if written.startswith("/"):
+        return _first_shard(written)
+    if library := library_model(written):
+        return f"https://ollama.com/{'' if '/' in library else 'library/'}{library}"
+    scheme, separator, _ = written.partition("://")
+    scheme = scheme.lower()
+    if not separator:
+        if BARE.fullmatch(written) and not written.endswith(".gguf"):
+            return _hub_uri(f"hf://{written}", where)
+        raise Bad("UnsupportedSource", f"{where} {shown(written)!r:.200} is not supported; use {FORMS}")
+    if not written.isprintable():
+        raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} has a control character; remove it")
+    if scheme in ELSEWHERE:
+        raise Bad("UnsupportedSource", f"{where} {shown(written)!r:.200} {ELSEWHERE[scheme]}")
+    if scheme == "file":
+        return _file(written, where)
+    if scheme == "s3":
+        if bucket_key(written) is None:
+            raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} must look like s3://BUCKET/KEY")
+        return _first_shard(written)
+    if scheme == "hf":
+        return _hub_uri(written, where)
+    if scheme not in ("http", "https"):
+        raise Bad("UnsupportedSource", f"{where} {shown(written)!r:.200} is not supported; use {FORMS}")
+    return _web(written, where)
+
+
+def _file(written: str, where: str) -> str:
+    try:
+        parts = urllib.parse.urlsplit(written)
+    except ValueError:
+        raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} is no URL") from None
+    if parts.netloc not in ("", "localhost"):
+        raise Bad("InvalidModel", f"{where} {shown(written)!r:.200}: file:// needs three slashes")
+    if not parts.path.startswith("/"):
+        raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} names no file")
+    return _first_shard(fields.text(urllib.parse.unquote(parts.path), where))
+
+
+def _first_shard(place: str) -> str:
+    """A set of shards goes by its first one, whichever was named."""
+    directory, slash, name = place.rpartition("/")
+    return directory + slash + shard_names(name)[0]
+
+
+def _hub_uri(written: str, where: str) -> str:
+    found = HUB_URI.fullmatch(written)
+    if found is None or re.match(r"hf://(datasets|spaces)/", written):
+        raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} must look like hf://O/R, hf://O/R@REV or hf://O/R@REV/FILE")
+    return _hub(found[1], found[2] or "", found[3] or "", where)
+
+
+def _web(written: str, where: str) -> str:
+    try:
+        parts = urllib.parse.urlsplit(written)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} is no URL") from None
+    if not host:
+        raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} names no host")
+    if parts.username is not None or parts.password is not None:
+        raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} holds a user or password; use spec.sourceSecretRef")
+    named = f"[{host}]" if ":" in host else host  # lower case by now
+    usual = port in (None, {"http": 80, "https": 443}[parts.scheme])
+    parts = parts._replace(netloc=named if usual else f"{named}:{port}")
+    found = HUB_PAGE.fullmatch(urllib.parse.urlunsplit(parts._replace(query="", fragment="")))
+    if found:
+        return _hub(found[1], found[2] or "", found[3] or "", where)
+    return urllib.parse.urlunsplit(parts._replace(path=_first_shard(parts.path), fragment=""))
+
+
+def _hub(repository: str, revision: str, path: str, where: str) -> str:
+    plain = urllib.parse.unquote(path).strip("/")
+    if plain:
+        _inside(plain, where)
+    revision = urllib.parse.quote(urllib.parse.unquote(revision or DEFAULT_REVISION), safe="")
+    base = f"hf://{repository}@{revision}"
+    return _first_shard(f"{base}/{urllib.parse.quote(plain)}") if plain else base
+
+
+def _inside(name: str, where: str) -> str:
+    """The plain relative path of a file below something. Raises Bad for one that leads out of it."""
+    plain = posixpath.normpath(name)
+    if name.startswith("/") or plain in (".", "..") or plain.startswith("../") or "\\" in name:
+        raise Bad("InvalidSpec", f"{where} must name a file beside spec.source, not {name!r:.80}; leave out its path")
+    return plain
+
+
+def beside(source: str, name: str, where: str) -> str:
+    """The source of a file that is named next to a canonical one: in its directory, or in its repository.
+
+    Raises Bad, which names the field.
+    """
+    fields.text(name, where)
+    if library_model(source):
+        raise Bad("UnsupportedField", f"{where} has no meaning for a model of Ollama's library; remove it")
+    plain = _inside(name, where)
+    if source.startswith("/"):
+        return posixpath.join(posixpath.dirname(source), plain)
+    if parts := hub_parts(source):
+        return _hub(parts[0], urllib.parse.quote(parts[1], safe=""), urllib.parse.quote(plain), where)
+    if source.startswith("s3://"):
+        return source[: source.rindex("/") + 1] + plain
+    web = urllib.parse.urlsplit(source)
+    path = web.path[: web.path.rindex("/") + 1] if "/" in web.path else "/"
+    return urllib.parse.urlunsplit(web._replace(path=path + urllib.parse.quote(plain), query=""))
+
+
+def shown(source: str) -> str:
+    """A source without credentials or query, fit for a log or a status."""
+    plain = source.partition("?")[0].partition("#")[0]
+    scheme, separator, rest = plain.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"[:300] if separator else source[:300]

@@ -1,0 +1,359 @@
+"""The state directory: this Mac's memory, and the only thing the processes share.
+
+One writer per file, written atomically, so a reader never sees half of one; a damaged file is put aside
+under its name with a reason and rebuilt, never read as "not wanted".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from metal_supervisor.spec.attachment import Attachment
+from metal_supervisor.spec.types import Observed, Record, RunNote
+from metal_supervisor.state import programs
+
+T = TypeVar("T")
+DIRECTORIES = (
+    "records", "specs", "models.d", "pending", "observed", "runs", "attached", "log", "quarantine", "current", "hub",
+    "scratch",
+)  # fmt: skip
+# sun_path has 104 bytes on macOS, and supervisord first binds `<path>.<pid>`.
+LONGEST_HOME = 60
+LONGEST_ASIDE = 200
+MOST_KNOWN = 4096
+CRASH_LOG_BYTES = 1 << 18
+CORDON_FILE, SESSION_FILE, POWER_FILE = "cordon", "session", "power.json"
+
+
+class StateError(Exception):
+    """The state directory cannot be used; the message says what to do."""
+
+
+def write_atomic(path: Path, text: str | bytes, durable: bool = True) -> bool:
+    """Makes the file hold exactly `text`; False if it already did. Readers see the old file or the new."""
+    content = text.encode("utf-8") if isinstance(text, str) else text
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == content:
+            return False
+    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def _edition(path: Path) -> tuple[int, int, int]:
+    """What is another once a file was replaced or edited. Raises OSError."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _link_for(path: Path) -> Path:
+    digest = hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()[:10]
+    # Not the temporary directory of the session: on a Mac that alone is too long for a socket.
+    return Path("/tmp").resolve() / f"metal-supervisor-{os.getuid()}-{digest}"
+
+
+class StateDir:
+    """Paths and files of one state directory.
+
+    `home` is the directory as supervisord may name it: itself, or a symbolic link in the system's
+    temporary directory when its own path is too long for a socket or holds what an ini cannot.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        plain = programs.SAFE_HOME.fullmatch(str(path)) and len(str(path)) <= LONGEST_HOME
+        self.link = None if plain else _link_for(path)
+        self.home = str(self.link or path)
+        self._known: dict[Path, tuple[tuple[int, int, int], Any]] = {}
+        self._written: dict[Path, tuple[Any, tuple[int, int, int]]] = {}
+
+    @property
+    def socket(self) -> str:
+        """Path of supervisord's socket. Raises StateError if the short link is another user's."""
+        self._check_link()
+        return f"{self.home}/supervisor.sock"
+
+    # ── making it ────────────────────────────────────────────────────────────────────────────────
+
+    def create(self) -> None:
+        """Makes the directories, 0700. Raises StateError."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.chmod(0o700)
+            for name in DIRECTORIES:
+                (self.path / name).mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            text = f"state directory {self.path}: {error.strerror}; choose another with --state-dir"
+            raise StateError(text) from None
+        self.refresh_link()
+
+    def refresh_link(self) -> None:
+        """Makes the short link again if a cleaner of temporary files took it. Raises StateError."""
+        if self.link is None:
+            return
+        self._check_link()
+        with contextlib.suppress(FileNotFoundError):
+            if self.link.readlink() == self.path:
+                return
+            self.link.unlink()
+        try:
+            self.link.symlink_to(self.path)
+        except FileExistsError:
+            self._check_link()  # made at this very moment
+
+    def _check_link(self) -> None:
+        """Raises StateError for a short link that is not this user's: anyone may make one in /tmp before us."""
+        with contextlib.suppress(FileNotFoundError):
+            found = self.link.lstat() if self.link is not None else None
+            if found is not None and not (stat.S_ISLNK(found.st_mode) and found.st_uid == os.getuid()):
+                text = f"{self.link} is not a link of this user (it is of uid {found.st_uid}): what is behind it"
+                raise StateError(f"{text} is not trusted; remove it, or choose a shorter --state-dir")
+
+    def remove_link(self) -> None:
+        """Takes the short link away, once nothing runs."""
+        if self.link is not None:
+            self.link.unlink(missing_ok=True)
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────────
+
+    def cordoned(self) -> str:
+        """"" or `cordon` or `drain`: what an administrator said with the command of that name."""
+        try:
+            word = (self.path / CORDON_FILE).read_text("utf-8").strip()
+        except FileNotFoundError:
+            return ""
+        except (OSError, UnicodeDecodeError):
+            word = ""
+        return word if word in ("cordon", "drain") else "cordon"
+
+    def record_path(self, program: str) -> Path:
+        return self.path / "records" / f"{program}.json"
+
+    def section_path(self, program: str) -> Path:
+        return self.path / "models.d" / f"{program}.conf"
+
+    def pending_path(self, program: str) -> Path:
+        """The section that takes the place of the one in `models.d` when its engine does not run."""
+        return self.path / "pending" / f"{program}.conf"
+
+    def section_text(self, program: str) -> str:
+        """A program's section on file, "" without one that can be read."""
+        return _text_of(self.section_path(program))
+
+    def section_spec(self, program: str) -> str:
+        """The spec that a program's section on file names; "" without one, or if it is not ours."""
+        return programs.section_spec(self.section_text(program))
+
+    def pending_spec(self, program: str) -> str:
+        """The spec that a program's waiting section names; as above."""
+        return programs.section_spec(_text_of(self.pending_path(program)))
+
+    def spec_path(self, spec_file: str) -> Path:
+        return self.path / "specs" / spec_file
+
+    def read_spec(self, spec_file: str) -> dict[str, Any]:
+        """A spec as it is on file, {} if it cannot be read."""
+        if not spec_file:
+            return {}
+        try:
+            found = self._parsed(self.spec_path(spec_file), json.loads)
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def scratch_path(self, program: str) -> Path:
+        """The directory that is an engine's own."""
+        return self.path / "scratch" / programs.scratch_name(program, self.home)
+
+    def note_path(self, program: str) -> Path:
+        return self.path / "runs" / f"{program}.json"
+
+    def specs_of(self, program: str) -> str:
+        """How the paths of all specs of a program begin, as its launchers are given them."""
+        return f"{self.home}/specs/{program}"
+
+    def attached_path(self, program: str) -> Path:
+        return self.path / "attached" / f"{program}.json"
+
+    def log_path(self, program: str) -> Path:
+        return self.path / "log" / f"{program}.log"
+
+    def _read_all(self, directory: str, parse: Callable[[str], T]) -> tuple[dict[str, T], dict[str, str]]:
+        """(every readable file, why each of the others cannot be read), by program name."""
+        good: dict[str, T] = {}
+        bad: dict[str, str] = {}
+        for path in sorted((self.path / directory).glob("*.json")):
+            name = path.name.removesuffix(".json")
+            try:
+                good[name] = self._parsed(path, parse)
+            except FileNotFoundError:
+                continue
+            except (OSError, UnicodeDecodeError, programs.UnreadableRecord) as error:
+                bad[name] = str(error)
+        return good, bad
+
+    def _parsed(self, path: Path, parse: Callable[[str], T]) -> T:
+        """What a file says, parsed anew only if it was replaced: every one of ours is, and never edited in place."""
+        edition = _edition(path)
+        known = self._known.get(path)
+        if known is None or known[0] != edition:
+            if len(self._known) > MOST_KNOWN:
+                self._known.clear()
+            known = self._known[path] = edition, parse(path.read_text("utf-8"))
+        value: T = known[1]
+        return value
+
+    def records(self) -> tuple[dict[str, Record], dict[str, str]]:
+        """(all records, why each of the others cannot be read), by program."""
+        good, bad = self._read_all("records", programs.read_record)
+        for name in [name for name, record in good.items() if record.program != name]:
+            bad[name] = f"the record of {good.pop(name).program} under another name"
+        return good, bad
+
+    def record_of(self, program: str) -> Record | None:
+        """The record of one program, None if there is none that can be read."""
+        try:
+            return self._parsed(self.record_path(program), programs.read_record)
+        except (OSError, UnicodeDecodeError, programs.UnreadableRecord):
+            return None
+
+    def attachment(self, program: str) -> Attachment | None:
+        """The note of a model's attendant, None if there is none that can be read."""
+        try:
+            return self._parsed(self.attached_path(program), programs.read_attached)
+        except (OSError, UnicodeDecodeError, programs.UnreadableRecord):
+            return None
+
+    def attachments(self) -> list[Attachment]:
+        """All notes of attendants."""
+        return list(self._read_all("attached", programs.read_attached)[0].values())
+
+    def write_attached(self, attachment: Attachment) -> None:
+        """Keeps an attendant's note. It is made anew with every start, so it is worth no sync."""
+        with contextlib.suppress(OSError):
+            text = programs.attached_text(attachment)
+            write_atomic(self.attached_path(attachment.program), text, durable=False)
+
+    def observations(self) -> dict[str, Observed]:
+        """What the sidecar saw, by program."""
+        return self._read_all("observed", programs.read_observed)[0]
+
+    def run_note(self, program: str) -> RunNote | None:
+        """The launcher's note of a program, None if there is none that can be read."""
+        try:
+            return self._parsed(self.note_path(program), programs.read_run)
+        except (OSError, UnicodeDecodeError, programs.UnreadableRecord):
+            return None
+
+    def run_notes(self) -> dict[str, RunNote]:
+        """All notes of launchers, by program."""
+        names = [path.name.removesuffix(".json") for path in (self.path / "runs").glob("*.json")]
+        return {name: note for name in names if (note := self.run_note(name)) is not None}
+
+    def _kept(self, path: Path, value: T, text_of: Callable[[T], str], durable: bool = True) -> bool:
+        """Has a file hold a value; False if it did. One that nobody touched since is not even compared."""
+        known = self._written.get(path)
+        with contextlib.suppress(OSError):
+            if known is not None and known[0] == value and known[1] == _edition(path):
+                return False
+        changed = write_atomic(path, text_of(value), durable)
+        if len(self._written) > MOST_KNOWN:
+            self._written.clear()
+        self._written[path] = value, _edition(path)
+        return changed
+
+    def write_record(self, record: Record) -> bool:
+        """Keeps a record; False if it was there already."""
+        return self._kept(self.record_path(record.program), record, programs.record_text)
+
+    def write_observed(self, observed: Observed) -> bool:
+        """Keeps an observation. It is made anew in every pass, so it is worth no sync, and on a full disk no pass."""
+        path = self.path / "observed" / f"{observed.program}.json"
+        try:
+            return self._kept(path, observed, programs.observed_text, durable=False)
+        except OSError:
+            return False
+
+    def forget(self, program: str) -> None:
+        """Removes everything that is remembered of a program but its logs."""
+        with contextlib.suppress(OSError):  # where it cannot be removed, the applier goes on trying
+            self.section_path(program).unlink(missing_ok=True)
+        for path_of in (self.record_path, self.pending_path, self.note_path, self.attached_path):
+            path_of(program).unlink(missing_ok=True)
+        for path in (self.path / "specs").glob(f"{program}.*.json"):
+            if path.name.count(".") == program.count(".") + 2:
+                path.unlink(missing_ok=True)
+        shutil.rmtree(self.scratch_path(program), ignore_errors=True)
+
+    def forget_observed(self, program: str) -> None:
+        """Removes the sidecar's observation."""
+        (self.path / "observed" / f"{program}.json").unlink(missing_ok=True)
+
+    def quarantine(self, path: Path, reason: str) -> None:
+        """Puts a file aside, beside a note of why, and never loses it."""
+        directory = self.path / "quarantine"
+        directory.mkdir(mode=0o700, exist_ok=True)
+        name = path.name
+        if len(os.fsencode(name)) > LONGEST_ASIDE:
+            name = f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:12]}{path.suffix}"
+        stamp = time.strftime("%Y%m%dT%H%M%S")
+        target = next(each for n in itertools.count() if not (each := directory / f"{stamp}-{n}-{name}").exists())
+        if not path.is_symlink() and not path.exists():
+            return
+        path.rename(target)
+        target.with_name(target.name + ".why").write_text(reason + "\n", "utf-8", errors="replace")
+
+    def crash_log_path(self, program: str) -> Path:
+        """The end of the log of the engine's last crash, which its next run does not push out."""
+        return self.path / "log" / "crashed" / f"{program}.log"
+
+    def keep_crash_log(self, program: str) -> None:
+        """Keeps the end of a program's log as that of its last crash."""
+        kept = self.crash_log_path(program)
+        with contextlib.suppress(OSError):  # a full disk: the log itself is still there
+            kept.parent.mkdir(mode=0o700, exist_ok=True)
+            write_atomic(kept, self._log_end(program, CRASH_LOG_BYTES), durable=False)
+
+    def _log_end(self, program: str, most_bytes: int) -> bytes:
+        """The end of a program's log, beyond a rotation that has just been."""
+        end, path = b"", self.log_path(program)
+        for each in (path, path.with_name(f"{path.name}.1")):
+            with contextlib.suppress(OSError), each.open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - (most_bytes - len(end))))
+                end = file.read() + end
+            if len(end) >= most_bytes:
+                break
+        return end[-most_bytes:]
+
+    def log_tail(self, program: str, lines: int, most_bytes: int = 16384) -> list[str]:
+        """The last lines of a program's log, control characters stripped."""
+        text = self._log_end(program, most_bytes).decode("utf-8", "replace")
+        clean = ("".join(char for char in line if char.isprintable()) for line in text.splitlines()[-lines:])
+        return [line for line in clean if line.strip()]

@@ -1,0 +1,65 @@
+"""Which models are on their way, as the controller's report has it: for metrics, /status and a terminal.
+
+The report may be of another version of ours, of before an upgrade, so nothing in it is taken for granted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from metal_supervisor.spec.types import Json
+
+AGAIN = "; tried again in "
+"""What the store says of a failure that passes."""
+
+
+@dataclass(frozen=True)
+class Download:
+    """One Model whose file is not whole on this Mac."""
+
+    namespace: str
+    model: str
+    source: str
+    """`spec.source` as written: not for a log."""
+    phase: str
+    """`Downloading`, `Pending` or `Failed`."""
+    got_bytes: int
+    total_bytes: int
+    """0 if nobody said."""
+    message: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.namespace, self.model
+
+    @property
+    def under_way(self) -> bool:
+        """Whether bytes come, or are about to."""
+        return self.phase == "Downloading"
+
+
+def counts(got_bytes: int, total_bytes: int, message: str) -> bool:
+    """Whether the numbers of a download say more than its words do."""
+    return bool(got_bytes or total_bytes) and AGAIN not in message
+
+
+def downloads(told: Json) -> tuple[Download, ...]:
+    """All of a report (`controller.json`), by name."""
+    rows = told.get("models")
+    found = (_download(name, row) for name, row in sorted(rows.items())) if isinstance(rows, dict) else ()
+    return tuple(each for each in found if each is not None)
+
+
+def _download(name: str, row: Any) -> Download | None:
+    file = row.get("file") if isinstance(row, dict) else None
+    if not isinstance(file, dict) or file.get("phase") not in ("Downloading", "Pending", "Failed"):
+        return None
+    namespace, _, model = name.partition("/")
+    got, total = _bytes(file.get("got_bytes")), _bytes(file.get("total_bytes"))
+    source = str(row.get("source") or "")
+    return Download(namespace, model, source, file["phase"], got, total, str(file.get("message") or ""))
+
+
+def _bytes(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0

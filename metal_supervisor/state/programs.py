@@ -1,0 +1,297 @@
+"""Records, specs and sections: what the state directory holds of a service, to text and back.
+
+Nothing a user wrote reaches the ini. A section is a fixed form around three things of ours: a program
+name made of DNS names, the launcher, and the name of a spec file whose digest makes it immutable. Its
+paths go through the state directory's `current/`, so a new release of ours changes no section.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from enum import Enum
+from functools import lru_cache
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from metal_supervisor.spec.attachment import Attachment
+from metal_supervisor.spec.types import Engine, Json, Key, Observed, Program, Record, RunNote
+
+T = TypeVar("T")
+RECORD_FORMAT = 1
+SPEC_FORMAT = 1
+OBSERVED_FORMAT = 1
+ATTACHED_FORMAT = 1
+RUN_FORMAT = 1
+ANY_FORMAT = 1 << 30
+STOP_WAIT_S = 30
+DAEMONS = {"omlx": 90, "ollama": 60}
+"""Programs of shared daemons, and how long each may take to end: a KILL may leave wired memory behind on a Mac."""
+START_SECONDS = 2
+# A file name may have 255 bytes; the longest of ours adds ".<digest>.json", a leading dot and ".<pid>.tmp".
+LONGEST_NAME = 200
+LONGEST_SCRATCH = 64
+"""Longest path of a scratch directory that keeps its name: sockets have 104 bytes on macOS, and vLLM adds 37."""
+PROGRAM_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?\.[a-z0-9]([-a-z0-9.]*[a-z0-9])?(@[1-9][0-9]*)?")
+SAFE_HOME = re.compile(r"/[A-Za-z0-9._/+-]*")
+SECTION_MARK = "; metal-supervisor: written from an InferenceService; edit that, not this file"
+
+
+class UnreadableRecord(Exception):
+    """A file of the state directory is corrupt, or of a newer format; the message says which."""
+
+
+def program_name(key: Key) -> str:
+    """supervisord's name of a service: `<namespace>.<name>`, shortened with a digest if it must be.
+
+    A namespace has no dot, so the first dot splits the two. A further engine for the same service on this
+    Mac ends in `@1` and so on, which no name does. A shared daemon has no namespace, and goes by its name alone.
+    """
+    if not key[0] and key[1] in DAEMONS:
+        return key[1]
+    name = ".".join(key)
+    if not PROGRAM_NAME.fullmatch(name):
+        raise ValueError(f"not a Kubernetes name: {name!r:.100}")
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[: LONGEST_NAME - 13].rstrip('-.')}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
+def scratch_name(program: str, home: str) -> str:
+    """Name of a program's own directory in `scratch/`: its own, or a digest where sockets in it would be too long."""
+    whole = f"{home}/scratch/{program}"
+    return program if len(whole) <= LONGEST_SCRATCH else hashlib.sha256(program.encode()).hexdigest()[:12]
+
+
+def compose(
+    program: str,
+    engine: Engine,
+    port: int,
+    host: str,
+    home: str,
+    asked: str = "",
+    reserved_bytes: int = 0,
+    mapped_bytes: int = 0,
+    confinement: Json | Literal[False] | None = False,
+) -> Program:
+    """The Program of an engine. `home` is the state directory as the ini may name it (see SAFE_HOME).
+
+    `confinement`: the policy, False to start it unconfined, None while that is not known: then it is not started.
+    The digest in the name is that of what the engine gets: what a release adds around it renames no spec.
+    """
+    cwd, env = engine.cwd, dict(engine.env)
+    if not engine.daemon and program not in DAEMONS:
+        # A name in argv that is relative, or a library that looks in the home directory, finds nothing of this Mac's.
+        cwd = f"{home}/scratch/{scratch_name(program, home)}"
+        env |= {"HOME": cwd, "TMPDIR": cwd}
+    meaning: Json = {
+        "program": program,
+        "argv": list(engine.argv),
+        "env": env,
+        "cwd": cwd,
+    }
+    where = {"host": host, "port": port}
+    if engine.daemon:
+        meaning["shared"] = True  # the port is the daemon's: taken, and its attendant finds it by itself
+    else:
+        meaning |= where
+    around = {
+        **where,
+        "format": SPEC_FORMAT,
+        "asked": asked,
+        "supervisor_log": f"{home}/log/supervisord.log",
+        "reserved_bytes": reserved_bytes,
+        "mapped_bytes": mapped_bytes,
+        "confinement": confinement,
+    }
+    spec_file = f"{program}.{_digest(json.dumps(meaning, sort_keys=True))}.json"
+    return Program(program, spec_file, json.dumps({**around, **meaning}, indent=1, sort_keys=True) + "\n")
+
+
+def with_revocation(spec: Json, why: str) -> str:
+    """A spec file's text with the reason it must not be started again; "" lifts that."""
+    plain = {name: value for name, value in spec.items() if name != "revoked"}
+    return json.dumps({**plain, **({"revoked": why} if why else {})}, indent=1, sort_keys=True) + "\n"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def is_spec_of(program: str, spec_file: str) -> bool:
+    """Whether a file name is that of a spec of the program."""
+    return bool(re.fullmatch(rf"{re.escape(program)}\.[0-9a-f]{{12}}\.json", spec_file))
+
+
+def section(
+    program: str, spec_file: str, home: str, autostart: bool, log_mib: int = 20, log_files: int = 3
+) -> str:
+    """The whole content of `models.d/<program>.conf`."""
+    known = program in DAEMONS or PROGRAM_NAME.fullmatch(program)
+    if not (SAFE_HOME.fullmatch(home) and known and is_spec_of(program, spec_file)):
+        raise ValueError(f"not safe in an ini: {home!r} {program!r} {spec_file!r}")
+    body = f"""[program:{program}]
+command={home}/current/python -I -S {home}/current/launch.py {home}/specs/{spec_file}
+directory=/
+autostart={"true" if autostart else "false"}
+autorestart=true
+startsecs={START_SECONDS}
+startretries=3
+stopsignal=TERM
+stopwaitsecs={DAEMONS.get(program, STOP_WAIT_S)}
+stopasgroup=false
+killasgroup=false
+umask=077
+redirect_stderr=true
+stdout_logfile={home}/log/{program}.log
+stdout_logfile_maxbytes={int(log_mib)}MB
+stdout_logfile_backups={int(log_files)}
+"""
+    return f"{SECTION_MARK} [{_digest(body)}]\n{body}"
+
+
+def starts_itself(text: str) -> bool:
+    """Whether supervisord starts the program of a section by itself."""
+    return "\nautostart=false\n" not in text
+
+
+def with_autostart(text: str, starts: bool = True) -> str:
+    """The section of a program that starts by itself, or waits to be started."""
+    head, _, body = text.partition("\n")
+    before, after = ("false", "true") if starts else ("true", "false")
+    started = body.replace(f"\nautostart={before}\n", f"\nautostart={after}\n")
+    return f"{SECTION_MARK} [{_digest(started)}]\n{started}" if is_unedited(text) else f"{head}\n{started}"
+
+
+def is_unedited(text: str) -> bool:
+    """Whether a section is as we wrote it, in this release or another."""
+    head, _, body = text.partition("\n")
+    return head == f"{SECTION_MARK} [{_digest(body)}]"
+
+
+def section_spec(text: str) -> str:
+    """The spec file that a section of ours names, "" if it is not one of ours."""
+    found = re.search(r"(?m)^command=.*/specs/(\S+\.json)\b", text)
+    return found[1] if text.startswith(SECTION_MARK) and found else ""
+
+
+def _checked(text: str, known: int, what: str) -> Json:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableRecord(f"{what} is not JSON: {error!s:.200}") from None
+    if not isinstance(data, dict) or not isinstance(data.get("format"), int):
+        raise UnreadableRecord(f"{what} has no format number")
+    if data["format"] > known:
+        raise UnreadableRecord(f"{what} has format {data['format']}, newer than the {known} this version knows")
+    return data
+
+
+def _dump(format_number: int, value: Any) -> str:
+    return json.dumps({"format": format_number, **dataclasses.asdict(value)}, indent=1, sort_keys=True) + "\n"
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value out of JSON is of a type that a field declares."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, each) for each in arguments)
+    if origin is tuple:
+        several = arguments[-1] is Ellipsis
+        fits = isinstance(value, list) and (several or len(value) == len(arguments))
+        return fits and all(_fits(item, arguments[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(item, arguments[1]) for item in value.values())
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if dataclasses.is_dataclass(hint):
+        return isinstance(value, dict)
+    return isinstance(value, getattr(hint, "__supertype__", hint))  # that of a NewType
+
+
+@lru_cache(maxsize=16)
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _built(kind: type[T], data: Json, what: str) -> T:
+    """A dataclass from JSON, every field of the type it declares. Raises Unreadable, naming the field.
+
+    Fields that are not known are left out, and fields that are not there take their default: a record of an
+    older or slightly newer version is still a record.
+    """
+    hints = _hints(kind)  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for item in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if item.name not in data:
+            continue
+        value: Any = data[item.name]
+        hint = hints[item.name]
+        if isinstance(hint, type) and issubclass(hint, Enum):
+            if value not in [each.value for each in hint]:
+                raise UnreadableRecord(f"{what} is damaged: {item.name} is {value!r:.80}")
+            values[item.name] = hint(value)
+            continue
+        if not _fits(value, hint):
+            raise UnreadableRecord(f"{what} is damaged: {item.name} is {value!r:.80}")
+        inner = next((each for each in (hint, *get_args(hint)) if dataclasses.is_dataclass(each)), None)
+        if inner is not None and value is not None:
+            value = _built(inner, value, what)  # type: ignore[arg-type]
+        values[item.name] = tuple(value) if isinstance(value, list) else value
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise UnreadableRecord(f"{what} is damaged: {error!s:.200}") from None
+
+
+def record_text(record: Record) -> str:
+    """A record as its file holds it."""
+    return _dump(RECORD_FORMAT, record)
+
+
+def read_record(text: str) -> Record:
+    """A record from its file. Raises Unreadable."""
+    record = _built(Record, _checked(text, RECORD_FORMAT, "record"), "record")
+    try:
+        own = program_name(record.key)
+    except ValueError as error:
+        raise UnreadableRecord(f"record is damaged: {error}") from None
+    if record.program != own or not (record.spec_file is None or is_spec_of(own, record.spec_file)):
+        raise UnreadableRecord(
+            f"record is damaged: {record.program!r:.80} and {record.spec_file!r:.80} are not of {own}"
+        )
+    return record
+
+
+def observed_text(observed: Observed) -> str:
+    """What the sidecar saw, as its file holds it."""
+    return _dump(OBSERVED_FORMAT, observed)
+
+
+def read_observed(text: str) -> Observed:
+    """What the sidecar saw, from its file. Raises Unreadable."""
+    return _built(Observed, _checked(text, OBSERVED_FORMAT, "observation"), "observation")
+
+
+def attached_text(attachment: Attachment) -> str:
+    """An attendant's note, as its file holds it."""
+    return _dump(ATTACHED_FORMAT, attachment)
+
+
+def read_attached(text: str) -> Attachment:
+    """An attendant's note, from its file. Raises Unreadable."""
+    return _built(Attachment, _checked(text, ATTACHED_FORMAT, "attachment"), "attachment")
+
+
+def read_run(text: str) -> RunNote:
+    """The launcher's note, from its file. Raises Unreadable.
+
+    A newer one is read as far as it can be understood: it is about a process that runs.
+    """
+    data = _checked(text, ANY_FORMAT, "run note")
+    return _built(RunNote, {**data, "spec_file": data.get("spec")}, "run note")

@@ -1,0 +1,1 @@
+"""supervisord: its XML-RPC client, its logs, and the plugin of supervisorctl."""

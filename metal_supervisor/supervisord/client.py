@@ -1,0 +1,329 @@
+"""supervisord over XML-RPC, through its unix socket.
+
+supervisor's own transport has no timeout and never recovers from a restart of supervisord, so this is a
+small one of our own. Every call is asked not to wait (`wait=False`); what happened is read from the
+process table afterwards, never from a return value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import os
+import re
+import socket
+import threading
+import xmlrpc.client
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from xml.parsers.expat import ExpatError
+
+from metal_supervisor.spec.types import Diff, ProgramState, State
+
+TIMEOUT_S = 5.0
+# Half a second of supervisord's time with 500 programs, and given up it is only asked for again: on a busy machine
+# that would be for ever.
+RELOAD_TIMEOUT_S = 30.0
+BAD_NAME, ALREADY_STARTED, NOT_RUNNING, ALREADY_ADDED, STILL_RUNNING, CANT_REREAD = 10, 60, 70, 90, 91, 92
+SHUTDOWN_STATE = 6
+
+
+class Unavailable(Exception):
+    """supervisord did not answer, or is shutting down."""
+
+
+class ShuttingDown(Unavailable):
+    """supervisord answers that it is shutting down, and everything below it with it."""
+
+    def __init__(self) -> None:
+        super().__init__("supervisord is shutting down")
+
+
+class Refused(Exception):
+    """supervisord answered with a fault."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"fault {code}: {text}")
+        self.code = code
+
+
+class BrokenFile(Exception):
+    """A reload failed because of one file, which is named."""
+
+    def __init__(self, path: Path | None, text: str) -> None:
+        super().__init__(text)
+        self.path = path
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(self.timeout)
+        try:
+            connection.connect(self._path)
+        except BaseException:
+            connection.close()
+            raise
+        self.sock = connection
+
+    def be_patient(self, timeout_s: float) -> None:
+        """How long the next answer may take."""
+        self.timeout = timeout_s
+        if self.sock is not None:
+            self.sock.settimeout(timeout_s)
+
+
+class _Transport(xmlrpc.client.Transport):
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+        self.timeout_s = TIMEOUT_S
+
+    def make_connection(self, host: Any) -> http.client.HTTPConnection:
+        if self._connection is None or self._connection[0] != host or self._connection[1] is None:
+            self._connection = host, _Connection(self._path)
+        found = self._connection[1]
+        assert isinstance(found, _Connection)
+        found.be_patient(self.timeout_s)
+        return found
+
+
+class Supervisord:
+    """A client of one supervisord. Safe to share between threads."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._path = socket_path
+        self._lock = threading.Lock()
+        self._transport = _Transport(socket_path)
+        self._proxy: xmlrpc.client.ServerProxy | None = None
+
+    def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        """One RPC. Raises Unavailable or Refused."""
+        with self._lock:
+            try:
+                if self._proxy is None:
+                    self._transport = _Transport(self._path)
+                    self._proxy = xmlrpc.client.ServerProxy("http://localhost", transport=self._transport)
+                self._transport.timeout_s = timeout_s or TIMEOUT_S
+                target: Any = self._proxy
+                for part in method.split("."):
+                    target = getattr(target, part)
+                return target(*arguments)
+            except xmlrpc.client.Fault as fault:
+                if fault.faultCode == SHUTDOWN_STATE:
+                    raise ShuttingDown from None
+                raise Refused(fault.faultCode, fault.faultString) from None
+            except (OSError, http.client.HTTPException, xmlrpc.client.Error, ExpatError, ValueError) as error:
+                self.close()
+                raise Unavailable(f"supervisord at {self._path}: {error!r:.200}") from None
+
+    def close(self) -> None:
+        """Drops the connection; the next call makes a new one."""
+        if self._proxy is not None:
+            with contextlib.suppress(OSError):
+                self._proxy("close")()
+        self._proxy = None
+
+    def table(self) -> dict[str, ProgramState]:
+        """The process table, by program name."""
+        return {row["group"]: _row(row) for row in self.call("supervisor.getAllProcessInfo")}
+
+    def poke(self) -> None:
+        """Wakes supervisord's loop, so that it reaps what has died now rather than within two seconds.
+
+        Two calls, because a death is found in one turn of the loop and acted on in the next.
+        """
+        for _ in range(2):
+            self.call("supervisor.getState")
+
+    def reload(self) -> Diff:
+        """What the files would change. Raises BrokenFile if one of them blocks it."""
+        try:
+            added, changed, removed = self.call("supervisor.reloadConfig", timeout_s=RELOAD_TIMEOUT_S)[0]
+        except Refused as error:
+            if error.code != CANT_REREAD:
+                raise
+            named = re.search(r"file: '([^']+)'", str(error))
+            raise BrokenFile(Path(named[1]) if named else None, str(error)) from None
+        return Diff(frozenset(added), frozenset(changed), frozenset(removed))
+
+    def add(self, *programs: str) -> None:
+        """Activates groups whose sections are on file; autostart starts them at once."""
+        self._several((ALREADY_ADDED, BAD_NAME), [("addProcessGroup", each) for each in programs])
+
+    def remove(self, program: str) -> None:
+        """Drops a group that has no process any more."""
+        self._tolerating((BAD_NAME, STILL_RUNNING), "supervisor.removeProcessGroup", program)
+
+    def replace(self, program: str) -> None:
+        """Drops a stopped group and activates its new section, with no other client in between."""
+        calls = [("removeProcessGroup", program), ("addProcessGroup", program)]
+        self._several((BAD_NAME, ALREADY_ADDED, STILL_RUNNING), calls)
+
+    def start(self, program: str) -> None:
+        """Starts a program; says nothing if it runs already."""
+        self._tolerating((ALREADY_STARTED, BAD_NAME), "supervisor.startProcess", program, False)
+
+    def stop(self, program: str) -> None:
+        """Sends the stop signal; the process may take its time."""
+        self._tolerating((NOT_RUNNING, BAD_NAME), "supervisor.stopProcess", program, False)
+
+    def signal(self, program: str, name: str) -> None:
+        """Sends a signal by name."""
+        self._tolerating((NOT_RUNNING, BAD_NAME), "supervisor.signalProcess", program, name)
+
+    def shutdown(self) -> None:
+        """Ends supervisord and everything below it."""
+        self.call("supervisor.shutdown")
+
+    def answers(self) -> bool:
+        """Whether a supervisord is there at all."""
+        try:
+            self.call("supervisor.getState")
+        except (Refused, ShuttingDown):
+            return True
+        except Unavailable:
+            return False
+        return True
+
+    def _several(self, codes: Collection[int], calls: Iterable[tuple[str, str]]) -> None:
+        """(method, program) calls in one turn of supervisord's loop, all of them carried out whatever one answers."""
+        asked = [{"methodName": f"supervisor.{method}", "params": [program]} for method, program in calls]
+        for answer in self.call("system.multicall", asked):
+            if not isinstance(answer, Mapping) or answer["faultCode"] in codes:
+                continue
+            if answer["faultCode"] == SHUTDOWN_STATE:
+                raise ShuttingDown
+            raise Refused(answer["faultCode"], answer["faultString"])
+
+    def _tolerating(self, codes: Iterable[int], method: str, *arguments: Any) -> None:
+        try:
+            self.call(method, *arguments)
+        except Refused as error:
+            if error.code not in codes:
+                raise
+
+
+def _row(row: Mapping[str, Any]) -> ProgramState:
+    return ProgramState(
+        name=row["group"],
+        state=State(row["statename"]),
+        pid=row["pid"],
+        start=float(row["start"]),
+        stop=float(row["stop"]),
+        now=float(row["now"]),
+        description=row["description"],
+    )
+
+
+NOT_NOW = "exit status 75"
+
+
+class Exits:
+    """How programs last ended, by supervisord's log, which is read again only when it is another."""
+
+    def __init__(self, log: Path, most_bytes: int = 65536) -> None:
+        self._log, self._most_bytes = log, most_bytes
+        self._edition: tuple[int, int, int] | None = None
+        self._known: Mapping[str, str] = {}
+
+    def last(self, program: str) -> str:
+        """In the log's words: `exit status 1`, `terminated by SIGKILL`, or "".
+
+        The launcher's own way to say "not now" is no end of an engine.
+        """
+        try:
+            with self._log.open("rb") as file:
+                found = os.fstat(file.fileno())
+                edition = found.st_ino, found.st_size, found.st_mtime_ns
+                if edition != self._edition:
+                    file.seek(max(0, found.st_size - self._most_bytes))
+                    tail = file.read().decode("utf-8", "replace")
+                    ends = re.findall(r"(?:exited|stopped): (\S+) \(([^;)]*)", tail)
+                    self._edition, self._known = edition, {name: how for name, how in ends if how != NOT_NOW}
+        except OSError:
+            return ""
+        return self._known.get(program, "")
+
+
+ALLOWED_SECTIONS = frozenset({"program", "group", "eventlistener", "fcgi-program"})
+
+
+def refusal(path: Path) -> str | None:
+    """Why an included file must not be there, in supervisord's own parser's words; None if it may.
+
+    One such file blocks every reload, and keeps supervisord from starting at all.
+    """
+    from supervisor.options import ServerOptions, UnhosedConfigParser
+
+    options = ServerOptions()
+    options.here = str(path.parent)
+    try:
+        text = path.read_text("utf-8")
+        parser = UnhosedConfigParser()
+        parser.read_string(text, str(path))
+        for name in parser.sections():
+            if not re.fullmatch(r"[!-~]+", name):
+                return f"[{name!r:.80}] has characters that supervisord cannot report"
+            if name.partition(":")[0] not in ALLOWED_SECTIONS:
+                return f"[{name}] belongs into supervisord.conf, not here"
+        options.read_config(io.StringIO(f"{text}\n[supervisord]\nnodaemon=true\n"))
+    except (OSError, UnicodeDecodeError) as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - whatever its parser raises, supervisord would die of it
+        return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    return None
+
+
+def daemon() -> None:
+    """Becomes supervisord itself, as `python -m metal_supervisor.supervisord.client` and its arguments.
+
+    Three guards come with it. Its logger tells of a line it could not write on stderr, which is a file on the same full
+    disk: that second failure would end supervisord. And its loop takes the list of groups before it hears its callers,
+    and starts what is on the list afterwards: a group removed in between would leave a process that nobody knows.
+    And when it ends it gives each group a turn of a second, also one that has no process any more: with a hundred
+    engines, which end at once, that is longer than launchd waits.
+    """
+    from supervisor import loggers, supervisord
+    from supervisor.states import ProcessStates
+
+    tell, remove = loggers.Handler.handleError, supervisord.Supervisor.remove_process_group
+    stop_next = supervisord.Supervisor.ordered_stop_groups_phase_2
+
+    def tell_if_possible(handler: Any) -> None:
+        with contextlib.suppress(OSError):
+            tell(handler)
+
+    def remove_for_good(running: Any, name: str) -> Any:
+        group = running.process_groups[name]
+        done = remove(running, name)
+        if done:
+            for process in group.processes.values():
+                process.spawn = lambda: None
+        return done
+
+    def stop_next_that_runs(running: Any) -> None:
+        stop_next(running)
+        while running.stop_groups:
+            group = running.stop_groups[-1]
+            for process in group.processes.values():
+                if process.state == ProcessStates.BACKOFF:  # one that ended while it was STARTING
+                    process.give_up()
+            if group.get_unstopped_processes():
+                return
+            running.stop_groups.pop()
+
+    loggers.Handler.handleError = tell_if_possible
+    supervisord.Supervisor.ordered_stop_groups_phase_2 = stop_next_that_runs
+    supervisord.Supervisor.remove_process_group = remove_for_good
+    supervisord.main()
+
+
+if __name__ == "__main__":
+    daemon()

@@ -1,0 +1,151 @@
+"""`supervisorctl models`: what this Mac's InferenceServices do, without a cluster, and with everything of ours down.
+
+supervisorctl knows programs and their processes; why a model is not Ready stands in our files. They are read as they
+are: whatever a user wrote in them, or an engine printed, gets onto the terminal on one line and escaped.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from supervisor.supervisorctl import ControllerPluginBase
+
+from metal_supervisor import launch
+from metal_supervisor.cluster.report import CRASH_LOOP, report
+from metal_supervisor.host.local_status import asked_at
+from metal_supervisor.spec.sizes import amount
+from metal_supervisor.spec.types import Observed, Record
+from metal_supervisor.state.directory import StateDir
+
+COLUMNS = ("NAME", "PHASE", "RUNTIME", "PORT", "MEMORY", "RESTARTS", "ENDPOINT", "WHY")
+LONGEST_WHY = 300
+NOT_FOUND = 4
+"""Exit status, the one that `supervisorctl status` has for a name that it does not know."""
+HELP = (
+    "models\t\t\tWhat the InferenceServices of this Mac do",
+    "models <name>...\tThe same of some: default.phi or default/phi",
+)
+
+
+def escaped(text: str) -> str:
+    """The text on one line, with nothing that a terminal would act on."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def endpoint(record: Record, spec_host: str) -> str:
+    """Where a service is reached on this Mac, "" without a port."""
+    if not record.port:
+        return ""
+    host = asked_at(record.host or spec_host or "127.0.0.1")
+    return f"http://{f'[{host}]' if ':' in host else host}:{record.port}/v1"
+
+
+def row(record: Record, observed: Observed | None, reached: str, now: float) -> tuple[str, ...]:
+    """One service, as the columns have it. `now`: Unix time."""
+    told = report(record, observed)
+    why = ": ".join(record.warning) if record.warning else ""
+    if told.phase != "Ready":
+        why = f"{told.reason}: {told.message}"
+    why = escaped(why)
+    if len(why) > LONGEST_WHY:
+        why = f"{why[:LONGEST_WHY]}…"
+    if told.reason == CRASH_LOOP and record.retry_at is not None:
+        why += f"; next attempt {'is due' if record.retry_at <= now else f'in {record.retry_at - now:.0f} s'}"
+    memory = observed.memory_bytes if observed is not None and observed.pid else 0
+    cells = (
+        "/".join(record.key),
+        told.phase,
+        record.runtime,
+        str(record.port or ""),
+        amount(memory) if memory else "",
+        str(observed.restarts if observed is not None else 0),
+        reached if told.ready else "",
+        why,
+    )
+    return tuple(escaped(cell) or "-" for cell in cells)
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows as lines, columns aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(each, widths, strict=True)).rstrip() for each in rows]
+
+
+def meant(record: Record, names: Iterable[str]) -> set[str]:
+    """Which of these names mean the service."""
+    own = {record.program, ".".join(record.key), "/".join(record.key), ".".join(record.owner), "/".join(record.owner)}
+    return own.intersection(names)
+
+
+def still_so(observed: Observed | None) -> Observed | None:
+    """What was seen of a service, unless its process has gone and the sidecar was not there to see it."""
+    if observed is None or not observed.pid or launch.start_time(observed.pid):
+        return observed
+    return replace(observed, pid=0, ready=False, served=False, hung="", message="the engine has ended")
+
+
+def listing(state: StateDir, names: Sequence[str], now: float) -> tuple[list[str], list[str]]:
+    """(lines, which of the names are of no service here). Without names, all services."""
+    records, unreadable = state.records()
+    seen = state.observations()
+    rows: list[tuple[str, ...]] = [COLUMNS]
+    found: set[str] = set()
+    for program, record in sorted(records.items()):
+        if record.is_daemon:
+            continue  # its models are told of, and `status` tells of it
+        which = meant(record, names)
+        found |= which
+        if which or not names:
+            host = state.read_spec(record.spec_file or "").get("host")
+            reached = endpoint(record, host if isinstance(host, str) else "")
+            rows.append(row(record, still_so(seen.get(program)), reached, now))
+    lines = table(rows) if len(rows) > 1 else []
+    for program, why in sorted(unreadable.items()):
+        if not names or program in names:
+            found.add(program)
+            lines.append(escaped(f"{program}: its record cannot be read: {why}")[:LONGEST_WHY])
+    return lines, [name for name in names if name not in found]
+
+
+class ModelsPlugin(ControllerPluginBase):  # type: ignore[misc]  # supervisor has no types
+    """The plugin, as supervisorctl makes it from `[ctlplugin:models]`."""
+
+    def __init__(self, controller: Any, state: str) -> None:
+        super().__init__(controller)
+        self._state = state
+        for plugin in controller.options.plugins:
+            plugin.help_models = self.help_models  # each plugin is asked, and would say that it has no help
+
+    def do_models(self, arg: str) -> None:
+        """Prints the services, or those that are named; the exit status tells of a name that there is not."""
+        lines, missing = listing(StateDir(Path(self._state)), arg.split(), time.time())
+        if not lines and not missing:
+            lines = ["no InferenceService is this Mac's"]
+        for line in [*lines, *(f"{escaped(name)}: ERROR (no such service)" for name in missing)]:
+            self._say(line)
+        if missing:
+            self.ctl.exitstatus = NOT_FOUND
+
+    def do_help(self, arg: str) -> None:
+        """Lists the command; a topic has been answered by the first plugin."""
+        if not arg:
+            super().do_help(arg)
+
+    def help_models(self) -> None:
+        """What `help models` prints."""
+        for line in HELP:
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        encoding = getattr(self.ctl.stdout, "encoding", None) or sys.getdefaultencoding()
+        self.ctl.output(line.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def make(controller: Any, state: str) -> ModelsPlugin:
+    """The factory that supervisord.conf names; `state` is the state directory."""
+    return ModelsPlugin(controller, state)
