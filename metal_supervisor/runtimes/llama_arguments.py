@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from metal_supervisor.spec.arguments import (
     TEXT,
-    Check,
     FlagVerdict,
     Grammar,
     Paths,
+    ValueCheck,
     choice,
     decimal,
     flags,
@@ -28,23 +28,23 @@ REAL, SHARE = decimal(-1e9, 1e9), decimal(-1, 1)
 THREADS = whole(-1, 1024)
 BIT = choice("0", "1")
 ON_OFF_AUTO = choice("on", "off", "auto", "0", "1", "-1", "true", "false", "enabled", "disabled")
-MASK = Check("a hexadecimal mask", r"(0[xX])?[0-9a-fA-F]{1,256}")
-RANGE = Check("a range such as 0-3", r"[0-9]{0,5}-[0-9]{0,5}")
-JSON = Check("a JSON object", r"(?s:\s*\{.*\}\s*)")
-NUMBERS = Check("numbers separated by commas", r"[0-9.]{1,20}([,/][0-9.]{1,20}){0,127}")
+MASK = ValueCheck("a hexadecimal mask", r"(0[xX])?[0-9a-fA-F]{1,256}")
+RANGE = ValueCheck("a range such as 0-3", r"[0-9]{0,5}-[0-9]{0,5}")
+JSON = ValueCheck("a JSON object", r"(?s:\s*\{.*\}\s*)")
+NUMBERS = ValueCheck("numbers separated by commas", r"[0-9.]{1,20}([,/][0-9.]{1,20}){0,127}")
 DEVICE = r"(?i:(metal|mtl|cpu|blas|vulkan)[0-9]{0,3})"
-DEVICES = Check("devices of this Mac separated by commas, or none", rf"none|{DEVICE}(,{DEVICE}){{0,15}}")
+DEVICES = ValueCheck("devices of this Mac separated by commas, or none", rf"none|{DEVICE}(,{DEVICE}){{0,15}}")
 BUFFER = r"(CPU|BLAS|Metal|MTL|Vulkan)[0-9]{0,3}(_[A-Za-z0-9]{1,20}){0,3}"
 """Buffer types of this Mac: the name of another, `RPC[HOST:PORT]`, makes the engine connect to it."""
 OVERRIDE = rf"[^,=]{{1,500}}={BUFFER}"
-OVERRIDES = Check("PATTERN=BUFFER, with a buffer of this Mac such as CPU", rf"{OVERRIDE}(,{OVERRIDE}){{0,127}}")
+OVERRIDES = ValueCheck("PATTERN=BUFFER, with a buffer of this Mac such as CPU", rf"{OVERRIDE}(,{OVERRIDE}){{0,127}}")
 _METADATA = r"[A-Za-z0-9_.-]{1,127}=(int:-?[0-9]{1,18}|float:-?[0-9.eE+-]{1,30}|bool:(true|false)|str:[^,]{0,127})"
-METADATA = Check("KEY=TYPE:VALUE, with int, float, bool or str", rf"{_METADATA}(,{_METADATA}){{0,63}}")
-CACHE_TYPE = Check("a type such as f16 or q8_0", r"[a-z0-9_]{1,20}")
+METADATA = ValueCheck("KEY=TYPE:VALUE, with int, float, bool or str", rf"{_METADATA}(,{_METADATA}){{0,63}}")
+CACHE_TYPE = ValueCheck("a type such as f16 or q8_0", r"[a-z0-9_]{1,20}")
 """Forks have types of their own, and each build lists what it knows."""
 KINDS = r"[a-z0-9-]{1,30}"
-WORDS = Check("words separated by commas", rf"{KINDS}(,{KINDS}){{0,15}}")
-BIAS = Check("TOKEN+BIAS or TOKEN-BIAS", r"[0-9]{1,9}[+-]([0-9.]{1,20}|inf)")
+WORDS = ValueCheck("words separated by commas", rf"{KINDS}(,{KINDS}){{0,15}}")
+BIAS = ValueCheck("TOKEN+BIAS or TOKEN-BIAS", r"[0-9]{1,9}[+-]([0-9.]{1,20}|inf)")
 
 MODEL = "the model comes from spec.modelRef"
 ONE = "one InferenceService serves one model"
@@ -165,9 +165,9 @@ GRAMMAR = Grammar(
         flags("--spec-type LLAMA_ARG_SPEC_TYPE", values=[WORDS]),
         flags("--spec-draft-sampling LLAMA_ARG_SPEC_DRAFT_SAMPLING", values=[choice("greedy", "probabilistic")]),
         flags("--reasoning-format LLAMA_ARG_THINK", "--reasoning-effort LLAMA_ARG_REASONING_EFFORT",
-              values=[Check("one word", r"[A-Za-z0-9_-]{1,40}")]),
-        flags("--samplers", values=[Check("samplers separated by ;", r"[A-Za-z_;-]{1,400}")]),
-        flags("--sampler-seq --sampling-seq", values=[Check("letters", r"[A-Za-z]{1,64}")]),
+              values=[ValueCheck("one word", r"[A-Za-z0-9_-]{1,40}")]),
+        flags("--samplers", values=[ValueCheck("samplers separated by ;", r"[A-Za-z_;-]{1,400}")]),
+        flags("--sampler-seq --sampling-seq", values=[ValueCheck("letters", r"[A-Za-z]{1,64}")]),
         flags("-l --logit-bias", values=[BIAS]),
         flags("-dev --device LLAMA_ARG_DEVICE", "--spec-draft-device -devd --device-draft",
               "-mmdev --mmproj-device MTMD_BACKEND_DEVICE", values=[DEVICES]),

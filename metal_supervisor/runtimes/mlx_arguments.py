@@ -6,14 +6,14 @@ which many load code, open ports or join other machines; only those that tune on
 
 from __future__ import annotations
 
-from metal_supervisor.spec.arguments import TEXT, Check, FlagVerdict, Grammar, choice, decimal, flags, rows, whole
+from metal_supervisor.spec.arguments import TEXT, FlagVerdict, Grammar, ValueCheck, choice, decimal, flags, rows, whole
 from metal_supervisor.spec.environment import COMMON, ELSEWHERE, SWITCH, Environment, Vocabulary, variables
 
 OURS, REFUSED, IGNORED = FlagVerdict.OURS, FlagVerdict.REFUSED, FlagVerdict.IGNORED
 LARGEST = (1 << 63) - 1
 COUNT, SHARE, REAL = whole(0, LARGEST), decimal(0, 1), decimal(-1000, 1000)
-JSON = Check("a JSON object", r"(?s:\s*\{.*\}\s*)")
-WORD = Check("one word", r"[A-Za-z0-9_-]{1,60}")
+JSON = ValueCheck("a JSON object", r"(?s:\s*\{.*\}\s*)")
+WORD = ValueCheck("one word", r"[A-Za-z0-9_-]{1,60}")
 
 BIND = "engines listen where this Mac's setting --bind says"
 PORT = "the port is chosen by this Mac; set spec.containerPort to prefer one"

@@ -46,7 +46,7 @@ class Paths(Enum):
 
 
 @dataclass(frozen=True)
-class Check:
+class ValueCheck:
     """The values that a flag or a variable takes."""
 
     says: str = "any text"
@@ -66,21 +66,23 @@ class Check:
         return self.low is None or self.low <= float(value) <= self.high
 
 
-TEXT = Check()
+TEXT = ValueCheck()
 
 
-def whole(low: int, high: int, *words: str) -> Check:
+def whole(low: int, high: int, *words: str) -> ValueCheck:
     """A whole number between two bounds, or one of a few words."""
     also = "".join(f", or {word}" for word in words)
-    return Check(f"a whole number from {low} to {high}{also}", r"[+-]?[0-9]{1,18}", low, high, frozenset(words))
+    return ValueCheck(f"a whole number from {low} to {high}{also}", r"[+-]?[0-9]{1,18}", low, high, frozenset(words))
 
 
-def decimal(low: float, high: float) -> Check:
-    return Check(f"a number from {low:g} to {high:g}", r"[+-]?([0-9]{1,15}\.?[0-9]{0,15}|\.[0-9]{1,15})", low, high)
+def decimal(low: float, high: float) -> ValueCheck:
+    return ValueCheck(
+        f"a number from {low:g} to {high:g}", r"[+-]?([0-9]{1,15}\.?[0-9]{0,15}|\.[0-9]{1,15})", low, high
+    )
 
 
-def choice(*words: str) -> Check:
-    return Check(f"one of {', '.join(words)}", "(?!)", words=frozenset(words))
+def choice(*words: str) -> ValueCheck:
+    return ValueCheck(f"one of {', '.join(words)}", "(?!)", words=frozenset(words))
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Flag:
     """One flag of an engine, with all of its names."""
 
     names: tuple[str, ...]
-    values: tuple[Check, ...] = ()
+    values: tuple[ValueCheck, ...] = ()
     """A check for each argument behind it that is its own."""
     verdict: FlagVerdict = FlagVerdict.VALUE
     why: str = ""
@@ -123,7 +125,7 @@ def rows(*groups: Iterable[Flag]) -> dict[str, Flag]:
 
 def flags(
     *written: str,
-    values: Sequence[Check] = (),
+    values: Sequence[ValueCheck] = (),
     verdict: FlagVerdict = FlagVerdict.VALUE,
     why: str = "",
     paths: Paths | None = None,

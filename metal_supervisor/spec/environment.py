@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from metal_supervisor.spec.arguments import TEXT, Check, Flag, FlagVerdict, Grammar, Problem, opens, whole
+from metal_supervisor.spec.arguments import TEXT, Flag, FlagVerdict, Grammar, Problem, ValueCheck, opens, whole
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Variable:
     """One variable of an engine's environment."""
 
     verdict: FlagVerdict
-    check: Check = TEXT
+    check: ValueCheck = TEXT
     why: str = ""
 
 
@@ -58,15 +58,15 @@ class Environment:
 
 
 def variables(
-    text: str, check: Check = TEXT, verdict: FlagVerdict = FlagVerdict.VALUE, why: str = ""
+    text: str, check: ValueCheck = TEXT, verdict: FlagVerdict = FlagVerdict.VALUE, why: str = ""
 ) -> dict[str, Variable]:
     """Rows of variables with the same verdict; their names are separated by spaces."""
     return dict.fromkeys(text.split(), Variable(verdict, check, why))
 
 
-SWITCH = Check("1, 0, true, false, on or off", "(?i:0|1|true|false|on|off)")
-LOCALE = Check("a locale such as en_US.UTF-8", r"[A-Za-z0-9_@.-]{0,40}")
-ZONE = Check("a time zone such as Europe/Berlin", r"[A-Za-z0-9_+-]{1,30}(/[A-Za-z0-9_+-]{1,30}){0,2}")
+SWITCH = ValueCheck("1, 0, true, false, on or off", "(?i:0|1|true|false|on|off)")
+LOCALE = ValueCheck("a locale such as en_US.UTF-8", r"[A-Za-z0-9_@.-]{0,40}")
+ZONE = ValueCheck("a time zone such as Europe/Berlin", r"[A-Za-z0-9_+-]{1,30}(/[A-Za-z0-9_+-]{1,30}){0,2}")
 COMMON: Mapping[str, Variable] = {
     **variables("LANG LC_ALL LC_CTYPE LC_NUMERIC LC_TIME", LOCALE),
     **variables("TZ", ZONE),
@@ -116,7 +116,7 @@ class Vocabulary:
         """Whether a variable stands for a flag."""
         return name not in self.environment.names and flag_of(name, self.grammar) is not None
 
-    def check(self, name: str, opened: Collection[str] = ()) -> Check:
+    def check(self, name: str, opened: Collection[str] = ()) -> ValueCheck:
         """The values that a variable takes."""
         flag = None if name in self.environment.names else flag_of(name, self.grammar)
         if flag is None:

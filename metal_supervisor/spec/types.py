@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
-from metal_supervisor.spec.arguments import TEXT, Check
+from metal_supervisor.spec.arguments import TEXT, ValueCheck
 from metal_supervisor.spec.sources import NOTHING, Artifact
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken
 
@@ -145,7 +145,7 @@ class Reference:
     """Without it the variable is left out."""
     path: str
     """The field that names it, as a message has it."""
-    check: Check = TEXT
+    check: ValueCheck = TEXT
     """The values that the variable takes."""
 
 

@@ -73,13 +73,14 @@ def test_it_ends_although_nobody_reads_what_it_says(module: str) -> None:
     os.close(reader)
 
 
-@pytest.mark.parametrize("module", ["mlx_engine", "omlx_engine"])
-def test_what_is_collected_while_it_writes_may_write_too(module: str) -> None:
+@pytest.mark.parametrize(("module", "name"), [("mlx_engine", "Log"), ("omlx_engine", "OmlxLog")])
+def test_what_is_collected_while_it_writes_may_write_too(module: str, name: str) -> None:
     nested = (
         "import sys\n"
         f"from metal_supervisor.runtimes.shims import {module} as engine\n"
         "class Text(str):\n    def encode(self, *_): log.write('inner\\n'); return b'outer\\n'\n"
-        "log = engine.Log(); log.write(Text('x')); engine.end('why it ended')\n"
+        f"log = engine.{name}()\n"
+        "log.write(Text('x')); engine.end('why it ended')\n"
     )
     done = subprocess.run([sys.executable, "-c", nested], capture_output=True, text=True, timeout=30)
     assert done.stderr.splitlines() == ["inner", "outer", f"{module}: why it ended"]

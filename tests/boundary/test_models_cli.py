@@ -105,8 +105,9 @@ HUB = "hf://o/r/m.gguf"
 def elsewhere_filled(slot: ModelDirectory) -> Iterator[None]:
     """A slot that another process fills."""
     code = (
-        "import sys; from pathlib import Path; from metal_supervisor.models.model_directory import Slot\n"
-        "with Slot(Path(sys.argv[1]), sys.argv[2]).locked() as ours:\n    print(ours, flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from metal_supervisor.models.model_directory import ModelDirectory\n"
+        "with ModelDirectory(Path(sys.argv[1]), sys.argv[2]).locked() as ours:\n"
+        "    print(ours, flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(slot.store), slot.name]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -405,7 +405,7 @@ def test_a_killed_program_leaves_no_powermetrics_behind(tmp_path: Path) -> None:
         "import sys; from pathlib import Path; from metal_supervisor.host import power_program as power\n"
         "from metal_supervisor.host.power_meter import Alarm, Powermetrics\n"
         "argv = sys.argv[2:]\n"
-        "power.Program(Path(sys.argv[1]), Alarm(), lambda: Powermetrics(argv)).run(lambda: False)\n"
+        "power.PowerProgram(Path(sys.argv[1]), Alarm(), lambda: Powermetrics(argv)).run(lambda: False)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path), *printing(tmp_path)], cwd=ROOT) as program:
         eventually((tmp_path / POWER_FILE).exists, what="a reading")

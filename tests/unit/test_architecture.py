@@ -1,0 +1,52 @@
+"""docs/architecture.md: every station of its walks is a function of the source."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+STATIONS = re.findall(r"\[`([A-Za-z_.]+)`\]\(\.\./(metal_supervisor/[a-z_/]+\.py)\)", PAGE)
+
+
+def defined(path: Path) -> set[str]:
+    """Functions, constants and `Class.method`s of a module."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {each.id for each in targets if isinstance(each, ast.Name)}
+    return found
+
+
+@pytest.mark.parametrize(("name", "file"), STATIONS)
+def test_a_station_is_where_the_page_says(name: str, file: str) -> None:
+    assert name in defined(ROOT / file)
+
+
+def test_every_room_has_a_row() -> None:
+    rooms = {path.parent.name for path in (ROOT / "metal_supervisor").glob("*/__init__.py")} - {"boundary"}
+    rows = {room for row in re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE) for room in re.findall(r"`([a-z]+)`", row)}
+    assert rows == rooms
+
+
+def test_no_file_is_loose() -> None:
+    loose = {path.name for path in (ROOT / "metal_supervisor").glob("*.py")}
+    assert loose == {"__init__.py", "__main__.py", "launch.py", "supervisorctl.py"}
+
+
+def test_no_two_classes_share_a_name() -> None:
+    seen: dict[str, str] = {}
+    for path in sorted((ROOT / "metal_supervisor").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                assert node.name not in seen, f"{path} and {seen[node.name]}"
+                seen[node.name] = str(path)
