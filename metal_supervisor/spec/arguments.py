@@ -1,9 +1,9 @@
 """Command-line arguments that a manifest may give to an engine: an allow-list, as data.
 
-A list of dangerous flags around a parser of another project is out of date with every release of it, so each runtime
-has a table of what is accepted instead. What is in no table is refused by name, with the setting that opens it. `parse`
-is the only reader of `spec.extraArgs` and of the command lines composed from it: a flag that is read differently here
-than by the engine is a way around the table.
+A deny-list of dangerous flags would be out of date with every release of the engine, so each runtime has a table of the
+flags it accepts instead. A flag in no table is refused by name, with the setting that allows it. `parse` is the only
+reader of `spec.extraArgs` and of the command lines composed from it: a flag that is read differently here than by the
+engine is a way around the table.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ Problem: TypeAlias = tuple[str, str]
 
 
 class FlagVerdict(Enum):
-    """What becomes of a flag or a variable that a manifest names."""
+    """Treatment of a flag or a variable that a manifest names."""
 
     VALUE = "value"
-    """It is passed on, once its value is checked."""
+    """Passed on, once its value is checked."""
     PATH = "path"
     """Its value names files, which are judged and fetched like `spec.source`."""
     OURS = "ours"
-    """It is composed by this Mac; no setting opens it."""
+    """Composed by this Mac; no setting allows a manifest to set it."""
     REFUSED = "refused"
-    """It reaches beyond the engine; the administrator can open it."""
+    """Reaches beyond the engine; the administrator can allow it."""
     IGNORED = "ignored"
-    """It means nothing on a Mac, and is left out, with a condition that says so."""
+    """Has no meaning on a Mac; left out, with a condition that says so."""
 
 
 class Paths(Enum):
-    """How the value of a flag names files."""
+    """Syntax by which the value of a flag names files."""
 
     ONE = "one"
     LIST = "list"
@@ -53,10 +53,10 @@ class ValueCheck:
     """For a message: "a whole number from 0 to 100"."""
     pattern: str = r"(?s:.*)"
     low: float | None = None
-    """Bounds of a number, both included; None for what is none."""
+    """Bounds of a number, both inclusive; None for no bound."""
     high: float = 0.0
     words: frozenset[str] = frozenset()
-    """Values that are taken besides."""
+    """Values accepted in addition."""
 
     def allows(self, value: str) -> bool:
         if value in self.words:
@@ -91,10 +91,10 @@ class Flag:
 
     names: tuple[str, ...]
     values: tuple[ValueCheck, ...] = ()
-    """A check for each argument behind it that is its own."""
+    """A check for each value that follows the flag as an argument."""
     verdict: FlagVerdict = FlagVerdict.VALUE
     why: str = ""
-    """Why it is not the user's."""
+    """Reason why users cannot set it."""
     variable: str = ""
     """Variable of the environment that the engine reads it from, "" for none."""
     paths: Paths | None = None
@@ -160,7 +160,7 @@ class Argument:
 
     @property
     def complete(self) -> bool:
-        """Whether it has as many values as it takes."""
+        """True if the flag has all of its values; always True for one in no table."""
         return self.flag is None or len(self.values) == len(self.flag.values)
 
 
@@ -173,7 +173,7 @@ class ParsedArguments:
     _names: frozenset[str] = field(default=frozenset(), repr=False)
 
     def given(self, *names: str) -> bool:
-        """Whether one of these flags is set, under any of its names."""
+        """True if one of these flags is set, under any of its names."""
         return not self._names.isdisjoint(names)
 
     def last(self, name: str, default: str = "") -> str:
@@ -235,7 +235,7 @@ def _argument(written: Sequence[str], index: int, grammar: Grammar) -> Argument:
 
 
 def _is_flag(text: str) -> bool:
-    """Whether Python's parser takes an argument for a flag rather than for a value."""
+    """True if Python's argparse takes an argument for a flag, not for a value."""
     return text.startswith("-") and text != "-" and not re.fullmatch(r"-[0-9]+|-[0-9]*\.[0-9]+", text, re.ASCII)
 
 
@@ -306,7 +306,7 @@ def opens(name: str, setting: str) -> str:
 
 
 def named_files(item: Argument) -> tuple[str, ...]:
-    """The files that an argument names, as they are written; none if that is not what its flag does."""
+    """The files that an argument names, as written; none if its flag names no files."""
     if item.flag is None or item.flag.paths is None or not item.values:
         return ()
     if item.flag.paths is Paths.ONE:
@@ -332,7 +332,7 @@ def _scale(text: str) -> tuple[str, str]:
 
 
 def unscaled(item: Argument) -> str:
-    """Why its files do not have the scales that its flag wants, "" if they do."""
+    """Reason why the argument's files lack the scales that its flag requires, or "" if they have them."""
     if item.flag is None or item.flag.paths is not Paths.SCALED:
         return ""
     scales = (_scale(each)[1] for each in item.values[0].split(","))
@@ -340,7 +340,7 @@ def unscaled(item: Argument) -> str:
 
 
 def misread(item: Argument, source: str) -> str:
-    """Why an engine would read the place of a file differently, "" if it would not. `source`: canonical."""
+    """Reason why the engine would misread a file's place in an argument, or "" if it would not. `source`: canonical."""
     if item.flag is None or item.flag.paths is None:
         return ""
     plain = urllib.parse.unquote(source).partition("://")[2] or urllib.parse.unquote(source)

@@ -1,4 +1,4 @@
-"""What there is to know of a model that a shared daemon serves: what its attendant is to do, and is doing."""
+"""A model that a shared daemon serves: the job given to its attacher process, and the note that the attacher keeps."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 JOB = "METAL_SUPERVISOR_JOB"
-"""Variable with an attendant's job, as JSON: `daemon`, the served `name`, and what that daemon needs to know."""
+"""Variable with an attacher's job, as JSON: `daemon`, the served `name`, and the parameters of that kind of daemon."""
 
 
 class Phase(str, Enum):
-    """What an attendant is doing."""
+    """Phase of an attacher."""
 
     WAITING = "waiting"
     """The daemon does not answer."""
@@ -18,19 +18,19 @@ class Phase(str, Enum):
     """The model is being fetched or loaded."""
     ATTACHED = "attached"
     REFUSED = "refused"
-    """The daemon will not have it; it is asked again."""
+    """The daemon refuses the model; the attacher retries."""
 
 
 @dataclass(frozen=True)
 class Attachment:
-    """An attendant's note (`attached/*.json`)."""
+    """An attacher's note (`attached/*.json`)."""
 
     program: str
     pid: int
-    """Of the attendant."""
+    """Of the attacher."""
     phase: Phase
     message: str
     at: float
     """Unix time of it."""
     file: str
-    """What the daemon runs for it, if another model of the same file shares that; "" if none does."""
+    """The daemon's model behind it, if services of the same file share one; "" if they do not."""

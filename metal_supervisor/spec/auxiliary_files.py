@@ -1,7 +1,7 @@
 """Files that an engine loads beside its model: a draft model, a vision projector, the other shards.
 
-They are named in two resources: the projector and the shards in the Model, the draft model in the InferenceService, as
-another Model or as a file beside the model's own. A file that nobody would load is refused by name.
+Two resources name them: the Model its projector and shards, the InferenceService its draft model, as another Model or
+as a file beside the model's own. A file that no engine would load is refused by name.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def check_files(spec: Json, place: str, known: Collection[str]) -> None:
 
 
 def speculation(resource: Json) -> dict[str, Any] | None:
-    """What a service says of speculative decoding, in the engine's own terms; None if it has none. Raises Bad.
+    """Speculative decoding settings of a service, in the engine's own terms; None if it has none. Raises Bad.
 
-    Keys: `type`, and where they are said `nDraftMax` (tokens), `pMin`, `draftModel` and `draftModelRef`.
+    Keys: `type`, and where they are set `nDraftMax` (tokens), `pMin`, `draftModel` and `draftModelRef`.
     """
     if fields.get(resource, SPECULATION, dict, None) is None:
         return None

@@ -1,8 +1,8 @@
 """Environment variables that a manifest may give to an engine: an allow-list, as data.
 
 A variable can name a library to load, a file to read or a host to connect to, and engines and their libraries read
-hundreds of them; so only those that are known to be harmless are passed on. A variable that an engine reads a flag from
-is judged as that flag, and given to the engine as one, so that its memory is estimated with it.
+hundreds of them; so only those known to be harmless are passed on. A variable that stands for a flag is judged as that
+flag, and given to the engine as one, so that the memory estimate takes it into account.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Environment:
 
     names: Mapping[str, Variable]
     ignored: re.Pattern[str] | None = None
-    """Names of what means nothing on a Mac."""
+    """Names without a meaning on a Mac."""
     never: re.Pattern[str] = re.compile(r"(LD_|DYLD_|__XPC_|SUPERVISOR_|METAL_SUPERVISOR_)", re.IGNORECASE)
-    """How names begin that no setting opens."""
+    """Beginnings of names that no setting can allow."""
 
     def judge(self, name: str, opened: Collection[str] = ()) -> Variable:
         """The verdict about a variable; `opened`: names that the administrator of this Mac allows."""
@@ -84,7 +84,7 @@ ELSEWHERE = re.compile(
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a manifest may say to an engine."""
+    """The flags and variables that a manifest may give to an engine."""
 
     engine: str
     grammar: Grammar
@@ -107,13 +107,13 @@ class Vocabulary:
         return None
 
     def ignores(self, name: str, opened: Collection[str] = ()) -> bool:
-        """Whether a variable means nothing on a Mac."""
+        """True if a variable has no meaning on a Mac."""
         flag = None if name in self.environment.names else flag_of(name, self.grammar)
         verdict = self.environment.judge(name, opened).verdict if flag is None else flag.verdict
         return verdict is FlagVerdict.IGNORED
 
     def is_flag(self, name: str) -> bool:
-        """Whether a variable stands for a flag."""
+        """True if a variable stands for a flag."""
         return name not in self.environment.names and flag_of(name, self.grammar) is not None
 
     def check(self, name: str, opened: Collection[str] = ()) -> ValueCheck:
@@ -136,7 +136,7 @@ def _off(variable: str) -> str:
 
 
 def _negative(flag: Flag) -> str:
-    """Name of a switch that turns it off, "" if there is none beside one that turns it on."""
+    """Name of the switch that turns a flag off, "" unless it has one for each direction."""
     off = next((name for name in flag.names if name.startswith("--no-")), "")
     return off if _positive(flag) != off else ""
 

@@ -1,7 +1,7 @@
-"""The first request of an engine's life: proof that it answers, which its health does not give.
+"""The first request to an engine: proof that it can answer, which its health endpoint is not.
 
 A chat template that fails, weights that are noise or kernels that cannot be compiled all leave `/health` at 200. So
-the smallest request of the service's mode is made once per start, and only what has answered it is sent anybody else's.
+the smallest request of the service's mode is made once per start, and an engine gets no other before it answers that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 LONGEST_TEXT = 200
 HIDDEN = "…"
 KEY_VARIABLES = ("LLAMA_API_KEY", "VLLM_API_KEY")
-"""Environment variables by which an engine is told what key to want."""
+"""Environment variables that set the API key which an engine requires."""
 
 _REQUESTS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}),
@@ -34,9 +34,9 @@ def named(body: str, model: str) -> str:
 
 
 def key_of(env: object) -> tuple[str, str]:
-    """(variable, key) of the key that an engine with this environment wants, ("", "") if it is not known to want one.
+    """(variable, key) of the key that an engine with this environment requires, ("", "") if none is known.
 
-    Of several, separated by commas, the first. One that no header can hold is not known.
+    Of several, separated by commas, the first. One that no header can hold does not count.
     """
     for variable in KEY_VARIABLES:
         value = env.get(variable) if isinstance(env, Mapping) else None
@@ -47,9 +47,9 @@ def key_of(env: object) -> tuple[str, str]:
 
 
 def fault(path: str, status: int, body: bytes, key: tuple[str, str] = ("", "")) -> str:
-    """Why an answer proves nothing, "" if it proves that the engine serves. `key`: what was sent, as in `key_of`.
+    """Reason why an answer does not prove that the engine serves, or "" if it does. `key`: as sent, from `key_of`.
 
-    One that wants a key which is not known here is guarded by somebody, and that is not ours to judge.
+    A 401 or 403 to a request without a key counts as proof: the engine requires a key that is not known here.
     """
     variable, secret = key
     if status in (401, 403) and not secret:

@@ -1,9 +1,9 @@
-"""What a GGUF file says of itself before its weights begin: hyperparameters, and how large the tensors are.
+"""Reader of GGUF headers: the hyperparameters of a model and the sizes of its tensors, without its weights.
 
 A model must be judged before it is loaded, and often before it is downloaded, so the same reader serves a file,
 a set of shards, and the first bytes of a remote one (`Prefix`, which says by `NeedMore` how many it wants).
-The file comes from anywhere: counts, lengths and sums are bounded before anything is allocated or added, what
-nobody asks for (token lists, templates) is stepped over, and whatever is wrong is one `BadGguf` that says so.
+The file is untrusted: counts, lengths and sums are bounded before anything is allocated or added, values that are not
+needed (token lists, templates) are skipped, and every defect is a `BadGguf` that names it.
 
 The format is ggml's, versions 2 and 3, little-endian.
 """
@@ -19,11 +19,11 @@ from typing import Protocol, TypeAlias
 
 MIB = 1 << 20
 WINDOW_BYTES = 256 * 1024
-"""How much is read at a time; most of a header is tokens, a few bytes each."""
+"""Size of one read; most of a header is tokens, a few bytes each."""
 MAX_HEADER_BYTES = 64 * MIB
 """The largest known are some 20 MiB: 260,000 tokens with their merges."""
 MAX_DATA_BYTES = 1 << 50
-"""No machine has a pebibyte; sums below it cannot overflow anybody's 64 bits."""
+"""No machine has a pebibyte; sums below it cannot overflow 64 bits."""
 MAX_ENTRIES, MAX_TENSORS, MAX_STRINGS = 16_384, 65_536, 2_000_000
 """Of strings in lists: the largest known has some 800,000, tokens and merges."""
 MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_DIMENSIONS, MAX_LAYERS = 65_535, 128, 4, 1024
@@ -58,7 +58,7 @@ class BadGguf(Exception):
 
 
 class NeedMore(Exception):
-    """The header goes on after the bytes at hand."""
+    """The header is longer than the bytes at hand."""
 
     def __init__(self, total_bytes_wanted: int) -> None:
         super().__init__(f"the header is longer; the first {total_bytes_wanted} bytes are wanted")
@@ -81,7 +81,7 @@ class Prefix:
     """Size of the whole file, None if it is not known."""
 
     def read(self, offset: int, size: int) -> bytes:
-        """What there is. Past the end it raises NeedMore for at least twice as much, so that few requests do."""
+        """Bytes at hand from `offset`. Past them raises NeedMore for at least twice as many: few requests do."""
         if offset < len(self.data):
             return self.data[offset : offset + size]
         if self.size_bytes is not None and offset >= self.size_bytes:
@@ -103,11 +103,11 @@ Value: TypeAlias = int | float | bool | str | tuple[int | float | bool, ...] | O
 
 @dataclass(frozen=True)
 class Header:
-    """What was read."""
+    """The parts of a header that are kept."""
 
     metadata: Mapping[str, Value]
     tensors: int
-    """How many there are; of all shards, if merged."""
+    """Number of tensors; of all shards, if merged."""
     bytes_by_type: Mapping[str, int]
     """Type name -> bytes of all tensors of that type."""
     data_offset: int
@@ -115,11 +115,11 @@ class Header:
     data_bytes: int
     """From there to the end of the last one."""
     attention_layers: frozenset[int] = frozenset()
-    """Blocks that have tensors of attention with keys, which is what a KV cache is of."""
+    """Blocks with key tensors of attention: those that the KV cache covers."""
     recurrent_layers: frozenset[int] = frozenset()
     """Blocks that have tensors of a recurrent layer; some models have both in one."""
     assumptions: tuple[str, ...] = field(default=())
-    """What had to be taken on trust."""
+    """Assumptions made where the file does not tell."""
 
     @property
     def weights_bytes(self) -> int:
@@ -132,7 +132,7 @@ class Header:
 
     @property
     def tokens(self) -> int:
-        """Size of the vocabulary, 0 if it is not told."""
+        """Size of the vocabulary, 0 if the header does not tell."""
         found = self.metadata.get("tokenizer.ggml.tokens")
         if isinstance(found, Omitted):
             return found.length
@@ -173,7 +173,7 @@ class _Cursor:
         return self._window[self._at - size : self._at]
 
     def skip(self, size: int) -> None:
-        """Steps over bytes without reading them; a file that ends before is noticed by whoever reads next."""
+        """Skip bytes without reading them; only the next read notices a file that ends before."""
         self._at += size
         if self.position > MAX_HEADER_BYTES:
             raise BadGguf(f"the header goes on for more than {MAX_HEADER_BYTES // MIB} MiB")
@@ -188,7 +188,7 @@ class _Cursor:
         return self.take(size)
 
     def skip_texts(self, count: int) -> None:
-        """Steps over strings; a vocabulary has hundreds of thousands, so this loop does nothing else."""
+        """Skip strings; a vocabulary has hundreds of thousands, so this loop does nothing else."""
         self._strings += count
         if self._strings > MAX_STRINGS:
             raise BadGguf(f"a list claims {count} strings; at most {MAX_STRINGS} are allowed")
@@ -342,7 +342,7 @@ class _Reader:
             self._recurrent.add(layer)
 
     def _size_unknown(self, start: int) -> tuple[str, ...]:
-        """Tensors of a type that is newer than we are reach to the next one, or to the end of the file."""
+        """Size tensors of an unknown type by where the next one begins, or the file ends."""
         if not self._unknown:
             return ()
         ordered = sorted(set(self._offsets))
@@ -370,7 +370,7 @@ class _Reader:
 
 
 def read_header(source: Source, size_bytes: int | None = None) -> Header:
-    """The header of a file; with its size, also whether all of it is there.
+    """Read the header of a file; with `size_bytes`, also check that the file holds all of its tensors.
 
     Raises BadGguf, and whatever the source raises: NeedMore, if it is a Prefix that is too short.
     """

@@ -1,4 +1,4 @@
-"""How a duration is distributed, as Prometheus counts it: an immutable value that a file can hold.
+"""Histogram of durations in Prometheus' form: an immutable value that a file can hold.
 
 The controller counts its passes and writes them into its report; the sidecar counts what it sees itself.
 """
@@ -56,7 +56,7 @@ def empty(bounds: tuple[float, ...]) -> Histogram:
 
 
 def read(found: Any) -> Histogram | None:
-    """What `as_json` made, out of a file; None if it is anything else."""
+    """Histogram from what `as_json` wrote into a file; None if it is anything else."""
     if not isinstance(found, dict):
         return None
     bounds, counts, total = found.get("bounds"), found.get("counts"), found.get("total", 0)

@@ -1,8 +1,8 @@
 """Limits per namespace: how much of this Mac the users of a namespace may ask for.
 
-An administrator writes them as settings, `NAMESPACE=VALUE,…`, with `*` for all other namespaces. What a manifest asks
-beyond priority, protection and Service type is granted as far as the limits go, and a condition names the rest. Memory
-is limited by the ledger, disk space by the model store.
+An administrator writes them as settings, `NAMESPACE=VALUE,…`, with `*` for all other namespaces. Priority, protection
+and Service type are granted as far as the limits go, and a condition names the rest. Memory is limited by the ledger,
+disk space by the model store.
 """
 
 from __future__ import annotations

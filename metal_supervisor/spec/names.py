@@ -1,6 +1,6 @@
-"""Which service somebody means, by what they typed: `default/phi`, `default.phi`, or `phi` if no other is called so.
+"""Lookup of a service by the name a user typed: `default/phi`, `default.phi`, or `phi` if only one has that name.
 
-What was typed is only ever compared with names that there are, so it can be anything.
+The typed text is only ever compared with known names, so it can be anything.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeAlias
 from metal_supervisor.spec.types import Record
 
 Aliases: TypeAlias = Sequence[Collection[str]]
-"""The names of one thing, those that say most first: a later one counts only if no earlier one is meant."""
+"""The names of one thing, the most specific first: a later one counts only if no earlier one matches."""
 MOST_NEAR = 3
 MOST_LISTED = 12
 
@@ -28,7 +28,7 @@ def aliases(record: Record) -> Aliases:
 
 
 def meant(word: str, known: Mapping[str, Aliases]) -> str:
-    """The program that a word means. `known`: the names of each. Raises Unknown."""
+    """The program that a word names. `known`: the names of each. Raises Unknown."""
     for level in range(max((len(each) for each in known.values()), default=0)):
         found = sorted(program for program, each in known.items() if level < len(each) and word in each[level])
         if len(found) == 1:

@@ -1,4 +1,4 @@
-"""How far a download is, in words: share, rate and what is left, steady enough to be read."""
+"""Progress of a download for people to read: share, smoothed rate, and time left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from metal_supervisor.spec.sizes import amount
 
 STEADY_S = 15.0
-"""Over about how long a rate is averaged."""
+"""Time over which a rate is averaged, roughly."""
 
 
 @dataclass
@@ -16,7 +16,7 @@ class DownloadProgress:
     """Counts bytes, and remembers how fast they came."""
 
     total_bytes: int = 0
-    """0 while nobody knows."""
+    """0 while it is not known."""
     got_bytes: int = 0
     rate: float = 0.0
     """Bytes a second, 0 while it is not known."""
@@ -24,15 +24,15 @@ class DownloadProgress:
     _counted: int = 0
 
     def got(self, more_bytes: int) -> None:
-        """So many more are here."""
+        """Add bytes that have arrived."""
         self.got_bytes += more_bytes
 
     def begin(self, now: float) -> None:
-        """What is here already was not fetched at any rate. `now`: seconds of a steady clock, as below."""
+        """Start the rate: bytes here already do not count towards it. `now`: seconds of a steady clock, as below."""
         self._at, self._counted = now, self.got_bytes
 
     def look(self, now: float) -> None:
-        """Brings the rate up to date."""
+        """Update the rate."""
         if self._at is None:
             return self.begin(now)
         passed = now - self._at
@@ -66,7 +66,7 @@ def speed(rate: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`40 s`, `12 min` or `3 h 5 min`; `unknown` of what is no length of time."""
+    """`40 s`, `12 min` or `3 h 5 min`; `unknown` for what is no length of time."""
     if not math.isfinite(seconds):
         return "unknown"
     if seconds < 90:

@@ -21,7 +21,7 @@ def printable(text: str) -> str:
 
 
 def cells(text: str) -> int:
-    """How many cells of a terminal a printable text takes."""
+    """Width of a printable text in a terminal's cells."""
     return sum(_width(char) for char in text)
 
 
@@ -70,7 +70,7 @@ def _bar(meter: DownloadProgress, length: int) -> str:
 
 
 def _numbers(meter: DownloadProgress) -> list[str]:
-    """What there is to say, the most important first."""
+    """The texts of share, size, rate and time left, as far as known, the most important first."""
     rate = speed(meter.rate) if meter.rate else ""
     if not meter.total_bytes:
         return [each for each in (amount(meter.got_bytes), rate) if each]

@@ -1,7 +1,7 @@
 """The environment of an engine, and its values that are kept elsewhere: a key of a Secret or of a ConfigMap.
 
-What those hold reaches an engine's environment and nothing else. While it is not known the service waits; what is
-missing is named by the field that asks for it; and a value that changed is an edit of the service.
+Their values reach an engine's environment and nothing else. A service waits while one is not known; a message names
+the field that asks for one that is missing; and a changed value counts as an edit of the service.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from metal_supervisor.spec.sources import NO_KEYS, Artifact, Keys, hub_parts
 from metal_supervisor.spec.types import Json, Reference, Service, Standing
 
 Source: TypeAlias = tuple[str, str, str]
-"""(namespace, plural of the kind, name) of what holds values."""
+"""(namespace, plural of the kind, name) of a Secret or a ConfigMap."""
 KINDS: Mapping[str, tuple[str, str]] = {
     "secretKeyRef": ("secrets", "Secret"), "configMapKeyRef": ("configmaps", "ConfigMap"),
 }  # fmt: skip
@@ -34,15 +34,15 @@ RIGHTS = "conf/rbac/secrets.yaml"
 SECRET_FIELD, HUB_KEY = "spec.sourceSecretRef", "HF_TOKEN"
 HOSTS_ANNOTATION = "metal-supervisor.io/hosts"
 HUB_HOSTS = ("huggingface.co", "hf.co")
-"""Hosts that a Secret goes to unless its own annotation names others: whoever may write a Model names any host."""
+"""Hosts that a Secret is sent to unless its own annotation names others: a Model's author can name any host."""
 
 
 @dataclass(frozen=True)
 class Holding:
-    """What is known of a Secret or a ConfigMap."""
+    """A Secret or a ConfigMap, as last read."""
 
     code: int
-    """HTTP status of the answer that counts: 200, 403, 404; 0 while there was none."""
+    """HTTP status of the answer that counts: 200, 403, 404; 0 before there is one."""
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Its values by their keys."""
     binary: frozenset[str] = frozenset()
@@ -50,16 +50,16 @@ class Holding:
     hosts: tuple[str, ...] = ()
     """Hosts that its annotation names; () without one."""
     text: str = ""
-    """What the server said when it did not give it."""
+    """The server's message when it refused to return it."""
 
 
 def read_environment(
     spec: Json, known: Vocabulary | None, opened: Collection[str] = (), opened_flags: Collection[str] = ()
 ) -> tuple[tuple[tuple[str, str], ...], tuple[Reference, ...], tuple[str, ...]]:
-    """(name and value of each variable, those whose value is kept elsewhere, fields left out); raises Bad.
+    """(name and value of each variable, references to values kept elsewhere, fields left out); raises Bad.
 
-    `known`: what the engine may be told, None if its runtime judges that by itself. `opened`: variables and flags that
-    the administrator of this Mac allows besides.
+    `known`: the engine's vocabulary, None if its runtime does the checking. `opened`, `opened_flags`: variables and
+    flags that the administrator of this Mac allows in addition.
     """
     pairs: dict[str, str] = {}
     kept: dict[str, Reference] = {}
@@ -124,12 +124,12 @@ def _reference(variable: str, item: Any, path: str) -> Reference:
 
 
 def sources(service: Service) -> set[Source]:
-    """What a service's environment is read from."""
+    """The Secrets and ConfigMaps that a service's environment refers to."""
     return {(service.namespace, each.kind, each.name) for each in service.references}
 
 
 def keys_of(artifact: Artifact, look: Callable[[Source], Holding | None]) -> Keys:
-    """What opens a model's source, or why it cannot be had."""
+    """The keys that open a model's source, or the problem why there are none."""
     if artifact.secret is None:
         return NO_KEYS
     namespace, name = artifact.secret
@@ -141,7 +141,7 @@ def keys_of(artifact: Artifact, look: Callable[[Source], Holding | None]) -> Key
         return Keys(problem=("SecretForbidden", f"{SECRET_FIELD}: {found.text}; apply {RIGHTS}"))
     if found.code != 200:
         return Keys(problem=("SecretNotFound", f"{SECRET_FIELD}: {what} does not exist; create it"))
-    if hub_parts(artifact.source) and not found.values.get(HUB_KEY, "").strip():  # nobody's own token instead of it
+    if hub_parts(artifact.source) and not found.values.get(HUB_KEY, "").strip():  # no fallback to this Mac's own token
         lacks = f'holds no plain text in key "{HUB_KEY}"' if HUB_KEY in found.binary else f'has no key "{HUB_KEY}"'
         return Keys(problem=("SecretKeyNotFound", f"{SECRET_FIELD}: {what} {lacks}; add your token, or remove it"))
     if (host := _host_of(artifact.source)) and host not in (found.hosts or HUB_HOSTS):
@@ -164,7 +164,7 @@ def read_hosts(annotation: Any) -> tuple[str, ...]:
 
 
 def filled(service: Service, look: Callable[[Source], Holding | None]) -> Service:
-    """The service with the values of its references, or with what it has to wait for."""
+    """The service with the values of its references filled in, or with `awaits` set to what it waits for."""
     if not service.references:
         return service
     env = dict(service.env)
@@ -187,7 +187,7 @@ def filled(service: Service, look: Callable[[Source], Holding | None]) -> Servic
 
 
 def _hindrance(namespace: str, asked: Reference, found: Holding | None) -> tuple[Standing, str, str] | None:
-    """(standing, reason, message) of why a value cannot be had, None if it can, or may be left out."""
+    """(standing, reason, message) if a value is not available; None if it is, or is optional."""
     kind = KIND_OF[asked.kind]
     what = f'the {kind} "{asked.name}" of namespace "{namespace}"'
     if found is None or found.code == 0:

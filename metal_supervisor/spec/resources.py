@@ -1,8 +1,8 @@
-"""Custom resources in, `Service` or `Rejected` out: where a user's words are understood or refused.
+"""Interpretation of custom resources: each InferenceService becomes a `Service`, or a `Rejected` with a reason.
 
-A custom resource may hold anything, because the field's CRD, ours, or an old one may have let it in, so
-nothing here trusts a type. Bad input never raises: it becomes a `Rejected` whose message names the field
-and says what to do, and every other service goes on as before.
+A custom resource may hold anything, because LLMKube's CRD, ours, or an old one may have admitted it, so nothing
+here trusts a type. Bad input never raises: it becomes a `Rejected` whose message names the field and says what to do,
+and no other service is affected.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PRIORITIES: Mapping[str, int] = {"critical": 1_000_000, "high": 100_000, "normal
 
 
 def rank_of(priority: str) -> int:
-    """The number behind a priority; of one that is not known, that of the usual one."""
+    """Rank of a priority; an unknown one ranks as the default."""
     return PRIORITIES.get(priority, PRIORITIES["normal"])
 
 
@@ -60,21 +60,21 @@ LIBRARY_RUNTIME = "ollama"
 
 @dataclass(frozen=True)
 class Policy:
-    """What this Mac offers, as far as understanding a custom resource needs it."""
+    """Rules of this Mac for custom resources: the runtimes it offers, and what manifests may set."""
 
     default_runtime: str
-    """Of services that name none, for formats that it serves."""
+    """For services that name none, if it serves the model's format."""
     runtimes: Mapping[str, frozenset[str]]
-    """What this Mac offers: runtime name -> the `Model.spec.format`s it serves, the preferred first."""
+    """Runtimes that this Mac offers, the preferred first: name -> the `Model.spec.format`s that it serves."""
     allowlist: frozenset[str] = frozenset()
     allowed_args: frozenset[str] = frozenset()
-    """Flags of `spec.extraArgs` that are refused elsewhere."""
+    """Flags of `spec.extraArgs` that are refused by default."""
     allowed_env: frozenset[str] = frozenset()
-    """Variables of `spec.env` that are refused elsewhere."""
+    """Variables of `spec.env` that are refused by default."""
     vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
-    """Runtime name -> what a manifest may say to its engine; without one the runtime refuses everything."""
+    """Runtime name -> the flags and variables that a manifest may give to its engine; without one, none."""
     installed: frozenset[str] = frozenset()
-    """Of `runtimes`, those whose program is here: a service that names none gets one of these if it can."""
+    """The `runtimes` whose program is installed: a service that names none gets one of these if possible."""
 
     def serves(self, runtime: str) -> frozenset[str]:
         """The formats that a runtime serves here."""
@@ -137,7 +137,7 @@ def read_limit(model: Json) -> ModelLimit:
 
 
 def read_artifact(resource: Json) -> Artifact:
-    """What the `spec.source` of a Model means, with all that tells which file of it; raises Bad."""
+    """The artifact that a Model's `spec.source` names, with the fields that select a file of it; raises Bad."""
     metadata, spec = resource.get("metadata", {}), {"spec": resource.get("spec")}
     place = sources.canonical(fields.text(fields.get(spec, "spec.source", str, ""), "spec.source").strip())
     directory = fields.get(spec, "spec.format", str, "gguf") in DIRECTORY_FORMATS
@@ -178,7 +178,7 @@ def _check_directory(place: str, files: tuple[str, ...]) -> None:
 
 
 def is_metal(resource: Json) -> bool:
-    """Whether a Model is meant for a Mac, whatever else may be wrong with it."""
+    """True if a Model is meant for a Mac, even one that is invalid otherwise."""
     hardware = (resource.get("spec") or {}).get("hardware") if isinstance(resource.get("spec"), dict) else None
     return isinstance(hardware, dict) and hardware.get("accelerator") == ACCELERATOR
 
@@ -232,7 +232,7 @@ def named_runtime(resource: Json, written_model: Json, model_name: str) -> tuple
 
 
 def _runtime(resource: Json, written_model: Json, model: Model, policy: Policy, kept: str) -> str:
-    """The runtime of a service: as it is annotated, there or on its Model, as it is said, or as the format has it."""
+    """The runtime of a service: that of `named_runtime`, else the one for its model's format. Raises Bad."""
     named = named_runtime(resource, written_model, model.name)
     if library := library_model(model.source):
         if LIBRARY_RUNTIME in policy.runtimes and (named is None or named[0] == LIBRARY_RUNTIME):
@@ -265,7 +265,7 @@ def _offers(policy: Policy) -> str:
 
 
 def _by_format(model: Model, policy: Policy, kept: str) -> str:
-    """The runtime of a service that names none: the one that it runs on, else the first that is installed here."""
+    """The runtime of a service that names none: the one it runs on, else the first that is installed here."""
     able = [name for name in (kept, policy.default_runtime, *policy.runtimes) if model.format in policy.serves(name)]
     if able and able[0] == kept:
         return kept
@@ -281,7 +281,7 @@ def _by_format(model: Model, policy: Policy, kept: str) -> str:
 
 
 def _drain_s(resource: Json) -> float | None:
-    """How long running requests are waited for before the engine is replaced; None if the spec does not say."""
+    """Seconds to wait for running requests before the engine is replaced; None if the spec does not say."""
     path = "spec.rolloutPolicy"
     if fields.get(resource, path, dict, None) is None:
         return None
@@ -293,13 +293,13 @@ def _drain_s(resource: Json) -> float | None:
 
 
 def _idle_ttl_s(resource: Json) -> int | None:
-    """After how long without a request the engine gives its memory back; None: never."""
+    """Seconds without a request after which the engine unloads its model; None: never."""
     said = fields.get(resource, "metadata.annotations", dict, {}).get(IDLE_TTL_ANNOTATION)
     return fields.duration(said, f"annotation {IDLE_TTL_ANNOTATION}", SHORTEST_IDLE_S, LONGEST_IDLE_S)
 
 
 def _readable(written: Json, draft: str = "") -> Model:
-    """A Model whose file this Mac can come by; raises Bad, which names it."""
+    """A Model whose file this Mac can obtain; raises Bad, which names it."""
     try:
         return read_model(written, draft)
     except Bad as bad:
@@ -309,7 +309,7 @@ def _readable(written: Json, draft: str = "") -> Model:
 def _files(
     namespace: str, written: Json, speculation: Json | None, models: Mapping[Key, Json]
 ) -> tuple[Model, tuple[Companion, ...]]:
-    """(the Model of a service, what its engine loads besides); raises Bad."""
+    """(the Model of a service, the further files that its engine loads); raises Bad."""
     said = speculation or {}
     beside = said.get("draftModel", "")
     model = _readable(written, beside)
@@ -451,11 +451,11 @@ def interpret(
     running: Collection[Key] = (),
     kept: Mapping[Key, tuple[int, str]] | None = None,
 ) -> dict[Key, Service | Rejected]:
-    """Every InferenceService of this Mac, understood or refused. Those not on the allowlist are left out.
+    """Interpret every InferenceService of this Mac. Those not on the allowlist are left out.
 
     Two whose names map to the same Service (`a.b` and `a-b`) cannot both be reached: the one that is among
-    the `running` keeps it, else the older one. `kept`: (generation, runtime) of those that run; what was installed
-    since must not move an engine that nobody edited.
+    the `running` keeps it, else the older one. `kept`: (generation, runtime) of those that run; a runtime installed
+    since must not move the engine of a service that was not edited.
     """
     result: dict[Key, Service | Rejected] = {}
     taken: dict[tuple[str, str], str] = {}

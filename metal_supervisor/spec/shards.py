@@ -1,4 +1,4 @@
-"""A large model is cut into files, and they must be judged together, even if only the first is at hand.
+"""Shards of a large model: their names, and one header for all, even if only the first is at hand.
 
 llama.cpp names them `…-00001-of-00003.gguf` and writes hyperparameters into the first, which may hold no tensor.
 """
@@ -26,7 +26,7 @@ def shard_names(name: str) -> tuple[str, ...]:
 def merge(first: Header, rest: Sequence[Header | int]) -> Header:
     """The header of a model in shards. A shard whose header is not at hand is given as its file's size in bytes.
 
-    Raises BadGguf if their number is not the one that the first shard tells.
+    Raises BadGguf if their number differs from the one in the first shard.
     """
     count, number = first.metadata.get("split.count", 1), first.metadata.get("split.no", 0)
     if number != 0:

@@ -20,7 +20,7 @@ UNITS = {
 
 
 def amount(size_bytes: int, toward: Literal["nearest", "up", "down"] = "nearest") -> str:
-    """`61.2 GiB`, or `512 MiB` below one. A need is rounded up and what is left down, so that it never looks enough."""
+    """`61.2 GiB`, or `512 MiB` below one. Round needs up and room down, so that too little never looks like enough."""
     gib = abs(size_bytes) >= GIB
     # A tenth of a GiB is no whole number of bytes, hence the multiplication.
     scaled, unit = (size_bytes * 10, GIB) if gib else (size_bytes, MIB)
@@ -34,7 +34,7 @@ def amount(size_bytes: int, toward: Literal["nearest", "up", "down"] = "nearest"
 def quantity(value: Any, path: str) -> int:
     """Bytes of a Kubernetes quantity such as `16Gi` (binary) or `16G` (decimal), rounded up.
 
-    Raises Bad, which names the field, for what is none, is not positive, or is more than any machine has.
+    Raises Bad, which names the field, if it is no quantity, not positive, or more than any machine has.
     """
     text = value if isinstance(value, str) else str(value) if isinstance(value, int | float) else ""
     found = QUANTITY.fullmatch(text.strip()) if not isinstance(value, bool) else None

@@ -1,7 +1,7 @@
-"""What a Model's `spec.source` may name: a file or a repository somewhere, or a model of Ollama's library.
+"""Sources that a Model's `spec.source` may name: a file, a repository, or a model of Ollama's library.
 
-People copy addresses from browsers, from documentation and from other tools, so one file has many spellings. Here they
-become one, because what is spelt the same is fetched once; and what this Mac cannot fetch is refused by its scheme.
+People copy addresses from browsers, from documentation and from other tools, so one file has many spellings. They are
+normalized to one, so that each file is fetched once; and a source that this Mac cannot fetch is refused by its scheme.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Artifact:
     directory: bool = False
     """A whole repository or directory (config.json and weights) instead of one GGUF file."""
     files: tuple[str, ...] = ()
-    """Of a directory, what is wanted of it (paths below it); empty: all that an engine reads."""
+    """Paths to fetch from below a directory; empty: all that an engine reads."""
     quantization: str = ""
-    """Which GGUF file of a repository is meant, if `source` names none: a part of its name, e.g. `Q4_K_M`."""
+    """Part of the name of the repository's GGUF file, e.g. `Q4_K_M`, if `source` names no file."""
     sha256: str = ""
-    """What the file must be, lower-case hex; "" if nobody said."""
+    """Expected digest of the file, lower-case hex; "" if none is set."""
     secret: tuple[str, str] | None = None
     """(namespace, name) of the Secret whose keys open it."""
     model: str = field(default="", compare=False)
@@ -61,12 +61,12 @@ class Artifact:
 
     @property
     def local(self) -> bool:
-        """Whether it is on this Mac already, if it is anywhere."""
+        """True if the source is a path on this Mac, whether or not the file exists."""
         return self.source.startswith("/")
 
     @property
     def slot(self) -> str:
-        """Name of its directory in the store: what a Secret opened is not for other namespaces."""
+        """Name of its directory in the store; one per namespace if a Secret opens it, as others may not have it."""
         said: list[object] = [self.source]
         if self.directory or self.quantization or self.secret:
             said += [self.directory, self.files, self.quantization, self.secret[0] if self.secret else ""]
@@ -79,14 +79,14 @@ NOTHING = Artifact("")
 
 @dataclass(frozen=True)
 class Keys:
-    """What opens a source."""
+    """Credentials that open a source."""
 
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Of the Secret that the Model names: HF_TOKEN, AWS_ACCESS_KEY_ID …"""
     problem: tuple[str, str] | None = None
-    """(reason, message) of why they cannot be had."""
+    """(reason, message) if they are not available."""
     passing: bool = False
-    """They will be, as soon as somebody answers."""
+    """The problem is transient: it ends once the API server answers."""
 
 
 NO_KEYS = Keys()
@@ -113,20 +113,20 @@ def bucket_key(source: str) -> tuple[str, str] | None:
 
 
 def is_file(source: str) -> bool:
-    """Whether a canonical source names a file, and not a repository or a directory on a server."""
+    """True if a canonical source names a file, not a repository or a directory on a server."""
     if parts := hub_parts(source):
         return bool(parts[2])
     return not source.endswith("/")
 
 
 def same_origin(one: str, other: str) -> bool:
-    """Whether what opens one canonical source is for the other, too: both on the Hub, on S3, or on one web server."""
+    """True if two canonical sources share credentials: both on the Hub, on S3, or on one web server."""
     first, second = urllib.parse.urlsplit(one), urllib.parse.urlsplit(other)
     return first.scheme == second.scheme and (first.scheme in ("hf", "s3") or first.netloc == second.netloc)
 
 
 def canonical(written: str, where: str = "spec.source") -> str:
-    """The one spelling of a source. Raises Bad, which names the field, for one that this Mac cannot come by."""
+    """The canonical spelling of a source. Raises Bad, which names the field, for one that this Mac cannot fetch."""
     fields.text(written, where)
     if not written:
         raise Bad("InvalidModel", f"{where} is empty; give {FORMS}")
@@ -170,7 +170,7 @@ def _file(written: str, where: str) -> str:
 
 
 def _first_shard(place: str) -> str:
-    """A set of shards goes by its first one, whichever was named."""
+    """The place of the first shard, whichever of the set was named; of any other file, its own."""
     directory, slash, name = place.rpartition("/")
     return directory + slash + shard_names(name)[0]
 
@@ -211,7 +211,7 @@ def _hub(repository: str, revision: str, path: str, where: str) -> str:
 
 
 def _inside(name: str, where: str) -> str:
-    """The plain relative path of a file below something. Raises Bad for one that leads out of it."""
+    """The normalized relative path of a file below a directory. Raises Bad for one that leads out of it."""
     plain = posixpath.normpath(name)
     if name.startswith("/") or plain in (".", "..") or plain.startswith("../") or "\\" in name:
         raise Bad("InvalidSpec", f"{where} must name a file beside spec.source, not {name!r:.80}; leave out its path")

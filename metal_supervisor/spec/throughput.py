@@ -1,7 +1,7 @@
-"""How fast an engine writes, from what it counts itself.
+"""Generation speed of an engine, from its own counters.
 
-llama-server counts the tokens it has written and the seconds that it wrote; the quotient is what somebody who asks
-sees, whatever the time was in which nobody asked. Its own averages since the last scrape are Prometheus's business.
+llama-server counts the tokens it has generated and the seconds it spent on them; the quotient is the speed that one
+client sees, idle time not included. Averages between two scrapes are left to Prometheus.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 
 FEWEST_TOKENS = 16
-"""Of fewer the clock tells nothing: our own first request is one token, which takes no time at all."""
+"""Fewer are too few to time: our own first request is one token, which takes no time at all."""
 TOKENS, SECONDS = "llamacpp:tokens_predicted_total", "llamacpp:tokens_predicted_seconds_total"
 
 
 def tokens_per_s(exposition: str) -> float | None:
-    """Tokens per second of writing since the engine's start; None if it has written hardly any, or does not tell."""
+    """Tokens per second of generation since the engine's start; None if it generated too few, or does not tell."""
     found: dict[str, float] = {}
     for line in exposition.splitlines():
         name, _, value = line.partition(" ")

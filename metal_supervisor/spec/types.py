@@ -38,32 +38,32 @@ RULES = 1
 
 
 class Standing(str, Enum):
-    """What the controller decided about one InferenceService."""
+    """The controller's decision about one InferenceService."""
 
     RUN = "run"
-    """Its program belongs in supervisord, and supervisord keeps it up."""
+    """It has a program in supervisord, which keeps it running."""
     WAIT = "wait"
-    """It will run as soon as something arrives: the Model, its file, room."""
+    """It will run as soon as something is available: the Model, its file, memory."""
     STOPPED = "stopped"
     """`spec.replicas: 0`."""
     SUSPENDED = "suspended"
     """`spec.suspend: true`."""
     FAILED = "failed"
-    """It cannot run until somebody changes the custom resources."""
+    """It cannot run until the custom resources change."""
     REMOVING = "removing"
     """The InferenceService is gone; its process is being stopped."""
 
 
 @dataclass(frozen=True)
 class ModelLimit:
-    """What a Model says that it may take of the memory at most; one of the two, or neither."""
+    """A Model's limit on its own memory, as bytes or as a fraction; both None without a limit."""
 
     bytes: int | None = None
     fraction: float | None = None
-    """Of the machine's memory; counts only if `bytes` is not said."""
+    """Of the machine's memory; counts only if `bytes` is None."""
 
     def resolve(self, total_bytes: int) -> int | None:
-        """In bytes on this machine, None if nothing was said."""
+        """The limit in bytes on a machine with so much memory, None without a limit."""
         if self.bytes is not None or self.fraction is None:
             return self.bytes
         return round(total_bytes * self.fraction)
@@ -71,7 +71,7 @@ class ModelLimit:
 
 @dataclass(frozen=True)
 class Model:
-    """What a Model says, as far as this Mac cares."""
+    """The fields of a Model that this Mac uses."""
 
     namespace: str
     name: str
@@ -86,26 +86,26 @@ class Model:
     gpu_layers: int | None
     sha256: str | None
     limit: ModelLimit = field(default_factory=ModelLimit)
-    """What it may take of the memory at most (`spec.hardware.memoryBudget`, `memoryFraction`)."""
+    """Limit on its memory (`spec.hardware.memoryBudget`, `memoryFraction`)."""
     projector: str = ""
     """Source of the vision projector (`spec.mmproj`), "" without one."""
     artifact: Artifact = NOTHING
-    """What `source` means."""
+    """The artifact that `source` names."""
 
 
 class Role(str, Enum):
-    """What a further file is to an engine."""
+    """Purpose of a further file of an engine."""
 
     DRAFT = "draft"
     """A small model whose proposals the model only checks."""
     PROJECTOR = "projector"
-    """What makes tokens of pictures."""
+    """A file that turns images into tokens."""
     ADAPTER = "adapter"
-    """What changes the model's weights; there may be several."""
+    """A file that changes the model's weights; there may be several."""
 
 
 PartKey: TypeAlias = Role | str
-"""What a companion is told apart by: its role, or the source of an adapter."""
+"""Key of a companion: its role, or the source of an adapter."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Companion:
     """uid and generation of the Model that has it, "" if that is the service's own."""
     gpu_layers: int | None = None
     origin: Artifact | None = dataclasses.field(default=None, compare=False)
-    """How it is come by, if there is more to it than `source`."""
+    """The artifact to fetch, if `source` does not say it all."""
 
     @property
     def artifact(self) -> Artifact:
@@ -151,7 +151,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """How the cluster reaches a service (`spec.endpoint`)."""
+    """Address of a service in the cluster (`spec.endpoint`)."""
 
     service: str
     """Name of the Kubernetes Service: the CR's name with `.` replaced by `-`."""
@@ -179,35 +179,35 @@ class Service:
     """`chat`, `embedding` or `rerank`."""
     priority: str
     container_port: int | None
-    """`spec.containerPort`: the engine's port, if the user insists on one."""
+    """`spec.containerPort`: the engine's port, if the user sets one."""
     options: Mapping[str, Any]
     """The engine options of the spec by their CRD names, and `idleTtlS`, validated; absent means unset."""
     extra_args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     drain_s: float | None = None
-    """How long its engine may finish what it answers (`spec.rolloutPolicy`), None for this Mac's own setting."""
+    """Seconds that its engine gets to finish running requests (`spec.rolloutPolicy`); None: this Mac's setting."""
     ordinal: int = 0
-    """Which of this Mac's engines for it is meant."""
+    """Number of the engine among this Mac's engines for the service."""
     protected: bool = False
     """`spec.evictionProtection`: never stopped to make room, nor when memory is short."""
     allowed_args: frozenset[str] = frozenset()
     """Flags that this Mac allows in `extra_args` though they reach beyond the engine."""
     ignored: tuple[str, ...] = ()
-    """Fields that mean nothing on a Mac and were left out, with their values' names."""
+    """Fields that have no meaning on a Mac and were left out, with their values' names."""
     companions: tuple[Companion, ...] = ()
     """Files that its engine needs besides the model."""
     references: tuple[Reference, ...] = ()
     """Values of its environment that are kept elsewhere; until they are filled in, `env` has them empty."""
     values_digest: str = ""
-    """Of these values, once they are filled in."""
+    """Digest of these values, once they are filled in."""
     awaits: tuple[Standing, str, str] | None = None
-    """(standing, reason, message) of the value that it cannot have yet."""
+    """(standing, reason, message) of the value that is not available yet."""
     not_granted: tuple[tuple[str, str], ...] = ()
     """(reason, message) of what it asks for and this Mac does not grant."""
 
     @property
     def asked(self) -> str:
-        """What was asked for, to be compared by `decide.same_request`: the editions, and a digest of what they say."""
+        """Fingerprint of the request, for `reconcile.same_request`: editions, then a digest of their content."""
         said = [self.uid, self.runtime, self.mode, self.container_port, dict(self.options), self.extra_args, self.env]
         # Without uid and generation: a Model that was deleted and applied again asks for the same engine.
         model: list[Any] = [dataclasses.replace(self.model, uid="", generation=0)]
@@ -238,7 +238,7 @@ class Rejected:
     """Names the field and says what to do."""
     replicas: int = 1
     keeps_running: bool = True
-    """An engine that already runs keeps its last valid spec: a bad edit must not cut anybody off."""
+    """An engine that already runs keeps its last valid spec: a bad edit must not interrupt clients."""
     endpoint: Endpoint | None = None
     suspended: bool = False
     ordinal: int = 0
@@ -250,7 +250,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the controller decided, and since when."""
+    """The controller's decision about a service, and the time of it."""
 
     standing: Standing
     reason: str
@@ -261,16 +261,16 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Probe:
-    """How to ask an engine whether it serves: HTTP requests on loopback, described as data."""
+    """The HTTP requests on loopback that show whether an engine serves, described as data."""
 
     path: str = "/health"
     """Answers 200 when the engine can serve, 503 while it loads."""
     expects: str = ""
-    """What that answer has in it; a page of some other server has not."""
+    """Text that this answer contains, and the page of another server does not; "" for none."""
     identity_path: str = "/v1/models"
     """Lists the served models; one id must equal `identity`."""
     identity: str = ""
-    """The model name that proves that our process answers, not a stranger on the port."""
+    """The model name that proves that our process answers, not another on the port."""
     busy_path: str = "/slots"
     """Lists what the engine is working on, each with `is_processing`; "" if it cannot be asked."""
     asleep_path: str = ""
@@ -278,7 +278,7 @@ class Probe:
     names_itself: bool = False
     """The engine cannot be given the service's name: requests have to use one of its own."""
     shared: bool = False
-    """What answers is a daemon that serves other models too, and not the process that supervisord knows."""
+    """A daemon that serves other models too answers, not the process that supervisord started."""
     first_path: str = ""
     """Where the smallest request of its mode is sent once per start, before it counts as ready; "" for none."""
     first_body: str = ""
@@ -287,15 +287,15 @@ class Probe:
 
 @dataclass(frozen=True)
 class Engine:
-    """What a runtime makes of a Service: enough to exec it and to probe it."""
+    """The engine of a Service, from its runtime: all that is needed to exec it and to probe it."""
 
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
     cwd: str
-    """Working directory of a shared daemon or an attendant; any other engine gets an empty one of its own."""
+    """Working directory of a shared daemon or an attacher; any other engine gets an empty one of its own."""
     probe: Probe
     daemon: str = ""
-    """Program of the shared daemon that serves the model: the process is its attendant. "" for one that serves."""
+    """Program of the shared daemon that serves the model: the process is its attacher. "" for one that serves."""
 
 
 @dataclass(frozen=True)
@@ -311,7 +311,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Record:
-    """What must be remembered of one claimed InferenceService (`records/*.json`)."""
+    """Persistent state of one claimed InferenceService (`records/*.json`)."""
 
     namespace: str
     name: str
@@ -329,29 +329,29 @@ class Record:
     port: int | None = None
     """The engine's port; chosen once, kept until the InferenceService is deleted."""
     host: str = ""
-    """Address the engine listens on, "" if that is not known: then the one of the settings."""
+    """Address the engine listens on, "" if it is not known: then the one from the settings."""
     model_uid: str = ""
     spec_file: str | None = None
     """The spec that supervisord should run; None when nothing should."""
     asked: str = ""
     """`Service.asked` of the request that `spec_file` answers."""
     next_spec: str = ""
-    """What this Mac would start it from today, "" if that is `spec_file`: an upgrade or a setting interrupts nobody."""
+    """Spec for its next start, "" if that is `spec_file`: an upgrade or a changed setting restarts no engine."""
     drain_s: float | None = None
-    """How long the engine may finish what it answers, None for this Mac's own setting."""
+    """Seconds that the engine gets to finish running requests; None: this Mac's setting."""
     probe: Probe = field(default_factory=Probe)
     files: tuple[str, ...] = ()
     """Model files in use, absolute paths."""
     withdraw: WithdrawalToken = NO_WITHDRAWAL
-    """Non-empty: the controller wants the endpoint withdrawn, and waits for this very token."""
+    """Non-empty: the controller wants the endpoint withdrawn, and waits for this exact token."""
     stop_sent: bool = False
     """The controller itself stopped the process, and no other has run since."""
     stopped_by_hand: bool = False
-    """Somebody typed `supervisorctl stop`; honoured until the spec changes."""
+    """Stopped with `supervisorctl stop`; honoured until the spec changes."""
     retry_at: float | None = None
     """Unix time of the next start when the program is held in a crash loop."""
     warning: tuple[str, str] | None = None
-    """(reason, message) of something wrong that does not stop the service, e.g. a rejected edit."""
+    """(reason, message) of a problem that does not stop the service, e.g. a rejected edit."""
     slot: int = 0
     """The replica this Mac runs; the holder of slot 0 speaks for all of them."""
     claimed: bool = True
@@ -359,47 +359,47 @@ class Record:
     peers_ready: int = 0
     """Replicas that other engines serve, of other Macs and of this one."""
     ordinal: int = 0
-    """Which of this Mac's engines for the service it is."""
+    """Number of the engine among this Mac's engines for the service."""
     reserved_bytes: int = 0
-    """What its engine was estimated to take of the memory, 0 if nobody can tell; kept for it while it may run."""
+    """Memory reserved for its engine while it may run, by estimate; 0 if there is none."""
     mapped_bytes: int = 0
     """Of these, mapped from files."""
     memory: str = ""
-    """The arithmetic of that, or why it is not known."""
+    """The arithmetic of the estimate, or the reason why there is none."""
     guessed: str = ""
-    """Why that is only a guess by the size of its file, "" if it is not."""
+    """Reason why the estimate is only a guess by the size of its file, "" if it is not."""
     limit_bytes: int | None = None
-    """What its Model allows it at most."""
+    """Its Model's limit on its memory."""
     protected: bool = False
     """It is never stopped to make room, nor when memory is short."""
     queued_at: float | None = None
-    """Unix time since which it wants memory."""
+    """Unix time since which it has been queued for memory."""
     admitted_at: float = 0.0
-    """Unix time at which it got it."""
+    """Unix time at which it was admitted."""
     edit_queued_at: float | None = None
     """Unix time since which an edit that takes more memory waits for it."""
     next_bytes: int = 0
-    """What `next_spec` would take."""
+    """Estimated memory of `next_spec`."""
     queue_position: int = 0
     """In the queue for memory, from 1; 0 if it is not in it."""
     displaced_by: str = ""
-    """For whom it was stopped, "" if it was not."""
+    """The service that it was stopped for, "" if it was not."""
     evicted_at: float | None = None
     """Unix time at which it was stopped because memory was short; None once it may come back."""
     evicted_why: str = ""
-    """The reading that made it so, and why it was this one."""
+    """The memory reading that caused it, and why this engine was chosen."""
     evictions: int = 0
-    """How often that was so."""
+    """Number of times it was evicted."""
     pressure: tuple[str, str] | None = None
-    """(level, why) of the machine's shortage of memory, once there was one."""
+    """(level, why) of the machine's memory pressure, once there was any."""
     daemon: str = ""
     """Program of the shared daemon that serves its model, "" if its own process does."""
     unconfined: str = ""
-    """Why its next start is not confined by the operating system, "" if it is."""
+    """Reason why the operating system will not confine its next start, "" if it will."""
     rules: int = 0
     """Edition of the rules under which its spec was accepted, see `RULES`; 0 for one of a release without them."""
     revoked: str = ""
-    """Why its spec, of an older release, must not be started again while its engine may finish; "" if it may."""
+    """Reason why its spec, of an older release, must not start again while its engine may finish; "" if it may."""
 
     @property
     def key(self) -> Key:
@@ -408,17 +408,17 @@ class Record:
 
     @property
     def is_daemon(self) -> bool:
-        """Whether it is that of a shared daemon, which belongs to no InferenceService."""
+        """True for the record of a shared daemon, which belongs to no InferenceService."""
         return not self.namespace
 
     @property
     def runs(self) -> bool:
-        """Whether supervisord is to keep an engine of it up."""
+        """True if supervisord is to keep an engine of it running."""
         return self.spec_file is not None and self.verdict.standing is Standing.RUN
 
     @property
     def room_bytes(self) -> int:
-        """What is kept for it: for what it runs, and for what it would be started from next."""
+        """Memory to keep for it: enough for the spec it runs, and for the one it would start from next."""
         return max(self.reserved_bytes, self.next_bytes)
 
     @property
@@ -462,7 +462,7 @@ class ProgramState:
 
 @dataclass(frozen=True)
 class Diff:
-    """What `reloadConfig` says of the files against the active groups."""
+    """Result of `reloadConfig`: the differences between the files and the active groups."""
 
     added: frozenset[str] = frozenset()
     changed: frozenset[str] = frozenset()
@@ -479,7 +479,7 @@ class RunNote:
     pid: int
     """The engine itself, which a stand-in only represents."""
     launcher_pid: int
-    """What supervisord calls the program's pid; differs from `pid` for a stand-in."""
+    """The program's pid according to supervisord; differs from `pid` for a stand-in."""
     started: str
     """Identity of the process start, comparable only for equality."""
     spec_file: str
@@ -488,15 +488,15 @@ class RunNote:
     not_before: float
     """Unix time before which the launcher refuses to start, 0 if it does not."""
     refused: str
-    """Why the last attempt was not made, "" if it was; e.g. `PortInUse`."""
+    """Reason why the last attempt to start was refused, e.g. `PortInUse`; "" if it was not."""
     refused_message: str
     confined: bool = False
-    """The operating system holds it to its policy."""
+    """The operating system confines it to its policy."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What the sidecar saw of one program (`observed/*.json`)."""
+    """Observed state of one program, written by the sidecar (`observed/*.json`)."""
 
     program: str
     pid: int
@@ -504,7 +504,7 @@ class Observed:
     since: float
     """Unix time of the last change of `ready`."""
     state: str
-    """supervisord's word for it."""
+    """State of the process according to supervisord."""
     message: str = ""
     withdrawn: WithdrawalToken = NO_WITHDRAWAL
     """The withdraw token that has been carried out."""
@@ -517,29 +517,29 @@ class Observed:
     published: str = ""
     """Last failure to publish in the cluster, "" when in order."""
     busy: bool = False
-    """Whether it still answers somebody, asked once it is to be withdrawn."""
+    """It still has requests running; asked once it is to be withdrawn."""
     drained: WithdrawalToken = NO_WITHDRAWAL
     """The withdraw token after which it was seen idle."""
     served: bool = False
-    """This very process has been ready before."""
+    """This process has been ready before."""
     hung: str = ""
-    """Why this very process should be restarted, "" if it should not."""
+    """Reason why this process should be restarted, "" if it should not."""
     memory_bytes: int = 0
-    """What it was measured to hold of the memory, with its children; 0 if that is not known."""
+    """Measured memory footprint, with its children; 0 if it is not known."""
     confined: bool = False
-    """The operating system holds this very process to its policy."""
+    """The operating system confines this process to its policy."""
     exits: dict[str, int] = field(default_factory=dict)
-    """How often its engine has ended, by reason: `stopped` where it was to, else `exit_1`, `SIGKILL` …"""
+    """Exits of its engine, counted by reason: `stopped` if it was to stop, else `exit_1`, `SIGKILL` …"""
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """Where a Model's file, or its directory, stands on this Mac."""
+    """State of a Model's file, or directory, on this Mac."""
 
     phase: str
     """`Ready`, `Downloading`, `Failed` or `Checking`."""
     path: str = ""
-    """Of a directory the real one: MLX engines fail to make out a model behind a symbolic link."""
+    """The real path for a directory: MLX engines do not recognize a model behind a symbolic link."""
     size_bytes: int = 0
     reason: str = ""
     message: str = ""
@@ -547,6 +547,6 @@ class ModelFile:
     real: tuple[str, ...] = ()
     """Real paths of its files as they were judged, that of `path` first: a confined engine may read no others."""
     got_bytes: int = 0
-    """How much of it is here while it comes."""
+    """Bytes downloaded so far, while it is being fetched."""
     total_bytes: int = 0
-    """How much there is, 0 if nobody said."""
+    """Size of all of it, 0 if it is not known."""
