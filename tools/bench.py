@@ -33,6 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
+import bench_confinement  # noqa: E402
 import bench_fetch  # noqa: E402
 import bench_header  # noqa: E402
 import bench_pages  # noqa: E402
@@ -361,6 +362,15 @@ def fetching(base: Path, quick: bool) -> list[Figure]:
     ]
 
 
+def confining(quick: bool) -> list[Figure]:
+    """Cost of confinement, beside starts and tokens without it."""
+    later, share = bench_confinement.measure(10 if quick else 200)
+    return [
+        Figure("a confined start takes longer by", "aim 5", "ms", later),
+        Figure("CPU time of a token, confined to not", "aim 1.01", "x", share),
+    ]
+
+
 def looking(quick: bool) -> list[Figure]:
     """How long the sidecar's answers take with a hundred services, while they are edited."""
     figures = []
@@ -390,6 +400,7 @@ def main() -> int:
             system.apply(system.tiny_model())
             figures = [header_reading(base), *fetching(base, given.quick), *latencies(system, given.services)]
             figures += looking(given.quick)
+            figures += confining(given.quick)
             figures.append(outages(system, [given.outage_s, *([] if given.quick else [5.0] * 4)]))
             figures += idle(system, min(10, given.services), given.idle_s)
             chat = chat_bytes(system, base / "strace.txt")
