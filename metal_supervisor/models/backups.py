@@ -1,6 +1,6 @@
-"""Keeps fetched models out of Time Machine: hundreds of gigabytes that can be fetched again fill its disk in a night.
+"""Exclude fetched models from Time Machine: hundreds of gigabytes that can be fetched again fill its disk in a night.
 
-Temporary directories are no place for them either: macOS empties those.
+Temporary directories are detected as well, because macOS empties them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ TEMPORARY = ("/tmp", "/private/tmp", "/var/tmp", "/private/var/tmp", "/var/folde
 def exclude(
     directory: Path, run: Callable[..., Any] = subprocess.run, platform: str = sys.platform
 ) -> Sequence[str] | None:
-    """Has Time Machine leave a directory out, also when it is moved; returns what was run, None where there is none.
+    """Exclude a directory from Time Machine, also after it is moved. Returns the command, None if none could be run.
 
-    That it fails is no reason not to fetch a model.
+    A failure is ignored: it is no reason not to fetch a model.
     """
     if platform != "darwin":
         return None
@@ -35,6 +35,6 @@ def exclude(
 
 
 def is_temporary(directory: Path) -> bool:
-    """Whether the system may empty a directory."""
+    """True if a directory is in a place that the system empties."""
     found = {Path(each) for each in (*TEMPORARY, tempfile.gettempdir())}
     return any(directory.is_relative_to(each) or directory.resolve().is_relative_to(each.resolve()) for each in found)

@@ -1,4 +1,4 @@
-"""Room on the disk for what is being fetched: several downloads must not each count the same free bytes."""
+"""Disk space for downloads: several of them must not each count the same free bytes."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from metal_supervisor.spec.limits import Amount, limit_of
 from metal_supervisor.spec.sizes import amount
 
 KEPT_FREE_BYTES = 2 << 30
-"""What is left to the machine: below that, macOS itself begins to fail."""
+"""Free space left to the machine: below that, macOS itself begins to fail."""
 
 
 class Space:
-    """Who still needs how much of the disk that the store is on. Safe to ask from any thread."""
+    """Reservations of running downloads on the store's disk, and the disk limits of namespaces. Thread-safe."""
 
     def __init__(
         self, directory: Path, kept_free_bytes: int = KEPT_FREE_BYTES, limits: Mapping[str, Amount] | None = None
     ) -> None:
-        """`limits`: of namespaces, `*` for all others; a share is one of the disk."""
+        """`limits`: by namespace, `*` for all others; a share is a share of the whole disk."""
         self._directory, self._kept_free, self._limits = directory, kept_free_bytes, limits or {}
         self._lock = threading.Lock()
         self._claims: dict[int, int] = {}
         self._fetching: dict[int, tuple[str, int]] = {}
-        """Namespace and size of what is fetched for one that has a limit."""
+        """Namespace and size of each running download; kept only if there are limits."""
 
     def _free(self) -> int:
         return shutil.disk_usage(self._directory).free
 
     def claim(self, who: object, need_bytes: int, what: str, total_bytes: int) -> None:
-        """Reserves what a download still needs. Raises Unusable with the arithmetic, OSError."""
+        """Reserve the bytes that a download still needs. Raises Unusable with the arithmetic, OSError."""
         with self._lock:
             free = self._free()
             others = sum(size for each, size in self._claims.items() if each != id(who))
@@ -52,9 +52,9 @@ class Space:
     def count(
         self, who: object, slot: ModelDirectory, namespaces: Collection[str], what: str, total_bytes: int
     ) -> None:
-        """Counts a download for one of the namespaces that want it, the first that has room for it.
+        """Count a download towards one of the namespaces that want it: the first whose limit has room for it.
 
-        `total_bytes`: its size, 0 if that is not known. Raises Unusable with the arithmetic, OSError.
+        `total_bytes`: its size, 0 if unknown. Raises Unusable with the arithmetic, OSError.
         """
         if not self._limits or not namespaces:
             return
@@ -69,7 +69,7 @@ class Space:
         raise Unusable("InsufficientDisk", problem)
 
     def _over(self, namespace: str, total_bytes: int, slot: ModelDirectory, who: object, what: str) -> str:
-        """Why a namespace cannot have a model of that size, "" if it can. Hold the lock."""
+        """Reason why a model of that size exceeds a namespace's limit, or "" if it fits. Call it with the lock held."""
         limit = limit_of(self._limits, namespace)
         if limit is None:
             return ""
@@ -87,7 +87,7 @@ class Space:
         )
 
     def _used(self, namespace: str, but: ModelDirectory) -> list[int]:
-        """Sizes of the files of other models that were fetched for a namespace, those under way left out."""
+        """Sizes of the files of other models that count towards a namespace, without those being fetched now."""
         found = []
         for path in self._directory.iterdir():
             slot = ModelDirectory(self._directory, path.name)
@@ -98,25 +98,25 @@ class Space:
         return found
 
     def full(self, what: str, need_bytes: int) -> NoReturn:
-        """Says that a write found no room. Raises Unusable, OSError."""
+        """Report that a write found no space. Always raises: Unusable, or OSError."""
         text = f"{what}: the disk is full; {amount(max(0, need_bytes), 'up')} are still to come, and "
         text += f"{amount(self._free(), 'down')} are free"
         raise Unusable("InsufficientDisk", f"{text}; free some, see metal-supervisor models gc")
 
     def left(self, who: object, need_bytes: int) -> None:
-        """Less is needed than before."""
+        """Lower a download's reservation to the bytes that are still to come."""
         with self._lock:
             if id(who) in self._claims:
                 self._claims[id(who)] = need_bytes
 
     def release(self, who: object) -> None:
-        """It is over."""
+        """Release all that is reserved and counted for a download."""
         with self._lock:
             self._claims.pop(id(who), None)
             self._fetching.pop(id(who), None)
 
     def check(self) -> None:
-        """Raises Unusable if others filled the disk meanwhile; OSError."""
+        """Raise Unusable if the disk has filled up meanwhile. Raises OSError."""
         free = self._free()
         if free < self._kept_free // 2:
             text = f"only {amount(free, 'down')} of the disk are free, and {amount(self._kept_free // 2)} are left to"

@@ -1,7 +1,7 @@
-"""One model: found where it is, or fetched into its slot of the store, file after file, each proven whole.
+"""The download job of one artifact: find the model on this Mac, or fetch it into its slot file by file, each verified.
 
-A job does what has to be done for one artifact, in one thread, and may be stopped from any other. It raises what is in
-the way, and can be begun again at any time: whatever is whole stays, and the rest goes on where it was cut off.
+A job runs in one thread and may be stopped from any other. It raises an exception for whatever is in the way, and can
+be run again at any time: complete files are kept, and a partial one is resumed.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from metal_supervisor.spec.sources import NO_KEYS, Artifact, Keys, hub_parts, sh
 from metal_supervisor.spec.types import ModelFile
 
 TELL_EVERY_S, SAY_EVERY_S = 2.0, 10.0
-"""How often bytes are told, and how often the words about them change."""
+"""Intervals at which the byte counts and the message of a progress report change."""
 POLL_S = 0.2
 
 
 @dataclass(frozen=True)
 class Terms:
-    """How this Mac fetches."""
+    """Settings of this Mac for downloads."""
 
     rules: SourcePolicy = field(default_factory=SourcePolicy)
     places: Places = field(default_factory=Places)
-    """Where files that are named by their path may be."""
+    """Allowed places of files that are named by their path."""
     hub: str = HUB
     """Base URL of the Hub or of a mirror, or the absolute path of a local mirror."""
     at_once: int = 2
-    """How many models are fetched at the same time."""
+    """Number of models fetched at the same time."""
     stall_s: float = STALL_S
     disk: Mapping[str, Amount] = field(default_factory=dict)
-    """Limits of namespaces."""
+    """Disk limits, by namespace."""
 
 
 def terms_of(settings: Settings) -> Terms:
-    """How whoever runs this Mac wants it."""
-    # Of a mirror that is set it was decided that it is trusted.
+    """Terms from this Mac's settings."""
+    # A mirror that is configured is trusted, whatever its address.
     parts = urllib.parse.urlsplit(settings.hub if settings.hub != HUB else "")
     own = (parts.hostname, parts.port or {"https": 443}.get(parts.scheme, 80)) if parts.hostname else None
     rules, disk = SourcePolicy(settings.hosts, settings.private, own), settings.limits.disk
@@ -61,7 +61,7 @@ def terms_of(settings: Settings) -> Terms:
 
 
 class StoreContext:
-    """What all jobs of a store share."""
+    """State shared by all jobs of a store: its directory, the terms, the download slots and the disk reservations."""
 
     def __init__(self, directory: Path, terms: Terms) -> None:
         self.directory, self.terms = directory, terms
@@ -70,7 +70,7 @@ class StoreContext:
         self._told = False
 
     def keep_out_of_backups(self) -> None:
-        """Once for each process: it costs nothing to say it again."""
+        """Exclude the store from backups, once for each process: repeating it in the next one costs nothing."""
         told, self._told = self._told, True
         if not told:
             backups.exclude(self.directory)
@@ -80,7 +80,7 @@ class StoreContext:
 
 
 class DownloadJob:
-    """What is done for one artifact."""
+    """The work for one artifact. Its methods run in one thread; `stop` may be called from any."""
 
     def __init__(
         self,
@@ -89,34 +89,34 @@ class DownloadJob:
         say: Callable[[ModelFile], None],
         ask: Callable[[Listing, Client], None],
     ) -> None:
-        """`say`: hears how it stands; `ask`: waits for leave to fetch, and may raise."""
+        """`say`: called with each change of state; `ask`: waits for permission to fetch, and may raise."""
         self.artifact, self.shelf, self.slot = artifact, shelf, shelf.slot(artifact)
         self.keys: Keys = NO_KEYS
         self.namespaces: frozenset[str] = frozenset()
-        """Whose services want it."""
+        """Namespaces of the services that want it."""
         self.meter = DownloadProgress()
         self.client = Client(shelf.terms.rules, shelf.terms.stall_s)
         self.stopped = threading.Event()
         self.say, self._ask = say, ask
 
     def stop(self) -> None:
-        """Ends it, whatever it waits for."""
+        """Stop the job, whatever it waits for."""
         self.stopped.set()
         self.client.stop()
 
     def check(self) -> None:
-        """Raises Stopped if nobody wants it any more."""
+        """Raise Stopped if the job has been stopped."""
         if self.stopped.is_set():
             raise Stopped
 
     def ready(self) -> ModelFile:
-        """The model's place on this Mac, fetched if need be. Raises Unusable, Stopped, OSError."""
+        """Return the model on this Mac, fetched if necessary. Raises Unusable, Stopped, OSError."""
         artifact = self.artifact
         if artifact.local:
             path = Path(artifact.source)
             model_files.check_places(path, self.shelf.terms.places)
-            # Directories are resolved once, so that the engine opens what was judged; the file's own name stays,
-            # because the Hub's cache has links to files whose names say nothing.
+            # Directories are resolved once, so that the engine opens what was checked; the file's own name is kept,
+            # because the Hub's cache has links to files whose names are only hashes.
             return self._in_place(path.parent.resolve() / path.name, self.shelf.terms.places)
         path = self.slot.model_path() or self._fetched()
         if not path.is_relative_to(self.slot.path):  # a local mirror
@@ -126,7 +126,7 @@ class DownloadJob:
         return model_files.looked_at(path)
 
     def _in_place(self, path: Path, places: Places = model_files.ANYWHERE) -> ModelFile:
-        """A model that is used where it is. Raises Unusable, Stopped, OSError."""
+        """Return a model that is used where it is, its digest checked. Raises Unusable, Stopped, OSError."""
         found = model_files.looked_at(path, places)
         if self.artifact.sha256 and not found.directory:
             self.slot.prepare()
@@ -134,7 +134,10 @@ class DownloadJob:
         return found
 
     def _check_digest(self, path: Path) -> None:
-        """Raises Unusable if a file is not what its Model says; it is hashed once, and the stamp is kept."""
+        """Raise Unusable if a file does not have its Model's sha256. It is hashed once; the slot's note keeps the hash.
+
+        Raises Stopped, OSError.
+        """
         wanted = self.artifact.sha256
         if not wanted or self.artifact.directory:
             return
@@ -154,11 +157,11 @@ class DownloadJob:
     # ── a model that is not here ─────────────────────────────────────────────────────────────────
 
     def _fetched(self) -> Path:
-        """Where a model is once it is here. Raises Unusable, Stopped, OSError."""
+        """Fetch the model, and return its path on this Mac. Raises Unusable, Stopped, OSError."""
         before = self.slot.read()
         mismatch = before.mismatch if before is not None else None
         self._refuse_again(mismatch, self.artifact.sha256)
-        keys = self.keys  # which may be others by the next line
+        keys = self.keys  # another thread may replace them at any moment
         if keys.problem:
             raise Unusable(*keys.problem, Retry.RUNG if keys.passing else Retry.LATER)
         pinned = before.commit if before else ""
@@ -173,17 +176,17 @@ class DownloadJob:
         self.slot.prepare()
         self.shelf.keep_out_of_backups()
         with self._alone():
-            return self.slot.model_path() or self._fill(listing)  # somebody else may have fetched it meanwhile
+            return self.slot.model_path() or self._fill(listing)  # another process may have fetched it meanwhile
 
     def _refuse_again(self, mismatch: tuple[str, str] | None, wanted: str) -> None:
-        """Raises Unusable if what was fetched before was another than this digest."""
+        """Raise Unusable if an earlier fetch already failed to give a file with this digest."""
         if mismatch is not None and wanted and mismatch[0] == wanted:
             text = f"{shown(self.artifact.source)} should have sha256 {wanted}, and had {mismatch[1]}"
             raise Unusable("ModelDigestMismatch", f"{text}; it is not fetched again until that changes", Retry.NEVER)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """The slot, with nobody else at it, in this process or in another. Raises Stopped, OSError."""
+        """Hold the slot's lock; wait while another thread or process holds it. Raises Stopped, OSError."""
         said_at = -SAY_EVERY_S
         while True:
             with self.slot.locked() as ours:
@@ -198,7 +201,7 @@ class DownloadJob:
             self.check()
 
     def _fill(self, listing: Listing) -> Path:
-        """Fetches what the slot lacks; each file is noted as soon as it is whole. Raises Unusable, Stopped, OSError."""
+        """Fetch the files that the slot lacks; note each as soon as it is whole. Raises Unusable, Stopped, OSError."""
         artifact, slot = self.artifact, self.slot
         base = f"{directory_name(artifact)}/" if artifact.directory else ""
         model = base.rstrip("/") or listing.pieces[0].name
@@ -235,13 +238,13 @@ class DownloadJob:
         return takeover.taken_over(piece, target, self.shelf.directory, self.artifact, unnoted, hashed)
 
     def _fetch(self, missing: Sequence[tuple[str, Piece, Path]], listing: Listing, contents: Contents) -> Contents:
-        """The note with these files, (name, what it is, where it goes), too. Raises Unusable, Stopped, OSError."""
+        """Fetch files, each (name, piece, target), and return the note with them. Raises Unusable, Stopped, OSError."""
         self._wait_for_a_turn()
         try:
             self._claim(missing)
             for name, piece, target in missing:
                 fetch.fetch(self.client, piece, target, listing.headers, Progress(self, piece))
-                model_files.check_content(target)  # config.json comes first: before gigabytes that nobody will read
+                model_files.check_content(target)  # config.json is first: before gigabytes of weights
                 contents = with_file(contents, name, kept(target, piece.digest, piece.validator))
                 self.slot.write(contents)
         except fetch.Mismatch as error:
@@ -263,7 +266,7 @@ class DownloadJob:
             self.check()
 
     def _has(self, name: str, piece: Piece) -> bool:
-        """Whether a file is here and whole already."""
+        """True if a file is already here, whole, and the one that is listed."""
         found = self.slot.whole_file(name)
         if found is None or piece.size_bytes not in (None, found.size_bytes):
             return False
@@ -272,7 +275,7 @@ class DownloadJob:
         return not piece.digest and found.validator == piece.validator
 
     def _claim(self, missing: Sequence[tuple[str, Piece, Path]]) -> None:
-        """Raises Unusable if the disk has no room for what is still to come."""
+        """Reserve disk space for the bytes still to come. Raises Unusable if there is none, OSError."""
         need = sum(max(0, (piece.size_bytes or 0) - _size(fetch.partial(target))) for _, piece, target in missing)
         what = shown(self.artifact.source)
         self.shelf.space.count(self, self.slot, self.namespaces, what, self.meter.total_bytes)
@@ -280,15 +283,15 @@ class DownloadJob:
 
 
 class Hashing:
-    """Tells how far a check of a file is, and ends it when nobody wants it any more."""
+    """Progress of hashing one file. Raises Stopped out of it once the job is stopped."""
 
     def __init__(self, job: DownloadJob, size_bytes: int) -> None:
         self._job, self._meter, self._told_at = job, DownloadProgress(size_bytes), time.monotonic()
         self._every_s = TELL_EVERY_S
-        """First soon, so that it is not taken for a stall."""
+        """Short at first, so that hashing is not taken for a stall."""
 
     def __call__(self, more_bytes: int) -> None:
-        """So many bytes more. Raises Stopped."""
+        """Count `more_bytes` bytes as hashed. Raises Stopped."""
         self._job.check()
         self._meter.got(more_bytes)
         now = time.monotonic()
@@ -299,7 +302,7 @@ class Hashing:
 
 
 class Progress:
-    """Tells how far one file is, and looks after the disk meanwhile."""
+    """Progress of downloading one file, with a check of the free disk space. Implements FetchWatcher."""
 
     def __init__(self, job: DownloadJob, piece: Piece) -> None:
         self._job = job
@@ -307,13 +310,13 @@ class Progress:
         self._said_at, self._told_at, self._words = 0.0, 0.0, ""
 
     def begin(self) -> None:
-        """What is here already is counted, and came at no rate."""
+        """Start the rate here: the bytes counted so far were on disk already."""
         now = time.monotonic()
         self._job.meter.begin(now)
         self._tell(now)
 
     def got(self, more_bytes: int) -> None:
-        """So many bytes more are on the disk."""
+        """Count `more_bytes` bytes as written to the disk."""
         self._job.meter.got(more_bytes)
         now = time.monotonic()
         if now - self._told_at >= TELL_EVERY_S:
@@ -330,12 +333,12 @@ class Progress:
         self._job.say(said)
 
     def synced(self) -> None:
-        """Raises Unusable if the disk is getting full."""
+        """Raise Unusable if the disk is getting full. Raises OSError."""
         self._job.shelf.space.check()
 
 
 def directory_name(artifact: Artifact) -> str:
-    """Name of the directory within its slot that a whole repository is kept in."""
+    """Name of the directory, within its slot, of a model that is a whole repository."""
     parts = hub_parts(artifact.source)
     last = (parts[0] if parts else artifact.source.rstrip("/")).rpartition("/")[2]
     plain = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in last)
@@ -350,7 +353,7 @@ def _size(path: Path) -> int:
 
 
 def _expected(artifact: Artifact, listing: Listing) -> Listing:
-    """With what the Model says of its file. Raises Unusable if its server says something else: no byte is fetched."""
+    """Add the Model's own sha256 to a listing. Raises Unusable, before any byte is fetched, if the server's differs."""
     if artifact.directory:
         return listing
     first, *others = (replace(piece, gguf=True) for piece in listing.pieces)

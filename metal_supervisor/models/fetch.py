@@ -1,8 +1,8 @@
-"""One file from a server to the disk: resumed where it was cut off, proven to be what it should be, or not at all.
+"""Download of one file from a server to the disk: resumed after an interruption, and verified before it is used.
 
-Bytes go into `NAME.partial`, and a journal beside it says of which edition of the file they are. A killed process loses
-nothing of them, for the kernel keeps what it was given; after a power cut only what was synced counts, and the journal
-says how much that is. The file gets its name once it is whole, checked and synced.
+Bytes go into `NAME.partial`, and a journal beside it records which version of the file they belong to. A killed process
+loses none of them, because the kernel keeps what was written; after a power cut only synced bytes count, and the
+journal records how many those are. The file gets its final name once it is whole, checked and synced.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ from metal_supervisor.spec.sources import shown
 CHUNK_BYTES = 256 << 10
 SYNC_BYTES = 64 << 20
 SLOWEST_BYTES = 64 << 10
-"""What must come within the stall timeout: a server that drips does not count as one that sends."""
+"""Least that must arrive within the stall timeout: a server that only drips counts as stalled."""
 HASH_BYTES = 4 << 20
 MAGIC = b"GGUF"
 CONTENT_RANGE = re.compile(r"bytes +(\d{1,18})-\d{1,18}/(\d{1,18}|\*)", re.ASCII)
 
 
 class FetchWatcher(Protocol):
-    """Who is told how it goes, and may end it by raising."""
+    """Callbacks for the progress of a fetch. Any of them may end it by raising."""
 
     def begin(self) -> None:
-        """What was told so far was here before; what is told from now on comes over the line."""
+        """Called once: bytes reported before it were on disk already, bytes reported after it are downloaded."""
 
     def got(self, more_bytes: int) -> None:
-        """So many bytes more are on the disk."""
+        """Called when `more_bytes` more bytes are on the disk; fewer than 0 if a server starts over."""
 
     def synced(self) -> None:
-        """A good moment to look at the disk's free space. Raises Unusable."""
+        """Called after a sync, a good moment to check the free disk space. Raises Unusable."""
 
     def hashed(self, more_bytes: int) -> None:
-        """So many bytes more were checked. Raises Stopped."""
+        """Called when `more_bytes` more bytes have been hashed. Raises Stopped."""
 
 
 @dataclass
 class Journal:
-    """Of which edition of a file the partial bytes are."""
+    """Record of the version of a file that its partial bytes belong to."""
 
     validator: str
     size_bytes: int | None
     sha256: str
     durable_bytes: int = 0
-    """How much of it a power cut leaves."""
+    """Bytes that survive a power cut."""
     boot: str = ""
-    """The running of the machine in which the rest was written."""
+    """Id of the boot in which the rest was written."""
 
 
 def fetch(client: web.Client, piece: Piece, target: Path, secret: Mapping[str, str], watcher: FetchWatcher) -> None:
-    """The piece as `target`, in a directory that exists. Raises Unusable, Stopped, OSError."""
+    """Fetch a piece to `target`, whose directory must exist. Raises Unusable, Stopped, OSError."""
     part, note = partial(target), target.with_name(f"{target.name}{PARTIAL}.json")
     journal = Journal(piece.validator, piece.size_bytes, piece.sha256, boot=machine.boot_id())
     have = _usable(part, note, journal)
@@ -86,7 +86,7 @@ def fetch(client: web.Client, piece: Piece, target: Path, secret: Mapping[str, s
             discard(target)
             text = f"{shown(piece.url)} should have sha256 {piece.digest}, and has {found}"
             raise Mismatch(piece.digest, found, text)
-    descriptor = open_own(part, os.O_RDONLY)  # what a process wrote that was killed then is not on the disk yet
+    descriptor = open_own(part, os.O_RDONLY)  # bytes of an earlier, killed process may not be on the disk yet
     try:
         sync(descriptor)
     finally:
@@ -97,7 +97,7 @@ def fetch(client: web.Client, piece: Piece, target: Path, secret: Mapping[str, s
 
 
 class Mismatch(Unusable):
-    """A file is another than it should be."""
+    """A file does not have the sha256 that it should have."""
 
     def __init__(self, wanted: str, found: str, message: str) -> None:
         super().__init__("ModelDigestMismatch", message, Retry.NEVER)
@@ -105,18 +105,18 @@ class Mismatch(Unusable):
 
 
 def partial(target: Path) -> Path:
-    """Where a file is while it comes."""
+    """Path of a file while it is being fetched."""
     return target.with_name(f"{target.name}{PARTIAL}")
 
 
 def discard(target: Path) -> None:
-    """Throws away what came of a file so far."""
+    """Delete the partial bytes of a file, and their journal."""
     for suffix in SUFFIXES:
         target.with_name(target.name + suffix).unlink(missing_ok=True)
 
 
 def _usable(part: Path, note: Path, wanted: Journal) -> int:
-    """How many bytes of an earlier try are of the same file, and certain to be on the disk; the rest is cut off."""
+    """Number of bytes to resume from: those of the same file that are certain to be on disk. Cuts off the rest."""
     try:
         size = part.lstat().st_size
         before = Journal(**json.loads(note.read_text("utf-8")))
@@ -135,7 +135,7 @@ def _usable(part: Path, note: Path, wanted: Journal) -> int:
                 wanted.durable_bytes = min(before.durable_bytes, have)
                 return have
     except (OSError, ValueError, TypeError):
-        pass  # nothing that can be used
+        pass  # no earlier try, or none that can be resumed
     part.unlink(missing_ok=True)
     return 0
 
@@ -150,7 +150,7 @@ def _download(
     watcher: FetchWatcher,
     have: int,
 ) -> None:
-    """Everything from byte `have` on. Raises Unusable, Stopped, OSError."""
+    """Download the file from byte `have` on. Raises Unusable, Stopped, OSError."""
     asked = {"Range": f"bytes={have}-"} if have else {}
     if have and (piece.validator.startswith('"') or not (piece.sha256 or piece.validator.startswith("W/"))):
         asked["If-Range"] = piece.validator
@@ -162,7 +162,7 @@ def _download(
         if answer.status not in (200, 206):
             refusal = web.refusal(piece.url, answer, bool(secret))
             if answer.status in (401, 403):
-                refusal.retry = Retry.SOON  # it was allowed when it was asked about: a link that is too old by now
+                refusal.retry = Retry.SOON  # the listing was allowed: the link has expired since
             raise refusal
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             text = f"{shown(piece.url)} answers with an encoding of the file, not with its bytes"
@@ -174,7 +174,7 @@ def _download(
             file.truncate(start)
             file.seek(start)
             journal.size_bytes, journal.durable_bytes = size, min(journal.durable_bytes, start)
-            if answer.status == 200:  # which may be another edition than the one that was asked about
+            if answer.status == 200:  # may be another version than the listed one
                 journal.validator = web.validator(answer) or piece.validator
             write_text(note, json.dumps(asdict(journal)))
             got = _stream(client, piece, answer, file.fileno(), start, note, journal, watcher)
@@ -188,7 +188,7 @@ def _download(
 
 
 def _check_end(part: Path, piece: Piece, size: int) -> None:
-    """Raises Unusable if nothing shows that a body without a length was not cut off: its own header may."""
+    """Raise Unusable unless the file's own header shows that a body without a length is complete."""
     try:
         with part.open("rb") as file:
             read_header(Opened(file.fileno()), size)
@@ -199,7 +199,7 @@ def _check_end(part: Path, piece: Piece, size: int) -> None:
 
 
 class Opened:
-    """An open file, as the reader of headers wants it."""
+    """An open file with the interface that the header reader takes."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -209,7 +209,7 @@ class Opened:
 
 
 def _extent(answer: web.Answer, piece: Piece, have: int) -> tuple[int, int | None]:
-    """(first byte of an answer, size of the whole file or None). Raises Unusable."""
+    """Return (offset of an answer's first byte, size of the whole file or None). Raises Unusable."""
     start, size = 0, None
     if answer.status == 206:
         found = CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", "").strip())
@@ -218,7 +218,7 @@ def _extent(answer: web.Answer, piece: Piece, have: int) -> tuple[int, int | Non
         if have and not piece.sha256 and _is_other(answer.headers.get("ETag", ""), piece.validator):
             raise Unusable("DownloadFailed", f"{shown(piece.url)} has changed; it is fetched anew", Retry.SOON)
         start, size = have, None if found[2] == "*" else int(found[2])
-    else:  # all of it, whatever was asked for: the server knows no ranges, or the file is another by now
+    else:  # the whole file: the server has no ranges, or the file has changed
         said = answer.headers.get("Content-Length", "")
         size = int(said) if re.fullmatch(r"\d{1,18}", said, re.ASCII) else None
     if piece.size_bytes is not None and size is not None and size != piece.size_bytes:
@@ -228,7 +228,7 @@ def _extent(answer: web.Answer, piece: Piece, have: int) -> tuple[int, int | Non
 
 
 def _is_other(tag: str, validator: str) -> bool:
-    """Whether an ETag says that a file is not the one that another ETag was of; a date says nothing of that."""
+    """True if an ETag differs from the validator, and that is an ETag too: a date cannot be compared with one."""
     return bool(tag) and validator.endswith('"') and tag != validator
 
 
@@ -242,7 +242,7 @@ def _stream(
     journal: Journal,
     watcher: FetchWatcher,
 ) -> int:
-    """Writes what comes; returns the size of the file then. Raises Unusable, Stopped, OSError."""
+    """Write the body to the disk, and return the file's size then. Raises Unusable, Stopped, OSError."""
     got, unsynced, window, window_at = start, 0, 0, time.monotonic()
     head = b"" if start == 0 else MAGIC
     for chunk in web.body(client, piece.url, answer, CHUNK_BYTES):
@@ -272,14 +272,14 @@ def _stream(
 
 
 def _beginning(piece: Piece, head: bytes) -> bytes:
-    """What was read of a file's beginning. Raises Unusable if no GGUF file begins like that."""
+    """Return a file's first bytes unchanged. Raises Unusable if no GGUF file begins with them."""
     if len(head) >= len(MAGIC) and not head.startswith(MAGIC):
         raise Unusable("InvalidModelFile", f"{shown(piece.url)} is {kind(head)}, not a GGUF file")
     return head
 
 
 def check_beginning(path: Path, piece: Piece) -> None:
-    """Raises Unusable for a file that does not begin as its name says, or that is a program, OSError."""
+    """Raise Unusable for a GGUF file without its magic number, or another file that is a program. Raises OSError."""
     with path.open("rb") as file:
         head = file.read(512)
     if not piece.is_gguf:
@@ -293,7 +293,7 @@ def check_beginning(path: Path, piece: Piece) -> None:
 
 
 def kind(head: bytes) -> str:
-    """What a file that is no model is, by its beginning."""
+    """Name the kind of a file that is no model, by its first bytes."""
     start = head.lstrip()[:64].lower()
     if start.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
         return "a web page (a login or error page?)"
@@ -303,7 +303,7 @@ def kind(head: bytes) -> str:
 
 
 def digest(path: Path, tell: Callable[[int], None] = lambda _: None) -> str:
-    """sha256 of a file, lower-case hex. `tell`: how many bytes more were read. Raises OSError, and what `tell` does."""
+    """SHA-256 of a file, lower-case hex. `tell`: gets the size of each block. Raises OSError, and what `tell` does."""
     found = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while block := file.read(HASH_BYTES):

@@ -1,8 +1,8 @@
-"""Headers of model files, from the disk or from a web server, so that a model is judged before it is loaded.
+"""Headers of model files, from the disk or from a web server, so that a model's memory is known before it is loaded.
 
-Admission asks on every pass and must not wait: a network mount may hang, and a server may take its time. So
-`Headers` reads in threads and tells what is known by now. A file on a server is judged by its first bytes
-(HTTP Range), the same way. Whatever goes wrong is a `Reading` that says so.
+Admission asks on every pass and must not wait: a network mount may hang, and a server may be slow. So `Headers` reads
+in threads and returns what is known so far. Of a file on a server only the first bytes are read (HTTP Range). Errors
+are not raised: they are the `problem` of a `Reading`.
 """
 
 from __future__ import annotations
@@ -34,28 +34,27 @@ from metal_supervisor.spec.sources import shown
 
 READ_S = 20.0
 ALTOGETHER_S = 180.0
-"""For all requests about one model; a server that drips bytes keeps nobody waiting for ever."""
+"""Deadline of all requests about one model together, against a server that drips bytes."""
 FIRST_BYTES, CHUNK_BYTES = 1 << 20, 1 << 16
 LOOK_WAIT_S = 0.1
 LOCAL_AGAIN_S, REMOTE_AGAIN_S = 10.0, 60.0
-"""After how long a file is looked at again, and a server that failed is tried again, when somebody asks."""
+"""Age after which the next request checks a file, or tries a failed server, again."""
 CONTENT_RANGE = re.compile(r"bytes +(\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
 
 
 class _HeaderFailed(Exception):
-    """A server did not give what was asked for; the text says what it did instead."""
+    """A server did not give the bytes asked for; the text says what it did instead."""
 
 
 # ── files on this Mac ────────────────────────────────────────────────────────────────────────────
 
 
 def read_file(path: Path) -> Reading:
-    """What a GGUF file on this Mac says of itself, together with the other shards if it is one of a set.
+    """Read the header of a GGUF file on this Mac, merged with its other shards; of a directory, the config.json.
 
-    Of a directory, what its config.json says. Never raises: what is wrong is the reading's problem. The size is known
-    only if every shard is there.
+    Never raises: an error is the reading's problem. The size is known only if every shard is there.
     """
-    with contextlib.suppress(OSError, ValueError):  # which reading the file tells as well
+    with contextlib.suppress(OSError, ValueError):  # reading the file reports the same error
         if path.is_dir():
             return _read_directory(path)
     names = shard_names(path.name)
@@ -80,7 +79,7 @@ def _read_one(path: Path) -> Reading:
 
 
 def _read_directory(path: Path) -> Reading:
-    """An MLX model: config.json and weights, in the directory itself."""
+    """Read an MLX model: config.json and the size of the weights, in the directory itself."""
     size = None
     try:
         weights = [each for each in path.iterdir() if each.name.endswith(WEIGHTS) and each.is_file()]
@@ -99,7 +98,7 @@ def _read_directory(path: Path) -> Reading:
 
 
 def _together(names: Sequence[str], readings: Sequence[Reading]) -> Reading:
-    """One reading of all shards, in their order."""
+    """Merge the readings of all shards, given in their order."""
     sizes = [reading.size_bytes for reading in readings if reading.size_bytes is not None]
     size = sum(sizes) if len(sizes) == len(readings) else None
     for name, reading in zip(names, readings, strict=True):
@@ -116,12 +115,12 @@ def _together(names: Sequence[str], readings: Sequence[Reading]) -> Reading:
 
 
 class _Remote:
-    """The beginning of a file on a server, as far as it was asked for."""
+    """The first bytes of a file on a server, as many as have been requested so far."""
 
     def __init__(self, client: Client, url: str, secret: Mapping[str, str], until: float) -> None:
         self._client, self._url, self._secret, self._until = client, url, secret, until
         self._whole: urllib3.BaseHTTPResponse | None = None
-        """The answer of a server that gives everything from the start, whatever range it is asked for."""
+        """Answer of a server that ignores ranges and sends the file from its start."""
         self.data = b""
         self.size_bytes: int | None = None
         """Of the whole file, None while it is not known."""
@@ -131,7 +130,7 @@ class _Remote:
             self._whole.close()
 
     def read_on(self, upto: int) -> bool:
-        """Gets on towards the first `upto` bytes; False if nothing came. Raises _Failed, and what urllib3 raises."""
+        """Read on towards the first `upto` bytes; False if none came. Raises _HeaderFailed, and what urllib3 raises."""
         before = len(self.data)
         if self._whole is None:
             self._ask(upto)
@@ -144,7 +143,7 @@ class _Remote:
         while have < upto:
             if time.monotonic() > self._until:
                 raise _HeaderFailed("takes too long")
-            part = answer.read1(min(CHUNK_BYTES, upto - have))  # what has come; `read` would wait for all of it
+            part = answer.read1(min(CHUNK_BYTES, upto - have))  # what has arrived; `read` would wait for all of it
             if not part:
                 break
             parts.append(part)
@@ -163,7 +162,7 @@ class _Remote:
                 self._check_range(answer.headers.get("Content-Range", ""), have)
                 self._take(answer, upto)
                 if answer.headers.get("Content-Length") == str(len(self.data) - have):
-                    answer.drain_conn()  # nothing is left of it, so that the connection serves the next request
+                    answer.drain_conn()  # fully read: return the connection to the pool
             elif answer.status == 200:
                 said = answer.headers.get("Content-Length", "")
                 self._learn(int(said) if re.fullmatch(r"\d{1,18}", said, re.ASCII) else None)
@@ -188,10 +187,10 @@ class _Remote:
 
 
 def read_remote(url: str, client: Client | None = None, headers: Mapping[str, str] | None = None) -> Reading:
-    """What a GGUF file on a server says of itself, read from its first bytes; other shards are asked too.
+    """Read the header of a GGUF file on a server from its first bytes, merged with its other shards.
 
-    `headers` go with every request (and not to other hosts). Never raises: what is wrong is the reading's problem, in
-    which the URL is shown without credentials or query.
+    `headers`: sent with every request, but not to other hosts. Never raises: an error is the reading's problem, which
+    shows the URL without credentials or query.
     """
     try:
         parts = urllib.parse.urlsplit(url)
@@ -215,7 +214,7 @@ def read_remote(url: str, client: Client | None = None, headers: Mapping[str, st
 
 
 def read_listing(listing: Listing, client: Client) -> Reading:
-    """What a model that is listed on a server says of itself. Never raises Unusable; Stopped."""
+    """Read the header, or the config.json, of a model listed on a server. Raises Stopped, but never Unusable."""
     until = time.monotonic() + ALTOGETHER_S
     config = next((piece for piece in listing.pieces if piece.name.rpartition("/")[2] == CONFIG), None)
     if config is not None:
@@ -225,7 +224,7 @@ def read_listing(listing: Listing, client: Client) -> Reading:
 
 
 def _read_config(client: Client, config: Piece, listing: Listing, until: float) -> Reading:
-    """An MLX model on a server: its config.json, and the size of the weights that are listed."""
+    """Read an MLX model on a server: its config.json, and the size of the listed weights."""
     weights = [piece.size_bytes for piece in listing.pieces if piece.name.endswith(WEIGHTS)]
     size = sum(each or 0 for each in weights) if weights and all(weights) else None
     remote = _Remote(client, config.url, listing.headers, until)
@@ -245,7 +244,7 @@ def _read_config(client: Client, config: Piece, listing: Listing, until: float) 
 
 
 def _why(client: Client, url: str, error: Exception) -> str:
-    """What went wrong, in words that quote nothing. Raises Stopped."""
+    """Error text for a failed request, which quotes neither the server nor the library. Raises Stopped."""
     if isinstance(error, ValueError | RecursionError):
         return f"{shown(url)} cannot be read"
     trouble = client.trouble(url, error)
@@ -273,17 +272,17 @@ def _read_url(client: Client, url: str, headers: Mapping[str, str], until: float
 
 
 def _read_prefix(remote: _Remote) -> Reading:
-    """Raises BadGguf, _Failed, and what urllib3 raises."""
+    """Read as many first bytes as the header needs. Raises BadGguf, _HeaderFailed, and what urllib3 raises."""
     wanted = FIRST_BYTES
     while True:
         if not remote.read_on(wanted):
             if remote.size_bytes is not None and len(remote.data) < remote.size_bytes:
                 raise _HeaderFailed(f"ended after {len(remote.data)} of {remote.size_bytes} bytes")
-            remote.size_bytes = len(remote.data)  # that is all of it
+            remote.size_bytes = len(remote.data)  # the end of the file
         try:
             header = read_header(Prefix(remote.data, remote.size_bytes), remote.size_bytes)
         except NeedMore as more:
-            # Never less than the header may have: the reader itself refuses what goes on beyond.
+            # Up to the longest header allowed: the reader itself refuses a longer one.
             wanted = min(max(more.total_bytes_wanted, wanted), MAX_HEADER_BYTES)
             continue
         size = remote.size_bytes
@@ -291,7 +290,7 @@ def _read_prefix(remote: _Remote) -> Reading:
 
 
 def _state_of(path: str) -> object:
-    """What changes when a model is replaced, shards and all; None if that cannot be told."""
+    """Inode, size and mtime of each shard, which change when a model is replaced; None if they cannot be read."""
     try:
         whole = Path(path)
         found = [whole.with_name(name).stat() for name in shard_names(whole.name)]
@@ -305,22 +304,22 @@ def _state_of(path: str) -> object:
 
 @dataclass
 class _Look:
-    """One source, and what is known of it."""
+    """One source and its latest reading."""
 
     reading: Reading | None = None
     state: object = None
-    """What tells whether a file has been replaced since."""
+    """`_state_of` the file before the reading; another value means that it has been replaced."""
     at: float = 0.0
     """Monotonic time of the reading."""
     busy: bool = True
-    """A thread reads."""
+    """True while a thread reads it."""
     quiet: bool = True
-    """Whoever asked first still waits, so nobody has to be told."""
+    """True while the first caller still waits, so that `on_change` need not be called."""
     done: threading.Event = field(default_factory=threading.Event)
 
 
 class Headers:
-    """Headers that are read in the background. Safe to ask from one thread; `on_change` is called from others."""
+    """Cache of headers, read in background threads. Use it from one thread; `on_change` is called from others."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
@@ -329,12 +328,12 @@ class Headers:
         self._http = urllib3.PoolManager(retries=False)
 
     def look(self, path: str) -> Reading | None:
-        """What is known of a file on this Mac; None while it is not read."""
-        # A local file is known within a millisecond: worth a moment, so that it needs no second pass.
+        """Return the latest reading of a file on this Mac; None until it has been read."""
+        # A local file is read within a millisecond: a short wait here saves a second pass.
         return self._asked(path, lambda: read_file(Path(path)), LOOK_WAIT_S, LOCAL_AGAIN_S, lambda: _state_of(path))
 
     def library(self, source: str, registry: str) -> Reading | None:
-        """What is known of a model of Ollama's library; None while it is not read."""
+        """Return the latest reading of a model in Ollama's library; None until it has been read."""
         return self._asked(source, lambda: self._read_library(source, registry), 0.0, REMOTE_AGAIN_S, None)
 
     def _read_library(self, source: str, registry: str) -> Reading:
@@ -344,7 +343,7 @@ class Headers:
             return Reading(None, problem=str(error))
 
     def keep(self, sources: Iterable[str]) -> None:
-        """Forgets all paths and URLs but these; one that is asked for again is read again."""
+        """Forget all paths and URLs but these; one that is asked for later is read again."""
         wanted = set(sources)
         with self._lock:
             self._looks = {source: look for source, look in self._looks.items() if source in wanted}

@@ -1,6 +1,7 @@
-"""Which models may go to make room, and why: what nothing uses, the longest unused first.
+"""Choice of the models to remove from the store, each with a reason: unused models, the longest unused first.
 
-A model is hours of download, so nothing is chosen that was not asked for, and never one that is in use or on its way.
+A model is hours of download, so nothing is chosen beyond the given bounds, and never a model that is in use or being
+fetched.
 """
 
 from __future__ import annotations
@@ -15,51 +16,51 @@ from metal_supervisor.spec.fields import Bad
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 LEFT_ALONE_S = 600.0
-"""A beginning that is younger may be waiting for its next try."""
+"""A partial model that is younger may be waiting for its next try."""
 
 
 class Kind(str, Enum):
-    """What a directory of the store is."""
+    """Kind of a directory in the store."""
 
     WHOLE = "whole"
     PARTIAL = "partial"
-    """The beginning of a model."""
+    """A model that is not fetched completely."""
     IN_PLACE = "in place"
-    """Only what was found out of a model elsewhere on this Mac, which is used where it is."""
+    """Only a note on a model elsewhere on this Mac, which is used where it is."""
     UNKNOWN = "unknown"
-    """There is no note of what it is."""
+    """A directory without a note."""
     LLMKUBE = "LLMKube"
-    """LLMKube's own agent made it."""
+    """A directory of LLMKube's own agent."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One model of the store, as far as the choice cares."""
+    """One model of the store, with what the choice depends on."""
 
     name: str
     kind: Kind
     frees_bytes: int
-    """What its removal alone gives back: what is hard-linked elsewhere gives nothing."""
+    """Bytes that its removal alone frees: a file that is hard-linked elsewhere frees none."""
     used_at: float
-    """Unix time of its last use, of a partial one of its last byte."""
+    """Unix time of its last use; for a partial model, of its last byte."""
     used: bool
-    """A service uses it, or it is on its way."""
+    """True if a service uses it, or it is being fetched."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What somebody asked for; None: not that."""
+    """Limits requested by the user; None: no such limit."""
 
     keep: int | None = None
-    """How many unused models stay."""
+    """Number of unused models to keep."""
     size_bytes: int | None = None
-    """What the store may take."""
+    """Maximum size of the store."""
     older_s: float | None = None
-    """How long a model may be unused."""
+    """Longest time that a model may be unused."""
 
 
 def choose(items: Sequence[Item], bounds: Bounds, store_bytes: int, now: float) -> dict[str, str]:
-    """Name → why, of what is to go, in that order. `now`: Unix time."""
+    """Choose the models to remove: name → reason, in the order of removal. `now`: Unix time."""
     chosen = {item.name: "never became whole" for item in items if _is_left_over(item, now)}
     left_bytes = store_bytes - sum(item.frees_bytes for item in items if item.name in chosen)
     unused = unused_models(items)
@@ -77,7 +78,7 @@ def choose(items: Sequence[Item], bounds: Bounds, store_bytes: int, now: float) 
 
 
 def unused_models(items: Sequence[Item]) -> list[Item]:
-    """The models that nothing uses, the longest unused first."""
+    """Models that no service uses, the longest unused first."""
     found = [item for item in items if item.kind in (Kind.WHOLE, Kind.UNKNOWN) and not item.used]
     return sorted(found, key=lambda item: (item.used_at, item.name))
 
@@ -87,7 +88,7 @@ def _is_left_over(item: Item, now: float) -> bool:
 
 
 def age(seconds: float) -> str:
-    """`5 min`, `3 h` or `12 d`; whole units, rounded down."""
+    """Format a duration as `5 min`, `3 h` or `12 d`: whole units, rounded down."""
     for unit, length_s in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length_s or (unit == "min" and seconds >= 60):
             return f"{int(seconds // length_s)} {unit}"

@@ -1,7 +1,7 @@
-"""Models on Hugging Face: what a source comes to there, on a mirror, or in a directory for Macs without a network.
+"""Resolution of Hugging Face sources: on the Hub, on a mirror, or in a local directory for Macs without a network.
 
-The Hub is asked through its own library, for names, revisions and sizes; bytes are fetched elsewhere. Everything of
-one model is of one commit, however often its download is interrupted and whoever uploads meanwhile.
+The Hub's own library is used for names, revisions and sizes; bytes are fetched elsewhere. All files of one model are of
+one commit, however often the download is interrupted and whatever is uploaded meanwhile.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from metal_supervisor.models.hub_client import Hub, HubEntry
 
 SET_WHILE_IMPORTED = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_DEBUG": "0"}
-"""The library reads them once, when it is imported. The first also keeps it from asking /api/agent-harnesses, which
-it does in order to describe us to every server; the second would log every request."""
+"""The library reads them once, when it is imported. The first also keeps it from requesting /api/agent-harnesses, which
+it uses to describe this program to every server; the second, if it were on, would log every request."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _importing = threading.Lock()
 
@@ -40,7 +40,7 @@ def own_token() -> str:
 
 
 def _import_library() -> None:
-    """The Hub's library, on first use, in the state of mind that we want it in."""
+    """Import the Hub's library, on first use, with SET_WHILE_IMPORTED in the environment for as long as that takes."""
     with _importing:
         before = {name: os.environ.get(name) for name in SET_WHILE_IMPORTED}
         os.environ.update(SET_WHILE_IMPORTED)
@@ -58,11 +58,11 @@ def _import_library() -> None:
 
 
 def listing(artifact: Artifact, endpoint: str, token: str, pinned: str = "", timeout_s: float = 20.0) -> Listing:
-    """The files of an artifact whose source is a canonical `hf://…`, all of one commit. Raises Unusable.
+    """List the files of an artifact whose source is a canonical `hf://…`, all of one commit. Raises Unusable.
 
-    `endpoint`: URL of the Hub or of a mirror, no slash at its end. `token`: "" for nobody's; then the library does not
-    look for one. `pinned`: the commit of an earlier try, "" if there was none; once it is gone, the revision counts.
-    `timeout_s`: for each wait on the network; all of them together take at most six times as long.
+    `endpoint`: URL of the Hub or of a mirror, without a slash at its end. `token`: "" for none; the library does not
+    look for one itself. `pinned`: the commit of an earlier try, "" if there was none; if it is gone, the revision is
+    used. `timeout_s`: for each wait on the network; all of them together take at most six times as long.
     """
     _import_library()
     from metal_supervisor.models import hub_client
@@ -97,7 +97,10 @@ def _at(hub: Hub, artifact: Artifact, revision: str, path: str, token: str) -> L
 
 
 def _shards(hub: Hub, revision: str, path: str) -> tuple[str, tuple[Piece, ...]]:
-    """The commit, "" if nobody names one, and a file with all that belong to it, each asked for by name."""
+    """Return the commit, "" if the server names none, and the pieces of a file: all its shards, each requested by name.
+
+    Raises Unusable.
+    """
     folder, base = posixpath.split(path)
     commit = revision if COMMIT.fullmatch(revision) else ""
     pieces = []
@@ -114,11 +117,14 @@ def _shards(hub: Hub, revision: str, path: str) -> tuple[str, tuple[Piece, ...]]
 
 
 def _told_apart(hub: Hub, revision: str) -> str:
-    """The commit by a mirror that does not say it with each file: some follow the Hub's redirects themselves."""
+    """Commit of a revision on a mirror that does not send it with each file, "" if it cannot be had.
+
+    Some mirrors follow the Hub's redirects themselves, and so lose the header.
+    """
     try:
         return hub.commit(revision)
     except Unusable:
-        return ""  # it has files, and nothing else
+        return ""  # a mirror that serves files only
 
 
 def _directory(hub: Hub, artifact: Artifact, commit: str, path: str) -> tuple[Piece, ...]:
@@ -128,13 +134,13 @@ def _directory(hub: Hub, artifact: Artifact, commit: str, path: str) -> tuple[Pi
         names = repository.directory(below, artifact.files, _shown(hub.repo, path))
     except Bad as error:
         raise Unusable(error.reason, error.message) from None
-    # A list of names is public even where the files are not: whether they may be had shows only now.
+    # The list of names is public even where the files are not: only a request for one shows that they may be read.
     hub.head(commit, below[names[0]].name)
     return tuple(_piece(hub, below[name], name, commit) for name in names)
 
 
 def _piece(hub: Hub, entry: HubEntry, name: str, revision: str) -> Piece:
-    # The library takes the quotes off; with them it is what the server says of the file itself.
+    # The library strips the quotes; with them it is the ETag that the file's server sends.
     validator = entry.etag if entry.sha256 or not entry.etag else f'"{entry.etag}"'
     return Piece(name, hub.url(revision, entry.name), entry.size_bytes, entry.sha256, validator)
 
@@ -162,15 +168,15 @@ def _check_name(name: str, source: str) -> None:
 
 @dataclass(frozen=True)
 class _Mirror:
-    """One place of a local mirror where a repository's files may be."""
+    """One directory of a local mirror that may hold a repository's files."""
 
     root: Path
-    """The mirror itself: no link may lead out of it."""
+    """Directory of the mirror: no link may lead out of it."""
     repository: Path
     """Directory of the repository's files; it need not exist."""
 
     def files(self) -> dict[str, Path]:
-        """Its files by their names in the repository, hidden ones left out."""
+        """Its files by their names in the repository, without hidden directories. Raises Unusable for too many."""
         found: dict[str, Path] = {}
         for where, folders, names in os.walk(self.repository):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -183,7 +189,7 @@ class _Mirror:
         return found
 
     def file(self, name: str) -> Path | None:
-        """A file of it, None if there is none. Raises Unusable if a link leads out of the mirror."""
+        """Path of a file in it, None if there is none. Raises Unusable if a link leads out of the mirror."""
         path = self.repository / name
         try:
             if not path.is_file():
@@ -198,10 +204,10 @@ class _Mirror:
 
 
 def local(artifact: Artifact, directory: Path) -> Path:
-    """A model in a local mirror: its file (the first of its shards), or the directory of its repository.
+    """Find a model in a local mirror: its file (the first of its shards), or the directory of its repository.
 
-    Looked for in `<directory>/O/R`, as `hf download --local-dir` leaves it, which knows no revisions; then in
-    `<directory>/models--O--R`, as the Hub's own cache is laid out. Nothing is imported for it: both layouts are
+    Looks in `<directory>/O/R`, the layout of `hf download --local-dir`, which has no revisions; then in
+    `<directory>/models--O--R`, the layout of the Hub's own cache. The Hub's library is not imported: both layouts are
     documented. Raises Unusable.
     """
     repo, revision, path = hub_parts(artifact.source) or ("", "", "")
@@ -220,7 +226,7 @@ def local(artifact: Artifact, directory: Path) -> Path:
 
 
 def _commit_of(cache: Path, revision: str) -> str:
-    """The commit that a cache has for a revision; the revision itself if it has none, for it may be one."""
+    """Commit that a cache records for a revision; without a record the revision itself, which may be a commit."""
     try:
         with (cache / "refs" / revision).open(encoding="ascii") as file:
             commit = file.read(64).strip()
@@ -230,7 +236,7 @@ def _commit_of(cache: Path, revision: str) -> str:
 
 
 def _looked_up(mirror: _Mirror, artifact: Artifact, path: str) -> Path | None:
-    """None if it is not there, or not all of it. Raises Unusable for what is there and cannot be used."""
+    """Find an artifact's model in one place; None unless all of it is there. Raises Unusable if it cannot be used."""
     if artifact.directory:
         return _whole(_Mirror(mirror.root, mirror.repository / path), artifact)
     if not path:

@@ -1,9 +1,9 @@
-"""Hugging Face's own library, as far as it is used: what a repository holds, and what one file of it is.
+"""Hugging Face's own library, as far as it is used: the files of a repository, and the metadata of one file.
 
-Importing this costs 140 ms and 30 MiB, so only `hub` does, when a model of the Hub is asked for. The library retries
+Importing this costs 140 ms and 30 MiB, so only `hub` does, when a model of the Hub is requested. The library retries
 for 23 s, or for ever where it has no timeout, follows redirects to any host, reads answers of any length, and quotes
-URLs and headers in its errors. So it gets an HTTP client of ours (a documented hook), which does none of that, and its
-errors become ours, made of what we know ourselves.
+URLs and headers in its errors. So it is given an HTTP client (a documented hook) that does none of that, and its errors
+are replaced with this program's own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from metal_supervisor.models.listing import Retry, Unusable
 from metal_supervisor.spec.sources import DEFAULT_REVISION, shown
 
 ALTOGETHER = 6
-"""All requests about one source may take so many times as long as one of them."""
+"""Timeout of all requests about one source, as a multiple of the timeout of one."""
 MOST_BYTES = 16 << 20
 REDIRECTS = 5
 OWN_TOKEN_S = 10.0
@@ -41,7 +41,7 @@ PORTS = {"http": 80, "https": 443}
 
 
 class RevisionGone(Unusable):
-    """The repository is there, and has no such revision (any more)."""
+    """The repository exists, but has no such revision (any more)."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class HubEntry:
     """One file of a repository."""
 
     name: str
-    """Its path in the repository."""
+    """Path in the repository."""
     size_bytes: int | None
     """None if the server did not say."""
     sha256: str
-    """Of a file in LFS; "" of others."""
+    """Of a file in LFS; "" for others."""
     etag: str
-    """What the server will say of it; "" if it says nothing."""
+    """ETag without quotes that the server will send for it; "" if none."""
     commit: str = ""
-    """Of which commit this is true, where that was asked for."""
+    """Commit that the file is of, "" if the server did not say, or if this is from a list."""
 
 
 # ── the client that the library is given ─────────────────────────────────────────────────────────
@@ -65,7 +65,7 @@ class HubEntry:
 
 @dataclass(frozen=True)
 class _Call:
-    """What the requests of this thread may do now."""
+    """Limits of the current thread's requests."""
 
     origin: tuple[str, str, int]
     timeout_s: float
@@ -74,7 +74,7 @@ class _Call:
 
 
 class _Failed(Exception):
-    """No answer, or none worth reading. None of httpx2's errors, because those are tried again."""
+    """No answer, or an unusable one. Not a subclass of httpx2's errors, because the library retries those."""
 
     def __init__(self, what: str, after_s: float = 0.0, retry: Retry = Retry.SOON, advice: str = UP) -> None:
         super().__init__(what)
@@ -85,7 +85,7 @@ _call: ContextVar[_Call | None] = ContextVar("_call", default=None)
 
 
 class _CheckedTransport(httpx2.BaseTransport):
-    """Sends what belongs to a call: within its time, to its host, its answer bounded."""
+    """Transport that sends only a call's requests: in its time, to its host, with a bounded answer. Raises _Failed."""
 
     def __init__(self) -> None:
         self._plain = httpx2.HTTPTransport(limits=httpx2.Limits(keepalive_expiry=5.0))
@@ -126,7 +126,7 @@ class _CheckedTransport(httpx2.BaseTransport):
 
 
 def _origin(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port. Raises _Failed."""
+    """Scheme, host and port of a URL. Raises _Failed."""
     try:
         parts = urllib.parse.urlsplit(url)
         return parts.scheme, parts.hostname or "", parts.port or PORTS.get(parts.scheme, 0)
@@ -140,7 +140,7 @@ def _refuse_failures(answer: httpx2.Response) -> None:
 
 
 def _after_s(headers: httpx2.Headers) -> float:
-    """How long a server wants to be left alone, 0 if it does not say; never longer than LONGEST_AFTER_S."""
+    """Seconds to wait before the next request, by the server's headers; 0 without one, at most LONGEST_AFTER_S."""
     said = headers.get("Retry-After", "").strip()
     wait_s = 0.0
     if said.isascii() and said.isdigit():
@@ -172,14 +172,14 @@ def _client() -> httpx2.Client:
 
 huggingface_hub.set_client_factory(_client)
 for _name in ("huggingface_hub", "httpx2", "httpcore2"):
-    logging.getLogger(_name).setLevel(logging.CRITICAL + 1)  # they name URLs; what matters becomes a condition
+    logging.getLogger(_name).setLevel(logging.CRITICAL + 1)  # they log URLs; what matters is in a condition
 
 
 # ── what is asked ────────────────────────────────────────────────────────────────────────────────
 
 
 class Hub:
-    """One server, asked about one repository within a bounded time. Every method raises Unusable."""
+    """Client for one repository on one server, within a bounded time. Its requests raise Unusable."""
 
     def __init__(self, endpoint: str, token: str, repo: str, timeout_s: float) -> None:
         self.endpoint, self.repo = endpoint, repo
@@ -188,11 +188,11 @@ class Hub:
         self._timeout_s, self._until = timeout_s, time.monotonic() + ALTOGETHER * timeout_s
 
     def url(self, revision: str, path: str) -> str:
-        """Where a file of the repository begins."""
+        """URL of a file of the repository; the server may redirect from there."""
         return huggingface_hub.hf_hub_url(self.repo, path, revision=revision, endpoint=self.endpoint)
 
     def head(self, revision: str, path: str) -> HubEntry:
-        """What one file is, without its content."""
+        """Metadata of one file, from a HEAD request."""
         with self._asking(revision, path):
             found = huggingface_hub.get_hf_file_metadata(
                 self.url(revision, path), token=self._token, timeout=self._timeout_s, endpoint=self.endpoint
@@ -202,7 +202,7 @@ class Hub:
             return HubEntry(path, _size(found.size), sha256, etag, _commit(found.commit_hash))
 
     def commit(self, revision: str) -> str:
-        """The commit that a revision is now."""
+        """Commit that a revision points to now."""
         with self._asking(revision):
             commit = _commit(self._api.model_info(self.repo, revision=revision, timeout=self._timeout_s).sha)
             if not commit:
@@ -210,7 +210,7 @@ class Hub:
             return commit
 
     def files(self, commit: str) -> dict[str, HubEntry]:
-        """All files of a commit by name, each of which stays below a directory; at most MOST_FILES."""
+        """All files of a commit by name, at most MOST_FILES; each name is checked to stay below a directory."""
         held: dict[str, HubEntry] = {}
         with self._asking(commit):
             for item in self._api.list_repo_tree(self.repo, recursive=True, revision=commit):
@@ -230,7 +230,7 @@ class Hub:
 
     @contextlib.contextmanager
     def _asking(self, revision: str, path: str = "") -> Iterator[None]:
-        """Bounds what the library does, and says what went wrong without its words."""
+        """Apply the limits to the library's requests, and turn its errors into Unusable without quoting them."""
         if huggingface_hub.is_offline_mode():
             raise Unusable("DownloadFailed", "HF_HUB_OFFLINE is set, so the Hub is not asked; unset it", Retry.SOON)
         token = None
@@ -289,7 +289,7 @@ def _size(said: object) -> int | None:
 
 
 def parsed(source: str) -> tuple[str, str, str]:
-    """(repository, revision, path) of a canonical `hf://…`. Raises Unusable."""
+    """Parse a canonical `hf://…` into (repository, revision, path). Raises Unusable."""
     try:
         uri = huggingface_hub.parse_hf_uri(source)
     except errors.HfUriError as error:
@@ -302,7 +302,7 @@ def parsed(source: str) -> tuple[str, str, str]:
 
 
 def own_token() -> str:
-    """The token of this Mac's user, "" if there is none that can be had. A login in a browser may be renewed for it."""
+    """The token of this Mac's user, "" if none can be read. The library may renew a browser login for it."""
     call = _call.set(_Call(_origin(constants.ENDPOINT), OWN_TOKEN_S, time.monotonic() + OWN_TOKEN_S))
     try:
         return huggingface_hub.get_token() or ""

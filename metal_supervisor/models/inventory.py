@@ -1,7 +1,7 @@
-"""What the store holds, whoever put it there: for people who look at it, and remove something.
+"""Inventory of the store, for the commands that list and remove models, whatever program put them there.
 
-Reading it changes nothing. What is removed is renamed first, so that an interrupted removal is never half a model; only
-what is below the store is touched, and no link is followed.
+Reading changes nothing. A directory is renamed before it is removed, so that an interrupted removal never leaves half a
+model; nothing outside the store is touched, and no link is followed.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class StoredModel:
     last_used: float
     """Unix time."""
     used_by: tuple[str, ...] = ()
-    """`NAMESPACE/NAME` of the services that use it, or whose engines still do."""
+    """`NAMESPACE/NAME` of the services that use it, or whose engines still do; a daemon's program name."""
     wanted_by: tuple[str, ...] = ()
-    """Models that wait for it."""
+    """`Model NAMESPACE/NAME` or `a service` for each that waits for it; () if it is in use."""
     busy: bool = False
-    """It is being filled now."""
+    """True while a process fetches into it."""
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class StoredModel:
 
     @property
     def total_bytes(self) -> int:
-        """How large it is going to be, as far as that is known; 0 if it is not."""
+        """Size once it is complete; 0 if unknown."""
         if self.contents is None or self.kind is not Kind.PARTIAL:
             return self.size_bytes
         coming = [_journal_bytes(each.path) for each in self.files if each.path.name.endswith(PARTIAL)]
@@ -78,11 +78,11 @@ class StoredModel:
 
     @property
     def source(self) -> str:
-        """Where it is from, "" if nobody knows."""
+        """Source that it was fetched from, "" if unknown."""
         return self.contents.source if self.contents else ""
 
     def item(self) -> Item:
-        """What the choice of what may go needs to know."""
+        """Input for `housekeeping.choose`."""
         used = bool(self.used_by or self.wanted_by or self.busy)
         at = max((each.mtime for each in self.files), default=0.0) if self.kind is Kind.PARTIAL else self.last_used
         return Item(self.name, self.kind, frees_bytes(self.files), at, used)
@@ -90,26 +90,26 @@ class StoredModel:
 
 @dataclass(frozen=True)
 class Stock:
-    """All of the store."""
+    """The whole store."""
 
     path: Path
     entries: tuple[StoredModel, ...]
     others_bytes: int
-    """Of Ollama's own store, which is below ours."""
+    """Size of Ollama's own store, if it is inside this one."""
     size_bytes: int
-    """Without that; what has several names counts once."""
+    """Size without `others_bytes`; a file with several hard links counts once."""
     free_bytes: int
     unread: tuple[str, ...] = ()
-    """Records that cannot be read: what their services use is not known."""
+    """Records that cannot be read, so that the models of their services are unknown."""
 
     @property
     def slots(self) -> list[StoredModel]:
-        """What can be removed."""
+        """Entries that can be removed: all but those of LLMKube's agent."""
         return [each for each in self.entries if each.kind is not Kind.LLMKUBE]
 
 
 def look(store: Path, state: StateDir, ollama: Path) -> Stock:
-    """What is in the store now. Raises OSError."""
+    """Read the store as it is now. Raises OSError."""
     texts, unread = _used_texts(state)
     wanted = _wanted(state)
     entries, others = [], 0
@@ -150,7 +150,7 @@ def _entry(
     users = _users(path, texts)
     found = (name for name, each in wanted if path.name == each or (source and each == source))
     waiting = () if users else tuple(dict.fromkeys(found))
-    # What was put aside to be removed is nobody's, and its last byte says nothing.
+    # A directory put aside for removal belongs to no service, and its files' times mean nothing.
     used_at = 0.0 if going else slot.last_used()
     files = tuple(StoredFile(f.path, f.inode, f.links, f.size_bytes, 0.0) for f in files) if going else files
     return StoredModel(slot, kind, contents, files, used_at, users, waiting, not going and slot.busy())
@@ -164,7 +164,7 @@ def _noted(slot: ModelDirectory) -> Contents | None:
 
 
 def files_of(path: Path) -> Iterable[StoredFile]:
-    """The regular files below a directory, no link followed."""
+    """Regular files below a directory, without following links."""
     for directory, _, names in os.walk(path):
         for name in names:
             each = Path(directory, name)
@@ -176,14 +176,14 @@ def files_of(path: Path) -> Iterable[StoredFile]:
 
 
 def frees_bytes(files: Iterable[StoredFile]) -> int:
-    """What the removal of files gives back: a file whose other names stay gives nothing."""
+    """Bytes that the removal of files frees: a file that keeps another hard link frees none."""
     known = {each.inode: each for each in files}
     names = Counter(each.inode for each in files)
     return sum(each.size_bytes for inode, each in known.items() if names[inode] >= each.links)
 
 
 def _journal_bytes(part: Path) -> int:
-    """How large a file is going to be, 0 if its journal does not say."""
+    """Size of a file once it is complete, by its journal; 0 if the journal does not say."""
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
         said = json.loads(part.with_name(f"{part.name}.json").read_text("utf-8")).get("size_bytes")
         return said if isinstance(said, int) else 0
@@ -198,9 +198,9 @@ def _existing(path: Path) -> Path:
 
 
 def _used_texts(state: StateDir) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
-    """((service, a text that may name a model's path) …, records that cannot be read).
+    """Return ([(service, a text that may name a model's path), …], records that cannot be read).
 
-    Projectors and draft models are on the command line alone, so that is looked at too, of what runs and what would.
+    Projectors and draft models are only on the command line, so the specs are searched too: the running and the next.
     """
     records, bad = state.records()
     notes = state.run_notes()
@@ -232,7 +232,7 @@ def _users(path: Path, texts: Sequence[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def _wanted(state: StateDir) -> list[tuple[str, str]]:
-    """(who, a slot's name or its source) of what the controller looks after, whether or not it is used now."""
+    """Pairs (who wants it, a slot's name or its source) of what the controller wants, whether or not it is used now."""
     try:
         told = json.loads((state.path / "controller.json").read_text("utf-8"))
     except (OSError, ValueError):
@@ -251,11 +251,11 @@ def _wanted(state: StateDir) -> list[tuple[str, str]]:
 
 
 class Busy(Exception):
-    """It is being filled."""
+    """The entry is being fetched."""
 
 
 def remove(entry: StoredModel) -> None:
-    """Removes an entry from the disk. Raises Busy, OSError."""
+    """Remove an entry from the disk. Raises Busy, OSError."""
     slot = entry.slot
     if not slot.path.is_relative_to(slot.store) or slot.path.is_symlink():
         raise OSError(f"{slot.path} is not below the model store")

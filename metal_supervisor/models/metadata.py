@@ -1,7 +1,7 @@
-"""What an engine will take of the memory, as far as its model's files tell.
+"""Types for an engine's memory as its model's files determine it.
 
-A file may be on this Mac, still on a server, or unreadable; what is known of it is one `Reading`, whoever read it.
-What the engine makes of all its files is one `Demand`, which is what admission is about.
+A file may be on this Mac, still on a server, or unreadable; its metadata is one `Reading` in all cases. The memory
+that the engine needs for all its files is one `Demand`, which admission decides on.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from metal_supervisor.spec.gguf import Header
 
 @dataclass(frozen=True)
 class Reading:
-    """What is known of a model before it is loaded: a GGUF file, or a directory of an MLX model."""
+    """Metadata of a model before it is loaded: of a GGUF file, or of the directory of an MLX model."""
 
     size_bytes: int | None
-    """Of all its shards together, in a directory of all weights; None: nobody can tell."""
+    """Size of all its shards, of a directory that of all weights; None if unknown."""
     header: Header | None = None
-    """Of all its shards, merged; None if there is none that can be read."""
+    """Header of all its shards, merged; None if it cannot be read, and for a directory."""
     problem: str = ""
-    """Why there is neither header nor config, fit for a status message; "" if there is one."""
+    """Reason why there is neither header nor config, for a status message; "" if there is one."""
     config: Mapping[str, Any] | None = None
-    """Of a directory: what its config.json says; None if that cannot be read, and of a file."""
+    """Content of a directory's config.json; None if it cannot be read, and for a file."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What one engine will take."""
+    """Estimated memory of one engine."""
 
     bytes: int | None
-    """None: nobody can tell."""
+    """None if unknown."""
     mapped_bytes: int = 0
-    """Of these, mapped from files: to be added to what a Mac counts as the process's own."""
+    """Part of `bytes` that is mapped from files, which macOS does not count in the process's footprint."""
     text: str = ""
-    """The arithmetic in one line, or why it is not known."""
+    """The arithmetic in one line, or the reason why it is not known."""
     guessed: str = ""
-    """Why it is only a guess by the size of the file, "" if the header told."""
+    """Reason why it is only a guess by the file's size, "" if it is from the header."""

@@ -1,8 +1,8 @@
-"""The store of fetched models on the disk: a directory for each, and a note of what is in it and whether it is whole.
+"""The store of fetched models on the disk: a directory (slot) for each, with a note of its files and their state.
 
-What is not in the note does not count as a model, whatever lies there: a fetch may have been cut off at any byte. Two
-processes may want one model at once (the controller, and somebody at a terminal), so a slot is locked while it is
-filled. The store belongs to its user alone, and symbolic links within it are not followed.
+A file that is not in the note does not count, because a fetch may have been cut off at any byte. Two processes may
+fetch one model at once (the controller, and a command at a terminal), so a slot is locked while it is filled. The
+store is private to its user, and symbolic links within it are not followed.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ USED_EVERY_S = 3600.0
 
 @dataclass(frozen=True)
 class PinnedFiles:
-    """One file that is whole."""
+    """Record of one complete file."""
 
     size_bytes: int
     mtime_ns: int
     sha256: str = ""
-    """What it was found to be, "" if nothing was there to compare it with."""
+    """SHA-256 that it was found to have, "" if there was none to compare it with."""
     validator: str = ""
-    """What its server said that changes when the file does."""
+    """The server's ETag or date of the file, "" if there was none."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What is known of a slot."""
+    """The note of a slot."""
 
     source: str
-    """Where it is from, without credentials or query."""
+    """Source without credentials or query."""
     model: str
-    """Path below the slot that an engine is given: a file, or a directory."""
+    """Path for the engine: a file or a directory, below the slot; absolute for a model that is used in place."""
     directory: bool = False
     files: Mapping[str, PinnedFiles] = field(default_factory=dict)
-    """Path below the slot -> what is whole."""
+    """Complete files, by their path below the slot."""
     commit: str = ""
     whole: bool = False
-    """All of it is here."""
+    """True if all files are complete."""
     namespace: str = ""
-    """Whose Secret opened it, "" if none did."""
+    """Namespace of the Secret that it was fetched with, "" if there was none."""
     mismatch: tuple[str, str] | None = None
-    """(what a Model says that its sha256 is, what it was)."""
+    """(wanted sha256, found sha256) of a fetch that was refused."""
 
     @property
     def size_bytes(self) -> int:
@@ -67,19 +67,19 @@ class Contents:
 
 
 class ModelDirectory:
-    """One model's directory."""
+    """The directory of one model in the store: its slot."""
 
     def __init__(self, store: Path, name: str) -> None:
         self.store, self.name, self.path = store, name, store / name
 
     def prepare(self) -> None:
-        """Makes the directory. Raises Unusable, OSError."""
+        """Create the directory. Raises Unusable for a link in its place, OSError."""
         self.store.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path.mkdir(exist_ok=True, mode=0o700)
         check_own(self.path)
 
     def place(self, name: str) -> Path:
-        """Where a file of it belongs, its directory made. Raises Unusable for one that would be elsewhere, OSError."""
+        """Return the path for a file, with its directory created. Raises Unusable for one outside the slot, OSError."""
         target = self.path / name
         ours = name in OURS or any(part.endswith(SUFFIXES) for part in Path(name).parts)
         if ours or not repository.is_safe(name) or not target.is_relative_to(self.path):
@@ -92,7 +92,7 @@ class ModelDirectory:
         return target
 
     def read(self) -> Contents | None:
-        """The note, None if there is none that can be read. Raises Unusable for a link in its place."""
+        """Read the note; None if there is none that can be read. Raises Unusable for a link in its place."""
         if status_below(self.store, f"{self.name}/{NOTE}") is None:
             return None
         try:
@@ -107,12 +107,12 @@ class ModelDirectory:
             return None
 
     def write(self, contents: Contents) -> None:
-        """Keeps the note, over a power cut too. Raises OSError."""
+        """Write the note durably: it survives a power cut. Raises OSError."""
         write_text(self.path / NOTE, json.dumps({"format": FORMAT, **asdict(contents)}, indent=1))
         sync_directory(self.path)
 
     def model_path(self) -> Path | None:
-        """Where the model is if all of it is here and as it was when it came; None otherwise. Raises Unusable."""
+        """Path of the model if it is complete and each file still has its size; None otherwise. Raises Unusable."""
         contents = self.read()
         if contents is None or not contents.whole:
             return None
@@ -121,7 +121,7 @@ class ModelDirectory:
         return self.path / contents.model
 
     def whole_file(self, name: str) -> PinnedFiles | None:
-        """What is known of a file that is here and whole, None if it is not. Raises Unusable for a link."""
+        """Record of a file that is here and complete, None if it is not. Raises Unusable for a link."""
         contents = self.read()
         kept = contents.files.get(name) if contents else None
         return kept if kept is not None and self._has(name, kept) else None
@@ -131,13 +131,13 @@ class ModelDirectory:
         return found is not None and stat.S_ISREG(found.st_mode) and found.st_size == kept.size_bytes
 
     def partial_bytes(self) -> int:
-        """How much of what is still to come is here."""
+        """Bytes on disk of files that are not complete yet."""
         with contextlib.suppress(OSError):
             return sum(each.lstat().st_size for each in self.path.rglob(f"*{PARTIAL}"))
         return 0
 
     def touch(self) -> None:
-        """Notes that it is in use, at most once an hour."""
+        """Record that the slot is in use; writes at most once an hour."""
         with contextlib.suppress(OSError):
             descriptor = open_own(self.path / USED, os.O_WRONLY | os.O_CREAT)
             try:
@@ -147,7 +147,7 @@ class ModelDirectory:
                 os.close(descriptor)
 
     def fetched_for(self) -> str:
-        """The namespace whose limit it counts for, "" for none."""
+        """Namespace whose limit it counts towards, "" for none."""
         try:
             with os.fdopen(open_own(self.path / FOR, os.O_RDONLY), encoding="ascii") as file:
                 return file.read(64)
@@ -155,12 +155,12 @@ class ModelDirectory:
             return ""
 
     def count_for(self, namespace: str) -> None:
-        """Notes the namespace whose limit it counts for. Raises OSError."""
+        """Record the namespace whose limit it counts towards. Raises OSError."""
         if namespace != self.fetched_for():
             write_text(self.path / FOR, namespace)
 
     def last_used(self) -> float:
-        """Unix time of the last use that was noted, else of its making."""
+        """Unix time of the last recorded use, else of the note or of the directory; 0.0 if none can be read."""
         for path in (self.path / USED, self.path / NOTE, self.path):
             with contextlib.suppress(OSError):
                 return path.lstat().st_mtime
@@ -168,20 +168,21 @@ class ModelDirectory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
-        """Whether it is this one's to fill now; somebody else does otherwise. Raises OSError."""
+        """Try to lock the slot. Yields True if that worked, False if another job or process has it. Raises OSError."""
         descriptor = open_own(self.path / LOCK, os.O_RDWR | os.O_CREAT)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 got = os.path.samestat(os.fstat(descriptor), os.lstat(self.path / LOCK))
-            except (BlockingIOError, FileNotFoundError):  # the slot may have been removed, and made anew, meanwhile
+            except (BlockingIOError, FileNotFoundError):  # it may have been removed, and created again, meanwhile
                 got = False
             yield got
         finally:
             os.close(descriptor)
 
     def busy(self) -> bool:
-        """Whether somebody fills it now. Looks only; a filler who comes at this very moment tries again."""
+        """True if a job or process holds the lock. A job that tries to lock during the check may fail, and tries again.
+        """
         try:
             descriptor = os.open(self.path / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -196,14 +197,14 @@ class ModelDirectory:
 
 
 def check_own(path: Path) -> None:
-    """Raises Unusable for a link where something of our own should be, OSError."""
+    """Raise Unusable if a path of the store is a symbolic link. Raises OSError."""
     if stat.S_ISLNK(path.lstat().st_mode):
         text = f"{path} is a symbolic link, which is not followed within the model store; remove it"
         raise Unusable("InvalidModelFile", text)
 
 
 def status_below(store: Path, name: str) -> os.stat_result | None:
-    """Of something in the store, None if it is not there. Raises Unusable for a link on the way to it."""
+    """Stat a path in the store; None if it does not exist. Raises Unusable for a link on the way to it."""
     path = store
     try:
         for part in Path(name).parts:
@@ -215,14 +216,14 @@ def status_below(store: Path, name: str) -> os.stat_result | None:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """A descriptor of a file of our own, which no link may stand for. Raises OSError."""
+    """Open a file of the store, and return its descriptor. Raises OSError, also for a symbolic link."""
     return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces a file as a whole, also if the power is cut meanwhile. Raises OSError."""
+    """Replace a file atomically, even if the power is cut meanwhile. Raises OSError."""
     fresh = path.with_name(f"{path.name}.new")
-    fresh.unlink(missing_ok=True)  # of one that was killed, or a link
+    fresh.unlink(missing_ok=True)  # left by a killed process, or a link
     with os.fdopen(open_own(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -231,17 +232,17 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync(descriptor: int) -> None:
-    """Makes what was written last, over a power cut too. Raises OSError."""
-    full = getattr(fcntl, "F_FULLFSYNC", None)  # on a Mac, fsync leaves it in the cache of the disk
+    """Flush written data to the disk, so that it survives a power cut. Raises OSError."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)  # on macOS, fsync leaves the data in the disk's cache
     if full is not None:
-        with contextlib.suppress(OSError):  # not every file system can
+        with contextlib.suppress(OSError):  # not every file system supports it
             fcntl.fcntl(descriptor, full)
             return
     os.fsync(descriptor)
 
 
 def sync_directory(path: Path) -> None:
-    """Makes names that were given in a directory last. Raises OSError."""
+    """Flush a directory's entries to the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         sync(descriptor)
@@ -250,11 +251,11 @@ def sync_directory(path: Path) -> None:
 
 
 def kept(path: Path, sha256: str = "", validator: str = "") -> PinnedFiles:
-    """What a file that is whole is remembered by. Raises OSError."""
+    """Record of a complete file, from its status. Raises OSError."""
     status = path.lstat()
     return PinnedFiles(status.st_size, status.st_mtime_ns, sha256, validator)
 
 
 def with_file(contents: Contents, name: str, found: PinnedFiles) -> Contents:
-    """The note with one more file that is whole."""
+    """Copy of a note with one more complete file."""
     return replace(contents, files={**contents.files, name: found})

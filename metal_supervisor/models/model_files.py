@@ -1,8 +1,8 @@
-"""Files and directories that are on this Mac: whether they are models, and whether a Model may name them at all.
+"""Checks of files and directories on this Mac: that they are models, and that a Model may name them at all.
 
 A file counts as a model only if it begins like one: a login page saved under a model's name must never reach an engine.
-Whoever may write a Model must not learn through it what other files this Mac has, so a place is checked before it is
-looked at.
+A user who may write a Model must not learn through it which other files this Mac has, so a path is checked against the
+allowed places before it is opened.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from metal_supervisor.spec.types import ModelFile
 CONFIG, WEIGHTS = "config.json", (".safetensors", ".npz")
 MOST_FOLDERS, MAGIC_BYTES = 256, 8
 ANYWHERE = Places()
-"""The rules for a file that is this program's own."""
+"""Places for files that this program put there itself: everything is allowed."""
 
 
 def check_places(path: Path, places: Places) -> None:
-    """Raises Unusable for a model that a manifest may not name, or whose shards or files are elsewhere."""
+    """Raise Unusable if a manifest may not name a model, one of its shards, or the target of a link in it."""
     places.check(path)
     for name in shard_names(path.name):
         places.check(path.with_name(name))
-    with contextlib.suppress(OSError):  # the look at the directory that follows tells what is wrong with it
+    with contextlib.suppress(OSError):  # the check of the directory that follows reports it
         for count, (directory, folders, names) in enumerate(os.walk(path)):
             folders[:] = [each for each in folders if not each.startswith(".")]  # no engine reads those
             for each in (*folders, *names):
@@ -42,7 +42,7 @@ def check_places(path: Path, places: Places) -> None:
 
 
 def check_file(path: Path, places: Places = ANYWHERE) -> int:
-    """Size in bytes of a usable model file. Raises Unusable."""
+    """Check a GGUF file, and return its size in bytes. Raises Unusable."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
@@ -63,7 +63,7 @@ def check_file(path: Path, places: Places = ANYWHERE) -> int:
 
 
 def check_directory(path: Path) -> int:
-    """Size in bytes of the weights in a directory of an MLX model. Raises Unusable."""
+    """Check the directory of an MLX model, and return the size of its weights in bytes. Raises Unusable."""
     try:
         sizes = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
     except OSError as error:
@@ -79,7 +79,7 @@ def check_directory(path: Path) -> int:
 
 
 def check_content(path: Path) -> None:
-    """Raises Unusable for a file of an MLX model that is a program, or a configuration that names one."""
+    """Raise Unusable for a file of an MLX model that is a program, or a configuration that names code."""
     if not path.name.endswith(repository.READ_BY_ENGINES):
         return  # no engine opens it
     try:
@@ -96,7 +96,7 @@ def check_content(path: Path) -> None:
 
 
 def looked_at(path: Path, places: Places = ANYWHERE) -> ModelFile:
-    """What a path on this Mac comes to. Raises Unusable."""
+    """Check a path on this Mac, and return the model there, in phase Ready. Raises Unusable."""
     try:
         directory = path.is_dir()
         real = places.resolved(path)
@@ -118,7 +118,7 @@ def looked_at(path: Path, places: Places = ANYWHERE) -> ModelFile:
 
 
 def is_whole(path: Path, size_bytes: int | None) -> bool:
-    """Whether a file that is no link has this size, or any if that is None."""
+    """True if a path is a regular file, not a link, that is not empty and has this size (None: any)."""
     with contextlib.suppress(OSError, ValueError):
         found = path.lstat()
         return stat.S_ISREG(found.st_mode) and found.st_size > 0 and size_bytes in (None, found.st_size)

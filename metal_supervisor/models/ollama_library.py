@@ -1,6 +1,6 @@
-"""Where a model of Ollama's library really is: its registry keeps it as one GGUF blob, which can be read in ranges.
+"""URL of a model in Ollama's library: its registry keeps the model as one GGUF blob, which can be read in ranges.
 
-So a model is judged by its header before 40 GB of it are pulled, like any other on a web server.
+So its header is read before 40 GB are pulled, as for any other model on a web server.
 """
 
 from __future__ import annotations

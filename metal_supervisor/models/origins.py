@@ -1,4 +1,4 @@
-"""Who is asked what a source comes to: the Hub, a mirror of it on this disk, S3, or whatever web server it names."""
+"""Resolution of a source by its origin: the Hub, a local mirror of it, S3, or the web server that it names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST_ANSWER_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class _Listed:
-    """A small answer, read."""
+    """An answer of S3, with its body read."""
 
     status: int
     headers: Mapping[str, str]
@@ -28,9 +28,9 @@ class _Listed:
 
 
 def locate(artifact: Artifact, keys: Mapping[str, str], client: web.Client, hub: str, pinned: str = "") -> Listing:
-    """What an artifact comes to. `hub`: base URL of the Hub or of a mirror, or the absolute path of a local one.
+    """List the files of an artifact. `hub`: base URL of the Hub or of a mirror, or the absolute path of a local one.
 
-    `pinned`: revision of an earlier try. Raises Unusable, Stopped.
+    `pinned`: commit of an earlier try, "" if there was none. Raises Unusable, Stopped.
     """
     if hub_parts(artifact.source):
         return _on_hub(artifact, keys, client, hub, pinned)
@@ -40,7 +40,7 @@ def locate(artifact: Artifact, keys: Mapping[str, str], client: web.Client, hub:
 
 
 def _on_hub(artifact: Artifact, keys: Mapping[str, str], client: web.Client, where: str, pinned: str) -> Listing:
-    from metal_supervisor.models import hub  # it takes long to import, and most services need none of it
+    from metal_supervisor.models import hub  # slow to import, and most services do not need it
 
     if where.startswith("/"):
         return Listing((), path=str(hub.local(artifact, Path(where))))
@@ -89,7 +89,7 @@ def _on_web(artifact: Artifact, keys: Mapping[str, str], client: web.Client) -> 
 
 
 def _files(artifact: Artifact) -> tuple[str, ...]:
-    """The files of a directory that a web server cannot list. Raises Unusable."""
+    """File names of a directory on a web server, which cannot list it: those of `spec.files`. Raises Unusable."""
     try:
         found = repository.directory(artifact.files, artifact.files, shown(artifact.source))
     except Bad as bad:
@@ -100,7 +100,10 @@ def _files(artifact: Artifact) -> tuple[str, ...]:
 
 
 def _asked(client: web.Client, piece: Piece, secret: Mapping[str, str]) -> Piece:
-    """The piece with what its server says of it. A HEAD would be the request for that, and many refuse it."""
+    """Return a piece with the size and validator that its server reports. Raises Unusable, Stopped.
+
+    Sends a GET for the first byte: a HEAD would do, but many servers refuse it.
+    """
     answer = client.get(piece.url, {"Range": "bytes=0-0"}, secret)
     try:
         said = answer.headers.get("Content-Range", "").strip()

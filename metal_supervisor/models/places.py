@@ -1,9 +1,9 @@
-"""Places on this Mac that a manifest may name: below an allowed directory, and not among what is never a manifest's.
+"""Places on this Mac that a manifest may name: below an allowed directory, and outside the directories that are never.
 
-A name says little about a file: `..`, links, `/proc/self/root`, another case of letters or another Unicode form lead to
-the same one. So a path is judged by what it resolves to, and each directory above that by its device and inode as well
-as by its name. Hard links cannot be told from the file itself, and a manifest cannot make one. Every refusal reads
-the same, whether the file is there or not.
+A path alone proves little: `..`, links, `/proc/self/root`, another letter case or another Unicode form lead to the same
+file. So a path is checked by what it resolves to, and each directory above that by its device and inode as well as by
+its name. Hard links cannot be told from the file itself, but a manifest cannot create one. Every refusal has the same
+text, whether the file exists or not.
 """
 
 from __future__ import annotations
@@ -22,48 +22,48 @@ from metal_supervisor.spec.progress_bar import printable
 
 LONGEST_NAME = 300
 SYSTEM = (Path("/proc"), Path("/dev"), Path("/sys"))
-"""Views of processes and devices: never models, and some of them are other names of this process's files."""
+"""Views of processes and devices: never models, and some are other names for this process's files."""
 SLOT = re.compile(r"[0-9a-f]{16}")
-"""Name of a fetched model's directory in the store; other directories there may be the user's own."""
+"""Name of a fetched model's directory in the store; other directories in it may be the user's own."""
 LIBRARY = "library"
 """Below the home directory: keychains, mail and browsers' cookies on a Mac."""
 
 
 def named(path: Path) -> str:
-    """A path for a message: a user wrote it, so it may hold anything, and be of any length."""
+    """Format a path for a message: a user wrote it, so it is made printable and cut to LONGEST_NAME."""
     text = printable(str(path))
     return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
 
 
 @dataclass(frozen=True)
 class Places:
-    """The rules of this Mac. All paths are resolved."""
+    """Rules of this Mac for paths in manifests. All its own paths are resolved."""
 
     roots: tuple[Path, ...] = (Path("/"),)
     """Directories whose files a manifest may name."""
     closed: tuple[Path, ...] = ()
-    """Directories that no manifest may name anything in, even below a root: the state directory, Ollama's models."""
+    """Directories in which no manifest may name a file, even below a root: the state directory, Ollama's models."""
     store: Path | None = None
-    """The model store; what was fetched for one service is not for another."""
+    """The model store, whose slots no manifest may name: a model fetched for one service is not for another."""
     homes: tuple[Path, ...] = ()
-    """Home directories: hidden files and Library in them have to be below a root of their own."""
+    """Home directories: hidden files and Library in them are allowed only below a root of their own."""
 
     def check(self, path: Path) -> None:
-        """Raises Unusable, with the same words for each, for a path that a manifest may not name."""
+        """Raise Unusable, always with the same text, for a path that a manifest may not name."""
         self.resolved(path)
 
     def resolved(self, path: Path) -> Path:
-        """The real path behind one that a manifest may name: the judgement is of this one. Raises Unusable."""
+        """Resolve a path to the real one, and check that. Raises Unusable if a manifest may not name it."""
         try:
             real = Path(os.path.realpath(path))
             if ".." not in path.parts and self._allows(real):
                 return real
         except (OSError, RuntimeError, ValueError):
-            pass  # a name that no file can have, or a circle of links
+            pass  # a name that no file can have, or a loop of links
         raise self._refusal(path)
 
     def check_opened(self, descriptor: int, path: Path) -> None:
-        """The same for a file that is open by now, by the name that the system has for it. Raises Unusable."""
+        """Check a file that has been opened, by the path that the system has for it. Raises Unusable."""
         real = _name_of(descriptor)
         if real is not None and not self._allows(real):
             raise self._refusal(path)
@@ -87,7 +87,7 @@ class Places:
 
 
 def places_of(settings: Settings) -> Places:
-    """The rules that the settings of this Mac make."""
+    """Rules from this Mac's settings."""
     models = Path(settings.ollama_models_path).expanduser().resolve()
     return Places(settings.roots, (settings.state_path, models), settings.store_path.resolve(), settings.homes)
 
@@ -96,7 +96,10 @@ Above = Sequence[tuple[Path, tuple[int, int] | None]]
 
 
 def _is_open(above: Above, home: Path, roots: Sequence[Path]) -> bool:
-    """Whether no part of a path between a home directory, or a root within it, and the file is private."""
+    """True unless a part of the path below a home directory is private: hidden, or its Library.
+
+    Parts that a root names are not private. `above`: the path and its parents.
+    """
     inside = _below(above, home)
     if inside is None:
         return True
@@ -112,7 +115,7 @@ def _chain(path: Path) -> Above:
 
 
 def _below(above: Above, directory: Path) -> tuple[str, ...] | None:
-    """The folded parts of a path below a directory, None if it is not in it. `above`: the path and its parents."""
+    """Folded parts of a path below a directory, None if it is not in it. `above`: the path and its parents."""
     folded, identity = _folded(directory), _identity(directory)
     whole = _folded(above[0][0])
     for each, known in above:
@@ -122,14 +125,14 @@ def _below(above: Above, directory: Path) -> tuple[str, ...] | None:
 
 
 def _folded(path: Path) -> tuple[str, ...]:
-    """Parts of a path, the same for names that a Mac's disk does not tell apart."""
+    """Parts of a path, folded: equal for names that a Mac's disk does not tell apart."""
     return tuple(
         unicodedata.normalize("NFD", unicodedata.normalize("NFD", part).casefold()) for part in path.parts
     )
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """(device, inode), None for what is not there or may not be looked at."""
+    """(device, inode) of a path, None if it does not exist or may not be read."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -138,7 +141,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _name_of(descriptor: int) -> Path | None:
-    """The system's own name of an open file, None where it has none."""
+    """Path that the system has for an open file, None if it has none."""
     get_path = getattr(fcntl, "F_GETPATH", None)
     try:
         if get_path is not None:

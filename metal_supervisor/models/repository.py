@@ -1,7 +1,7 @@
-"""Which files of a repository make up a model: the one GGUF file that is meant, or all that an MLX engine reads.
+"""Choice of the files in a repository that make up a model: one GGUF file, or all that an MLX engine reads.
 
-A repository holds many things for many programs, and its names come from a server that may be hostile. So what is
-wanted is chosen by name before a byte is fetched, and a name that a Mac could not keep safely is never chosen.
+A repository holds files for many programs, and its names come from a server that may be hostile. So files are chosen by
+name before a byte is fetched, and a name that a Mac cannot store safely is never chosen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CONFIG = "config.json"
 WEIGHTS = (".safetensors", ".npz")
 READ_BY_ENGINES = (".json", *WEIGHTS, ".model", ".tiktoken", ".txt", ".jinja", ".jsonl")
 NAMES_CODE = ("model_type", "chat_template_type", "tool_parser_type")
-"""Keys whose value mlx_lm takes for the name of a module of its own."""
+"""Keys whose value mlx_lm takes for the name of one of its modules."""
 MODULE = re.compile(r"\w[\w-]*(\.\w[\w-]*)*", re.ASCII)
 CONFIGS = (CONFIG, "tokenizer_config.json")
 MOST_CONFIG_BYTES = 4 << 20
@@ -29,17 +29,17 @@ PROGRAMS = (
     b"\x7fELF", b"MZ", b"#!", b"!<arch>", b"\xfe\xed\xfa\xce", b"\xfe\xed\xfa\xcf", b"\xce\xfa\xed\xfe",
     b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe", b"\xca\xfe\xba\xbf", b"\xbe\xba\xfe\xca", b"\xbf\xba\xfe\xca",
 )  # fmt: skip
-"""How programs and libraries begin (ELF, PE, scripts, archives, Mach-O): what loads one does not look at its name."""
+"""First bytes of programs and libraries (ELF, PE, scripts, archives, Mach-O): a loader does not look at the name."""
 FOR_PEOPLE = ("readme", "license", "notice")
 MOST_FILES = 4096
 MOST_NAMED = 8
 LONGEST_PART_BYTES, LONGEST_NAME_BYTES = 240, 900
-"""What macOS takes, less room for a suffix of ours and for the directory that it will be in."""
+"""Limits of macOS, less room for a suffix of the store and for the directory that the file will be in."""
 
 
 def is_safe(name: str) -> bool:
-    """Whether a name can be a path below a directory: it stays inside, and every part of it is a file name."""
-    if "\\" in name or not name.isprintable():  # which takes care of control characters and halves of surrogates
+    """True if a name can be a path below a directory: it stays inside, and every part of it is a file name."""
+    if "\\" in name or not name.isprintable():  # no control characters or lone surrogates either
         return False
     parts = name.split("/")
     if any(part in ("", ".", "..") or len(part.encode()) > LONGEST_PART_BYTES for part in parts):
@@ -48,7 +48,7 @@ def is_safe(name: str) -> bool:
 
 
 def gguf(names: Iterable[str], quantization: str, of: str) -> str:
-    """The GGUF file that is meant, of a set of shards the first. `of`: the repository, for messages. Raises Bad."""
+    """Choose the one GGUF file, of a set of shards the first. `of`: the repository, for messages. Raises Bad."""
     held = sorted({posixpath.join(posixpath.dirname(name), shard_names(posixpath.basename(name))[0])
                    for name in names if _is_model(name)})  # fmt: skip
     wanted = _quantized(held, quantization) if quantization else held
@@ -73,7 +73,7 @@ def _hidden(name: str) -> bool:
 
 
 def _quantized(names: Sequence[str], quantization: str) -> list[str]:
-    """Those whose file name says so. `Q4_K` means Q4_K_M and Q4_K_S only where nothing is just Q4_K; never IQ4_K."""
+    """Names of that quantization. `Q4_K` matches Q4_K_M and Q4_K_S only if nothing is exactly Q4_K; never IQ4_K."""
     word = rf"(?<![^\W_]){re.escape(quantization)}"
     for end in (r"(?!\w)", r"(?![^\W_])"):
         if found := [name for name in names if re.search(word + end, posixpath.basename(name), re.IGNORECASE)]:
@@ -82,7 +82,10 @@ def _quantized(names: Sequence[str], quantization: str) -> list[str]:
 
 
 def directory(names: Iterable[str], files: Sequence[str], of: str) -> tuple[str, ...]:
-    """What an engine reads of a repository, or exactly `files` if there are any; config.json first. Raises Bad."""
+    """Choose the files that an MLX engine reads, or exactly `files` if any; config.json is first. Raises Bad.
+
+    `of`: the repository, for messages.
+    """
     there = set(names)
     wanted = _named(there, files, of) if files else _read_by_engines(there)
     if strange := next((name for name in sorted(wanted) if not is_safe(name)), None):
@@ -111,18 +114,18 @@ def _named(there: set[str], files: Sequence[str], of: str) -> set[str]:
 
 
 def is_program(head: bytes) -> bool:
-    """Whether a file that begins so is a program or a library."""
+    """True if a file with these first bytes is a program or a library."""
     return head.startswith(PROGRAMS)
 
 
 def check_config(text: bytes, where: str) -> None:
-    """Raises Bad for a configuration that names code for the engine to run, or that is none. `where`: its path.
+    """Raise Bad for a configuration that names code for the engine to run, or that is not JSON. `where`: its path.
 
-    `auto_map` names code too, for --trust-remote-code alone: that flag is refused, and the key may stay.
+    `auto_map` names code too, but only for --trust-remote-code: that flag is refused, so the key is allowed.
     """
 
     def judged(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        for key, value in pairs:  # each of them: parsers differ in which of two equal keys counts
+        for key, value in pairs:  # every pair: parsers differ in which of two equal keys counts
             code = key in NAMES_CODE and isinstance(value, str) and value and not MODULE.fullmatch(value)
             if code or (key == "model_file" and value is not None):
                 text = f"{where} names code to be run ({key}), and no code of a model is ever run"
@@ -146,13 +149,13 @@ def _read_by_engines(there: set[str]) -> set[str]:
         and not posixpath.basename(name).lower().startswith(FOR_PEOPLE)
     }
     if any(re.fullmatch(r"model[^/]*\.safetensors", name) for name in wanted):
-        # The same weights once more, in the layout of their makers.
+        # A second copy of the same weights, in the layout of their makers.
         return {name for name in wanted if not re.match(r"consolidated[^/]*\.safetensors", name)}
     return wanted
 
 
 def _refuse_collisions(wanted: set[str], of: str) -> None:
-    """A Mac's disk takes A.json and a.json for one file, and nothing can be a file and a directory."""
+    """Raise Bad for names that collide on a Mac's disk: A.json and a.json, or a file and a directory of one name."""
     seen: dict[str, str] = {}
     for name in sorted(wanted):
         other = seen.setdefault(_on_a_mac(name), name)
@@ -167,7 +170,7 @@ def _refuse_collisions(wanted: set[str], of: str) -> None:
 
 
 def _on_a_mac(name: str) -> str:
-    """The same for names that its disk does not tell apart."""
+    """Fold a name: equal for names that a Mac's disk does not tell apart."""
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
 
 

@@ -1,9 +1,9 @@
-"""What an `s3://BUCKET/KEY` comes to: ordinary URLs that a GET with a Range works on, for S3 and what speaks like it.
+"""Resolution of `s3://BUCKET/KEY` to ordinary URLs for a GET with a Range, on S3 and on servers compatible with it.
 
-Keys come from the resource's Secret, and from nowhere else: the credentials, profiles and environment of the Mac's
-user must not serve whoever may write a Model. So only botocore's signer is used, which looks at none of them; its
-sessions and clients would. URLs are signed in their query, and the loop that fetches bytes needs to know nothing of S3;
-a URL that has expired answers 403, and a fresh listing is asked for.
+Keys come from the resource's Secret only: the credentials, profiles and environment of the Mac's user must not serve
+any user who may write a Model. So only botocore's signer is used, which reads none of them; its sessions and clients
+would. URLs are signed in their query, and the code that fetches bytes needs to know nothing of S3; an expired URL
+answers 403, and then the listing is requested again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 DEFAULT_REGION = "us-east-1"
 EXPIRES_S = 12 * 3600
-"""A night's download needs no second listing, and a URL that leaks is of no use the day after; S3 allows a week."""
+"""Long enough for a download over night, and a leaked URL is useless the day after; S3 allows a week."""
 MOST_KEYS, PAGE_KEYS, MOST_PAGES = 4096, 1000, 64
 LONGEST_PAUSE_S = 3600.0
 REGION = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
@@ -50,26 +50,26 @@ ADVICE = {
 
 
 class S3Answer(Protocol):
-    """What came of one request; a redirect is an answer like any other."""
+    """Answer to one request; redirects are not followed, and are answers too."""
 
     @property
     def status(self) -> int: ...
     @property
     def headers(self) -> Mapping[str, str]:
-        """Looked up in any case of letters."""
+        """Headers, by names in any letter case."""
 
     @property
     def body(self) -> bytes:
-        """At most some MiB."""
+        """Body, of a few MiB at most."""
 
 
 Get: TypeAlias = Callable[[str, str, Mapping[str, str]], S3Answer]
-"""(method, URL, headers) → its answer, following no redirect. Raises Unusable for what goes wrong on the line."""
+"""(method, URL, headers) → the answer, without following redirects. Raises Unusable for a failed connection."""
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """As botocore's signer reads them."""
+    """Credentials in the form that botocore's signer reads."""
 
     access_key: str = field(repr=False)
     secret_key: str = field(repr=False)
@@ -78,17 +78,17 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Where a bucket is, and how it is opened."""
+    """Location of a bucket, and the credentials for it."""
 
     name: str
     region: str
     endpoint: str = field(repr=False)
     """`http(s)://HOST` of a server other than Amazon's, "" for Amazon's."""
     credentials: Credentials | None
-    """None: it is asked as anybody may."""
+    """None for anonymous requests."""
 
     def address(self, key: str) -> str:
-        """URL of a key, "" for the bucket itself; not signed."""
+        """Unsigned URL of a key; key "" is the bucket itself."""
         path = urllib.parse.quote(key, safe="/~")
         if self.endpoint:
             return f"{self.endpoint}/{self.name}/{path}" if path else f"{self.endpoint}/{self.name}"
@@ -99,7 +99,7 @@ class Bucket:
     def url(
         self, key: str, query: Mapping[str, str] = NONE, method: str = "GET", signed: Mapping[str, str] = NONE
     ) -> str:
-        """URL of a key that a request may be sent to as it is; `signed`: headers that must go with it."""
+        """URL of a key, signed if there are credentials; `signed`: headers that must be sent with it."""
         asked = urllib.parse.urlencode(query, quote_via=urllib.parse.quote)
         plain = self.address(key) + (f"?{asked}" if asked else "")
         if self.credentials is None:
@@ -108,13 +108,13 @@ class Bucket:
 
 
 class _Elsewhere(Exception):
-    """The bucket is in the region that the message is."""
+    """The bucket is in another region, whose name is the message."""
 
 
 def listing(artifact: Artifact, keys: Mapping[str, str], get: Get) -> Listing:
-    """What is to be fetched for an `s3://…` source. `keys`: the Secret's, as text; {} asks as anybody may.
+    """List the files of an artifact whose source is an `s3://…`. Raises Unusable.
 
-    Raises Unusable.
+    `keys`: those of the Secret, as text; {} for anonymous requests.
     """
     bucket = _bucket(artifact.source, keys)
     try:
@@ -130,8 +130,8 @@ def listing(artifact: Artifact, keys: Mapping[str, str], get: Get) -> Listing:
 def presigned(
     method: str, url: str, headers: Mapping[str, str], credentials: Credentials, region: str, expires_s: int
 ) -> str:
-    """A URL that opens an object for `expires_s` seconds to whoever has it and sends these headers."""
-    # Half of botocore would be loaded at import: 0.3 s that most Macs never need.
+    """Presign a URL: for `expires_s` seconds it gives access to anyone who sends it with these headers."""
+    # At module level this would load half of botocore: 0.3 s that most Macs never need.
     from botocore.auth import S3SigV4QueryAuth
     from botocore.awsrequest import AWSRequest
 
@@ -203,7 +203,7 @@ def _asked(artifact: Artifact, bucket: Bucket, get: Get) -> Listing:
 
 
 def _taken(bucket: Bucket, prefix: str, artifact: Artifact, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names below a prefix that are the model. Raises Unusable."""
+    """Choose the names below a prefix that make up the model. Raises Unusable."""
     of = _place(bucket, prefix)
     try:
         if artifact.directory:
@@ -218,19 +218,22 @@ def _taken(bucket: Bucket, prefix: str, artifact: Artifact, names: tuple[str, ..
 
 
 def _alone(piece: Piece) -> Piece:
-    """As a GGUF file is kept, with its shards beside it."""
+    """Strip the folders from a piece's name: a GGUF file is stored with its shards beside it."""
     return replace(piece, name=posixpath.basename(piece.name))
 
 
 def _check_names(bucket: Bucket, key: str, names: tuple[str, ...]) -> None:
-    """Raises Unusable for a name that cannot be a file below a directory."""
+    """Raise Unusable for a name that cannot be a file below a directory."""
     if strange := next((name for name in names if not repository.is_safe(name)), None):
         text = f"{_place(bucket, key)}: {strange!r:.120} is no name of a file here; rename it"
         raise Unusable("InvalidModelFile", text, Retry.NEVER)
 
 
 def _object(bucket: Bucket, key: str, name: str, get: Get) -> Piece:
-    """One key, asked for its first byte: unlike a HEAD that says why not, and that it may be read."""
+    """Request the first byte of a key, and return its piece. Raises Unusable.
+
+    Unlike a HEAD, this shows that it may be read, and its error has a body.
+    """
     url = bucket.url(key)
     answer = get("GET", url, {"Range": "bytes=0-0"})
     counted = CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
@@ -244,10 +247,10 @@ def _object(bucket: Bucket, key: str, name: str, get: Get) -> Piece:
 
 
 def _checksum(bucket: Bucket, key: str, get: Get) -> str:
-    """SHA-256 of a whole object in hex, "" if it was uploaded without; S3 tells it to a HEAD that asks for it."""
+    """SHA-256 of a whole object in hex, "" if it was uploaded without one; S3 sends it for a HEAD that asks for it."""
     answer = get("HEAD", bucket.url(key, method="HEAD", signed=CHECKSUM_MODE), CHECKSUM_MODE)
     said = answer.headers.get("x-amz-checksum-sha256", "")
-    # That of an object in parts is one of the parts' checksums: `…-N`.
+    # For a multipart object it is a checksum of the parts' checksums: `…-N`.
     if answer.status != 200 or answer.headers.get("x-amz-checksum-type", "FULL_OBJECT") != "FULL_OBJECT":
         return ""
     try:
@@ -267,7 +270,7 @@ def _piece(bucket: Bucket, prefix: str, listed: Listed, get: Get) -> Piece:
 
 
 def _below(bucket: Bucket, prefix: str, get: Get) -> list[Listed]:
-    """Every object below a prefix, page by page."""
+    """List every object below a prefix, page by page. Raises Unusable."""
     query = {"list-type": "2", "encoding-type": "url", "max-keys": str(PAGE_KEYS), "prefix": prefix}
     found: list[Listed] = []
     for _ in range(MOST_PAGES):
@@ -292,7 +295,7 @@ def _below(bucket: Bucket, prefix: str, get: Get) -> list[Listed]:
 
 
 def _refusal(bucket: Bucket, key: str, answer: S3Answer) -> Exception:
-    """Why a request failed, by status and S3's own code. S3's own words are not shown: they hold the signature."""
+    """Error for a failed request, by its status and S3's error code. S3's text is not shown: it holds the signature."""
     place, status = _place(bucket, key), answer.status
     try:
         said = {path[-1]: text for path, text in elements(answer.body) if path[0] == "Error"}
@@ -321,7 +324,7 @@ def _refusal(bucket: Bucket, key: str, answer: S3Answer) -> Exception:
 
 
 def _region(answer: S3Answer, said: Mapping[str, str]) -> str:
-    """The region that an answer says the bucket is in, "" if it says none."""
+    """Region of the bucket by an answer's headers or body, "" if it names none."""
     told = answer.headers.get("x-amz-bucket-region", "") or said.get("Region", "")
     if REGION.fullmatch(told):
         return told

@@ -1,7 +1,7 @@
-"""S3 answers in XML, and whoever serves it may be anybody: it is read without entities, and only so much of it.
+"""Parser for S3's answers in XML, from servers that may be hostile: without entities, and bounded in size and depth.
 
 expat is in the standard library. All that makes XML dangerous begins with a document type, which S3 never sends and
-which is refused here: then there are no entities, and a package for safe XML has nothing to add.
+which is refused here: so there are no entities, and a package for safe XML has nothing to add.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ PAGE, ROW = "ListBucketResult", "Contents"
 
 @dataclass(frozen=True)
 class Listed:
-    """An object as a listing tells of it."""
+    """One object of a listing."""
 
     name: str
-    """Below the prefix."""
+    """Key below the prefix."""
     size_bytes: int | None
     validator: str
-    """Its ETag, "" if there is none."""
+    """ETag, "" if there is none."""
     hashed: bool
-    """Whether S3 has its SHA-256."""
+    """True if S3 has its SHA-256."""
 
 
 def page(body: bytes, prefix: str) -> tuple[list[Listed], str]:
-    """The objects of one page of ListObjectsV2, and the token of the next, "" if it is the last. Raises ValueError."""
+    """Parse a page of ListObjectsV2: its objects, and the token of the next page, "" on the last. Raises ValueError."""
     top: dict[str, str] = {}
     rows: list[dict[str, str]] = []
     row: dict[str, str] = {}
@@ -45,13 +45,13 @@ def page(body: bytes, prefix: str) -> tuple[list[Listed], str]:
             row[path[-1]] = text
         elif len(path) == 2:
             top[path[1]] = text
-    # XML has no way to write some characters that a key may hold. Not every server quotes, even when it is asked to.
+    # XML cannot represent some characters that a key may hold. Not every server quotes them, even on request.
     quoted = top.get("EncodingType") == "url"
     listed = [_listed(each, prefix, quoted) for each in rows]
     token = top.get("NextContinuationToken", "") if top.get("IsTruncated") == "true" else ""
     if not token and top.get("IsTruncated") == "true":
         raise ValueError("there is more, and no way to ask for it")
-    # A key that ends with a slash is the mark of an empty directory.
+    # A key that ends with a slash marks an empty directory.
     return [each for each in listed if each.name and not each.name.endswith("/")], token
 
 
@@ -66,7 +66,10 @@ def _listed(row: dict[str, str], prefix: str, quoted: bool) -> Listed:
 
 
 def elements(body: bytes) -> list[tuple[tuple[str, ...], str]]:
-    """(path, text) of each element of a document, as they end. Raises ValueError for what is none or is too much."""
+    """(path, text) of each element of a document, in the order in which they end.
+
+    Raises ValueError if it is no XML, has a document type, or is too long or too deep.
+    """
     if len(body) > MOST_BYTES:
         raise ValueError("it is too long")
     ended: list[tuple[tuple[str, ...], str]] = []

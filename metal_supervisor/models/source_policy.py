@@ -1,8 +1,8 @@
-"""Which hosts, and which of their addresses, models may be fetched from.
+"""Policy for the hosts, and their addresses, that models may be fetched from.
 
-Whoever may write a Model makes this Mac connect to a host of his choice, with whatever that host's name resolves to:
-the router's admin page, a neighbour's disk, the metadata of a cloud. So only addresses of the internet will do, unless
-whoever runs the Mac says otherwise.
+A user who may write a Model makes this Mac connect to any host, and to whatever address its name resolves to: the
+router's admin page, a neighbour's disk, a cloud's metadata service. So only public addresses are allowed, unless this
+Mac's settings allow others.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
 UNICAST = ipaddress.ip_network("2000::/3")
-"""What IPv6 gives to the internet; the rest is special in one way or another, and no list of that is complete."""
+"""Global unicast addresses of IPv6; the rest is special in one way or another, and no list of that is complete."""
 
 
 @dataclass(frozen=True)
 class SourcePolicy:
-    """Where models may be fetched from."""
+    """Hosts and addresses that models may be fetched from."""
 
     hosts: tuple[str, ...] = ()
-    """Names of hosts, their subdomains included; empty: any."""
+    """Allowed host names, their subdomains included; empty: any."""
     private: tuple[str, ...] = ()
-    """Names and networks (CIDR) for which an address may be one that is not public."""
+    """Names and networks (CIDR) whose addresses need not be public."""
     mirror: tuple[str, int] | None = None
-    """(host, port) of the mirror of the Hub that whoever runs this Mac has set; its address may be any."""
+    """(host, port) of the Hub's mirror in this Mac's settings, whose address need not be public."""
     lax: bool = False
-    """Whoever asks sits at this Mac: any address will do."""
+    """True for requests of a user at this Mac: any address is allowed."""
 
     def allows_host(self, host: str) -> bool:
-        """Whether a name may be asked at all."""
+        """True if requests to a host name are allowed, whatever its address."""
         return not self.hosts or _among(host, self.hosts)
 
     def allows_address(
         self, host: str, address: Address, port: int = 0, near: Collection[Network] = ()
     ) -> bool:
-        """Whether a name may be what it resolves to. `near`: see `is_public`."""
+        """True if a host may be connected to at an address that it resolves to. `near`: see `is_public`."""
         return is_public(address, near) or self.is_named(host, address, port)
 
     def is_named(self, host: str, address: Address, port: int = 0) -> bool:
-        """Whether whoever runs this Mac has named a host, or the network that it is in."""
+        """True if this Mac's settings name a host, or the network of its address."""
         if self.lax or _among(host, self.private):
             return True
         if (host.rstrip(".").lower(), port) == self.mirror:
@@ -65,10 +65,10 @@ def _network(text: str) -> Network | None:
 
 
 def is_public(address: Address, near: Collection[Network] = ()) -> bool:
-    """Whether an address is one of the internet's, and so is the IPv4 one that may be wrapped in it.
+    """True if an address is public; of one that wraps an IPv4 address, if that is public.
 
-    `near`: networks of this Mac's own. IPv6 gives every device of a home an address of the internet's, so that by its
-    number alone a neighbour's disk cannot be told from a server.
+    `near`: networks that this Mac is in, which do not count as public. IPv6 gives every device at home a public
+    address, so a neighbour's disk cannot be told from a server by its number alone.
     """
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour

@@ -1,8 +1,8 @@
-"""The models of this Mac: where each one's files are, fetched if they have to be.
+"""The models of this Mac: the path of each one's files, which are fetched if necessary.
 
-The controller only asks; a worker looks at disks (a network mount may hang) and fetches, one thread for each artifact,
-one fetch for many services. What is no longer wanted stops at once, in the middle of a byte if need be, and what came
-of it stays for the next time. Nothing is ever deleted here but the beginning of a file that turned out to be another.
+The controller only reads the state; one thread for each artifact looks at the disk (a network mount may hang) and
+fetches, once for all services that want it. An artifact that is no longer wanted is stopped at once, and its partial
+files stay for the next time. Nothing is deleted here but a partial file that turned out to be another file.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ from metal_supervisor.spec.types import ModelFile
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 FIRST_AGAIN_S, LONGEST_AGAIN_S = 1.0, 60.0
-"""After the line was cut."""
+"""Delays after a cut connection."""
 PATIENT_TRIES = 4
-"""How often in a row a cut line is no news."""
+"""Number of fruitless tries in a row before a cut connection is reported as a failure."""
 LOOK_WAIT_S, LOOK_AT_NOTE_S, LOOK_AT_STORE_S = 0.1, 2.0, 15.0
 
 
 @dataclass
 class _Task:
-    """One artifact, and the thread that looks after it."""
+    """State of one artifact and its thread."""
 
     job: DownloadJob
     state: ModelFile = field(default_factory=lambda: ModelFile("Checking"))
     first_look: threading.Event = field(default_factory=threading.Event)
     again: threading.Event = field(default_factory=threading.Event)
     waited_for: bool = True
-    """Whoever wanted it still waits for the first look, so nobody has to be told of it."""
+    """True while `want` still waits for the first check, so that `on_change` need not be called."""
     asks: bool = False
-    """It is not here, and waits for leave to be fetched."""
+    """True if it is not here, and waits for permission to be fetched."""
     leave: threading.Event = field(default_factory=threading.Event)
     reading: Reading | None = None
-    """What the header of a model that is not here says, once it was read."""
+    """Header of a model that is not here, None until it has been read."""
     final: bool = False
-    """It failed for as long as nobody edits the resource."""
+    """True if it has failed until its resource is edited."""
     fruitless: int = 0
-    """How many tries in a row brought nothing."""
+    """Number of tries in a row that got no new bytes."""
 
     def drop(self) -> None:
-        """Ends it, whatever it waits for."""
+        """Stop it, whatever it waits for."""
         self.job.stop()
         self.again.set()
         self.leave.set()
 
 
 class Store:
-    """The models of this Mac. Safe to ask from one thread; `on_change` is called from others."""
+    """The models of this Mac. Use it from one thread; `on_change` is called from others."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Store:
         terms: Terms | None = None,
         read: Callable[[Listing, Client], Reading] | None = None,
     ) -> None:
-        """`read`: tells what a model on a server says of itself, without fetching it."""
+        """`read`: reads the header of a model on a server, without fetching the model."""
         self._shelf, self._on_change, self._read = StoreContext(directory, terms or Terms()), on_change, read
         self._tasks: dict[Artifact, _Task] = {}
 
@@ -78,9 +78,9 @@ class Store:
     def want(
         self, wanted: Mapping[Artifact, Keys], namespaces: Mapping[Artifact, frozenset[str]] | None = None
     ) -> None:
-        """Looks after exactly these from now on; others are dropped, their fetches stopped.
+        """Keep exactly these artifacts from now on; drop all others, and stop their fetches.
 
-        `namespaces`: whose services want an artifact, for the limits of namespaces.
+        `namespaces`: namespaces of the services that want an artifact, for the disk limits.
         """
         for artifact in self._tasks.keys() - wanted.keys():
             task = self._tasks.pop(artifact)
@@ -97,54 +97,54 @@ class Store:
                     known.again.set()
                 continue
             started.append(self._start(artifact, keys, (namespaces or {}).get(artifact, frozenset())))
-        # A local file is known within a millisecond: worth a moment, so that it needs no second pass.
+        # A local file is checked within a millisecond: a short wait here saves a second pass.
         until = time.monotonic() + LOOK_WAIT_S
         for task in started:
             task.first_look.wait(max(0.0, until - time.monotonic()))
             task.waited_for = False
 
     def slots(self) -> list[str]:
-        """Names of the slots that are wanted."""
+        """Names of the slots of wanted artifacts."""
         return sorted({artifact.slot for artifact in self._tasks if not artifact.local})
 
     def look_again(self) -> None:
-        """Checks what failed again now, e.g. because somebody edited a resource."""
+        """Retry failed artifacts now, e.g. after a resource was edited; not those that failed for good."""
         for task in self._tasks.values():
             if task.state.phase == "Failed" and not task.final:
                 task.again.set()
 
     def state(self, artifact: Artifact) -> ModelFile:
-        """Where a wanted artifact stands."""
+        """State of a wanted artifact; phase Checking if it is not wanted."""
         task = self._tasks.get(artifact)
         return task.state if task else ModelFile("Checking")
 
     def wants(self, artifact: Artifact) -> bool:
-        """Whether an artifact is looked after."""
+        """True if an artifact is wanted."""
         return artifact in self._tasks
 
     def asks_leave(self, artifact: Artifact) -> bool:
-        """Whether an artifact is not here, and waits for leave to be fetched."""
+        """True if an artifact is not here, and waits for permission to be fetched."""
         task = self._tasks.get(artifact)
         return task is not None and task.asks
 
     def reading(self, artifact: Artifact) -> Reading | None:
-        """What a model that waits for leave says of itself."""
+        """Header of a model that waits for permission to be fetched; None if it has not been read."""
         task = self._tasks.get(artifact)
         return task.reading if task else None
 
     def give_leave(self, artifact: Artifact) -> None:
-        """Lets an artifact be fetched: nothing that is known of it speaks against it."""
+        """Permit an artifact to be fetched."""
         if task := self._tasks.get(artifact):
             task.asks = False
             task.leave.set()
 
     def refuse(self, artifact: Artifact, state: ModelFile) -> None:
-        """Says of an artifact that waits for leave why it gets none."""
+        """Set the state of an artifact that is not permitted to be fetched; it says why."""
         if task := self._tasks.get(artifact):
             task.state = state
 
     def may_open(self, path: Path) -> bool:
-        """Whether a file is one of a wanted artifact, or in a place that a manifest may name."""
+        """True if a file is a wanted artifact's, or in a place that a manifest may name."""
         if any(task.state.path == str(path) for task in self._tasks.values()):
             return True
         with contextlib.suppress(Unusable):
@@ -153,15 +153,15 @@ class Store:
         return False
 
     def near(self, artifact: Artifact) -> bool | None:
-        """Whether an artifact is on this Mac already; None if it is a local path that is not there."""
+        """True if an artifact is on this Mac, False if it would be fetched, None for a local path without a file."""
         return self.here(artifact) is not None or (None if artifact.local else False)
 
     def here(self, artifact: Artifact) -> Path | None:
-        """Where an artifact is on this Mac, whether or not it is wanted; None if it is not there."""
+        """Path of an artifact on this Mac, whether or not it is wanted; None if it is not here, or not allowed."""
         try:
             if artifact.local:
                 path = Path(artifact.source)
-                self._shelf.terms.places.check(path)  # before the file is looked for: that it exists says something
+                self._shelf.terms.places.check(path)  # first of all: whether a file exists is a secret too
                 return path if path.exists() else None
             return self._shelf.slot(artifact).model_path()
         except (OSError, ValueError, Unusable):
@@ -183,7 +183,7 @@ class Store:
             self._on_change()
 
     def _ask(self, task: _Task, listing: Listing, client: Client) -> None:
-        """A model may be too large for this Mac, which its first bytes tell. Raises Stopped."""
+        """Wait for permission to fetch, with the header read: the model may not fit this Mac. Raises Stopped."""
         if task.leave.is_set():
             return
         if self._read is not None and task.reading is None:
@@ -194,7 +194,7 @@ class Store:
         task.job.check()
 
     def _look_after(self, task: _Task) -> None:
-        """Until it is ready, or nobody wants it any more."""
+        """Run one artifact's thread: try until the model is ready, watch it, and retry; until it is dropped."""
         job, pause_s, again_s, most_bytes = task.job, FIRST_RETRY_S, FIRST_AGAIN_S, 0
         while not job.stopped.is_set():
             trouble = None
@@ -211,7 +211,7 @@ class Store:
                     return
                 self._stay(task)
                 continue
-            # A try that got no farther than one before it, on a server that cannot resume, brought nothing.
+            # A try that got no farther than an earlier one, on a server that cannot resume, is fruitless.
             soon, moved = trouble.retry is Retry.SOON, job.meter.got_bytes > most_bytes
             most_bytes = max(most_bytes, job.meter.got_bytes)
             task.fruitless = 0 if moved else task.fruitless + 1
@@ -226,16 +226,16 @@ class Store:
                 pause_s = min(LONGEST_RETRY_S, pause_s * 2)
 
     def _stay(self, task: _Task) -> None:
-        """Until a model is gone from the store, or its link leads elsewhere, or it is not wanted any more.
+        """Wait until a model is gone from the disk, or its link leads elsewhere, or `again` is set.
 
-        Not done in a pass, where a disk might hang.
+        Runs in this thread, not in a controller's pass, because a disk may hang.
         """
         while not task.again.wait(LOOK_AT_STORE_S) and task.state.real[:1] == _real(task.state.path):
             pass
         task.again.clear()
 
     def _failed(self, task: _Task, trouble: Unusable, wait_s: float) -> None:
-        """Says why a try failed. That a line is cut now and then is no failure of the model."""
+        """Report a failed try. A connection that is cut now and then is not a failure of the model."""
         meter, text = task.job.meter, str(trouble)
         task.final = trouble.retry is Retry.NEVER
         if trouble.retry is Retry.RUNG:
@@ -250,16 +250,16 @@ class Store:
         return self._say(task, state)
 
     def _wait(self, task: _Task, wait_s: float) -> None:
-        """For the next try; one in vain is not made, whoever asks for it, until what spoke against it is removed."""
+        """Wait for the next try. After a final failure, wait until `again` is set or the slot's note is removed."""
         noted = _note(task.job)
         while not task.again.wait(LOOK_AT_NOTE_S if task.final else wait_s) and task.final:
             if noted is not None and _note(task.job) is None:
-                break  # somebody removed it
+                break  # the slot was removed
         task.again.clear()
 
 
 def _real(path: str) -> tuple[str, ...]:
-    """The real path of what is there, nothing for what is not."""
+    """(real path,) of a file that exists, () otherwise."""
     try:
         return (os.path.realpath(path, strict=True),)
     except OSError:
@@ -274,7 +274,7 @@ def _note(job: DownloadJob) -> Contents | None:
 
 
 def _trouble(job: DownloadJob, error: Exception) -> Unusable:
-    """What an error of a try comes to."""
+    """Unusable for any error of a try."""
     if isinstance(error, Unusable):
         return error
     if isinstance(error, OSError):

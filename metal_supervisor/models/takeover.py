@@ -1,8 +1,8 @@
-"""Model files that are in the store already, put there by LLMKube's own agent or by an earlier release of ours.
+"""Reuse of model files that LLMKube's own agent, or an earlier release of this program, left in the store.
 
-Neither left a note of what is whole, so a file counts only if its size is the one that its server tells, if it begins
-like a model, and if its digest is right; only what an earlier release had for this very source needs none. It is
-linked, not moved: whoever has it keeps it.
+Neither left a note of complete files, so a file is used only if it has the size that its server reports, begins like a
+model, and has the right digest; without a digest, only a file that an earlier release fetched for this very source. It
+is hard-linked, not moved, so the old one stays.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from metal_supervisor.spec.sources import Artifact, hub_parts
 def taken_over(
     piece: Piece, target: Path, store: Path, artifact: Artifact, unnoted: bool, hashed: Callable[[int], None]
 ) -> PinnedFiles | None:
-    """The piece as `target`, if it is here already; None if it has to be fetched. Raises what `hashed` does.
+    """Link a piece to `target` if the store has it already; None if it has to be fetched. Raises what `hashed` does.
 
-    `unnoted`: the slot has no note, so an earlier release filled it.
+    `unnoted`: True if the slot has no note, so that an earlier release filled it.
     """
-    own = [target] if unnoted or piece.digest else []  # else it is of another edition, for the note says no more of it
+    own = [target] if unnoted or piece.digest else []  # else another version: the note does not list it
     for found in [*own, *_elsewhere(piece, store, artifact)] if piece.size_bytes else ():
         try:
             if not _is_it(found, piece, store, hashed):
@@ -37,12 +37,12 @@ def taken_over(
                 sync_directory(target.parent)
             return kept(target, piece.digest, piece.validator)
         except (OSError, Unusable):
-            continue  # it cannot be read, or linked, or is a link: then it is fetched
+            continue  # it cannot be read or linked, or is a symbolic link: fetch it
     return None
 
 
 def _is_it(found: Path, piece: Piece, store: Path, hashed: Callable[[int], None]) -> bool:
-    """Whether a file in the store is the one that is wanted. Raises Unusable for a link, OSError."""
+    """True if a file in the store is the wanted piece. Raises Unusable for a link, OSError, and what `hashed` does."""
     status_below(store, str(found.relative_to(store)))
     if not model_files.is_whole(found, piece.size_bytes):
         return False
@@ -53,15 +53,15 @@ def _is_it(found: Path, piece: Piece, store: Path, hashed: Callable[[int], None]
 
 
 def _elsewhere(piece: Piece, store: Path, artifact: Artifact) -> Sequence[Path]:
-    """Where else in the store a file may be."""
+    """Other paths in the store where a file may be."""
     found: list[Path] = []
     if artifact.directory:
-        return found  # a config.json is in many of them, and of one size in some
+        return found  # many have a config.json, and some of one size
     name = Path(piece.name).name
     if parts := hub_parts(artifact.source):
         repository, revision, path = parts
         found.append(store / Artifact(f"{HUB}/{repository}/resolve/{revision}/{path}").slot / name)
-    if piece.digest:  # of these, names and sizes prove nothing: whoever writes a Model chooses both
+    if piece.digest:  # name and size alone prove nothing: a Model's author chooses both
         if artifact.secret:
             found.append(store / replace(artifact, secret=None).slot / name)
         if artifact.model:

@@ -1,9 +1,9 @@
-"""Requests for model files, which everybody who may write a Model makes this Mac send.
+"""Requests for model files, which any user who may write a Model can make this Mac send.
 
-So where they go is checked: by the host's name, and by the address that it resolves to at the moment of connecting,
+So their destination is checked: by the host's name, and by the address that it resolves to at the moment of connecting,
 because a name may resolve to the router's admin page or to a cloud's metadata. Redirects are followed here, each
-checked like the first, never to a weaker scheme, and credentials stay with the origin that they are for. A request
-can be stopped from another thread at any moment.
+checked like the first, never to a weaker scheme, and credentials are sent only to the origin that they are for. A
+request can be stopped from another thread at any moment.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ LONGEST_WAIT_S = 300.0
 
 
 class Stopped(Exception):
-    """Somebody does not want it any more."""
+    """The request was stopped, because its model is no longer wanted."""
 
 
 class Client:
-    """Sends requests for one model, in one thread at a time; `stop` may come from any."""
+    """HTTP client for one model, for one thread at a time; `stop` may be called from any."""
 
     def __init__(self, rules: SourcePolicy, stall_s: float = STALL_S) -> None:
         self._rules, self.stall_s = rules, stall_s
@@ -52,25 +52,25 @@ class Client:
         self._http.pool_classes_by_scheme = _pools(self)
 
     def stop(self) -> None:
-        """Ends what is under way, and lets nothing new begin."""
+        """Abort the current request, and refuse new ones."""
         with self._lock:
             self.stopped = True
             sockets, self._sockets = self._sockets, []
         for each in sockets:
             with contextlib.suppress(OSError):  # closed meanwhile
-                # The plain socket's own: that of TLS would pull its session from under whoever reads.
+                # The plain socket's own method: that of a TLS socket drops the session that another thread reads from.
                 socket.socket.shutdown(each, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Gives the connections back."""
+        """Close the idle connections."""
         self._http.clear()
 
     def get(
         self, url: str, headers: Mapping[str, str] | None = None, secret: Mapping[str, str] | None = None
     ) -> Answer:
-        """The answer to a GET, whatever its status, its body unread and not decoded.
+        """Send a GET, follow redirects, and return the answer, whatever its status, its body unread and not decoded.
 
-        `secret`: headers for the origin of `url` alone. Raises Unusable, Stopped.
+        `secret`: headers for the origin of `url` only. Raises Unusable, Stopped.
         """
         first, current = _origin(url), url
         for _ in range(REDIRECTS + 1):
@@ -85,7 +85,7 @@ class Client:
         raise Unusable("DownloadFailed", text)
 
     def check(self, url: str) -> None:
-        """Whether a URL may be asked by somebody else, who connects to it himself. Raises Unusable, Stopped."""
+        """Check a URL that a library will connect to by itself. Raises Unusable if that is not allowed, Stopped."""
         self._check_name(url)
         _, host, port = _origin(url)
         try:
@@ -94,7 +94,9 @@ class Client:
             raise self.trouble(url, error) from None
 
     def check_plain(self, url: str) -> None:
-        """Raises Unusable for plain http to a host that was not named for it: anyone on the way can change a file."""
+        """Raise Unusable for plain http to a host that this Mac's settings do not name: the file may be changed in
+        transit. Raises Stopped.
+        """
         scheme, host, port = _origin(url)
         if scheme != "http":
             return
@@ -108,7 +110,7 @@ class Client:
             raise Unusable("SourceNotAllowed", f"{text} (one file), or name its host in --private-hosts of this Mac")
 
     def once(self, method: str, url: str, headers: Mapping[str, str]) -> Answer:
-        """The answer to one request, redirects among them. Raises Unusable, Stopped."""
+        """Send one request, and return the answer, which may be a redirect. Raises Unusable, Stopped."""
         self._check_name(url)
         try:
             return self._http.request(
@@ -128,7 +130,10 @@ class Client:
             raise Unusable("SourceNotAllowed", text)
 
     def trouble(self, url: str, error: Exception, underway: bool = False) -> Exception:
-        """What an error of the line is to whoever asked; its own words may quote the URL with all that is in it."""
+        """Unusable or Stopped for an error of a request, without its own text, which may quote the whole URL.
+
+        `underway`: True if the connection broke after the answer had begun.
+        """
         if self.stopped:
             return Stopped()
         if isinstance(error, Unusable | Stopped):
@@ -149,7 +154,7 @@ class Client:
     # ── connections ──────────────────────────────────────────────────────────────────────────────
 
     def addresses(self, host: str, port: int) -> list[str]:
-        """The addresses of a host that may be connected to. Raises _Forbidden, socket.gaierror."""
+        """Addresses of a host that may be connected to. Raises _Forbidden, socket.gaierror."""
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         known = dict.fromkeys(str(each[4][0]).partition("%")[0] for each in found)
         near, rules = networks_near(interfaces()), self._rules
@@ -160,7 +165,7 @@ class Client:
         return allowed
 
     def hold(self, opened: socket.socket) -> None:
-        """Remembers a connection, so that it can be stopped."""
+        """Remember a connection, so that `stop` can abort it. Raises Stopped."""
         with self._lock:
             self._sockets = [each for each in self._sockets if each.fileno() != -1]
             self._sockets.append(opened)
@@ -175,7 +180,7 @@ class _Forbidden(Exception):
 
 
 def _pools(client: Client) -> dict[str, type[HTTPConnectionPool]]:
-    """Pools whose connections go where `client` lets them."""
+    """Connection pools, by scheme, that connect only to addresses that `client` allows."""
 
     def connected(connection: HTTPConnection) -> socket.socket:
         host, last = connection._dns_host, None
@@ -221,7 +226,10 @@ def _pools(client: Client) -> dict[str, type[HTTPConnectionPool]]:
 
 
 def _origin(url: str) -> tuple[str, str, int]:
-    """(scheme, host, port), all empty for what is no URL. Read by whoever connects: others read some URLs otherwise."""
+    """(scheme, host, port) of a URL, with an empty host if it is none.
+
+    Parsed by urllib3, which also connects: other parsers read some URLs differently.
+    """
     try:
         parts = urllib3.util.parse_url(url)
     except (ValueError, urllib3.exceptions.HTTPError):
@@ -231,7 +239,7 @@ def _origin(url: str) -> tuple[str, str, int]:
 
 
 def _following(first: str, current: str, where: str) -> str:
-    """Where a redirect leads. Raises Unusable if that is not to be followed; `first`: what was asked for."""
+    """Target URL of a redirect. Raises Unusable if it must not be followed. `first`: the first URL, for messages."""
     try:
         following = urllib.parse.urljoin(current, where)
     except ValueError:
@@ -244,18 +252,18 @@ def _following(first: str, current: str, where: str) -> str:
 
 
 def body(client: Client, url: str, answer: Answer, chunk_bytes: int) -> Iterator[bytes]:
-    """The body as it comes, in parts of at most `chunk_bytes`. Raises Unusable, Stopped."""
+    """Yield the body as it arrives, in parts of at most `chunk_bytes`. Raises Unusable, Stopped."""
     try:
         while part := answer.read1(chunk_bytes, decode_content=False):
             yield part
     except Exception as error:  # noqa: BLE001 - whatever a server makes a library raise
         raise client.trouble(url, error, underway=True) from None
-    if client.stopped:  # which ends a body of unknown length as if it were whole
+    if client.stopped:  # a stop ends a body of unknown length as if it were complete
         raise Stopped
 
 
 def refusal(url: str, answer: Answer, has_secret: bool = False) -> Unusable:
-    """What a status that is no success says."""
+    """Error for an answer whose status is not a success."""
     status, what = answer.status, shown(url)
     if status in (404, 410):
         return Unusable("SourceNotFound", f"{what} answered {status}: there is no such file; check spec.source")
@@ -268,11 +276,11 @@ def refusal(url: str, answer: Answer, has_secret: bool = False) -> Unusable:
 
 
 def validator(answer: Answer) -> str:
-    """What changes when the file does: an ETag, else a date; "" if there is none."""
+    """Value that changes with the file: an ETag, else a date; "" if there is none."""
     return answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
 
 
 def retry_after_s(answer: Answer) -> float:
-    """How long the server wants to be left alone, at most five minutes; 0 if it does not say so in seconds."""
+    """Seconds that the server asks to wait, at most five minutes; 0 if it does not say so in seconds."""
     said = answer.headers.get("Retry-After", "")
     return min(float(said), LONGEST_WAIT_S) if re.fullmatch(r"\d{1,9}", said, re.ASCII) else 0.0
