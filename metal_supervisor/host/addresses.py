@@ -1,10 +1,10 @@
-"""Which of this Mac's addresses pods are told: one that they reach, found without asking, or a reason why not.
+"""Choice of the address that this Mac advertises to pods: one that they can reach, or the reason why there is none.
 
-The address from which this Mac reaches the API server is the best guess there is: nodes that answer it can
-usually call it back. It says nothing where the API server is forwarded to this Mac's own loopback, as
-minikube, kind, Docker Desktop and colima do: their pods sit behind a NAT and reach any address that this Mac
-itself has, so one that lasts is taken. What no pod can reach is refused here, because the API server refuses
-it too, or worse, accepts it and leads every request into the dark.
+The address from which this Mac reaches the API server is the best guess: nodes that answer it can usually call it
+back. It tells nothing where the API server is forwarded to this Mac's own loopback, as minikube, kind, Docker Desktop
+and colima do: their pods sit behind a NAT and reach any address of this Mac, so one that lasts is chosen. An address
+that no pod can reach is refused here, because the API server refuses it too, or worse, accepts it, and every request
+is lost.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ REASON = "NoRoutableAddress"
 TAILNETS = tuple(map(ipaddress.ip_network, ("100.64.0.0/10", "fd7a:115c:a1e0::/48")))
 PRIVATE = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
 VIRTUAL = tuple(map(ipaddress.ip_network, ("172.17.0.0/16", "192.168.64.0/24", "192.168.65.0/24")))
-"""Docker's bridge, and the networks of virtual machines on this Mac: nobody outside routes to them."""
+"""Docker's bridge, and the networks of virtual machines on this Mac: no other host has a route to them."""
 OF_MACHINES = re.compile(r"bridge[1-9]\d\d|vmenet|vmnet|docker|veth|virbr|br-")
-"""Interfaces that containers and virtual machines bring along. A VPN's, or bridge0 of Thunderbolt, may lead to pods."""
+"""Interfaces of containers and virtual machines. A VPN's, or bridge0 of Thunderbolt, may lead to pods."""
 VIRTUAL_NAMES = ("bridge", "utun", "vmenet", "vmnet", "docker", "veth", "virbr", "br-", "awdl", "llw", "anpi")
 HOST_NAMES = ("host.minikube.internal", "host.docker.internal")
 HTTPS = 443
 SHORTEST_PREFIX = 32
-"""Of an IPv6 network that counts as on-link; a tunnel may say that all of the internet is."""
+"""Of an IPv6 network that counts as on-link; a tunnel may claim that all of the internet is."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Resolver = Callable[[str], Sequence[str]]
@@ -39,7 +39,7 @@ Resolver = Callable[[str], Sequence[str]]
 
 @dataclass(frozen=True)
 class NetworkView:
-    """What the choice is made from."""
+    """Input of the choice: the API server and this machine's network."""
 
     server: str
     """Host name or address of the API server."""
@@ -56,11 +56,11 @@ class AddressChoice:
     address: str
     """"" if there is a problem."""
     origin: str
-    """Where it comes from, for logs and `doctor`: "--host-ip", "the route to api.example" …"""
+    """Origin of the address, for logs and `doctor`: "--host-ip", "the route to api.example" …"""
     problem: str = ""
     """`NoRoutableAddress: …` with what to do, "" if all is well."""
     note: str = ""
-    """Something worth knowing that stops nothing."""
+    """Advice that does not prevent the use of the address."""
 
 
 def _within(address: Address, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
@@ -72,7 +72,7 @@ def _refused(origin: str, text: str) -> AddressChoice:
 
 
 def _checked(text: str, origin: str) -> AddressChoice:
-    """The address if pods can be told it, in the form that the API server wants."""
+    """The address, in the form that the API server accepts, or the problem if it cannot be advertised."""
     address = machine.parsed_address(text)
     if address is None:
         return _refused(origin, f"{text!r:.80} ({origin}) is not an IP address; set --host-ip to one that pods reach")
@@ -95,7 +95,7 @@ def choose(asked: str, around: NetworkView) -> AddressChoice:
 
 
 def doubt(address: str, interfaces: Sequence[Interface]) -> str:
-    """Why pods may not reach an address that was asked for with --host-ip; "" if nothing speaks against it."""
+    """Reason why pods may not reach an address set with --host-ip, or "" if none is known."""
     parsed = machine.parsed_address(address)
     names = [each.name for each in interfaces if machine.parsed_address(each.address) == parsed]
     if parsed is None or _within(parsed, VIRTUAL) or any(OF_MACHINES.match(name) for name in names):
@@ -124,7 +124,7 @@ def _beside_the_cluster(around: NetworkView) -> AddressChoice:
 
 
 def _best(interfaces: Sequence[Interface]) -> AddressChoice | None:
-    """The tailnet, else the LAN, else what is left; an interface that virtual machines may have made comes last."""
+    """The tailnet, else the LAN, else any other; an interface that may belong to virtual machines comes last."""
     ranked: list[tuple[int, int, AddressChoice]] = []
     for position, each in enumerate(interfaces):
         address = machine.parsed_address(each.address)

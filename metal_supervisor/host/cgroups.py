@@ -1,8 +1,8 @@
-"""The memory limit of the container that we are in, by Linux's cgroups of version 2 and 1.
+"""Memory limit of the container that this process runs in, from Linux's cgroups, version 2 or 1.
 
 The whole path counts: a limit of a parent binds as well as our own. A container often sees its own group as the
-root of the tree while `/proc/self/cgroup` still names the host's path, so what is not there is passed over, up to the
-root of what is mounted. Engines are taken to be in the group that we are in: supervisord starts all of us.
+root of the tree while `/proc/self/cgroup` still names the host's path, so directories that are missing are skipped, up
+to the root of the mount. Engines are assumed to be in our own group, as supervisord starts them and us.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Group:
     """Of version 2."""
 
     def used_bytes(self) -> int:
-        """What is charged to the group, its page cache too. Raises OSError, ValueError."""
+        """Memory charged to the group, its page cache included. Raises OSError, ValueError."""
         return int((self.path / ("memory.current" if self.second else "memory.usage_in_bytes")).read_text("ascii"))
 
     def reclaimable_bytes(self) -> int:
-        """What of that the kernel would give up for the asking: file pages, and slabs. Raises OSError, ValueError.
+        """The part of it that the kernel can reclaim: file pages, and slabs. Raises OSError, ValueError.
 
-        The same as what MemAvailable counts. Without it the group that has just read a model is always full.
+        The same that MemAvailable counts. Without it, a group that has just read a model would always seem full.
         """
         stat = _stat(self.path)
         whole = "" if self.second else "total_"  # version 1's plain figures leave the groups below out
@@ -59,7 +59,7 @@ def _number(path: Path) -> int | None:
 
 
 def exists(path: Path) -> bool:
-    """Whether a file is there; unlike Path.exists it raises for no name, and not where looking is refused."""
+    """True if a file exists. Unlike Path.exists, raises neither for an impossible name nor for a lack of permission."""
     try:
         path.stat()
     except (OSError, ValueError):
@@ -68,7 +68,7 @@ def exists(path: Path) -> bool:
 
 
 def limiting(procfs: Path = PROC, root: Path = CGROUPS) -> Group | None:
-    """The group with the least limit of those that we are in; None without one, and where there are no cgroups."""
+    """The group with the lowest limit of those this process is in; None without a limit, or without cgroups."""
     try:
         lines = (procfs / "self" / "cgroup").read_text("utf-8", "surrogateescape").splitlines()
     except OSError:
@@ -87,7 +87,7 @@ def limiting(procfs: Path = PROC, root: Path = CGROUPS) -> Group | None:
 
 
 def _upwards(mount: Path, path: str) -> list[Path]:
-    """The directories from a group up to the root of what is mounted. A path out of our namespace leads nowhere."""
+    """The directories from a group up to the root of the mount; none for a path outside our namespace."""
     parts = [] if ".." in (parts := PurePosixPath(path).parts[1:]) else parts
     return [mount.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
 
@@ -110,6 +110,6 @@ def _of_version_1(mount: Path, path: str) -> list[Group]:
 
 
 def container_bytes(procfs: Path = PROC, root: Path = CGROUPS) -> int | None:
-    """The least memory limit that holds for this process, None without one."""
+    """The lowest memory limit that applies to this process, None without one."""
     group = limiting(procfs, root)
     return group.limit_bytes if group else None

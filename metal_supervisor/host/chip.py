@@ -1,10 +1,9 @@
-"""What chip this Mac has: its name, its cores by level, its GPU and its macOS, for capability labels and people.
+"""Facts about this Mac's chip: name, cores by level, GPU and macOS, for capability labels and for people.
 
-Most of it is a sysctl of a microsecond. Two things are not: the GPU's cores and its Metal family are told only by
-tools that take from 20 ms to seconds, so they are asked once per boot, system build and model of Mac, kept as JSON in
-the state directory, and asked in a thread that nobody waits for. Whatever does not tell is left out: none of it may
-keep a Mac from serving. `system_profiler` is asked for displays only, because what it says of hardware has a serial
-number in it.
+Most of it is a sysctl of a microsecond. Two things are not: the GPU's cores and its Metal family come only from tools
+that take from 20 ms to seconds. So these run once per boot, system build and model of Mac, in a background thread, and
+the result is kept as JSON in the state directory. Facts that cannot be had are left out: none of them may keep a Mac
+from serving. `system_profiler` is asked for displays only, because its hardware section has a serial number in it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LONGEST_TEXT = 100
 
 @dataclass(frozen=True)
 class Chip:
-    """What is known of a chip and its system; "", () and None stand for what nobody told."""
+    """Facts about a chip and its system; "", () and None stand for unknown ones."""
 
     name: str = ""
     """`Apple M4 Max`."""
@@ -49,7 +48,7 @@ class Chip:
     metal: str = ""
     """`metal3`, `metal4`."""
     rosetta: bool = False
-    """Whether this process is a translated one: a Python for Intel, whose children are for Intel too."""
+    """This process runs translated: a Python for Intel, whose children are for Intel too."""
 
     @property
     def label(self) -> str:
@@ -58,7 +57,7 @@ class Chip:
 
 
 def quick(mac: Mac | None) -> Chip:
-    """What sysctls tell, in microseconds; nothing off a Mac."""
+    """The facts that sysctls tell, within microseconds; an empty Chip off a Mac."""
     if mac is None:
         return Chip()
     return Chip(
@@ -72,9 +71,9 @@ def quick(mac: Mac | None) -> Chip:
 
 
 def facts(mac: Mac | None, state: Path, boot: str, run: commands.Runner = commands.run) -> Chip:
-    """All that can be known. May take half a minute, once per boot: not for a loop.
+    """All facts. May take half a minute, once per boot: do not call it from a loop.
 
-    `state`: directory where it is kept. `boot`: what is another one each time that the machine is started.
+    `state`: directory where the result is kept. `boot`: identity of this boot of the machine.
     """
     found = quick(mac)
     if mac is None:
@@ -126,7 +125,7 @@ def _gpu_cores(run: commands.Runner) -> int | None:
 
 
 def accelerator_cores(listed: str) -> int | None:
-    """`gpu-core-count` in the property list of the accelerators, wherever in it; None without one that makes sense."""
+    """`gpu-core-count` in the property list of the accelerators, at any level; None without a plausible one."""
     try:
         tree = plistlib.loads(listed.encode("utf-8"), fmt=plistlib.FMT_XML)
     except (ValueError, TypeError, ExpatError, AttributeError, LookupError, OverflowError):
@@ -135,9 +134,9 @@ def accelerator_cores(listed: str) -> int | None:
 
 
 def displays(listed: str) -> tuple[int | None, str]:
-    """(GPU cores, Metal family) in system_profiler's words on displays; either may be missing, or under another key.
+    """(GPU cores, Metal family) from system_profiler's report on displays; None and "" where missing.
 
-    A machine with several GPUs, which no Apple chip has, is told by its first.
+    Keys differ between releases of macOS. Of several GPUs, which no Apple chip has, the first counts.
     """
     try:
         tree = json.loads(listed)
@@ -180,7 +179,7 @@ def _count(found: Any) -> int | None:
 
 
 def _kept(path: Path, key: list[str]) -> tuple[int | None, str] | None:
-    """(GPU cores, Metal family) as they were told since the machine was started; None if they were not."""
+    """(GPU cores, Metal family) as kept since the machine was started; None if they were not."""
     try:
         body = json.loads(path.read_text("utf-8"))
         if body["format"] != FORMAT or body["key"] != key:

@@ -1,7 +1,7 @@
-"""Small programs of the system, asked and believed only as far as they answer: launchctl, pmset, ioreg and their like.
+"""Runners of small system programs such as launchctl, pmset and ioreg.
 
 Nothing here raises, and nothing is looked up on PATH: callers name a program by its absolute path, because launchd's
-PATH is a short one. A `Runner` is passed to whoever asks, so that tests answer with what a Mac was recorded to say.
+PATH is a short one. Callers get their `Runner` as an argument, so that tests can answer with recordings from a Mac.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Protocol
 
 TIMEOUT_S = 5.0
 NOT_FOUND, TIMED_OUT = 127, 124
-"""Exit codes of a program that is not there, or that did not end in time, as a shell has them."""
+"""Exit codes for a program that is missing, or that did not end in time, as a shell has them."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a program said."""
+    """Result of a program."""
 
     code: int
     """Its exit code; negative: the signal that ended it."""
@@ -31,18 +31,18 @@ class Done:
 
 
 Runner = Callable[[Sequence[str], float], Done]
-"""(argv, seconds it may take) -> what it said. Does not raise."""
+"""(argv, timeout in seconds) -> its result. Does not raise."""
 
 
 class Feeder(Protocol):
-    """A runner that also gives a program something to read on standard input."""
+    """A runner that can also give a program its standard input."""
 
     def __call__(self, argv: Sequence[str], timeout_s: float, content: bytes = b"", /) -> Done:
-        """Run it and return what it said. Does not raise."""
+        """Run it and return its result. Does not raise."""
 
 
 def run(argv: Sequence[str], timeout_s: float = TIMEOUT_S) -> Done:
-    """Runs a program without a terminal and without input."""
+    """Run a program without a terminal and without input."""
     return _run(argv, timeout_s, own_session=True)
 
 

@@ -1,8 +1,8 @@
-"""Memory as macOS tells of it: sysctls and `proc_pid_rusage`, asked through libc.
+"""Memory counters of macOS: sysctls and `proc_pid_rusage`, called through libc.
 
-psutil will not do. Its host memory raises on macOS 27 and counts neither compressed nor Metal's memory, and what it
-has for one process goes through task_for_pid, which needs root and can hang for ever. The calls below exist since
-macOS 10.12, need no privileges for processes of one's own, and take about a microsecond (rusage: forty).
+psutil will not do. Its host memory raises on macOS 27 and counts neither compressed nor Metal's memory, and its figures
+for one process go through task_for_pid, which needs root and can hang for ever. The calls below exist since macOS
+10.12, need no privileges for the user's own processes, and take about a microsecond (rusage: forty).
 
 Everything here raises OSError when the system refuses. Nothing is looked up in libc before it is called, so that this
 can be imported, and tested, anywhere.
@@ -26,7 +26,7 @@ FUNCTIONS = {
     "sysctlbyname": ("c_char_p", "c_void_p", "c_void_p", "c_void_p", "c_size_t"),
     "proc_pid_rusage": ("c_int", "c_int", "c_void_p"),
 }
-"""Functions of libSystem that return 0, or set errno -> ctypes' names of their arguments' types."""
+"""Functions of libSystem, which return 0 or set errno -> ctypes' names of their arguments' types."""
 MIB = 1024**2
 
 
@@ -56,7 +56,7 @@ class RusageInfo(ctypes.Structure):
 
 
 def _told(name: str) -> int:
-    """A number, from the system's own tool; 0 if it tells none."""
+    """A sysctl that is a number, from the system's own tool; 0 if that prints none."""
     try:
         text = subprocess.run([SYSCTL, "-n", name], capture_output=True, timeout=SYSCTL_TIMEOUT_S).stdout.strip()
     except (OSError, subprocess.SubprocessError):
@@ -71,14 +71,14 @@ class Mac:
         self._libc = libc
 
     def _call(self, name: str, what: str, *arguments: Any) -> None:
-        """Calls one of FUNCTIONS, declared: an undeclared argument would be passed as a C int. Raises OSError."""
+        """Call one of FUNCTIONS, declared: an undeclared argument would be passed as a C int. Raises OSError."""
         function = getattr(self._libc, name)
         function.argtypes, function.restype = [getattr(ctypes, each) for each in FUNCTIONS[name]], ctypes.c_int
         if function(*arguments):
             raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
 
     def _ask(self, name: str, area: Any) -> int:
-        """Has the system write a value into an area; how many bytes it wrote."""
+        """Read a sysctl into an area; return the number of bytes written."""
         size = ctypes.c_size_t(ctypes.sizeof(area))
         self._call("sysctlbyname", f"sysctl {name}", name.encode(), ctypes.byref(area), ctypes.byref(size), None, 0)
         return size.value
@@ -98,14 +98,14 @@ class Mac:
         return area.value.decode("utf-8", "replace")
 
     def swap_used_bytes(self) -> int:
-        """What lies in the swap files."""
+        """Bytes in use in the swap files. Raises OSError."""
         usage = SwapUsage()
         if self._ask("vm.swapusage", usage) != ctypes.sizeof(usage):
             raise OSError(0, "sysctl vm.swapusage: not the structure that we know")
         return int(usage.used)
 
     def total_bytes(self) -> int:
-        """The memory of the machine; the system's own tool is asked when the call fails, as that must be known."""
+        """The memory of the machine, which must be known: if the call fails, from the system's own tool."""
         try:
             found = self.number("hw.memsize")
         except OSError:
@@ -115,7 +115,7 @@ class Mac:
         return found
 
     def wired_bytes(self) -> int | None:
-        """What is neither available nor compressed, within a percent of all memory; None if that is not told."""
+        """Memory neither available nor compressed, to a percent of all memory; None if the system does not tell."""
         try:
             taken = self.total_bytes() * (100 - self.number("kern.memorystatus_level")) // 100
             return max(0, taken - self.number("vm.compressor_bytes_used"))
@@ -125,15 +125,15 @@ class Mac:
     def process(self, pid: int) -> tuple[int, int]:
         """(footprint, resident bytes) of a process.
 
-        The footprint is what jetsam and Activity Monitor go by: private memory, compressed too, and Metal's buffers,
-        but no clean pages of files. The resident size has those, but none of the GPU's own.
+        The footprint is the figure of jetsam and Activity Monitor: private memory, compressed or not, and Metal's
+        buffers, but no clean pages of files. The resident size has those, but none of the GPU's own.
         """
         usage = RusageInfo()
         self._call("proc_pid_rusage", f"proc_pid_rusage({pid})", pid, RUSAGE_INFO_V4, ctypes.byref(usage))
         return int(usage.phys_footprint), int(usage.resident_size)
 
     def wired_limit_mib(self) -> int:
-        """What the administrator lets Metal wire, 0 if that was left to the system."""
+        """The administrator's limit on memory that Metal may wire, 0 if it is left to the system."""
         try:
             return max(self.number("iogpu.wired_limit_mb"), 0)
         except OSError:

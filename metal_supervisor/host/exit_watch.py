@@ -1,7 +1,7 @@
-"""Tells within a millisecond that a process has ended, without being its parent.
+"""Watch for exits of processes that are not our children; notifies within a millisecond.
 
-supervisord alone notices a death after one to two seconds; whoever watches the pid can poke it awake, and
-take the endpoint out of service meanwhile. pidfd on Linux, kqueue on macOS; nothing is polled.
+supervisord alone notices an exit after one to two seconds; a process that watches the pid can wake it, and withdraw
+the endpoint meanwhile. pidfd on Linux, kqueue on macOS; nothing is polled.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 
 
 class ExitWatch:
-    """Calls `on_exit(pid)` from its own thread, once for each watched process that ends."""
+    """Watcher that calls `on_exit(pid)` from its own thread, once for each watched process that ends."""
 
     def __init__(self, on_exit: Callable[[int], None], waiter: _Kqueue | _Pidfds | None = None) -> None:
-        """`waiter`: another than this system's own."""
+        """`waiter`: replaces the one for this system."""
         self._on_exit = on_exit
         self._lock = threading.Lock()
         self._watched: dict[int, int] = {}
@@ -28,7 +28,7 @@ class ExitWatch:
         threading.Thread(target=self._run, name="exits", daemon=True).start()
 
     def watch_only(self, pids: Iterable[int]) -> None:
-        """Watches exactly these processes from now on; one that is gone already counts as ended."""
+        """Watch exactly these processes from now on; one that is gone already counts as ended."""
         wanted = {pid for pid in pids if pid > 0}
         gone = []
         with self._lock:
@@ -76,7 +76,7 @@ class _Kqueue:
         return self._system.kevent(pid, self._system.KQ_FILTER_PROC, flags, self._system.KQ_NOTE_EXIT)
 
     def drop(self, pid: int, _handle: int) -> None:
-        """Forgets a process; one that was told of is forgotten already."""
+        """Forget a process; one whose exit was reported is forgotten already."""
         with contextlib.suppress(OSError):
             self._queue.control([self._event(pid, self._system.KQ_EV_DELETE)], 0)
 
@@ -109,7 +109,7 @@ class _Pidfds:
         return handle
 
     def drop(self, _pid: int, handle: int) -> None:
-        """Forgets a process."""
+        """Forget a process."""
         with contextlib.suppress(OSError):
             self._epoll.unregister(handle)
         self._pids.pop(handle, None)

@@ -1,8 +1,8 @@
-"""What macOS announces before it sleeps and after it woke, through IOKit's own notifications.
+"""IOKit's notifications that this Mac is about to sleep, and that it has woken.
 
-The system asks whether it may sleep, says that it will, and waits half a minute at most for everybody who wants to be
-told: so whoever registers must answer, whatever goes wrong. The frameworks are handed in, and nothing of them is
-looked up before it is called, so that this can be imported, and tested, anywhere.
+The system asks whether it may sleep, announces that it will, and waits up to half a minute for each registered
+process: so a process that registers must answer, even after an error. The frameworks are arguments, and none of their
+functions is looked up before it is called, so that this can be imported, and tested, anywhere.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ FRAMEWORKS = "/System/Library/Frameworks/{0}.framework/{0}"
 CAN_SLEEP, WILL_SLEEP, WILL_NOT_SLEEP, HAS_POWERED_ON = 0xE0000270, 0xE0000280, 0xE0000290, 0xE0000300
 """kIOMessageCanSystemSleep and its like, of <IOKit/IOMessage.h>; docs/mac-acceptance.md has the sources."""
 CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_ssize_t)
-"""IOServiceInterestCallback: (refcon, service, message, what to answer by)."""
+"""IOServiceInterestCallback: (refcon, service, message, notification id to answer with)."""
 log = logging.getLogger(__name__)
 
 
 class Untold(Exception):
-    """The system does not tell us of its sleep; the message is its own."""
+    """The system does not notify us of its sleep; the message is its own."""
 
 
 @dataclass(frozen=True)
 class Frameworks:
-    """The two libraries that it takes."""
+    """The two libraries needed."""
 
     iokit: Any
     core: Any
@@ -37,7 +37,7 @@ class Frameworks:
 
 
 def load() -> Frameworks:
-    """This Mac's. Raises Untold where there are none."""
+    """Load this Mac's frameworks. Raises Untold where there are none."""
     try:
         iokit, core = (ctypes.CDLL(FRAMEWORKS.format(name)) for name in ("IOKit", "CoreFoundation"))
         return Frameworks(iokit, core, ctypes.c_void_p.in_dll(core, "kCFRunLoopDefaultMode").value)
@@ -63,7 +63,10 @@ def declare(frameworks: Frameworks) -> None:
 
 
 class PowerEvents:
-    """Calls `will_sleep` before this Mac sleeps, which may take some seconds, and `awake` once it did or did not."""
+    """Listener that calls `will_sleep`, which may take seconds, before this Mac sleeps, and `awake` afterwards.
+
+    `awake` also follows a sleep that was called off.
+    """
 
     def __init__(self, frameworks: Frameworks, will_sleep: Callable[[], None], awake: Callable[[], None]) -> None:
         self._frameworks, self._will_sleep, self._awake = frameworks, will_sleep, awake
@@ -71,7 +74,7 @@ class PowerEvents:
         self._callback = CALLBACK(self._told)  # kept, because the system calls it as long as this process lives
 
     def run(self) -> None:
-        """Listens in this thread, for ever. Raises Untold if the system does not take us."""
+        """Listen in this thread, for ever. Raises Untold if the system refuses the registration."""
         declare(self._frameworks)
         iokit, core = self._frameworks.iokit, self._frameworks.core
         notifications, notifier = ctypes.c_void_p(), ctypes.c_uint32()

@@ -1,8 +1,8 @@
-"""launchd, through launchctl: is a job loaded, load it, take it out, and wait until that is really so.
+"""Client of launchd, through launchctl: look up, load and unload a job, and wait until that has taken effect.
 
 Its answers are codes of errno and text that Apple calls no interface, so only keys one level deep are read and unknown
-ones are ignored. Both verbs return before they are done: a job that is being taken out still exists for as long as its
-processes end, and loading it during that time fails with an input/output error that means nothing of the kind.
+ones are ignored. Both verbs return before they are done: a job that is being unloaded exists until its processes have
+ended, and loading it in the meantime fails with a misleading input/output error.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ __all__ = ["INCUMBENT", "LABEL", "Launchctl", "LaunchdError", "LoadedJob", "job"
 LAUNCHCTL = "/bin/launchctl"
 NOT_FOUND, NO_SUCH_PROCESS, IN_PROGRESS, ALREADY, IO_ERROR, NO_DOMAIN = 113, 3, 36, 37, 5, 125
 NO_SUCH_DOMAIN = 112
-"""Of a user who is not logged in at the screen, as NO_DOMAIN."""
+"""For a user who is not logged in at the screen, as NO_DOMAIN."""
 NOT_LOADED = frozenset({NOT_FOUND, NO_SUCH_PROCESS, NO_DOMAIN, NO_SUCH_DOMAIN, NO_PROGRAM})
-"""What says that there is no such job; any other failure says nothing about it."""
+"""Exit codes that mean there is no such job; any other failure tells nothing about it."""
 AGAIN_S, LOAD_WAIT_S = 0.5, 60.0
 
 
 class LaunchdError(Exception):
-    """launchd refused; the message says what and what to do."""
+    """Refusal by launchd; the message says what it refused and what to do."""
 
 
 @dataclass(frozen=True)
 class LoadedJob:
-    """What launchd tells of a job that is loaded; "", 0 or None where it does not."""
+    """State of a loaded job according to launchd; "", 0 or None where it does not tell."""
 
     state: str
     """`running`, `spawn scheduled`, …"""
@@ -49,7 +49,7 @@ class LoadedJob:
 
 
 def job(run: Runner, domain: str, label: str) -> LoadedJob | None:
-    """The job of that label in `system` or `gui/UID`; None if none is loaded. Raises LaunchdError if nobody knows."""
+    """The job of that label in `system` or `gui/UID`; None if none is loaded. Raises LaunchdError if it cannot tell."""
     done = run([LAUNCHCTL, "print", f"{domain}/{label}"], TIMEOUT_S)
     if done.code in NOT_LOADED:
         return None
@@ -91,7 +91,7 @@ class Launchctl:
     def __init__(
         self, run: Runner, domain: str, prefix: Sequence[str] = (), pause: Callable[[float], None] = time.sleep
     ) -> None:
-        """`prefix`: what has to stand before a command that changes something, as sudo does for `system`."""
+        """`prefix`: words before a command that changes something, such as sudo for `system`."""
         self._run, self.domain, self._prefix, self._pause = run, domain, tuple(prefix), pause
 
     def argv(self, verb: str, *arguments: str) -> list[str]:
@@ -99,7 +99,7 @@ class Launchctl:
         return [*self._prefix, LAUNCHCTL, verb, *arguments]
 
     def line(self, verb: str, *arguments: str) -> str:
-        """The same as somebody would type it."""
+        """The same as a user would type it."""
         return " ".join(Path(word).name if word.endswith("/sudo") else word for word in self.argv(verb, *arguments))
 
     def job(self, label: str) -> LoadedJob | None:
@@ -107,17 +107,17 @@ class Launchctl:
         return job(self._run, self.domain, label)
 
     def enable(self, label: str) -> None:
-        """Lets a job be loaded that was disabled. Raises LaunchdError."""
+        """Enable a job that was disabled, so that it can be loaded. Raises LaunchdError."""
         self._check(self._run(self.argv("enable", f"{self.domain}/{label}"), LOAD_WAIT_S), "enable")
 
     def kill(self, label: str, signal: str) -> None:
-        """Sends a signal to the job's first process, if there is one. Raises LaunchdError."""
+        """Send a signal to the job's first process, if there is one. Raises LaunchdError."""
         done = self._run(self.argv("kill", signal, f"{self.domain}/{label}"), LOAD_WAIT_S)
         if done.code not in (NO_SUCH_PROCESS, NOT_FOUND):
             self._check(done, "kill")
 
     def load(self, label: str, plist: Path) -> None:
-        """Loads a job, and tries again while launchd is not ready for it. Raises LaunchdError."""
+        """Load a job, and retry while launchd is not ready for it. Raises LaunchdError."""
         done = self._until(
             lambda: self._run(self.argv("bootstrap", self.domain, str(plist)), LOAD_WAIT_S),
             lambda done: done.code not in (IO_ERROR, ALREADY, IN_PROGRESS) or self.job(label) is not None,
@@ -128,7 +128,7 @@ class Launchctl:
             raise LaunchdError(f"launchctl bootstrap said yes, and {self.domain} has no {label}")
 
     def unload(self, label: str, wait_s: float) -> None:
-        """Takes a job out and waits until it is gone with its processes. Raises LaunchdError."""
+        """Unload a job and wait until it is gone with its processes. Raises LaunchdError."""
         done = self._until(
             lambda: self._run(self.argv("bootout", f"{self.domain}/{label}"), wait_s),
             lambda done: self.job(label) is None or done.code not in (0, IN_PROGRESS),
@@ -139,7 +139,7 @@ class Launchctl:
             raise LaunchdError(f"{label} is not gone after {wait_s:.0f} s; see: launchctl print {self.domain}/{label}")
 
     def _until(self, ask: Callable[[], Done], settled: Callable[[Done], bool], wait_s: float) -> Done:
-        """Asks again until the answer is a settled one or the time is over; the last answer."""
+        """Ask again until the answer is settled or the time is over; return the last answer."""
         for _ in range(max(1, int(wait_s / AGAIN_S))):
             done = ask()
             with contextlib.suppress(LaunchdError):  # a busy launchd does not always tell; it is asked again

@@ -1,6 +1,6 @@
-"""The property list that tells launchd how to run us, rendered from its template.
+"""Property list of launchd's job for this program, rendered from its template.
 
-Values are put in after parsing: a home directory with an ampersand in its name is text like any other.
+Values are inserted after parsing: a home directory with an ampersand in its name is text like any other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PREFIXES = ("/opt/homebrew/bin", "/opt/homebrew/sbin", "/usr/local/bin")
 SYSTEM_PATH = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
 OF_A_DAEMON = ("UserName", "GroupName", "InitGroups")
 STOPPING_S = 100
-"""Beyond stop_timeout: the sidecar's goodbye (10), the controller (5), an engine that must be killed (10), and rest."""
+"""On top of stop_timeout: the sidecar's shutdown (10), the controller's (5), an engine to kill (10), and a reserve."""
 NOTE = "<!-- Written by `metal-supervisor install`. An edited one is kept and loaded by the next install. -->"
 
 
@@ -26,7 +26,7 @@ def path_of(home: str) -> str:
 
 
 def exit_timeout_s(stop_timeout_s: float) -> int:
-    """How long launchd has to wait for an end in order. `stop_timeout_s`: the setting."""
+    """Seconds that launchd must allow for an orderly shutdown. `stop_timeout_s`: the setting."""
     return int(stop_timeout_s) + STOPPING_S
 
 
@@ -40,13 +40,13 @@ class Job:
     state: str
     stop_timeout_s: float
     agent: bool = False
-    """Whether it is a LaunchAgent, which belongs to its user's login."""
+    """It is a LaunchAgent, which belongs to its user's login."""
     label: str = LABEL
     """launchd's name for it."""
 
 
 def rendered(template: bytes, job: Job) -> bytes:
-    """The property list for one Mac. Raises ValueError over a placeholder that is not known."""
+    """The property list for one Mac. Raises ValueError for an unknown placeholder."""
     known = {"@USER@": job.user, "@GROUP@": job.group, "@HOME@": job.home, "@STATE@": job.state}
     known["@PATH@"] = path_of(job.home)
     content = {key: _filled(value, known) for key, value in plistlib.loads(template).items()}

@@ -1,7 +1,7 @@
-"""Engines that LLMKube's own agent left behind: killed, it ends none of them, and its successor adopts none.
+"""Engines that LLMKube's own agent left behind: when killed it ends none of them, and its successor adopts none.
 
-They are told by the way that the agent starts each runtime (reference: its executors), not by name alone: a
-llama-server that its user started by hand is that user's business.
+They are recognized by the way that the agent starts each runtime (reference: its executors), not by name alone: a
+llama-server that a user started by hand must not count.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Left:
 
 
 def left_by_agent(processes: Iterable[Process], own_mark: str) -> list[Left]:
-    """The engines of the agent among processes without a parent. `own_mark`: the variable that ours carry."""
+    """The agent's engines among processes without a parent. `own_mark`: variable that marks ours."""
     found = (_left(each) for each in processes if own_mark not in each.environ)
     return sorted((each for each in found if each), key=lambda each: each.pid)
 

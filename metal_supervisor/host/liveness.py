@@ -1,11 +1,10 @@
-"""Whether an engine that does not answer is hung, or only busy: nobody's tokens may be cut over a doubt.
+"""Detection of hung engines: one that does not answer may only be busy, and no answer may be cut short on suspicion.
 
-An engine is hung once it has been silent for the whole of a timeout in which it either did no work at all, or
-had nobody to work for. Work is processor time and bytes read and written: a slow disk or an overloaded machine leave
-traces of it, and so does a long prompt, but not where the GPU does it all (a Mac). There, and where the server itself
-still answers, somebody who is connected is given the benefit of the doubt for as long as loading may take. One that
-loads has the time that loading is given; then the same holds. Its first answer is given as long again: kernels may be
-compiled for it.
+An engine is hung once it has been silent for a whole timeout in which it either did no work at all, or had no client.
+Work is processor time and bytes read and written: it shows on a slow disk, on an overloaded machine and during a long
+prompt, but not where the GPU does it all (a Mac). There, and where the server itself still answers, an engine with a
+client gets the benefit of the doubt for as long as loading may take. While it loads, an engine has the loading timeout;
+then the same applies. Its first answer gets that time once more, as kernels may be compiled for it.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ WORKING_BYTES_PER_S = 65536.0
 
 @dataclass(frozen=True)
 class HangLimits:
-    """How patient to be."""
+    """Timeouts of an engine."""
 
     loading_s: float
-    """How long an engine may load."""
+    """Time that an engine may take to load."""
     silent_s: float
-    """How long one may be silent, without any sign of work, before it counts as hung; 0: for ever."""
+    """Time without an answer and without any sign of work before it counts as hung; 0: unlimited."""
 
 
 @dataclass(frozen=True)
 class LivenessSigns:
-    """What the system shows of an engine that does not answer."""
+    """Signs of work that the system shows of an engine that does not answer."""
 
     cpu_s: float
     """Processor time that it and its children have used."""
     io_bytes: int
     """Bytes that they have read and written, 0 where the system does not tell."""
     clients: bool
-    """Whether anybody but us is connected to it; True when that cannot be seen."""
+    """It has clients other than us; True when that cannot be seen."""
     halted: bool
     """Stopped by a signal (SIGSTOP, a debugger)."""
     blind: bool = False
@@ -47,16 +46,16 @@ class LivenessSigns:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """One look at an engine."""
+    """Result of one probe of an engine."""
 
     at: float
     """Seconds of a clock that only goes forward."""
     answers: bool
-    """It says that it can serve, and it is the one we mean."""
+    """It reports that it can serve, and it is the right engine."""
     turns: bool
-    """Its work loop takes requests; True where that cannot be asked."""
+    """Its work loop accepts requests; True where that cannot be asked."""
     message: str
-    """What is wrong, "" if nothing is."""
+    """The problem, "" if there is none."""
     signs: LivenessSigns | None = None
     """None when they were not looked for."""
     asked: bool = False
@@ -65,7 +64,7 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class Pulse:
-    """What is known of one engine process."""
+    """Probe history of one engine process."""
 
     born: float
     ready: bool = False
@@ -73,42 +72,42 @@ class Pulse:
     """It has been ready before."""
     message: str = ""
     failures: int = 0
-    """Looks in a row that found something wrong."""
+    """Consecutive probes that found a problem."""
     silent_since: float = 0.0
     moved_at: float = 0.0
-    """When it last was seen to work, or was not looked at closely."""
+    """Time of the latest probe that showed work, or did not look for it."""
     alone_since: float | None = None
-    """Since when nobody has been connected to it, None while somebody is."""
+    """Time since which it has had no client, None while it has one."""
     signs: LivenessSigns | None = None
-    """The latest that were seen since it fell silent."""
+    """The latest ones since it fell silent."""
     signs_at: float = 0.0
     last_at: float = 0.0
     answers: bool = False
-    """Its server answered at the latest look, though its work loop did not."""
+    """Its server answered the latest probe, though its work loop did not."""
     hung: str = ""
-    """Why it should be restarted, "" if it should not."""
+    """Reason why it should be restarted, "" if it should not."""
     asked_at: float | None = None
-    """When its first answer was first waited for."""
+    """Time from which only its first answer was missing."""
 
     @property
     def loading_since(self) -> float:
-        """From when the time counts that it may load."""
+        """Start of its loading timeout."""
         return self.born if self.asked_at is None else self.asked_at
 
 
 def wants_signs(pulse: Pulse, at: float, limits: HangLimits) -> bool:
-    """Whether a look that finds something wrong should look for signs of work as well: that costs more."""
+    """True if a probe that finds a problem should also look for signs of work, which costs more."""
     matters = pulse.served or at - pulse.loading_since >= limits.loading_s - 2 * limits.silent_s
     return matters and at - pulse.signs_at >= SIGNS_EVERY_S
 
 
 def heard(pulse: Pulse, look: ProbeResult, limits: HangLimits) -> Pulse:
-    """The pulse after one more look."""
+    """The pulse after one more probe."""
     if look.answers and look.turns:
         return Pulse(pulse.born, ready=True, served=True, last_at=look.at)
     if not pulse.failures:
         pulse = replace(pulse, silent_since=look.at, moved_at=look.at)
-    elif (gap := look.at - pulse.last_at - GAP_S) > 0:  # we were away ourselves: that was nobody's silence
+    elif (gap := look.at - pulse.last_at - GAP_S) > 0:  # it was not probed meanwhile, so it was not silent
         pulse = _later(pulse, gap)
     if look.asked and pulse.asked_at is None:
         pulse = replace(pulse, asked_at=look.at)

@@ -30,13 +30,13 @@ def document(port: int, timeout_s: float) -> Any:
 
 
 def other_system(found: Any, state: Path) -> str:
-    """State directory of the system whose document this is, "" if it is `state`, or the document does not tell."""
+    """State directory that a document names, "" if it is `state` or the document names none."""
     told = found.get("stateDirectory") if isinstance(found, dict) else None
     return printable(told) if isinstance(told, str) and told.startswith("/") and Path(told) != state else ""
 
 
 def other_system_on(port: int, state: Path, timeout_s: float) -> str:
-    """State directory of another system of ours that has this port, "" if none has."""
+    """State directory of another metal-supervisor that listens on this port, "" if none does."""
     try:
         return other_system(document(port, timeout_s), state)
     except (OSError, ValueError, RecursionError):

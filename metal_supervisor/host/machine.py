@@ -1,4 +1,4 @@
-"""This machine: its name, its addresses, its processes, its engines' binaries."""
+"""Facts about this machine: its name, addresses and processes, and its engines' binaries."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def node_name(state: Path, setting: str = "") -> str:
 
 @lru_cache(maxsize=1)
 def _machine_id() -> str:
-    """What tells this machine from all others, "" if nothing does."""
+    """Unique id of this machine, "" if the system has none."""
     if sys.platform == "darwin":
         found = re.search(r'"IOPlatformUUID" = "([^"]+)"', _output("ioreg", "-rd1", "-c", "IOPlatformExpertDevice"))
         if found:
@@ -89,7 +89,7 @@ def _machine_id() -> str:
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    """What is another one each time that this machine is started."""
+    """Identity of this boot of the machine: another one each time it is started."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     return str(int(psutil.boot_time()))
@@ -112,7 +112,7 @@ def performance_cores() -> int | None:
 
 @lru_cache(maxsize=4)
 def capabilities(chip: Chip) -> dict[str, str]:
-    """What a node Lease tells of this machine: `chip`, `memory` in bytes, and of a Mac what else is known of it."""
+    """Facts for the node Lease: `chip`, `memory` in bytes, and for a Mac the other facts known."""
     cores = ", ".join(f"{count} {level}" for level, count in chip.cores)
     gpu = str(chip.gpu_cores or "")
     further = {"model": chip.model, "macos": chip.macos, "cores": cores, "gpu-cores": gpu, "metal": chip.metal}
@@ -121,13 +121,13 @@ def capabilities(chip: Chip) -> dict[str, str]:
 
 
 def memory_bytes() -> int:
-    """All of this machine's memory."""
+    """Size of this machine's memory."""
     mac = darwin_memory.mac()
     return mac.total_bytes() if mac else int(psutil.virtual_memory().total)  # which raises on macOS 27
 
 
 def parsed_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address, without a scope, an IPv4 address in IPv6 clothing as itself; None for anything else."""
+    """The address, without a scope, an IPv4-mapped IPv6 address as IPv4; None for any other text."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -136,7 +136,7 @@ def parsed_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address |
 
 
 def address_problem(address: str, allow_loopback: bool) -> str | None:
-    """Why an address cannot be advertised in a cluster; None if it can."""
+    """Reason why an address cannot be advertised in a cluster, or None if it can. Raises ValueError for no address."""
     parsed = ipaddress.ip_address(address)
     parsed = getattr(parsed, "ipv4_mapped", None) or parsed
     remedy = "set --host-ip to an address that pods can reach"
@@ -159,9 +159,9 @@ def interfaces() -> tuple[Interface, ...]:
 
 
 def own_addresses(told: str = "") -> frozenset[str]:
-    """Every IP address of this machine, and the one that others are told, which may be a router's.
+    """Every IP address of this machine, and the advertised one, which may be a router's.
 
-    `told`: however it was spelt; what a cluster shows has each address in its usual form.
+    `told`: the advertised one, in any spelling; the result has each address in its canonical form.
     """
     known, more = {each.address for each in interfaces()}, parsed_address(told)
     return frozenset(known if more is None else known | {str(more)})
@@ -197,7 +197,7 @@ _known_helps: dict[tuple[Path, float], str] = {}
 
 
 def help_of(path: Path, timeout_s: float = TIMEOUT_S, asking: tuple[str, ...] = ("--help",)) -> str:
-    """What a binary's `--help` prints; asked once per build of it, and again while no flag is in it."""
+    """Output of a binary's `--help`, "" if there is none; cached per build of the binary once it names a flag."""
     try:
         build = path, path.stat().st_mtime
     except OSError:
@@ -211,7 +211,7 @@ def help_of(path: Path, timeout_s: float = TIMEOUT_S, asking: tuple[str, ...] = 
 
 
 def flags_in(help_text: str) -> frozenset[str]:
-    """The `--flags` that a help names, wherever it does."""
+    """The `--flags` that a help text names, anywhere in it."""
     return frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", help_text))
 
 
@@ -224,7 +224,7 @@ _known_versions: dict[tuple[Path, float], str] = {}
 
 
 def version_of(path: Path) -> str:
-    """The version a binary tells of itself, "" if it does not; asked once per build of it."""
+    """The version that a binary reports, "" if it does not; asked once per build of it."""
     try:
         build = path, path.stat().st_mtime
     except OSError:
@@ -241,7 +241,7 @@ def version_of(path: Path) -> str:
 
 
 def package_version(python: str, package: str, timeout_s: float) -> str:
-    """The version of a package as an interpreter finds it, "" if it does not."""
+    """The version of a package that an interpreter finds, "" if it finds none."""
     said = _output(
         python, "-E", "-c", f"import importlib.metadata as m; print(m.version({package!r}))", timeout_s=timeout_s
     )
@@ -257,7 +257,7 @@ def command_line(pid: int) -> list[str] | None:
 
 
 def marked(name: str, prefix: str) -> dict[int, str]:
-    """pid -> value of a variable that begins so, of every leader of a process group that was started with it."""
+    """pid -> value of a variable, for each leader of a process group whose value begins with `prefix`."""
     found = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -268,7 +268,7 @@ def marked(name: str, prefix: str) -> dict[int, str]:
 
 
 def abandoned() -> list[Process]:
-    """Processes of this user whose parent has ended, and which init or launchd has taken over."""
+    """Processes of this user whose parent has ended, and that init or launchd has adopted."""
     found = []
     for process in psutil.process_iter():
         # On a Mac psutil lets out SystemError and RuntimeError as well.
@@ -296,7 +296,7 @@ def resident_bytes(pid: int) -> int | None:
 
 
 def descendants(pid: int) -> list[tuple[int, str]]:
-    """(pid, launch.start_time) of all that is below a process; none where that cannot be seen."""
+    """(pid, launch.start_time) of all descendants of a process; none where that cannot be seen."""
     found = []
     with contextlib.suppress(Exception):  # as above
         for each in psutil.Process(pid).children(recursive=True):
@@ -307,7 +307,7 @@ def descendants(pid: int) -> list[tuple[int, str]]:
 
 
 def signs(pid: int, port: int) -> LivenessSigns | None:
-    """What an engine that does not answer is seen to do, with its children; None if it is gone."""
+    """Signs of work of an engine that does not answer, with its children; None if it is gone."""
     family = _family(pid)
     if not family:
         return None
@@ -325,7 +325,7 @@ def signs(pid: int, port: int) -> LivenessSigns | None:
 
 
 def _family(pid: int) -> list[psutil.Process]:
-    """A process and all below it; none if it is gone."""
+    """A process and its descendants; none if it is gone."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -351,7 +351,7 @@ def _io_bytes(process: psutil.Process) -> int:
 
 
 def _has_clients(process: psutil.Process, port: int) -> bool:
-    """Whether a connection to the port is established; True where that cannot be seen."""
+    """True if a connection to the port is established, or where that cannot be seen."""
     try:
         found = process.net_connections("tcp")
     except (psutil.AccessDenied, OSError):
@@ -360,7 +360,7 @@ def _has_clients(process: psutil.Process, port: int) -> bool:
 
 
 def has_clients(pid: int, port: int) -> bool:
-    """Whether anybody is connected to an engine; True where that cannot be seen, False if it is gone."""
+    """True if an engine has clients, or where that cannot be seen; False if it is gone."""
     for each in _family(pid):
         with contextlib.suppress(psutil.NoSuchProcess):
             if _has_clients(each, port):
@@ -385,7 +385,7 @@ def _listening(process: psutil.Process, port: int) -> frozenset[str]:
 
 
 def port_holder(port: int) -> str:
-    """Who listens on a port of this machine: `nginx (pid 123)`, or "another process" if that cannot be seen."""
+    """Process that listens on a port of this machine: `nginx (pid 123)`, "another process" if that cannot be seen."""
     for process in psutil.process_iter():  # the list of all connections needs root on a Mac; one's own do not
         with contextlib.suppress(psutil.Error, OSError):
             for connection in process.net_connections("tcp"):
@@ -395,5 +395,5 @@ def port_holder(port: int) -> str:
 
 
 def port_free(port: int, host: str) -> bool:
-    """Whether a server could listen there now, by the launcher's own rule."""
+    """True if a server could listen there now, by the launcher's own rule."""
     return launch.holder_of(port, host) is None

@@ -1,8 +1,8 @@
-"""What measures the power of the chip: powermetrics through sudo, else zeus-apple-silicon.
+"""Meters of the chip's power: powermetrics through sudo, else zeus-apple-silicon.
 
-powermetrics needs root, and as root can write any file (`-o`). So sudo is told of one command line, every argument of
-it literal, and both that rule and what is run come from the constants below. zeus-apple-silicon needs no root, but
-uses an interface of Apple's that is not public: since macOS 27 that says 0 of the CPU whatever it does.
+powermetrics needs root, and as root can write any file (`-o`). So the rule for sudo allows one command line, every
+argument of it literal, and both the rule and the command that runs come from the constants below. zeus-apple-silicon
+needs no root, but uses a private interface of Apple's, which since macOS 27 always reports 0 for the CPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ALLOW = "make install-powermetrics-sudo"
 
 SILENT_S = 30.0
 WINDOW_S = 10
-"""Over which zeus-apple-silicon's counters are compared: some chips move them every few seconds only."""
+"""Time between two readings of zeus-apple-silicon's counters: some chips move them every few seconds only."""
 END_WAIT_S = 2.0
 CHUNK_BYTES, ERROR_BYTES, SHOWN = 1 << 16, 2048, 200
 # A macOS account may have dots. Nothing here means anything to sudoers, which a capital letter (ALL) might.
@@ -40,15 +40,15 @@ USER = re.compile(r"[a-z_][a-z0-9_.-]*")
 
 
 class PowerError(Exception):
-    """Power cannot be measured now; the message says why."""
+    """Failure to measure power now; the message says why."""
 
 
 class NoMeter(PowerError):
-    """Nothing here can measure it; the message says what to do."""
+    """Lack of any meter on this Mac; the message says what to do."""
 
 
 def sudoers(user: str) -> str:
-    """The file that lets a user run powermetrics as root, in just this way. Raises ValueError for a strange name."""
+    """The sudoers file that lets a user run exactly this powermetrics as root. Raises ValueError for a strange name."""
     if not USER.fullmatch(user):
         raise ValueError(
             f"{user!r:.80} is no user name that can be put into sudoers: it takes small letters, digits, _, - and ., "
@@ -63,7 +63,7 @@ def sudoers(user: str) -> str:
 
 
 class Alarm:
-    """Ends a wait, from a signal handler or from any thread."""
+    """An event that ends a wait, from a signal handler or from any thread."""
 
     def __init__(self) -> None:
         self._out, self._in = os.pipe()
@@ -71,12 +71,12 @@ class Alarm:
             os.set_blocking(descriptor, False)
 
     def ring(self) -> None:
-        """Ends the wait under way, or the next one."""
+        """End the wait under way, or the next one."""
         with contextlib.suppress(BlockingIOError):  # enough rings are waiting
             os.write(self._in, b".")
 
     def wait(self, timeout_s: float, *files: IO[bytes]) -> tuple[bool, list[IO[bytes]]]:
-        """(whether it rang, which of the files have something to read or have ended), at the latest after so long."""
+        """Wait for at most `timeout_s`; return (True if it rang, the files that are readable or have ended)."""
         ready = select.select([self._out, *(file.fileno() for file in files)], [], [], max(0.0, timeout_s))[0]
         rang = self._out in ready
         if rang:
@@ -85,11 +85,11 @@ class Alarm:
 
 
 class PowerMeter(Protocol):
-    """Something that measures, for as long as it is open."""
+    """A meter that measures for as long as it is open."""
 
     @property
     def source(self) -> str:
-        """What it is, as /status tells it."""
+        """Its name in /status."""
 
     @property
     def every_s(self) -> int:
@@ -97,7 +97,7 @@ class PowerMeter(Protocol):
 
     @property
     def unreadable(self) -> int:
-        """How many samples could not be read so far."""
+        """Number of samples so far that could not be read."""
 
     def next(self, alarm: Alarm) -> Power | None:
         """The next reading, or None if the alarm rang first. Raises PowerError."""
@@ -106,15 +106,15 @@ class PowerMeter(Protocol):
         """Stops measuring."""
 
     def left(self) -> str:
-        """What could not be ended, "" if nothing is left."""
+        """Description of the process that could not be ended, "" if none is left."""
 
 
 OpenMeter = Callable[[], PowerMeter]
-"""Starts to measure. Raises PowerError, NoMeter."""
+"""Function that opens a meter. Raises PowerError, NoMeter."""
 
 
 def open_meter(runner: Runner = run) -> PowerMeter:
-    """The best there is on this Mac. Raises PowerError, NoMeter."""
+    """Open the best meter on this Mac. Raises PowerError, NoMeter."""
     # Whether it is allowed, asked of sudo itself; whether without a password, only the run tells.
     if runner((SUDO, "-n", "-l", *POWERMETRICS), 10.0).ok:
         return FirstOf(Powermetrics(), Zeus)
@@ -126,9 +126,9 @@ def open_meter(runner: Runner = run) -> PowerMeter:
 
 
 class FirstOf:
-    """powermetrics, or what is opened instead if its run ends without a single reading.
+    """powermetrics, or another meter if its run ends without a single reading.
 
-    sudo lists the command for an administrator who would have to give a password for it, too.
+    sudo lists the command even for an administrator who would need a password to run it.
     """
 
     def __init__(self, first: PowerMeter, instead: OpenMeter) -> None:
@@ -161,7 +161,7 @@ class FirstOf:
         return power
 
     def _settle_for_another(self, error: PowerError) -> None:
-        """Raises PowerError, the first one's if there is no other."""
+        """Open the other meter. Raises PowerError: the first meter's if there is no other."""
         self._settled = True
         try:
             self._meter = self._instead()
@@ -182,7 +182,7 @@ class Powermetrics:
     source, every_s = "powermetrics", EVERY_S
 
     def __init__(self, argv: Sequence[str] = COMMAND, silent_s: float = SILENT_S) -> None:
-        """Starts it. `silent_s`: seconds without a reading after which it counts as hung. Raises PowerError."""
+        """Start it. `silent_s`: seconds without a reading after which it counts as hung. Raises PowerError."""
         try:
             self._child = subprocess.Popen(
                 list(argv), cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -218,7 +218,7 @@ class Powermetrics:
         raise PowerError(f"powermetrics has given no reading for {self._silent_s:g} s")
 
     def _hear(self, chunk: bytes) -> None:
-        """Keeps the end of what it says of itself."""
+        """Keep the end of its error output."""
         self._said = (self._said + chunk)[-ERROR_BYTES:]
         if not chunk:
             self._files.remove(self._err)
@@ -229,7 +229,7 @@ class Powermetrics:
         return next((each for each in reversed(found) if each is not None), None)
 
     def _how_it_ended(self) -> str:
-        """Its exit code and last words, which are on their way when its output has ended."""
+        """Its exit code and last message, which may arrive after the end of its output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(END_WAIT_S)
         while self._err in self._files and select.select([self._err], [], [], 0)[0]:
@@ -241,7 +241,7 @@ class Powermetrics:
         return f"powermetrics {how}: {last}"
 
     def close(self) -> None:
-        """Ends it: by TERM, which sudo passes on; where it cannot be sent, its next write meets a closed pipe."""
+        """End it by TERM, which sudo passes on; where that may not be sent, its next write meets a closed pipe."""
         with contextlib.suppress(PermissionError):
             self._child.terminate()
         self._out.close()
@@ -274,7 +274,7 @@ class Zeus:
         self._before, self._at = self._energy()
 
     def _energy(self) -> tuple[dict[str, Any], float]:
-        """(millijoules by domain since some time or other, None where it has none; monotonic seconds)."""
+        """(millijoules by domain since an arbitrary time, None where there are none; monotonic seconds)."""
         found = _guarded(self._monitor.get_cumulative_energy)
         names = {"cpu": "cpu_total_mj", "gpu": "gpu_mj", "ane": "ane_mj"}
         return {domain: getattr(found, name, None) for domain, name in names.items()}, time.monotonic()
@@ -309,7 +309,7 @@ def spent(before: dict[str, Any], after: dict[str, Any], elapsed_s: float) -> Po
 
 
 def _guarded(call: Callable[[], Any]) -> Any:
-    """The answer of a package that may fail in any way. Raises PowerError, ImportError."""
+    """Result of a call into a package that may fail in any way. Raises PowerError, ImportError."""
     try:
         return call()
     except ImportError:

@@ -1,7 +1,8 @@
-"""The program that measures the power of the chip, in a process of its own.
+"""Program that measures the power of the chip, in a process of its own.
 
-What measures may end, hang, or crash the process that hosts it, and none of that may reach the sidecar, which only
-reads the file that is kept here. That file says what was measured when, or why nothing is; it goes with us.
+A meter may end, hang, or crash the process that hosts it, and none of that may affect the sidecar, which only reads
+the file that is kept here. The file has the latest reading and its time, or the reason why there is none; it is
+removed when the program ends.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from metal_supervisor.state.directory import POWER_FILE, write_atomic
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 LOOK_AGAIN_S = 300.0
 STEADY = 12
-"""So many readings in a row make earlier failures forgotten: a minute of powermetrics."""
+"""Consecutive readings after which earlier failures are forgotten: a minute of powermetrics."""
 log = logging.getLogger("power")
 
 
 class PowerProgram:
-    """Measures until it is told to stop, trying again whenever that fails."""
+    """Measuring loop that retries after each failure, until it is to stop."""
 
     def __init__(
         self, state: Path, alarm: Alarm, opened: OpenMeter = open_meter, first_pause_s: float = FIRST_PAUSE_S
@@ -34,11 +35,11 @@ class PowerProgram:
         self._path, self._alarm, self._open = state / POWER_FILE, alarm, opened
         self._first_pause_s = self._pause_s = first_pause_s
         self._meter: PowerMeter | None = None
-        """The latest; it is kept until nothing of it is left."""
+        """The latest meter, kept until its process has ended."""
         self._told = ""
 
     def run(self, stopped: Callable[[], bool]) -> None:
-        """Returns once `stopped` and the alarm has rung. The file is gone then."""
+        """Run until `stopped` and the alarm has rung. The file is removed then."""
         self._path.unlink(missing_ok=True)  # of one that was killed
         try:
             while not stopped():
@@ -57,7 +58,7 @@ class PowerProgram:
         return pause_s
 
     def _measure(self, stopped: Callable[[], bool]) -> None:
-        """Keeps the file until told to stop. Raises PowerError."""
+        """Keep the file up to date until `stopped`. Raises PowerError."""
         if self._meter is not None and (left := self._meter.left()):
             raise PowerError(left)  # starting one beside it would make them ever more
         self._meter = meter = self._open()
@@ -81,14 +82,14 @@ class PowerProgram:
             meter.close()
 
     def _tell(self, problem: str) -> None:
-        """Says why nothing is measured: in the log once, in the file always."""
+        """Report why nothing is measured: in the log once, in the file always."""
         if problem != self._told:
             log.warning("power is not measured; it is tried again", extra={"why": problem})
             self._told = problem
         self._write(problem=problem)
 
     def _write(self, **content: Any) -> None:
-        # The monotonic clock is the same in all processes of a machine, and nobody can set it.
+        # The monotonic clock is the same in all processes of a machine, and cannot be set.
         stamp = {"format": FORMAT, "at": round(time.time(), 3), "monotonic_s": time.monotonic()}
         with contextlib.suppress(OSError):  # on a full disk the figures age until they count no more
             write_atomic(self._path, json.dumps({**stamp, **content}) + "\n", durable=False)

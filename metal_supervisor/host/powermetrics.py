@@ -1,8 +1,8 @@
-"""What powermetrics prints, as watts.
+"""Parser of powermetrics' output: property lists to watts.
 
 With `-f plist` it prints one XML property list per sample, for as long as it runs. A NUL leads every list but the
-first, lists arrive in pieces of any size, and what they hold differs from chip to chip. It runs as root and for
-months: so nothing in its output may raise here or pile up, and what it does not say is unknown, never 0 W.
+first, lists arrive in pieces of any size, and their content differs from chip to chip. It runs as root and for months:
+so nothing in its output may raise here or pile up, and a value that is missing is unknown, never 0 W.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from xml.parsers.expat import ExpatError
 
 END = b"</plist>"
 BEGINNINGS = b"<?xml", b"<plist"
-"""How a list may begin; the second only where the declaration is missing."""
+"""Beginnings of a list; the second only where the declaration is missing."""
 MOST_BYTES = 1 << 20
 """Of one list; those of a 24-core chip have 65 KB."""
 DOMAINS = "combined", "gpu", "cpu", "ane"
 FORMAT = 1
-"""Of the file in which a reading is handed on."""
+"""Format of the file that passes a reading on."""
 
 
 @dataclass(frozen=True)
 class Power:
-    """What the chip draws, on average over one sample; watts, or None where that is not known."""
+    """Average power of the chip over one sample, in watts; None where it is not known."""
 
     combined_w: float | None = None
     """CPU, GPU and ANE together, not the whole Mac."""
@@ -34,23 +34,23 @@ class Power:
     """The Neural Engine."""
 
     def watts(self) -> dict[str, float]:
-        """What is known of it, by domain."""
+        """The known values, by domain."""
         values = self.combined_w, self.gpu_w, self.cpu_w, self.ane_w
         return {name: value for name, value in zip(DOMAINS, values, strict=True) if value is not None}
 
 
 class Frames:
-    """Cuts a stream into property lists; how it is cut into chunks makes no difference."""
+    """Splitter of a stream into property lists, whatever its chunks are."""
 
     def __init__(self) -> None:
         self._held = bytearray()
         self._skipping = False
-        """Whether the list under way is too long already, and its end is awaited."""
+        """The current list is too long already, and is skipped to its end."""
         self.dropped = 0
-        """How many lists were thrown away: too long, or without a beginning."""
+        """Number of lists discarded: too long, or without a beginning."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The lists that this chunk completes, without NULs and without what stands before them."""
+        """The lists that this chunk completes, without NULs and without any text before them."""
         seen = max(0, len(self._held) - len(END) + 1)
         self._held += chunk.replace(b"\0", b"")
         found = []
@@ -72,7 +72,7 @@ class Frames:
 
 
 def _from_beginning(piece: bytes) -> bytes:
-    """A list without what stands before it, be it text or a list that was cut off; empty if it has no beginning."""
+    """A list without anything before it, be it text or a list that was cut off; empty if it has no beginning."""
     for beginning in BEGINNINGS:
         if (at := piece.rfind(beginning)) >= 0:
             return piece[at:]
@@ -80,7 +80,7 @@ def _from_beginning(piece: bytes) -> bytes:
 
 
 def reading(frame: bytes) -> Power | None:
-    """The power that a property list tells of; None if it tells of none, or is no property list. Never raises."""
+    """The power in a property list; None if there is none in it, or it is no property list. Never raises."""
     try:
         sample = plistlib.loads(frame, fmt=plistlib.FMT_XML)  # which refuses declarations of entities
     except (ExpatError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
@@ -100,7 +100,7 @@ def _watts(processor: dict[str, object], domain: str, elapsed_s: float | None) -
 
 
 def average_w(energy_mj: object, elapsed_s: float | None) -> float | None:
-    """Watts, from millijoules that were spent in so many seconds; None if either is no sensible number."""
+    """Watts, from millijoules spent in so many seconds; None if either is no sensible number."""
     joules = _amount(energy_mj, 1000)
     return _amount(joules, elapsed_s) if elapsed_s else None
 

@@ -1,8 +1,8 @@
-"""Put a file in place as root without root reading anything that its user, or an engine of that user, can write.
+"""Installation of a file as root, without root reading anything that its user, or an engine of that user, can write.
 
 The content comes on standard input, and its digest as an argument: a command that is cut off halfway installs nothing.
-The new file is made beside the target, so that it takes its place at once, in a directory that only root can change
-all the way up: elsewhere a name could become a link between two steps. BSD's install(1) refuses /dev/stdin.
+The new file is made beside the target and renamed, so that it replaces it at once, in a directory that only root can
+change, as all above it: elsewhere a name could become a link between two steps. BSD's install(1) refuses /dev/stdin.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time that this machine slept, told from two of its clocks."""
+"""Time that this machine slept, computed from two of its clocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Clocks(NamedTuple):
 
 
 def system_clocks() -> Clocks:
-    """This machine's; where it has no such pair, two of a kind, which never tell of any sleep."""
+    """The clocks of this machine; where it has no such pair, the same one twice, which never shows any sleep."""
     mac = sys.platform == "darwin"
     names = ("CLOCK_MONOTONIC_RAW", "CLOCK_UPTIME_RAW") if mac else ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC")
     if not all(hasattr(time, name) for name in names):
@@ -30,7 +30,7 @@ def system_clocks() -> Clocks:
 
 
 class Wake:
-    """Tells how long the machine slept since it was asked last."""
+    """Counter of the time slept since it was last asked."""
 
     def __init__(self, clocks: Clocks | None = None) -> None:
         self._clocks = clocks or system_clocks()
@@ -40,7 +40,7 @@ class Wake:
         self._asleep_s = self._clocks.inclusive() - awake_s
 
     def slept_s(self) -> float:
-        """Seconds slept since the last sleep that was told, or since the start; 0.0 up to two seconds."""
+        """Seconds slept since the last sleep that was reported, or since the start; 0.0 up to two seconds."""
         total_s = self._clocks.inclusive()
         asleep_s = total_s - self._clocks.exclusive()
         slept_s = asleep_s - self._asleep_s

@@ -1,9 +1,9 @@
-"""The note that this Mac is about to sleep, which one process leaves in the state directory and another acts on.
+"""Note that this Mac is about to sleep, which one process leaves in the state directory and others act on.
 
-Endpoints are taken out while it stands, so it must never outlast its reason: it counts only while its writer lives,
-and not for more than a minute of being awake without a sleep. A sleep does not end it: the system tells nobody of a
-wake in the dark, nor of the sleep after that. The answer says that all is taken out; the writer lets the machine sleep
-then.
+Endpoints are withdrawn while it is there, so it must never outlast its reason: it counts only while its writer lives,
+and not for more than a minute of being awake without a sleep. A sleep does not end it, as the system announces neither
+a dark wake nor the sleep after it. The answer says that all endpoints are withdrawn; the writer then lets the machine
+sleep.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ LONGEST_S = 60.0
 
 @dataclass(frozen=True)
 class Nap:
-    """One sleep that is to come."""
+    """Note of one sleep to come."""
 
     pid: int
     """Of the writer."""
     started: str
     """The writer's launch.start_time."""
     at: float
-    """Unix time of the note; with the others it tells one sleep from the next."""
+    """Unix time of the note; together the three identify one sleep."""
 
 
 def _read(path: Path) -> Nap | None:
-    """A file's; None if it is not there, or not one of ours."""
+    """The note in a file; None if there is no such file, or it is not in our format."""
     try:
         found = json.loads(path.read_text("utf-8"))
         if found["format"] != FORMAT:
@@ -50,37 +50,37 @@ def _write(path: Path, nap: Nap) -> None:
 
 
 def announce(state: Path) -> Nap:
-    """Leaves the note of this process. Raises OSError."""
+    """Leave a note of this process. Raises OSError."""
     nap = Nap(os.getpid(), launch.start_time(os.getpid()) or "", time.time())
     _write(state / NOTE, nap)
     return nap
 
 
 def call_off(state: Path) -> bool:
-    """Takes the note away; False if there was none. Raises OSError."""
+    """Remove the note; False if there was none. Raises OSError."""
     there = (state / NOTE).exists()
     (state / NOTE).unlink(missing_ok=True)
     return there
 
 
 def answered(state: Path, nap: Nap) -> bool:
-    """Whether all is taken out for this very sleep."""
+    """True if all endpoints are withdrawn for this sleep."""
     return _read(state / ANSWER) == nap
 
 
 def answer(state: Path, nap: Nap) -> None:
-    """Says that all is taken out. Raises OSError."""
+    """Report that all endpoints are withdrawn. Raises OSError."""
     _write(state / ANSWER, nap)
 
 
 class SleepNoteReader:
-    """Tells whether a sleep is to come. For one thread."""
+    """Reader of the note, with its expiry. For one thread."""
 
     def __init__(self, state: Path, clocks: sleep_clock.Clocks | None = None) -> None:
         self._state, self._clocks = state, clocks or sleep_clock.system_clocks()
         self._known: Nap | None = None
         self._awake_since = self._asleep_s = 0.0
-        """Since when the machine is awake with the note in place, in seconds awake; how long it had slept by then."""
+        """Time since which the machine has been awake with the note there, in seconds awake; and time slept by then."""
 
     def look(self) -> Nap | None:
         """The sleep that is to come, None if there is none."""

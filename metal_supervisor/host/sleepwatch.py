@@ -1,8 +1,8 @@
-"""Before this Mac sleeps its endpoints go out, so that no request waits for a machine that does not answer.
+"""Program that has endpoints withdrawn before this Mac sleeps, so that no request waits for a machine asleep.
 
-A program of its own, because the system's word on sleep comes to whoever runs one of its loops in the main thread. It
-touches neither engines nor the cluster: it leaves a note that sidecar and controller act on, and lets the system sleep
-as soon as the sidecar says that it is done, or after three seconds. If this dies, the note counts no more.
+A program of its own, because only a system run loop in the main thread receives notifications of sleep. It touches
+neither engines nor the cluster: it leaves a note that sidecar and controller act on, and lets the system sleep as soon
+as the sidecar reports that it is done, or after three seconds. If the program dies, the note no longer counts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger(PROGRAM)
 
 
 class Sleepwatch:
-    """What is done when the system speaks of sleep."""
+    """Handler of the system's notifications of sleep and wake."""
 
     def __init__(self, state: Path) -> None:
         self._state = state
@@ -28,7 +28,7 @@ class Sleepwatch:
         self._call_off()  # of one that was killed
 
     def will_sleep(self) -> None:
-        """Has all endpoints taken out; returns once they are, or after three seconds."""
+        """Have all endpoints withdrawn; return once they are, or after three seconds."""
         coming, until = sleep_note.announce(self._state), time.monotonic() + PATIENCE_S
         self._tell()
         while not (done := sleep_note.answered(self._state, coming)) and time.monotonic() < until:
@@ -39,7 +39,7 @@ class Sleepwatch:
             log.warning("asleep", extra={"endpoints": "not withdrawn in time", "seconds": PATIENCE_S})
 
     def awake(self) -> None:
-        """This Mac takes part again."""
+        """Remove the note: this Mac serves again."""
         if self._call_off():
             log.info("awake")
 
@@ -49,12 +49,12 @@ class Sleepwatch:
         return there
 
     def _tell(self) -> None:
-        """The sidecar takes endpoints out, the controller says on its claims that nothing is served here."""
+        """Wake the sidecar to withdraw endpoints, and the controller to say on its claims that nothing serves here."""
         for part in ("sidecar", "controller"):
             ring(self._state, part)
 
 
 def run(state: Path, frameworks: iokit.Frameworks) -> None:
-    """Listens in this thread, which must be the main one. Raises iokit.Untold, OSError."""
+    """Listen in this thread, which must be the main one. Raises iokit.Untold, OSError."""
     watch = Sleepwatch(state)
     iokit.PowerEvents(frameworks, watch.will_sleep, watch.awake).run()
