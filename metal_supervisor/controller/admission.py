@@ -1,17 +1,17 @@
-"""Which engines may have memory, of all that were decided on as if there were enough for each.
+"""Memory admission: grant or queue the engines that were decided on as if memory were unlimited.
 
-The ledger knows entries; this module makes them of records, and records again of what the ledger says. For every
-service two things are held against each other: the room it has, and the room it wants.
+The ledger works on entries; this module turns records into entries, and the ledger's decisions back into records. Each
+service is judged by two values: the memory it has, and the memory it wants.
 
-| it has                         | it wants           | so                                                            |
+| it has                         | it wants           | result                                                        |
 | ------------------------------ | ------------------ | ------------------------------------------------------------- |
-| none                           | some               | it waits in the queue                                         |
-| room, by its record            | no more            | it keeps it                                                   |
-| room, by its record            | more (an edit)     | it keeps it, and asks; refused, it stays as it was            |
-| an engine, its record lost     | that very engine   | it keeps it                                                   |
-| an engine on its way out       | another in its place | it waits for what that one does not give                    |
-| an engine, but gave its room away | some            | it waits; what the engine holds is nobody's until it is gone  |
-| an engine                      | none               | the same                                                      |
+| none                           | some               | queued                                                        |
+| memory, by its record          | no more            | keeps it                                                      |
+| memory, by its record          | more (an edit)     | keeps it and asks for more; if refused, it stays unchanged    |
+| an engine, its record lost     | that same engine   | keeps it                                                      |
+| an engine that is stopping     | another in its place | waits for the memory that the old engine does not free      |
+| an engine without a reservation | some              | waits; the engine's memory is free only after it has exited   |
+| an engine                      | none               | as above                                                      |
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ class Up:
     """An engine process that is up."""
 
     spec_file: str
-    """What it was started from, "" while that is not known."""
+    """Spec it was started from, "" while unknown."""
     bytes: int
-    """The larger of what that was estimated to take, and what it was measured to take."""
+    """The larger of its reservation and its measured footprint."""
 
 
 @dataclass(frozen=True)
 class AdmissionRules:
-    """What admission goes by on this machine, right now."""
+    """This Mac's current budget, settings and limits for admission."""
 
     budget_bytes: int
     mode: Literal["enforce", "warn"] = "enforce"
-    """What becomes of engines of unknown size."""
+    """Treatment of engines of unknown size."""
     preemption: bool = False
     paused: str = ""
-    """Why nothing may start that takes room, "" if it may."""
+    """Reason why no engine that takes memory may start, "" if they may."""
     limits: Mapping[str, Amount] = field(default_factory=dict)
-    """Of namespaces, `*` for all others."""
+    """Memory limit by namespace; `*` for all others."""
 
 
 def settle(
@@ -66,7 +66,7 @@ def settle(
     rules: AdmissionRules,
     now: float,
 ) -> tuple[dict[Key, Record], Ledger]:
-    """The records as they can be, and the ledger that says so.
+    """Records after admission, and the ledger behind them.
 
     `before`: the records of the last pass. `ups`: the engines that are up, by the key of their record.
     """
@@ -108,7 +108,7 @@ def _pools(rules: AdmissionRules, leaving: Mapping[str, int]) -> dict[str, Pool]
 
 
 def _within(record: Record, book: Ledger, pools: Mapping[str, Pool]) -> Record:
-    """A running one, with a warning if its namespace takes more than a limit that was set since."""
+    """Record of an admitted engine, with a warning if its namespace exceeds a limit that was set later."""
     pool = pools.get(record.namespace)
     if pool is None or record.warning is not None or book.charged[record.namespace] <= pool.limit_bytes:
         return record
@@ -121,7 +121,7 @@ def _within(record: Record, book: Ledger, pools: Mapping[str, Pool]) -> Record:
 
 
 def _entries(record: Record, was: Record | None, up: Up | None, now: float) -> tuple[list[Entry], int]:
-    """The entries of a service, and the bytes that an engine of its own holds on its way out."""
+    """Ledger entries of a service, and the bytes that its stopping engine still holds."""
     held = up.bytes if up else 0
     if not record.runs:
         return [], held
@@ -130,12 +130,12 @@ def _entries(record: Record, was: Record | None, up: Up | None, now: float) -> t
     if was is not None and was.runs:
         has = max(was.room_bytes, held)
         keeps = was.spec_file == record.spec_file
-        never_judged = keeps and not was.room_bytes  # by a release that kept no books; it runs, and counts from now on
+        never_judged = keeps and not was.room_bytes  # by a release without accounting; it counts from now on
         no_more = record.room_bytes <= has and (keeps or record.room_bytes > 0)
         if never_judged or no_more:
             return [_having(record, up)], 0
         asking = _asking(record, was.edit_queued_at, now)
-        # A larger spec of ours for when it ends anyway keeps nobody waiting.
+        # Optional when the larger spec only applies at the next start: it never blocks the queue.
         return [_having(was, up), replace(asking, holds_bytes=has, optional=keeps)], 0
     if up is None:
         return [_asking(record, record.queued_at, now)], 0
@@ -177,11 +177,11 @@ def _asking(record: Record, since: float | None, now: float) -> Entry:
 
 
 def _kept(record: Record, was: Record | None, up: Up | None, now: float) -> Record:
-    """One whose room is its own."""
-    if record.queued_at is None:  # its record was lost, or is of a release that kept no books
+    """Record of a service that keeps the memory it has."""
+    if record.queued_at is None:  # its record was lost, or is of a release without accounting
         record = replace(record, queued_at=now, admitted_at=now)
     if up is not None and was is not None and was.spec_file == record.spec_file:
-        # What was estimated when it was started counts for as long as it lives, whatever its file has become.
+        # The estimate at its start counts for as long as it lives, even if its file has changed since.
         record = replace(record, reserved_bytes=max(record.reserved_bytes, was.reserved_bytes))
     if record.warning is not None:
         return record
@@ -200,9 +200,9 @@ def _admitted(record: Record, was: Record | None, said: Decision, now: float) ->
 
 
 def _as_it_was(record: Record, was: Record, said: Decision, now: float) -> Record:
-    """One whose edit has to wait: what it runs stays, and what is no part of that follows the edit at once."""
+    """Record of a service whose edit is queued: the engine's fields stay, all others follow the edit at once."""
     since = now if was.edit_queued_at is None else was.edit_queued_at
-    if was.spec_file == record.spec_file:  # only what it would be started from next takes more
+    if was.spec_file == record.spec_file:  # only its next spec takes more
         return replace(record, next_spec="", next_bytes=0, edit_queued_at=since)
     return replace(
         record,
@@ -216,7 +216,7 @@ OF_THE_ENGINE = (
     "model", "runtime", "mode", "port", "host", "spec_file", "next_spec", "next_bytes", "asked", "probe", "files",
     "stopped_by_hand", "reserved_bytes", "mapped_bytes", "memory", "guessed", "queued_at", "admitted_at", "verdict",
 )  # fmt: skip
-"""What of a record describes the engine that runs, and not what is asked for."""
+"""Fields of a record that describe the running engine rather than the request."""
 
 
 def _queued(record: Record, was: Record | None, said: Decision, now: float) -> Record:
@@ -233,7 +233,7 @@ def _displaced(record: Record, was: Record | None, key: Key, records: Mapping[Ke
 
 
 def _stopped(record: Record, was: Record | None, reason: str, message: str, now: float) -> Record:
-    """One that may not run now."""
+    """Record of a service that must not run now."""
     verdict = reconcile.verdict(was.verdict if was else None, Standing.WAIT, reason, message, now)
     drain_s = record.drain_s
     if record.evicted_at is not None:
@@ -242,7 +242,7 @@ def _stopped(record: Record, was: Record | None, reason: str, message: str, now:
 
 
 def evict(record: Record, why: str, now: float) -> Record:
-    """The record of an engine that is stopped because memory is short."""
+    """Record of an engine evicted under memory pressure."""
     chosen = replace(record, evicted_at=now, evictions=record.evictions + 1, evicted_why=why)
     return _stopped(chosen, record, EVICTED, _why_evicted(chosen), now)
 

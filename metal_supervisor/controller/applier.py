@@ -47,12 +47,12 @@ def put_aside_refused(directory: StateDir) -> list[tuple[str, str]]:
 
 
 def _hangs(note: RunNote | None, seen: Observed | None) -> bool:
-    """Whether the sidecar calls the process that runs now hung."""
+    """True if the sidecar reports the process that runs now as hung."""
     return seen is not None and bool(seen.hung) and note is not None and seen.pid == note.pid
 
 
 class Applier:
-    """The controller's hands on supervisord."""
+    """Carries the controller's decisions out: files in the state directory, and calls to supervisord."""
 
     def __init__(self, directory: StateDir, supervisord: Supervisord, settings: Settings) -> None:
         self.state, self.supervisord, self._settings = directory, supervisord, settings
@@ -65,12 +65,12 @@ class Applier:
         self._told: dict[str, tuple[int, Hung]] = {}
         """Hung engines that were told to end, with their pids."""
         self._swept: dict[str, int] = {}
-        """The engine after which was last cleaned up, by program."""
+        """Pid of the last engine whose leftovers were ended, by program."""
         self._ours: set[str] = set()
         self._to_add: list[str] = []
 
     def write_specs(self, records: Collection[Record], specs: Mapping[str, str]) -> None:
-        """Makes `specs/` hold what the records name, as far as it has been composed."""
+        """Write the specs that the records name, as far as they have been composed."""
         for record in records:
             for spec_file in (record.spec_file, record.next_spec):
                 if spec_file and spec_file in specs:
@@ -91,9 +91,9 @@ class Applier:
         table: Mapping[str, ProgramState],
         notes: Mapping[str, RunNote],
     ) -> None:
-        """Makes `models.d/` hold what the records say, and nothing else of ours.
+        """Make `models.d/` match the records: write wanted sections, and delete our own that are not wanted.
 
-        Unless the records are `complete`, a section without one is left alone: its record may have been lost.
+        Unless the records are `complete`, a section without a record is left alone: its record may have been lost.
         """
         wanted = {}
         known = {record.program for record in records}
@@ -101,13 +101,13 @@ class Applier:
             self._ours.add(record.program)
             if record.runs:
                 wanted[record.program] = record
-        # What goes goes first: a boot that comes between must not start one beside the other that it made room for.
+        # Delete sections before adding new ones, so that a boot in between cannot start both.
         for path in (self.state.path / "models.d").glob("*.conf"):
             name = path.name.removesuffix(".conf")
             if name not in wanted and (complete or name in known) and self.state.section_spec(name):
                 self._ours.add(name)
                 if name in table and table[name].state in LIVE:
-                    continue  # it drains: a boot after supervisord was killed must still know it
+                    continue  # it drains; if supervisord is killed, the next boot still needs its section
                 with self._forgiving(name):
                     path.unlink(missing_ok=True)
                     self._dirty = True
@@ -115,7 +115,7 @@ class Applier:
             assert record.spec_file is not None
             spec_file = record.next_spec or record.spec_file
             if not self.state.spec_path(spec_file).exists():
-                continue  # lost, and not composed yet: what runs goes on, what does not could not start
+                continue  # lost, and not composed yet: a running engine keeps running, a stopped one could not start
             with self._forgiving(name):
                 self._write_section(record, spec_file, table.get(name), notes.get(name))
 
@@ -172,7 +172,11 @@ class Applier:
                 path.unlink(missing_ok=True)
 
     def reload(self, quarantined: Callable[[str, str], None]) -> Diff:
-        """What supervisord makes of the files; asked only when something may have changed."""
+        """Have supervisord read its files again, if they may have changed; return the pending differences.
+
+        A file that blocks the reload is quarantined, and `quarantined` called with its name and the reason. Raises
+        BrokenFile if the reload stays blocked.
+        """
         self.lacks = False
         due = time.monotonic() - self._reloaded_at > RELOAD_EVERY_S
         if not (self._dirty or self._diff or due):
@@ -185,7 +189,7 @@ class Applier:
                 raise error from None
             for name, reason in refused:
                 quarantined(name, reason)
-            self.lacks = True  # one of ours may be among them, and must not be missing until the next tick
+            self.lacks = True  # one may be a wanted section: write it again now, not at the next resync
             self._diff = self.supervisord.reload()
         self._dirty, self._reloaded_at = False, time.monotonic()
         return self._diff
@@ -205,7 +209,7 @@ class Applier:
         answering = self._answering([each for each in records if self._is_unsaid(each, notes, observed)], notes)
 
         def on_wall(at: float) -> float:
-            """What is remembered has times of a clock that cannot be set; to the plan they are told by the wall's."""
+            """Unix time of a monotonic time, 0 for 0: we remember monotonic times, the plan works in Unix time."""
             return at + shift if at else 0.0
 
         for record in records:
@@ -228,14 +232,14 @@ class Applier:
         return steps
 
     def _possible(self, spec_file: str, note: RunNote | None) -> str:
-        """The spec to run: while the wanted one is lost, and not composed yet, what runs goes on."""
+        """Spec to run: the wanted one, or that of the running engine while the wanted one is lost and not composed."""
         lost = not self.state.spec_path(spec_file).exists()
         return note.spec_file if lost and note is not None and note.spec_file else spec_file
 
     def _is_unsaid(
         self, record: Record, notes: Mapping[str, RunNote], observed: Mapping[str, Observed]
     ) -> bool:
-        """Whether the sidecar has not said in time how an engine that is to stop gets on, so that it is asked by us."""
+        """True if the sidecar has not reported in time on an engine that is to stop, so that we ask the engine."""
         known = self._stopping.get(record.program)
         if known is None or not record.withdraw or known.told_at:
             return False
@@ -243,7 +247,7 @@ class Applier:
         return overdue and not _hangs(notes.get(record.program), observed.get(record.program))
 
     def _answering(self, records: Sequence[Record], notes: Mapping[str, RunNote]) -> dict[str, bool]:
-        """Whether each of these engines answers somebody; asked all at once, because each may take its time."""
+        """Program -> whether its engine is busy. All are asked in parallel, because each may be slow to answer."""
         if not records:
             return {}
         with ThreadPoolExecutor(min(len(records), MOST_ASKED), "busy") as pool:
@@ -253,11 +257,11 @@ class Applier:
     def _on_its_way(
         self, known: Stopping, record: Record, note: RunNote | None, seen: Observed | None, answers: bool | None
     ) -> Stopping:
-        """What there is to know of an engine that is to stop. `answers`: whether it told us that it does, if asked."""
+        """State of an engine that is to stop. `answers`: whether it said that it is busy, None if it was not asked."""
         withdrawn = known.withdrawn or (seen is not None and seen.withdrawn == record.withdraw)
         busy, drained = (seen.busy, seen.drained == record.withdraw) if seen else (False, False)
         if _hangs(note, seen):
-            busy, drained = False, True  # it answers nobody
+            busy, drained = False, True  # a hung engine serves no request
         elif answers is not None:
             busy, drained = answers, not answers
         drain_s = self._settings.drain_timeout if record.drain_s is None else record.drain_s
@@ -269,9 +273,9 @@ class Applier:
         return machine.has_clients(note.pid if note else 0, record.port or 0) if told is None else told
 
     def _hung_engine(self, program: str, note: RunNote | None, seen: Observed | None) -> Hung | None:
-        """What there is to know of an engine that the sidecar calls hung; it means one process, and so do we.
+        """State of an engine that the sidecar reports as hung; None if it is not, or the report is of another process.
 
-        One that was told to end stays told, unless it serves again: what it does at a TERM looks like work.
+        Once told to end, an engine counts as told until it serves again: its handling of TERM looks like work.
         """
         if note is None or seen is None or seen.pid != note.pid or seen.ready:
             self._told.pop(program, None)
@@ -312,7 +316,7 @@ class Applier:
             self.supervisord.start(name)
 
     def _end_hung(self, step: Step, note: RunNote | None) -> None:
-        """Makes a hung engine end; only one with a note is known to hang."""
+        """End a hung engine. Without a note there is nothing to do: only an engine with a note can be found hung."""
         if note is None:
             return
         self._told[step.program] = note.pid, Hung(step.why, time.monotonic())
@@ -322,7 +326,7 @@ class Applier:
             launch.kill_engine(note.pid, note.started)  # not through supervisord, which may only know a stand-in
 
     def sweep(self, table: Mapping[str, ProgramState], notes: Mapping[str, RunNote]) -> None:
-        """Ends what an engine that is gone has left behind, once for each: its launcher may never run again."""
+        """End the processes that a dead engine left behind, once per engine: its launcher may never run again."""
         for program, note in notes.items():
             gone = program not in table or table[program].state not in LIVE
             ended = gone and note.pid and not launch.start_time(note.pid)

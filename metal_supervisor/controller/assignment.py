@@ -1,7 +1,7 @@
-"""What the cluster asks of this Mac, as records: an engine for each slot of a service that is this Mac's.
+"""Assignment of the cluster's requests to records: one engine for each slot that this Mac holds of a service.
 
-As if there were room for all of it: whether there is, is decided afterwards. What is no longer asked for is dismissed;
-what another Mac took over goes on here until it runs there.
+Memory is ignored here; admission decides on it afterwards. Services that are no longer requested are dismissed; an
+engine whose slot another Mac took over keeps running here until it runs there.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from metal_supervisor.state.directory import StateDir
 
 
 def _doubtful(item: Service | Rejected, record: Record) -> bool:
-    """Whether news may be those of another cluster: same name, other object, or a Model that is suddenly gone."""
+    """True if an item may come from another cluster: same name but another uid, or its Model is suddenly gone."""
     return item.uid != record.uid or (isinstance(item, Rejected) and item.reason == "ModelNotFound")
 
 
 def _charged(records: Iterable[Record]) -> frozenset[Key]:
-    """Services with an estimate; a record that is still being checked has none, and counts as an offer instead."""
+    """Keys of services with an estimate; a record that is still being checked has none, and counts as an offer."""
     return frozenset(each.owner for each in records if not each.is_daemon and each.verdict.reason != "Checking")
 
 
@@ -93,7 +93,7 @@ class Assignment:
         self._store.want(keys, placement.namespaces_of(serving))
 
     def _is_mine(self, item: Service, records: Mapping[Key, Record]) -> bool:
-        """Whether an engine of a service is to be this Mac's, or is."""
+        """True if this Mac holds a slot of the service, or has a record of one of its engines."""
         return bool(self.placed.mine.get(item.key)) or any(each.owner == item.key for each in records.values())
 
     def _share_out(self, item: Service | Rejected, records: dict[Key, Record], snapshot: Snapshot) -> None:
@@ -135,7 +135,7 @@ class Assignment:
         return bool(note and record and note.refused == launch.REVOKED and note.spec_file == record.spec_file)
 
     def _let_go(self, record: Record, slots: int, now: float) -> Record:
-        """A claim was lost, or given away: what runs here goes on until it runs there."""
+        """Record after its claim was lost or released: dismissed once handed over, kept running here until then."""
         if self._placement.handed_over(self.placed, record, slots):
             record = reconcile.dismiss(record, now, reconcile.MOVED)
         return replace(record, claimed=False)
@@ -143,9 +143,9 @@ class Assignment:
     def _ready(self, records: Mapping[Key, Record], observed: Mapping[str, Observed]) -> dict[Key, frozenset[int]]:
         """The slots of each service that the sidecar saw serving here; none if this Mac is about to sleep."""
         if not self._placement.on and self._settings.replicas_per_mac == 1:
-            return {}  # nobody asks
+            return {}  # no use for it without claims
         if self._sleep.look() is not None:
-            return {}  # whoever still serves what was ours before is not to stop
+            return {}  # a peer that still serves a slot we had before must not stop
         found: dict[Key, frozenset[int]] = {}
         for record in records.values():
             seen = observed.get(record.program)

@@ -1,7 +1,7 @@
-"""Keeps this Mac awake while a model is wanted on it, or fetched, by a program that supervisord has for that.
+"""Keep this Mac awake, with a program under supervisord, while a model is wanted or being downloaded here.
 
-It is started and stopped only when that changes, and when the controller starts: whoever stops it by hand, so that the
-Mac may sleep, is not argued with before then. It ends with supervisord, and by itself.
+The program is started and stopped only when that changes, and when the controller starts: a stop by hand, to let the
+Mac sleep, lasts until then. It exits with supervisord.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from metal_supervisor.supervisord.client import Refused, Supervisord
 
 PROGRAM = "caffeinate"
 COMING = frozenset({"Checking", "Pending", "Downloading"})
-"""Reasons of a wait in which this Mac itself is at work, and which a sleep would only make longer."""
+"""Reasons for waiting while this Mac itself is at work; sleep would only prolong the wait."""
 log = logging.getLogger("controller")
 
 
 def in_use(records: Iterable[Record], table: Mapping[str, ProgramState]) -> bool:
-    """Whether an engine is wanted here, its model comes, or it has not ended yet: it may still answer somebody."""
+    """True if an engine is wanted here, its model is on its way, or it has not exited yet and may still be busy."""
     for record in records:
         state, decided = table.get(record.program), record.verdict
         if decided.standing is Standing.WAIT and decided.reason in COMING:
@@ -35,10 +35,10 @@ class Awake:
     def __init__(self, supervisord: Supervisord) -> None:
         self._supervisord = supervisord
         self._told: bool | None = None
-        """What supervisord was last told; None: nothing yet."""
+        """True if the program was last started, False if it was last stopped, None if neither yet."""
 
     def look(self, wanted: bool, table: Mapping[str, ProgramState]) -> None:
-        """Makes it so, if that changes anything. Raises Unavailable."""
+        """Start the program if `wanted`, stop it otherwise; do nothing if that is unchanged. Raises Unavailable."""
         if PROGRAM not in table:
             self._told = None  # an upgrade may bring it
             return

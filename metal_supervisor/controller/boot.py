@@ -1,9 +1,9 @@
-"""Everything that has to be right before supervisord starts, and then supervisord.
+"""Boot: prepare the state directory, clean up after the last supervisord, and become supervisord.
 
 supervisord refuses to start over one bad file, and a predecessor that was killed leaves its children
 running: it would start a second copy of every model. So boot makes the directories and the static
-configuration, puts bad files aside, ends what was left of our own programs, and leaves an engine of the
-very same spec to its launcher, which stands in for it. Every finding is said in a line.
+configuration, puts bad files aside, ends what was left of our own programs, and leaves a running engine
+to its launcher, which stands in for it. Every finding is printed on a line.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from metal_supervisor.supervisord.client import Supervisord
 
 OWN_PROGRAMS = ("apiserver", "controller", "power", "sidecar", "sleepwatch")
 OPTIONAL_PROGRAMS = ("caffeinate",)
-"""Not ours, and not always there; an upgrade takes over what is said of them, and otherwise leaves them alone."""
+"""Programs of the system that not every Mac has; an upgrade takes over their sections, and nothing else of them."""
 TERM_WAIT_S, KILL_WAIT_S = 5.0, 2.0
 SIDECAR_STOP_S = 10
 HANDOVER_FILE, HANDOVER_S = "handover", 60.0
@@ -93,7 +93,7 @@ def environment() -> dict[str, str]:
 
 
 def boot(settings: Settings, overrides: Overrides, say: Say) -> None:
-    """What launchd runs: prepares, then becomes supervisord."""
+    """Entry point for launchd: prepare the state directory, then exec supervisord. Raises CannotBoot, StateError."""
     os.umask(0o077)
     _shorten_log()
     _wait_for_handover(settings.state_path, say)
@@ -103,7 +103,7 @@ def boot(settings: Settings, overrides: Overrides, say: Say) -> None:
 
 
 def _shorten_log() -> None:
-    """Empties what launchd writes our words to, once it is long: it never does that itself."""
+    """Truncate the file that launchd writes our output to once it is long: launchd never rotates it."""
     with contextlib.suppress(OSError):
         found = os.fstat(2)
         if stat.S_ISREG(found.st_mode) and found.st_size > LAUNCHD_LOG_BYTES:
@@ -111,7 +111,7 @@ def _shorten_log() -> None:
 
 
 def _wait_for_handover(state: Path, say: Say) -> None:
-    """Waits while an installer exchanges the job; one that never came back is not waited for any longer."""
+    """Wait while an installer replaces the job; a marker older than HANDOVER_S is ignored."""
     marker, told = state / HANDOVER_FILE, False
     while True:
         try:
@@ -127,7 +127,7 @@ def _wait_for_handover(state: Path, say: Say) -> None:
 
 
 def start(directory: StateDir) -> subprocess.Popen[bytes]:
-    """supervisord as a child in a session of its own, so that a Ctrl-C does not reach it before we want it to."""
+    """Start supervisord as a child in a session of its own, so that a Ctrl-C does not reach it directly."""
     with (directory.path / "log" / "boot.log").open("ab") as log:
         return subprocess.Popen(
             command(directory),
@@ -186,7 +186,7 @@ def _parts(settings: Settings) -> Iterator[str]:
 
 
 def _keeps_awake(settings: Settings) -> bool:
-    """Whether the program that keeps a Mac awake is there."""
+    """True if the configured program that keeps this Mac awake exists and is executable."""
     path = Path(settings.caffeinate).expanduser()
     return bool(settings.caffeinate) and path.is_file() and os.access(path, os.X_OK)
 
@@ -249,9 +249,10 @@ def kubeconfig(server: str) -> str:
 
 
 def own(directory: StateDir, program: str) -> TextIO:
-    """Makes this process the only one of its program; the file returned must stay open as long as it lives.
+    """Make this process the only one of its program; the returned file must stay open as long as it lives.
 
-    supervisord starts each program once, so whoever holds the lock is the orphan of one that was killed.
+    supervisord starts each program once, so another holder of the lock is an orphan of a killed supervisord, and is
+    ended. Raises CannotBoot if it cannot be.
     """
     lock = (directory.path / "runs" / f"{program}.own").open("a+", encoding="utf-8")
     until = time.monotonic() + TERM_WAIT_S + KILL_WAIT_S
@@ -272,7 +273,7 @@ def own(directory: StateDir, program: str) -> TextIO:
 
 
 def _holder(directory: StateDir, program: str) -> list[tuple[str, int, str]]:
-    """The live process that last called itself the program, as `end_all` wants it."""
+    """The live process that last registered as the program, in the form that `end_all` takes."""
     found = launch.read_note(str(directory.path / "runs" / f"{program}.own"))
     return [(program, int(str(found["pid"])), str(found["started"]))] if _alive(found) else []
 
@@ -283,7 +284,7 @@ def own_processes(directory: StateDir) -> list[tuple[str, int, str]]:
 
 
 def left_over(directory: StateDir) -> list[tuple[str, int, str]]:
-    """Whatever of a system lives though its supervisord does not: (program, pid, start identity)."""
+    """Processes of a system that outlived its supervisord: (program, pid, start identity)."""
     notes = [
         (program, note.pid, note.started)
         for program, note in directory.run_notes().items()
@@ -293,7 +294,7 @@ def left_over(directory: StateDir) -> list[tuple[str, int, str]]:
 
 
 def _sweep(directory: StateDir, say: Say) -> None:
-    """Ends or spares what a killed supervisord left behind, and forgets the crashes of what is gone."""
+    """End or adopt the processes that a killed supervisord left behind, and forget the crashes of dead engines."""
     doomed = own_processes(directory) + _note_unknown(directory)
     for path in sorted((directory.path / "runs").glob("*.json")):
         program, found = path.name.removesuffix(".json"), launch.read_note(str(path))
@@ -307,7 +308,7 @@ def _sweep(directory: StateDir, say: Say) -> None:
         pid = int(str(found["pid"]))
         if _adoptable(directory, program, found):
             say(f"{program}: its engine, pid {pid}, outlived the last supervisord and keeps serving")
-            # It lives, so whoever stopped it by hand has started it again: it needs its stand-in.
+            # It runs, so a stop by hand was followed by a start: its section must start the stand-in.
             with contextlib.suppress(OSError):
                 section = programs.with_autostart(directory.section_text(program))
                 write_atomic(directory.section_path(program), section)
@@ -320,7 +321,7 @@ def _sweep(directory: StateDir, say: Say) -> None:
 
 
 def _take_up_pending(directory: StateDir) -> None:
-    """Puts sections in place that waited for their engines to end; a survivor goes on with the one it has."""
+    """Put pending sections in place whose engines have ended; an engine that still runs keeps its section."""
     for path in (directory.path / "pending").glob("*.conf"):
         program = path.name.removesuffix(".conf")
         if not directory.section_path(program).exists():
@@ -330,9 +331,10 @@ def _take_up_pending(directory: StateDir) -> None:
 
 
 def _hold_without_metal(directory: StateDir, question: metal_device.Question | None, say: Say) -> None:
-    """Has no engine started by supervisord where there is no Metal device; the controller starts them when there is.
+    """Turn autostart off where there is no Metal device; the controller starts the engines once there is one.
 
-    This process is in the very context that they would be in. What outlived the last supervisord gets its stand-in.
+    This process runs in the same context as the engines would. An engine that outlived the last supervisord keeps
+    autostart, for its stand-in.
     """
     if question is None or question() is not False:
         return
@@ -344,9 +346,9 @@ def _hold_without_metal(directory: StateDir, question: metal_device.Question | N
 
 
 def _note_unknown(directory: StateDir) -> list[tuple[str, int, str]]:
-    """Notes the engines whose note was lost: nobody would know of them, and a second one would start beside each.
+    """Write a new note for each engine whose note was lost: without one, a second engine would be started beside it.
 
-    Returns those that are second ones already: (program, pid, start identity).
+    Returns engines that are such duplicates already: (program, pid, start identity).
     """
     second = []
     for pid, spec_path in sorted(machine.marked(launch.MARK, directory.specs_of("")).items()):
@@ -364,7 +366,7 @@ def _note_unknown(directory: StateDir) -> list[tuple[str, int, str]]:
 
 
 def _is_engine(pid: int, spec_path: str) -> bool:
-    """Whether a process has the arguments of a spec, as far as that can still be read."""
+    """True if a process has the arguments of a spec, or if the spec cannot be read."""
     try:
         argv = launch.read_spec(spec_path)["argv"]
     except launch.BadSpec:
@@ -380,10 +382,10 @@ def _alive(note: dict[str, object]) -> bool:
 
 
 def _adoptable(directory: StateDir, program: str, note: dict[str, object]) -> bool:
-    """Whether the launcher of this program's section would stand in for its engine.
+    """True if the launcher of this program's section would stand in for its engine.
 
     The pid and start time in the note are the launcher's own from before its exec: it is that engine, though
-    perhaps of a spec that has been edited since, which the controller will see to.
+    perhaps of a spec that has been edited since, which the controller handles.
     """
     return bool(directory.section_spec(program) and note.get("spec"))
 

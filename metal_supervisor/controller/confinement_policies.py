@@ -39,7 +39,7 @@ OWN = "it is served by the user's own Ollama, which this Mac does not start"
 
 @dataclass(frozen=True)
 class Confined:
-    """What becomes of one engine at its next start."""
+    """Confinement of one engine at its next start: its policy, or the reason why it has none or must not start."""
 
     policy: Json | Literal[False]
     """False: it starts unconfined."""
@@ -52,7 +52,7 @@ class Confined:
 
 
 class Confinement:
-    """Composes policies; remembers what trials came to."""
+    """Composes policies, and caches the outcomes of trials."""
 
     def __init__(self, settings: Settings, directory: StateDir, wake: Callable[[], None]) -> None:
         self._mode, self._state, self._wake = settings.confinement, directory, wake
@@ -112,7 +112,10 @@ class Confinement:
         return Confined(policy(access, sys.platform, str(Path.home())))
 
     def _shared(self, runtime: str, binary: Binary) -> Confined | None:
-        """What of a daemon its services are told; their attendants are ours, and never confined."""
+        """Verdict on a daemon's confinement, without a policy; None while its build is being tried.
+
+        It serves as the confinement of the daemon's services as well: their attendants are never confined.
+        """
         row = RUNTIMES[runtime].shared
         assert row is not None
         if self._mode == "off":
@@ -127,7 +130,7 @@ class Confinement:
         return Confined(False) if verdict.works else self._without(f"confinement does not work here: {verdict.why}")
 
     def _daemon_trial(self, runtime: str, binary: Binary, scratch: Path, port: int) -> Trial:
-        """A daemon in a state directory of its own, which is told to load the model that is shipped."""
+        """Trial of a daemon in a state directory of its own, which has to load the shipped model."""
         row, key = RUNTIMES[runtime].shared, secrets.token_urlsafe(16)
         assert row is not None
         served, base = scratch / omlx.SERVED, scratch / omlx.BASE
@@ -150,7 +153,7 @@ class Confinement:
         return Confined(False, ("ConfinementUnavailable", text), why)
 
     def _trial(self, runtime: str, binary: Binary, scratch: Path, port: int) -> Trial:
-        """An engine as a service of this runtime would have it, with the model that is shipped."""
+        """Trial of an engine as a service of this runtime would have it, with the shipped model."""
         mlx = "gguf" not in RUNTIMES[runtime].formats
         path = str(MLX if mlx else GGUF)
         model = Model("", "probe", "", 0, path, "mlx" if mlx else "gguf", "metal", None, None, artifact=Artifact(path))
@@ -203,7 +206,7 @@ def complete_specs(directory: StateDir, mode: str) -> None:
             made = None  # which models it may read is not in its command line; the controller composes it anew
         elif not (attendant or daemon or mode == "off"):
             made = policy(_older_access(directory, spec), sys.platform, str(Path.home()))
-        with contextlib.suppress(OSError):  # on a full disk the engine that runs goes on; its next start says why not
+        with contextlib.suppress(OSError):  # on a full disk the engine keeps running; its next start reports why
             write_atomic(path, json.dumps({**spec, "confinement": made}, indent=1, sort_keys=True) + "\n")
 
 

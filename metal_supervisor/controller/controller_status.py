@@ -1,7 +1,7 @@
-"""The controller's own report, `controller.json`: what it did, and what it knows that the sidecar does not.
+"""The controller's report, `controller.json`: its latest steps, and state that the sidecar cannot see itself.
 
-The sidecar writes to the cluster and answers over HTTP, but does not watch: whether LLMKube's operator is
-there, which Macs fell silent, what Models exist and where their files stand, it learns from here.
+The sidecar writes to the cluster and answers over HTTP, but does not watch. From this report it learns whether
+LLMKube's operator is present, which Macs are silent, which Models exist, and the state of their files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("controller")
 
 
 class ControllerStatus:
-    """Writes the report, and remembers what only it needs."""
+    """Writes the report, and keeps the state that only the report needs."""
 
     def __init__(self, settings: Settings, directory: StateDir, kube: Kube) -> None:
         self._settings, self._state, self._kube = settings, directory, kube
@@ -48,7 +48,7 @@ class ControllerStatus:
         self.operator: bool | None = None
         """Whether LLMKube's operator writes status here; None while that is not known."""
         self.metal = ""
-        """Whether there is a Metal device: `there`, `absent`, or "" while that is not known or nobody's question."""
+        """Metal device: `there`, `absent`, or "" while that is unknown or irrelevant."""
 
     def quarantined(self, name: str, reason: str) -> None:
         """Notes a file that was put aside."""
@@ -56,7 +56,7 @@ class ControllerStatus:
         self.tell(name, reason)
 
     def tell(self, name: str, reason: str) -> None:
-        """Notes something that people should see in /status."""
+        """Add a problem to /status."""
         self._notices = [*self._notices[1 - MOST_NOTICES :], {"name": name, "reason": reason}]
 
     def passed(self, seconds: float) -> None:
@@ -64,7 +64,7 @@ class ControllerStatus:
         self._passes = self._passes.with_value(seconds)
 
     def _believed_before(self) -> bool | None:
-        """What the controller before this one knew of the operator: a restart must not change who writes what."""
+        """`operator` of the previous controller, None if unknown: a restart must not change who writes what."""
         try:
             told = json.loads((self._state.path / FILE).read_text("utf-8"))["cluster"]["operator"]
         except (OSError, ValueError, LookupError, TypeError):
@@ -90,7 +90,7 @@ class ControllerStatus:
         self.operator = present
 
     def _no_namespace(self, watches: Sequence[Reflector]) -> str:
-        """Advice for a namespace that the cluster does not have, "" if it has it or does not tell."""
+        """Advice for a watched namespace that does not exist, "" if it exists or the cluster does not tell."""
         missing = any(each.no_namespace for each in watches)
         name = self._settings.namespace
         if missing and not self._missing:
@@ -141,7 +141,7 @@ class ControllerStatus:
                 "/".join(key): _model_row(item, file)
                 for key, item in models.items()
                 if resources.is_metal(item) and placer.speaks_for(placed, key, services)
-                # A controller that has just started does not know yet: that is no news.
+                # Left out while it is being checked, as after a restart: there is nothing to report yet.
                 and (file := file_of(item)).phase != "Checking"
             },
             "notices": self._notices,
@@ -155,7 +155,7 @@ class ControllerStatus:
 
 
 def _model_row(item: Json, file: ModelFile) -> Json:
-    """What the sidecar needs to write a Model's status, where it is for this Mac to do."""
+    """A Model's row in the report: all that the sidecar needs to write its status, if this Mac is the one to do it."""
     metadata = item["metadata"]
     return {
         "uid": metadata.get("uid", ""),

@@ -1,8 +1,8 @@
-"""Daemons that serve the models of several InferenceServices: started when first needed, stopped when unused.
+"""Shared daemons, each for the models of several InferenceServices: started when first needed, stopped when unused.
 
 Each has a record like a service's, without an InferenceService, and so is supervised, drained, restarted and watched
-like any engine. What it is started with is kept while anybody uses it: an edit of one service, or a release of ours,
-must not restart what answers for others. A user's own Ollama is used where it answers, and never stopped.
+like any engine. Its spec stays unchanged while it is in use: an edit of one service, or a new release of this program,
+must not restart the daemon under the others. A user's own Ollama is used where it answers, and never stopped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from metal_supervisor.state import programs
 from metal_supervisor.state.directory import StateDir, write_atomic
 
 DAEMONS = {name: row.shared for name, row in RUNTIMES.items() if row.shared is not None}
-"""By their programs, which are called like the runtimes."""
+"""Shared daemons by program name, which is that of the runtime."""
 UNUSED_S = 30.0
 FORSAKEN_S = 60.0
 """How long a user's own daemon may be away before one of ours takes its place."""
@@ -49,11 +49,11 @@ def key_of(program: str) -> Key:
 
 
 Confine: TypeAlias = Callable[[str, Binary, int, Sequence[Service], Sequence[str], Sequence[str]], Confined | None]
-"""(program, its build, port, its services, what it may read besides their models, and write) -> its confinement."""
+"""(program, build, port, services, paths it may read besides their models, paths it may write) -> confinement."""
 
 
 class Daemons:
-    """Keeps the records of shared daemons, and tells services where theirs is, or what is in the way."""
+    """Keeps the records of shared daemons, and gives services their daemon's address or the reason for having none."""
 
     def __init__(
         self,
@@ -71,18 +71,18 @@ class Daemons:
         self._services: dict[str, list[Service]] = {}
         self._records: Mapping[Key, Record] = {}
         self._asked = False
-        """Whether the cluster has said what is asked for: until then daemons stay as they were."""
+        """True once the cluster's requests are known; until then daemons stay as they are."""
         self._strange: dict[str, int] = {}
-        """A port of a daemon that a stranger was found to have, by program."""
+        """Port of a daemon that a foreign process was found to hold, by program."""
         self.again_in_s: float | None = None
-        """When a pass is worthwhile only because one is unused."""
+        """Seconds until the next pass that an unused daemon needs, None if there is none."""
 
-    # ── what services are told ───────────────────────────────────────────────────────────────────
+    # ── for services ─────────────────────────────────────────────────────────────────────────────
 
     def prepare(self, services: Iterable[Service], records: Mapping[Key, Record]) -> None:
-        """Looks at what is asked for in this pass; those that have a daemon come first, the oldest of all before them.
+        """Take this pass's services: those that have a daemon first, oldest first.
 
-        That order is of records alone, so that neither a restart nor the order of a pass decides who is refused.
+        The order depends on records alone, so that neither a restart nor the order of a pass decides who is refused.
         """
         self._records, self._services, self._asked = records, {}, True
         for each in sorted(services, key=lambda each: _seniority(each, records.get(each.key))):
@@ -106,15 +106,15 @@ class Daemons:
         return None
 
     def needs_binary(self, program: str) -> bool:
-        """Whether one is supervised here; False while the user's own is used, or not known."""
+        """True if this Mac supervises the daemon; False while the user's own is used, or that is not known yet."""
         return program != OLLAMA or (self.own.known and not self._uses_own(program))
 
     def is_users(self, record: Record) -> bool:
-        """Whether a model is on the user's own daemon, which is not ours to start."""
+        """True if the record's model is on the user's own daemon, which we do not start."""
         return record.daemon == OLLAMA and self._uses_own(OLLAMA)
 
     def is_known(self, program: str) -> bool:
-        """Whether it has been found out which daemon is used."""
+        """True once it is known which daemon is used: a supervised one or the user's own."""
         return program != OLLAMA or self.own.known
 
     def problem(self, service: Service) -> tuple[str, str] | None:
@@ -142,7 +142,7 @@ class Daemons:
                     text = f"the {service.runtime} daemon has it as {where} says; make them alike, or leave it out"
                     return "DaemonSettingsConflict", f"spec.{name}: {text}"
             source = service.model.artifact.source
-            # An Ollama of ours has a link to a file for each service, and so runs it for each.
+            # A supervised Ollama has its own link to the file for each service, and so runs the model for each.
             shared = bool(library_model(source)) or self._uses_own(service.runtime)
             same = other.model.artifact.source == source and shared
             if row.per_file and same and row.per_file(other) != row.per_file(service):
@@ -203,7 +203,7 @@ class Daemons:
     def _needed(
         self, program: str, known: Record | None, note: RunNote | None, state: ProgramState | None, now: float
     ) -> Record | None:
-        """The record of a daemon that somebody uses; None while nothing can be said."""
+        """Record of a daemon in use; as it was (None without one) while the new record cannot be composed."""
         if not (self._asked and self.is_known(program)):
             return known
         where = self.address(program)
@@ -214,7 +214,7 @@ class Daemons:
         try:
             binary = self._builds.look(RUNTIMES[program].executables)
         except (machine.NoBinary, Broken):
-            return known  # the services say so
+            return known  # its services report the problem
         if binary is None:
             return known
         place = Place("", *where, None, self._state.home, daemon_models=self._settings.ollama_models_path)
@@ -247,10 +247,10 @@ class Daemons:
             directory = options.get(CACHE_DIRECTORY)
             return [str(places_of(self._settings).resolved(Path(directory)))] if directory else []
         except Unusable:
-            return []  # its service is told; a link was swapped since it was judged
+            return []  # reported on its service; a link was swapped since it was checked
 
     def _told_to_wait(self, program: str, daemon: Record, records: Mapping[Key, Record]) -> dict[Key, Record]:
-        """The services that say how their daemon is to run, while it still runs as it was started."""
+        """Records of the services whose daemon settings wait for the daemon's next start, with that warning."""
         if not daemon.next_spec:
             return {}
         text = f"the shared {program} daemon takes up its settings when it starts next: supervisorctl restart {program}"
@@ -273,7 +273,7 @@ class Daemons:
             shutil.rmtree(self._state.path / MODELS, ignore_errors=True)  # of an attendant that was killed
 
     def _uses_own(self, program: str) -> bool:
-        """Whether the user's own daemon is used: whichever was chosen stays, as long as it can."""
+        """True if the user's own daemon is used. A choice once made is kept as long as possible."""
         if program != OLLAMA or self.own.address is None:
             return False
         known = self._records.get(key_of(program))
@@ -282,7 +282,7 @@ class Daemons:
         return self.own.here(FORSAKEN_S if known is not None else 0.0)
 
     def _make_key(self) -> None:
-        """oMLX's key is this Mac's own. The daemon, confined, reads it in a directory that it may read."""
+        """Write oMLX's API key, chosen once per Mac, and a copy in a directory that the confined daemon may read."""
         path, copy = self._state.path / KEY_FILE, self._state.path / KEY
         for each in (copy.parent, self._state.path / BASE):
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -292,24 +292,24 @@ class Daemons:
 
 
 def _seniority(service: Service, record: Record | None) -> tuple[bool, float, Key]:
-    """Sorts those that have a daemon, or wait to come back to it, by how long they have wanted it; others by name."""
+    """Sort key: services that have a daemon, or wait to return to it, by how long they have wanted it; then by name."""
     has = record is not None and record.daemon == service.runtime and (record.runs or record.queued_at is not None)
     return not has, record.queued_at or 0.0 if record is not None and has else 0.0, service.key
 
 
 def _is_own(record: Record | None) -> bool:
-    """Whether a daemon's record is that of the user's own one: we have nothing to run it from."""
+    """True if a daemon's record is that of the user's own daemon, which has no spec."""
     return record is not None and record.spec_file is None and record.verdict.standing is Standing.RUN
 
 
 def _is_up(record: Record, table: Mapping[str, ProgramState]) -> bool:
-    """Whether a service needs its daemon: to run, or to be unloaded from it."""
+    """True if a service needs its daemon: to run, or to be unloaded from it."""
     state = table.get(record.program)
     return record.runs or (state is not None and state.state in LIVE)
 
 
 def _said(service: Service, options: Collection[str]) -> Json:
-    """What a service says of its daemon."""
+    """The service's options that configure its daemon, by name."""
     return {name: service.options[name] for name in options if name in service.options}
 
 

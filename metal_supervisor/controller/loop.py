@@ -54,7 +54,7 @@ log = logging.getLogger("controller")
 
 
 def _editions(items: Mapping[Key, Json]) -> dict[Key, tuple[object, object]]:
-    """What tells edits of resources from mere status writes."""
+    """Resource -> (uid, generation): changed by an edit, and not by a status write."""
     return {key: (item["metadata"].get("uid"), item["metadata"].get("generation")) for key, item in items.items()}
 
 
@@ -64,7 +64,7 @@ def _own(records: Mapping[Key, Record]) -> dict[Key, Record]:
 
 
 def _daemons(records: Mapping[Key, Record]) -> dict[Key, Record]:
-    """The records of shared daemons, which nothing is charged for: the models on them are."""
+    """The records of shared daemons. No memory is reserved for a daemon itself, only for the models on it."""
     return {key: record for key, record in records.items() if record.is_daemon}
 
 
@@ -75,7 +75,7 @@ def collection(settings: Settings, plural: str) -> str:
 
 
 class Controller:
-    """Holds what has to be remembered between passes, all of which could be made again."""
+    """The controller's state between passes, all of which can be rebuilt from the state directory and the cluster."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Controller:
         supervisord: Supervisord,
         metal: Question | None = None,
     ) -> None:
-        """`metal`: another question than this machine's own after its Metal device."""
+        """`metal`: replaces the check of this Mac's Metal device."""
         self.settings, self.state, self.kube, self.supervisord = settings, directory, kube, supervisord
         self.bell = Doorbell(directory.path, "controller")
         self.wake = self.bell.ring
@@ -130,7 +130,7 @@ class Controller:
         self.wake()
 
     def run(self, stopped: Callable[[], bool]) -> None:
-        """Passes until told to stop."""
+        """Run passes until `stopped`."""
         self.services.start()
         self.models.start()
         self.placement.start()
@@ -166,7 +166,7 @@ class Controller:
         self._notice_hands(snapshot)
         self._relieve(snapshot)
         self._decide(snapshot)
-        # A spec before the record that names it, and both before the section: whatever is cut short can run.
+        # A spec before the record that names it, and both before the section: an interruption leaves a runnable state.
         self.applier.write_specs(self.records.values(), self.prerequisites.specs)
         self._keep_records()
         self.applier.write_sections(self.records.values(), snapshot.complete, snapshot.table, snapshot.notes)
@@ -196,7 +196,7 @@ class Controller:
         return min([TICK_S, *(max(SOONEST_S, pause_s) for pause_s in later)])
 
     def _held(self) -> Callable[[str], str]:
-        """Why an engine must not be started now, "" if it may; for every program but those of the user's own daemon."""
+        """Program -> reason why it must not be started now, "" if it may. Models on the user's own daemon may."""
         why = self.prerequisites.metal.held
         if not why:
             return lambda _program: ""
@@ -223,7 +223,7 @@ class Controller:
         )
 
     def _relieve(self, snapshot: Snapshot) -> None:
-        """Somebody has to go, or may come back, because of how short memory is; whether or not the cluster answers."""
+        """Evict or readmit engines under memory pressure. Works while the API is unreachable."""
         ups, own = self._ups(self.records, self.records, snapshot), _own(self.records)
         self.records = {**self.memory.relieve(own, ups, snapshot.notes, snapshot.now), **_daemons(self.records)}
         self.prerequisites.room = self.memory.room
@@ -235,9 +235,9 @@ class Controller:
         return self.memory.ups(before, records, snapshot.table, snapshot.notes, snapshot.observed)
 
     def _decide(self, snapshot: Snapshot) -> None:
-        """Brings the records up to date with what the cluster asks for, and there is room for."""
+        """Bring the records up to date with the cluster's requests, as far as memory allows."""
         before = self.records
-        # What was decided, and not held against the memory, must never run: it is kept once it has been.
+        # Never persist a decision that admission has not approved.
         asked = self.assignment.ask(before, snapshot)
         ups = self._ups(before, asked, snapshot)
         had = {
@@ -249,14 +249,14 @@ class Controller:
         self.records = self.prerequisites.daemons.keep(settled, snapshot.table, snapshot.notes, snapshot.now)
 
     def _can_start(self, record: Record) -> bool:
-        """Whether what a record names is there to be started: a spec that was lost is composed only as it is now."""
+        """True if the spec that a record names exists. A lost spec cannot be restored, only composed anew."""
         spec = record.spec_file
         return not spec or spec in self.prerequisites.specs or bool(self.state.read_spec(spec))
 
     # ── after the decisions ──────────────────────────────────────────────────────────────────────
 
     def _notice_hands(self, snapshot: Snapshot) -> None:
-        """Takes note of who was stopped, or started again, with supervisorctl."""
+        """Detect programs stopped or started with supervisorctl."""
         for key, record in self.records.items():
             state_now, note = snapshot.table.get(record.program), snapshot.notes.get(record.program)
             if record.runs and not record.withdraw:
@@ -266,7 +266,7 @@ class Controller:
                 self.records[key] = replace(record, stopped_by_hand=by_hand)
 
     def _stopped_just_now(self, record: Record, state_now: ProgramState | None) -> bool:
-        """Whether a stop by hand has yet to last before it is kept over a restart."""
+        """True if a stop by hand is too recent to be kept over a restart."""
         return record.stopped_by_hand and state_now is not None and not plan.stays_stopped(state_now)
 
     def _keep_records(self, only: Record | None = None) -> None:
@@ -275,7 +275,7 @@ class Controller:
         for record in self.records.values() if only is None else (only,):
             try:
                 changed |= self.state.write_record(record)
-            except OSError as error:  # what has to be stopped is stopped on a full disk too
+            except OSError as error:  # stops must work on a full disk too
                 problem = f"records cannot be kept: {error.strerror}"
         if problem and problem != self._unkept:
             log.error("records cannot be kept", extra={"error": problem})
@@ -285,7 +285,7 @@ class Controller:
             ring(self.state.path, "sidecar")
 
     def _tried(self, step: Step, snapshot: Snapshot) -> bool:
-        """Carries one step out; one that supervisord refuses must not keep the others from being done."""
+        """Carry one step out; one that supervisord refuses must not prevent the others."""
         try:
             return self._perform(step, snapshot)
         except Refused as error:
@@ -342,7 +342,7 @@ class Controller:
         )
 
     def _pids(self, snapshot: Snapshot) -> set[int]:
-        """Every process whose end is worth waking up for."""
+        """Pids of the processes whose exit wakes the controller."""
         pids = {row.pid for row in snapshot.table.values() if row.state in LIVE}
         return pids | {note.pid for name, note in snapshot.notes.items() if name in snapshot.table and note.pid}
 

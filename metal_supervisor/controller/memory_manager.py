@@ -1,7 +1,7 @@
-"""This Mac's memory, as the controller spends it: what engines hold, who may start, who has to go, who returns.
+"""Memory management of the controller: footprints, admission, eviction and readmission of engines.
 
-What is decided is decided by pure functions (`core.admission`, `core.eviction`); this is where they get their
-numbers from and where their verdicts become records.
+Pure functions decide (`controller.admission`, `memory.eviction`); this module feeds them with measurements and turns
+their decisions into records.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("controller")
 
 
 class Memory:
-    """Holds what has to be remembered of the memory between passes."""
+    """Memory state between passes."""
 
     def __init__(self, settings: Settings, directory: StateDir, wake: Callable[[], None]) -> None:
         self._settings, self._state = settings, directory
@@ -43,7 +43,7 @@ class Memory:
         self.ledger = Ledger(self.budget.bytes, 0, {})
         self._leaving: frozenset[Key] = frozenset()
         self._exited_at: float | None = None
-        """Monotonic time at which the last engine that was stopped for want of memory was gone."""
+        """Monotonic time at which the last evicted engine had exited."""
         self._returned_at: float | None = None
         """Unix time of the latest return."""
         self._evictions = 0
@@ -55,22 +55,22 @@ class Memory:
         """What the watchdog knew at the beginning of the pass."""
 
     def start(self) -> None:
-        """Begins to watch, and looks once before anything is decided."""
+        """Start the watchdog; if it is enabled, take its first sample now, before any decision."""
         if self._settings.memory_watchdog_interval:
             self.watchdog.look()
         self.watchdog.start()
 
     @property
     def budget(self) -> Budget:
-        """What models may have on this Mac."""
+        """Memory that models may use on this Mac."""
         return self.watchdog.budget
 
     @property
     def room(self) -> Room:
-        """How much there is, as of the last pass."""
+        """Budget and available memory, as of the last pass."""
         return Room(self.budget.total_bytes, self.budget.bytes, self.ledger.left_bytes, self.ledger.charged)
 
-    # ── what is held ─────────────────────────────────────────────────────────────────────────────
+    # ── footprints ───────────────────────────────────────────────────────────────────────────────
 
     def ups(
         self,
@@ -91,25 +91,25 @@ class Memory:
             if record.is_daemon or state is None or state.state not in LIVE:
                 continue
             note = live_note(notes.get(record.program), state)
-            # Until its launcher has said what it runs, its section does: a new one is kept aside until it has ended.
+            # Before its launcher writes a note, the section names its spec: a new section is kept aside until it exits.
             spec_file = note.spec_file if note else self._state.section_spec(record.program)
             pid = note.pid if note else state.pid
             said = self._state.read_spec(spec_file).get("reserved_bytes")
             same = key in records and record.spec_file in (None, spec_file)
             ours = record.reserved_bytes if same or (not spec_file and key in records) else 0
-            known = self._reserved.get(pid, 0)  # of an older release the spec does not tell, and records change
+            known = self._reserved.get(pid, 0)  # specs of an older release do not have it, and records change
             reserved[pid] = max(said if isinstance(said, int) else 0, ours, known)
             measured = seen.memory_bytes if seen and note and seen.pid == pid else 0
             found[key] = Up(spec_file, max(reserved[pid], measured))
         self._reserved = reserved
         return found
 
-    # ── who may start ────────────────────────────────────────────────────────────────────────────
+    # ── admission ────────────────────────────────────────────────────────────────────────────────
 
     def settle(
         self, decided: Mapping[Key, Record], before: Mapping[Key, Record], ups: Mapping[Key, Up], now: float
     ) -> dict[Key, Record]:
-        """The records as there is room for them."""
+        """Records after admission by memory."""
         limits = self._settings.limits.memory
         mode: Literal["enforce", "warn"] = "warn" if self._settings.memory_check_mode == "warn" else "enforce"
         rules = AdmissionRules(self.budget.bytes, mode, self._settings.preemption, self._paused(before), limits)
@@ -117,23 +117,23 @@ class Memory:
         return records
 
     def _paused(self, records: Mapping[Key, Record]) -> str:
-        """Why nothing that takes room may start, "" if it may."""
+        """Reason why no engine that takes memory may start, "" if they may."""
         seen = self._seen
         level = self.watchdog.level(seen)
         short = level not in (None, Level.NORMAL)
         if seen.young and seen.watch.known_at is not None:
-            # This controller has only just begun to look: what the one before it knew counts until it knows better.
+            # Too few samples yet: the previous controller's level counts until this one has its own.
             knew = any(record.pressure is not None and record.pressure[0] != CALM for record in records.values())
             short = short or knew or seen.watch.raw is not Level.NORMAL
         why = seen.watch.why if level not in (None, Level.NORMAL) else seen.watch.reading
         return f"the machine is short of memory ({why}); it starts by itself once that is over" if short else ""
 
-    # ── who has to go, and who returns ───────────────────────────────────────────────────────────
+    # ── eviction and readmission ─────────────────────────────────────────────────────────────────
 
     def relieve(
         self, records: Mapping[Key, Record], ups: Mapping[Key, Up], notes: Mapping[str, RunNote], now: float
     ) -> dict[Key, Record]:
-        """The records after a look at the pressure: one may have to go, one may come back."""
+        """Records after a check of the memory pressure: at most one engine is evicted or readmitted."""
         self._seen = seen = self.watchdog.seen
         level = self.watchdog.level(seen)
         result = {key: _forgiven(self._pressed(record, level), now) for key, record in records.items()}
@@ -156,7 +156,7 @@ class Memory:
         return result
 
     def _pressed(self, record: Record, level: Level | None) -> Record:
-        """A record with the machine's level, as its conditions are to show it."""
+        """The record with the machine's pressure level, for its conditions."""
         if level is None or (level is Level.NORMAL and record.pressure is None):
             return record
         if self._seen.young and record.pressure is not None and level is Level.NORMAL:
@@ -199,7 +199,7 @@ class Memory:
         return None
 
     def _skip(self, reason: str, text: str) -> None:
-        """Notes why nobody is stopped; told when it changes, not with every look."""
+        """Note the reason why no engine is evicted; log and count it only when it changes."""
         if reason != self._skipping:
             self._skipping = reason
             self._skipped[reason] += 1
@@ -214,7 +214,7 @@ class Memory:
         if not away:
             return
         watch, clock = self._seen.watch, time.monotonic()
-        if not self._settings.memory_watchdog_interval:  # nobody looks any more: only the back-off counts
+        if not self._settings.memory_watchdog_interval:  # no watchdog: only the backoff counts
             watch = Watch(normal_since=0.0, known_at=clock)
         key = eviction.may_return(away, watch, clock, self._returned_at, self.watchdog.pace, clock=now)
         if key is None:
@@ -224,21 +224,21 @@ class Memory:
         records[key] = replace(records[key], evicted_at=None)
 
     def _would_fit(self, record: Record) -> bool:
-        """Whether its return would leave enough available; if not it would only have to go again."""
+        """True if its return leaves enough memory available; otherwise it would be evicted again."""
         sample = self._seen.sample
         if sample is None or sample.available_bytes is None:
             return True
         return sample.available_bytes - record.reserved_bytes >= self._seen.warning_bytes
 
     def again_in_s(self, records: Mapping[Key, Record]) -> float | None:
-        """When a pass is worthwhile only because somebody may return."""
+        """Seconds until the next pass that an evicted engine's return needs, None if none is evicted."""
         away = any(record.evicted_at is not None for record in records.values())
         return self.watchdog.pace.return_every_s / 4 if away else None
 
-    # ── what is told ─────────────────────────────────────────────────────────────────────────────
+    # ── report ───────────────────────────────────────────────────────────────────────────────────
 
     def said(self) -> Json:
-        """What /status, the metrics and the node Lease show."""
+        """Memory report for /status, the metrics and the node Lease; sizes in bytes."""
         sample, level = self._seen.sample, self.watchdog.level(self._seen)
         return {
             "total": self.budget.total_bytes,
@@ -259,6 +259,6 @@ class Memory:
 
 
 def _forgiven(record: Record, now: float) -> Record:
-    """One that had to go long ago, and runs since, is as good as one that never had to."""
+    """The record, without its past evictions once it has run for FORGIVEN_AFTER_S."""
     long_ago = record.runs and bool(record.evictions) and now - record.admitted_at > FORGIVEN_AFTER_S
     return replace(record, evictions=0) if long_ago else record

@@ -1,4 +1,4 @@
-"""The user's own Ollama: where it is, and whether it answers. It is never started or stopped."""
+"""The user's own Ollama: its address, and a background check that it answers. It is never started or stopped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOOK_EVERY_S, LOOK_TIMEOUT_S = 5.0, 1.0
 
 
 class Own:
-    """Whether the user's own Ollama answers, looked at in the background while anybody wants to know."""
+    """Checks in the background, while wanted, that the user's own Ollama answers."""
 
     def __init__(self, url: str, wake: Callable[[], None]) -> None:
         parts = urllib.parse.urlsplit(url)
@@ -22,20 +22,20 @@ class Own:
         self._wanted = threading.Event()
         self._seen_at: float | None = None
         self.known = self.address is None
-        """Whether it has been looked for."""
+        """True once it has been checked, or if there is no address to check."""
         if self.address is not None:
             threading.Thread(target=self._look, name="own ollama", daemon=True).start()
 
     def want(self, wanted: bool) -> None:
-        """Whether anybody needs to know."""
+        """Turn the background check on or off; `known` becomes False when it is turned on."""
         if not wanted:
             self._wanted.clear()
         elif not self._wanted.is_set():
-            self.known = self.address is None  # what was known may be long ago
+            self.known = self.address is None  # the last result may be old
             self._wanted.set()
 
     def here(self, patience_s: float = 0.0) -> bool:
-        """Whether it answered at the latest look, or did so within that time."""
+        """True if it answered within the last two check intervals and `patience_s` before those."""
         return self._seen_at is not None and time.monotonic() - self._seen_at <= patience_s + 2 * LOOK_EVERY_S
 
     def _look(self) -> None:

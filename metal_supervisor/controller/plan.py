@@ -1,9 +1,9 @@
-"""What to do with supervisord's programs, decided from a snapshot alone.
+"""The plan: steps that move supervisord's process table towards the desired state, decided from a snapshot alone.
 
-supervisord owns the processes; this module only says how its table should move towards what is wanted:
-add, replace, remove, start, stop, or wait. It never trusts what supervisord calls `changed` or `removed`
-without asking what the process really runs, because a cosmetic difference must not restart a model, and
-a file that could not be read must not stop one.
+supervisord owns the processes; this module only decides on steps: add, replace, remove, start, stop, or
+wait. It never trusts what supervisord calls `changed` or `removed` without checking which spec the process
+really runs, because a cosmetic difference must not restart a model, and a file that could not be read must
+not stop one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RELOAD = "supervisord has not seen its section yet"
 
 
 class Action(str, Enum):
-    """The moves there are; each is one XML-RPC call, but WITHDRAW and WAIT, which are none."""
+    """Kinds of steps; each is one XML-RPC call, except WITHDRAW and WAIT, which are none."""
 
     ADD = "add"
     REPLACE = "replace"
@@ -40,7 +40,7 @@ class Action(str, Enum):
     RESTART = "restart"
     """Make a hung engine end; supervisord starts it again."""
     KILL = "kill"
-    """The same, of one that did not heed it."""
+    """Kill a hung engine that did not exit on TERM; supervisord starts it again."""
     WITHDRAW = "withdraw"
     """Ask the sidecar to take the endpoint out before the process is stopped."""
     WAIT = "wait"
@@ -59,7 +59,7 @@ class Step:
     program: str
     why: str
     again_in_s: float = 0.0
-    """For WAIT: when it is worth looking again."""
+    """For WAIT: seconds until the next pass is worthwhile."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Hung:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A program that should exist, and how it should run."""
+    """Desired state of a program."""
 
     spec_file: str
     stopped_by_hand: bool
@@ -82,22 +82,22 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Stopping:
-    """What is known about a program on its way out."""
+    """State of a program that is to stop."""
 
     asked_at: float = 0.0
     """Unix time at which the withdrawal was asked for, 0 if it was not."""
     withdrawn: bool = False
     """The sidecar has taken the endpoint out."""
     busy: bool = False
-    """The engine still answers somebody."""
+    """The engine is still serving a request."""
     drained: bool = False
     """The engine was idle after the endpoint had been taken out."""
     drain_s: float = 0.0
-    """How long it may go on answering."""
+    """Seconds that it may take to finish its requests."""
     told_at: float = 0.0
     """Unix time of its first TERM, 0 if it has had none, or two."""
     young: bool = False
-    """That came so soon after the start that it may have been lost."""
+    """That TERM came so soon after the start that it may have been lost."""
 
 
 NOT_STOPPING = Stopping()
@@ -120,29 +120,29 @@ def live_note(note: RunNote | None, state: ProgramState | None) -> RunNote | Non
 
 
 def runs_wanted_spec(wanted: Wanted, note: RunNote | None, state: ProgramState) -> bool:
-    """Whether the process (or the one that last ran) was started from the wanted spec."""
+    """True if the process (or the one that last ran) was started from the wanted spec."""
     if note is None or note.spec_file != wanted.spec_file:
         return False
     return state.state not in LIVE or note.launcher_pid == state.pid
 
 
 def _rests(wanted: Wanted, state: ProgramState) -> bool:
-    """Whether nothing runs that a new section could disturb: it is taken up before the next start."""
+    """True if no process runs that a new section could disturb: it is taken up before the next start."""
     return state.state is State.FATAL or (
         state.state in (State.STOPPED, State.EXITED) and not wanted.stopped_by_hand
     )
 
 
 def _runs_another(wanted: Wanted, note: RunNote | None, state: ProgramState) -> bool:
-    """Whether the process is known to run from another spec; its section waits until it has ended."""
+    """True if the process is known to run from another spec; the new section waits until it has exited."""
     known = live_note(note, state)
     return known is not None and known.spec_file != wanted.spec_file
 
 
 def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step, wall: float) -> Step:
-    """The next move of a process that has to go: withdraw, drain, stop, wait, then `then`.
+    """Next step of a process that has to stop: withdraw, drain, stop, wait, and finally `then`.
 
-    Times are ours (`wall`): supervisord's clock tells whole seconds, which is too coarse for what is asked here.
+    `wall` is our Unix time: supervisord's clock has whole seconds only, which is too coarse here.
     """
     if state.state in (State.STARTING, State.RUNNING):
         if not stopping.asked_at:
@@ -160,7 +160,7 @@ def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step, w
         waited = wall - stopping.told_at
         if stopping.told_at and stopping.young and waited > RESEND_AFTER_S:
             return Step(Action.TERM, name, "the first TERM may have come too early")
-        if stopping.told_at and waited > INSIST_AFTER_S:  # llama-server waits for its clients until it is told again
+        if stopping.told_at and waited > INSIST_AFTER_S:  # llama-server waits for its clients until a second TERM
             return Step(Action.TERM, name, "it takes its time")
         return Step(Action.WAIT, name, "process is ending", 0.25)
     if state.state is State.UNKNOWN and state.pid:
@@ -169,7 +169,7 @@ def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step, w
 
 
 def _keep(name: str, wanted: Wanted, state: ProgramState, note: RunNote | None, wall: float) -> Step | None:
-    """The next move of a program whose section is the wanted one; None if it is as it should be."""
+    """Next step of a program whose section is the wanted one; None if it is in the desired state."""
     if state.state is State.STOPPED and not wanted.stopped_by_hand:
         return Step(Action.START, name, "wanted again" if state.start else "never started")
     if state.state is State.EXITED and state.now - state.stop > EXITED_GRACE_S:
@@ -187,7 +187,7 @@ def _keep(name: str, wanted: Wanted, state: ProgramState, note: RunNote | None, 
 
 
 def _revive(name: str, hung: Hung, wall: float) -> Step:
-    """The next move of an engine that hangs. Nothing is drained: it answers nobody."""
+    """Next step of a hung engine. It serves no request, so there is nothing to drain."""
     if not hung.told_at:
         return Step(Action.RESTART, name, hung.why)
     waited = wall - hung.told_at
@@ -206,10 +206,10 @@ def steps(
     now: float,
     held: Callable[[str], str] = lambda _name: "",
 ) -> list[Step]:
-    """The moves of one pass, in the order of program names.
+    """Steps of one pass, in the order of program names.
 
-    `ours`: names that are or were ours; nothing else in the table is ever touched. `now` is Unix time. `held`: why a
-    program must not be started now, "" if it may; what is up goes on.
+    `ours`: names that are or were ours; nothing else in the table is ever touched. `now` is Unix time. `held`: program
+    -> reason why it must not be started now, "" if it may; running programs are left running.
     """
     result: list[Step | None] = []
     for name in sorted({*wanted, *(ours & table.keys())}):
@@ -239,9 +239,9 @@ def steps(
 
 
 def _withheld(step: Step, why: str) -> Step:
-    """The step of a program that is wanted, or the wait that stands for it while nothing may be started.
+    """The step of a wanted program, or a wait in its place if it would lead to a start that `why` forbids.
 
-    What would be taken down, to be started as something else, goes on too.
+    A program that would be stopped only to start anew keeps running too.
     """
     return Step(Action.WAIT, step.program, why, HELD_S) if why and step.do in TO_START else step
 
@@ -252,8 +252,8 @@ def _in_flight(note: RunNote | None, state: ProgramState) -> bool:
 
 
 def _settles_s(note: RunNote | None, now: float) -> float:
-    """How long an engine that was started a moment ago is left alone, so that many edits are few restarts; or 0."""
-    if note is None or len(note.starts) != 1:  # one that crashes is helped at once
+    """Seconds that an engine is left alone after its start, so that many edits cause few restarts; 0 if it is not."""
+    if note is None or len(note.starts) != 1:  # a crash loop is not left alone: the edit may fix it
         return 0.0
     left_s = note.starts[0] + SETTLE_S - now
     return left_s if 0 < left_s <= SETTLE_S else 0.0
@@ -262,9 +262,9 @@ def _settles_s(note: RunNote | None, now: float) -> float:
 def stopped_by_hand(
     was: bool, stop_sent: bool, spec_file: str | None, state: ProgramState | None, note: RunNote | None
 ) -> bool:
-    """Whether somebody stopped the program with supervisorctl and has not started it since.
+    """True if the program was stopped with supervisorctl and has not been started since.
 
-    One that we stopped ourselves is STOPPED as well: `stop_sent`, or on its way to another spec.
+    A program that we stopped ourselves is STOPPED as well: `stop_sent` is set, or its note is of another spec.
     """
     if state is None:
         return was
@@ -276,8 +276,8 @@ def stopped_by_hand(
 
 
 def stays_stopped(state: ProgramState) -> bool:
-    """Whether a program that was stopped by hand is to stay so over a restart: the stop has lasted.
+    """True if a stop by hand has lasted long enough to be kept over a restart.
 
-    `supervisorctl update` stops a program as well, only to remove and add it in the next moment.
+    `supervisorctl update` stops a program as well, only to remove it and add it again a moment later.
     """
     return not 0 <= state.now - state.stop < HAND_GRACE_S

@@ -1,6 +1,6 @@
-"""What this Mac can do for a service right now: its model file, its port, its engine's binary.
+"""Prerequisites of a service on this Mac, as of now: model files, port, engine binary, confinement.
 
-The controller asks this for every service on every pass; it looks at the machine, and decides nothing.
+The controller asks for every service in every pass; this module looks at the machine, and decides nothing.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from metal_supervisor.state import programs
 from metal_supervisor.state.directory import StateDir
 
 Files: TypeAlias = dict[PartKey | None, tuple[Artifact, ModelFile]]
-"""What a file is to a service, None for its model -> what it is, and where it stands on this Mac."""
+"""The file's role in a service, None for its model -> the artifact, and its state on this Mac."""
 Look: TypeAlias = Callable[[str], Reading | None]
-"""What is known of a file that a command line names; None while it is being read."""
+"""Path of a file in a command line -> its metadata; None while it is being read."""
 READY_S, FETCH_S, CANNOT_S = 0.0, 2.0, 8.0
 ASKING = ModelFile("Checking", message="the engine's program is being asked what it knows")
 METAL_ASKED = ModelFile("Checking", message=ASKED)
@@ -58,7 +58,7 @@ READING = ModelFile("Checking", message="the header of the model file is being r
 
 @dataclass(frozen=True)
 class Room:
-    """How much memory there is, in bytes."""
+    """Memory of this Mac, in bytes."""
 
     total: int
     """Of the machine."""
@@ -66,7 +66,7 @@ class Room:
     left: int
     """Of the budget."""
     charged: Mapping[str, int] = field(default_factory=dict)
-    """Namespace with a limit -> what its engines take."""
+    """Namespace with a limit -> reservations of its engines."""
 
 
 class Prerequisites:
@@ -83,13 +83,13 @@ class Prerequisites:
     ) -> None:
         self._settings, self._state = settings, directory
         self.metal = MetalState()
-        """What is known of the Metal device, for one pass."""
+        """State of the Metal device, for one pass."""
         self._store, self._headers, self._builds = store, headers, builds
         self._read: set[str] = set()
         """Files whose headers were asked for in this pass."""
         self.room = Room(0, 0, 0)
         self._offered_bytes = 0
-        """What services would take for which this Mac has offered itself in this pass."""
+        """Memory of the services that this Mac has offered to run in this pass."""
         self.specs: dict[str, str] = {}
         """Content of the specs composed so far, by file name."""
         self._confinement = Confinement(settings, directory, wake)
@@ -102,12 +102,12 @@ class Prerequisites:
         self, program: str, binary: Binary, port: int, services: Sequence[Service], own: Sequence[str],
         write: Sequence[str],
     ) -> Confined | None:  # fmt: skip
-        """The confinement of a shared daemon, which may read what was judged of its services, and what is its `own`."""
+        """Confinement of a shared daemon, which may read the checked files of its services and its `own` paths."""
         judged = [path for each in services for _, file in self._files(each).values() for path in file.real]
         return self._confinement.daemon(program, binary, port, [*own, *judged], write)
 
     def keep_specs(self, wanted: Collection[str | None]) -> None:
-        """Drops the specs that no record names any more, and the headers that nobody asked for since the last time."""
+        """Drop specs that no record names any more, and headers not requested since the last call."""
         self.specs = {name: text for name, text in self.specs.items() if name in wanted}
         self._headers.keep(self._read)
         self._read, self._offered_bytes = set(), 0
@@ -120,7 +120,7 @@ class Prerequisites:
         table: Mapping[str, ProgramState],
         notes: Mapping[str, RunNote],
     ) -> Outlook:
-        """What this Mac can do for a service right now."""
+        """The service's prerequisites on this Mac, as of now."""
         name = programs.program_name(service.key)
         up = live_note(notes.get(name), table.get(name))
         if RUNTIMES[service.runtime].shared is None:
@@ -141,7 +141,7 @@ class Prerequisites:
         chosen: tuple[int | None, tuple[str, str] | None],
         up: RunNote | None,
     ) -> Outlook:
-        """Everything of it but where the engine that is up listens. `chosen`: port, or what is in the way of one."""
+        """The outlook without the running engine's address. `chosen`: (port, None), or (None, its problem)."""
         files = self._files(service)
         port, problem = chosen
         binary = None
@@ -149,7 +149,7 @@ class Prerequisites:
             binary, problem = self._binary(service)
         if problem or port is None:
             for artifact, _ in files.values():
-                self._store.give_leave(artifact)  # whatever it waits for, its files need not
+                self._store.give_leave(artifact)  # its files can be fetched while it waits
             return Outlook(files[None][1], port or (record.port if record else None), problem=problem)
         if binary is None:
             return Outlook(ASKING, port)
@@ -172,7 +172,7 @@ class Prerequisites:
         if confined is not None and confined.problem:
             return Outlook(file, port, problem=confined.problem)
         if library and demand.bytes is None and record is not None and record.reserved_bytes:
-            demand = Demand(record.reserved_bytes, record.mapped_bytes, record.memory)  # it was known when it was here
+            demand = Demand(record.reserved_bytes, record.mapped_bytes, record.memory)  # as when its model was on file
         bind, home, name = self._settings.bind_address, self._state.home, programs.program_name(service.key)
         sizes = demand.bytes or 0, demand.mapped_bytes
         policy = False if engine.daemon else confined.policy if confined else None  # an attendant is ours
@@ -186,7 +186,7 @@ class Prerequisites:
         )
 
     def _files(self, service: Service) -> Files:
-        """Where each file of a service stands, its model's first."""
+        """State of each file of a service, the model's first."""
         artifact = service.model.artifact
         state = LIBRARY if library_model(artifact.source) else self._store.state(artifact)
         file = state if state is LIBRARY else reconcile.fitting(state, service.model.format)
@@ -196,7 +196,7 @@ class Prerequisites:
         return found
 
     def _binary(self, service: Service) -> tuple[Binary | None, tuple[str, str] | None]:
-        """The engine's program, or what is in the way of one; neither while it is being asked what it knows."""
+        """(the engine's binary, its problem); either may be None, and both are while the binary is being probed."""
         runtime = RUNTIMES[service.runtime]
         if runtime.shared is not None and not self.daemons.needs_binary(service.runtime):
             return Binary("", frozenset()), None  # the user's own daemon, in a context of its own
@@ -211,12 +211,12 @@ class Prerequisites:
         return binary, runtime.lacks(service, binary) if binary is not None else None
 
     def _look_from_home(self, path: str) -> Reading | None:
-        """A file that a command line names; one that a manifest may not name is not opened, whatever named it."""
+        """Metadata of a file in a command line. A file that a manifest may not name is never opened."""
         whole = Path(self._state.home, path)
         return self._look(str(whole)) if self._store.may_open(whole) else FOREIGN
 
     def _library(self, source: str) -> Reading | None:
-        """A model of Ollama's library, as its registry tells of it; None while it is being asked."""
+        """Metadata of a model of Ollama's library, from its registry; None while the request is under way."""
         self._read.add(source)
         return self._headers.library(source, self._settings.ollama_registry)
 
@@ -235,7 +235,7 @@ class Prerequisites:
         look: Look,
         judged: tuple[str, ...] = (),
     ) -> tuple[Engine, Demand] | None:
-        """The engine of a service and what it takes of the memory; None while a header is being read."""
+        """The engine of a service and its memory estimate; None while a header is being read."""
         if reading is None:
             return None
         cores, runtime = machine.performance_cores(), RUNTIMES[service.runtime]
@@ -247,7 +247,7 @@ class Prerequisites:
         return None if demand is None else (engine, demand)
 
     def _before_all_is_here(self, service: Service, binary: Binary, files: Files, port: int) -> Outlook:
-        """What is not on this Mac is judged by its header first: 80 GB that can never fit are not fetched."""
+        """Outlook while files are missing. Headers are checked first: 80 GB that can never fit are not downloaded."""
         awaited = {role: each for role, each in files.items() if each[1].phase != "Ready"}
         failed = {role: each for role, each in awaited.items() if each[1].phase == "Failed"}
         asking = [artifact for artifact, _ in awaited.values() if self._store.asks_leave(artifact)]
@@ -271,7 +271,10 @@ class Prerequisites:
         return Outlook(replace(file, message=f"{field}: {file.message or 'its file is being looked at'}"), port)
 
     def _too_large(self, service: Service, binary: Binary, files: Files, port: int) -> ModelFile | None:
-        """Why what a service still needs is not fetched, without a reason if it is; None while a header is read."""
+        """Refusal to download a service's missing files, without a reason if they may be; None while a header is read.
+
+        The phase is always Pending; `reason` and `message` are set if the service can never fit.
+        """
         paths = {role: file.path or each.source for role, (each, file) in files.items()}
         remote = {each.source: each for each, file in files.values() if file.phase != "Ready"}
 
@@ -303,7 +306,7 @@ class Prerequisites:
         return (host_, port) if isinstance(host_, str) and isinstance(port, int) else None
 
     def _running(self, name: str, record: Record | None, engine: Engine, up: RunNote | None) -> Running | None:
-        """The engine that is up, if it runs from the spec that it is meant to run from."""
+        """The running engine if it runs from the spec that its record names, or its section if the record is lost."""
         if up is None:
             return None
         if record is None:  # its record was lost; the spec remembers
@@ -319,7 +322,7 @@ class Prerequisites:
         return Running(up.spec_file, record.asked, record.probe, record.port, demand)
 
     def delay_s(self, item: Service | Rejected) -> float:
-        """How long to leave a free slot to Macs that could serve it sooner."""
+        """Seconds to leave a free slot to Macs that could serve it sooner."""
         if isinstance(item, Rejected) or not item.replicas or item.suspended:
             return READY_S
         parts = item.model.artifact, *(each.artifact for each in item.companions)
@@ -391,7 +394,7 @@ class Prerequisites:
         records: Collection[Record],
         notes: Mapping[str, RunNote],
     ) -> tuple[int | None, tuple[str, str] | None]:
-        """The service's port, or what is in the way of one."""
+        """(the service's port, None), or (None, its problem)."""
         taken = reconcile.taken_ports(records, service.key)
         kept = self._kept_ports(service, record)
         note = notes.get(record.program) if record else None
@@ -404,7 +407,7 @@ class Prerequisites:
             return None, (PORT_IN_USE, f"spec.containerPort {wanted} is this Mac's own --port; choose another")
         refused = note is not None and note.refused == PORT_IN_USE and record and note.spec_file == record.spec_file
         if refused and wanted is None:
-            taken |= dict.fromkeys(kept, service.key)  # a stranger has it: move, rather than wait for ever
+            taken |= dict.fromkeys(kept, service.key)  # a foreign process has it: move, rather than wait for ever
         port = reconcile.choose_port(wanted, kept, allowed, taken)
         own, bind = {*kept, wanted}, self._settings.bind_address
         while port is not None and port not in own and not machine.port_free(port, bind):

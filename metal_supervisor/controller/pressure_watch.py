@@ -1,7 +1,7 @@
-"""Looks at how short the machine is of memory, every few seconds, so that the controller need not.
+"""Memory pressure watchdog: samples the machine every few seconds, in a thread of its own.
 
-A thread of its own: it samples, and asks engines whether they are busy once one of them may have to go. It decides
-nothing; it wakes the controller when what it knows changes what may be done.
+It asks engines whether they are busy while pressure is critical and one may be evicted. It decides nothing; it wakes
+the controller when the level or the budget changes, and with every sample while the level is critical.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger("controller")
 
 @dataclass(frozen=True)
 class Asked:
-    """Where an engine is asked whether it is busy."""
+    """Address and probe by which an engine is asked whether it is busy."""
 
     pid: int
     address: str
@@ -40,7 +40,7 @@ class Asked:
 
 
 def pace_of(settings: Settings) -> Pace:
-    """How fast to be alarmed and how slow to be calmed: all in proportion to how long a recovery takes."""
+    """Time constants for raising and clearing a level, from the settings' recovery time and sampling interval."""
     recover_s, interval_s = settings.memory_recovery, settings.memory_watchdog_interval
     return Pace(
         clear_s=recover_s / 5,
@@ -56,18 +56,18 @@ def pace_of(settings: Settings) -> Pace:
 
 @dataclass(frozen=True)
 class MemoryState:
-    """What the watchdog knows, as one value that is replaced as a whole."""
+    """The watchdog's knowledge, as one value that is replaced as a whole."""
 
     watch: Watch = field(default_factory=Watch)
     sample: MemorySample | None = None
     warning_bytes: int = 0
-    """What must stay available."""
+    """Available memory below which the pressure is at least a warning."""
     busy: frozenset[Key] = frozenset()
-    """Engines that answered somebody when they were last asked, which is while it is critical."""
+    """Engines that were serving a request when last asked; they are asked only while the level is critical."""
 
     @property
     def young(self) -> bool:
-        """Whether there were too few samples for a level to rise."""
+        """True while there are too few samples for a level to rise."""
         return self.watch.known_before is None
 
 
@@ -77,18 +77,18 @@ class Watchdog(threading.Thread):
     def __init__(self, settings: Settings, wake: Callable[[], None]) -> None:
         super().__init__(name="watchdog", daemon=True)
         self._settings, self._wake = settings, wake
-        # The engine is asked what Metal wires in the thread, as it may take its time.
+        # Metal's limit is read from the engine in the thread, because that may be slow.
         self.budget = _beside_left(host_memory.host_budget(settings.memory_fraction or None, None))
-        """What models may have; looked up again now and then, as an administrator may raise what Metal wires."""
+        """Memory for models; refreshed now and then, because an administrator may raise Metal's wired limit."""
         self._budget_at = 0.0
         log.info("memory budget", extra={"budget": self.budget.explain()})
         self.pace = pace_of(settings)
         self.seen = MemoryState()
         self.engines: Mapping[Key, Asked] = {}
-        """Those that may have to go; set by the controller."""
+        """Candidates for eviction; set by the controller."""
 
     def level(self, seen: MemoryState) -> Level | None:
-        """The level that may be acted on, None while nobody knows."""
+        """The level that may be acted on, None while it is unknown."""
         return in_force(seen.watch, time.monotonic(), self.pace)
 
     def run(self) -> None:
@@ -108,7 +108,7 @@ class Watchdog(threading.Thread):
             return
         found = budget_of(self._settings)
         self._budget_at = time.monotonic()
-        if found != self.budget and found.total_bytes:  # without a total it is nobody's word
+        if found != self.budget and found.total_bytes:  # without a total it is not a measurement
             self.budget = found
             log.info("memory budget", extra={"budget": found.explain()})
             self._wake()
@@ -135,7 +135,7 @@ class Watchdog(threading.Thread):
 
 
 def budget_of(settings: Settings) -> Budget:
-    """What models may have on this Mac. May take seconds: the engine is asked what Metal wires."""
+    """Memory that models may use on this Mac. May take seconds: the engine is asked for Metal's wired limit."""
     try:
         binary: Path | None = builds.find(settings, RUNTIMES["llama-server"].executables)[1]
     except machine.NoBinary:
@@ -144,12 +144,12 @@ def budget_of(settings: Settings) -> Budget:
 
 
 def _beside_left(found: Budget) -> Budget:
-    """The budget without what engines hold that LLMKube's agent left behind."""
+    """The budget less the memory of engines that LLMKube's agent left behind."""
     left = left_by_agent(machine.abandoned(), MARK)
     return found.less(sum(each.resident_bytes for each in left), "engines that LLMKube's agent left behind")
 
 
 def _busy(asked: Asked) -> bool:
-    """Whether an engine answers somebody; one that does not say so is judged by its connections."""
+    """True if an engine is serving a request; an engine that cannot tell is judged by its connections."""
     told = probing.busy(asked.port, asked.probe, local_status.asked_at(asked.address), BUSY_TIMEOUT_S)
     return machine.has_clients(asked.pid, asked.port) if told is None else told

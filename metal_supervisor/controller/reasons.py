@@ -1,6 +1,6 @@
-"""Why the controller decided as it did, as far as neither a record nor a condition tells: for `explain`.
+"""Reasons of the controller's decisions that neither a record nor a condition holds: for `explain`.
 
-It is part of the controller's report, so it is short: the latest step for each program, and where its runtime is from.
+Part of the controller's report, so kept short: the latest step for each program, and the origin of its runtime.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from metal_supervisor.spec.sources import library_model
 from metal_supervisor.spec.types import Json, Key, Record
 
 MOST = 500
-"""Programs that are told of: more engines than any Mac has room for."""
+"""Most programs in the report: more engines than any Mac has memory for."""
 LONGEST_TEXT = 300
 
 
@@ -25,7 +25,7 @@ def reasons(
     steps: Sequence[Step],
     default_runtime: str,
 ) -> Json:
-    """Program -> `step` (`wait: held after crashes`) and `runtime` (why it has this one); either may be missing.
+    """Program -> `step` (`wait: held after crashes`) and `runtime` (reason for it); either may be missing.
 
     `default_runtime`: the one of `--runtime`.
     """
@@ -43,7 +43,7 @@ def reasons(
 
 
 def _why_runtime(record: Record, written: Json, model: Json, default_runtime: str) -> str:
-    """Why a service has the runtime it has, "" if that is not as it is written now."""
+    """Reason why a service has its runtime, "" if the manifest is invalid or names another one by now."""
     try:
         named = resources.named_runtime(written, model, record.model)
     except Bad:

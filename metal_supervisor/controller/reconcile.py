@@ -1,8 +1,8 @@
-"""What becomes of one InferenceService: its next record, from what is asked and what can be done.
+"""Reconciliation of one InferenceService: its next record, from the request and this Mac's prerequisites.
 
-A record is never taken back lightly: an engine that serves keeps its last valid spec while a bad edit, a
-missing Model, file or binary is reported beside it. Only what says plainly that it should not run here
-(suspended, scaled to zero, deleted, or its Model not for a Mac: then LLMKube runs it in a pod) takes it down.
+An engine that serves keeps its last valid spec while a bad edit, a missing Model, file or binary is reported
+beside it. It is stopped only by a clear request: suspended, scaled to zero, deleted, or its Model not for a
+Mac (then LLMKube runs it in a pod).
 """
 
 from __future__ import annotations
@@ -49,32 +49,32 @@ class Running:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What this Mac can do for a service right now."""
+    """Prerequisites of a service on this Mac, as of now."""
 
     file: ModelFile
     port: int | None
     engine: Engine | None = None
     program: Program | None = None
     problem: tuple[str, str] | None = None
-    """(reason, message) of what is in the way on this Mac, e.g. a missing binary."""
+    """(reason, message) of a problem on this Mac that prevents a start, e.g. a missing binary."""
     running: Running | None = None
-    """Set while an engine runs from the very spec that this Mac means it to run from."""
+    """Set while an engine runs from the spec that this Mac wants it to run from."""
     host: str = ""
     """Address that a new engine is to listen on."""
     demand: Demand = NOTHING_KNOWN
-    """What the engine will take of the memory."""
+    """The engine's memory estimate."""
     limit_bytes: int | None = None
-    """What its Model allows it."""
+    """Memory limit of its Model."""
     unconfined: str = ""
-    """Why the operating system will not confine it, "" if it will."""
+    """Reason why the operating system will not confine it, "" if it will."""
     warning: tuple[str, str] | None = None
-    """(reason, message) of what is wrong with this Mac's engine, though it may start."""
+    """(reason, message) of a problem with this Mac's engine that does not prevent a start."""
     live: tuple[str, int] | None = None
     """(address, port) of the engine that is up, also of one that is about to be replaced."""
 
 
 UNSAFE = frozenset({"SourceNotAllowed"})
-"""Reasons of `Outlook` that concern what a manifest may ask for, not what this Mac can do at the moment."""
+"""Reasons of `Outlook` that concern what a manifest may ask for, not the present state of this Mac."""
 
 
 def fitting(file: ModelFile, kind: str) -> ModelFile:
@@ -105,7 +105,7 @@ def refuse(rejected: Rejected, record: Record | None, now: float, start_refused:
         return _warned(record, rejected.uid, rejected.generation, *said)
     before = record.verdict if record else None
     decided = verdict(before, Standing.FAILED, rejected.reason, rejected.message, now)
-    if off:  # switching off works whatever else is wrong
+    if off:  # switching off must work even if the rest of the manifest is invalid
         decided = _off(rejected.suspended, before, now)
     return Record(
         namespace=rejected.namespace,
@@ -162,16 +162,16 @@ def _left_out(ignored: Sequence[str]) -> tuple[str, str] | None:
 
 
 def same_request(before: str, now: str) -> bool:
-    """Whether nobody edited what decides how the engine runs, by two values of `Service.asked`.
+    """True if no edit between two values of `Service.asked` changes how the engine runs.
 
-    Either the resources are the very same editions, or what they say of the engine is the same.
+    Either the editions of the resources are equal, or the digests of the fields that configure the engine.
     """
     old, new = before.split("|"), now.split("|")
     return bool(before) and (old[0] == new[0] or old[1:] == new[1:])
 
 
 def _waiting(service: Service, outlook: Outlook) -> tuple[Standing, str, str] | None:
-    """(standing, reason, message) of what keeps a service from starting; None if nothing does."""
+    """(standing, reason, message) of the obstacle to a service's start; None if there is none."""
     file = outlook.file
     if file.phase == "Failed":  # before what this Mac lacks: a wrong format asks for a wrong engine
         field = "" if file.message.startswith("spec.") else "spec.source: "
@@ -188,7 +188,7 @@ def accept(
 ) -> Record:
     """The record of a valid InferenceService. `start_refused`: as for `refuse`."""
     before = record.verdict if record else None
-    # Until it has ended, the engine that is up is asked, drained and published where it listens.
+    # Until it has exited, the running engine is probed, drained and published at its own address.
     host, port = outlook.live or (outlook.host, outlook.port)
     fresh = Record(
         namespace=service.namespace,
@@ -219,7 +219,7 @@ def accept(
         evicted_why=record.evicted_why if record else "",
         evictions=record.evictions if record else 0,
         pressure=record.pressure if record else None,
-        # Until it has ended, it is asked as it was when it was started.
+        # Until it has exited, it is probed as configured at its start.
         probe=record.probe if record else Probe(),
         daemon=record.daemon if record else "",
         warning=outlook.warning or _left_out(service.ignored),
@@ -242,7 +242,7 @@ def accept(
     fresh = replace(fresh, rules=RULES, unconfined=outlook.unconfined)
     fresh = _charged(fresh, outlook.demand)
     if running is not None and same_request(running.asked, asked) and running.spec_file != now_spec:
-        # Nobody edited anything: the change is ours (a release, a setting, another build of the engine), and can wait.
+        # No edit: the change is ours (a release, a setting, another build of the engine), and can wait.
         where = port if outlook.engine.daemon else running.port
         kept = replace(fresh, spec_file=running.spec_file, probe=running.probe, port=where)
         return _charged(replace(kept, next_spec=now_spec, next_bytes=outlook.demand.bytes or 0), running.demand)

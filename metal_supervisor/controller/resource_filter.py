@@ -1,4 +1,4 @@
-"""What the cluster asks of this Mac, read and sorted: what it is to run, what it refuses, what is meant for others."""
+"""Reading of custom resources: services for this Mac, accepted or rejected with a reason, without those for others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ResourceFilter:
     def read(
         self, services: Mapping[Key, Json], models: Mapping[Key, Json], records: Mapping[Key, Record]
     ) -> dict[Key, Service | Rejected]:
-        """Every InferenceService that is for this Mac, understood or refused."""
+        """Every InferenceService that is for this Mac, accepted or rejected."""
         running = {key: record for key, record in records.items() if record.verdict.standing is Standing.RUN}
         kept = {key: (record.generation, record.runtime) for key, record in running.items()}
         read = resources.interpret(services, models, self._offered(), running.keys(), kept)
@@ -49,7 +49,7 @@ class ResourceFilter:
         return self._for_this_mac(_refused_by_runtime(read, services), services, owners)
 
     def _offered(self) -> resources.Policy:
-        """What this Mac offers, with what is installed of it now."""
+        """The policy with the runtimes that are installed now; looked up again every LOOK_EVERY_S."""
         if time.monotonic() >= self._look_at:
             found = set()
             for name in self._policy.runtimes:
@@ -63,7 +63,7 @@ class ResourceFilter:
     def _for_this_mac(
         self, found: Mapping[Key, Service | Rejected], written: Mapping[Key, Json], known: Collection[Key]
     ) -> dict[Key, Service | Rejected]:
-        """Without what is meant for others. With the embedded API there are no others: then it is refused."""
+        """`found` without services for other Macs. With the embedded API there are no others: they are rejected."""
         result = {}
         for key, item in found.items():
             misfit = placement.unplaced(written[key], self._labels)
@@ -78,7 +78,7 @@ class ResourceFilter:
         return result
 
     def _nobodys(self, item: Service | Rejected, known: Collection[Key]) -> bool:
-        """Whether a service is not known to be for any Mac: what is not metal, or has no Model and never ran here."""
+        """True if a service is not known to be for any Mac: it is not metal, or has no Model and never ran here."""
         if not isinstance(item, Rejected):
             return False
         strange = item.key not in known and self._controller_status.operator is not False
@@ -88,7 +88,7 @@ class ResourceFilter:
 def _refused_by_runtime(
     found: Mapping[Key, Service | Rejected], written: Mapping[Key, Json]
 ) -> dict[Key, Service | Rejected]:
-    """With refusals of what a runtime cannot be asked for."""
+    """`found` with services rejected whose runtime does not support what they ask for."""
     result = dict(found)
     for key, item in found.items():
         problem = RUNTIMES[item.runtime].refuse(item) if isinstance(item, Service) else None

@@ -1,4 +1,4 @@
-"""What a pass of the controller decides from: read once, at its beginning, and not changed by it."""
+"""Snapshot of the observed state: read once at the beginning of a controller pass, and not changed by it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from metal_supervisor.spec.types import Json, Key, Observed, ProgramState, RunNo
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything a pass decides from, but for the records, which are its outcome too."""
+    """All input of a pass except the records, which are its output too."""
 
     now: float
     """Unix time, in seconds."""
     services: Mapping[Key, Json] | None
-    """None while the cluster has not said what exists."""
+    """None while the cluster's services are not known."""
     complete: bool
-    """Whether absence from `services` means that the service is gone."""
+    """True if absence from `services` means that the service is gone."""
     models: Mapping[Key, Json]
     table: Mapping[str, ProgramState]
-    """What supervisord says, by program."""
+    """supervisord's process table, by program."""
     notes: Mapping[str, RunNote]
-    """What launchers noted, by program."""
+    """Notes of launchers, by program."""
     observed: Mapping[str, Observed]
-    """What the sidecar saw, by program."""
+    """The sidecar's observations, by program."""
