@@ -1,7 +1,7 @@
-"""`metal-supervisor completion bash | zsh | fish`: a shell's completions, made from the commands as they are.
+"""`metal-supervisor completion bash | zsh | fish`: prints a shell's completions, generated from the argument parser.
 
-Nothing of ours runs when somebody presses TAB: what is printed is a script that the shell reads once. Arguments that
-are files complete as files.
+The shell reads the printed script once, and pressing TAB does not run this program. Arguments that are files complete
+as files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DIRECTORIES = frozenset({"state_dir", "model_store", "ollama_models", "procfs"})
 
 
 def add(commands: Any, parser: Callable[[], argparse.ArgumentParser]) -> None:
-    """Adds the command; `parser` makes the parser of all commands, this one among them."""
+    """Add the command; `parser` makes the parser of all commands, this one among them."""
     text = "print the completions of a shell; the first lines of it say where to put them"
     command = commands.add_parser("completion", help=text, description=text)
     command.add_argument("shell", choices=SHELLS, help="bash, zsh or fish")
@@ -33,7 +33,7 @@ def _print(parser: argparse.ArgumentParser, shell: str) -> int:
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """The completions of all commands, in a shell's language."""
+    """Completion script for all commands, in a shell's language."""
     import shtab
 
     for action in _arguments(parser):

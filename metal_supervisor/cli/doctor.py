@@ -1,4 +1,4 @@
-"""The flags of `metal-supervisor doctor`; what it does is imported only when it is asked for."""
+"""Flags of `metal-supervisor doctor`; the code behind it is imported only when the command runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from metal_supervisor.settings import loader
 
 
 def add(commands: Any, say: Callable[[str], None]) -> None:
-    """Adds the command."""
+    """Add the command."""
     text = "what is right and wrong with this Mac, its engines and its cluster, and what to do about it"
     command = commands.add_parser("doctor", help=text, description=text)
     command.add_argument("--json", action="store_true", help="print JSON")

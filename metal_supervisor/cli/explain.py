@@ -1,4 +1,4 @@
-"""`metal-supervisor explain NAMESPACE/NAME`: why a service is as it is, from the files of this Mac alone."""
+"""`metal-supervisor explain NAMESPACE/NAME`: explains the state of a service, from the files of this Mac alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_AHEAD = 5
 
 
 def run(state: StateDir, name: str, as_json: bool, out: TextIO, say: Callable[[str], None]) -> int:
-    """Prints it; 4 if there is no such service."""
+    """Print the explanation. Returns the exit code: 4 if there is no such service."""
     records, unreadable = state.records()
     told = _told(state)
     try:
@@ -39,7 +39,7 @@ def run(state: StateDir, name: str, as_json: bool, out: TextIO, say: Callable[[s
 
 
 def lines(case: Case, width: int | None) -> list[str]:
-    """For people: a line for each sentence, wrapped into the columns that there are."""
+    """Lines for people: one sentence each, wrapped to `width` columns."""
     told, sentences = explain(case)
     found, before = [escaped(f"{'/'.join(case.record.key)}: {told.phase}, {told.reason}")], ""
     for each in sentences:
@@ -64,7 +64,7 @@ def _as_json(case: Case) -> Json:
 
 
 def _ahead(record: Record, records: Iterable[Record]) -> tuple[str, ...]:
-    """Who is to get memory before it, the first one first."""
+    """The services ahead of it in the queue for memory, the first one first."""
     before = (each for each in records if 0 < each.queue_position < record.queue_position)
     return tuple("/".join(each.key) for each in sorted(before, key=lambda each: each.queue_position))[:MOST_AHEAD]
 
@@ -78,7 +78,7 @@ def _case(state: StateDir, record: Record, told: Json, ahead: tuple[str, ...]) -
 
 
 def _told(state: StateDir) -> Json:
-    """The controller's report, {} without one that can be read."""
+    """The controller's report, {} without a readable one."""
     try:
         found = json.loads((state.path / FILE).read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -87,7 +87,7 @@ def _told(state: StateDir) -> Json:
 
 
 def _elsewhere(name: str, told: Json) -> str:
-    """Why a service is not this Mac's, "" if that is not why it is not known."""
+    """Message why a service is not this Mac's, "" if the controller did not leave it out."""
     found = told.get("elsewhere")
     why = found.get(name.replace("/", ".", 1)) if isinstance(found, dict) else None
     return f"{name} is not this Mac's: {why}" if why else ""

@@ -1,8 +1,8 @@
-"""The last decisions about one service as sentences, with the numbers that they were made by.
+"""Explanation of the latest decisions about one service, as sentences with the numbers behind them.
 
-Everything is read back from what the deciding parts keep anyway, so a sentence here cannot differ from what was done;
-the one that the cluster shows (the message of MetalReady) comes first, word for word. Of an engine's spec only what
-nobody could keep a secret in is told: neither its arguments nor its environment.
+Everything is read from the state that the deciding parts keep anyway, so a sentence here cannot differ from what was
+done; the one that the cluster shows (the message of MetalReady) comes first, word for word. From an engine's spec only
+fields that cannot hold a secret are shown: neither its arguments nor its environment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.types import Json, Observed, Record, RunNote, Standing
 
 STALE_S = 60.0
-"""A report of the controller that is older tells of another time; it passes every quarter of a minute."""
+"""Age from which a report of the controller is out of date; it makes a pass every quarter of a minute."""
 STANDINGS = {
     Standing.RUN: "it is to run",
     Standing.WAIT: "it is to run, and waits",
@@ -31,31 +31,31 @@ STANDINGS = {
 
 @dataclass(frozen=True)
 class Case:
-    """What is known of one service."""
+    """Facts about one service."""
 
     record: Record
     observed: Observed | None
     note: RunNote | None
     program: str
-    """Path of the engine's program, "" if that is not known."""
+    """Path of the engine's program, "" if it is not known."""
     told: Json
     """The controller's report (`controller.json`), {} without one."""
     now: float
     """Unix time."""
     ahead: tuple[str, ...] = ()
-    """Who is ahead of it in the queue for memory."""
+    """Services ahead of it in the queue for memory."""
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """One of them."""
+    """One sentence of an explanation."""
 
     topic: str
     text: str
 
 
 def explain(case: Case) -> tuple[Report, list[Sentence]]:
-    """What the cluster is to show, and the sentences, in the order of the circle."""
+    """(report for the cluster, sentences in the order of the circle)."""
     told = report(case.record, case.observed)
     topics = (
         ("now", iter((told.message,))),
@@ -75,7 +75,7 @@ def explain(case: Case) -> tuple[Report, list[Sentence]]:
 
 
 def numbers(case: Case) -> Json:
-    """The numbers of the sentences, for scripts; null for what is not known. Bytes, and Unix times."""
+    """The numbers of the sentences, for scripts; null for unknown ones. Bytes, and Unix times."""
     record, observed, memory = case.record, case.observed, _memory_told(case)
     return {
         "reservedBytes": record.reserved_bytes or None,
@@ -99,7 +99,7 @@ def _ago(then: float, now: float) -> str:
 
 
 def stamp(then: float) -> str:
-    """`2026-03-01T12:00:00Z`, of a Unix time; of one that no calendar has, its number."""
+    """A Unix time as `2026-03-01T12:00:00Z`; one outside the calendar as its number."""
     try:
         return f"{datetime.fromtimestamp(then, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
     except (ValueError, OverflowError, OSError):

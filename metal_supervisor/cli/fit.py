@@ -1,7 +1,7 @@
-"""`metal-supervisor fit`: whether a model would fit beside what runs on this Mac now, and what would make it fit.
+"""`metal-supervisor fit`: tells if a model fits beside the engines on this Mac now, and what would make it fit.
 
-Nobody should fetch 40 GiB to learn that they do not fit. Only the header is read, of a file or by a range request;
-the model is charged as admission would charge it, from the command line that the engine would be started with.
+It saves fetching 40 GiB only to learn that they do not fit. Only the header is read, from a file or by a range request;
+the estimate is the one of admission, from the command line that the engine would be started with.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ MOST_CONTEXT, MOST_SLOTS = 1 << 30, 256
 
 
 class CannotTell(Exception):
-    """There is no answer; the text says why."""
+    """No answer is possible; the text says why."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What was asked."""
+    """A model, and the options to run it with."""
 
     source: str
     """A path, `file://…`, `http(s)://…`, or a directory of an MLX model."""
@@ -59,12 +59,12 @@ class Question:
 
 @dataclass(frozen=True)
 class FitAnswer:
-    """What is said."""
+    """Answer to a question."""
 
     fits: bool
     lines: tuple[str, ...]
     body: Mapping[str, Any]
-    """The same for programs."""
+    """The same for programs, as JSON."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,13 @@ class _Subject:
     architecture: str
     size_bytes: int
     trained: int
-    """Tokens of context, 0 if it does not say."""
+    """Tokens of context that it was trained for, 0 if it does not tell."""
     plan: FitPlan
     charge: Charge
 
 
 def main(settings: Settings, question: Question, as_json: bool, complain: Callable[[str], None]) -> int:
-    """Prints the answer. Returns 0 if the model fits, 1 if it does not, 2 if nobody can tell."""
+    """Print the answer. Returns 0 if the model fits, 1 if it does not, 2 if there is no answer."""
     try:
         found = answer(settings, question)
     except CannotTell as error:
@@ -92,7 +92,7 @@ def main(settings: Settings, question: Question, as_json: bool, complain: Callab
 
 
 def _printable(text: str) -> str:
-    """Fit for a terminal: a header and a file's name may hold anything."""
+    """Text made safe for a terminal: a header and a file's name may hold anything."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
@@ -168,7 +168,7 @@ def _advice(subject: _Subject, free: int, allowed: int, made: Estimate) -> list[
 
 
 def _running(settings: Settings) -> dict[str, int]:
-    """Bytes that each engine counts for, which runs or starts on this Mac, by its name."""
+    """Bytes that each engine that runs or starts on this Mac counts for, by name."""
     state = StateDir(settings.state_path)
     seen = state.observations()
     return {
@@ -191,7 +191,7 @@ def _shown_running(running: Mapping[str, int]) -> str:
 
 
 def _subject(settings: Settings, question: Question) -> _Subject:
-    """What is asked about. Raises CannotTell."""
+    """The model that a question is about. Raises CannotTell."""
     source = question.source
     try:
         path = Path(source).expanduser()
@@ -203,16 +203,16 @@ def _subject(settings: Settings, question: Question) -> _Subject:
         if path.is_dir():
             return _mlx(question, path.name, headers.read_file(path))
     except Bad as bad:
-        if bad.reason == "UnsupportedSource" and "://" not in source:  # a path, for whoever typed it
+        if bad.reason == "UnsupportedSource" and "://" not in source:  # the user meant a path
             raise CannotTell(f"{source}: there is no such file, and it is no source elsewhere: {FORMS}") from None
         raise CannotTell(bad.message) from None
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: nobody's home
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of a user without a home directory
         raise CannotTell(f"{source}: {getattr(error, 'strerror', None) or error}") from None
     return _gguf(settings, question, path.name, headers.read_file(path))
 
 
 def _remote(settings: Settings, question: Question) -> _Subject:
-    """A model on a server, of which no more than the header is read. Raises CannotTell, Bad."""
+    """A model on a server; only its header is read. Raises CannotTell, Bad."""
     place = canonical(question.source, "SOURCE")
     if library_model(place):
         raise CannotTell(f"{place}: a model of Ollama's library is judged when a service asks for it")
@@ -271,7 +271,7 @@ def _gguf(settings: Settings, question: Question, name: str, reading: Reading) -
 
 
 def _argv(plan: FitPlan, binary: Binary, reading: Reading) -> tuple[str, ...]:
-    """The command line of an InferenceService that says no more than this."""
+    """The engine's command line for an InferenceService with no other options than these."""
     options: dict[str, int | str] = {"contextSize": plan.context, "parallelSlots": plan.slots}
     if plan.kv_type != "f16":
         options |= {"cacheTypeCustomK": plan.kv_type, "cacheTypeCustomV": plan.kv_type}
@@ -284,7 +284,7 @@ def _argv(plan: FitPlan, binary: Binary, reading: Reading) -> tuple[str, ...]:
 
 
 def _mlx(question: Question, name: str, reading: Reading) -> _Subject:
-    """A directory as mlx_lm has it. Raises CannotTell."""
+    """A model directory of mlx_lm. Raises CannotTell."""
     if question.kv_type not in MLX_BITS:
         raise CannotTell(f"MLX has no KV cache of type {question.kv_type}; --kv-type {', '.join(MLX_BITS)}")
     weights, config = reading.size_bytes or 0, reading.config

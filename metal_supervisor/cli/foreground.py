@@ -1,7 +1,7 @@
-"""`metal-supervisor run`: the whole system in a terminal, told line by line, gone with Ctrl-C.
+"""`metal-supervisor run`: runs the whole system in a terminal, with a line for each change, until Ctrl-C.
 
-It plays launchd's part: it starts supervisord, starts it again if somebody kills it, and ends everything
-in order when told to. It only looks at the state directory, so what it prints is what the others wrote.
+It takes the role of launchd: it starts supervisord, restarts it if it is killed, and shuts everything down in order on
+a signal. It only reads the state directory, so it prints what the other programs wrote there.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Foreground:
     # ── words ────────────────────────────────────────────────────────────────────────────────────
 
     def say(self, text: str) -> None:
-        """One plain line."""
+        """Print one plain line."""
         if self._live is not None:
             self._live.clear()
         with contextlib.suppress(BrokenPipeError, ValueError):
@@ -75,12 +75,12 @@ class Foreground:
             self._out.flush()
 
     def tell(self, who: str, phase: str, text: str) -> None:
-        """One state change."""
+        """Print one state change."""
         line = f"{time.monotonic() - self._started:7.1f}s  {who:<24} {phase:<11} {text}"
         self.say(printable(line).rstrip())
 
     def _shown(self, path: Path) -> str:
-        """A path as one would type it here."""
+        """A path as a user would type it here."""
         with contextlib.suppress(ValueError):
             path = path.relative_to(Path.cwd())
         return f"'{path}'" if re.search(r"[^\w./+-]", str(path)) else str(path)
@@ -88,7 +88,7 @@ class Foreground:
     # ── the run ──────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> int:
-        """Runs until a signal; returns the exit code."""
+        """Run until a signal; return the exit code."""
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, self._signalled)
         os.umask(0o077)  # as launchd's job has it: what is made here is this user's alone
@@ -103,12 +103,12 @@ class Foreground:
                 self._up(directory, supervisord)
                 self._follow(directory)
             finally:
-                if not self._joining:  # what ran before us goes on if we could not join it
+                if not self._joining:  # a system that ran before us keeps running if we could not join it
                     self._down(directory, supervisord)
         return 0
 
     def _check(self, directory: StateDir) -> None:
-        """Refuses settings that nothing can start with. Raises CannotBoot, BadKubeconfig."""
+        """Check settings that would prevent the start. Raises CannotBoot, BadKubeconfig."""
         if not self.settings.embedded:
             Kube(Path(self.settings.kubeconfig).expanduser(), self.settings.context).close()
         elif self.example is not None:
@@ -133,7 +133,7 @@ class Foreground:
         return found
 
     def _stopping(self) -> bool:
-        """Whether a signal has come; asked anew each time."""
+        """True once a signal has come. A method, as a signal handler changes the flag."""
         return self._stop
 
     def _signalled(self, _signum: int, _frame: object) -> None:
@@ -142,7 +142,7 @@ class Foreground:
 
     @contextlib.contextmanager
     def _alone(self, directory: StateDir) -> Iterator[None]:
-        """Holds the run lock. Raises CannotBoot if somebody else has it."""
+        """Hold the run lock. Raises CannotBoot if another run holds it."""
         with (directory.path / "run.lock").open("a+") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -166,7 +166,7 @@ class Foreground:
         self.say(f"  state    {self._shown(directory.path)}")
 
     def _reach(self, kube: Kube) -> None:
-        """Says which cluster this is, before anything is done to it."""
+        """Print which cluster this is, before anything is changed in it."""
         self.say(f"  cluster  {kube.server_name} (context {kube.context_name} of {self.settings.kubeconfig})")
         self.say(f"  watching namespace {self.settings.namespace or 'all namespaces'}; nothing is applied to it")
         bind = self.settings.bind_address
@@ -195,7 +195,7 @@ class Foreground:
             time.sleep(0.01)
 
     def _apply(self, directory: StateDir, example: Path) -> None:
-        """Applies the example as its user would, once the API answers. Raises CannotBoot."""
+        """Apply the example with kubectl, once the API answers. Raises CannotBoot."""
         kubeconfig = directory.path / "kubeconfig"
         kube = Kube(kubeconfig)
         until = time.monotonic() + API_WAIT_S
@@ -229,7 +229,7 @@ class Foreground:
             self.tell("kubectl apply", "", line)
 
     def _follow(self, directory: StateDir) -> None:
-        """Prints what changes until told to stop; starts supervisord again if it was killed."""
+        """Print changes until a signal, or until supervisord is shut down; restart it if it was killed."""
         joined = self._supervisord_of(directory)
         while not self._stop:
             self._look(directory)
@@ -249,7 +249,7 @@ class Foreground:
             time.sleep(LOOK_EVERY_S)
 
     def _again(self, directory: StateDir, how: int) -> None:
-        """Starts supervisord again, as launchd would. Raises CannotBoot if it does not stay up."""
+        """Restart supervisord, as launchd would. Raises CannotBoot if it does not stay up."""
         why = f"killed by signal {-how}" if how < 0 else f"exit status {how}"
         self._quick_ends = self._quick_ends + 1 if time.monotonic() - self._child_at < QUICK_END_S else 0
         if how > 0 and self._quick_ends >= 2:
@@ -276,7 +276,7 @@ class Foreground:
         return 0, ""
 
     def _look(self, directory: StateDir) -> None:
-        """Tells what changed since the last look."""
+        """Print what has changed since the last call."""
         written = []
         for path in sorted([*directory.path.glob("records/*.json"), *directory.path.glob("observed/*.json")]):
             with contextlib.suppress(FileNotFoundError):
@@ -309,7 +309,7 @@ class Foreground:
             self.tell(".".join(key), "Gone", "")
 
     def _advise(self, directory: StateDir) -> None:
-        """Tells what the controller advises about the cluster, whenever that changes."""
+        """Print the controller's advice about the cluster whenever it changes."""
         path = directory.path / FILE
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             if (written := path.stat().st_mtime_ns) != self._advised[0]:
@@ -319,12 +319,12 @@ class Foreground:
                 self._advised = written, advice
 
     def _show_downloads(self, directory: StateDir) -> None:
-        """A line for each model that is being fetched, on a terminal only."""
+        """Show a line for each model that is being fetched, on a terminal only."""
         if self._live is not None:
             self._live.draw(self._incoming.lines(directory.path, time.monotonic(), self._live.size().columns))
 
     def _hint(self, directory: StateDir) -> None:
-        """The commands to try next, as one would type them here."""
+        """Print the commands to try next, as a user would type them here."""
         self._hinted = True
         conf, kubeconfig = (self._shown(directory.path / name) for name in ("supervisord.conf", "kubeconfig"))
         beside = Path(sys.executable).parent
@@ -346,7 +346,7 @@ class Foreground:
         self.say("\n  try   " + "\n        ".join(lines) + "\n  Ctrl-C stops everything.\n")
 
     def _down(self, directory: StateDir, supervisord: Supervisord) -> None:
-        """Ends supervisord and everything below it, and waits until it has."""
+        """Shut down supervisord and everything below it, and wait until all has ended."""
         if self._child is None and not supervisord.answers():
             directory.remove_link()
             return
@@ -384,13 +384,13 @@ class Foreground:
         pids |= {note.pid: name for name, note in directory.run_notes().items() if note.pid}
         found = [(name, pid, launch.start_time(pid)) for pid, name in pids.items()]
         notes = {note.pid: note.started for note in directory.run_notes().values()}
-        # A note may name a pid that the system has given to somebody else since.
+        # A note may name a pid that the system has reused for another process since.
         same = [item for item in found if item[2] and notes.get(item[1], item[2]) == item[2]]
         return list({item[1]: item for item in [*same, *own]}.values())
 
 
 def run(settings: Settings, overrides: Overrides, example: Path | None) -> int:
-    """The command. Raises CannotBoot, StateError, BadKubeconfig."""
+    """Run the command. Raises CannotBoot, StateError, BadKubeconfig."""
     if not settings.embedded and not Path(settings.kubeconfig).expanduser().is_file():
         text = f"kubeconfig {settings.kubeconfig} does not exist; check --kubeconfig (CLUSTER=… with make)"
         raise BadKubeconfig(text)

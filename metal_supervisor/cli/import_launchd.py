@@ -1,7 +1,7 @@
-"""`metal-supervisor import-launchd`: the launchd plist of LLMKube's own Mac agent, as a settings file of ours.
+"""`metal-supervisor import-launchd`: converts the launchd plist of LLMKube's own Mac agent to a settings file.
 
-The plist goes through install/go_agent.py and then through our own checks, so the printed file is one that we accept.
-A flag that cannot be taken over is named in it, and makes the exit code 1.
+The plist goes through install/go_agent.py and then through our own checks, so the printed file is valid. A flag that
+cannot be taken over is named in it, and makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from metal_supervisor.settings import loader
 
 REFUSED, UNREADABLE = 1, 2
 PLIST_BYTES = 1 << 20
-"""More is no launchd job's."""
+"""Largest plist read; no launchd job's is larger."""
 TEXT_CHARS = 400
 TEMPLATE_MARKS = ("__HOME__", "__LLMKUBE_USER__")
 EXITS = "exits with 0 if all could be taken over, 1 if something was refused, 2 if there is nothing to read or write"
@@ -28,11 +28,11 @@ Say = Callable[[str], None]
 
 
 class BadPlist(Exception):
-    """The file is no plist of the agent's; the message names the key, and what it should hold."""
+    """A file that is no plist of the agent; the message names the key, and what it should hold."""
 
 
 def add(commands: Any, say: Say) -> None:
-    """Adds the command."""
+    """Add the command."""
     text = "turn the launchd plist of LLMKube's Go agent into a settings file of ours"
     command = commands.add_parser("import-launchd", help=text, description=f"{text}; {EXITS}")
     command.add_argument("plist", metavar="PLIST", help="e.g. ~/Library/LaunchAgents/com.llmkube.metal-agent.plist")
@@ -62,7 +62,7 @@ def _run(arguments: argparse.Namespace, say: Say) -> int:
 
 
 def _tell_left(say: Say) -> None:
-    """Names the engines that the agent left behind, which hold memory and ports beside ours."""
+    """Name the engines that the agent left behind, which hold memory and ports beside ours."""
     from metal_supervisor.host import machine
     from metal_supervisor.host.left_engines import left_by_agent
     from metal_supervisor.launch import MARK
@@ -147,7 +147,7 @@ def _text(value: Any, key: str, origin: str) -> str:
 
 
 def checked(found: Import) -> Import:
-    """The same, with what our own settings refuse among the refused, and the rest in the settings' types."""
+    """The import after our own checks: invalid values are among the refused, the rest have the settings' types."""
     accepted = {}
     for name, said in found.settings.items():
         origin = " and ".join(said.origins) or name
@@ -162,7 +162,7 @@ def checked(found: Import) -> Import:
 
 
 def text_of(found: Import) -> str:
-    """The settings file, in TOML, with a comment on where each line is from."""
+    """The settings file, in TOML, with a comment on the origin of each line."""
     lines = ["# Settings of metal-supervisor, from the launchd plist of LLMKube's own agent (import-launchd).", ""]
     for said in found.settings.values():
         source = f"from {' and '.join(said.origins)}" if said.origins else ""

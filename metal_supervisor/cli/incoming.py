@@ -1,6 +1,6 @@
-"""The models that a running system fetches, as lines of a terminal.
+"""Downloads of a running system, as lines of a terminal.
 
-The controller's report tells how much of each is here, every few seconds; how fast that is has to be worked out.
+The controller's report tells how much of each is here, every few seconds; the rate is computed from that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ REPORT = "controller.json"
 
 
 class Incoming:
-    """Follows the report of one state directory."""
+    """Downloads in the report of one state directory, with their rates."""
 
     def __init__(self) -> None:
         self._edition: tuple[int, int] | None = None
@@ -29,7 +29,7 @@ class Incoming:
         return self.shown(width)
 
     def shown(self, width: int) -> list[str]:
-        """The same of what was last taken note of."""
+        """The same lines from the progress last recorded."""
         return [self._line(each, width) for each in self._found]
 
     def _line(self, each: Download, width: int) -> str:
@@ -38,7 +38,7 @@ class Incoming:
         return progress_bar.line(".".join(each.key), self._meters[each.key], width, note)
 
     def _read(self, path: Path, now: float) -> None:
-        """Reads the report if it was replaced; one that cannot be read changes nothing."""
+        """Read the report if it was replaced; an unreadable one changes nothing."""
         try:
             status = path.stat()
             edition = status.st_ino, status.st_mtime_ns
@@ -51,7 +51,7 @@ class Incoming:
         self.take(tuple(each for each in downloads(told) if each.under_way) if isinstance(told, dict) else (), now)
 
     def take(self, found: tuple[Download, ...], now: float) -> None:
-        """Takes note of how far they all are, by that clock."""
+        """Record the progress of all of them, at a time of that clock."""
         self._found = found
         before = self._meters
         self._meters = {each.key: before.get(each.key, DownloadProgress()) for each in self._found}

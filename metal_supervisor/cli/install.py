@@ -1,4 +1,4 @@
-"""The flags of `metal-supervisor install` and `uninstall`, and what they come to."""
+"""Flags of `metal-supervisor install` and `uninstall`, and the calls behind them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Say = Callable[[str], None]
 
 
 def add(commands: Any, say: Say) -> None:
-    """Adds both commands."""
+    """Add both commands."""
     text = "make this Mac run it from its next boot on, and now; again, to change what was said"
     command = commands.add_parser("install", help=text, description=text)
     which = command.add_mutually_exclusive_group()
@@ -38,7 +38,7 @@ def add(commands: Any, say: Say) -> None:
 
 
 def _machine(dry_run: bool) -> Any:
-    """This Mac, as the user who runs this. Raises InstallError."""
+    """This Mac, for the user who runs the command. Raises InstallError."""
     from metal_supervisor.host import commands
     from metal_supervisor.install.steps import InstallError, Machine
 

@@ -1,8 +1,8 @@
-"""`metal-supervisor logs`: what an engine, or one of our own programs, wrote; on and on if asked.
+"""`metal-supervisor logs`: prints the log of an engine or of one of our own programs, and follows it if asked.
 
-From the files alone, so it works while everything is down. An engine may print anything: onto a terminal it gets
-escaped, into a pipe it gets as it is. What our own programs keep as JSON is shown as text on a terminal, and left as it
-is in a pipe, where a machine reads it.
+It reads the files alone, so it works while everything is down. An engine may print anything: a terminal gets it
+escaped, a pipe gets it unchanged. JSON lines of our own programs are shown as text on a terminal, and unchanged in a
+pipe, where a program reads them.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ LOOK_EVERY_S = 0.2
 OURS = ("controller", "sidecar", "apiserver", "supervisord", "power", "sleepwatch", "caffeinate", "boot")
 LAYOUT = frozenset("\n\t")
 LONGEST_LINE = 1 << 20
-"""In characters; a longer one is none of ours, and is not waited for."""
+"""In characters; the end of a longer line is not waited for, as our own programs write none."""
 
 
 @dataclass(frozen=True)
 class LogsOrder:
-    """What was asked for."""
+    """Order for a log: its program, how many lines, and options."""
 
     name: str
     lines: int | None
-    """How many of the last ones, None for all."""
+    """Number of last lines to print, None for all."""
     follow: bool = False
     previous: bool = False
-    """What it wrote before it crashed last; of our own programs, the file before."""
+    """The log before its latest crash; for our own programs, the previous file."""
 
 
 def known(state: StateDir) -> dict[str, Aliases]:
-    """Everything that has a log here: services, shared daemons, our own programs, and what was a service once."""
+    """Everything that has a log here: services, shared daemons, our own programs, and former services."""
     records = state.records()[0]
     left = (path.name.removesuffix(".log") for path in (state.path / "log").glob("*.log"))
     plain = {name: ({name, name.replace(".", "/", 1)},) for name in (*left, *OURS)}
@@ -52,7 +52,7 @@ def known(state: StateDir) -> dict[str, Aliases]:
 
 
 def run(state: StateDir, order: LogsOrder, out: TextIO, say: Callable[[str], None]) -> int:
-    """Prints it; 1 if there is none, 4 if nobody has that name."""
+    """Print the log. Returns the exit code: 1 if there is none, 4 if the name is unknown, 130 if interrupted."""
     try:
         program = meant(order.name, known(state))
     except Unknown as unknown:
@@ -94,9 +94,9 @@ def _nothing(state: StateDir, program: str, previous: bool) -> str:
 
 
 class _Writer:
-    """Writes blocks of bytes: to a terminal as text with nothing that it would act on, else as they are.
+    """Writer of blocks of bytes: to a terminal as text with control characters escaped, else unchanged.
 
-    `ours`: the log is that of a program of ours, whose lines may be JSON.
+    `ours`: the log is that of our own program, whose lines may be JSON.
     """
 
     def __init__(self, out: TextIO, ours: bool) -> None:
@@ -104,14 +104,14 @@ class _Writer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if out.isatty() else None
         self._encoding = getattr(out, "encoding", None) or "utf-8"
         self._ended = True
-        """Whether the last line on the terminal is whole."""
+        """The last line on the terminal is complete."""
         self._ours = ours
         self._begun = ""
-        """The beginning of a line of ours that has not ended yet."""
+        """Beginning of an incomplete line of our own program."""
         self._poll = _poll_of(out)
 
     def all(self, blocks: Iterable[bytes]) -> None:
-        """Writes them, and flushes."""
+        """Write blocks, and flush."""
         for block in blocks:
             if block == CUT:
                 self.end()
@@ -123,7 +123,7 @@ class _Writer:
         self._out.flush()
 
     def end(self) -> None:
-        """On a terminal, what comes next (more of the log, or a prompt) begins on a line of its own."""
+        """End an incomplete line on a terminal, so that more of the log, or a prompt, begins on its own line."""
         if self._decoder is None:
             return
         begun, self._begun = self._begun + self._decoder.decode(b"", True), ""
@@ -133,11 +133,11 @@ class _Writer:
         self._out.flush()
 
     def unread(self, wait_s: float) -> bool:
-        """Waits; True as soon as nobody is there who could read more."""
+        """Wait for up to `wait_s`; True as soon as the reader has closed the pipe."""
         return bool(self._poll.poll(wait_s * 1000))
 
     def _read(self, text: str) -> str:
-        """What of it are whole lines, as people read them."""
+        """The complete lines so far, rendered for people; the beginning of the next one is kept."""
         *whole, self._begun = (self._begun + text).split("\n")
         told = "".join(f"{_told(line)}\n" for line in whole)
         if len(self._begun) > LONGEST_LINE:
@@ -156,7 +156,7 @@ def _told(line: str) -> str:
 
 
 def _poll_of(out: TextIO) -> select.poll:
-    """What tells that a pipe has lost its reader; of anything else it only lets time pass."""
+    """A poll that reports when a pipe has lost its reader; for any other output it only times out."""
     found = select.poll()
     with contextlib.suppress(OSError, ValueError):
         mode = os.fstat(out.fileno()).st_mode

@@ -1,4 +1,4 @@
-"""The flags of the commands that look: `metal-supervisor status`, `explain` and `logs`; and how much is logged."""
+"""Flags of the read-only commands `metal-supervisor status`, `explain` and `logs`, and of the one for log levels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME_HELP = "NAMESPACE/NAME of an InferenceService, or its name alone where only
 
 
 def add(commands: Any, say: Say) -> None:
-    """Adds them."""
+    """Add the commands."""
     text = "what runs and what does not, and why: services, memory, downloads, cluster"
     status = commands.add_parser("status", help=text, description=text)
     status.add_argument("--json", action="store_true", help="print JSON, the document that /status answers with")

@@ -24,7 +24,7 @@ from metal_supervisor.settings import loader
 
 BAD_CONFIG = 78
 PROGRAMS = ("controller", "sidecar", "apiserver", "sleepwatch", "power")
-"""What supervisord starts."""
+"""Programs that supervisord starts."""
 PARENT_EVERY_S = 2.0
 # While this file is in the state directory, the embedded API can be told to fail; only tests put it there.
 FAULTS_FILE = "apiserver.faults"
@@ -35,7 +35,7 @@ def _say(text: str) -> None:
 
 
 def _end(command: str, text: str) -> None:
-    """Tells why a command ends: in the log if it is a program that has one by now, else to whoever sits before it."""
+    """Report why a command ends: in the log if it is a program that has one by now, else on the terminal."""
     if command in PROGRAMS and logging.getLogger().handlers:
         logging.getLogger(command).error("the program cannot go on", extra={"why": text})
     else:
@@ -43,7 +43,7 @@ def _end(command: str, text: str) -> None:
 
 
 class _Stop:
-    """Becomes true once TERM or INT has come, and wakes whoever is to notice."""
+    """Flag that becomes true on TERM or INT, and then calls `wake`."""
 
     def __init__(self) -> None:
         self._come = False
@@ -77,7 +77,7 @@ def _boot(arguments: argparse.Namespace) -> int:
     try:
         settings, overrides = _settings(arguments)
     except loader.ConfigError as error:
-        # Nobody sits before it: a Mac that starts with a broken file had better serve what it served before.
+        # No user is there to fix a broken file when a Mac starts, so it serves what it served before.
         overrides = loader.overrides_from(arguments, os.environ)
         state = Path(str(overrides.values.get("state_dir", loader.Settings().state_dir))).expanduser()
         settings, _ = loader.load_good(state.absolute())
@@ -87,14 +87,14 @@ def _boot(arguments: argparse.Namespace) -> int:
 
 
 def _upgrade(arguments: argparse.Namespace) -> int:
-    """Lets a running system go on with this installation of ours."""
+    """Have this installation take over a running system."""
     from metal_supervisor.install import upgrade
 
     return upgrade.upgrade(Path(arguments.state_dir).expanduser().resolve(), _say)
 
 
 def _program(arguments: argparse.Namespace) -> tuple[loader.Settings, Any, str]:
-    """(settings, state directory, what is wrong with the settings on file) of a program that supervisord started."""
+    """(settings, state directory, problem of the settings on file) for a program that supervisord started."""
     from metal_supervisor.controller import boot
     from metal_supervisor.settings import logging as logs
     from metal_supervisor.state.directory import StateDir
@@ -119,7 +119,7 @@ _held: list[TextIO] = []
 
 
 def _follow_parent(parent: int) -> None:
-    """Ends this process when its supervisord was killed: the next one starts another."""
+    """End this process when its supervisord was killed: the next one starts another."""
     while os.getppid() == parent:
         time.sleep(PARENT_EVERY_S)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -130,7 +130,7 @@ def _kubeconfig(settings: loader.Settings) -> Path:
 
 
 def _each_pass(stop: Callable[[], bool], settings: loader.Settings) -> Callable[[], bool]:
-    """What a loop asks before each of its passes: whether it is to end. The log's level is looked at on the way."""
+    """Function for a loop to call before each pass: updates the log's level, and returns True if the loop must end."""
     from metal_supervisor.settings import logging as logs
 
     level = logs.LogLevel(settings.state_path, settings.log_level)
@@ -347,7 +347,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _reader_left() -> bool:
-    """Tell a reader that has seen enough, as in `metal-supervisor … | head`, from a socket's broken pipe."""
+    """True if the reader of stdout has left, as in `metal-supervisor … | head`; then discard what is not yet printed.
+
+    False if the broken pipe was a socket's.
+    """
     output = select.poll()
     output.register(sys.stdout.fileno(), 0)
     if not output.poll(0):
@@ -358,7 +361,7 @@ def _reader_left() -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code. 2: wrong usage, 3: not running, 78: bad configuration."""
+    """Run one command; return its exit code. 2: wrong usage, 3: not running, 78: bad configuration."""
     parsed = parser().parse_args(arguments)
     try:
         code = int(parsed.action(parsed))

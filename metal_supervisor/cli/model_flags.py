@@ -1,4 +1,4 @@
-"""The flags of `metal-supervisor models` and `metal-supervisor pull`, and what they come to."""
+"""Flags of `metal-supervisor models` and `metal-supervisor pull`, and the calls behind them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Say = Callable[[str], None]
 
 
 def add(commands: Any, say: Say) -> None:
-    """Adds both commands."""
+    """Add both commands."""
     _add_pull(commands, say)
     help_text = "the models in the store of this Mac: list, check, remove"
     models = commands.add_parser("models", help=help_text, description=help_text)

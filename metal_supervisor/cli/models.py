@@ -1,6 +1,6 @@
-"""`metal-supervisor models`: what the store holds, whether it is sound, and removing what is not needed.
+"""`metal-supervisor models`: lists and verifies the models in the store, and removes those that are not needed.
 
-A model is hours of download, so nothing is deleted without being asked for, and nothing that a service uses.
+A model is hours of download, so nothing is deleted unasked, and no model that a service uses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from metal_supervisor.state.directory import StateDir
 
 OK, FAILED, USAGE = 0, 1, 2
 EXAMPLE_KEEP, EXAMPLE_S = 0, 30 * 86400.0
-"""What `gc` without options tells of."""
+"""Examples of options that `gc` without any shows."""
 
 
 class NotDone(Exception):
@@ -40,17 +40,17 @@ class NotDone(Exception):
 
 @dataclass(frozen=True)
 class Removal:
-    """How `rm` and `gc` were asked."""
+    """Options of `rm` and `gc`."""
 
     yes: bool = False
     """Do not ask on the terminal."""
     force: bool = False
-    """Even what a service uses."""
+    """Remove even models that a service uses."""
     dry_run: bool = False
 
 
 class ModelsCommand:
-    """The store of one Mac, as its commands see it."""
+    """The subcommands, on the store of one Mac."""
 
     def __init__(self, settings: Settings, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._settings = settings
@@ -69,7 +69,7 @@ class ModelsCommand:
     # ── ls ───────────────────────────────────────────────────────────────────────────────────────
 
     def ls(self, as_json: bool) -> int:
-        """Prints what is there."""
+        """Print the models."""
         found = self._look()
         if as_json:
             self._out.write(json.dumps(_as_json(found), indent=2) + "\n")
@@ -99,7 +99,7 @@ class ModelsCommand:
     # ── verify ───────────────────────────────────────────────────────────────────────────────────
 
     def verify(self, words: Sequence[str]) -> int:
-        """Hashes the files of the named models, or of all, again. Raises NotDone."""
+        """Hash the files of the named models, or of all, again. Raises NotDone."""
         found = self._look()
         chosen = [_named(found, word) for word in words] if words else found.slots
         verdicts = []
@@ -143,7 +143,7 @@ class ModelsCommand:
         return ("ok", "") if now == kept.sha256 else ("damaged", f"its sha256 is {now}, and was {kept.sha256}")
 
     def _hashed(self, path: Path, name: str, size_bytes: int) -> str:
-        """The digest of a file; a terminal sees how far it is. Raises OSError."""
+        """The digest of a file, with its progress on a terminal. Raises OSError."""
         if not Live.possible(self._err):
             return fetch.digest(path)
         live, meter = Live(self._err), DownloadProgress(size_bytes)
@@ -167,7 +167,7 @@ class ModelsCommand:
     # ── rm, gc ───────────────────────────────────────────────────────────────────────────────────
 
     def rm(self, words: Sequence[str], how: Removal) -> int:
-        """Removes the named models. Raises NotDone, before anything is removed."""
+        """Remove the named models. Raises NotDone, before anything is removed."""
         found = self._look()
         chosen = list({entry.name: entry for entry in (_named(found, word) for word in words)}.values())
         for entry in chosen:
@@ -181,7 +181,7 @@ class ModelsCommand:
         return self._remove([(entry, "") for entry in chosen], how, "rm")
 
     def gc(self, bounds: Bounds, how: Removal) -> int:
-        """Removes what is left over, and what `bounds` ask for. Raises NotDone."""
+        """Remove leftovers, and the models that `bounds` select. Raises NotDone."""
         found, now = self._look(), time.time()
         if found.unread:
             raise NotDone(f"{_unread(found)}, so nothing is removed; try again in a moment")
@@ -196,7 +196,7 @@ class ModelsCommand:
         return self._remove(chosen, how, "gc") if chosen else OK
 
     def _advise(self, found: Stock, now: float) -> None:
-        """What each option of `gc` would do."""
+        """Print what each option of `gc` would remove."""
         items = [entry.item() for entry in found.entries]
         entries = {entry.name: entry for entry in found.entries}
         idle = [entries[item.name] for item in unused_models(items)]
@@ -264,7 +264,7 @@ def _freed(entries: Sequence[StoredModel]) -> int:
 
 
 def _shared(entries: Sequence[StoredModel]) -> str:
-    """Why less was freed than there was, "" if it was not."""
+    """Reason why less is freed than the models' size, "" if it is not: their files have other hard links."""
     files = [file for entry in entries for file in entry.files]
     shared = sum({each.inode: each.size_bytes for each in files}.values()) - inventory.frees_bytes(files)
     return f"; {amount(shared)} stay, for those files have other names too (hard links)" if shared else ""
@@ -325,7 +325,7 @@ def _entry_json(entry: StoredModel) -> Json:
 
 
 def _named(found: Stock, word: str) -> StoredModel:
-    """The one entry that somebody means, by the beginning of its slot's name or by its source. Raises NotDone."""
+    """The one entry that a word names, by the beginning of its slot's name or by its source. Raises NotDone."""
     matches = [entry for entry in found.slots if word and entry.name.startswith(word)]
     if not matches:
         try:
@@ -345,7 +345,7 @@ def _named(found: Stock, word: str) -> StoredModel:
 
 
 def carried_out(command: Callable[[], int], complain: Callable[[str], None]) -> int:
-    """The exit code of a command; what cannot be done is said."""
+    """Run a command and return its exit code; on NotDone, complain and return 1."""
     try:
         return command()
     except NotDone as error:

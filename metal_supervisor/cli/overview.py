@@ -1,8 +1,8 @@
-"""`metal-supervisor status` as lines: the /status document, and what only this machine can add to it.
+"""Output of `metal-supervisor status` as lines: the /status document, and facts that only this machine can add.
 
-The document may be of another version of ours, and holds what users wrote and engines printed: nothing in it is taken
-for granted but its frame, and nothing of it gets onto the terminal unescaped. On a narrow terminal the columns that
-matter least are left out; a table in a file has them all.
+The document may come from another version, and has text of users and of engines in it: only its outline is relied on,
+and none of it gets onto the terminal unescaped. On a narrow terminal the least important columns are left out; a table
+in a file has them all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from metal_supervisor.supervisord.ctl_plugin import LONGEST_WHY, escaped, table
 
 COLUMNS = ("NAMESPACE/NAME", "PHASE", "RUNTIME", "PORT", "MEMORY", "RESTARTS", "UPTIME", "TOKENS/S", "WHY")
 LEFT_OUT = ("TOKENS/S", "RUNTIME", "UPTIME", "RESTARTS", "PORT", "MEMORY")
-"""The columns that a narrow terminal does without, the least important first."""
+"""Columns left out on a narrow terminal, the least important first."""
 LEAST_WHY, LEAST_NAME = 24, 20
 LONGEST_BAR, SHORTEST_BAR = 40, 10
 LABEL = 10
@@ -29,12 +29,12 @@ DAY_S = 86400
 
 
 class Strange(Exception):
-    """What answers is not a /status document of ours."""
+    """An answer that is no /status document."""
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What the document does not say of a service."""
+    """Facts about a service that the document lacks."""
 
     name: str
     """`namespace/name`, with the number of the engine where a service has several."""
@@ -43,7 +43,7 @@ class Beside:
     started: float | None = None
     """Unix time at which its process was started."""
     tokens_per_s: float | None = None
-    """How fast its engine writes, by its own count."""
+    """Generation speed of its engine, by the engine's own count."""
 
 
 def services(document: Json) -> list[Json]:
@@ -55,7 +55,7 @@ def services(document: Json) -> list[Json]:
 
 
 def downloads(document: Json) -> tuple[Download, ...]:
-    """The models whose files are not whole."""
+    """The downloads in the document."""
     found = document.get("downloads")
     return tuple(
         Download(
@@ -70,10 +70,10 @@ def downloads(document: Json) -> tuple[Download, ...]:
 def lines(
     document: Json, beside: Mapping[str, Beside], coming: Sequence[str], now: float, width: int | None = None
 ) -> list[str]:
-    """Everything, the machine first and the services last. Raises Strange.
+    """All lines, the machine first and the services last. Raises Strange.
 
-    `beside`: by program. `coming`: a line for each download. `now`: Unix time. `width`: columns that there are, None
-    for as many as it takes.
+    `beside`: by program. `coming`: a line for each download. `now`: Unix time. `width`: columns available, None for no
+    limit.
     """
     rows = services(document)
     found = [*_machine(document, width), *_memory(document, rows, width)]
@@ -92,7 +92,7 @@ def lines(
 
 
 def facts(document: Json) -> object:
-    """What a change of is worth to be told of again: everything but clocks, and numbers that always move."""
+    """The values whose change is worth printing again: all but clocks, and numbers that always move."""
     rows = services(document)
     words = "phase", "reason", "message", "ready", "warning", "pid", "restarts", "address", "runtime"
     memory = _mapping(document, "memory")
@@ -125,7 +125,7 @@ def _machine(document: Json, width: int | None) -> list[str]:
 
 
 def _unwell(document: Json) -> list[tuple[str, str]]:
-    """Our own programs that do not run."""
+    """Our own programs that are not running."""
     programs = _mapping(document, "programs")
     return [(str(name), str(word)) for name, word in sorted(programs.items()) if word not in ("RUNNING", "STARTING")]
 
@@ -136,7 +136,7 @@ def _notices(document: Json) -> list[Json]:
 
 
 def _said(label: str, text: str, width: int | None) -> str:
-    """A text beside its label; of a long one the further lines are indented."""
+    """A text beside its label; further lines of a long one are indented."""
     plain = escaped(text)
     if not width:
         return f"{label:<{LABEL}}{plain}"
@@ -183,7 +183,7 @@ def _row(row: Json, beside: Beside | None, now: float) -> tuple[str, ...]:
 
 
 def _held(memory: Json, runs: bool) -> str:
-    """`1.2/3.0 GiB`: measured of charged; of one that does not run, nothing."""
+    """`1.2/3.0 GiB`: measured of charged; "" for a service that does not run."""
     measured = _whole(memory, "measuredBytes") if runs else 0
     charged = max(measured, _whole(memory, "reservedBytes"))
     if not runs or not charged:
@@ -203,7 +203,7 @@ def uptime(seconds: float) -> str:
 
 
 def _why(row: Json, now: float) -> str:
-    """Why it is not Ready, or what is wrong though it is."""
+    """Reason why a service is not Ready, or its warning although it is; "" without either."""
     warning, due = row.get("warning"), row.get("nextAttempt")
     text = ": ".join(map(str, warning)) if isinstance(warning, list) else ""
     if row.get("phase") != "Ready":
@@ -216,7 +216,7 @@ def _why(row: Json, now: float) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    """The table in the columns that there is room for."""
+    """The table, with the columns that there is room for."""
     if not width:
         return table([COLUMNS, *rows])
     quiet = all(row[-1] == "-" for row in rows)

@@ -1,8 +1,7 @@
-"""`metal-supervisor pull`: fetches a model into this Mac's store while somebody looks on.
+"""`metal-supervisor pull`: fetches a model into this Mac's store, in the foreground.
 
-It is the same store, with the same locks and the same proofs, that the system fetches into: what was pulled is there
-for a service, and what a service fetches already is only watched. stdout gets the model's path and nothing else, so
-that it can be used in a script.
+It is the system's own store, with the same locks and the same checks: a pulled model is there for services, and a
+download that a service has begun is only watched. stdout gets the model's path and nothing else, for use in a script.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from metal_supervisor.state.downloads import AGAIN, counts
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 LOOK_S, SAY_S = 0.2, 10.0
 FIRST_TRIES = 4
-"""How often a server is asked that has not sent a byte yet."""
+"""Attempts at a server that has not sent a byte yet."""
 OF_S3 = s3.ID, s3.SECRET, s3.TOKEN, *s3.REGIONS, *s3.ENDPOINTS
 """Variables of the environment that open S3; others of that name are of tools."""
 FIELDS = {
@@ -46,7 +45,7 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class PullOrder:
-    """What was typed."""
+    """Arguments of the command."""
 
     source: str
     files: tuple[str, ...] = ()
@@ -58,14 +57,14 @@ class PullOrder:
 
 
 def for_a_terminal(text: str) -> str:
-    """A message about fields of a Model, as one about what was typed; fit to be printed."""
+    """A message about fields of a Model, reworded for this command's arguments, and printable."""
     for name, flag in FIELDS.items():
         text = text.replace(name, flag)
     return progress_bar.printable(text)
 
 
 def artifact_of(order: PullOrder) -> Artifact:
-    """What is to be fetched, as a Model of the same words would have it. Raises Bad."""
+    """The artifact to fetch: that of a Model with the same values. Raises Bad."""
     spec = {
         "source": order.source, "format": order.format, "files": list(order.files) or None,
         "quantization": order.quantization or None, "sha256": order.sha256 or None,
@@ -78,9 +77,9 @@ def artifact_of(order: PullOrder) -> Artifact:
 
 
 def keys_of(order: PullOrder, artifact: Artifact) -> Keys:
-    """What opens it. Raises Bad for a variable that is not set.
+    """The credentials for it. Raises Bad for a variable that is not set.
 
-    The Hub's token is found by the Hub's side itself; other web servers get none unless they are meant to.
+    The Hub's client finds its token itself; other web servers get no credentials unless they are named.
     """
     names = [name for name in OF_S3 if os.environ.get(name)] if bucket_key(artifact.source) else []
     for name in order.secrets:
@@ -90,7 +89,7 @@ def keys_of(order: PullOrder, artifact: Artifact) -> Keys:
 
 
 def terms_for(settings: Settings, artifact: Artifact, keys: Keys) -> Terms:
-    """The terms of this Mac; what is typed at its terminal, a host's name or a path, is no manifest's."""
+    """The terms of this Mac, with more trust than a manifest gets: a user at its terminal named the host or path."""
     terms = terms_of(settings)
     typed = [artifact.source, *(text for name, text in keys.values.items() if name.startswith("AWS_ENDPOINT_URL"))]
     hosts = [_host(each) for each in typed]
@@ -107,7 +106,7 @@ def _host(url: str) -> str:
 
 
 def main(settings: Settings, order: PullOrder, complain: Callable[[str], None]) -> int:
-    """Fetches; prints the path. Returns 0, 1 if it failed, 2 for a wrong order, 130 if it was interrupted."""
+    """Fetch a model and print its path. Returns 0, 1 if it failed, 2 for wrong arguments, 130 if interrupted."""
     try:
         artifact = artifact_of(order)
         keys = keys_of(order, artifact)
@@ -118,7 +117,7 @@ def main(settings: Settings, order: PullOrder, complain: Callable[[str], None]) 
 
 
 class _Pull:
-    """One model on its way."""
+    """One download."""
 
     def __init__(
         self, directory: Path, artifact: Artifact, keys: Keys, terms: Terms, complain: Callable[[str], None]
@@ -161,9 +160,9 @@ class _Pull:
         self._changed.set()
 
     def _is_over(self, state: ModelFile) -> bool:
-        """Whether it failed for good: a cut line is tried again for as long as somebody looks on.
+        """True if the download has failed for good; a broken connection is retried until the user interrupts.
 
-        A server that never sent a byte may not be one, so it is asked a few times only.
+        A server that never sent a byte may not exist, so it is tried a few times only.
         """
         if state.phase != "Failed":
             return False

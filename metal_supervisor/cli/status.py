@@ -1,6 +1,6 @@
-"""`metal-supervisor status`: asks the sidecar what runs, adds what this machine knows, and shows it, once or on and on.
+"""`metal-supervisor status`: shows what runs, from the sidecar and from this machine, once or continuously.
 
-Where nothing answers, the files still tell what each service did last; that is shown in its place, and said.
+While nothing answers, it shows the last state of each service from the files instead, and says so.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ ANSWER_S, ENGINE_S = 5.0, 0.5
 ASKED_AT_ONCE = 16
 WIDE = 120
 COUNTING = frozenset({"llama-server"})
-"""Runtimes whose engines tell how fast they write."""
+"""Runtimes whose engines count their generation speed."""
 
 
 class Silent(Exception):
-    """Nobody answers who could say what runs; the text says so, and what to do."""
+    """No answer from the sidecar; the text says so, and what to do."""
 
 
 @dataclass(frozen=True)
 class How:
-    """How `status` was asked."""
+    """Options of `status`."""
 
     as_json: bool = False
     watch: bool = False
 
 
 class Status:
-    """Looks at one system."""
+    """The command, for one system."""
 
     def __init__(self, settings: Settings, out: TextIO, say: Callable[[str], None]) -> None:
         self._settings, self._out, self._say = settings, out, say
@@ -56,7 +56,7 @@ class Status:
         self._live = Live(out)
 
     def run(self, how: How) -> int:
-        """Shows it; 3 if nothing answers."""
+        """Show the status. Returns the exit code: 3 if nothing answers."""
         return self._watch(how.as_json) if how.watch else self._once(how.as_json)
 
     def _once(self, as_json: bool) -> int:
@@ -73,7 +73,7 @@ class Status:
         return 0
 
     def _watch(self, as_json: bool) -> int:
-        """On a terminal the same lines are drawn anew; elsewhere everything is printed again once it has changed."""
+        """Redraw the lines on a terminal; elsewhere print everything again whenever it has changed."""
         redrawn = not as_json and Live.possible(self._out)
         before: object = None
         try:
@@ -91,7 +91,7 @@ class Status:
             return 0
 
     def _look(self, as_json: bool, redrawn: bool) -> tuple[list[str], object]:
-        """(lines, what makes them worth printing again)."""
+        """(lines, the values whose change is worth printing them again)."""
         try:
             document = self._ask()
             told = facts(document)
@@ -145,7 +145,7 @@ class Status:
         return lines(document, self._beside(services(document)), coming, time.time(), width)
 
     def _beside(self, rows: Sequence[Json]) -> dict[str, Beside]:
-        """What the records, the processes and the engines add, by program."""
+        """Facts from the records, the processes and the engines, by program."""
         records = self._state.records()[0]
         known = [(records[row["program"]], row) for row in rows if row.get("program") in records]
         with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
@@ -159,7 +159,7 @@ class Status:
         return Beside("/".join(record.key), record.port or 0, started, rate)
 
     def _rate(self, record: Record) -> float | None:
-        """How fast an engine writes. One that is to fall asleep is not asked: that would keep it awake."""
+        """Generation speed of an engine, None if unknown. One that may sleep is not asked, as that keeps it awake."""
         if record.runtime not in COUNTING or record.port is None or record.probe.asleep_path:
             return None
         where = local_status.asked_at(record.host or self._settings.bind_address)
@@ -173,7 +173,7 @@ class Status:
 
 
 def capped(found: Sequence[str], height: int) -> list[str]:
-    """At most so many lines; the last one tells how many were left out."""
+    """At most `height` lines; the last one tells how many were left out."""
     if len(found) <= max(height, 1):
         return list(found)
     kept = max(height, 1) - 1

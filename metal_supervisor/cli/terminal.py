@@ -1,6 +1,6 @@
-"""Lines at the bottom of a terminal that are rewritten in place, below others that stay.
+"""Live lines at the bottom of a terminal, rewritten in place below others that stay.
 
-Only on a terminal: a file or a pipe would be filled with control characters, and nobody could read it.
+Only on a terminal: a file or a pipe would be filled with control characters, and unreadable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ USUAL = os.terminal_size((80, 24))
 
 
 class Live:
-    """Some lines that change. Not safe to use from more than one thread."""
+    """Block of live lines. Not safe to use from more than one thread."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -26,14 +26,14 @@ class Live:
 
     @staticmethod
     def possible(out: TextIO) -> bool:
-        """Whether this is a terminal that can do it."""
+        """True if the output is a terminal that can do it."""
         try:
             return out.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
         except ValueError:  # closed
             return False
 
     def size(self) -> os.terminal_size:
-        """Columns and lines as they are now: windows are resized."""
+        """Current columns and lines: windows get resized."""
         with contextlib.suppress(OSError, ValueError):
             found = os.get_terminal_size(self._out.fileno())
             if found.columns > 0 and found.lines > 0:
@@ -41,7 +41,7 @@ class Live:
         return USUAL
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Shows exactly these lines, cut to what the terminal has room for."""
+        """Show exactly these lines, cut to the size of the terminal."""
         size = self.size()
         fresh = [fitted(each, size.columns - 1) for each in lines[: max(1, size.lines - 1)]]
         if fresh == self._shown:
@@ -50,7 +50,7 @@ class Live:
         self._shown = fresh
 
     def clear(self) -> None:
-        """Takes the lines away, so that others can be written in their place."""
+        """Remove the lines, so that others can be written in their place."""
         if self._shown:
             self._write(self._back())
             self._shown = []
