@@ -1,1 +1,1 @@
-"""The sidecar: watches the engines, tells the cluster and whoever asks over HTTP."""
+"""The sidecar: watches the engines, and reports on them to the cluster and over HTTP."""

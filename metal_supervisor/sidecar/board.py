@@ -1,4 +1,4 @@
-"""What the sidecar knows, as one value that is replaced as a whole: HTTP answers come from it alone."""
+"""Immutable snapshot of everything the sidecar knows, replaced as a whole; the only source of HTTP answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Recent:
-    """An Event that was lately made."""
+    """A recently posted Event."""
 
     at: float
     """Unix time."""
@@ -43,20 +43,20 @@ class Recent:
 
 @dataclass(frozen=True)
 class Board:
-    """A snapshot of everything worth telling."""
+    """A snapshot of everything that HTTP serves."""
 
     state_dir: str = ""
-    """Absolute path of the state directory, by which commands know which system answers."""
+    """Absolute path of the state directory; commands use it to check which installation answers."""
     at: float = 0.0
     """Unix time of the snapshot."""
     passed_at: float = 0.0
-    """The same by a clock that cannot be set, 0 before the first pass: an hour put back must not hide a stall."""
+    """Monotonic time of it, 0 before the first pass: setting the wall clock back must not hide a stall."""
     controller_at: float = 0.0
-    """When the controller last told of a pass, by that clock; 0 if it never did."""
+    """Monotonic time at which the controller last reported a pass, 0 if it never did."""
     rows: tuple[Row, ...] = ()
     supervisord_error: str = ""
     supervisord_since: float = 0.0
-    """Since when supervisord does not answer, by the clock that cannot be set; 0 while it does."""
+    """Monotonic time since when supervisord has not answered; 0 while it does."""
     controller: Json = field(default_factory=dict)
     """The controller's own report (`controller.json`)."""
     cluster_error: str = ""
@@ -64,34 +64,34 @@ class Board:
     cluster_since: float = 0.0
     node: str = ""
     programs: Mapping[str, str] = field(default_factory=dict)
-    """supervisord's word on each of our own programs, e.g. controller -> RUNNING."""
+    """State in supervisord of each program that is not a service's engine, e.g. controller -> RUNNING."""
     address: AddressChoice = NO_ADDRESS
-    """What pods are told, where it comes from, and what speaks against it."""
+    """The advertised address, its source, and any problem with it."""
     engines: tuple[Offer, ...] = ()
-    """What this Mac can run; none before the binaries have answered."""
+    """Runtimes this Mac can run; empty until the binaries have been asked."""
     requests: int = 0
     """Requests sent to the Kubernetes API since the start."""
     counted: Counted = field(default_factory=Counted)
-    """What was counted since the start."""
+    """Counters since the start."""
     told: Told = field(default_factory=Told)
-    """What engines count themselves; nothing where nobody asked for it."""
+    """The engines' own metrics; empty unless enabled."""
     power: PowerReading | None = None
-    """What the chip draws; None where nobody asked for it."""
+    """Power draw of the chip; None unless enabled."""
     happenings: tuple[Recent, ...] = ()
-    """The latest Events of this run, the last one last."""
+    """The latest Events of this run, oldest first."""
 
 
 def cluster_trouble(board: Board) -> str:
-    """Why the cluster is out of reach, for reading or for writing; "" if it is not."""
+    """Reason why the cluster cannot be read or written, or "" if it can."""
     told = board.controller.get("cluster")
     error = told.get("error", "") if isinstance(told, dict) else ""
     return str(error or board.cluster_error)
 
 
 def health(board: Board, now: float) -> tuple[int, Json]:
-    """(HTTP status, body) of /healthz at `now` of the clock that cannot be set.
+    """(HTTP status, body) of /healthz; `now`: monotonic.
 
-    An unreachable cluster is not unhealthy: the models serve.
+    An unreachable cluster does not make it unhealthy: the models serve.
     """
     if board.supervisord_error and now - board.supervisord_since > 5:
         return 503, {"status": "unhealthy", "reason": f"supervisord: {board.supervisord_error}"}
@@ -110,7 +110,7 @@ def health(board: Board, now: float) -> tuple[int, Json]:
 
 
 def readiness(board: Board, now: float) -> tuple[int, list[tuple[str, bool, str]]]:
-    """(HTTP status, [(check, passed, why not)]) of /readyz, at the time that `health` takes."""
+    """(HTTP status, [(check, passed, reason if not)]) of /readyz; `now`: monotonic."""
     wanted = [row for row in board.rows if row.report.replicas and row.report.phase not in ("Stopped", "Suspended")]
     serving = [row for row in wanted if row.report.ready]
     status, body = health(board, now)
@@ -150,7 +150,7 @@ def status(board: Board, version: str) -> Json:
 
 
 def _download(found: Download) -> Json:
-    """A Model whose file is not whole here; its source may hold what is nobody's business."""
+    """A Model whose file is incomplete here. The source is left out: its URL may hold credentials."""
     return {
         "namespace": found.namespace,
         "model": found.model,

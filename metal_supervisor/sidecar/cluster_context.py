@@ -1,6 +1,6 @@
-"""What surrounds this Mac in the cluster, and what its node Lease says of it: from the controller's report, mostly.
+"""This Mac's cluster context and the annotations of its node Lease, mostly from the controller's report.
 
-The report is a file of another program's, perhaps of another release: what is not as it should be is left out.
+Another program, perhaps of another release, writes the report: malformed parts are ignored.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from metal_supervisor.spec.types import Json
 
 
 def around(watched: str, rows: Iterable[Row], told: Json, notes: Mapping[str, str]) -> Around:
-    """What surrounds this Mac. `watched`: the namespace, "" for all; `told`: the controller's report; `notes`: what the
-    node Lease is to say.
+    """The cluster context of this Mac. `watched`: the namespace, "" for all; `told`: the controller's report; `notes`:
+    annotations of the node Lease.
     """
     cluster: Json = told["cluster"] if isinstance(told.get("cluster"), dict) else {}
     where = {watched} if watched else {row.record.namespace for row in rows} | set(told.get("namespaces") or [])
@@ -35,7 +35,7 @@ def around(watched: str, rows: Iterable[Row], told: Json, notes: Mapping[str, st
 
 
 def node_notes(inventory: Inventory, address: str, told: Json, cordoned: str) -> dict[str, str]:
-    """What the node Lease says of this Mac. `cordoned`: why it takes nothing new, "" if it does."""
+    """Annotations of the node Lease. `cordoned`: why this Mac accepts no new services, "" if it does."""
     memory = told["memory"] if isinstance(told.get("memory"), dict) else {}
     notes = {
         **{PREFIX + name: text for name, text in machine.capabilities(inventory.chip).items()},

@@ -1,6 +1,6 @@
-"""What the sidecar counts while it runs, and no file holds: it begins at 0 with every sidecar.
+"""Counters of the sidecar, in memory only: they begin at 0 with every sidecar.
 
-Several threads count, the scrape reads. What is counted of a program goes with the program.
+Several threads count, the scrape reads. The counters of a program are dropped with the program.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from metal_supervisor.spec.histogram import Histogram
 
 @dataclass(frozen=True)
 class Counted:
-    """Everything counted up to one moment."""
+    """A snapshot of the counters."""
 
     probes: Mapping[str, Histogram] = field(default_factory=dict)
     """Seconds until an engine answered a probe, by program."""
     starts: Mapping[str, Histogram] = field(default_factory=dict)
     """Seconds from the start of an engine's process until it served, by program."""
     withdrawals: Histogram = field(default_factory=lambda: histogram.empty(histogram.WITHDRAW_S))
-    """Seconds from the decision to take an endpoint out until the cluster had it."""
+    """Seconds from the decision to withdraw an endpoint until the cluster had it."""
     passes: Histogram = field(default_factory=lambda: histogram.empty(histogram.PASS_S))
     """Seconds that a pass of the sidecar took."""
     refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """Writes that failed, by (what was written, HTTP status or the reason of there being none)."""
+    """Failed writes by (kind of write, HTTP status, or the reason why there was none)."""
 
 
 class Counters:
-    """Counts."""
+    """The counters; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,40 +41,40 @@ class Counters:
         self._refused: dict[tuple[str, str], int] = {}
 
     def probed(self, program: str, seconds: float) -> None:
-        """An engine has answered, or has been given up on."""
+        """Record the seconds until an engine answered a probe, or until the probe gave up."""
         with self._lock:
             known = self._probes.get(program) or histogram.empty(histogram.PROBE_S)
             self._probes[program] = known.with_value(seconds)
 
     def started(self, program: str, seconds: float) -> None:
-        """An engine serves for the first time."""
+        """Record the seconds from the start of a process until it first served."""
         with self._lock:
             known = self._starts.get(program) or histogram.empty(histogram.START_S)
             self._starts[program] = known.with_value(seconds)
 
     def withdrawn(self, seconds: float) -> None:
-        """An endpoint is out."""
+        """Record the seconds that a withdrawal of an endpoint took."""
         with self._lock:
             self._withdrawals = self._withdrawals.with_value(seconds)
 
     def passed(self, seconds: float) -> None:
-        """A pass is over."""
+        """Record the seconds that a pass took."""
         with self._lock:
             self._passes = self._passes.with_value(seconds)
 
     def refused(self, what: str, code: str) -> None:
-        """A write has failed."""
+        """Count a failed write. `what`: kind of write; `code`: HTTP status, or the reason why there was none."""
         with self._lock:
             self._refused[what, code] = self._refused.get((what, code), 0) + 1
 
     def forget_all_but(self, programs: Collection[str]) -> None:
-        """Drops what was counted of any other program."""
+        """Drop the counters of all other programs."""
         with self._lock:
             self._probes = {name: each for name, each in self._probes.items() if name in programs}
             self._starts = {name: each for name, each in self._starts.items() if name in programs}
 
     def counted(self) -> Counted:
-        """What there is by now."""
+        """The current snapshot."""
         with self._lock:
             return Counted(
                 dict(self._probes), dict(self._starts), self._withdrawals, self._passes, dict(self._refused)

@@ -1,8 +1,8 @@
-"""Asks the engines that serve for what they count themselves, beside the sidecar's loop.
+"""Scrapes the engines' own metrics, in a thread beside the sidecar's loop.
 
-An engine's answer may be slow, huge or hostile, so one thread asks, one engine at a time and each within a bound, and
-a scrape is served what was said last. Only who serves is asked: one that loads, ends or hangs has something else to do,
-and one that is to fall asleep would be kept awake by it. What a process said goes with that process.
+An engine's answer may be slow, huge or hostile, so one thread asks one engine at a time, each within a time limit, and
+/metrics serves the latest answers. Only engines that serve are asked: one that loads, ends or hangs is busy with that,
+and one that may unload its model when idle would be kept awake. The metrics of a process are dropped with the process.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from metal_supervisor.spec.types import Key, RunNote
 
 EVERY_S = 15.0
 LONGEST_S = 120.0
-"""Each silence in a row doubles the time until an engine is asked again, up to this."""
+"""Each consecutive timeout doubles the pause before an engine is asked again, up to this."""
 JOIN_S = 1.0
-"""How long what was said waits for what others say: all of it is joined anew each time."""
+"""Longest time that an answer waits for further answers: each merge rebuilds the whole page."""
 HOLDS_S = 60.0
-"""How long what was said is served."""
+"""Age up to which an answer is served."""
 SILENT = frozenset({"timeout", "unreachable"})
-"""Reasons that say nothing against what was said before: an engine with much to do answers late."""
+"""Reasons that do not invalidate the previous answer: a busy engine answers late."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ScrapeTarget:
     program: str
     pid: int
     started: str
-    """With the pid its identity, "" if it is not known."""
+    """launch.start_time, which with the pid identifies the process; "" if it is not known."""
     host: str
     port: int
     path: str
@@ -49,7 +49,7 @@ class ScrapeTarget:
 
 @dataclass
 class _LastScrape:
-    """What is known of a source."""
+    """The latest scrape of a target, and its schedule."""
 
     number: int
     due_at: float = 0.0
@@ -60,7 +60,7 @@ class _LastScrape:
 
 
 def source_of(row: Row, note: RunNote | None, bind: str) -> ScrapeTarget | None:
-    """The engine of a service as it can be asked, None if there is none; `bind`: where engines listen by default."""
+    """Scrape target of a service's engine, None if it cannot be scraped. `bind`: default listen address of engines."""
     record, pid = row.record, row.observed.pid
     runtime = RUNTIMES.get(record.runtime)
     if not pid or runtime is None or not runtime.metrics_path or record.probe.asleep_path or record.port is None:
@@ -75,7 +75,7 @@ def _serves(row: Row) -> bool:
 
 
 class EngineScraper(threading.Thread):
-    """Asks until the process ends; where nobody wants it, it is never started, and has nothing to tell."""
+    """Scrapes until the process ends. Not started unless enabled; `told` is empty then."""
 
     def __init__(
         self,
@@ -84,23 +84,23 @@ class EngineScraper(threading.Thread):
         clock: Callable[[], float] = time.monotonic,
         timeout_s: float = probing.TIMEOUT_S,
     ) -> None:
-        """`key_of`: program -> what `first_request.key_of` says of its engine; called by this thread.
+        """`key_of`: program -> result of `first_request.key_of` for its engine; called by this thread.
 
-        `clock`: seconds, by one that cannot be set; `timeout_s`: for the whole of one answer.
+        `clock`: monotonic seconds; `timeout_s`: for the whole of one answer.
         """
         super().__init__(name="engine metrics", daemon=True)
         self._bind, self._key_of, self._clock, self._timeout_s = bind, key_of, clock, timeout_s
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._sources: Mapping[ScrapeTarget, bool] = {}
-        """The processes that are there, and whether each serves."""
+        """The running engines; True if the engine serves."""
         self._known: dict[ScrapeTarget, _LastScrape] = {}
         self._dropped: dict[Key, Counter[str]] = {}
         self._page = NO_PAGE
         self._wake = threading.Event()
 
     def follow(self, rows: Iterable[Row], notes: Mapping[str, RunNote]) -> None:
-        """Asks exactly the engines of these from now on; what others said is gone."""
+        """Scrape exactly the engines of these rows from now on; drop the metrics of all others."""
         sources, services = {}, set()
         for row in rows:
             services.add(row.record.key)
@@ -114,7 +114,7 @@ class EngineScraper(threading.Thread):
             self._wake.set()
 
     def told(self) -> Told:
-        """What is served now."""
+        """The metrics to serve now."""
         now = self._clock()
         with self._lock:
             live = frozenset(each.number for each in self._known.values() if now - each.said_at <= HOLDS_S)
@@ -132,7 +132,7 @@ class EngineScraper(threading.Thread):
             self.turn()
 
     def turn(self) -> None:
-        """Asks everybody who is due, one after another; those before are not kept waiting for one that is slow."""
+        """Scrape all due engines in turn, merging answers every JOIN_S so that a slow engine does not delay them."""
         asked: list[ScrapeTarget] = []
         joined_at = self._clock()
         while (source := self._due()) is not None:
@@ -145,14 +145,14 @@ class EngineScraper(threading.Thread):
             self._join(asked)
 
     def _pause_s(self) -> float | None:
-        """Seconds until somebody is due, None if nobody is there."""
+        """Seconds until the next scrape is due, None if none is scheduled."""
         with self._lock:
             due = [self._known[source].due_at for source, serves in self._sources.items()
                    if serves and source in self._known]  # fmt: skip
         return max(0.0, min(due) - self._clock()) if due else None
 
     def _due(self) -> ScrapeTarget | None:
-        """Who has waited longest of those that are to be asked now."""
+        """The longest overdue of the engines that serve, None if none is due."""
         with self._lock:
             for source, serves in self._sources.items():
                 if serves and source not in self._known:
@@ -162,7 +162,7 @@ class EngineScraper(threading.Thread):
         return first if first is not None and due[first] <= self._clock() else None
 
     def _ask(self, source: ScrapeTarget) -> None:
-        """Asks one engine, and takes what it says."""
+        """Scrape one engine and keep its answer."""
         _, key = self._key_of(source.program)
         text, reason = probing.counted(source.host, source.port, source.path, key, self._timeout_s)
         found: tuple[Block, ...] = ()
@@ -185,7 +185,7 @@ class EngineScraper(threading.Thread):
             self._leave_out(source, dropped)
 
     def _join(self, asked: Iterable[ScrapeTarget]) -> None:
-        """Makes one page of what all have said; `asked`: whose answers are new on it."""
+        """Merge all answers into one page. `asked`: the engines whose answers are new on it."""
         with self._lock:
             answers = [(each.number, each.blocks) for each in self._known.values()]
         page, conflicts = engine_metrics.merged(answers)
@@ -196,6 +196,6 @@ class EngineScraper(threading.Thread):
                     self._leave_out(source, conflicts.get(self._known[source].number, Counter()))
 
     def _leave_out(self, source: ScrapeTarget, dropped: Counter[str]) -> None:
-        """Counts what is not served of an answer; with the lock held."""
+        """Count what is dropped of an answer; the caller holds the lock."""
         if dropped:
             self._dropped.setdefault(source.key, Counter()).update(dropped)

@@ -1,4 +1,4 @@
-"""What an engine's logs say for people: how it ended, its last lines, when it is tried again."""
+"""Messages about the exit of an engine, from its logs: how it ended, its last lines, when it is started again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HELD = f"{launch.SAYS}{launch.CRASHED}"
 
 
 def manner(last_exit: str, crashed: bool) -> str:
-    """How an engine ended, in one word: `stopped` where it was to, else `exit_1`, `SIGKILL`, `unknown`."""
+    """Kind of an engine's exit in one word: `stopped` if it was planned, else e.g. `exit_1`, `SIGKILL`, `unknown`."""
     if not crashed:
         return "stopped"
     code, signal = re.fullmatch(r"exit status (\d{1,3})", last_exit), re.fullmatch(r"terminated by (SIG\w+)", last_exit)
@@ -22,19 +22,19 @@ def manner(last_exit: str, crashed: bool) -> str:
 
 
 def exits(before: Observed | None, reason: str) -> dict[str, int]:
-    """The ends of an engine by reason, with one more unless `reason` is ""."""
+    """Exits of an engine by reason, with one more of `reason` unless that is ""."""
     known = before.exits if before is not None else {}
     return {**known, reason: known.get(reason, 0) + 1} if reason else known
 
 
 def last_lines(state: StateDir, program: str) -> list[str]:
-    """The last lines of an engine's log, without its launcher's word that it is held."""
+    """The last lines of an engine's log, without the launcher's lines about the backoff."""
     lines = state.log_tail(program, 2 * LINES)
     return [line for line in lines if not line.startswith(HELD)][-LINES:]
 
 
 def why_down(state: StateDir, record: Record, note: RunNote | None, ended: str) -> str:
-    """Why an engine does not stay up: how it ended, the last line it wrote, and when it is tried again."""
+    """Reason why an engine does not stay up: `ended`, the last line of its log, and the time of the next start."""
     lines = last_lines(state, record.program)
     due = record.retry_at or (note.not_before if note else 0.0)
     again = f"next start at {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(due))}" if due else ""

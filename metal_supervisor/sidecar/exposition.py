@@ -1,8 +1,9 @@
-"""Prometheus' text format, as an engine writes it: read by the client library, from somebody who may be hostile.
+"""Parser of Prometheus' text format for untrusted input: an engine's answer, parsed by the client library.
 
-The library takes more than the format allows, and the time that a line costs it grows with the square of its length.
-So what is too much is refused before it reads, and what is written anew for others is checked after. It is given each
-line alone: given all, it renames counters that do not end in `_total` and forgets types. Times and exemplars go.
+The library accepts more than the format allows, and the time that it takes for a line grows with the square of the
+length. So sizes are checked before it parses, and everything that is served again is checked after. It is given one
+line at a time: given all, it renames counters that do not end in `_total` and forgets types. Timestamps and exemplars
+are dropped.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from metal_supervisor.spec.progress_bar import printable
 MOST_SERIES = 2000
 MOST_LINES = 20_000
 LONGEST_LINE = 16_384
-"""Characters. At four times as many the library takes 60 ms for a line, at sixteen times a second, and so on."""
+"""Characters. The library takes 60 ms for a line of four times as many, a second at sixteen times, and so on."""
 MOST_LABELS = 32
 LONGEST_NAME = 200
 LONGEST_TEXT = 200
-"""Characters of a label's value, or of a help text; the rest is cut."""
+"""Characters of a label's value or of a help text; longer ones are cut."""
 
 KNOWN = frozenset({COUNTER, GAUGE, HISTOGRAM, SUMMARY})
-"""Types of both formats; what has another, or none, is untyped."""
+"""Types of both formats; a family of any other type, or of none, is untyped."""
 
 _HEAD = re.compile(r"\s*([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t{]")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 def read(text: str) -> list[Family]:
-    """What a page of metrics says, in its order; samples of one family are together. Raises Unreadable."""
+    """Parse a page of metrics into families, in the order of their first samples. Raises Unreadable."""
     lines = text.split("\n") if text.count("\n") <= MOST_LINES else []
     if not lines or max(map(len, lines)) > LONGEST_LINE:
         raise Unreadable("size")
@@ -64,7 +65,7 @@ def read(text: str) -> list[Family]:
 
 
 def _parsed(line: str) -> list[Metric]:
-    """What a line says: a sample, a type or a help text, or nothing."""
+    """Parse one line: a sample, a type or a help text, or nothing. Raises Unreadable."""
     try:
         return list(text_string_to_metric_families(line))
     except Exception:  # noqa: BLE001 - whatever the library stumbles over is not the format
@@ -72,7 +73,10 @@ def _parsed(line: str) -> list[Metric]:
 
 
 def _declared(line: str, metric: Metric, kinds: dict[str, str], helps: dict[str, str]) -> None:
-    """Notes a type or a help text. The library takes `_total` from a counter's name; the line says if it did."""
+    """Record a type or a help text. The library strips `_total` from a counter's name; the line shows whether it did.
+
+    Raises Unreadable if a name is given two types.
+    """
     if metric.type not in KNOWN:
         if metric.documentation:
             helps.setdefault(metric.name, _shown(metric.documentation))
@@ -97,7 +101,7 @@ def _sample(line: str, parsed: Parsed) -> Sample:
 
 
 def _shown(text: str) -> str:
-    """A text as it may be passed on: printable, and not long."""
+    """The text made printable and cut to LONGEST_TEXT."""
     cut = text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
     return cut if cut.isprintable() else printable(cut)
 

@@ -1,7 +1,7 @@
-"""This Mac in LLMKube Foreman's list of nodes, if somebody wants to see it there.
+"""This Mac in LLMKube Foreman's list of nodes. Off unless configured.
 
-Foreman hands tasks to nodes that say they are Ready, and we run none. So this one says `Draining`: it is
-shown with its memory and its models, and nothing is ever sent to it. Off unless configured.
+Foreman assigns tasks to nodes that are Ready, and metal-supervisor runs none. So the phase is `Draining`: this Mac is
+listed with its memory and its models, and no task is ever assigned to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 
 def fleet_node(node: str, memory_bytes: int, models: Sequence[str], now: str) -> Json:
-    """The FleetNode of this Mac, status and all."""
+    """The FleetNode object of this Mac, with its status."""
     return {
         "apiVersion": API,
         "kind": "FleetNode",
@@ -46,7 +46,7 @@ def fleet_node(node: str, memory_bytes: int, models: Sequence[str], now: str) ->
 
 
 class FleetNode:
-    """Keeps the FleetNode current. `write` may raise KubeError."""
+    """Heartbeat of the FleetNode. `write` may raise KubeError."""
 
     def __init__(self, kube: Kube, node: str, memory_bytes: int) -> None:
         self._kube, self._node, self._memory_bytes = kube, node, memory_bytes
@@ -59,7 +59,7 @@ class FleetNode:
         return self._written_at + EVERY_S - self._clock() + time.monotonic()
 
     def write(self, models: Sequence[str]) -> None:
-        """Writes it if it is due."""
+        """Write the FleetNode if the heartbeat is due. Raises KubeError."""
         if time.monotonic() < self.due_at:
             return
         whole = fleet_node(self._node, self._memory_bytes, models, now_seconds(self._kube))

@@ -1,7 +1,7 @@
-"""Which chip and which engines this Mac has, in which versions, and which formats of models they serve.
+"""Inventory of this Mac: the chip, the engines with their versions, and the model formats that they serve.
 
-What a fleet can place here depends on it. A binary may take long to say its version, and the system to say what its
-GPU is, so they are asked in a thread.
+Placement depends on it. A binary may take long to print its version, and the system to identify its GPU, so a thread
+asks them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Offer:
     program: str
     """Name of the executable that serves it here, e.g. `mlx_lm.server`."""
     version: str
-    """As it tells itself, "" if it does not."""
+    """As the program reports it, "" if it does not."""
     formats: tuple[str, ...]
     """`Model.spec.format`s that it serves, sorted."""
 
 
 def look(settings: Settings) -> tuple[Offer, ...]:
-    """The runtimes that are offered and have an executable here, the preferred first. May take seconds."""
+    """The enabled runtimes that have an executable here, the preferred first. May take seconds."""
     found = []
     for name in offered(settings):
         runtime = RUNTIMES[name]
@@ -48,7 +48,7 @@ def look(settings: Settings) -> tuple[Offer, ...]:
 
 
 def noted(offers: Sequence[Offer]) -> dict[str, str]:
-    """What the node Lease says of them: `llama-server 7200, mlx_lm.server 0.32.2` and `gguf mlx safetensors`."""
+    """Annotations of the node Lease, e.g. `llama-server 7200, mlx_lm.server 0.32.2` and `gguf mlx safetensors`."""
     return {
         PREFIX + "engines": ", ".join(f"{each.program} {each.version}".strip() for each in offers),
         PREFIX + "formats": " ".join(sorted({name for each in offers for name in each.formats})),
@@ -56,7 +56,7 @@ def noted(offers: Sequence[Offer]) -> dict[str, str]:
 
 
 def rows(offers: Sequence[Offer]) -> list[Json]:
-    """What /status says of them."""
+    """The offers as JSON, for /status."""
     return [
         {"runtime": each.runtime, "program": each.program, "version": each.version, "formats": list(each.formats)}
         for each in offers
@@ -64,7 +64,7 @@ def rows(offers: Sequence[Offer]) -> list[Json]:
 
 
 class Inventory:
-    """Keeps what is here, looking again now and then for engines: those are installed and upgraded while we run."""
+    """The current inventory. Engines are looked up again every LOOK_EVERY_S: they may be installed or upgraded."""
 
     def __init__(self, settings: Settings, on_change: Callable[[], None]) -> None:
         self._settings, self._on_change = settings, on_change
@@ -72,7 +72,7 @@ class Inventory:
         self.chip = chip.quick(darwin_memory.mac())
 
     def start(self) -> None:
-        """Begins to look, in a thread of its own."""
+        """Start the thread that looks."""
         threading.Thread(target=self._run, name="engines", daemon=True).start()
 
     def _run(self) -> None:

@@ -1,8 +1,8 @@
-"""The sidecar's loop: wake -> what is there -> what it means -> tell everybody.
+"""The sidecar's loop: wake -> observe -> judge -> report.
 
-It reads supervisord, the records and its own probes, keeps an observation per service for the controller,
-hands the registrar what the cluster should show, and replaces the board that HTTP answers from. A death is
-seen through the pid, at once: the endpoint goes out while supervisord is still being poked awake.
+It reads supervisord, the records and its own probes, keeps an observation per service for the controller, hands the
+registrar the desired state of the cluster's objects, and replaces the board that HTTP answers from. The exit of a
+process is noticed at once, by its pid: the endpoint is withdrawn before supervisord has reaped the process.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ log = logging.getLogger("sidecar")
 
 
 class Sidecar:
-    """Everything the sidecar holds between passes; the files and the cluster hold the rest."""
+    """State of the sidecar between passes; all else is in files and in the cluster."""
 
     def __init__(self, settings: Settings, directory: StateDir, kube: Kube, supervisord: Supervisord) -> None:
         self.settings, self.state, self.kube, self.supervisord = settings, directory, kube, supervisord
@@ -75,9 +75,9 @@ class Sidecar:
         self.node = machine.node_name(directory.path, settings.node_name)
         self.board = Board(str(directory.path), node=self.node)
         self._attached: dict[str, Attachment | None] = {}
-        """The notes of attendants, as of this pass."""
+        """The attendants' notes, as read in this pass, by program."""
         self._rows: list[Row] = []
-        """What was seen in the latest pass, shared daemons included."""
+        """Rows of the latest pass, shared daemons included."""
         session = session_kept(directory.path / SESSION_FILE)
         self.membership = Membership(kube, self.node, settings.lease_duration, session)
         listed = settings.fleet_node == "on" and not settings.embedded
@@ -93,11 +93,11 @@ class Sidecar:
         self._gatherer = EngineScraper(settings.bind_address, self._key_of)
         self._dead: set[int] = set()
         self._news = threading.Event()
-        """A process has ended, and no pass has told of it."""
+        """Set while a process has ended that no pass has reported yet."""
         self._reports: dict[Key, Report] = {}
         self._happenings: deque[Recent] = deque(maxlen=MOST_HAPPENINGS)
         self._address = ""
-        """What pods were told last."""
+        """The address last advertised, "" before the first."""
         self._table: Mapping[str, ProgramState] = {}
         self._supervisord_since, self._table_read = 0.0, False
         self._inventory = Inventory(settings, self.wake)
@@ -110,20 +110,20 @@ class Sidecar:
         self.addresses = AddressBook(kube, settings.host_ip, settings.embedded, self._roamed)
 
     def _renew_token(self) -> None:
-        """Keeps this Mac's own token young, if it has one."""
+        """Renew this Mac's own token before it expires, if it has one."""
         path = Path(self.settings.kubeconfig).expanduser()
         renewal = Renewal(path, self.settings.context, self.kube)
         while True:
             time.sleep(renewal.step())
 
     def current(self) -> Board:
-        """The board, with what is counted elsewhere."""
+        """The board with the current counters, engine metrics and power."""
         counted = self._counters.counted()
         told, power = self._gatherer.told(), self._power.reading
         return replace(self.board, requests=self.kube.requests, power=power, counted=counted, told=told)
 
     def _roamed(self) -> None:
-        """The machine has slept, or is somewhere else."""
+        """React to a wake from sleep, or to a change of network."""
         self.registrar.look_now()
         self.wake()
 
@@ -136,7 +136,7 @@ class Sidecar:
         self.wake()
 
     def run(self, stopped: Callable[[], bool]) -> None:
-        """Passes until told to stop; takes the endpoints out if the whole system stops."""
+        """Run passes until `stopped`; withdraw the endpoints if the whole system stops."""
         if self.settings.embedded:
             self.addresses.look()  # loopback does not change
         else:
@@ -157,7 +157,7 @@ class Sidecar:
             try:
                 self.one_pass()
                 self._counters.passed(time.monotonic() - began)
-                # supervisord tells nobody when it gives up on a program; look often while it may.
+                # supervisord sends no event when it gives up on a program; poll it while it may.
                 held = any(row.state in (State.BACKOFF, State.STOPPING) for row in self._table.values())
                 held = held or bool(self._supervisord_since)
                 asked = any(row.record.withdraw and not row.observed.drained for row in self._rows)
@@ -170,7 +170,7 @@ class Sidecar:
             self._leave()
 
     def _whole_system_stops(self) -> bool:
-        """Whether supervisord is going down, and not the sidecar alone: that must not touch an endpoint."""
+        """True if supervisord is shutting down. A stop of the sidecar alone must not touch an endpoint."""
         try:
             self.supervisord.call("supervisor.getState")
         except ShuttingDown:
@@ -180,9 +180,9 @@ class Sidecar:
         return False
 
     def _leave(self) -> None:
-        """Takes the endpoints out, lets running answers end, then tells all engines at once to end.
+        """Withdraw the endpoints, let requests in flight finish, then terminate all engines at once.
 
-        supervisord would stop one after another, and launchd's patience with all of it has a limit.
+        supervisord would stop one after another, and launchd limits the time for all of it.
         """
         self._leaving.set()
         try:
@@ -199,13 +199,13 @@ class Sidecar:
         }
         if not shutdown.answers_ended(self.prober, answering, self.settings.stop_timeout):
             log.warning("some answers are cut: they did not end in time", extra={"seconds": self.settings.stop_timeout})
-        shutdown.end(started)  # before the cluster is told, which may hang
+        shutdown.end(started)  # before the Lease is released: that request may hang
         self.registrar.release()
 
     # ── one pass ─────────────────────────────────────────────────────────────────────────────────
 
     def one_pass(self) -> None:
-        """One pass: observe, keep, tell."""
+        """Run one pass: observe, persist, report."""
         error = self._read_table()
         if self._slumber.look():
             self.addresses.look_now()
@@ -263,7 +263,7 @@ class Sidecar:
         )
 
     def _read_records(self) -> dict[str, Record]:
-        """The records; one that cannot be read is taken as it last was, until the controller has mended it."""
+        """The records by program; an unreadable one is used as it last was, until the controller has repaired it."""
         good, bad = self.state.records()
         before = {row.record.program: row.record for row in self._rows}
         # Its record is removed only after its program: until then it was lost, and is being made again.
@@ -271,8 +271,8 @@ class Sidecar:
         return {**{name: before[name] for name in lost}, **good}
 
     def _read_table(self) -> str:
-        """Reads supervisord's table; returns why that failed, and keeps the last one then."""
-        if self._news.is_set():  # an endpoint goes out before supervisord is asked: that one may hang
+        """Read supervisord's process table. Returns the error, and keeps the previous table, if that fails; else ""."""
+        if self._news.is_set():  # withdraw the endpoint before asking supervisord, which may hang
             self._news.clear()
             self.wake()
             return self.board.supervisord_error
@@ -298,7 +298,7 @@ class Sidecar:
         return told if isinstance(told, dict) else {}
 
     def _heard_of(self, told: Json) -> float:
-        """When the controller last told of a pass, by the clock that cannot be set."""
+        """Monotonic time at which the controller last reported a pass, 0 if it never did."""
         if told.get("at") == self.board.controller.get("at") and self.board.controller_at:
             return self.board.controller_at
         return time.monotonic() if told.get("at") else 0.0
@@ -306,8 +306,8 @@ class Sidecar:
     def _engine_pid(self, row: ProgramState | None, note: RunNote | None) -> int:
         """Pid of the engine of a program, 0 if there is none.
 
-        One that outlived its supervisord is found by its note even before the launcher that is to stand in for it has
-        started, or noted that: taken for dead meanwhile, it would be withdrawn for a moment.
+        An engine that outlived its supervisord is found by its launcher's note, even before the launcher that adopts it
+        has started or written its own: taken for dead meanwhile, its endpoint would be withdrawn for a moment.
         """
         launcher = row.pid if row is not None and row.state in LIVE and row.pid not in self._dead else 0
         if note is None:
@@ -318,17 +318,17 @@ class Sidecar:
         return 0 if pid in self._dead else pid
 
     def _target(self, record: Record, pid: int) -> ProbeTarget:
-        # Whoever runs it, a daemon of the user's own listens where they told it to, which others may not reach.
+        # The user's own daemon listens where its configuration says, perhaps on loopback only: pods may not reach it.
         strange = record.daemon and record.host != self.settings.bind_address and not self.settings.embedded
         reached_at = self.addresses.address if strange else ""
         return ProbeTarget(pid, record.host or self.settings.bind_address, record.port or 0, record.probe, reached_at)
 
     def _ending(self, record: Record, row: ProgramState | None) -> bool:
-        """Whether an engine is to end."""
+        """True if the engine is to end: withdrawn, stopping, or the whole system stops."""
         return bool(record.withdraw) or self._leaving.is_set() or (row is not None and row.state is State.STOPPING)
 
     def _key_of(self, program: str) -> tuple[str, str]:
-        """The key that a program's engine wants, as far as its own environment tells."""
+        """(variable, key) of the API key in the environment of a program's engine, ("", "") if none is known."""
         note = self.state.run_note(program)
         return first_request.key_of(self.state.read_spec(note.spec_file if note else "").get("env"))
 
@@ -340,7 +340,7 @@ class Sidecar:
         pid: int,
         records: Mapping[str, Record],
     ) -> Row:
-        """Observes one service, and reports on it."""
+        """Observe one service and report on it."""
         engine, attachment = self._engine(record, notes, pid), self._attached.get(record.program)
         look = ServiceView(record, row, notes.get(record.program), pid, engine, self._target(record, pid), attachment)
         seen = self._observer.see(look, records, self._leaving.is_set())
@@ -352,14 +352,14 @@ class Sidecar:
         return Row(record, seen.observed, told, where, seen.rss_bytes)
 
     def _engine(self, record: Record, notes: Mapping[str, RunNote], pid: int) -> SampledEngine:
-        """A process as it is measured: of a model on a shared daemon, the daemon's."""
+        """The process whose memory is measured; for a model on a shared daemon, the daemon."""
         note = notes.get(record.daemon or record.program)
         if record.daemon and note is not None and note.pid:
             return SampledEngine(note.pid, note.started, 0)
         return SampledEngine(pid, note.started if note is not None and note.pid == pid else "", record.mapped_bytes)
 
     def _announce(self, record: Record, told: Report, observed: Observed, died: bool) -> None:
-        """Makes an Event of a change that deserves one, and a log line of any change."""
+        """Log each change of a service's phase or reason, and post an Event for those that `happening` selects."""
         before = self._reports.get(record.key)
         self._reports[record.key] = told
         if before is None or (before.phase, before.reason) != (told.phase, told.reason):
@@ -393,7 +393,7 @@ class Sidecar:
         self.registrar.want(wanted, models, self._around(rows, told))
 
     def _tell_of_move(self, address: str) -> None:
-        """An Event if pods are told another address of this Mac from now on: what they knew is worth nothing."""
+        """Post an Event if the advertised address of this Mac has changed: the old one is no longer valid."""
         if address and self._address and address != self._address:
             text = f"this Mac is reached at {address} now, and no longer at {self._address}; its endpoints say so"
             what = Happening("Normal", MOVED, text)
@@ -402,7 +402,7 @@ class Sidecar:
         self._address = address or self._address
 
     def _around(self, rows: list[Row], told: Json) -> Around:
-        """What surrounds this Mac; the embedded API has it for itself."""
+        """The cluster context of this Mac; empty with the embedded API, which no other Mac shares."""
         if self.settings.embedded:
             return Around()
         notes = node_notes(self._inventory, self.addresses.address, told, self.state.cordoned())

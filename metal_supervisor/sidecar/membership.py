@@ -1,9 +1,9 @@
-"""This Mac among others: its node Lease, and the endpoints of those that fell silent.
+"""Membership of this Mac in the cluster: its node Lease, and the endpoints of peers whose Lease has expired.
 
-The Lease follows what serves: it is renewed here, beside the endpoints, and not by the controller, whose
-death must take nothing out of rotation. Nothing in Kubernetes withdraws the endpoints of a machine that is
-gone, so its peers do it, each with the slice's own version as a precondition: a Mac that wakes up wins.
-Behind conf/rbac/fence.yaml a Mac writes only its own slices, and the reaper withdraws the others.
+The sidecar renews the Lease, beside the endpoints, and not the controller, whose death must take nothing out of
+rotation. Nothing in Kubernetes withdraws the endpoints of a machine that is gone, so its peers do it, with the slice's
+resourceVersion as a precondition: a Mac that wakes up wins. Behind conf/rbac/fence.yaml a Mac writes only its own
+slices, and the reaper withdraws the others.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ log = logging.getLogger("sidecar")
 
 
 def new_session() -> str:
-    """Names this run of the sidecar; sorts by the time of its start."""
+    """A new name for this run of the sidecar; names sort by start time."""
     return f"{time.time():017.6f}-{os.urandom(4).hex()}"
 
 
 def session_kept(path: Path) -> str:
-    """A name for this run, kept in a file with the latest before it: the controller tells ours from another Mac's."""
+    """A new session name, stored in a file after the latest few.
+
+    The controller uses the file to tell this Mac's Lease from one of another Mac with the same name.
+    """
     session, before = new_session(), []
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text("utf-8"))
@@ -46,7 +49,7 @@ def session_kept(path: Path) -> str:
 
 
 class Membership:
-    """Renews this Mac's Lease in every namespace it serves. Methods may raise KubeError."""
+    """This Mac's Leases, one in each namespace it serves. Methods may raise KubeError."""
 
     def __init__(self, kube: Kube, node: str, duration_s: float, session: str) -> None:
         self._kube, self._node, self._duration_s = kube, node, duration_s
@@ -55,9 +58,9 @@ class Membership:
         self._clock = sleep_clock.system_clocks().inclusive  # a term runs out during a sleep too
         self._renewed_at: dict[str, float] = {}
         self._due_now: set[str] = set()
-        """Namespaces whose Lease is to say something else at once; it is no less known when it was last renewed."""
+        """Namespaces whose Lease is to be written at once; `_renewed_at` still holds their last renewal."""
         self._unsteady: dict[str, int] = {}
-        """Namespace -> renewals still to come before endpoints are announced again after a gap."""
+        """Namespace -> renewals left, after a gap, before endpoints are announced again."""
         self._withdrawn: set[tuple[str, str]] = set()
 
     @property
@@ -65,17 +68,17 @@ class Membership:
         return self._duration_s / 5
 
     def describe(self, notes: Mapping[str, str]) -> None:
-        """What the Lease's annotations say of this Mac from the next renewal on; at once if it is to be drained."""
+        """Set the Lease's annotations from the next renewal on; renew at once if the cordon has changed."""
         if notes.get(claims.UNSCHEDULABLE) != self._notes.get(claims.UNSCHEDULABLE):
             self._due_now = set(self._renewed_at)
         self._notes = notes
 
     def steady(self, namespace: str) -> bool:
-        """False for a moment after a gap: a Mac that wakes up in the dark only to sleep on must not announce."""
+        """False for a moment after a gap: during a dark wake, after which it sleeps again, a Mac must not announce."""
         return namespace not in self._unsteady
 
     def due_at(self, namespaces: Collection[str]) -> float:
-        """Monotonic time of the next renewal, the past after a sleep that was long enough."""
+        """Monotonic time of the next renewal; in the past after a long sleep, infinity without namespaces."""
         due = min((self._renewed_at.get(each, 0.0) + self._pause_s(each) for each in namespaces), default=float("inf"))
         return due - self._clock() + time.monotonic()
 
@@ -85,7 +88,7 @@ class Membership:
         return min(STEADY_PAUSE_S, self.renew_every_s) if namespace in self._unsteady else self.renew_every_s
 
     def renew(self, namespace: str) -> bool:
-        """Renews the Lease of a namespace if it is due; True after a gap in which peers may have withdrawn us."""
+        """Renew the Lease of a namespace if it is due. True after a gap: peers may have withdrawn our endpoints."""
         last, now = self._renewed_at.get(namespace, 0.0), self._clock()
         if now - last < self._pause_s(namespace) * random.uniform(0.9, 1.0):
             return False
@@ -102,7 +105,7 @@ class Membership:
         return False
 
     def release(self) -> None:
-        """Tells peers that this Mac stops: they need not wait."""
+        """Release the Leases: peers need not wait for them to expire."""
         failed: KubeError | None = None
         for namespace in sorted(self._renewed_at):
             try:
@@ -121,12 +124,12 @@ class Membership:
         self._kube.apply(path, body, f"metal/{self._node}", force=True)
 
     def to_withdraw(self, silent: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
-        """(namespace, node) of the Macs that fell silent and whose endpoints have not been taken out for that."""
+        """(namespace, node) of the silent Macs whose endpoints have not been withdrawn yet."""
         self._withdrawn &= set(silent)
         return sorted(set(silent) - self._withdrawn)
 
     def withdraw_peer(self, namespace: str, node: str) -> None:
-        """Takes out the endpoints of a Mac that fell silent; one that cannot be written holds no other back."""
+        """Withdraw the endpoints of a silent Mac; a slice that cannot be written does not keep the others."""
         path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
         selector = f"{claims.NODE}={node},{manifests.SLICE_MANAGER}={manifests.MANAGED_BY}"
         failed: KubeError | None = None

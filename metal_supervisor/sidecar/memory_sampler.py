@@ -1,7 +1,7 @@
-"""What engines hold of the memory, measured beside the sidecar's loop.
+"""Memory footprints of the engines, measured in a thread beside the sidecar's loop.
 
-The kernel walks a process's pages to answer, some tenths of a second for a large one on Linux, and the loop has to be
-quick: it withdraws the endpoints of the dead. So a thread measures, often while an engine is young, seldom later.
+To answer, the kernel walks the pages of a process, some tenths of a second for a large one on Linux, and the loop must
+be quick: it withdraws the endpoints of dead engines. A young engine is measured often, an old one seldom.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from metal_supervisor.memory import machine_memory
 from metal_supervisor.memory.machine_memory import Held
 
 FIRST_S, FACTOR, LONGEST_S = 2.0, 4, 300.0
-"""Pauses between two looks at one engine; each is so much longer than the one before."""
+"""Pauses between two samples of one engine: the first, the factor from one to the next, the longest."""
 TURN_S = 0.5
 
 
@@ -25,9 +25,9 @@ class SampledEngine:
 
     pid: int
     started: str
-    """Its identity (launch.start_time), "" if it is not known."""
+    """launch.start_time, which with the pid identifies the process; "" if it is not known."""
     mapped_bytes: int
-    """Model files that it maps."""
+    """Size of the model files that it maps."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class MemorySampler(threading.Thread):
         self._wake = threading.Event()
 
     def measure_only(self, engines: Mapping[int, SampledEngine]) -> None:
-        """Measures exactly these from now on; by pid."""
+        """Measure exactly these engines from now on; keyed by pid."""
         known = self._known
         if set(engines.values()) == known.keys():
             return
@@ -55,7 +55,7 @@ class MemorySampler(threading.Thread):
         self._wake.set()
 
     def held(self, engine: SampledEngine | None) -> Held | None:
-        """What an engine and its children held when they were last measured, None before that."""
+        """The latest footprint of an engine with its children, None before the first."""
         known = self._known.get(engine) if engine is not None else None
         return known.held if known else None
 
@@ -67,7 +67,7 @@ class MemorySampler(threading.Thread):
             self.turn()
 
     def turn(self) -> None:
-        """Measures what is due."""
+        """Measure the engines that are due."""
         first = False
         for engine, known in list(self._known.items()):
             if time.monotonic() < known.due_at:

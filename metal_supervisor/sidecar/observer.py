@@ -1,7 +1,7 @@
-"""What is seen of one service, from what supervisord, its launcher, its probe and the cluster say together.
+"""The observation of one service, combined from supervisord, its launcher, its probe and its publication.
 
-Each observation is kept as a file, for the controller and for the next sidecar. A death is seen through the pid, before
-supervisord has told of it: then only the endpoint goes out, and how it ended waits for supervisord's word.
+Each observation is kept as a file, for the controller and for the next sidecar. The exit of a process is noticed by its
+pid, before supervisord reports it: then only the endpoint is withdrawn, and the exit status follows from supervisord.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ UNCONFIRMED_S = 1.0
 
 @dataclass(frozen=True)
 class ServiceView:
-    """What a pass of the sidecar knows of one service before it judges."""
+    """Inputs of an observation: what a pass of the sidecar has read about one service."""
 
     record: Record
     row: ProgramState | None
-    """What supervisord says of its program."""
+    """Its program in supervisord's table."""
     note: RunNote | None
-    """What its launcher noted."""
+    """Its launcher's note."""
     pid: int
-    """Its engine, 0 if there is none."""
+    """Pid of its engine, 0 if there is none."""
     engine: SampledEngine
-    """The process that is measured."""
+    """The process whose memory is measured."""
     target: ProbeTarget
-    """Where it is asked."""
+    """Where the engine is probed."""
     attachment: Attachment | None
     """Of a model on a shared daemon: its attendant's note."""
 
 
 @dataclass(frozen=True)
 class LastSeen:
-    """What was made of it."""
+    """The outcome of one observation."""
 
     observed: Observed
     rss_bytes: int = 0
     crashed: bool = False
     settled: bool = True
-    """False for a death that supervisord has not told of: it is no news yet."""
+    """False for an exit that supervisord has not reported yet: no Event is posted for it."""
 
 
 class Observer:
-    """Judges service after service, and remembers how each was before."""
+    """Makes the observations, and keeps the previous one of each service."""
 
     def __init__(
         self,
@@ -72,38 +72,38 @@ class Observer:
         published: Callable[[Key], Published],
         dead: Collection[int],
     ) -> None:
-        """`published`: what the cluster was told of a service; `dead`: pids that ended, kept by the loop."""
+        """`published`: a service's publication; `dead`: pids that have ended, maintained by the loop."""
         self._state, self._prober, self._meter, self._counters = state, prober, meter, counters
         self._published, self._dead = published, dead
         self._exits = Exits(state.path / "log" / "supervisord.log")
-        now = time.time()  # what an earlier release saw knows no starts, and what came before is not counted again
+        now = time.time()  # an earlier release kept no counted_start; older starts must not be counted again
         self._before = {
             program: replace(seen, counted_start=seen.counted_start or now)
             for program, seen in state.observations().items()
         }
         self._engines: dict[str, int] = {}
-        """Program -> the latest pid that its launcher noted as an engine."""
+        """Program -> latest pid that its launcher noted as an engine."""
 
     @property
     def observations(self) -> Mapping[str, Observed]:
-        """The latest of each program."""
+        """The latest observation of each program."""
         return self._before
 
     def forget_all_but(self, programs: Collection[str]) -> None:
-        """Forgets those whose records are gone."""
+        """Forget the observations of all other programs, files included."""
         for program in self._before.keys() - set(programs):
             del self._before[program]
             self._engines.pop(program, None)
             self._state.forget_observed(program)
 
     def known(self, record: Record, pid: int) -> ProbeFinding:
-        """What an earlier look, or an earlier sidecar, found of this very process: it must not take out what serves."""
+        """Last finding about this very process, even by an earlier sidecar: a restart must not withdraw what serves."""
         before = self._before.get(record.program)
         same = before is not None and before.pid == pid
         return ProbeFinding(before.ready, before.message, before.served) if same and before else ProbeFinding(False, "")
 
     def see(self, look: ServiceView, records: Mapping[str, Record], leaving: bool) -> LastSeen:
-        """Observes one service, and keeps the observation. `leaving`: the whole system stops."""
+        """Observe one service and keep the observation. `leaving`: the whole system stops."""
         record, row, pid = look.record, look.row, look.pid
         before = self._before.get(record.program)
         if row is not None and row.state in LIVE and not pid and before is not None and before.pid in self._dead:
@@ -152,16 +152,16 @@ class Observer:
         return LastSeen(observed, held.rss_bytes if held else 0, crashed)
 
     def _just_died(self, before: Observed) -> LastSeen:
-        """A death that supervisord has not told of yet: the endpoint goes out, and the rest follows once it has.
+        """The outcome for an exit that supervisord has not reported yet: not ready, so that the endpoint is withdrawn.
 
-        How the engine ended, what is counted and the Event wait for supervisord's word.
+        The exit status, the counters and the Event wait for supervisord's report.
         """
         observed = replace(before, pid=0, ready=False, served=False, hung="", message="the engine has ended")
         self._state.write_observed(observed)
         return LastSeen(observed, settled=False)
 
     def _finding(self, look: ServiceView, records: Mapping[str, Record]) -> ProbeFinding:
-        """What the probe found; of a model on a shared daemon, together with the daemon and the attendant."""
+        """The probe's finding; for a model on a shared daemon, combined with those of the daemon and the attendant."""
         record = look.record
         finding = self._prober.finding(record.program) or self.known(record, look.pid)
         if not record.daemon:
@@ -171,14 +171,14 @@ class Observer:
         return sharing.judged(record, finding, look.attachment, look.pid, daemon)
 
     def _confined(self, look: ServiceView) -> bool:
-        """Whether the process that has the model runs confined: of a shared daemon, not the attendant."""
+        """True if the process that holds the model runs confined; for a shared daemon's model, that is the daemon."""
         if look.record.daemon:
             daemon = self._before.get(look.record.daemon)
             return bool(look.pid and daemon is not None and daemon.confined)
         return bool(look.pid and look.note and look.note.pid == look.pid and look.note.confined)
 
     def _message(self, look: ServiceView, finding: ProbeFinding, word: str) -> str:
-        """Why it is not ready, if it is not."""
+        """Reason why the service is not ready; meaningless if it is."""
         note = look.note
         if note and note.refused not in ("", CRASH_LOOP) and not look.pid:
             return note.refused_message
@@ -187,10 +187,11 @@ class Observer:
         return finding.message
 
     def _drained(self, look: ServiceView, published: Published) -> tuple[bool, WithdrawalToken]:
-        """(whether it answers somebody, the withdrawal after which nobody was left to answer, "" if there was none).
+        """(True if requests are in flight, token of the withdrawal after which none were left, "" if there is none).
 
-        What is asked after the endpoint went out tells that nobody else will come. Where the cluster cannot be told,
-        nobody may be cut for that either.
+        Only an idle engine whose endpoint is out is drained: before, new requests may come. If the withdrawal is not
+        confirmed within UNCONFIRMED_S, as while the cluster is unreachable, requests in flight are waited for all the
+        same.
         """
         record = look.record
         overdue = bool(record.withdraw) and time.time() - requested_at(record.withdraw) > UNCONFIRMED_S
@@ -199,26 +200,26 @@ class Observer:
         return bool(busy), carried_out if busy is False or not look.pid else NO_WITHDRAWAL
 
     def _last_exit(self, record: Record, before: Observed | None, died: bool, word: str) -> str:
-        """How its engine last ended; looked up in supervisord's log when there may be news."""
+        """The last exit of its engine; read from supervisord's log only when it may have changed."""
         if before is None or died or not before.last_exit or word in HELD:
             return self._exits.last(record.program)
         return before.last_exit
 
     def _was_engine(self, before: Observed) -> bool:
-        """Whether the process was more than a launcher, which ends by itself when it may not start the engine."""
+        """True if the process was an engine, and not a launcher, which exits if it may not start the engine."""
         return before.served or self._engines.get(before.program) == before.pid
 
     def _count_start(self, row: ProgramState | None, before: Observed | None, observed: Observed, now: float) -> None:
-        """Counts how long a process took until it served, once."""
+        """Record the time that a process took until it served, once per process."""
         known = before is not None and before.pid == observed.pid and before.served
         if observed.served and not known and row is not None and row.pid == observed.pid:
             self._counters.started(observed.program, max(0.0, now - row.start))
 
 
 def _unplanned_starts(note: RunNote | None, before: Observed | None, crashed: bool, now: float) -> int:
-    """Restarts since the last look. The launcher notes each start after the first that followed a crash.
+    """Unplanned starts since the last observation. The launcher notes the starts that followed a crash.
 
-    A crash after so long a run that the launcher has forgotten its start is counted by itself.
+    A crash after a run so long that the launcher has forgotten its start is counted here.
     """
     known = before.counted_start if before is not None else 0.0
     noted = sum(at > known for at in note.starts[1:]) if note is not None else 0
@@ -226,13 +227,15 @@ def _unplanned_starts(note: RunNote | None, before: Observed | None, crashed: bo
 
 
 def _planned(record: Record, word: str, leaving: bool) -> bool:
-    """Whether the controller, or a human, made the process end."""
+    """True if the end of the process was planned: by the controller, by a human, or by a stop of the whole system."""
     ours = bool(record.withdraw) or record.verdict.standing is not Standing.RUN or leaving
     return ours or record.stopped_by_hand or word in ("STOPPING", "STOPPED")
 
 
 def _charged(pid: int, held: Held | None, before: Observed | None) -> int:
-    """What an engine is charged for what it holds; small changes are no news, and no file is written for them."""
+    """Bytes charged for the engine's footprint, 0 without a process. Small changes are ignored: each would rewrite
+    the observation's file.
+    """
     if not pid:
         return 0
     known = before.memory_bytes if before is not None and before.pid == pid else 0

@@ -1,7 +1,7 @@
-"""What the power program last measured, if it still holds.
+"""The latest reading of the power program, while it is fresh.
 
-A figure that nobody renews is worse than none: so its age decides, by a clock that cannot be set, and a figure that
-is too old is gone, never 0. The file is looked at in a thread of its own, because answers over HTTP wait for no disk.
+A stale figure is worse than none: its age is checked by a monotonic clock, and a figure that is too old is left out,
+never shown as 0. A thread reads the file, because HTTP answers must not wait for the disk.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from metal_supervisor.state.directory import POWER_FILE
 
 LOOK_EVERY_S = 2.0
 HOLDS_FOR = 3
-"""So many intervals, after which a reading is too old."""
+"""Number of intervals after which a reading is too old."""
 NOTHING_YET = "nothing has been measured yet; see log/power.log in the state directory"
 
 
 @dataclass(frozen=True)
 class PowerReading:
-    """What power.json says."""
+    """The contents of power.json."""
 
     source: str = ""
-    """What measured it, "" where nothing does."""
+    """What measures, "" if nothing does."""
     problem: str = ""
-    """Why nothing is measured, "" while something is."""
+    """Reason why nothing is measured, or ""."""
     at: float = 0.0
     """Unix time."""
     monotonic_s: float = 0.0
-    """The same by the clock that cannot be set, which all processes of a machine share."""
+    """Monotonic time of it; all processes of a machine share that clock."""
     every_s: float = 0.0
     """Seconds between readings."""
     watts: Mapping[str, float] = field(default_factory=dict)
-    """By domain; one that is not known is not in it."""
+    """By domain; unknown ones are left out."""
 
     def fresh_watts(self) -> Mapping[str, float]:
-        """The watts, while they are young enough; {} afterwards."""
+        """The watts, or {} if they are too old."""
         return self.watts if 0 <= time.monotonic() - self.monotonic_s <= HOLDS_FOR * self.every_s else {}
 
 
 def read(text: str) -> PowerReading:
-    """What the text of a power.json says; what is wrong with it is its problem."""
+    """Parse the text of a power.json; if it is malformed, the reading has only a `problem`."""
     try:
         found = json.loads(text)
         if found["format"] != FORMAT:
@@ -64,7 +64,7 @@ def read(text: str) -> PowerReading:
 
 
 def shown_power(reading: PowerReading | None) -> Json | None:
-    """What /status says of it; None where nobody asked for it."""
+    """The reading as JSON, for /status; None unless enabled."""
     if reading is None:
         return None
     watts, problem = reading.fresh_watts(), reading.problem
@@ -74,7 +74,7 @@ def shown_power(reading: PowerReading | None) -> Json | None:
 
 
 class PowerFile:
-    """Keeps the latest reading, where one is asked for."""
+    """The latest reading; None unless enabled."""
 
     def __init__(self, state: Path, enabled: bool) -> None:
         self._path, self._enabled = state / POWER_FILE, enabled
@@ -82,12 +82,12 @@ class PowerFile:
         self.reading = PowerReading(problem=NOTHING_YET) if enabled else None
 
     def start(self) -> None:
-        """Begins to look, in a thread of its own."""
+        """Start the thread that reads the file, if enabled."""
         if self._enabled:
             threading.Thread(target=self._run, name="power", daemon=True).start()
 
     def look(self) -> None:
-        """Reads the file if it was replaced."""
+        """Read the file if it was replaced."""
         try:
             found = self._path.stat()
             edition = found.st_ino, found.st_mtime_ns

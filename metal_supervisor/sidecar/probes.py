@@ -1,9 +1,8 @@
-"""Asks each engine whether it serves: often while it loads, seldom once it does.
+"""Readiness probes of the engines: frequent while an engine loads, seldom once it serves.
 
-One small thread per engine, because a hung engine must not delay the news of another. Readiness is the
-answer of this very process: a probe belongs to a pid, and the answer of an earlier one counts for nothing.
-What an engine that does not answer is seen to do is looked at too, so that a hung one can be told from a busy one.
-And once per process, health is not enough: it has to answer the smallest request of its mode.
+One small thread per engine, because a hung engine must not delay the probes of another. A probe belongs to a pid:
+answers of an earlier process do not count. If an engine does not answer, signs of work by its process tell a busy one
+from a hung one. Once per process, health is not enough: it has to answer the smallest request of its mode.
 """
 
 from __future__ import annotations
@@ -43,28 +42,28 @@ class ProbeTarget:
     port: int
     probe: Probe
     reached_at: str = ""
-    """Address at which others are to reach it, if that has to be tried."""
+    """Address at which pods reach it, if that has to be probed too, else ""."""
 
     @property
     def host(self) -> str:
-        """Where to ask."""
+        """Address to send probes to."""
         return local_status.asked_at(self.bind)
 
 
 @dataclass(frozen=True)
 class ProbeFinding:
-    """What is known of a target."""
+    """The result of probing a target."""
 
     ready: bool
     message: str
     served: bool = False
     """It has been ready before."""
     hung: str = ""
-    """Why it should be restarted, "" if it should not."""
+    """Reason why it should be restarted, or ""."""
 
 
 class _Asker(threading.Thread):
-    """Asks one target until told to end."""
+    """Probes one target until `end` is called."""
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class _Asker(threading.Thread):
         self.target, self._limits, self._on_change, self._key = target, limits, on_change, key
         self._on_probe = on_probe
         self.ending = False
-        """It is to end, and a request of ours would only be in its way."""
+        """The engine is to end; a first request of the probe would only delay it."""
         self._first: FirstRequest | None = None
         self._first_failed = False
         self._pulse = Pulse(born=time.monotonic(), ready=known.ready, served=known.served)
@@ -89,7 +88,7 @@ class _Asker(threading.Thread):
         self._over = threading.Event()
 
     def end(self) -> None:
-        """Makes the thread end at its next breath."""
+        """Tell the thread to end after the current probe."""
         self._over.set()
 
     def run(self) -> None:
@@ -126,7 +125,7 @@ class _Asker(threading.Thread):
         return self._seen(answer.ready, turns, message)
 
     def _seen(self, answers: bool, turns: bool, message: str, asked: bool = False) -> ProbeResult:
-        """A look, with signs of work if something is wrong and they matter."""
+        """A probe result, with signs of work if the probe failed and they matter."""
         now, target = time.monotonic(), self.target
         closely = not (answers and turns) and liveness.wants_signs(self._pulse, now, self._limits)
         return ProbeResult(
@@ -134,7 +133,7 @@ class _Asker(threading.Thread):
         )
 
     def _first_looked_at(self, first: FirstRequest) -> ProbeResult:
-        """A look at the first request: it may take long, and what the engine does meanwhile has to be seen."""
+        """A probe result while the first request runs: that may take long, and the engine is watched meanwhile."""
         answer = None if self.ending else first.wait(FIRST_LOOK_S)
         if answer is not None or self.ending:
             self._give_up_first()
@@ -149,14 +148,14 @@ class _Asker(threading.Thread):
             self._first = None
 
     def _ours(self) -> ProbeAnswer:
-        """Whether it is this very process that answers, and where it was told to."""
+        """Check that the answer came from this very process, at the address it was told to listen on."""
         target = self.target
         if target.reached_at and not probing.answers_at(target.reached_at, target.port):
             text = f"it does not answer at {target.reached_at}:{target.port}, where pods would ask it; "
             fix = "make it listen there (OLLAMA_HOST=0.0.0.0), or set --ollama-url off to have one supervised"
             return ProbeAnswer(False, f"DaemonUnreachable: {text}{fix}")
         if target.probe.shared:
-            return ProbeAnswer(True, "")  # whose process it is is known by its daemon's own record
+            return ProbeAnswer(True, "")  # the record of the daemon identifies the process
         found = host.listens(target.pid, target.port)
         if found is None or self._reachable(found):
             return ProbeAnswer(True, "")
@@ -166,7 +165,7 @@ class _Asker(threading.Thread):
         return ProbeAnswer(False, self._on(found))
 
     def _misplaced(self) -> str:
-        """Where an engine listens that refuses us where it should, "" if nowhere; looked up now and then."""
+        """Message about the wrong address that a refusing engine listens on, or ""; looked up every SIGNS_EVERY_S."""
         now = time.monotonic()
         if now - self._elsewhere_at >= liveness.SIGNS_EVERY_S:
             found = host.listens(self.target.pid, self.target.port) or frozenset()
@@ -174,7 +173,7 @@ class _Asker(threading.Thread):
         return self._elsewhere
 
     def _reachable(self, found: frozenset[str]) -> bool:
-        """Whether what is listened on includes what was told."""
+        """True if the addresses listened on include the configured one."""
         return self.target.bind in found or (self.target.bind == ANY_V4 and ANY_V6 in found)
 
     def _on(self, found: frozenset[str]) -> str:
@@ -193,7 +192,7 @@ class _Asker(threading.Thread):
 
 
 class _Drain(threading.Thread):
-    """Asks one engine that is to stop whether it still answers somebody, until it does not."""
+    """Polls an engine that is to stop until it has no requests in flight."""
 
     def __init__(self, target: ProbeTarget, on_change: Callable[[], None]) -> None:
         super().__init__(name=f"drain {target.port}", daemon=True)
@@ -213,7 +212,7 @@ class _Drain(threading.Thread):
 
 
 class Prober:
-    """All the askers, one per program."""
+    """All probes, one thread per program."""
 
     def __init__(
         self,
@@ -222,18 +221,18 @@ class Prober:
         key_of: Callable[[str], tuple[str, str]] = lambda _program: ("", ""),
         on_probe: Callable[[str, float], None] = lambda _program, _seconds: None,
     ) -> None:
-        """`key_of`: program -> what `first_request.key_of` says of its engine; called by several threads.
+        """`key_of`: program -> result of `first_request.key_of` for its engine; called by several threads.
 
-        `on_probe`: told the program and the seconds of each answer; called by them, too.
+        `on_probe`: called with the program and the seconds of each probe, by these threads too.
         """
         self._on_change, self._limits, self._key_of, self._on_probe = on_change, limits, key_of, on_probe
         self._askers: dict[str, _Asker] = {}
         self._drains: dict[str, tuple[str, _Drain]] = {}
 
     def ask_only(self, targets: Mapping[str, tuple[ProbeTarget, ProbeFinding]], ending: Collection[str] = ()) -> None:
-        """Asks exactly these from now on. What is known already of a process counts until it has been asked.
+        """Probe exactly these targets from now on. A target's given finding counts until its first probe.
 
-        Those that are ending are not sent a first request any more: their end would have to wait for it.
+        Engines in `ending` are sent no first request any more: it would delay their end.
         """
         for program, asker in list(self._askers.items()):
             if program not in targets or targets[program][0] != asker.target:
@@ -249,9 +248,9 @@ class Prober:
             asker.ending = program in ending
 
     def busy(self, program: str, token: str, target: ProbeTarget | None) -> bool | None:
-        """Whether an engine that is to stop still answers somebody; None before the first answer.
+        """True if an engine that is to stop has requests in flight; None before it is known.
 
-        `token` names the withdrawal that has been carried out, "" if none has: then nothing is asked.
+        `token`: the withdrawal that has been carried out, "" if none has: then the engine is not asked.
         """
         known = self._drains.get(program)
         if known and (known[0] != token or known[1].target != target):
@@ -266,6 +265,6 @@ class Prober:
         return known[1].busy
 
     def finding(self, program: str) -> ProbeFinding | None:
-        """What is known of a program's engine, None before its first answer."""
+        """Latest finding about a program's engine, None before the first probe."""
         asker = self._askers.get(program)
         return asker.finding if asker and asker.answered else None

@@ -1,7 +1,7 @@
-"""The objects of the cluster, one writer of each: Service, EndpointSlice, Events.
+"""Writer of Services, EndpointSlices and Events.
 
-Everything is server-side apply of our own fields. What was written is remembered per object and uid, so
-that a write which would change nothing is not sent; a Service that is not ours is never touched.
+Everything is server-side apply of our own fields. What was written is remembered per object and uid, so that a write
+which would change nothing is not sent. A Service that another manager owns is never touched.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger("sidecar")
 
 @dataclass
 class _Done:
-    """What the cluster was last made to show of one service, of this very uid. None: unknown."""
+    """The objects last written for one service with this uid. None: unknown."""
 
     uid: str = ""
     service: Json | None = None
@@ -39,26 +39,26 @@ class _Done:
     slice: Json | None = None
     slice_name: str = ""
     legacy_gone: bool = False
-    """Whether what LLMKube's agent left behind under this name has been looked for."""
+    """Leftovers of LLMKube's agent under this name have been looked for."""
     heartbeat_at: float = 0.0
     heartbeat: str = ""
     withdrawn: WithdrawalToken = NO_WITHDRAWAL
     out: bool = False
-    """Whether it was last made to show that nothing serves here."""
+    """The cluster was last told that nothing serves here."""
     problem: str = ""
     blocked_until: float = 0.0
-    """Monotonic time before which a conflict is not looked at again."""
+    """Monotonic time before which a conflict is not checked again."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """What the rest of the sidecar wants to know of a service's publication."""
+    """Progress of a service's publication, for the rest of the sidecar."""
 
     withdrawn: WithdrawalToken = NO_WITHDRAWAL
-    """The withdraw token carried out."""
+    """Token of the withdrawal that was carried out."""
     problem: str = ""
     out: bool = False
-    """Whether the cluster was told, and took it, that nobody is to be sent here."""
+    """The cluster has accepted that no traffic is to come here."""
 
 
 def _slice_path(namespace: str, name: str) -> str:
@@ -66,32 +66,32 @@ def _slice_path(namespace: str, name: str) -> str:
 
 
 class Publisher:
-    """Writes to the cluster what it is given. Every method may raise KubeError, and may be called again."""
+    """Writes the desired objects to the cluster. All methods may raise KubeError, and are idempotent."""
 
     def __init__(self, kube: Kube, node: str, on_change: Callable[[], None], beside_others: bool = True) -> None:
-        """`beside_others`: LLMKube's own agent may have left its objects here."""
+        """`beside_others`: True if LLMKube's own agent may have left objects here."""
         self._kube, self._node, self._on_change = kube, node, on_change
         self._manager = f"metal/{node}"
         self._beside_others = beside_others
         self._done: dict[Key, _Done] = {}
         self.statuses = Statuses(kube)
         self.resync_at = 0.0
-        """Monotonic time of the next look at everything anew."""
+        """Monotonic time of the next resync."""
 
     def published(self, key: Key) -> Published:
-        """How far the publication of a service has come."""
+        """Progress of the publication of a service."""
         done = self._done.get(key)
         return Published(done.withdrawn, done.problem, done.out) if done else Published()
 
     def due_at(self) -> float:
-        """Monotonic time at which there will be something to write even if nothing changes."""
+        """Monotonic time of the next write that is due without any change."""
         now = time.monotonic()
         beats = (done.heartbeat_at + HEARTBEAT_S for done in self._done.values() if done.slice)
         due = [self.resync_at, self.statuses.due_at(), *beats]
         return min(due + [done.blocked_until for done in self._done.values() if done.blocked_until > now])
 
     def refused(self, key: Key, text: str, pause_s: float) -> None:
-        """Remembers that the cluster does not accept a service's objects; it is tried again after a while."""
+        """Record that the cluster rejects a service's objects; they are not written again for `pause_s`."""
         done = self._done.setdefault(key, _Done())
         done.blocked_until = time.monotonic() + pause_s
         if done.problem != text:
@@ -99,18 +99,18 @@ class Publisher:
             self._on_change()
 
     def unwanted(self, wanted: Mapping[Key, WantedStatus]) -> set[Key]:
-        """Services that were published and are not to be shown any more."""
+        """Published services that are no longer wanted."""
         return self._done.keys() - wanted.keys()
 
     def _done_of(self, record: Record) -> _Done:
-        """What was done for this very object: one that was deleted and made again starts from nothing."""
+        """Record of the writes for this uid: an object that was deleted and created again starts from nothing."""
         done = self._done.get(record.key)
         if done is None or done.uid != record.uid:
             done = self._done[record.key] = _Done(uid=record.uid)
         return done
 
     def endpoints(self, want: WantedStatus) -> None:
-        """Makes Service and EndpointSlice show what is wanted; withdraws when it is asked to."""
+        """Reconcile the Service and the EndpointSlice of a service; withdraw its endpoint if its record says so."""
         done, token, record = self._done_of(want.record), want.record.withdraw, want.record
         if time.monotonic() < done.blocked_until and done.problem:
             self._take_out(want, done)
@@ -130,7 +130,7 @@ class Publisher:
         self._withdrawn(done, token)
 
     def _take_out(self, want: WantedStatus, done: _Done) -> None:
-        """Traffic must not go where nothing serves, whatever the cluster says to the Service."""
+        """Withdraw the endpoint if nothing serves, before and regardless of the write of the Service."""
         if not want.report.wants_slice:
             self._drop_slice(want.record, done)
         elif done.slice is not None and not want.report.ready and not want.address_problem:
@@ -142,11 +142,11 @@ class Publisher:
             self._on_change()
 
     def _service(self, want: WantedStatus, done: _Done) -> str:
-        """Writes the Service; returns what is in the way, e.g. somebody else's of the same name."""
+        """Write the Service. Returns the reason why it cannot be written, e.g. a name conflict, or ""."""
         endpoint = want.record.endpoint
         assert endpoint is not None
         body = manifests.service_object(want.record, endpoint)
-        due = time.monotonic() - done.service_at >= HEARTBEAT_S  # somebody may have deleted it
+        due = time.monotonic() - done.service_at >= HEARTBEAT_S  # it may have been deleted
         if body == done.service and not due:
             return ""
         path = f"/api/v1/namespaces/{want.record.namespace}/services"
@@ -158,7 +158,7 @@ class Publisher:
         return ""
 
     def _foreign(self, path: str, record: Record) -> str:
-        """Why an existing Service of the name must not be touched, "" if it is ours or absent."""
+        """Reason why an existing Service of the name must not be touched, or "" if it is ours or absent."""
         try:
             found = self._kube.request("GET", path)
         except KubeError as error:
@@ -186,7 +186,7 @@ class Publisher:
         if body == done.slice and done.out is not want.report.ready:
             return
         name = body["metadata"]["name"]
-        done.out = done.out and not want.report.ready  # a write that fails may have been made all the same
+        done.out = done.out and not want.report.ready  # a failed write may have taken effect all the same
         self._apply_slice(_slice_path(want.record.namespace, name), body, done)
         done.slice, done.slice_name, done.out = body, name, not want.report.ready
         if self._beside_others and not done.legacy_gone:
@@ -196,7 +196,7 @@ class Publisher:
             done.heartbeat_at, done.heartbeat = now, heartbeat
 
     def _apply_slice(self, path: str, body: Json, done: _Done) -> None:
-        """Writes the slice, anew if it is of another family of addresses: that cannot change."""
+        """Write the slice; delete and recreate it if the address type changes, which is immutable."""
         if done.slice is not None and done.slice["addressType"] != body["addressType"]:
             self._delete(path)
         try:
@@ -208,7 +208,7 @@ class Publisher:
             self._kube.apply(path, body, self._manager, force=True)
 
     def _is_of_another_family(self, path: str, body: Json) -> bool:
-        """Whether what an earlier run, or one before a gap, left there has another type of addresses."""
+        """True if the slice in the cluster, from an earlier run or from before a gap, has another address type."""
         try:
             found = self._kube.request("GET", path)
         except KubeError as error:
@@ -218,7 +218,7 @@ class Publisher:
         return bool(found.get("addressType", body["addressType"]) != body["addressType"])
 
     def _reap_legacy(self, namespace: str, service: str, told: str) -> None:
-        """Removes what LLMKube's agent left under this name: mirrored or not, it would keep a dead address alive."""
+        """Remove what LLMKube's agent left under this name: mirrored or not, it would keep a dead address in use."""
         for path in (f"/api/v1/namespaces/{namespace}/endpoints/{service}", _slice_path(namespace, service)):
             try:
                 found = self._kube.request("GET", path)
@@ -228,19 +228,19 @@ class Publisher:
                     self._kube.request("DELETE", path, None, {"preconditions": {"uid": uid}})
                     log.info("removed what another agent left", extra={"object": path})
             except KubeError as error:
-                if error.code == 403:  # what serves must not wait for what only tidies up
+                if error.code == 403:  # publishing must not wait for a cleanup
                     log.warning("what another agent may have left stays", extra={"error": str(error)})
                 elif error.code not in (404, 409):
                     raise
 
     def forget_slices(self) -> None:
-        """Writes every slice anew: peers may have taken them out while we were away."""
+        """Have every slice written again: peers may have withdrawn them during a gap."""
         for done in self._done.values():
             if done.slice is not None:
                 done.heartbeat_at, done.slice = 0.0, None
 
     def _drop_slice(self, record: Record, done: _Done) -> None:
-        """Takes this Mac's slice out, if that is not done; the Service stays, and with it its address."""
+        """Delete this Mac's slice unless that is done; the Service stays, and keeps its cluster IP."""
         if done.slice is None and done.slice_name and done.out:
             return
         if record.endpoint is None:
@@ -258,7 +258,7 @@ class Publisher:
                 raise
 
     def forget(self, key: Key) -> None:
-        """Takes a service's slice out, and takes back what its status said."""
+        """Delete a service's slice and withdraw what was written into its status."""
         done = self._done[key]
         if done.slice is not None:
             self._delete(_slice_path(key[0], done.slice_name))
@@ -266,11 +266,11 @@ class Publisher:
         del self._done[key]
 
     def event(self, record: Record, what: Happening) -> None:
-        """Posts an Event on a service; one that is there already counts up."""
+        """Post an Event about a service; a repeated one increments its series count."""
         self._post(record.namespace, manifests.event_object(record, what, self._node, now_micro()))
 
     def mac_event(self, namespace: str, what: Happening) -> None:
-        """Posts an Event on this Mac."""
+        """Post an Event about this Mac."""
         self._post(namespace, manifests.mac_event_object(namespace, what, self._node, now_micro()))
 
     def _post(self, namespace: str, body: Json) -> None:
@@ -286,7 +286,7 @@ class Publisher:
             self._kube.request("PATCH", named, None, series, MERGE)
 
     def resync(self, wanted: Mapping[Key, WantedStatus]) -> None:
-        """Finds slices of ours that nobody wants any more, and looks at everything anew."""
+        """Delete this Mac's slices that are no longer wanted, and have everything else written again."""
         names = {
             (each.namespace, manifests.slice_name(each.endpoint.service, self._node, each.ordinal))
             for want in wanted.values()

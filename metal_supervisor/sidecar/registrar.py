@@ -1,9 +1,9 @@
-"""Keeps the cluster in line with what the sidecar knows, whatever the cluster is doing.
+"""Reconciles the cluster's objects with what the sidecar has observed.
 
-One thread writes, level-triggered: it is given what the cluster should show of every service and keeps at
-it until it does. The Lease goes first, because peers take a Mac for dead without it; then withdrawals, because they
-save requests, and a new endpoint can wait. An object whose write the server fails (5xx) is held back alone.
-An API that is down is tried again every second or so, and nothing that happens here ever delays a probe.
+One thread writes, level-triggered: it is given the desired state of every service's objects and retries until the
+cluster has it. The Lease goes first, because without it peers take a Mac for dead; then withdrawals, because they save
+requests, and a new endpoint can wait. An object whose write the server fails (5xx) backs off alone. An API that is down
+is tried again every second or so, and nothing here ever delays a probe.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from metal_supervisor.spec.types import Key, Observed, Record
 LONGEST_PAUSE_S, FORBIDDEN_PAUSE_S = 1.5, 5.0
 CONFLICT_PAUSE_S = 1.0
 SLOW_S = 1.0
-"""Seconds that one pass may lose to writes that fail; the rest waits for the next, which renews the Lease first."""
+"""Seconds that one pass may lose to failing writes; the rest waits for the next pass, which renews the Lease first."""
 MOST_EVENTS = 50
 log = logging.getLogger("sidecar")
 
@@ -43,24 +43,24 @@ class _Trouble:
 
 @dataclass(frozen=True)
 class Around:
-    """What surrounds this Mac in the cluster."""
+    """The cluster context of this Mac."""
 
     operator: bool | None = False
-    """Whether LLMKube's operator writes status here; None while that is not known."""
+    """True if LLMKube's operator writes status here; None while that is unknown."""
     namespaces: frozenset[str] = frozenset()
-    """Where this Mac shows that it lives."""
+    """Namespaces in which this Mac renews a Lease."""
     silent: tuple[tuple[str, str], ...] = ()
-    """(namespace, node) of the Macs whose endpoints are to be taken out for them."""
+    """(namespace, node) of the Macs whose endpoints their peers withdraw."""
     notes: tuple[tuple[str, str], ...] = ()
-    """What the node Lease's annotations say of this Mac."""
+    """Annotations of the node Lease."""
     cloned: str = ""
-    """Non-empty: another Mac goes by this one's name, and nothing may be written."""
+    """Non-empty if another Mac uses this one's name: nothing may be written then."""
     silence: str = ""
-    """Text about an operator of LLMKube's that is believed to be there and may be gone, "" without a sign of that."""
+    """Text about LLMKube's operator if it is configured or seen but may be gone, else ""."""
 
 
 class Registrar(threading.Thread):
-    """Keeps the cluster's objects in line with what it is given."""
+    """The thread that writes the desired objects."""
 
     def __init__(
         self,
@@ -83,13 +83,13 @@ class Registrar(threading.Thread):
         self._wanted: Mapping[Key, WantedStatus] = {}
         self._models: Mapping[Key, WantedModel] = {}
         self._events: list[tuple[Record | str, Happening]] = []
-        """On a service, or in a namespace on this Mac."""
+        """(service, or namespace for an Event about this Mac; Event)."""
         self._counters = counters or Counters()
         self._out_since: dict[Key, float] = {}
-        """Monotonic time since when an endpoint that the cluster shows as ready is not to be so any more."""
+        """Monotonic time of the decision to withdraw an endpoint that the cluster still shows as ready."""
         self._settled = threading.Event()
         self._out = False
-        """Whether what is wanted now sends nobody here, and all of the cluster shows so."""
+        """No endpoint is wanted now, and the cluster shows none."""
         self._trouble = _Trouble()
         self._pass_failed = self._refused = False
         self._backoffs = Backoffs()
@@ -101,7 +101,7 @@ class Registrar(threading.Thread):
     def want(
         self, wanted: Mapping[Key, WantedStatus], models: Mapping[Key, WantedModel], around: Around | None = None
     ) -> None:
-        """What the cluster should show from now on."""
+        """Set the desired state of the cluster's objects."""
         around = around or Around()
         with self._lock:
             if (wanted, models, around) == (self._wanted, self._models, self._around):
@@ -116,7 +116,7 @@ class Registrar(threading.Thread):
         self._wake.set()
 
     def withdraw_all(self) -> None:
-        """Takes every endpoint out, when no more is known than that their engines are about to end."""
+        """Withdraw every endpoint as last wanted; used if the last pass of a shutdown fails."""
         with self._lock:
             wanted, models, around = self._wanted, self._models, self._around
         ends = Observed("", 0, False, time.time(), "STOPPING")
@@ -124,7 +124,7 @@ class Registrar(threading.Thread):
         self.want(ending, models, around)
 
     def _note_withdrawals(self, wanted: Mapping[Key, WantedStatus]) -> None:
-        """Which endpoints are to go from now on; hold the lock."""
+        """Record the time of the decision for endpoints to withdraw; the caller holds the lock."""
         serving = {key for key, want in wanted.items() if want.report.ready}
         for key, before in self._wanted.items():
             if before.report.ready and before.report.wants_slice and key not in serving:
@@ -133,37 +133,37 @@ class Registrar(threading.Thread):
             del self._out_since[key]
 
     def tell(self, about: Record | str, what: Happening) -> None:
-        """Posts an Event, unless too many are waiting for an API that is down. `about`: as it is kept."""
+        """Queue an Event; drop it if MOST_EVENTS wait. `about`: a service, or a namespace for one about this Mac."""
         with self._lock:
             if len(self._events) < MOST_EVENTS:
                 self._events.append((about, what))
         self._wake.set()
 
     def tell_of_mac(self, what: Happening) -> None:
-        """Posts an Event on this Mac, one in each namespace that it serves."""
+        """Queue an Event about this Mac in each namespace that it serves."""
         for namespace in sorted(self._around.namespaces):
             self.tell(namespace, what)
 
     def look_now(self) -> None:
-        """Writes what is due at once: after a sleep that is more than the thread knows of."""
+        """Wake the thread to write what is due: after a sleep, more is due than it waits for."""
         self._wake.set()
 
     def published(self, key: Key) -> Published:
-        """How far the publication of a service has come."""
+        """Progress of the publication of a service."""
         return self._publisher.published(key)
 
     @property
     def trouble(self) -> tuple[str, float]:
-        """(why the cluster cannot be written to, Unix time since when); ("", 0) when it can."""
+        """(reason why the cluster cannot be written to, Unix time since when); ("", 0) if it can."""
         return self._trouble.error, self._trouble.since
 
     @property
     def out(self) -> bool:
-        """Whether nobody is sent here any more, whatever else is still to be written; `on_change` tells of it."""
+        """True once all endpoints are out, whatever else is still to be written; `on_change` is called then."""
         return self._out
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until everything wanted is shown; False if that took too long."""
+        """Wait until everything wanted is written; False if that took longer than `timeout_s`."""
         return self._settled.wait(timeout_s)
 
     # ── the thread ───────────────────────────────────────────────────────────────────────────────
@@ -181,18 +181,18 @@ class Registrar(threading.Thread):
                 self._wake.wait(max(0.05, self._due_at() - time.monotonic()))
 
     def _due_at(self) -> float:
-        """Monotonic time at which there will be something to write even if nothing changes."""
+        """Monotonic time of the next write that is due without any change."""
         listed_at = self._fleet_node.due_at if self._fleet_node else float("inf")
         due_at = min(listed_at, self._publisher.due_at(), self._membership.due_at(self._around.namespaces))
         if self._backoffs:
-            later = due_at if due_at > time.monotonic() else float("inf")  # due for long: it is one of those held
+            later = due_at if due_at > time.monotonic() else float("inf")  # overdue: it is one of those held back
             due_at = min(later, self._backoffs.due_at())
-        if self._refused or self._around.cloned:  # due for long, and not to be had
+        if self._refused or self._around.cloned:  # overdue, and refused
             due_at = max(due_at, time.monotonic() + FORBIDDEN_PAUSE_S)
         return due_at
 
     def release(self) -> None:
-        """Tells peers that this Mac stops, if they can be told."""
+        """Release the Leases, so that peers know this Mac stops. Errors are logged."""
         if self._around.cloned:
             return  # it is the other one's Lease
         try:
@@ -216,7 +216,7 @@ class Registrar(threading.Thread):
             self._attempt("lease", namespace, partial(self._live, namespace))
         if time.monotonic() >= publish.resync_at:
             self._attempt("resync", "", partial(publish.resync, wanted))
-        # Withdrawals before announcements, everything that carries traffic before what is only looked at.
+        # Withdrawals before announcements; everything that carries traffic before statuses and Events.
         late = [key for key, want in wanted.items() if want.report.ready]
         for key in sorted(wanted.keys() - set(late)):
             if self._attempt("endpoints", key, partial(publish.endpoints, wanted[key])):
@@ -264,7 +264,7 @@ class Registrar(threading.Thread):
             self._publisher.event(about, what)
 
     def _look_whether_out(self, wanted: Mapping[Key, WantedStatus]) -> None:
-        """Says so, once. Nothing of `wanted` is to be served here."""
+        """Set `out` and notify, once, if the cluster shows no endpoint. No service in `wanted` is ready."""
         out = all(self._publisher.published(key).out for key in wanted)
         with self._lock:
             news = out and not self._out and wanted is self._wanted
@@ -273,21 +273,21 @@ class Registrar(threading.Thread):
             self._on_change()
 
     def _live(self, namespace: str) -> None:
-        """Shows that this Mac lives; after a gap peers may have taken its endpoints out, so they are written anew."""
+        """Renew the Lease of a namespace. After a gap peers may have withdrawn our endpoints: write them again."""
         if self._membership.renew(namespace):
             self._publisher.forget_slices()
 
     def _is_out(self, key: Key) -> None:
-        """An endpoint that was to go is gone from the cluster."""
+        """Record the duration of a completed withdrawal, if one was pending."""
         with self._lock:
             since = self._out_since.pop(key, None)
         if since is not None:
             self._counters.withdrawn(time.monotonic() - since)
 
     def _attempt(self, what: str, on: Hashable, action: Callable[[], None]) -> bool:
-        """Runs one write; False if it was not made, and is tried again: in the next pass, or when its pause is over.
+        """Run one write. False if it was not made and is retried: in the next pass, or when its backoff expires.
 
-        `what`: what is written, as the count of failures calls it; `on`: of which object.
+        `what`: kind of write, as in the counter of failures; `on`: the object.
         """
         if self._pass_failed:
             return False
@@ -326,10 +326,10 @@ class Registrar(threading.Thread):
             self._on_change()
 
     def _problem(self, key: Any, error: KubeError) -> None:
-        """`key`: of the service whose endpoints are refused, None for any other object."""
+        """Log an object that the cluster rejects. `key`: the service, if its endpoints are rejected, else None."""
         what = {"service": ".".join(key or ()), "error": str(error)}
         log.warning("the cluster does not accept an object", extra=what)
-        if key is not None:  # a conflict is over in a moment: what we apply is ours
+        if key is not None:  # a conflict is short: the fields that we apply are ours
             self._publisher.refused(key, str(error), CONFLICT_PAUSE_S if error.conflict else CONFLICT_RETRY_S)
 
     def _clear_trouble(self) -> None:

@@ -1,7 +1,7 @@
-"""Models that a shared daemon serves, seen like engines of their own: by their attendants, and by the daemon.
+"""Models on a shared daemon, observed like engines of their own: by their attendants, and by the daemon.
 
-supervisord knows a model's attendant, and what answers is the daemon. So a model lives while both do, is ready once its
-attendant has it loaded and the daemon says so too, and holds its share of the daemon's memory.
+supervisord runs a model's attendant, and the daemon answers requests. So a model lives while both do, is ready once its
+attendant has it loaded and the daemon confirms that, and is charged its share of the daemon's memory.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ UNREACHABLE = "DaemonUnreachable: "
 
 
 def pids_with_daemons(records: Mapping[str, Record], pids: Mapping[str, int]) -> dict[str, int]:
-    """Pids by program; a model whose daemon is gone is gone, whatever its attendant does. A user's own is not seen."""
+    """Pids by program; 0 for a model whose supervised daemon is gone, whatever its attendant does.
+
+    A daemon that the user runs is not supervised, and has no pid here.
+    """
     gone = {name for name, record in records.items() if record.is_daemon and record.spec_file and not pids[name]}
     return {name: 0 if records[name].daemon in gone else pid for name, pid in pids.items()}
 
 
 def is_asked(record: Record, attachment: Attachment | None, pid: int) -> bool:
-    """Whether a model's daemon may be asked for it: before it is attached, that would load whatever has its name."""
+    """True if the model may be probed: on a daemon only once attached, or the probe would load any model so named."""
     return not record.daemon or (
         attachment is not None and attachment.pid == pid and attachment.phase is Phase.ATTACHED
     )
@@ -33,9 +36,9 @@ def is_asked(record: Record, attachment: Attachment | None, pid: int) -> bool:
 def judged(
     record: Record, finding: ProbeFinding, attachment: Attachment | None, pid: int, daemon: Observed | None
 ) -> ProbeFinding:
-    """What is found of a model: ready only while its attendant has it attached, and never hung by itself.
+    """The finding for a model: ready only while its attendant has it attached, and never hung by itself.
 
-    `daemon`: what was seen of a daemon of ours, which is known to be whoever answers at its port.
+    `daemon`: observation of a supervised daemon, which is known to hold its port; None if the user runs the daemon.
     """
     if daemon is not None and not daemon.ready:
         return replace(finding, ready=False, message=f"{record.daemon}: {daemon.message or 'it is not up'}", hung="")
@@ -47,7 +50,7 @@ def judged(
 
 
 def share(record: Record, held: Held | None, records: Iterable[Record]) -> Held | None:
-    """A model's share of what its daemon holds, as it was estimated."""
+    """A model's share of its daemon's footprint, in proportion to the reservations; `held` itself for other engines."""
     if held is None or not record.daemon:
         return held
     total = sum(each.reserved_bytes for each in records if each.daemon == record.daemon and each.runs)

@@ -1,7 +1,7 @@
-"""The end of the whole system: running answers end by themselves, within a bound, and then all engines at once.
+"""Shutdown of the whole system: wait for requests in flight, within a limit, then terminate all engines at once.
 
-supervisord stops its programs one after another, and each may take its time; launchd kills what is still there
-after its own limit, and then the models would be left without anybody.
+supervisord stops its programs one after another, and each may take its time; launchd kills supervisord after its own
+limit, and then the engines would be left running without a supervisor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TOKEN = "leaving"
 
 
 def answers_ended(prober: Prober, targets: Mapping[str, ProbeTarget], within_s: float) -> bool:
-    """Waits until no engine answers anybody any more; False if that took too long."""
+    """Wait until no engine has requests in flight; False if that took longer than `within_s`."""
     until, waiting = time.monotonic() + within_s, dict(targets)
     while time.monotonic() < until:
         waiting = {name: each for name, each in waiting.items() if prober.busy(name, TOKEN, each) is not False}
@@ -30,7 +30,7 @@ def answers_ended(prober: Prober, targets: Mapping[str, ProbeTarget], within_s: 
 
 
 def end(processes: Mapping[int, str]) -> None:
-    """Tells these processes to end: pid -> identity of its start, because a number may be given away meanwhile."""
+    """Send SIGTERM to these processes: pid -> launch.start_time, because a pid may have been reused meanwhile."""
     for pid, started in processes.items():
         if started and launch.start_time(pid) == started:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A sleep of this Mac that is to come: whether there is one, and the word that all endpoints are out."""
+"""The sidecar's side of an impending sleep: detect it, and confirm that all endpoints are out."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from metal_supervisor.sidecar.registrar import Registrar
 from metal_supervisor.state.doorbell import ring
 
 LOOK_EVERY_S = 1.0
-"""Nobody rings when the writer of the note has died."""
+"""The doorbell does not ring if the writer of the note has died."""
 log = logging.getLogger("sidecar")
 
 
 class SleepNotice:
-    """Keeps the note of a coming sleep, and answers it."""
+    """Reads the note of an impending sleep, and answers it."""
 
     def __init__(self, state: Path, registrar: Registrar) -> None:
         self._state, self._registrar = state, registrar
@@ -26,18 +26,21 @@ class SleepNotice:
 
     @property
     def again_in_s(self) -> float:
-        """Seconds after which to look again."""
+        """Seconds until the next `look`, infinity if no sleep is impending."""
         return float("inf") if self.coming is None else LOOK_EVERY_S
 
     def look(self) -> bool:
-        """Reads the note; True if a sleep is over, or was none."""
+        """Read the note; True if an impending sleep is over or was called off."""
         before, self.coming = self.coming, self._reader.look()
         if (before is None) != (self.coming is None):
             log.info("sleep", extra={"coming": self.coming is not None})
         return before is not None and self.coming is None
 
     def answer(self) -> None:
-        """Says that all is taken out, once that is so. The registrar rings then, and was given before what to show."""
+        """Confirm that all endpoints are out, once they are.
+
+        Call it after `Registrar.want`; the registrar wakes the loop when the last one is out.
+        """
         if self.coming is None or self._answered == self.coming or not self._registrar.out:
             return
         with contextlib.suppress(OSError):  # on a full disk the other side waits its three seconds

@@ -1,8 +1,8 @@
-"""Status of InferenceServices and Models, with LLMKube's operator beside us or without it.
+"""Status of InferenceServices and Models, with or without LLMKube's operator.
 
-Alone, all of a status is ours. With the operator only our own condition is: it carries the truth, and the
-operator leaves it alone. `schedulingStatus` belongs to both, so it is written when our verdict changes,
-cleared once after the service is ready, and never written again only because somebody overwrote it.
+Without the operator the whole status is ours. With it only our own condition is, which the operator leaves alone.
+`schedulingStatus` belongs to both, so it is written when our verdict changes, cleared once after the service is ready,
+and never written again only because it was overwritten.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from metal_supervisor.spec.resources import GROUP, VERSION
 from metal_supervisor.spec.types import Json, Key, ModelFile, Record, Standing
 
 CLEAR_AFTER_S = (2.0, 60.0)
-"""How long after a service got ready a leftover is looked for: the operator may be late once."""
+"""Seconds after readiness at which to look for a stale schedulingStatus: the operator may write late once."""
 NUDGE_AFTER_S = 1.0
 """Long enough for the operator's own copy of the slices to be current."""
 NUDGE = "metal-supervisor.io/changed"
@@ -28,21 +28,21 @@ NUDGE = "metal-supervisor.io/changed"
 
 @dataclass(frozen=True)
 class WantedStatus:
-    """What the cluster should show of one service."""
+    """Desired status and endpoint of one service."""
 
     record: Record
     report: Report
     address: str
     """The advertised IP address."""
     address_problem: str
-    """Why it cannot be advertised, "" if it can."""
+    """Reason why it cannot be advertised, or ""."""
     direct: str = ""
-    """Address that the engine listens at, with the embedded API, whose cluster names nothing resolves."""
+    """Address of the engine, with the embedded API: no DNS resolves its cluster names. "" otherwise."""
 
 
 @dataclass(frozen=True)
 class WantedModel:
-    """What the cluster should show of one Model."""
+    """Desired status of one Model."""
 
     uid: str
     generation: int
@@ -52,25 +52,25 @@ class WantedModel:
 
 @dataclass
 class _Written:
-    """What one status was last made to be. None: unknown."""
+    """A status as last written. None: unknown."""
 
     owner: Key
     uid: str = ""
     body: Json | None = None
     scheduling: tuple[str, str] | None = None
     clear_at: list[float] = field(default_factory=list)
-    """Monotonic times at which to look for a leftover."""
+    """Monotonic times at which to look for a stale schedulingStatus."""
     nudge_at: list[float] = field(default_factory=list)
-    """Monotonic times at which to make the operator look at a service whose slices it cannot map back."""
+    """Monotonic times at which to trigger the operator for a service whose slices it cannot map back."""
     ready: bool = False
     beside: bool = False
-    """Written as beside the operator; until then we may own more of it than our condition."""
+    """Written with the operator present; until then we may own more fields than our condition."""
     leaving: bool = False
-    """The service is no longer for any Mac: what we said of it is taken back."""
+    """The service is no longer for any Mac: our fields of its status are to be removed."""
 
 
 def now_seconds(kube: Kube) -> str:
-    """Now by the API server's clock, which the operator's is held against."""
+    """Current time by the API server's clock, in RFC 3339 with whole seconds."""
     return datetime.fromtimestamp(time.time() + kube.clock_offset_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -79,19 +79,19 @@ def _path(kind: str, key: Key) -> str:
 
 
 class Statuses:
-    """Writes statuses. Every method may raise KubeError, and may be called again."""
+    """Writes statuses. All methods may raise KubeError, and are idempotent."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
         self._operator: bool | None = None
         self.silence = ""
-        """Text that MetalReady adds about an operator that is silent, "" while it is not."""
+        """Text that MetalReady adds while the operator seems to be gone, else ""."""
         self._services: dict[Key, _Written] = {}
         self._models: dict[tuple[str, str, str], Json] = {}
 
     @property
     def operator(self) -> bool | None:
-        """Whether LLMKube's operator writes here; None while unknown, when nothing is written."""
+        """True if LLMKube's operator writes statuses here; None while unknown: nothing is written then."""
         return self._operator
 
     @operator.setter
@@ -101,18 +101,18 @@ class Statuses:
             self.look_anew()
 
     def look_anew(self) -> None:
-        """Forgets what was written, so that all of it is compared with what is there."""
+        """Forget what was written, so that all of it is compared with the cluster again."""
         for written in self._services.values():
             written.body = None
         self._models.clear()
 
     def due_at(self) -> float:
-        """Monotonic time at which there is something to write even if nothing changes."""
+        """Monotonic time of the next write that is due without any change."""
         times = (at for each in self._services.values() for at in (*each.clear_at, *each.nudge_at))
         return min(times, default=float("inf"))
 
     def service(self, want: WantedStatus) -> None:
-        """The status of one InferenceService, by the Mac that speaks for it."""
+        """Write the status of one InferenceService, if this Mac holds its first replica."""
         record = want.record
         written = self._services.get(record.key)
         if written is None or written.uid != record.uid:
@@ -140,7 +140,7 @@ class Statuses:
         self._scheduling(want, written)
 
     def _scheduling(self, want: WantedStatus, written: _Written) -> None:
-        """The two fields that the operator writes as well."""
+        """Write or clear the two scheduling fields, which the operator writes as well."""
         path, now = _path("inferenceservices", want.record.owner), time.monotonic()
         if want.report.ready and not written.ready:
             written.clear_at = [now + after_s for after_s in CLEAR_AFTER_S]
@@ -162,7 +162,10 @@ class Statuses:
             written.nudge_at.pop(0)
 
     def _nudge(self, namespace: str, service: str) -> None:
-        """Changes the Service a little: the operator knows its owner, but looks for slices under a name with dashes."""
+        """Touch an annotation of the Service, to trigger the operator.
+
+        The operator maps a Service to its owner, but looks for slices under a name with dashes.
+        """
         body = {"metadata": {"annotations": {NUDGE: now_micro()}}}
         path = f"/api/v1/namespaces/{namespace}/services/{service}"
         self._kube.request("PATCH", path, {"fieldManager": manifests.MANAGED_BY}, body, MERGE)
@@ -171,7 +174,7 @@ class Statuses:
         self._kube.request("PATCH", path + "/status", {"fieldManager": manifests.MANAGED_BY}, {"status": status}, MERGE)
 
     def model(self, key: Key, model: WantedModel) -> None:
-        """The status of a Model; the operator's business where there is one."""
+        """Write the status of a Model; not called where LLMKube's operator writes it."""
         before = self._models.get((*key, model.uid))
         if before is None:
             before = self._kube.request("GET", _path("models", key)).get("status") or {}
@@ -188,16 +191,16 @@ class Statuses:
             **({"status": body} if body else {}),  # an empty one that leaves nothing becomes null, which is refused
         }
         path = _path("inferenceservices" if kind == "InferenceService" else "models", key)
-        # One name for all Macs: there is one writer at a time, and the next must not inherit what it cannot drop.
+        # One field manager for all Macs: there is one writer at a time, and the next must be able to drop its fields.
         self._kube.apply(path + "/status", whole, manifests.MANAGED_BY, force)
 
     def forget(self, key: Key) -> None:
-        """Drops a service; if it was ours to speak for and is nobody's now, what was said is taken back."""
+        """Forget a service; if this Mac wrote its status and no Mac serves it now, remove our fields."""
         written = self._services.pop(key, None)
         if written is not None and written.leaving:
             self._apply("InferenceService", written.owner, {})
 
     def forget_models_but(self, models: Mapping[Key, WantedModel]) -> None:
-        """Drops all other Models."""
+        """Forget all other Models."""
         current = {(*key, model.uid) for key, model in models.items()}
         self._models = {key: body for key, body in self._models.items() if key in current}

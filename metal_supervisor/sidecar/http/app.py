@@ -1,7 +1,7 @@
 """Health, readiness, metrics, status and the page over HTTP, from memory: no request waits for anything.
 
-GET and HEAD only, and only for who names this machine as loopback: a web page elsewhere that has its own name resolve
-to 127.0.0.1 could read everything otherwise. What is long to render is rendered once per board.
+GET and HEAD only, and only with a loopback name in the Host header: otherwise a web page whose own name resolves to
+127.0.0.1 (DNS rebinding) could read everything. Expensive answers are rendered once per board.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ PATHS = ("/", "/healthz", "/livez", "/readyz", "/metrics", "/status")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 METHODS = ("GET", "HEAD")
 def is_named(host: str, names: Collection[str]) -> bool:
-    """Whether a Host header names one of these, with or without a port."""
+    """True if a Host header holds one of these names, with or without a port."""
     found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::[0-9]{1,5})?", host, re.ASCII)
     return found is not None and found[1].lower() in names
 
 
 def create_app(board: Callable[[], Board], hosts: Collection[str] = LOOPBACK) -> flask.Flask:
-    """The application. `board` returns the latest snapshot; `hosts`: names by which it may be asked."""
+    """The WSGI application. `board` returns the latest snapshot; `hosts`: accepted names in the Host header."""
     app = flask.Flask("metal_supervisor", static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]
     _guard(app, hosts)
@@ -69,7 +69,7 @@ def _route(app: flask.Flask, path: str) -> Callable[[View], None]:
 
 
 def _guard(app: flask.Flask, hosts: Collection[str]) -> None:
-    """Refuses what is not for us, and says to browsers what they may do with an answer."""
+    """Refuse other hosts and methods, and add security headers to every answer."""
 
     @app.before_request
     def refuse() -> flask.typing.ResponseReturnValue | None:

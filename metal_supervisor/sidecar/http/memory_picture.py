@@ -1,7 +1,7 @@
-"""The memory ledger as a picture: a bar as long as the budget, with a piece for each service that is charged to it.
+"""Geometry of the page's memory bar: as long as the budget, with a piece for each service charged to it.
 
-Only numbers and names leave here: how it looks is the page's business. More services than a person can tell apart by
-colour are drawn as one piece.
+Only numbers and names; the page decides how it looks. Services beyond the number of distinguishable colours share one
+piece.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from metal_supervisor.sidecar.board import Board, Row
 from metal_supervisor.spec.types import Json
 
 LENGTH = 1000
-"""Of the bar, in the units of the drawing."""
+"""Length of the bar, in units of the drawing."""
 MOST_PIECES = 8
 
 
@@ -23,14 +23,14 @@ class BarPiece:
 
     name: str
     services: int
-    """How many it stands for; 0: not for a service."""
+    """Number of services in the piece; 0: charged to none."""
     charged_bytes: int
     measured_bytes: int
     start: float = 0.0
-    """Where it begins in the bar."""
+    """Position in the bar."""
     width: float = 0.0
     measured_width: float = 0.0
-    """Of that, what is held by measurement."""
+    """The part of `width` that the measured footprint fills."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,20 @@ class Picture:
     charged_bytes: int
     measured_bytes: int
     left_bytes: int
-    """Negative if more is charged than there is."""
+    """Negative if more is charged than the budget."""
     limit: float
-    """Where in the bar the budget ends."""
+    """Position in the bar at which the budget ends."""
     pieces: tuple[BarPiece, ...]
 
 
 def charge_bytes(row: Row) -> int:
-    """What a service counts for: as the ledger has it, 0 for one that neither runs nor may."""
+    """Bytes charged to a service, as in the ledger: 0 for one that neither runs nor may run."""
     record, observed = row.record, row.observed
     return max(record.room_bytes, observed.memory_bytes) if record.runs or observed.pid else 0
 
 
 def picture(board: Board) -> Picture | None:
-    """The picture of a board, None while the controller has told of no budget."""
+    """The bar for a board, None while the controller has reported no budget."""
     told = board.controller.get("memory")
     budget = _bytes(told, "budget")
     if not budget:
@@ -69,13 +69,13 @@ def picture(board: Board) -> Picture | None:
 
 
 def _bytes(told: object, name: str) -> int:
-    """A number of a report that may be of another version."""
+    """A positive integer from the controller's report, else 0: another version may have written it."""
     value = told.get(name) if isinstance(told, dict) else 0
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def _pieces(rows: Iterable[Row]) -> list[BarPiece]:
-    """The largest first, and one for all that are too many."""
+    """One piece per charged service, the largest first; those beyond MOST_PIECES share the last one."""
     found = [
         BarPiece(f"{row.record.namespace}/{row.record.key[1]}", 1, charge_bytes(row), row.observed.memory_bytes)
         for row in rows
@@ -99,6 +99,6 @@ def _placed(pieces: Iterable[BarPiece], scale: float) -> Iterable[BarPiece]:
 
 
 def pressure(board: Board) -> Json:
-    """What the controller says of the machine's memory, {} if nothing."""
+    """The memory section of the controller's report, {} if there is none."""
     told = board.controller.get("memory")
     return told if isinstance(told, dict) else {}

@@ -1,7 +1,7 @@
-"""Every metric there is to say, in one table: what /metrics serves, and docs/metrics.md tells.
+"""Table of all metrics, for /metrics and docs/metrics.md.
 
 The `llmkube_metal_agent_*` names are LLMKube's, with its types and labels, because dashboards, rules and power
-collectors depend on them; those that cannot be had here are listed with the reason. Ours stand beside them.
+collectors depend on them; those that are not served are listed with the reason. Our own are named `metal_supervisor_*`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MetricEntry:
     help: str
     labels: tuple[str, ...] = ()
     note: str = ""
-    """When it is not there, and where a counter begins anew."""
+    """When the metric is absent, and when a counter is reset."""
 
 
 SERVED = (

@@ -1,8 +1,8 @@
-"""What /metrics answers: the values of the metrics in metric_table.py.
+"""The /metrics page: values of the metrics in metric_table.py.
 
-They are read from the board at the moment of a scrape, so a series disappears with its service and nothing has to be
-cleaned up. A metric without a value is not there at all. What has not changed is not rendered again: all of a hundred
-services would keep the interpreter from the loop for longer than a crash takes to be seen.
+They are read from the board at each scrape, so a series disappears with its service and nothing has to be cleaned up. A
+metric without a value is absent. Unchanged services are not rendered again: rendering a hundred would keep the
+interpreter from the loop for longer than the detection of a crash takes.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ PRESSURES = ("Normal", "Warning", "Critical")
 
 
 class _Page:
-    """Values as they are found; one of a metric that is not in the table, or with other labels, is a KeyError."""
+    """Collected values. Raises KeyError for a metric that is not in the table, or for other labels than the table's."""
 
     def __init__(self) -> None:
         self._families: dict[str, Metric] = {}
 
     def add(self, name: str, value: Any, /, **labels: str) -> None:
-        """Adds a value; None, and whatever else is no number, says that there is none."""
+        """Add a value; None, and anything else that is no number, is skipped."""
         if isinstance(value, Histogram):
             family, values = self._family(name, labels)
             assert isinstance(family, HistogramMetricFamily)
@@ -64,13 +64,13 @@ class _Page:
             family.add_metric(values, value)
 
     def tell(self, name: str, /, **labels: str) -> None:
-        """Adds a metric that is all labels."""
+        """Add an info metric, which is all labels."""
         family, _ = self._family(name, labels)
         assert isinstance(family, InfoMetricFamily)
         family.add_metric((), {label: _text(value) for label, value in labels.items()})
 
     def _family(self, name: str, labels: Mapping[str, str]) -> tuple[Metric, list[str]]:
-        """The family of that name, and the values of its labels in their order."""
+        """(family of that name, label values in the table's order). Raises KeyError."""
         entry = TABLE[name]
         if len(labels) != len(entry.labels):
             raise KeyError(f"{name} has the labels {entry.labels}")
@@ -79,12 +79,12 @@ class _Page:
         return self._families[name], [_text(labels[label]) for label in entry.labels]
 
     def collect(self) -> Iterator[Metric]:
-        """The families, in the order of the table: what an encoder asks for."""
+        """The families in the order of the table; called by the encoder."""
         return (self._families[name] for name in self.names)
 
     @property
     def names(self) -> list[str]:
-        """Of the metrics that there are, in the order of the table."""
+        """Names of the metrics that have values, in the order of the table."""
         return [name for name in TABLE if name in self._families]
 
 
@@ -99,13 +99,13 @@ def _family(entry: MetricEntry) -> Metric:
 
 
 def _text(value: str) -> str:
-    """A label's value as UTF-8 can say it: half a surrogate pair would spoil the whole page."""
+    """A label's value without lone surrogates: one could not be encoded, and would spoil the whole page."""
     return value.encode("utf-8", "replace").decode("utf-8")
 
 
 @dataclass(frozen=True)
 class _Known:
-    """The metrics of a service as they were rendered: metric -> its family, head included."""
+    """The rendered metrics of a service: metric -> its family, head included."""
 
     row: Row
     parts: Mapping[str, bytes]
@@ -126,7 +126,7 @@ def _histograms(board: Board, row: Row) -> dict[str, Histogram | None]:
 
 
 def _service(page: _Page, row: Row) -> None:
-    """One service, without its histograms, which change all the time."""
+    """Add one service, without its histograms, which change all the time."""
     record, observed, service = row.record, row.observed, _whose(row)
     page.add(INCUMBENT + "process_restarts_total", observed.restarts, **service)
     page.add(INCUMBENT + "memory_estimated_bytes", record.reserved_bytes or None, **service)
@@ -147,7 +147,7 @@ def _service(page: _Page, row: Row) -> None:
 
 
 def _engines(page: _Page, board: Board) -> None:
-    """How it went to ask the engines for their own metrics."""
+    """Add the outcome of scraping the engines' own metrics."""
     for (namespace, name), taken in board.told.up.items():
         page.add(OURS + "engine_metrics_up", int(taken), name=name, namespace=namespace)
     for (namespace, name), reasons in board.told.dropped.items():
@@ -158,7 +158,7 @@ def _engines(page: _Page, board: Board) -> None:
 
 
 def _system(page: _Page, board: Board) -> None:
-    """This Mac, and its way to the cluster."""
+    """Add this Mac, supervisord, and the connection to the cluster."""
     page.add(INCUMBENT + "managed_processes", sum(bool(row.observed.pid) for row in board.rows))
     for domain, watts in (board.power.fresh_watts() if board.power else {}).items():
         page.add(f"{INCUMBENT}apple_power_{domain}_watts", watts)
@@ -178,7 +178,7 @@ def _system(page: _Page, board: Board) -> None:
 
 
 def _loops(page: _Page, board: Board) -> None:
-    """The passes of the controller and of the sidecar."""
+    """Add the passes of the controller and of the sidecar."""
     page.add(OURS + "loop_duration_seconds", histogram.read(board.controller.get("passes")), loop="controller")
     page.add(OURS + "loop_duration_seconds", board.counted.passes, loop="sidecar")
     page.add(OURS + "loop_last_success_timestamp_seconds", board.controller.get("at"), loop="controller")
@@ -186,7 +186,7 @@ def _loops(page: _Page, board: Board) -> None:
 
 
 def _memory(page: _Page, told: Any) -> None:
-    """The budget, what is charged to it, and the machine's pressure: from the controller's report."""
+    """Add the budget, its charges and the memory pressure, from the controller's report."""
     if not isinstance(told, dict):
         return
     for name, key in (
@@ -205,7 +205,7 @@ def _memory(page: _Page, told: Any) -> None:
 
 
 def _downloads(page: _Page, told: Json) -> None:
-    """Models whose files are not whole here; a series ends with its download."""
+    """Add the Models whose files are incomplete here; a series ends with its download."""
     for each in downloads(told):
         model = {"namespace": each.namespace, "model": each.model}
         if each.under_way:
@@ -216,7 +216,7 @@ def _downloads(page: _Page, told: Json) -> None:
 
 
 def _object(found: Any) -> Json:
-    """A JSON object of the controller's report, {} if it is anything else: another version may have written it."""
+    """A JSON object from the controller's report, {} if it is anything else: another version may have written it."""
     return found if isinstance(found, dict) else {}
 
 
@@ -224,22 +224,22 @@ Encode = Callable[[Any], bytes]
 
 
 def _encoder(accept: str) -> tuple[Encode, str]:
-    """(what writes families in the format that a scraper asks for, its content type)."""
+    """(encoder of families in the format that a scraper accepts, its content type)."""
     encode, content_type = choose_encoder(accept)
     if isinstance(encode, partial) and "escaping" in encode.keywords:
-        # Our names are the same under every scheme, and this one does not look at each letter: 18 of 48 ms.
+        # Our names are the same under every scheme, and this one does not check each letter: saves 18 of 48 ms.
         encode = partial(encode, escaping="allow-utf-8")
     return encode, content_type
 
 
 def _parts(page: _Page, encode: Encode) -> dict[str, bytes]:
-    """Each family of a page as it is written, head included, by the name of its metric."""
+    """Metric -> its encoded family, head included."""
     parts = _FAMILY.split(encode(page).removesuffix(END))[1:]
     return dict(zip(page.names, parts, strict=True))
 
 
 def _samples(part: bytes) -> bytes:
-    """A family as it is written, without its head."""
+    """An encoded family without its head."""
     return part.split(b"\n", HEAD_LINES)[HEAD_LINES]
 
 
@@ -290,7 +290,7 @@ def _parts_of(row: Row, encode: Encode) -> dict[str, bytes]:
 
 
 def _histogram(name: str, now: Histogram, row: Row, before: tuple[Histogram, bytes] | None, encode: Encode) -> bytes:
-    """A histogram of a service; where it was written before, only its numbers are."""
+    """An encoded histogram of a service; if it was encoded before, only its numbers are replaced."""
     if before is None or before[0].bounds != now.bounds:
         page = _Page()
         page.add(name, now, **_whose(row))
@@ -310,7 +310,7 @@ def _histogram(name: str, now: Histogram, row: Row, before: tuple[Histogram, byt
 
 
 def _around(board: Board) -> _Page:
-    """All that is not of a single service."""
+    """The metrics that do not belong to a single service."""
     page = _Page()
     _engines(page, board)
     _system(page, board)

@@ -1,6 +1,6 @@
-"""What a Prometheus elsewhere may see of this Mac: /metrics and /healthz, and no other page.
+"""HTTP application for a Prometheus on another machine: /metrics and /healthz, and no other page.
 
-The rest of what the sidecar tells is for this Mac alone. Off unless `metrics_listen` names an address.
+All else that the sidecar serves is for this Mac alone. Off unless `metrics_listen` names an address.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Answer = tuple[int, bytes, str]
 
 
 def create_app(board: Callable[[], Board]) -> Callable[..., Iterable[bytes]]:
-    """The application, by WSGI; `board` returns the latest snapshot."""
+    """The WSGI application; `board` returns the latest snapshot."""
 
     metrics = RenderCache(board, Exposition().render, warm=True)
 
@@ -46,7 +46,7 @@ def _accepted(environ: dict[str, Any]) -> str:
 def answer(
     board: Callable[[], Board], metrics: RenderCache[tuple[bytes, str]], method: str, path: str, accept: str
 ) -> Answer:
-    """What a request is answered with."""
+    """The answer to a request. `accept`: its Accept header."""
     if path not in ("/metrics", "/healthz"):
         return 404, b"/metrics and /healthz are here, and nothing else\n", TEXT
     if method not in ("GET", "HEAD"):

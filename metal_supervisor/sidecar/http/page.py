@@ -1,9 +1,8 @@
-"""The one page for people: what runs on this Mac, what does not, why, and what to do.
+"""The HTML page: what runs on this Mac, what does not, why, and what to do.
 
-It is rendered here as a whole, from the board alone, and works without JavaScript; with it, it keeps itself young.
-Names, messages and log lines on it are other people's: each is bounded, made printable and escaped where it is put
-in, by the environment and not by whoever writes the template. The style and the script are the page's own, and the
-browser is told to run nothing else.
+It is rendered as a whole, from the board alone, and works without JavaScript; with it, it refreshes itself. Names,
+messages and log lines on it are untrusted: each is cut, made printable and escaped on output, by the environment and
+not by the template. Style and script are inline, and the Content-Security-Policy allows nothing else.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from metal_supervisor.spec.types import Json
 from metal_supervisor.state.downloads import downloads
 
 LONGEST = 600
-"""Characters of one text that are shown; /status has all of it."""
+"""Most characters shown of one text; /status has all of it."""
 TEMPLATES = Path(__file__).parent / "templates"
 ADVICE = {
     "Loading": "Nothing to do: it serves once its engine answers.",
@@ -41,13 +40,13 @@ ADVICE = {
     "Suspended": "To start it, set spec.suspend to false.",
     CRASH_LOOP: "Its last lines: supervisorctl tail {program}",
 }
-"""What to do about a reason, where its message does not say."""
+"""Reason -> what to do, where the message does not say."""
 ORDER = ("bad", "busy", "good", "off")
 
 
 @dataclass(frozen=True)
 class Line:
-    """One service as the table has it."""
+    """One service in the table."""
 
     row: Row
     tone: str
@@ -57,7 +56,7 @@ class Line:
 
 
 def shown(value: Any) -> Any:
-    """What a template prints: a text bounded, on one line and printable; escaping follows."""
+    """Output filter of the templates: cut a text to LONGEST, on one line and printable; escaping follows."""
     if isinstance(value, Markup):
         return value
     text = " ".join(str(value)[: 4 * LONGEST].split())
@@ -70,7 +69,7 @@ def _own(name: str) -> Markup:
 
 
 def _source(text: str) -> str:
-    """What a Content-Security-Policy calls an inline text."""
+    """Source expression of an inline text for a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -80,7 +79,7 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 EDITION = hashlib.sha256((STYLE + SCRIPT).encode()).hexdigest()[:12]
-"""A page of another one is loaded anew, and not only its content: its style and script would not fit."""
+"""Version of style and script. A page with another one reloads as a whole, instead of its content only."""
 ENVIRONMENT = jinja2.Environment(
     loader=jinja2.FileSystemLoader(TEMPLATES),
     autoescape=True,
@@ -96,7 +95,7 @@ ENVIRONMENT.filters["stamp"] = lambda at: time.strftime("%Y-%m-%dT%H:%M:%SZ", ti
 
 
 def tone(row: Row) -> str:
-    """How a service is doing, in one of four words."""
+    """Condition of a service: `good`, `busy`, `bad` or `off`."""
     if row.report.phase == "Ready":
         return "good"
     if row.report.phase == "Failed" or row.report.reason in TROUBLE:
@@ -105,14 +104,14 @@ def tone(row: Row) -> str:
 
 
 def advice(row: Row) -> str:
-    """What to do about a service that does not serve, "" if its message says it, or nothing has to be done."""
+    """Advice about a service that does not serve, "" if its message has it, or there is none."""
     record = row.record
     text = ADVICE.get(row.report.reason, "")
     return text.format(namespace=record.namespace, name=record.name, program=record.program)
 
 
 def lines(rows: Sequence[Row]) -> list[Line]:
-    """What needs somebody first, then by name."""
+    """The table's lines: by tone, those that need attention first, then by name."""
     found = [Line(row, tone(row), advice(row), charge_bytes(row)) for row in rows]
     return sorted(found, key=lambda line: (ORDER.index(line.tone), line.row.record.key))
 
@@ -128,7 +127,7 @@ def summary(found: Sequence[Line]) -> str:
 
 
 def troubles(board: Board, now: float) -> list[tuple[str, str]]:
-    """[(what, why)] that concern more than one service; `now` of the clock that cannot be set."""
+    """[(problem, cause)] of those that concern more than one service; `now`: monotonic."""
     status, body = health(board, now)
     cluster = _cluster(board)
     found = [
@@ -151,14 +150,14 @@ def _cluster(board: Board) -> Json:
 
 
 def notices(board: Board) -> list[tuple[str, str]]:
-    """[(about what, what)] that the controller wants people to see, the latest first."""
+    """[(subject, text)] of the controller's notices, the latest first."""
     told = board.controller.get("notices")
     found = [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
     return [(str(each.get("name", "")), str(each.get("reason", ""))) for each in reversed(found)]
 
 
 def render(board: Board, version: str, now: float) -> bytes:
-    """The page, UTF-8; `now` of the clock that cannot be set."""
+    """The page, UTF-8; `now`: monotonic."""
     found = lines(board.rows)
     text = ENVIRONMENT.get_template("page.html").render(
         style=STYLE,

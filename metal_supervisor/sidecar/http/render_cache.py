@@ -1,7 +1,7 @@
-"""What is long to render is rendered once, however many ask for it, and beside them while somebody looks.
+"""Cache of expensive answers: rendered once for all clients, and ahead of requests while there are any.
 
-Of a hundred services /metrics and the page take some ten milliseconds of the interpreter, which the loop and a thread
-for each engine want as well: whoever asked in vain for that long would hold it against the sidecar's health.
+With a hundred services /metrics and the page take some ten milliseconds of the interpreter, which the loop and a thread
+per engine need as well: requests that wait for that long would make the sidecar look unhealthy.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from typing import Generic, TypeVar
 from metal_supervisor.sidecar.board import Board
 
 HOLDS_S = 1.0
-"""How long something rendered holds: power, for one, grows old without a new board."""
+"""Longest life of an answer while the board is the same: values such as power expire without a new board."""
 FRESH_S = 1.5
-"""How old what is kept warm may be: it is rendered anew more often than that, unless the machine is very busy."""
+"""Greatest age of a warm answer: it is rendered again more often than that, unless the machine is very busy."""
 WAIT_S = 0.02
-"""How long somebody waits for what is newer than that; mostly it is there by then."""
+"""Longest time that a request waits for a warm answer to be renewed; mostly it is ready by then."""
 WARM_EVERY_S = 0.5
 LOOKED_AT_S = 90.0
-"""How long it is kept warm after it was asked for; scrapers come once a minute at least."""
+"""Time after the last request for which the answer is kept warm; scrapers come once a minute at least."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class _Rendered(Generic[T]):
-    """Something rendered."""
+    """A rendered answer."""
 
     board: Board
     kind: str
     rendered_at: float
     of_s: float
-    """When its board was looked at last, and said the same, by a clock that cannot be set."""
+    """Monotonic time at which its board was last found unchanged."""
     found: T
 
 
 class RenderCache(Generic[T]):
-    """Something rendered, until the board says something else; several threads may ask."""
+    """A rendered answer, kept until the board changes; thread-safe."""
 
     def __init__(self, board: Callable[[], Board], render: Callable[[Board, str], T], warm: bool = False) -> None:
-        """`warm`: rendered by a thread while it is asked for now and then; what takes long may be of a board before."""
+        """`warm`: a thread keeps the answer fresh while there are requests; it may be of a slightly older board."""
         self._board, self._render, self._warm = board, render, warm
         self._lock, self._rendering = threading.Lock(), threading.Lock()
         self._wanted, self._news = threading.Event(), threading.Condition()
@@ -51,7 +51,7 @@ class RenderCache(Generic[T]):
         self._warms = False
 
     def get(self, kind: str = "") -> T:
-        """What is rendered of the board; `kind` says in which form, and only the latest is kept."""
+        """The board, rendered. `kind`: its form; only the latest one is kept."""
         now = time.monotonic()
         with self._lock:
             self._asked_at, self._kind = now, kind
@@ -71,7 +71,7 @@ class RenderCache(Generic[T]):
         return self._known is not None and self._known.of_s >= moment_s
 
     def _made(self, kind: str) -> _Rendered[T]:
-        """Rendered now, unless nothing has changed."""
+        """Render now, unless nothing has changed."""
         with self._rendering:
             board, now, known = self._board(), time.monotonic(), self._known
             holds = known is not None and known.kind == kind and now - known.rendered_at < HOLDS_S
@@ -85,7 +85,7 @@ class RenderCache(Generic[T]):
         return made
 
     def _keep_warm(self) -> None:
-        """Renders until nobody has asked for long; who asks next finds out what went wrong, if it did."""
+        """Render until there was no request for LOOKED_AT_S. An error ends it, and surfaces on the next request."""
         try:
             while True:
                 self._wanted.wait(WARM_EVERY_S)

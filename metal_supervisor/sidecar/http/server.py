@@ -1,8 +1,8 @@
-"""The HTTP server that nobody can hold up: waitress, with bounds on everything that a client may be slow or large with.
+"""The HTTP server: waitress, with limits on the size and duration of everything that a client sends or receives.
 
-It lives in the process that renews the heartbeat and takes dead endpoints out, so a client may cost it neither
-threads, nor file descriptors, nor a log full of lines. If the port is taken the sidecar goes on without it, says who
-has it, and tries again: publishing endpoints matters more than being looked at.
+It lives in the process that renews the heartbeat and withdraws dead endpoints, so a client must not exhaust threads or
+file descriptors, or flood the log. If the port is taken, the sidecar runs without the server, logs which process holds
+the port, and tries again: publishing endpoints matters more than status pages.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ HOST = "127.0.0.1"
 TAKEN = "the port of health and metrics is taken; free it, or set --port"
 RETRY_S = 10.0
 REQUEST_S = 10.0
-"""How long a connection may be silent, and how long a request may take to arrive."""
+"""Longest silence of a connection, and longest time for a request to arrive."""
 MAX_HEADER_BYTES = 16 << 10
-"""A browser sends the cookies of everything else on localhost along."""
+"""Generous: a browser sends the cookies of everything else on localhost along."""
 MAX_BODY_BYTES = 1 << 10
-"""Nothing that is answered has a body; a short one is read, so that its sender sees why it is refused."""
+"""No accepted request has a body; a short one is read, so that the client sees why it is refused."""
 MAX_CONNECTIONS = 400
-"""Far below the descriptors that supervisord grants (minfds): engines' probes and watches need the others."""
+"""Far below supervisord's limit of file descriptors (minfds): the engines' probes and watches need the others."""
 THREADS = 2
-"""No request waits for anything, and all share one interpreter: the second lets a short answer pass a long one."""
+"""No request waits for anything, and all share one interpreter: the second lets a short answer overtake a long one."""
 SWITCH_S = 0.001
-"""How long a thread keeps the interpreter from another: an answer passes three, beside a loop that may be busy."""
+"""sys.setswitchinterval: an answer passes three threads, beside a loop that may be busy."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -44,12 +44,12 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""What every answer says to browsers."""
+"""Security headers of every answer."""
 log = logging.getLogger("sidecar")
 
 
 class _Refusal(ErrorTask):  # type: ignore[misc]
-    """What is answered to something that is no request we take, in the server's own name."""
+    """The answer to a malformed or oversized request, with our headers."""
 
     def execute(self) -> None:
         self.response_headers.extend(HEADERS.items())
@@ -57,9 +57,9 @@ class _Refusal(ErrorTask):  # type: ignore[misc]
 
 
 class _Answer(WSGITask):  # type: ignore[misc]
-    """What is answered to a request, and then no other on that connection.
+    """The answer to a request, after which the connection is closed.
 
-    Whoever sends many and reads nothing would have a thread wait until there is room for the next answer.
+    A client that sends many requests and reads nothing would block a thread until there is room for the next answer.
     """
 
     def build_response_header(self) -> Any:
@@ -68,7 +68,7 @@ class _Answer(WSGITask):  # type: ignore[misc]
 
 
 class _Channel(HTTPChannel):  # type: ignore[misc]
-    """A connection; one whose request does not arrive in time is closed, even if a byte comes now and then."""
+    """A connection, closed if a request does not arrive within REQUEST_S, even if a byte comes now and then."""
 
     task_class = _Answer
     error_task_class = _Refusal
@@ -86,7 +86,10 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
 
 
 class _Unread:
-    """Connections whose answers nobody takes: they are to be closed, and would wait for room in the client's buffer."""
+    """Maintenance that shuts down closing connections whose client does not read the rest of the answer.
+
+    By themselves they would stay open until there is room in the client's buffer.
+    """
 
     def __init__(self, server: TcpWSGIServer) -> None:
         self._server, self._look = server, server.maintenance
@@ -100,7 +103,7 @@ class _Unread:
 
 
 def bound(app: Any, address: str, port: int) -> Any:
-    """A server that listens; its `run()` serves. Raises OSError if the port is taken."""
+    """A listening server; its `run()` serves. Raises OSError if the port is taken."""
     server = create_server(
         app,
         host=address,
@@ -124,7 +127,7 @@ def bound(app: Any, address: str, port: int) -> Any:
 
 
 def serve(app: Any, port: int, address: str = HOST, taken: str = TAKEN) -> None:
-    """Serves in a thread of its own, now or as soon as the port is free; until then `taken` says what to do."""
+    """Serve in a thread, now or as soon as the port is free; `taken`: advice that is logged until then."""
     sys.setswitchinterval(SWITCH_S)
 
     def run() -> None:
