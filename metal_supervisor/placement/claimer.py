@@ -1,7 +1,7 @@
-"""Carries claims out: one request each, in a thread of its own, because a pass must never wait for one.
+"""Requests to claim and release slots, one each, in a thread of their own: a pass must never wait for one.
 
-The watch is what tells who holds a slot; an answer is only taken a moment early, until the watch has
-caught up with it. A refusal is no error: somebody else was first, and the watch will say who.
+The watch decides who holds a slot; the answer to a request only counts until the watch has caught up with
+it. A refusal is not an error: another Mac was first, and the watch will show which.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _path(namespace: str, name: str = "") -> str:
 
 
 def _is_newer(version: str, than: str) -> bool:
-    """Whether one resourceVersion is at least the other; one that is no number is taken for it."""
+    """True if a resourceVersion is at least `than`, or if either is not a number."""
     try:
         return int(version) >= int(than)
     except ValueError:
@@ -37,10 +37,10 @@ def _is_newer(version: str, than: str) -> bool:
 
 
 class Claimer(threading.Thread):
-    """Asks for slots on behalf of the controller."""
+    """Requests slots on behalf of the controller."""
 
     def __init__(self, kube: Kube, node: str, on_done: Callable[[], None], told: str = "") -> None:
-        """`told`: the address that this Mac is to be reached at, if somebody said it."""
+        """`told`: the configured address of this Mac, "" if it is not set."""
         super().__init__(name="claimer", daemon=True)
         self._kube, self._node, self._on_done, self._told = kube, node, on_done, told
         self._wake = threading.Event()
@@ -48,17 +48,17 @@ class Claimer(threading.Thread):
         self._moves: Sequence[Move] = ()
         self._tried: dict[SlotId, tuple[Move, float]] = {}
         self._answers: dict[Key, tuple[str, Json | None, float]] = {}
-        """Lease -> (its version, itself, monotonic time) as answered to us; None once deleted."""
+        """Lease -> (version, object or None once deleted, monotonic time), from the answers to our requests."""
         self.error = ""
         self.busy = False
         self.foreign: dict[Key, str] = {}
-        """InferenceService -> the agent of another kind that serves it."""
+        """InferenceService -> description of the other kind of agent that serves it."""
 
     def want(self, moves: Sequence[Move]) -> None:
-        """What to ask for now; replaces what was not yet asked for."""
+        """Set the requests to make now; they replace those not yet made."""
         with self._lock:
             if not moves:
-                self.error = ""  # what is not asked for is not refused
+                self.error = ""  # without a request there is no refusal
             now = time.monotonic()
             fresh = [move for move in moves if not self._tried_lately(move, now)]
             self._moves = fresh
@@ -72,7 +72,7 @@ class Claimer(threading.Thread):
         return tried is not None and tried[0] == move and now - tried[1] < again_s
 
     def seen(self, leases: Mapping[Key, Json]) -> Mapping[Key, Json]:
-        """The watched Leases, with what was answered to us and is newer."""
+        """The watched Leases, updated with newer answers to our own requests."""
         with self._lock:
             now = time.monotonic()
             for key, (version, answer, at) in list(self._answers.items()):
@@ -97,7 +97,7 @@ class Claimer(threading.Thread):
                 moves, self._moves = self._moves, ()
             failed = False
             for move in moves:
-                with self._lock:  # what was asked for while the last batch was under way may be in it
+                with self._lock:  # the previous batch may have included it
                     done = self._tried_lately(move, time.monotonic())
                 failed = not done and not self._perform(move)
                 if failed:
@@ -109,7 +109,7 @@ class Claimer(threading.Thread):
                 time.sleep(PAUSE_S)
 
     def _perform(self, move: Move) -> bool:
-        """One move; False if the API could not be had."""
+        """Make one request; False if the API could not be reached."""
         namespace, service, index = move.slot
         name = claims.claim_name(service, index)
         answer: Json | None = None
@@ -122,8 +122,8 @@ class Claimer(threading.Thread):
                 self._kube.request("DELETE", _path(namespace, name), None, precondition)
             else:
                 body = claims.claim_object(move, self._node, now_micro())
-                # A field that the holder before us left as we found it is his as well, and would conflict for ever:
-                # what guards all but the first claim is the version it was decided from.
+                # Fields unchanged since the previous holder are owned by both, and would conflict for ever. All but the
+                # first claim are forced, and guarded by the resourceVersion that they were decided from.
                 first = move.do is ClaimAction.CLAIM
                 answer = self._kube.apply(_path(namespace, name), body, f"metal/{self._node}", force=not first)
         except KubeError as error:
@@ -157,7 +157,7 @@ class Claimer(threading.Thread):
             self.error = text
 
     def _other_agent(self, key: Key) -> bool:
-        """Whether LLMKube's own agent serves this already: its slice bears the Service's name and a heartbeat."""
+        """True if LLMKube's own agent serves this already: its slice has the Service's name and a fresh heartbeat."""
         path = f"/apis/discovery.k8s.io/v1/namespaces/{key[0]}/endpointslices/{service_name(key[1])}"
         try:
             found = self._kube.request("GET", path)

@@ -1,9 +1,9 @@
-"""Which Mac runs which replica: claims on Leases, decided from a snapshot of them.
+"""Claims: Leases that assign each replica of a service to one Mac, decided from a snapshot of them.
 
-There is no scheduler and no leader. Every replica of an InferenceService is a slot with a Lease of its own
-that the first comer creates and nobody renews; server-side apply without force makes that exactly one. A
-Mac lives as long as its node Lease changes, judged by our own clock alone and only while our own renewals
-come back to us, so a watch that hangs or a Mac that slept never takes its peers for dead.
+There is no scheduler and no leader. Every replica of an InferenceService is a slot with a Lease of its own,
+created by the first Mac to claim it and never renewed; server-side apply without force lets only one win. A
+Mac counts as live while its node Lease changes, judged by our own clock alone and only while our own
+renewals come back to us, so a stalled watch or a Mac that slept never takes its peers for dead.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ SlotId = tuple[str, str, int]
 
 
 class Life(str, Enum):
-    """What is thought of another Mac."""
+    """State of a Mac, as judged by its node Lease."""
 
     LIVE = "live"
     DRAINING = "draining"
-    """Lives, and wants others to take its slots over."""
+    """Live, and wants others to take its slots over."""
     SILENT = "silent"
-    """Has not renewed its Lease for as long as it had promised to."""
+    """Has not renewed its Lease within the Lease's own duration."""
     GONE = "gone"
-    """Said itself that it stops."""
+    """Has released its Lease itself before it stopped."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Claim:
     """uid of the InferenceService it was made for."""
     acquired: str
     ready: bool
-    """Whether the holder says that it serves."""
+    """True if the holder reports that it serves."""
 
 
 @dataclass(frozen=True)
 class NodeLease:
-    """A Mac's sign of life in one namespace."""
+    """A Mac's heartbeat in one namespace."""
 
     namespace: str
     node: str
@@ -78,7 +78,7 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Ask:
-    """What one InferenceService asks of the Macs, and how soon this one should offer itself."""
+    """Request of one InferenceService for slots, and this Mac's delay before it offers itself."""
 
     uid: str
     slots: int
@@ -89,7 +89,7 @@ class Ask:
 
 
 class ClaimAction(str, Enum):
-    """The moves there are; each is one request."""
+    """Kinds of requests about a slot."""
 
     CLAIM = "claim"
     TAKE = "take over"
@@ -111,15 +111,15 @@ class Move:
 
 @dataclass(frozen=True)
 class ClaimDecision:
-    """What one look at the Leases comes to."""
+    """Outcome of one evaluation of the Leases."""
 
     mine: Mapping[Key, tuple[int, ...]]
     """InferenceService -> the slots of it that this Mac holds."""
     moves: tuple[Move, ...]
     waiting: Mapping[SlotId, float]
-    """Since when each slot could be claimed (monotonic)."""
+    """Monotonic time since which each slot could be claimed."""
     again_in_s: float | None
-    """When it is worth looking again although nothing changed."""
+    """Seconds until the next evaluation is worthwhile although nothing has changed, None if it is not."""
 
 
 def _short(name: str, most: int) -> str:
@@ -134,7 +134,7 @@ def claim_name(service: str, index: int) -> str:
 
 
 def claim_object(move: Move, node: str, now_micro: str) -> Json:
-    """The Lease of a slot as its holder applies it."""
+    """Lease of a slot, as its holder applies it."""
     namespace, service, index = move.slot
     owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "InferenceService", "name": service, "uid": move.uid}
     metadata: Json = {
@@ -185,7 +185,7 @@ def _owner(metadata: Json) -> tuple[str, str]:
 
 
 def read(leases: Iterable[Json]) -> tuple[dict[SlotId, Claim], dict[tuple[str, str], NodeLease]]:
-    """(claims by slot, node Leases by (namespace, node)); what is neither, or damaged, is left out."""
+    """(claims by slot, node Leases by (namespace, node)); other and damaged Leases are left out."""
     claims: dict[SlotId, Claim] = {}
     nodes: dict[tuple[str, str], NodeLease] = {}
     for lease in leases:
@@ -212,7 +212,7 @@ def read(leases: Iterable[Json]) -> tuple[dict[SlotId, Claim], dict[tuple[str, s
 
 
 def sight(before: Mapping[Key, Sighting], leases: Mapping[Key, Json], now: float) -> dict[Key, Sighting]:
-    """When each Lease was first seen as it is now."""
+    """First sighting of each Lease in its present version."""
     result = {}
     for key, lease in leases.items():
         version = str(lease["metadata"].get("resourceVersion", ""))
@@ -229,9 +229,9 @@ def judge(
     connected_at: float,
     duration_s: float,
 ) -> dict[tuple[str, str], Life]:
-    """What to think of every Mac that has a node Lease or holds a claim.
+    """State of every Mac that has a node Lease or holds a claim, by (namespace, node).
 
-    Time passes only as far as our own renewals have been seen, and starts anew with every connection.
+    Ages count only up to the last of our own renewals that was seen, and start anew with every connection.
     """
     result = {}
     own = {
@@ -260,7 +260,7 @@ def judge(
 
 
 def _jitter(me: str, slot: SlotId) -> float:
-    """A little of our own, so that equal Macs don't all ask in the same moment."""
+    """Delay in seconds that depends on this Mac and the slot, so that equal Macs do not all claim at once."""
     digest = hashlib.sha256("/".join((me, *map(str, slot))).encode()).digest()
     return JITTER_S * digest[0] / 255
 
@@ -283,10 +283,10 @@ def decide(
     not_ours: Collection[Key] = (),
     most: int = 1,
 ) -> ClaimDecision:
-    """Which slots are ours, and what to ask for. One Mac holds at most `most` slots of a service.
+    """Slots that this Mac holds, and the requests to make. One Mac holds at most `most` slots of a service.
 
-    `accepting` is False on a cordoned Mac: it keeps what it has and takes nothing new. `not_ours`: services
-    that exist and are not for this Mac; what it holds of them is given back.
+    `accepting` is False on a cordoned Mac: it keeps its slots and takes no new ones. `not_ours`: services
+    that exist and are not for this Mac; slots it holds of them are released.
     """
     held: dict[Key, list[Claim]] = {}
     mine: dict[Key, tuple[int, ...]] = {}
@@ -314,7 +314,7 @@ def decide(
         if usable:
             mine[key] = tuple(claim.slot[2] for claim in usable)
         for claim in usable:
-            # Worth a write only if somebody else may read it.
+            # Worth a write only if another Mac may read it.
             told = claim.slot[2] in ask.ready and (claim.ready or not alone or ask.slots > 1)
             if claim.owner_uid != ask.uid:
                 moves.append(Move(ClaimAction.TAKE, claim.slot, ask.uid, claim.version, ready=told))
@@ -331,7 +331,7 @@ def decide(
             if found is not None and (found.holder == me or not _takeable(found, ask, lives, me)):
                 continue
             since[slot] = waiting.get(slot, now)
-            more_s = ANOTHER_S * (len(usable) + wanted)  # rather one on each Mac than several on one
+            more_s = ANOTHER_S * (len(usable) + wanted)  # prefer one on each Mac over several on one
             delay_s = 0.0 if alone else ask.delay_s + more_s + LOAD_S * load + _jitter(me, slot)
             left_s = since[slot] + delay_s - now
             if left_s > 0:
@@ -349,7 +349,7 @@ def decide(
 def peers_ready(
     key: Key, claims: Mapping[SlotId, Claim], lives: Mapping[tuple[str, str], Life], me: str, slots: int
 ) -> int:
-    """How many replicas of a service other Macs serve right now, as they say."""
+    """Number of a service's replicas that live peers report to serve."""
     serving = (Life.LIVE, Life.DRAINING)
     return sum(
         claim.ready and claim.holder not in ("", me)
@@ -360,14 +360,14 @@ def peers_ready(
 
 
 def silent(lives: Mapping[tuple[str, str], Life], me: str) -> Collection[tuple[str, str]]:
-    """(namespace, node) of the Macs whose endpoints somebody has to take out for them."""
+    """(namespace, node) of the silent and gone Macs, whose endpoints a peer has to withdraw."""
     return sorted(
         where for where, life in lives.items() if life in (Life.SILENT, Life.GONE) and where[1] != me
     )
 
 
 def misfit(selector: object, labels: Mapping[str, str]) -> str:
-    """What a `spec.nodeSelector` asks for that this Mac's labels do not offer, "" if they do."""
+    """Reason why a `spec.nodeSelector` does not match this Mac's labels, "" if it does."""
     if not selector:
         return ""
     if not isinstance(selector, dict):

@@ -1,8 +1,8 @@
-"""`metal-supervisor cordon | uncordon | drain`: one Mac out of several is to be left alone, or emptied.
+"""`metal-supervisor cordon | uncordon | drain`: keep new models off one Mac of several, or move all of them away.
 
-A word in the state directory is all there is: the controller takes nothing new while it is there, and the
-node Lease tells the peers. A drained Mac goes on serving each model until a peer serves it, and finishes
-what it answers then.
+The whole state is one word in a file of the state directory: while it is there the controller takes nothing
+new, and the node Lease tells the peers. A drained Mac keeps serving each model until a peer serves it, and
+then finishes its requests.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def _write(directory: StateDir, word: str) -> None:
 
 
 def say(directory: StateDir, cordoned: bool, out: Callable[[str], None]) -> None:
-    """Cordons or uncordons this Mac."""
+    """Cordon or uncordon this Mac."""
     _write(directory, "cordon" if cordoned else "")
     out("cordoned: it keeps what it runs and takes nothing new" if cordoned else "uncordoned: it takes part again")
 
 
 def drain(directory: StateDir, timeout_s: float, out: Callable[[str], None]) -> int:
-    """Hands everything over; returns 0 once nothing is left here, 1 if something still is after the time."""
+    """Cordon this Mac and wait until its peers have taken over; 0 once nothing is left, 1 after the timeout."""
     _write(directory, "drain")
     until = time.monotonic() + timeout_s
     known, told_at = frozenset(directory.records()[0]), time.monotonic()

@@ -1,8 +1,8 @@
-"""Which InferenceServices this Mac runs, when several could: claims, asked for and watched.
+"""Placement of InferenceServices on this Mac, when several Macs could run them: claims, requested and watched.
 
-The controller hands over what it understood and gets back which of it is this Mac's. With the embedded
-API, or with `claims = off`, that is everything; otherwise Leases decide, and a slot that another Mac took
-over keeps being served here until it is served there.
+The controller passes in the services it has read, and gets back the slots that this Mac runs. With the
+embedded API, or with `claims = off`, that is all of them; otherwise Leases decide, and a slot that another
+Mac took over is served here until it is served there.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ CLONED = "another Mac uses this one's identity (a copied state directory?); set 
 UNWATCHED = "if this Mac dies its traffic goes on: there is no other Mac and no reaper; apply conf/reaper/reaper.yaml"
 REAPER_STALE_S = 60.0
 CLONE_GONE_S = 90.0
-"""How long a clone must not have renewed our Lease. Longer than a broken watch takes to be noticed."""
+"""Seconds without a renewal after which a clone counts as gone. Longer than it takes to notice a broken watch."""
 log = logging.getLogger("controller")
 
 
 @dataclass(frozen=True)
 class Placed:
-    """What is this Mac's, and what is to be known of the others."""
+    """Slots that this Mac holds, and the state of the other Macs."""
 
     mine: Mapping[Key, tuple[int, ...]]
     """InferenceService -> the slots this Mac holds."""
     known: bool = True
-    """False while it cannot be told yet: what runs goes on, nothing new begins."""
+    """False until the Leases have been read: running engines keep running, and none is started."""
     claims: Mapping[SlotId, claims.Claim] = field(default_factory=dict)
     lives: Mapping[tuple[str, str], Life] = field(default_factory=dict)
     again_in_s: float | None = None
     namespaces: frozenset[str] = frozenset()
-    """Where there is something that could be this Mac's: there it shows that it lives."""
+    """Namespaces with services that this Mac could run: it keeps a node Lease in each."""
     silent: Collection[tuple[str, str]] = ()
-    """(namespace, node) of Macs whose endpoints have to be taken out for them."""
+    """(namespace, node) of Macs whose endpoints a peer has to withdraw."""
 
 
 class Placement:
-    """Holds what has to be remembered of Leases between passes."""
+    """State of Leases and claims between passes."""
 
     def __init__(self, settings: Settings, state: StateDir, kube: Kube, node: str, wake: Callable[[], None]) -> None:
         self._settings, self._state, self._node = settings, state, node
@@ -66,22 +66,22 @@ class Placement:
         self._waiting: Mapping[SlotId, float] = {}
         self._own_session = ""
         self.unwatched = ""
-        """Why nobody would withdraw this Mac's endpoints in its stead, "" if somebody would."""
+        """Reason why no peer would withdraw this Mac's endpoints if it died, "" if one would."""
         self.cloned = False
 
     def start(self) -> None:
-        """Begins to watch, if Leases decide at all."""
+        """Start to watch Leases, if claims are on."""
         if self.on:
             self._leases.start()
             self._claimer.start()
 
     @property
     def error(self) -> str:
-        """Why claims cannot be had, "" if they can."""
+        """Error of the latest watch or claim, "" if there is none."""
         return (self._leases.seen.error or self._claimer.error) if self.on else ""
 
     def foreign(self) -> Mapping[Key, str]:
-        """Services that an agent of another kind serves."""
+        """Services that another kind of agent serves -> description of it."""
         return dict(self._claimer.foreign)
 
     def place(
@@ -92,10 +92,10 @@ class Placement:
         delay_s: Callable[[Service | Rejected], float],
         begun: Collection[Key] = (),
     ) -> Placed:
-        """What of `found` is this Mac's.
+        """Slots of `found` that this Mac holds, and the state of its peers.
 
-        `ready`: the slots that serve here; `delay_s`: how soon to offer for a service, asked of each that will take
-        room here and is not among the `begun`, whose room is counted already.
+        `ready`: slots that serve here. `delay_s`: delay in seconds before an offer for a service; called for each one
+        that will take memory here and is not among `begun`, whose memory is counted already.
         """
         most = self._settings.replicas_per_mac
         if not self.on:
@@ -114,7 +114,7 @@ class Placement:
         )
         for key, item in found.items():
             if key not in begun and any(claim.holder == self._node and slot[:2] == key for slot, claim in held.items()):
-                delay_s(item)  # got a moment ago: what it takes is not there for others
+                delay_s(item)  # just claimed: its memory is not available to others
         asks = {
             key: Ask(
                 item.uid,
@@ -139,7 +139,7 @@ class Placement:
         held: Mapping[SlotId, claims.Claim],
         lives: Mapping[tuple[str, str], Life],
     ) -> bool:
-        """Whether there is a replica that this Mac could offer for: nobody's, or that of a Mac that goes or is gone."""
+        """True if this Mac could offer for a replica: an unclaimed one, or one of a Mac that is not live."""
         found = [held.get((*key, slot)) for slot in range(max(1, item.replicas))]
         return any(
             claim is None or (claim.holder != self._node and lives.get((key[0], claim.holder)) is not Life.LIVE)
@@ -147,13 +147,13 @@ class Placement:
         )
 
     def peers_ready(self, placed: Placed, item: Service | Rejected) -> int:
-        """How many of a service's replicas other Macs serve."""
+        """Number of a service's replicas that peers serve."""
         if not self.on:
             return 0
         return claims.peers_ready((item.namespace, item.name), placed.claims, placed.lives, self._node, item.replicas)
 
     def speaks_for(self, placed: Placed, model: Key, services: Mapping[Key, Json]) -> bool:
-        """Whether it is this Mac that writes a Model's status: one that has it in use, and always the same one."""
+        """True if this Mac writes a Model's status. One Mac that uses the Model does, and always the same one."""
         if not self.on:
             return True
         for key in sorted(key for key, item in services.items() if key[0] == model[0] and _uses(item, model[1])):
@@ -164,7 +164,7 @@ class Placement:
         return not any(others)
 
     def handed_over(self, placed: Placed, record: Record, slots: int) -> bool:
-        """Whether what runs here under a lost claim may end: it never ran, is one too many, or serves elsewhere."""
+        """True if a record with a lost claim may be dismissed: it does not run, is surplus, or is served elsewhere."""
         if record.verdict.standing is not Standing.RUN or record.slot >= slots:
             return True
         holders = [claim for slot, claim in placed.claims.items() if slot[:2] == record.owner]
@@ -176,7 +176,7 @@ class Placement:
         )
 
     def _look_for_a_watcher(self, nodes: Mapping[tuple[str, str], claims.NodeLease], now: float) -> None:
-        """Warns, once it is certain, that traffic would go on to a dead Mac: nothing in Kubernetes stops it."""
+        """Warn, once certain, if neither a peer nor a reaper would withdraw this Mac's endpoints after its death."""
         peers = any(node != self._node and not lease.released for (_, node), lease in nodes.items())
         reaper = any(
             name == claims.REAPER_LEASE and now - seen.at < REAPER_STALE_S
@@ -188,10 +188,10 @@ class Placement:
             log.warning("nobody watches over this Mac", extra={"advice": self.unwatched})
 
     def _look_for_a_clone(self, nodes: Mapping[tuple[str, str], claims.NodeLease], now: float) -> None:
-        """A session that is not ours, after ours had been there: two Macs are one to the cluster.
+        """Detect another session in this Mac's node Lease after its own: two Macs with one identity.
 
-        Of the two the one that started later gives way, for as long as the other renews the Lease; sessions begin with
-        their time.
+        The one that started later gives way, for as long as the other renews the Lease; sessions begin with their start
+        time.
         """
         try:
             ours = json.loads((self._state.path / SESSION_FILE).read_text("utf-8"))
@@ -231,7 +231,7 @@ def to_serve(found: Mapping[Key, Service | Rejected], placed: Placed, records: C
 
 
 def artifacts(services: Collection[Service]) -> set[Artifact]:
-    """The models of services, companions among them, but for those that Ollama fetches itself."""
+    """Models and auxiliary files of services, except models that Ollama downloads itself."""
     return {
         artifact
         for item in services
@@ -241,7 +241,7 @@ def artifacts(services: Collection[Service]) -> set[Artifact]:
 
 
 def namespaces_of(services: Collection[Service]) -> dict[Artifact, frozenset[str]]:
-    """Whose services want each artifact."""
+    """Artifact -> namespaces of the services that want it."""
     found: dict[Artifact, frozenset[str]] = {}
     for item in services:
         for artifact in artifacts([item]):
@@ -250,7 +250,7 @@ def namespaces_of(services: Collection[Service]) -> dict[Artifact, frozenset[str
 
 
 def node_labels(settings: Settings, node: str, system: str, machine: str, chip: str = "") -> dict[str, str]:
-    """What `spec.nodeSelector` is held against: the well-known labels, one for the chip, and the configured ones."""
+    """Labels that `spec.nodeSelector` is matched against: the well-known ones, the chip's, and the configured ones."""
     arch = {"arm64": "arm64", "aarch64": "arm64", "x86_64": "amd64", "amd64": "amd64"}.get(machine.lower(), machine)
     found = {
         "kubernetes.io/hostname": node,
@@ -262,6 +262,6 @@ def node_labels(settings: Settings, node: str, system: str, machine: str, chip: 
 
 
 def unplaced(written: Json, labels: Mapping[str, str]) -> str:
-    """Why a service is not for this Mac, "" if it may be."""
+    """Reason why a service is not for this Mac, "" if it may be."""
     spec = written.get("spec")
     return claims.misfit(spec.get("nodeSelector") if isinstance(spec, dict) else None, labels)
