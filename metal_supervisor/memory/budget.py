@@ -1,9 +1,9 @@
-"""How much memory models may have on this machine.
+"""Memory budget: the bytes that all models together may use on this machine.
 
-Metal keeps what a model uses wired, and a Mac whose memory is nearly all wired does not swap: it stops, and its
-watchdog reboots it. So the budget is the least of three numbers, and says which one it was: a share of the memory
-(by its size, or as configured), what Metal will wire less a little for everybody else's buffers, and all of it
-less a reserve for the system.
+Metal keeps a model's memory wired, and a Mac whose memory is nearly all wired does not swap: it stops, and its watchdog
+reboots it. So the budget is the least of three limits, and names that one: a share of the memory (by its size, or as
+configured), Metal's wired limit less a little for the buffers of other programs, and all of the memory less a reserve
+for the system.
 
 The share, by the memory in GiB: up to 36 67 %, up to 64 75 %, below 128 80 %, from 128 on 90 %. LLMKube documents
 16/36, 48/64 and 128; we decided the steps between: 8, 18, 24 and 32 as 36, 96 as half-way between 64 and 128 (Metal
@@ -32,23 +32,23 @@ METAL_SHARE_BELOW_36_BEFORE_26, METAL_SHARE_BEFORE_26 = 2 / 3, 0.75
 
 @dataclass(frozen=True)
 class Budget:
-    """What models may use together, and why."""
+    """Memory that all models together may use, and the limit that it comes from."""
 
     bytes: int
     total_bytes: int
     """The machine's memory, or that of its container."""
     reason: str
-    """Which limit is the smallest, e.g. `90 % of 128.0 GiB`."""
+    """Name of the smallest limit, e.g. `90 % of 128.0 GiB`."""
     limits: Mapping[str, int]
-    """All of them: reason -> bytes."""
+    """All limits: reason -> bytes."""
 
     def explain(self) -> str:
-        """One line: the budget, what it rests on, and what it would be by the other limits."""
+        """One line: the budget, the limit that it comes from, and the other limits."""
         others = ", ".join(f"{name}: {amount(size)}" for name, size in self.limits.items() if name != self.reason)
         return f"{amount(self.bytes)} ({self.reason}; {others})"
 
     def less(self, held_bytes: int, holder: str) -> Budget:
-        """The budget beside engines that are not accounted for: rounded, so that it stays while they do little."""
+        """Budget less the memory of engines outside the ledger, rounded up so that it is stable while they are idle."""
         held_bytes = -(-held_bytes // HELD_STEP_BYTES) * HELD_STEP_BYTES
         if not held_bytes:
             return self
@@ -57,15 +57,15 @@ class Budget:
 
 
 def share_of(total_bytes: int) -> float:
-    """The share of the memory that models may have if nobody configured one."""
+    """Default share of the memory for models, by the size of the memory."""
     whole_gib = -(-total_bytes // GIB)
     return next((share for limit, share in SHARES if whole_gib <= limit), LARGEST_SHARE)
 
 
 def metal_default_bytes(total_bytes: int, macos: int | None) -> int:
-    """What Metal wires by default, by the memory and the major version of macOS; None counts as an old one.
+    """Metal's default wired limit in bytes, by the memory and the major version of macOS; None counts as an old one.
 
-    Only for when neither `iogpu.wired_limit_mb` nor the engine's own list of devices is to be had.
+    Used only if neither `iogpu.wired_limit_mb` nor the engine's list of devices can be read.
     """
     gib = total_bytes / GIB
     if macos is None or macos < 26:
@@ -76,7 +76,7 @@ def metal_default_bytes(total_bytes: int, macos: int | None) -> int:
 
 
 def metal_limit(total_bytes: int, wired_limit_mib: int, device_mib: int, macos: int | None) -> tuple[int, str]:
-    """(bytes, where from) of what Metal will wire: the administrator's word, the device's, or the default.
+    """Metal's wired limit, (bytes, source): the administrator's setting, else the device's, else the default.
 
     `wired_limit_mib`: sysctl `iogpu.wired_limit_mb`, 0 if unset. `device_mib`: from `llama-server --list-devices`.
     """
@@ -94,11 +94,11 @@ def budget(
     metal_source: str = "",
     container_bytes: int | None = None,
 ) -> Budget:
-    """The budget of a machine.
+    """Compute the budget of a machine.
 
-    `configured`: a share from the configuration, which replaces the one by size, but neither of the limits.
-    `metal_bytes`: what Metal will wire, None where there is no Metal; `metal_source`: who says so. `container_bytes`:
-    a cgroup's limit, None without one; a container is a machine of its own size.
+    `configured`: a share from the configuration, which replaces the default share, but not the other limits.
+    `metal_bytes`: Metal's wired limit, None where there is no Metal; `metal_source`: the source of that number.
+    `container_bytes`: a cgroup's limit, None without one; a container counts as a machine of its own size.
     """
     contained = container_bytes is not None and 0 < container_bytes < total_bytes
     whole = container_bytes if contained and container_bytes is not None else total_bytes

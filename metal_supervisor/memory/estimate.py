@@ -1,8 +1,8 @@
-"""How much memory an engine will take for a model, said before it is started.
+"""Estimate of an engine's memory for a model, before it is started.
 
 The formulas for llama-server follow its source and were fitted to its own log lines (buffer sizes at `-lv 4`):
-weights, KV cache and recurrent state are exact, compute buffers within some per cent. What cannot be known is
-assumed on the safe side and said in `assumptions`; a file whose header cannot be read is charged by its size.
+weights, KV cache and recurrent state are exact, compute buffers within some per cent. Unknown values are assumed on
+the safe side and listed in `assumptions`; a file whose header cannot be read is estimated by its size.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from metal_supervisor.spec.gguf import BadGguf, Header
 from metal_supervisor.spec.sizes import MIB, amount
 
 PROCESS_BYTES, PROCESS_BYTES_PER_TOKEN = 32 * MIB, 340
-"""What the process takes without any model, and for the tables of its tokenizer; measured."""
+"""Memory of the process without any model, and of its tokenizer's tables; measured."""
 FALLBACK_PERCENT, FALLBACK_BYTES = 120, 512 * MIB
-"""Of a file of which only the size is known; LLMKube's rule, so that both say the same."""
+"""Estimate for a file of which only the size is known; LLMKube's rule, so that both show the same number."""
 CELLS = 256
-"""llama.cpp rounds contexts up to so many tokens."""
+"""Tokens: llama.cpp rounds contexts up to a multiple."""
 CHECKPOINTS_BESIDES = 4
-"""What a slot keeps besides one checkpoint each step: the first, that of the last question, two before the end."""
+"""Checkpoints of a slot besides one for each step: the first, that of the last question, two before the end."""
 PATCHES_AT_WARMUP = 4 * 46 * 46
-"""Patches of the picture that llama.cpp tries a vision encoder of variable size with."""
+"""Patches of the picture with which llama.cpp warms up a vision encoder of variable size."""
 
 CACHE_TYPES: Mapping[str, tuple[int, int]] = {
     "f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34), "q5_1": (32, 24), "q5_0": (32, 22),
@@ -34,10 +34,10 @@ CACHE_TYPES: Mapping[str, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """How the engine will be started, as far as it decides the memory."""
+    """Settings of the engine that determine its memory."""
 
     context: int = 0
-    """`--ctx-size`, tokens of all slots together; 0: what the model was trained for."""
+    """`--ctx-size`, tokens of all slots together; 0: the context that the model was trained for."""
     slots: int = 1
     """`--parallel`."""
     unified: bool = False
@@ -54,11 +54,11 @@ class CacheSettings:
     prompt_cache_bytes: int = 0
     """`--cache-ram`: old prompts kept beside the model, in ordinary memory."""
     checkpoints: int = 0
-    """`--ctx-checkpoints`: how often a slot may keep what cannot be rolled back, in ordinary memory, to return to."""
+    """`--ctx-checkpoints`: most copies that a slot keeps, in ordinary memory, of state that cannot be rolled back."""
     checkpoint_step: int = 8192
     """`--checkpoint-min-step`: tokens between two checkpoints of earlier prompts, 0 for no minimum."""
     mmap: bool = True
-    """Weights are mapped from the file, so that no measure of the process's own memory shows them."""
+    """True if weights are mapped from the file, so that macOS does not count them in the process's footprint."""
 
 
 @dataclass(frozen=True)
@@ -72,22 +72,22 @@ class Estimate:
     compute_bytes: int = 0
     """Scratch buffers and logits."""
     projector_bytes: int = 0
-    """The encoder of pictures or sound (mmproj), with its scratch."""
+    """The encoder of pictures or sound (mmproj), with its scratch buffers."""
     draft_bytes: int = 0
-    """The draft model, with all that is its own."""
+    """The draft model, with its own cache and buffers."""
     adapter_bytes: int = 0
     prompt_cache_bytes: int = 0
     checkpoint_bytes: int = 0
-    """Checkpoints of all slots; those of old prompts are in the prompt cache, and count there."""
+    """Checkpoints of all slots; those of old prompts count in the prompt cache."""
     overhead_bytes: int = 0
     """The process itself."""
     mapped_bytes: int = 0
-    """Of these, mapped from files: to be added to what the operating system counts as the process's own."""
+    """Part of the total that is mapped from files, which macOS does not count in the process's footprint."""
     context: int = 0
     """Tokens of one slot."""
     slots: int = 1
     basis: str = "header"
-    """What it rests on: `header`, `file size` (a guess), `config` (MLX)."""
+    """Source of the estimate: `header`, `file size` (a guess), `config` (MLX)."""
     assumptions: tuple[str, ...] = ()
 
     @property
@@ -127,10 +127,10 @@ def _row_bytes(kind: str, numbers: int) -> int:
 
 @dataclass(frozen=True)
 class _Cells:
-    """How many tokens the caches hold."""
+    """Capacity of the caches in tokens."""
 
     full: int
-    """Of one stream, in a block that keeps the whole context."""
+    """Tokens of one stream, in a block that keeps the whole context."""
     windowed: int
     streams: int
 
@@ -147,8 +147,8 @@ def _cells(shape: Shape, settings: CacheSettings) -> _Cells:
 
 
 def _token_bytes(shape: Shape, settings: CacheSettings, windowed: bool) -> int:
-    """What a token takes in the caches of all blocks with a window, or of all without."""
-    # Without flash attention values are stored across, in rows as long as those of the widest block.
+    """Bytes of one token in the caches of all blocks with a window, or of all blocks without one."""
+    # Without flash attention values are stored transposed, in rows as long as those of the widest block.
     widest = 0 if settings.flash_attention else max((layer.value for layer in shape.layers), default=0)
     total = 0
     for layer in shape.cached:
@@ -164,12 +164,12 @@ def _kv_bytes(shape: Shape, settings: CacheSettings, cells: _Cells) -> int:
 
 
 def _state_bytes(shape: Shape) -> int:
-    """Of one slot."""
+    """Bytes of the recurrent state of one slot."""
     return sum(layer.state for layer in shape.layers) * 4
 
 
 def _checkpoint_bytes(shape: Shape, settings: CacheSettings, cells: _Cells) -> int:
-    """What all slots keep at most: of each checkpoint the tokens within the window, and the state."""
+    """Most bytes of all slots' checkpoints: each holds the tokens within the window, and the recurrent state."""
     window = 0 if settings.swa_full else min(shape.window, cells.full)
     one = window * _token_bytes(shape, settings, windowed=True) + _state_bytes(shape)
     kept = settings.checkpoints
@@ -179,7 +179,7 @@ def _checkpoint_bytes(shape: Shape, settings: CacheSettings, cells: _Cells) -> i
 
 
 def _compute_bytes(shape: Shape, settings: CacheSettings, cells: _Cells) -> int:
-    """Scratch of the graph that reads a prompt: the hungrier part of a block, the masks, the logits of each slot."""
+    """Scratch bytes of the prompt's graph: the larger part of a block, the masks, and the logits of each slot."""
     batch = min(settings.ubatch, settings.batch, cells.full * cells.streams)
     kinds = {layer.windowed for layer in shape.cached}
     masked = sum(cells.windowed if windowed else cells.full for windowed in kinds)
@@ -190,7 +190,7 @@ def _compute_bytes(shape: Shape, settings: CacheSettings, cells: _Cells) -> int:
         masked = batch * len({layer.windowed for layer in shape.layers})
     attention, forward = 4 * batch * shape.attention, 4 * batch * shape.forward
     if settings.flash_attention:
-        # Its kernels read no f32, so such a cache is converted first, a block at a time.
+        # Its kernels do not read f32, so such a cache is converted first, a block at a time.
         numbers = max(((layer.key, layer.value) for layer in shape.cached), default=(0, 0))
         for kind, count in zip((settings.cache_k, settings.cache_v), numbers, strict=True):
             attention += 2 * longest * cells.streams * count if kind == "f32" else 0
@@ -205,7 +205,7 @@ def _compute_bytes(shape: Shape, settings: CacheSettings, cells: _Cells) -> int:
 
 
 def projector_bytes(header: Header, settings: CacheSettings) -> int:
-    """Bytes of an mmproj and its scratch; by published logs of Gemma 3 and Qwen-VL within a third, on the safe side."""
+    """Bytes of an mmproj and its scratch buffers: up to a third too much by published logs of Gemma 3 and Qwen-VL."""
 
     def number(name: str) -> int:
         value = header.metadata.get(f"clip.vision.{name}", 0)
@@ -224,9 +224,9 @@ def projector_bytes(header: Header, settings: CacheSettings) -> int:
 
 
 def draft_settings(settings: CacheSettings) -> CacheSettings:
-    """How a draft model runs beside a model that is started so: what only the model is told is not for it.
+    """Settings of a draft model beside a model with these settings, without those that apply to the model alone.
 
-    A checkpoint of the model has one of its draft model with it, so their number stays.
+    Each checkpoint of the model comes with one of its draft model, so their number is the same.
     """
     return replace(settings, cache_k="f16", cache_v="f16", prompt_cache_bytes=0)
 
@@ -238,9 +238,9 @@ def estimate(
     draft: Header | None = None,
     adapters: Sequence[Header] = (),
 ) -> Estimate:
-    """The memory of a llama-server with this model; of one in shards, `merge` them first.
+    """Estimate the memory of a llama-server with this model; `merge` the headers of shards first.
 
-    Raises BadGguf for hyperparameters that make no sense; `by_size` is what remains then.
+    Raises BadGguf for hyperparameters that make no sense; use `by_size` then.
     """
     shape = shape_of(model)
     cells = _cells(shape, settings)
@@ -272,9 +272,9 @@ def estimate(
 
 
 def by_size(file_bytes: int, settings: CacheSettings, why: str) -> Estimate:
-    """The fallback for files of which only the size is known: a fifth more, and half a gibibyte.
+    """Fallback estimate for a file of which only the size is known: a fifth more, and half a gibibyte.
 
-    `why` is what kept the header from being read; it is the estimate's first assumption.
+    `why`: the reason why the header could not be read; it becomes the estimate's assumption.
     """
     return Estimate(
         weights_bytes=file_bytes,

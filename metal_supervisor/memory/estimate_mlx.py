@@ -1,8 +1,8 @@
-"""Estimates for engines that do not read GGUF: MLX directories by their config.json, Ollama models by their manifest.
+"""Estimates for MLX models, by the config.json of their directory.
 
-MLX allocates its cache as a conversation grows, and nobody stops it; so a service is charged for as many
-conversations of full length as it may hold at once. Everything here comes from files that anybody may have
-written, so every number is checked, and what is missing is an assumption that is said.
+MLX allocates its cache as a conversation grows, without a limit; so the estimate is for as many conversations of full
+length as the service may hold at once. The files come from untrusted sources, so every number is checked, and a missing
+one is listed as an assumption.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from metal_supervisor.spec.gguf import MAX_DATA_BYTES, MAX_LAYERS
 from metal_supervisor.spec.sizes import MIB
 
 MARGIN_PERCENT = 5
-"""oMLX takes a model for so much larger than its files, and was measured to be right."""
+"""Addition to the size of the files, for scratch memory; oMLX uses the same, and measurements confirm it."""
 PROCESS_BYTES = 256 * MIB
 STEP = 256
-"""mlx_lm's caches grow by so many tokens."""
+"""Tokens by which mlx_lm's caches grow."""
 PREFILL = 2048
-"""A sliding cache holds what is read at once besides its window; mlx_lm's default."""
+"""Tokens of a prompt read at once, which a sliding cache holds besides its window; mlx_lm's default."""
 GROUP, GROUP_BYTES = 64, 4
-"""A quantized cache has a scale and a bias of 2 bytes each for so many numbers."""
+"""Numbers of a quantized cache that share a scale and a bias, and the bytes of those two."""
 MAX_NUMBER = 1 << 31
 
 
 class CannotEstimate(Exception):
-    """The files do not say enough; the text says what is wrong with them."""
+    """The files lack a number or have a wrong one; the text says which."""
 
 
 class _Config:
-    """config.json; a multimodal one has the language model's part in `text_config`."""
+    """A config.json; a multimodal one has the language model's values in `text_config`."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         inner = config.get("text_config")
@@ -46,7 +46,7 @@ class _Config:
         return value
 
     def layers(self, layers: int) -> list[str]:
-        """What each layer does: `full`, `sliding` or `linear`."""
+        """Kind of each layer: `full`, `sliding` or `linear`."""
         kinds = self._values.get("layer_types")
         if isinstance(kinds, list) and len(kinds) >= layers:
             words = (str(kind) for kind in kinds[:layers])
@@ -59,7 +59,7 @@ class _Config:
 
 
 def _token_bytes(config: _Config, kv_bits: int | None) -> int:
-    """Of one token in one attending layer."""
+    """Cache bytes of one token in one attending layer."""
     heads = config.number("num_attention_heads")
     if rank := config.number("kv_lora_rank", 0):
         numbers = rank + config.number("qk_rope_head_dim", 0)
@@ -72,7 +72,7 @@ def _token_bytes(config: _Config, kv_bits: int | None) -> int:
 
 
 def _state_bytes(config: _Config) -> int:
-    """Of one linear layer and one conversation: gated delta net, as in Qwen3-Next."""
+    """State bytes of one linear layer and one conversation: a gated delta net, as in Qwen3-Next."""
     keys = config.number("linear_num_key_heads", 0) * config.number("linear_key_head_dim", 0)
     value_heads, value_dim = config.number("linear_num_value_heads", 0), config.number("linear_value_head_dim", 0)
     kernel = max(config.number("linear_conv_kernel_dim", 1) - 1, 0)
@@ -88,7 +88,7 @@ def estimate_mlx(
     kv_bits: int | None = None,
     prompt_cache_bytes: int = 0,
 ) -> Estimate:
-    """The memory of an MLX engine. `weights`: bytes of all weights in the model's directory; context 0: its own.
+    """Estimate the memory of an MLX engine. `weights`: bytes of all weights in the directory; context 0: the model's.
 
     Raises CannotEstimate if there are no weights, or config.json makes no sense.
     """

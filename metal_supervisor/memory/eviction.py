@@ -1,10 +1,10 @@
-"""Whom to stop when the machine runs out of memory, and when whoever was stopped may come back.
+"""Eviction of engines under memory pressure, and their return.
 
-Only as many go as must: one at a time, and the next only once the memory of the one before is back and it still is
-not enough. Whoever went comes back by itself, one at a time too, after it has been quiet for long; one that has gone
-again and again stays away longer each time, so that a machine that is too small for all does not toil for ever.
+No more engines are evicted than necessary: one at a time, and the next only once the memory of the last one is free and
+still not enough. Evicted engines are readmitted one at a time, after memory has been Normal for a while. Each further
+eviction doubles an engine's back-off, so that a machine that is too small for all does not restart them for ever.
 
-All is a function of its arguments.
+All functions are pure.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from metal_supervisor.spec.types import Key
 
 @dataclass(frozen=True)
 class Candidate:
-    """An engine that runs, or takes its memory to run."""
+    """An engine that is running or starting."""
 
     key: Key
     priority: int
-    """The larger the more important."""
+    """Larger is more important."""
     charge_bytes: int
     started: float
-    """Only compared with that of others."""
+    """Time of its start, on any clock: it is only compared with that of other candidates."""
     protected: bool = False
     busy: bool = False
 
 
 @dataclass(frozen=True)
 class EvictionChoice:
-    """Who is to be stopped, or why nobody is."""
+    """The engine to evict, or the reason why none is."""
 
     victim: Key | None
     skipped: str
@@ -47,7 +47,7 @@ def _name(key: Key) -> str:
 
 
 def _because(chosen: Candidate, other: Candidate) -> str:
-    """What put one before the next in the order."""
+    """Reason why one candidate comes before the next in the order of eviction."""
     if chosen.priority != other.priority:
         return f"its priority {chosen.priority} is below the {other.priority} of {_name(other.key)}"
     if chosen.busy != other.busy:
@@ -61,11 +61,11 @@ def _because(chosen: Candidate, other: Candidate) -> str:
 
 
 def choose(candidates: Collection[Candidate], used_bytes: int, floor: int = 1, guard: float = 0.30) -> EvictionChoice:
-    """Whom to stop: lowest priority, idle before busy, largest charge, longest running, then by name.
+    """Choose the engine to evict: lowest priority, idle before busy, largest charge, longest running, then by name.
 
-    `candidates`: all that run, without those that are leaving already; `floor` of them always stay. `used_bytes`:
-    what is not available; all memory if that is not known. `guard`: the share of it that the engines must hold
-    together, or else stopping them would not help.
+    `candidates`: all that are running, except those that are stopping already; `floor` of them always stay.
+    `used_bytes`: memory that is not available; all of it if that is unknown. `guard`: share of `used_bytes` that the
+    engines must hold together, or else stopping one would not help.
     """
     if not candidates:
         return EvictionChoice(None, "empty", "no engine runs")
@@ -89,12 +89,12 @@ def choose(candidates: Collection[Candidate], used_bytes: int, floor: int = 1, g
 
 
 def may_evict(watch: Watch, last_exit_at: float | None, still_leaving: bool, now: float, pace: Pace = PACE) -> bool:
-    """Whether one more may be stopped now.
+    """True if another engine may be evicted now.
 
-    `last_exit_at`: when the process of the last victim was seen to be gone, None if there was none.
-    `still_leaving`: a process that was told to stop, for whatever reason, still holds its memory.
-    The level alone is not enough, because it stays up for a while: the latest samples must be critical themselves,
-    and after an exit there must be two that know of it.
+    `last_exit_at`: time at which the last victim's process was seen to be gone, None if there was none.
+    `still_leaving`: True if a process that was told to stop, for whatever reason, still holds its memory.
+    The level alone is not enough, because it falls with a delay: the latest samples must be critical themselves, and
+    after an exit two of them must be later than it.
     """
     if still_leaving or watch.level is not Level.CRITICAL or watch.raw is not Level.CRITICAL:
         return False
@@ -113,22 +113,23 @@ def may_evict(watch: Watch, last_exit_at: float | None, still_leaving: bool, now
 
 @dataclass(frozen=True)
 class Returning:
-    """One that was stopped for want of memory and should come back."""
+    """An evicted engine that waits to return."""
 
     key: Key
     priority: int
     evicted_at: float
     times: int = 1
-    """How often it has been stopped, this time included."""
+    """Number of evictions, this one included."""
 
 
 def back_off_s(times: int, pace: Pace = PACE) -> float:
-    """How long one stays away that was stopped so often: 5, 10, 20, 40, then 60 minutes."""
+    """Back-off in seconds after so many evictions: 5, 10, 20, 40, then 60 minutes."""
     return float(min(pace.back_off_s * 2 ** min(max(times - 1, 0), 30), pace.back_off_limit_s))
 
 
 def _over(since: float | None, length_s: float, now: float) -> bool:
-    """Whether a wait is over. A clock that was set back behind its beginning ends it: it must not last for ever."""
+    """True if a wait is over, or never began. A clock that was set back before `since` ends it: it must end some time.
+    """
     return since is None or not 0 <= now - since < length_s
 
 
@@ -140,11 +141,12 @@ def may_return(
     pace: Pace = PACE,
     clock: float | None = None,
 ) -> Key | None:
-    """Who may come back now: the most important of those whose back-off is over, then who left first.
+    """Choose the engine that may return now, None if none may: of those whose back-off is over, the one with the
+    highest priority, then the one evicted first. The ledger decides whether it fits into the budget.
 
-    Whether it fits into the budget is for the ledger to say. `now` is by the clock of the samples. `clock`: the
-    present by that of `evicted_at` and `last_return_at`, if it is another one, such as Unix time that is kept over
-    restarts. `watch` must have known Normal for a while without a gap, and still.
+    `watch`: must be Normal, without a gap for `pace.recover_s`, up to now. `now`: by the clock of the samples.
+    `clock`: the present by the clock of `evicted_at` and `last_return_at`, if that is another one, such as Unix time,
+    which lasts over restarts.
     """
     calm = in_force(watch, now, pace) is Level.NORMAL and watch.raw is Level.NORMAL
     if not calm or watch.normal_since is None or now - watch.normal_since < pace.recover_s:

@@ -1,7 +1,7 @@
-"""What would make a model fit that does not: a shorter context, a smaller cache, fewer slots, smaller weights.
+"""Advice for a model that does not fit: a shorter context, a smaller cache, fewer slots, smaller weights.
 
-"It does not fit" leaves people guessing at quantizations. All of these change the charge in known ways, so the
-largest context and the first change of each kind that suffices are found by asking the estimate itself.
+"It does not fit" leaves users guessing at quantizations. Each of these changes the estimate in a known way, so the
+largest context, and the smallest sufficient change of each kind, are found by calling the estimate itself.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from metal_supervisor.memory.estimate import CACHE_TYPES, CELLS, Estimate
 from metal_supervisor.spec.sizes import amount
 
 KV_TYPES = ("f16", "q8_0", "q4_0")
-"""The types worth trying, in the order of what they cost in quality."""
+"""Cache types to try, those with the least loss of quality first."""
 LEAST_CONTEXT = 1024
-"""Tokens of a slot below which a context is no help."""
+"""Tokens of a slot below which a context is useless."""
 
 
 @dataclass(frozen=True)
 class FitPlan:
-    """How a model is to be served."""
+    """Settings that a model is to be served with."""
 
     context: int
     """Tokens of all slots together, as `spec.contextSize`."""
@@ -30,20 +30,20 @@ class FitPlan:
 
 
 Charge: TypeAlias = Callable[[FitPlan], Estimate]
-"""What the model takes, served so."""
+"""Estimate of the model's memory with given settings."""
 
 
 @dataclass(frozen=True)
 class SuggestedChange:
-    """Something that makes it fit."""
+    """A change with which the model fits."""
 
     text: str
-    """For people: what to say to `fit`, what to write into the InferenceService, what it takes then."""
+    """Flag of `fit`, fields of the InferenceService, and the memory with that change, for a user."""
     need_bytes: int
 
 
 def largest_context(charge: Charge, plan: FitPlan, free_bytes: int, most: int) -> int:
-    """The largest context up to `most` tokens of all slots that fits, a multiple of what the engine rounds to; or 0."""
+    """Largest context that fits, up to `most`, in tokens of all slots, a multiple of the engine's step; 0 if none."""
     step = CELLS * plan.slots
     low, high = 0, most // step
     while low < high:
@@ -64,7 +64,7 @@ def _smaller_types(kind: str) -> tuple[str, ...]:
 
 
 def changes(charge: Charge, plan: FitPlan, free_bytes: int) -> list[SuggestedChange]:
-    """What makes a model fit that does not as it is planned; of each kind the least, the mildest first."""
+    """Changes with which a model fits that does not fit as planned: the smallest of each kind, the mildest first."""
     made, found = charge(plan), []
     least = LEAST_CONTEXT * plan.slots
 
@@ -102,12 +102,12 @@ def changes(charge: Charge, plan: FitPlan, free_bytes: int) -> list[SuggestedCha
 
 
 def smaller_weights(charge: Charge, plan: FitPlan, free_bytes: int) -> str:
-    """How small the weights must be, if nothing else helps; one line."""
+    """Size that the weights must have to fit, if no other change is enough; one line."""
     least = replace(plan, context=min(plan.context, LEAST_CONTEXT * plan.slots))
     for tried, at in ((plan, ""), (least, f" at --ctx {least.context}")):
         made = charge(tried)
         left = free_bytes - (made.total_bytes - made.weights_bytes)
-        # A quarter is about the range of quantizations; beyond it the context is what has to give way.
+        # A quarter is about the range of quantizations; below that, a shorter context is assumed as well.
         if left > (0 if at else made.weights_bytes // 4):
             weights = f"{amount(left, 'down')} of weights{at}; these are {amount(made.weights_bytes)}"
             return f"a smaller quantization, of at most {weights}"

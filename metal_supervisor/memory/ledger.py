@@ -1,19 +1,19 @@
-"""Who may start, when the memory is not enough for everybody.
+"""Admission: the engines that may start when memory is not enough for all.
 
-Every engine that runs or starts is charged what it was estimated to take, or what it was measured to take if that
-is more: an idle engine gives memory back to the system, but not its claim to it. Whatever waits is admitted only
-if the sum stays within the budget, to the byte.
+Every running or starting engine is charged its estimate, or its measured footprint if that is more: an idle engine
+returns memory to the system, but keeps its reservation. A waiting engine is admitted only if the sum of the charges
+stays within the budget, to the byte.
 
-The queue: higher priority first, then who has waited longer. A later one may start past one that does not fit, but
-only if both fit into the budget together, along with all others from behind it that have passed it already. So
-nothing behind it ever keeps a big one out: it waits for what was there before it, and for what is ahead of it in
-the queue. One that is larger than the whole budget holds up nobody.
+The queue: higher priority first, then the longest wait. A later entry may pass one that does not fit, but only if both
+fit into the budget together, with all others from behind that have passed it already. So nothing behind a large engine
+ever keeps it out: it waits only for what was there before it, and for what is ahead of it in the queue. An engine that
+is larger than the whole budget blocks nothing.
 
-A namespace may have a limit of its own. It is kept by the same rules among the engines of that namespace, and who waits
-for it alone holds up nobody of another.
+A namespace may have a limit of its own. It is enforced by the same rules among the engines of that namespace, and an
+engine that waits only for that limit blocks none of another namespace.
 
-With preemption, lower priorities make room; what they leave is kept for whom they left it.
-It is a function of its arguments alone: the order of the entries does not matter, and asking again changes nothing.
+With preemption, engines of lower priority are stopped to make room, and that room is reserved for the engine that they
+were stopped for. `admit` is a pure function: the order of the entries does not matter.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.types import Key
 
 INSUFFICIENT, CHECK_FAILED, PRESSURE = "InsufficientMemory", "MemoryCheckFailed", "MemoryPressure"
-"""The words for why something waits; the first two are LLMKube's."""
+"""Reasons why an engine waits; the first two are LLMKube's."""
 UNKNOWN_STARTED = "its size is not known, so it was started without knowing whether it fits"
 
 
 class LedgerPhase(str, Enum):
-    """Where an engine stands."""
+    """Phase of an engine in the ledger."""
 
     WAITING = "waiting"
     STARTING = "starting"
-    """Admitted; it takes its memory now."""
+    """Admitted; its memory grows."""
     RUNNING = "running"
 
 
@@ -46,38 +46,38 @@ class Entry:
 
     key: Key
     priority: int
-    """The larger the more important."""
+    """Larger is more important."""
     estimate_bytes: int | None
-    """None: nobody can tell."""
+    """None if unknown."""
     phase: LedgerPhase
     asked: float
-    """Unix time at which it began to wait; kept when it is admitted."""
+    """Unix time at which it began to wait; unchanged when it is admitted."""
     admitted: float = 0.0
     """Unix time at which it was admitted."""
     measured_bytes: int | None = None
     protected: bool = False
-    """It is never displaced."""
+    """True if it is never preempted."""
     limit_bytes: int | None = None
-    """What its Model allows it at most."""
+    """Limit from its Model, None without one."""
     unknown_why: str = ""
-    """Why its size is not known."""
+    """Reason why its size is not known."""
     holds_bytes: int = 0
-    """Of one that waits: what is its own already, and counts for another entry of it."""
+    """If it waits: bytes that it holds already, charged to another entry of the same service."""
     held_back: bool = False
-    """Of one that waits: it may not start yet, whatever room there is; what is behind it does not pass it for that."""
+    """If it waits: it may not start yet, however much is free, but keeps its place against those behind it."""
     weights_bytes: int = 0
-    """Weights within the estimate, 0 if they are not told apart."""
+    """Weights within the estimate, 0 if unknown."""
     optional: bool = False
-    """Of one that waits: nobody waits for its sake."""
+    """If it waits: it never blocks the queue."""
 
     @property
     def charge_bytes(self) -> int:
-        """What it counts for."""
+        """Bytes charged for it: the larger of estimate and measured footprint."""
         return max(self.estimate_bytes or 0, self.measured_bytes or 0)
 
     @property
     def needs_bytes(self) -> int:
-        """What has to be free for it."""
+        """Bytes that must be free to admit it."""
         return max(self.charge_bytes - self.holds_bytes, 0)
 
     @property
@@ -87,43 +87,43 @@ class Entry:
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of an engine that waits."""
+    """Decision on a waiting engine."""
 
     admitted: bool
     reason: str = ""
-    """`InsufficientMemory`, `MemoryCheckFailed` or `MemoryPressure`; "" if it is admitted without more ado."""
+    """`InsufficientMemory`, `MemoryCheckFailed` or `MemoryPressure`; "" if it is admitted without a warning."""
     message: str = ""
-    """The arithmetic, and what would help; of an admitted one, a warning."""
+    """The arithmetic and advice; if it is admitted, a warning."""
     position: int = 0
-    """In the queue, from 1; 0 if it is admitted, or would not start however much room there was."""
+    """Position in the queue, from 1; 0 if it has none."""
     displaces: tuple[Key, ...] = ()
-    """Who has to stop for it first; it starts once they have."""
+    """Engines to stop for it; it starts once they have stopped."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The memory that the engines of one namespace may take together."""
+    """Memory limit of one namespace, for all its engines together."""
 
     limit_bytes: int
     leaving_bytes: int = 0
-    """Of engines on their way out that are none of the entries."""
+    """Bytes of stopping engines that are not among the entries."""
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """The whole of it."""
+    """Result of `admit`."""
 
     budget_bytes: int
     charged_bytes: int
-    """Of everything that runs, starts, or was admitted now."""
+    """Charges of all engines that are running, starting, stopping, or admitted now."""
     decisions: Mapping[Key, Decision]
-    """For every entry that waited."""
+    """Decision on every entry that was waiting."""
     charged: Mapping[str, int] = field(default_factory=dict)
     """Namespace with a limit -> its part of `charged_bytes`."""
 
     @property
     def left_bytes(self) -> int:
-        """Negative if engines grew beyond the budget, or it shrank."""
+        """Bytes left of the budget; negative if engines outgrew it, or it shrank."""
         return self.budget_bytes - self.charged_bytes
 
 
@@ -132,14 +132,14 @@ def _rank(entry: Entry) -> tuple[int, float, Key]:
 
 
 def _smaller(need: int, weights: int) -> tuple[str, ...]:
-    """Changes of an engine that make it need less. `weights`: bytes of them, 0 if not known."""
+    """Changes that reduce an engine's need. `weights`: bytes of its weights, 0 if unknown."""
     if weights and 2 * weights < need:
         return (f"a shorter context, as {amount(need - weights)} of that are not weights",)
     return "a smaller quantization", "a shorter context"
 
 
 def _advice(need: int, weights: int, namespace: str = "") -> str:
-    """Advice for an engine that does not fit. `namespace`: the one whose limit it exceeds, "" for this Mac's memory."""
+    """Advice for an engine that does not fit. `namespace`: whose limit it exceeds, "" for this Mac's memory."""
     if namespace:
         return f"try {' or '.join(_smaller(need, weights))}, or have the limit raised"
     return f"try {', '.join(_smaller(need, weights))}, or --memory-fraction"
@@ -154,7 +154,7 @@ def _room(left: int, budget: int) -> str:
 
 
 class _Book:
-    """The state of one pass over the queue."""
+    """State of one pass over the queue, for the machine or for one namespace."""
 
     def __init__(
         self,
@@ -164,26 +164,26 @@ class _Book:
         leaving_bytes: int,
         namespace: str = "",
     ) -> None:
-        """`namespace`: whose limit `budget_bytes` is, "" for that of the machine."""
+        """`namespace`: the one that `budget_bytes` is the limit of, "" for the machine."""
         self.budget, self.namespace = budget_bytes, namespace
         self.admitted = list(admitted)
         self.charged = sum(entry.charge_bytes for entry in admitted) + leaving_bytes
         self.leaving_bytes = self.coming = leaving_bytes
-        """Room that engines on their way out will leave, and that nobody waits for yet."""
+        """Bytes that stopping engines will free, and that are not reserved for a waiting one yet."""
         self.blocked: list[tuple[Entry, dict[Key, int]]] = []
-        """Who waits ahead in the queue, and what has passed each of them, in bytes by key."""
+        """Entries that wait ahead in the queue, each with the bytes, by key, that have passed it."""
         self.kept = 0
-        """Room that is free but kept for those who wait for more."""
+        """Free bytes that are reserved for entries that wait for more."""
         self.leaving: set[Key] = set()
         self.queued = queued
-        """Who waits for an edit keeps what it has: it counts on that."""
+        """Keys with a waiting entry. An engine that waits for an edit is not preempted: the edit counts its memory."""
 
     @property
     def left(self) -> int:
         return self.budget - self.charged - self.kept
 
     def room(self, entry: Entry) -> str:
-        """What there is for an entry, in words."""
+        """Text about the memory that is left for an entry."""
         room = _room(self.left + entry.holds_bytes, self.budget)
         return f"{room} to namespace {self.namespace} (--namespace-memory)" if self.namespace else room
 
@@ -194,11 +194,14 @@ class _Book:
             passed[entry.key] = entry.charge_bytes
 
     def fits(self, entry: Entry) -> bool:
-        """Whether it can start now without keeping out one that is ahead of it."""
+        """True if an entry can start now without keeping out one ahead of it."""
         return entry.needs_bytes <= self.left and self.held_up_by(entry) is None
 
     def held_up_by(self, entry: Entry) -> Entry | None:
-        """The one ahead in the queue that this one would keep out; what it takes the place of does not count too."""
+        """First entry ahead in the queue that this one would keep out, None if there is none.
+
+        Bytes of the same key that passed it earlier do not count twice.
+        """
         for ahead, passed in self.blocked:
             others = sum(size for key, size in passed.items() if key != entry.key)
             if ahead.charge_bytes + others + entry.charge_bytes > self.budget:
@@ -210,7 +213,10 @@ class _Book:
         self.blocked.append((entry, {each.key: each.charge_bytes for each in passed}))
 
     def victims(self, entry: Entry) -> list[Entry]:
-        """Whom to stop so that the entry fits: lowest priority, largest, oldest; [] if it can't."""
+        """Engines to stop so that an entry fits: lowest priority, then largest, then oldest; [] if that is not enough.
+
+        Only engines of a lower priority that are not protected.
+        """
         candidates = sorted(
             (
                 each
@@ -232,14 +238,14 @@ class _Book:
             missing -= each.charge_bytes
         if missing > 0:
             return []
-        for each in reversed(chosen[:]):  # whoever turns out not to be needed stays, the most important first
+        for each in reversed(chosen[:]):  # spare those that are not needed after all, the most important first
             if missing + each.charge_bytes <= 0:
                 chosen.remove(each)
                 missing += each.charge_bytes
         return chosen
 
     def reserve(self, entry: Entry, victims: Sequence[Entry]) -> None:
-        """Keeps for one that waits what will be left to it, and as much of what is free as it needs besides."""
+        """Reserve memory for a waiting entry: what the victims free, then coming and free bytes as needed."""
         self.leaving.update(each.key for each in victims)
         missing = max(entry.needs_bytes - sum(each.charge_bytes for each in victims), 0)
         expected = min(missing, self.coming)
@@ -248,7 +254,7 @@ class _Book:
 
 
 def _hopeless(entry: Entry, budget: int, left: int, mode: str) -> Decision | None:
-    """The refusal of one that would not start however long it waited."""
+    """Refusal of an entry that could never start, however long it waited; None if it could."""
     if entry.unknown and mode == "enforce":
         why = f" ({entry.unknown_why})" if entry.unknown_why else ""
         message = (
@@ -262,7 +268,7 @@ def _hopeless(entry: Entry, budget: int, left: int, mode: str) -> Decision | Non
 
 
 def over_pool(need: int, limit: int, namespace: str, weights: int = 0) -> tuple[str, str] | None:
-    """(reason, message) for an engine that its namespace's limit does not allow even alone; None if it does."""
+    """(reason, message) for an engine that exceeds its namespace's limit even alone; None if it does not."""
     if need <= limit:
         return None
     return INSUFFICIENT, (
@@ -272,7 +278,7 @@ def over_pool(need: int, limit: int, namespace: str, weights: int = 0) -> tuple[
 
 
 def over_limit(need: int | None, limit: int | None, weights: int = 0) -> str:
-    """Message about an engine that takes more than its Model allows, "" if it does not. `weights`: of its need."""
+    """Message for an engine that needs more than its Model allows, "" if it does not. `weights`: part of `need`."""
     if need is None or limit is None or need <= limit:
         return ""
     return (
@@ -284,7 +290,7 @@ def over_limit(need: int | None, limit: int | None, weights: int = 0) -> str:
 def too_large(
     need: int | None, limit: int | None, budget: int, left: int, weights: int = 0
 ) -> tuple[str, str] | None:
-    """(reason, message) for what its Model, or this machine, does not allow even alone; None if there is a chance."""
+    """(reason, message) for an engine that exceeds its Model's limit or the budget even alone; None if it does not."""
     if over := over_limit(need, limit, weights):
         return INSUFFICIENT, over
     if need is not None and need > budget:
@@ -301,11 +307,11 @@ def admit(
     paused: str = "",
     pools: Mapping[str, Pool] | None = None,
 ) -> Ledger:
-    """Decides for everything that waits.
+    """Decide on every waiting entry.
 
-    `mode` is about engines of unknown size: refused, or admitted with a warning and charged what they are measured.
-    `leaving_bytes`: what engines on their way out still hold; they are none of the entries. `paused`: why nothing
-    that takes room may start now, "" if it may. `pools`: the limits of namespaces.
+    `mode`: engines of unknown size are refused ("enforce"), or admitted with a warning and charged their measured
+    footprint ("warn"). `leaving_bytes`: memory of stopping engines that are not among the entries. `paused`: reason why
+    no engine that needs memory may start now, "" if it may. `pools`: limits of namespaces.
     """
     running = [entry for entry in entries if entry.phase is not LedgerPhase.WAITING]
     waiting = sorted((entry for entry in entries if entry.phase is LedgerPhase.WAITING), key=_rank)
@@ -325,7 +331,7 @@ def admit(
             decisions[entry.key] = Decision(False, PRESSURE)
         elif hopeless := _hopeless(entry, budget_bytes, book.left, mode) or _never(entry, books[0]):
             decisions[entry.key] = hopeless
-        elif not entry.needs_bytes and not entry.unknown:  # an edit that gives room back
+        elif not entry.needs_bytes and not entry.unknown:  # an edit that needs no more memory
             for each in books:
                 each.admit(entry)
             decisions[entry.key] = Decision(True)
@@ -345,7 +351,7 @@ def admit(
 
 
 def _never(entry: Entry, book: _Book) -> Decision | None:
-    """The refusal of one that is larger than the limit of its namespace."""
+    """Refusal of an entry that is larger than the limit of its namespace; None if it is not."""
     refusal = None
     if book.namespace:
         refusal = over_pool(entry.charge_bytes, book.budget, book.namespace, entry.weights_bytes)
@@ -353,19 +359,19 @@ def _never(entry: Entry, book: _Book) -> Decision | None:
 
 
 def _wait(books: Sequence[_Book], entry: Entry, position: int, preemption: bool) -> Decision:
-    """What becomes of one that does not fit in the first of these books that is short."""
+    """Queue an entry by the first of its books (namespace, machine) in which it does not fit."""
     at = next(index for index, each in enumerate(books) if not each.fits(entry))
     decision = _queued(books[at], entry, position, preemption)
     for each in books[:at]:  # its namespace has room for it: none of the same namespace passes it
         each.block(entry)
     if decision.displaces:
-        for each in books[at + 1 :]:  # what they leave is for whom they left it
+        for each in books[at + 1 :]:  # reserve what the victims free there too
             each.reserve(entry, [one for one in each.admitted if one.key in decision.displaces])
     return decision
 
 
 def _queued(book: _Book, entry: Entry, position: int, preemption: bool) -> Decision:
-    """What becomes of one that has to wait, and of those that make room for it."""
+    """Queue an entry in one book: choose the engines to stop for it, reserve memory, and compose the message."""
     held_up, need, left = book.held_up_by(entry), entry.needs_bytes, book.left
     there, advice = book.room(entry), _advice(entry.charge_bytes, entry.weights_bytes, book.namespace)
     message = f"needs {amount(entry.charge_bytes, 'up')}, {there}; {advice}"

@@ -1,9 +1,9 @@
-"""What this machine's memory is, how much of it is left, and what an engine holds of it.
+"""Measurements of this machine's memory: its size, how much is available, and how much a process holds.
 
-The budget must know the machine or its container, the watchdog how short memory is, and the ledger what a process
-really takes, which on a Mac neither its resident size (no GPU buffers) nor its footprint (no pages of the mapped
-model) tells alone. Whatever cannot be read is None and said in a few words: a reading that failed must not pass for a
-full machine, nor for an empty one. Nothing here raises.
+The budget needs the size of the machine or its container, the pressure watch how much is available, and the ledger the
+memory of a process, which on a Mac neither the resident size (no GPU buffers) nor the footprint (no pages of the mapped
+model) shows alone. A value that cannot be read is None, with a short reason: a failed reading must count neither as a
+full machine nor as an empty one. Nothing here raises.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ KIB = 1024
 KERNEL_LEVELS = (1, 2, 4)
 NO_FIGURES = (errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP)
 DEVICES_TIMEOUT_S, DEVICES_AGAIN_S = 20.0, 600.0
-"""A list of devices compiles nothing, but the first use of Metal after a boot takes its time."""
+"""Listing the devices compiles nothing, but the first use of Metal after a boot is slow."""
 _STALL = re.compile(rb"some avg10=(\d+\.\d+) [^\n]* total=\d+\nfull avg10=(\d+\.\d+) [^\n]* total=\d+\n")
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a process and its children hold together."""
+    """Memory of a process and its children together."""
 
     charged_bytes: int
-    """For the ledger. macOS: the footprint with the mapped files, at least what is resident. Linux: the footprint."""
+    """For the ledger. macOS: footprint and mapped files, at least the resident size. Linux: footprint."""
     footprint_bytes: int
-    """macOS: as Activity Monitor says. Linux: PSS and swap. Resident bytes of those that tell nobody."""
+    """macOS: as in Activity Monitor. Linux: PSS and swap. The resident size where that cannot be read."""
     rss_bytes: int
-    """Resident; what several processes share counts for each."""
+    """Resident size; pages that several processes share count for each."""
 
 
 def total_bytes() -> int:
-    """All of this machine's memory; 0 if it does not say."""
+    """Size of this machine's memory in bytes; 0 if it cannot be read."""
     try:
         return host.memory_bytes()
-    except Exception:  # noqa: BLE001 - psutil lets out whatever the system's answers lead it to
+    except Exception:  # noqa: BLE001 - psutil may raise anything on an unexpected answer
         return 0
 
 
 def sample(procfs: Path = PROC, root: Path = CGROUPS) -> MemorySample:
-    """One look at the memory of this Mac, or of this Linux machine or container.
+    """Take one sample of the memory of this Mac, or of this Linux machine or container.
 
-    `procfs`, `root`: where Linux's proc and cgroup file systems are. A container with a limit is a machine of its own.
+    `procfs`, `root`: paths of Linux's proc and cgroup file systems. A container with a limit counts as a machine.
     """
     mac = darwin_memory.mac()
     return _sample_darwin(mac) if mac else _sample_linux(procfs, root)
@@ -120,13 +120,13 @@ def _sample_linux(procfs: Path, root: Path) -> MemorySample:
 
 
 def _meminfo(path: Path, problems: list[str]) -> dict[str, int]:
-    """The bytes that meminfo tells of, by their names there."""
+    """Values of meminfo in bytes, by their names there."""
     try:
         text = path.read_bytes()
     except OSError as error:
         problems.append(_text(error))
         return {}
-    # A number counts only with its unit: half of one is a number too.
+    # A number counts only with its unit: a truncated one is a number too.
     known = {name.decode(): int(kib) * KIB for name, kib in re.findall(rb"(?m)^(\w+): +(\d+) kB\n", text)}
     missing = [name for name in ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree") if name not in known]
     if missing:
@@ -135,7 +135,7 @@ def _meminfo(path: Path, problems: list[str]) -> dict[str, int]:
 
 
 def _swap_of(group: cgroups.Group, machine: int | None) -> int | None:
-    """What of a group lies in swap; the machine's where groups do not tell."""
+    """Swap used by a group in bytes; the machine's if the group's cannot be read."""
     try:
         return int((group.path / "memory.swap.current").read_text("ascii"))
     except (OSError, ValueError):
@@ -143,11 +143,11 @@ def _swap_of(group: cgroups.Group, machine: int | None) -> int | None:
 
 
 def _stall(path: Path, problems: list[str]) -> tuple[float | None, float | None]:
-    """(some avg10, full avg10) in per cent; neither where the kernel has no such figures."""
+    """(some avg10, full avg10) in per cent; (None, None) if the kernel has no such figures, or they cannot be read."""
     try:
         text = path.read_bytes()
     except OSError as error:
-        # Built without them the file is missing, and EOPNOTSUPP if they were switched off at boot.
+        # A kernel built without PSI has no such file; one that has it switched off at boot answers EOPNOTSUPP.
         if error.errno not in NO_FIGURES:
             problems.append(_text(error))
         return None, None
@@ -163,11 +163,12 @@ def _text(error: Exception) -> str:
 
 
 def used_bytes(pid: int, mapped_bytes: int = 0, started: str = "", procfs: Path = PROC) -> Held | None:
-    """What a process holds with all that it started and that is still below it; None if it is gone, or nobody tells.
+    """Measure the memory of a process and its descendants; None if it is gone, or cannot be measured.
 
-    `mapped_bytes`: model files that it maps, which a Mac's footprint leaves out; Linux counts them itself.
-    `started`: its identity (launch.start_time), so that another program by the same number is not charged for.
-    Linux walks the page tables for this: 3 ms per GiB of files, 11 ms of other memory, so do not ask every second.
+    `mapped_bytes`: size of the model files that it maps, which a Mac's footprint leaves out; Linux counts them itself.
+    `started`: its identity (launch.start_time), so that another process with the same pid is not measured instead.
+    Linux walks the page tables for this: 3 ms per GiB of files, 11 ms per GiB of other memory, so do not call it every
+    second.
     """
     born = launch.start_time(pid)
     if not born or (started and born != started):
@@ -175,18 +176,21 @@ def used_bytes(pid: int, mapped_bytes: int = 0, started: str = "", procfs: Path 
     footprint, resident = 0, 0
     for each, since in [(pid, born), *host.descendants(pid)]:
         found = _memory_of(each, procfs)
-        if found is None or launch.start_time(each) != since:  # it ended meanwhile, and perhaps was replaced
+        if found is None or launch.start_time(each) != since:  # it ended meanwhile; its pid may be reused
             if each == pid:
                 return None
             continue
         footprint, resident = footprint + found[0], resident + found[1]
     if darwin_memory.mac() is None:
-        return Held(footprint, footprint, resident)  # PSS has the mapped files, and shares each page but once
+        return Held(footprint, footprint, resident)  # PSS includes mapped files, and counts a shared page once
     return Held(max(footprint + mapped_bytes, resident), footprint, resident)
 
 
 def _memory_of(pid: int, procfs: Path) -> tuple[int, int] | None:
-    """(footprint, resident bytes) of one process; the footprint is the resident size where it is refused."""
+    """(footprint, resident bytes) of one process, None if neither can be read.
+
+    Without permission for the footprint, the resident size is used for both.
+    """
     mac = darwin_memory.mac()
     try:
         return mac.process(pid) if mac else _rollup(procfs / str(pid) / "smaps_rollup")
@@ -196,7 +200,7 @@ def _memory_of(pid: int, procfs: Path) -> tuple[int, int] | None:
 
 
 def _rollup(path: Path) -> tuple[int, int]:
-    """(PSS and swap, RSS) in bytes. Raises OSError, ValueError. What was swapped out is still held, and comes back."""
+    """(PSS and swap, RSS) in bytes. Swapped-out memory counts: it is still allocated. Raises OSError, ValueError."""
     known = {name: int(kib) * KIB for name, kib in re.findall(rb"(?m)^(\w+): +(\d+) kB\n", path.read_bytes())}
     try:
         return known[b"Pss"] + known.get(b"SwapPss", 0), known[b"Rss"]
@@ -205,19 +209,19 @@ def _rollup(path: Path) -> tuple[int, int]:
 
 
 _devices: dict[tuple[Path, float], tuple[str, float]] = {}
-"""What an engine said of its devices, "" if it did not, and when; by the file and its age."""
+"""Output of an engine's `--list-devices`, "" if that failed, and its monotonic time; by the binary and its mtime."""
 
 
 def metal_limits(binary: Path | None) -> tuple[int, int, int | None]:
     """(`iogpu.wired_limit_mb`, MiB of the engine's first Metal device, major version of macOS).
 
-    `binary`: llama-server, None for no question to it. 0 is what is not known or not set; (0, 0, None) off a Mac.
+    `binary`: llama-server, None to skip its list of devices. 0 means unknown or not set; (0, 0, None) off a Mac.
     """
     mac = darwin_memory.mac()
     if mac is None:
         return 0, 0, None
     wired_mib = mac.wired_limit_mib()
-    # An administrator's word spares the engine the question, which may take long.
+    # With a limit set by the administrator, the list of devices is not needed; it may be slow.
     return wired_mib, _device_mib(binary) if binary and not wired_mib else 0, mac.macos_major()
 
 
@@ -226,9 +230,9 @@ def _device_mib(binary: Path) -> int:
 
 
 def _devices_of(binary: Path, again_s: float) -> str:
-    """Asked once per build of the engine; anything but a Metal device is believed for so long, as asking can take long.
+    """Output of `--list-devices`, cached: a Metal device for each build of the engine, any other output for `again_s`.
 
-    What fails is not asked again sooner than that takes in any case.
+    A failure, "", is cached for DEVICES_AGAIN_S, because the command may be slow.
     """
     try:
         build = binary, binary.stat().st_mtime
@@ -251,10 +255,10 @@ def _devices_of(binary: Path, again_s: float) -> str:
 
 
 def metal_there(binary: Path, again_s: float) -> bool | None:
-    """Whether the engine sees a Metal device from within this process's context; None if it does not tell.
+    """True if the engine sees a Metal device in this process's context, False if it lists none, None if unknown.
 
-    It depends on how launchd started us. `binary`: llama-server. `again_s`: how long a "no" is believed. Only a list
-    that came is an answer: an engine that fails, or does not know the question, has not said that there is none.
+    The answer depends on how launchd started this process. `binary`: llama-server. `again_s`: time for which a negative
+    answer is cached. An engine that fails, or does not know the flag, counts as unknown, not as False.
     """
     listed = _devices_of(binary, again_s)
     if re.search(r"(?m)^\s*(?:MTL|Metal)\d*: ", listed):
@@ -263,15 +267,15 @@ def metal_there(binary: Path, again_s: float) -> bool | None:
 
 
 def device_mib(listed: str) -> int:
-    """MiB of the first Metal device in the words of `llama-server --list-devices`, 0 without one."""
+    """MiB of the first Metal device in the output of `llama-server --list-devices`, 0 without one."""
     found = re.search(r"(?m)^\s*(?:MTL|Metal)\d*: .*\((\d+) MiB, \d+ MiB free\)\s*$", listed)
     return int(found[1]) if found else 0
 
 
 def host_budget(configured: float | None, binary: Path | None) -> Budget:
-    """What models may use together on this machine.
+    """Budget of this machine.
 
-    `configured`: a share from the configuration. `binary`: llama-server, which knows what Metal will wire.
+    `configured`: a share from the configuration. `binary`: llama-server, whose list of devices has Metal's limit.
     """
     total = total_bytes()
     if darwin_memory.mac() is None:

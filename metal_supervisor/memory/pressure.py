@@ -1,17 +1,17 @@
-"""Whether the machine runs out of memory.
+"""Memory pressure: the level of the machine, from samples of its memory.
 
-The budget keeps our own engines in bounds; it knows nothing of the browser and the build next to them. A Mac whose
-memory is gone reboots, so somebody has to watch what is really left. Four signals are looked at and the worst one
-counts: the available share, the kernel's own level, the time that tasks waited for memory (PSI) and the growth of
-swap. Thresholds are scaled to the headroom, which is what the budget leaves free: at a full and legal load exactly
-that is available, so fixed shares would call a well used machine critical for ever.
+The budget bounds the engines; it does not cover the browser and the build next to them. A Mac that runs out of memory
+reboots, so the memory that is really available has to be watched. Of four signals the worst counts: the available
+memory, the kernel's own level, the time that tasks waited for memory (PSI), and the growth of swap. Thresholds are
+scaled to the headroom, which is the memory beyond the budget: with engines that use the whole budget, exactly the
+headroom is available, so fixed shares would be critical for ever on a well used machine.
 
-One sample never decides, except one that is desperate. A level falls a step at a time, after it was well below for
-a while. A signal that cannot be read says nothing, and a sample without any is a reason for nothing: it raises and
-lowers no level, and once nothing has been known for a while the level is no longer in force. Samples that are far
-apart, because the machine slept, are not consecutive, and the time between them counts towards nothing.
+A single sample changes no level, unless it is desperate. A level falls one step at a time, after the signals have been
+well below it for a while. A signal that cannot be read is ignored, and a sample without any changes no level; after a
+while without any signal, the level is no longer in force. Samples that are far apart, because the machine slept, are
+not consecutive, and the time between them does not count.
 
-All is a function of its arguments. Times are seconds of the clock that stamps the samples.
+All functions are pure. Times are seconds of the clock that stamps the samples.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ WARNING_OF_HEADROOM, CRITICAL_OF_HEADROOM = 0.50, 0.25
 STALL_PERCENT = 10.0
 SWAP_WARNING_BYTES_PER_S, SWAP_CRITICAL_BYTES_PER_S = 32.0 * MIB, 256.0 * MIB
 EASE = 1.25
-"""How much better than its threshold a signal must be before it counts as below."""
+"""Factor by which a signal must be better than its threshold to count as well below (hysteresis)."""
 DESPERATE = 0.5
-"""Below this part of the critical threshold one sample is enough."""
+"""Share of the critical threshold below which one sample is enough."""
 HISTORY = 60
-"""Samples of swap that are kept at most."""
+"""Most samples of swap that are kept."""
 
 
 class Level(Enum):
-    """How short of memory the machine is."""
+    """Level of memory pressure."""
 
     NORMAL = "Normal"
     WARNING = "Warning"
-    """No new engines."""
+    """No new engines are started."""
     CRITICAL = "Critical"
-    """Somebody has to go, if that is allowed."""
+    """Engines are evicted, if that is allowed."""
 
     @property
     def rank(self) -> int:
-        """The larger the worse."""
+        """Order of the levels; larger is worse."""
         return (Level.NORMAL, Level.WARNING, Level.CRITICAL).index(self)
 
 
@@ -53,26 +53,26 @@ KERNEL = {1: Level.NORMAL, 2: Level.WARNING, 4: Level.CRITICAL}
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast to be alarmed, and how slow to be calmed."""
+    """Delays of raising and lowering a level, and of evictions and returns."""
 
     raise_samples: int = 2
     """Consecutive samples that raise a level."""
     clear_s: float = 60.0
-    """How long it must have been below its level before that falls a step."""
+    """Time well below a level before it falls one step."""
     gap_s: float = 30.0
     """Samples further apart are not consecutive."""
     stale_s: float = 60.0
-    """How long a level is in force without anything known."""
+    """Time for which a level is in force without a known sample."""
     swap_window_s: float = 60.0
-    """Time over which the growth of swap is taken; nothing is said before a quarter of it."""
+    """Window for the growth of swap; unknown before a quarter of it has passed."""
     settle_s: float = 20.0
-    """Least time from the exit of one victim to the next."""
+    """Least time from the exit of one victim to the next eviction."""
     recover_s: float = 300.0
-    """How long Normal must have lasted before anybody returns."""
+    """Time at Normal before an evicted engine returns."""
     return_every_s: float = 60.0
-    """One returns at a time, this far apart."""
+    """Least time between two returns."""
     back_off_s: float = 300.0
-    """How long one stays away after its first eviction; twice as long after each further one."""
+    """Back-off after an engine's first eviction; doubled with each further one."""
     back_off_limit_s: float = 3600.0
 
 
@@ -81,7 +81,7 @@ PACE = Pace()
 
 @dataclass(frozen=True)
 class MemorySample:
-    """What was read of the machine at one time; whatever could not be read is None."""
+    """Memory of the machine at one time; a value that could not be read is None."""
 
     at: float
     """Monotonic seconds."""
@@ -95,26 +95,26 @@ class MemorySample:
     full_avg10: float | None = None
     """The same of all tasks at once."""
     problems: tuple[str, ...] = ()
-    """Why something could not be read."""
+    """Reasons why values could not be read."""
     wired_bytes: int | None = None
-    """What can be neither paged out nor compressed; no signal of its own, and macOS alone tells."""
+    """Memory that can be neither paged out nor compressed; macOS only, and not a signal."""
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Where the levels begin on one machine."""
+    """Thresholds of the levels on one machine."""
 
     total_bytes: int
     warning_bytes: int
-    """Less than this available is Warning."""
+    """Available bytes below which the level is Warning."""
     critical_bytes: int
 
 
 def thresholds(total_bytes: int, budget_bytes: int, warning: float = 0.20, critical: float = 0.10) -> Thresholds:
-    """The thresholds of a machine whose engines may have `budget_bytes`.
+    """Thresholds of a machine whose engines may use `budget_bytes`.
 
-    `warning`, `critical`: shares of the memory, which are upper caps; half and a quarter of the headroom count if
-    they are less. Without any headroom the available memory is never a reason, and the other signals remain.
+    `warning`, `critical`: shares of the memory, as upper bounds; half and a quarter of the headroom are used
+    if they are less. Without any headroom the available memory is not a signal, and only the others remain.
     """
     headroom_bytes = max(total_bytes - budget_bytes, 0)
     warning_bytes = min(round(warning * total_bytes), round(WARNING_OF_HEADROOM * headroom_bytes))
@@ -124,45 +124,45 @@ def thresholds(total_bytes: int, budget_bytes: int, warning: float = 0.20, criti
 
 @dataclass(frozen=True)
 class Watch:
-    """What is made of all samples so far."""
+    """State of the watch after all samples so far."""
 
     level: Level = Level.NORMAL
     why: str = "nothing is known yet"
-    """One line with the numbers that made it this level; changes with the level only."""
+    """One line with the numbers that led to this level; changes only with the level."""
     since: float = 0.0
-    """When it became this level."""
+    """Start of this level."""
     normal_since: float | None = None
-    """Since when it has been seen to be Normal without a gap, None while it is not."""
+    """Start of Normal without a gap between samples, None at other levels."""
     raw: Level = Level.NORMAL
-    """What the latest known sample says by itself."""
+    """Level of the latest known sample alone."""
     reading: str = "nothing is known yet"
     """One line about the latest sample."""
     at: float | None = None
-    """Of the latest sample."""
+    """Time of the latest sample."""
     known_at: float | None = None
-    """Of the latest sample that told anything."""
+    """Time of the latest known sample: one with at least one signal."""
     known_before: float | None = None
-    """Of the one before that."""
+    """Time of the known sample before that."""
     desperate: bool = False
-    """The latest known sample was enough by itself."""
+    """True if the latest known sample is enough to raise the level by itself."""
     warnings: int = 0
-    """Consecutive known samples that say Warning or worse."""
+    """Consecutive known samples at Warning or worse."""
     criticals: int = 0
     below_since: float | None = None
-    """Since when it has been well below its level, None while it is not."""
+    """Start of the signals being well below the level, None while they are not."""
     swap: tuple[tuple[float, int], ...] = ()
     """(at, bytes used) over the latest window."""
 
 
 def _swap_growth(swap: Sequence[tuple[float, int]], pace: Pace) -> float | None:
-    """In bytes per second over the window, None if that is too short to tell."""
+    """Growth of swap in bytes per second over the window, None if there are too few samples."""
     if not swap or swap[-1][0] - swap[0][0] < pace.swap_window_s / 4 or len(swap) < 2:
         return None
     return (swap[-1][1] - swap[0][1]) / (swap[-1][0] - swap[0][0])
 
 
 def _signals(sample: MemorySample, growth: float | None, limits: Thresholds, ease: float) -> list[tuple[Level, str]]:
-    """What each signal that can be read says; `ease` above 1 asks for that much better than the thresholds."""
+    """(level, text) of each signal that can be read. `ease`: factor by which signals must be better than thresholds."""
     found: list[tuple[Level, str]] = []
 
     def add(critical: bool, warning: bool, text: str) -> None:
@@ -191,7 +191,7 @@ def _signals(sample: MemorySample, growth: float | None, limits: Thresholds, eas
 
 
 def watch(before: Watch, sample: MemorySample, limits: Thresholds, pace: Pace = PACE) -> Watch:
-    """The state after one more sample; one that is not newer than the latest changes nothing."""
+    """State after one more sample; a sample that is not newer than the latest is ignored."""
     if before.at is not None and sample.at <= before.at:
         return before
     apart = before.known_at is None or sample.at - before.known_at > pace.gap_s
@@ -222,14 +222,14 @@ def watch(before: Watch, sample: MemorySample, limits: Thresholds, pace: Pace = 
 
 
 def _raised(known: Watch, pace: Pace) -> Level:
-    """The level that the latest samples reach together."""
+    """Level that the latest consecutive samples amount to."""
     if known.desperate or known.criticals >= pace.raise_samples:
         return Level.CRITICAL
     return Level.WARNING if known.warnings >= pace.raise_samples else Level.NORMAL
 
 
 def _lowered(known: Watch, eased: Level, apart: bool, pace: Pace) -> Watch:
-    """The state a step lower if it has been well below for long enough; the next step takes as long again."""
+    """State one level lower once the signals have been well below for `clear_s`; the next step takes as long again."""
     at = known.known_at or 0.0
     if eased.rank >= known.level.rank:
         return replace(known, below_since=None)
@@ -245,7 +245,7 @@ def _lowered(known: Watch, eased: Level, apart: bool, pace: Pace) -> Watch:
 
 
 def in_force(watch: Watch, now: float, pace: Pace = PACE) -> Level | None:
-    """The level that may be acted on; None: nobody knows, which holds up no start, stops nobody, returns nobody."""
+    """Level to act on; None if unknown, which blocks no start, evicts no engine and lets none return."""
     if watch.known_at is None or now - watch.known_at > pace.stale_s:
         return None
     return watch.level

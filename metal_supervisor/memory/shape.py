@@ -1,9 +1,9 @@
-"""What a model keeps in memory besides its weights, block by block, read from its hyperparameters.
+"""Sizes of a model's caches and states, block by block, from its hyperparameters.
 
-Charging `layers x embedding x context`, as is often done, is several times too much: most models share keys among
-heads, many look back only a window in most blocks, some keep one compressed row for all heads, and some keep a
-state of fixed size instead. Which block does what is llama.cpp's business, so this follows its rules, by the keys
-of the header and, where those are silent, by the architectures that have a rule of their own.
+The common formula `layers x embedding x context` is several times too much: most models share keys among heads, many
+look back only a window in most blocks, some keep one compressed row for all heads, and some keep a state of fixed size
+instead. llama.cpp decides the kind of each block, so this follows its rules: by the keys of the header and, where those
+are missing, by the architectures that have a rule of their own.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ PERIODS: Mapping[str, tuple[int, bool]] = {
     "afmoe": (4, False), "mellum": (4, False), "smallthinker": (4, True), "modern-bert": (3, True),
     "laguna": (4, True), "muse-glimmer": (4, False),
 }  # fmt: skip
-"""Architecture -> one block in how many sees the whole context, and whether it is the first of them or the last."""
+"""Architecture -> (N, first): one of N blocks sees the whole context, the first of them if True, else the last."""
 
 WINDOWS: Mapping[str, int] = {"gemma2": 4096, "exaone4": 4096, "exaone-moe": 128, "llama4": 8192}
-"""The window of architectures that need not tell it."""
+"""Window of architectures whose header may lack it."""
 
 CACHELESS = frozenset({
     "bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert", "modern-bert",
     "gemma-embedding", "wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1",
 })  # fmt: skip
-"""Encoders and diffusion models: they read everything anew each time."""
+"""Encoders and diffusion models, which have no KV cache: they read the whole input anew each time."""
 
 UNGATED = frozenset({"bert"})
-"""Their feed-forward part has one matrix up, not two; measured from 128 to 768 wide."""
+"""Architectures whose feed-forward part has one matrix up, not two; measured for widths from 128 to 768."""
 
 RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
 INTERVALS: Mapping[str, int] = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4, "minimax-01": 8}
-"""Hybrids in which every so many-th block attends, and the others keep a state."""
+"""Hybrids -> N: every N-th block attends, and the others keep a state."""
 BOTH = frozenset({"falcon-h1"})
 NEMOTRON = frozenset({"nemotron_h", "nemotron_h_moe"})
 STATE_KEYS = ("ssm.inner_size", "shortconv.l_cache", "kda.head_dim", "wkv.head_size")
@@ -47,18 +47,18 @@ GEMMA3N_LAYERS_WITH_KV = 20
 
 @dataclass(frozen=True)
 class Layer:
-    """What one block keeps."""
+    """Cache and state of one block."""
 
     key: int = 0
     """Numbers per token in the cache of keys, 0 if it has none."""
     value: int = 0
-    """The same for values; 0 where they are computed from the keys' row (MLA)."""
+    """Numbers per token in the cache of values; 0 if they are computed from the keys' row (MLA)."""
     windowed: bool = False
-    """It keeps a window of the context, not all of it."""
+    """True if it keeps a window of the context, not all of it."""
     state: int = 0
     """Numbers of the recurrent state of one sequence, of 4 bytes each."""
     indexer: int = 0
-    """Numbers per token in the cache of a sparse attention's indexer, which is another one of keys."""
+    """Numbers per token in the indexer's cache of a sparse attention, which is another cache of keys."""
 
 
 @dataclass(frozen=True)
@@ -70,24 +70,24 @@ class Shape:
     window: int
     """Tokens that a windowed block looks back, 0 if there is no such block."""
     context: int
-    """Tokens it was trained for, 0 if it does not say."""
+    """Tokens of the context that it was trained for, 0 if the header does not say."""
     vocabulary: int
     embedding: int
     heads: int
     attention: int
-    """Numbers per token that are alive at once while a block attends."""
+    """Numbers per token that are alive at once in a block's attention."""
     forward: int
-    """The same for the rest of a block: feed-forward, experts, recurrent part."""
+    """Numbers per token that are alive at once in the rest of a block: feed-forward, experts, recurrent part."""
     assumptions: tuple[str, ...] = ()
 
     @property
     def cached(self) -> tuple[Layer, ...]:
-        """The blocks that have a KV cache."""
+        """Blocks that have a KV cache."""
         return tuple(layer for layer in self.layers if layer.key or layer.value)
 
 
 class _Keys:
-    """The hyperparameters of one architecture, checked: whoever wrote the file may have written anything."""
+    """Hyperparameters of one architecture, checked, because the file is untrusted. Its methods raise BadGguf."""
 
     def __init__(self, header: Header) -> None:
         self._header = header
@@ -109,7 +109,7 @@ class _Keys:
         return isinstance(self._header.metadata.get(f"{self.architecture}.{name}"), tuple)
 
     def number(self, name: str, default: int | None = None) -> int:
-        """One number; of a list, the largest."""
+        """A number; the largest of a list."""
         value = self._header.metadata.get(f"{self.architecture}.{name}", default)
         if value is None:
             raise BadGguf(f"{self.architecture}.{name} is missing")
@@ -118,7 +118,7 @@ class _Keys:
         return self._checked(name, value)
 
     def each(self, name: str, layers: int, default: int) -> tuple[int, ...]:
-        """One number for each block, from a list or from one for all."""
+        """A number for each block, from a list or from one number for all."""
         value = self._header.metadata.get(f"{self.architecture}.{name}", default)
         if not isinstance(value, tuple):
             return (self._checked(name, value),) * layers
@@ -128,7 +128,7 @@ class _Keys:
 
 
 def _windowed(keys: _Keys, layers: int, window: int) -> tuple[bool, ...]:
-    """Which blocks look back only a window."""
+    """For each block, True if it looks back only a window."""
     name = "attention.sliding_window_pattern"
     if not window:
         return (False,) * layers
@@ -145,7 +145,7 @@ def _windowed(keys: _Keys, layers: int, window: int) -> tuple[bool, ...]:
 
 
 def _window(keys: _Keys, layers: int) -> int:
-    """Tokens of the window, 0 if the architecture ignores it."""
+    """Tokens of the window, 0 if there is none, or if llama.cpp ignores it for this architecture."""
     window = keys.number("attention.sliding_window", WINDOWS.get(keys.architecture, 0))
     if keys.architecture == "llama4":
         return WINDOWS["llama4"] if window else 0
@@ -155,7 +155,10 @@ def _window(keys: _Keys, layers: int) -> int:
 
 
 def _recurrent(keys: _Keys, header: Header, layers: int, heads_kv: tuple[int, ...]) -> tuple[tuple[bool, ...], bool]:
-    """Which blocks keep a state, and whether that is only a guess on the safe side (then they have a cache as well)."""
+    """For each block, True if it keeps a state; then True if that is a guess on the safe side.
+
+    In a guess every block keeps a state, and has a cache as well.
+    """
     architecture, name = keys.architecture, "attention.recurrent_layers"
     if architecture in RECURRENT or architecture in BOTH:
         return (True,) * layers, False
@@ -177,7 +180,7 @@ def _recurrent(keys: _Keys, header: Header, layers: int, heads_kv: tuple[int, ..
 
 
 def _state(keys: _Keys, embedding: int, heads: int) -> int:
-    """Numbers that one recurrent block keeps of one sequence: of its convolution and of its state."""
+    """Numbers that one recurrent block keeps for one sequence: those of its convolution and of its state."""
     if size := keys.number("wkv.head_size", 0):
         shifts = keys.number("token_shift_count", 1 if keys.architecture in ("rwkv6qwen2", "arwkv7") else 2)
         return embedding * (shifts + size)
@@ -191,7 +194,7 @@ def _state(keys: _Keys, embedding: int, heads: int) -> int:
 
 
 def _widest(keys: _Keys, embedding: int) -> int:
-    """Numbers per token alive at once in the hungrier feed-forward part; fitted to the engine's own logs."""
+    """Numbers per token alive at once in the larger feed-forward part; fitted to the engine's own logs."""
     forward = keys.number("feed_forward_length", 0)
     dense = 3 * embedding + forward if keys.architecture in UNGATED else embedding + 4 * forward
     if not (used := keys.number("expert_used_count", 0)):
@@ -200,18 +203,18 @@ def _widest(keys: _Keys, embedding: int) -> int:
 
 
 def _scanning(keys: _Keys, embedding: int) -> int:
-    """The same in a recurrent part; in that of Mamba 2, groups of heads have inputs of their own."""
+    """Numbers per token alive at once in a recurrent part; in Mamba 2, each group of heads has its own inputs."""
     grouped = keys.number("ssm.group_count", 0) * keys.number("ssm.state_size", 0)
     return embedding + 6 * (keys.number("ssm.inner_size", 0) + grouped)
 
 
 def shape_of(header: Header) -> Shape:
-    """The shape of a model by its header. Raises BadGguf for hyperparameters that are missing or make no sense."""
+    """Shape of a model, from its header. Raises BadGguf for hyperparameters that are missing or make no sense."""
     keys = _Keys(header)
     total, embedding = keys.number("block_count"), keys.number("embedding_length")
     if not 1 <= total <= MAX_LAYERS:
         raise BadGguf(f"{keys.architecture}.block_count is {total}; between 1 and {MAX_LAYERS} are possible")
-    # Blocks that only predict further tokens come last, and the main model keeps nothing for them.
+    # Blocks for multi-token prediction come last, and the main model keeps no cache for them.
     layers = max(total - keys.number("nextn_predict_layers", 0), 1)
     heads = keys.number("attention.head_count", 0)
     heads_kv = keys.each("attention.head_count_kv", layers, heads)
