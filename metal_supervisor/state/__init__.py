@@ -1,1 +1,1 @@
-"""The state directory: records, specs and the doorbell, the only thing that our processes share."""
+"""The state directory: records, specs and the doorbell, all that the processes share."""

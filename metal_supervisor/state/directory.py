@@ -1,7 +1,7 @@
-"""The state directory: this Mac's memory, and the only thing the processes share.
+"""The state directory: this Mac's persistent state, and all that the processes share.
 
-One writer per file, written atomically, so a reader never sees half of one; a damaged file is put aside
-under its name with a reason and rebuilt, never read as "not wanted".
+Each file has one writer and is written atomically, so a reader never sees half of one; a damaged file is
+quarantined with a reason and rebuilt, never read as "not wanted".
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StateError(Exception):
 
 
 def write_atomic(path: Path, text: str | bytes, durable: bool = True) -> bool:
-    """Makes the file hold exactly `text`; False if it already did. Readers see the old file or the new."""
+    """Write exactly `text` to a file; False if it held that already. Readers see the old file or the new."""
     content = text.encode("utf-8") if isinstance(text, str) else text
     with contextlib.suppress(OSError):
         if path.read_bytes() == content:
@@ -61,7 +61,7 @@ def write_atomic(path: Path, text: str | bytes, durable: bool = True) -> bool:
 
 
 def _edition(path: Path) -> tuple[int, int, int]:
-    """What is another once a file was replaced or edited. Raises OSError."""
+    """(inode, mtime, size) of a file: different once it was replaced or edited. Raises OSError."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
 
@@ -103,7 +103,7 @@ class StateDir:
     # ── making it ────────────────────────────────────────────────────────────────────────────────
 
     def create(self) -> None:
-        """Makes the directories, 0700. Raises StateError."""
+        """Make the directories, mode 0700. Raises StateError."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.path.chmod(0o700)
@@ -115,7 +115,7 @@ class StateDir:
         self.refresh_link()
 
     def refresh_link(self) -> None:
-        """Makes the short link again if a cleaner of temporary files took it. Raises StateError."""
+        """Make the short link again if a cleaner of temporary files removed it. Raises StateError."""
         if self.link is None:
             return
         self._check_link()
@@ -126,10 +126,10 @@ class StateDir:
         try:
             self.link.symlink_to(self.path)
         except FileExistsError:
-            self._check_link()  # made at this very moment
+            self._check_link()  # another process made it just now
 
     def _check_link(self) -> None:
-        """Raises StateError for a short link that is not this user's: anyone may make one in /tmp before us."""
+        """Raise StateError for a short link that is not this user's: anyone may make one in /tmp before us."""
         with contextlib.suppress(FileNotFoundError):
             found = self.link.lstat() if self.link is not None else None
             if found is not None and not (stat.S_ISLNK(found.st_mode) and found.st_uid == os.getuid()):
@@ -137,14 +137,14 @@ class StateDir:
                 raise StateError(f"{text} is not trusted; remove it, or choose a shorter --state-dir")
 
     def remove_link(self) -> None:
-        """Takes the short link away, once nothing runs."""
+        """Remove the short link, once nothing runs."""
         if self.link is not None:
             self.link.unlink(missing_ok=True)
 
     # ── files ────────────────────────────────────────────────────────────────────────────────────
 
     def cordoned(self) -> str:
-        """"" or `cordon` or `drain`: what an administrator said with the command of that name."""
+        """"", `cordon` or `drain`, as last set by the administrator; `cordon` if the file is unreadable."""
         try:
             word = (self.path / CORDON_FILE).read_text("utf-8").strip()
         except FileNotFoundError:
@@ -160,7 +160,7 @@ class StateDir:
         return self.path / "models.d" / f"{program}.conf"
 
     def pending_path(self, program: str) -> Path:
-        """The section that takes the place of the one in `models.d` when its engine does not run."""
+        """Path of the pending section, which replaces the one in `models.d` when its engine does not run."""
         return self.path / "pending" / f"{program}.conf"
 
     def section_text(self, program: str) -> str:
@@ -189,14 +189,14 @@ class StateDir:
         return found if isinstance(found, dict) else {}
 
     def scratch_path(self, program: str) -> Path:
-        """The directory that is an engine's own."""
+        """Path of an engine's own scratch directory."""
         return self.path / "scratch" / programs.scratch_name(program, self.home)
 
     def note_path(self, program: str) -> Path:
         return self.path / "runs" / f"{program}.json"
 
     def specs_of(self, program: str) -> str:
-        """How the paths of all specs of a program begin, as its launchers are given them."""
+        """Common prefix of the paths of a program's specs, in the form that launchers are given."""
         return f"{self.home}/specs/{program}"
 
     def attached_path(self, program: str) -> Path:
@@ -206,7 +206,7 @@ class StateDir:
         return self.path / "log" / f"{program}.log"
 
     def _read_all(self, directory: str, parse: Callable[[str], T]) -> tuple[dict[str, T], dict[str, str]]:
-        """(every readable file, why each of the others cannot be read), by program name."""
+        """(readable files, reasons why the others cannot be read), both by program name."""
         good: dict[str, T] = {}
         bad: dict[str, str] = {}
         for path in sorted((self.path / directory).glob("*.json")):
@@ -220,7 +220,10 @@ class StateDir:
         return good, bad
 
     def _parsed(self, path: Path, parse: Callable[[str], T]) -> T:
-        """What a file says, parsed anew only if it was replaced: every one of ours is, and never edited in place."""
+        """Parsed content of a file, cached until it is replaced. Our files are always replaced, never edited in place.
+
+        Raises OSError, and what `parse` raises.
+        """
         edition = _edition(path)
         known = self._known.get(path)
         if known is None or known[0] != edition:
@@ -231,7 +234,7 @@ class StateDir:
         return value
 
     def records(self) -> tuple[dict[str, Record], dict[str, str]]:
-        """(all records, why each of the others cannot be read), by program."""
+        """(readable records, reasons why the others cannot be read), both by program."""
         good, bad = self._read_all("records", programs.read_record)
         for name in [name for name, record in good.items() if record.program != name]:
             bad[name] = f"the record of {good.pop(name).program} under another name"
@@ -256,13 +259,13 @@ class StateDir:
         return list(self._read_all("attached", programs.read_attached)[0].values())
 
     def write_attached(self, attachment: Attachment) -> None:
-        """Keeps an attendant's note. It is made anew with every start, so it is worth no sync."""
+        """Write an attendant's note, without a sync: it is made anew with every start."""
         with contextlib.suppress(OSError):
             text = programs.attached_text(attachment)
             write_atomic(self.attached_path(attachment.program), text, durable=False)
 
     def observations(self) -> dict[str, Observed]:
-        """What the sidecar saw, by program."""
+        """The sidecar's observations, by program."""
         return self._read_all("observed", programs.read_observed)[0]
 
     def run_note(self, program: str) -> RunNote | None:
@@ -278,7 +281,7 @@ class StateDir:
         return {name: note for name in names if (note := self.run_note(name)) is not None}
 
     def _kept(self, path: Path, value: T, text_of: Callable[[T], str], durable: bool = True) -> bool:
-        """Has a file hold a value; False if it did. One that nobody touched since is not even compared."""
+        """Write a value to a file; False if it held that already. A file unchanged since our own write is not read."""
         known = self._written.get(path)
         with contextlib.suppress(OSError):
             if known is not None and known[0] == value and known[1] == _edition(path):
@@ -290,11 +293,14 @@ class StateDir:
         return changed
 
     def write_record(self, record: Record) -> bool:
-        """Keeps a record; False if it was there already."""
+        """Write a record; False if the file held that already."""
         return self._kept(self.record_path(record.program), record, programs.record_text)
 
     def write_observed(self, observed: Observed) -> bool:
-        """Keeps an observation. It is made anew in every pass, so it is worth no sync, and on a full disk no pass."""
+        """Write an observation; False if the file held that already, or cannot be written.
+
+        Without a sync: it is made anew in every pass, and a full disk must not stop the pass.
+        """
         path = self.path / "observed" / f"{observed.program}.json"
         try:
             return self._kept(path, observed, programs.observed_text, durable=False)
@@ -302,8 +308,8 @@ class StateDir:
             return False
 
     def forget(self, program: str) -> None:
-        """Removes everything that is remembered of a program but its logs."""
-        with contextlib.suppress(OSError):  # where it cannot be removed, the applier goes on trying
+        """Remove all files of a program except its logs."""
+        with contextlib.suppress(OSError):  # where it cannot be removed, the applier keeps trying
             self.section_path(program).unlink(missing_ok=True)
         for path_of in (self.record_path, self.pending_path, self.note_path, self.attached_path):
             path_of(program).unlink(missing_ok=True)
@@ -317,7 +323,7 @@ class StateDir:
         (self.path / "observed" / f"{program}.json").unlink(missing_ok=True)
 
     def quarantine(self, path: Path, reason: str) -> None:
-        """Puts a file aside, beside a note of why, and never loses it."""
+        """Move a file aside, with a note of the reason beside it; never deletes it."""
         directory = self.path / "quarantine"
         directory.mkdir(mode=0o700, exist_ok=True)
         name = path.name
@@ -331,18 +337,18 @@ class StateDir:
         target.with_name(target.name + ".why").write_text(reason + "\n", "utf-8", errors="replace")
 
     def crash_log_path(self, program: str) -> Path:
-        """The end of the log of the engine's last crash, which its next run does not push out."""
+        """Path of the kept end of the last crash's log, which the next run's output does not rotate away."""
         return self.path / "log" / "crashed" / f"{program}.log"
 
     def keep_crash_log(self, program: str) -> None:
-        """Keeps the end of a program's log as that of its last crash."""
+        """Keep the end of a program's log as the log of its last crash."""
         kept = self.crash_log_path(program)
         with contextlib.suppress(OSError):  # a full disk: the log itself is still there
             kept.parent.mkdir(mode=0o700, exist_ok=True)
             write_atomic(kept, self._log_end(program, CRASH_LOG_BYTES), durable=False)
 
     def _log_end(self, program: str, most_bytes: int) -> bytes:
-        """The end of a program's log, beyond a rotation that has just been."""
+        """The end of a program's log, with part of the rotated file if the current one is shorter than `most_bytes`."""
         end, path = b"", self.log_path(program)
         for each in (path, path.with_name(f"{path.name}.1")):
             with contextlib.suppress(OSError), each.open("rb") as file:

@@ -1,9 +1,9 @@
-"""What a loop of ours sleeps on, and how others wake it.
+"""The doorbell: a FIFO that a process's main loop sleeps on, and by which others wake it.
 
 Each process has a FIFO in the state directory. Other processes ring it after they have written something
-worth reading, its own threads when they have news, its signal handler when it is to end. A FIFO has no
-path limit and needs no server, and a ring that nobody hears is simply lost: every loop also looks by itself
-now and then.
+worth reading, its own threads when they have news, its signal handler when the process is to end. A FIFO has
+no path limit and needs no server, and a ring without a listener is simply lost: every loop also runs a pass
+by itself now and then.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def _path(state: Path, name: str) -> Path:
 
 
 def ring(state: Path, name: str) -> None:
-    """Wakes the process of that name, if it runs."""
+    """Wake the process of that name, if it runs."""
     try:
         descriptor = os.open(_path(state, name), os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
         return
     try:
         if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # enough rings are waiting, or nobody is
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # full, so it will wake; or without a listener
                 os.write(descriptor, b".")
     finally:
         os.close(descriptor)
@@ -47,12 +47,12 @@ class Doorbell:
         self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
     def ring(self) -> None:
-        """Rings from within, from any thread or a signal handler."""
-        with contextlib.suppress(BlockingIOError):  # enough rings are waiting
+        """Ring from within the process, from any thread or a signal handler."""
+        with contextlib.suppress(BlockingIOError):  # full, so it will wake
             os.write(self._descriptor, b".")
 
     def wait(self, timeout_s: float) -> None:
-        """Sleeps until somebody rings, or the time is up; takes all rings that are waiting."""
+        """Sleep until the next ring or the timeout; consume all waiting rings."""
         select.select([self._descriptor], [], [], timeout_s)
         with contextlib.suppress(BlockingIOError):
             while os.read(self._descriptor, 4096):

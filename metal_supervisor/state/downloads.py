@@ -1,6 +1,6 @@
-"""Which models are on their way, as the controller's report has it: for metrics, /status and a terminal.
+"""Downloads of models, read from the controller's report: for metrics, /status and a terminal.
 
-The report may be of another version of ours, of before an upgrade, so nothing in it is taken for granted.
+The report may have been written by another version, before an upgrade, so nothing in it is taken for granted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from metal_supervisor.spec.types import Json
 
 AGAIN = "; tried again in "
-"""What the store says of a failure that passes."""
+"""Part of the store's message for a temporary failure."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Download:
     """`Downloading`, `Pending` or `Failed`."""
     got_bytes: int
     total_bytes: int
-    """0 if nobody said."""
+    """0 if unknown."""
     message: str
 
     @property
@@ -35,17 +35,17 @@ class Download:
 
     @property
     def under_way(self) -> bool:
-        """Whether bytes come, or are about to."""
+        """True if bytes are arriving, or are about to."""
         return self.phase == "Downloading"
 
 
 def counts(got_bytes: int, total_bytes: int, message: str) -> bool:
-    """Whether the numbers of a download say more than its words do."""
+    """True if a download's byte counts are to be shown rather than its message."""
     return bool(got_bytes or total_bytes) and AGAIN not in message
 
 
 def downloads(told: Json) -> tuple[Download, ...]:
-    """All of a report (`controller.json`), by name."""
+    """All downloads in a report (`controller.json`), sorted by name."""
     rows = told.get("models")
     found = (_download(name, row) for name, row in sorted(rows.items())) if isinstance(rows, dict) else ()
     return tuple(each for each in found if each is not None)

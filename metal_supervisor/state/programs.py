@@ -1,8 +1,8 @@
-"""Records, specs and sections: what the state directory holds of a service, to text and back.
+"""Serialization of a service's files in the state directory: records, specs and sections.
 
-Nothing a user wrote reaches the ini. A section is a fixed form around three things of ours: a program
-name made of DNS names, the launcher, and the name of a spec file whose digest makes it immutable. Its
-paths go through the state directory's `current/`, so a new release of ours changes no section.
+Nothing a user wrote reaches the ini. A section is a fixed template around three values of our own: a
+program name made of DNS names, the launcher, and the name of a spec file whose digest makes it immutable.
+Its paths go through the state directory's `current/`, so a new release changes no section.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STOP_WAIT_S = 30
 DAEMONS = {"omlx": 90, "ollama": 60}
 """Programs of shared daemons, and how long each may take to end: a KILL may leave wired memory behind on a Mac."""
 START_SECONDS = 2
-# A file name may have 255 bytes; the longest of ours adds ".<digest>.json", a leading dot and ".<pid>.tmp".
+# A file name may have 255 bytes; our longest adds ".<digest>.json", a leading dot and ".<pid>.tmp".
 LONGEST_NAME = 200
 LONGEST_SCRATCH = 64
 """Longest path of a scratch directory that keeps its name: sockets have 104 bytes on macOS, and vLLM adds 37."""
@@ -41,7 +41,7 @@ SECTION_MARK = "; metal-supervisor: written from an InferenceService; edit that,
 
 
 class UnreadableRecord(Exception):
-    """A file of the state directory is corrupt, or of a newer format; the message says which."""
+    """A file of the state directory is corrupt, or of a newer format; the message names the problem."""
 
 
 def program_name(key: Key) -> str:
@@ -80,7 +80,7 @@ def compose(
     """The Program of an engine. `home` is the state directory as the ini may name it (see SAFE_HOME).
 
     `confinement`: the policy, False to start it unconfined, None while that is not known: then it is not started.
-    The digest in the name is that of what the engine gets: what a release adds around it renames no spec.
+    The digest in the name covers only what reaches the engine: fields that a release adds around it rename no spec.
     """
     cwd, env = engine.cwd, dict(engine.env)
     if not engine.daemon and program not in DAEMONS:
@@ -112,7 +112,7 @@ def compose(
 
 
 def with_revocation(spec: Json, why: str) -> str:
-    """A spec file's text with the reason it must not be started again; "" lifts that."""
+    """Text of a spec file with the reason why it must not be started again; "" removes the reason."""
     plain = {name: value for name, value in spec.items() if name != "revoked"}
     return json.dumps({**plain, **({"revoked": why} if why else {})}, indent=1, sort_keys=True) + "\n"
 
@@ -122,7 +122,7 @@ def _digest(text: str) -> str:
 
 
 def is_spec_of(program: str, spec_file: str) -> bool:
-    """Whether a file name is that of a spec of the program."""
+    """True if a file name is that of a spec of the program."""
     return bool(re.fullmatch(rf"{re.escape(program)}\.[0-9a-f]{{12}}\.json", spec_file))
 
 
@@ -154,12 +154,12 @@ stdout_logfile_backups={int(log_files)}
 
 
 def starts_itself(text: str) -> bool:
-    """Whether supervisord starts the program of a section by itself."""
+    """True if supervisord starts the program of a section by itself (autostart)."""
     return "\nautostart=false\n" not in text
 
 
 def with_autostart(text: str, starts: bool = True) -> str:
-    """The section of a program that starts by itself, or waits to be started."""
+    """The section with autostart on, or off if not `starts`."""
     head, _, body = text.partition("\n")
     before, after = ("false", "true") if starts else ("true", "false")
     started = body.replace(f"\nautostart={before}\n", f"\nautostart={after}\n")
@@ -167,13 +167,13 @@ def with_autostart(text: str, starts: bool = True) -> str:
 
 
 def is_unedited(text: str) -> bool:
-    """Whether a section is as we wrote it, in this release or another."""
+    """True if a section is unchanged since this program wrote it, in this release or another."""
     head, _, body = text.partition("\n")
     return head == f"{SECTION_MARK} [{_digest(body)}]"
 
 
 def section_spec(text: str) -> str:
-    """The spec file that a section of ours names, "" if it is not one of ours."""
+    """The spec file that a section names, "" if this program did not write the section."""
     found = re.search(r"(?m)^command=.*/specs/(\S+\.json)\b", text)
     return found[1] if text.startswith(SECTION_MARK) and found else ""
 
@@ -195,7 +195,7 @@ def _dump(format_number: int, value: Any) -> str:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value out of JSON is of a type that a field declares."""
+    """True if a value from JSON is of the type that a field declares."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(_fits(value, each) for each in arguments)
@@ -220,10 +220,10 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _built(kind: type[T], data: Json, what: str) -> T:
-    """A dataclass from JSON, every field of the type it declares. Raises Unreadable, naming the field.
+    """A dataclass from JSON, every field of the type it declares. Raises UnreadableRecord, naming the field.
 
-    Fields that are not known are left out, and fields that are not there take their default: a record of an
-    older or slightly newer version is still a record.
+    Unknown fields are ignored, and missing fields take their default: a record of an older or slightly newer
+    version is still a record.
     """
     hints = _hints(kind)  # type: ignore[arg-type]
     values: dict[str, Any] = {}
@@ -250,12 +250,12 @@ def _built(kind: type[T], data: Json, what: str) -> T:
 
 
 def record_text(record: Record) -> str:
-    """A record as its file holds it."""
+    """Text of a record's file."""
     return _dump(RECORD_FORMAT, record)
 
 
 def read_record(text: str) -> Record:
-    """A record from its file. Raises Unreadable."""
+    """Record from the text of its file. Raises UnreadableRecord."""
     record = _built(Record, _checked(text, RECORD_FORMAT, "record"), "record")
     try:
         own = program_name(record.key)
@@ -269,29 +269,29 @@ def read_record(text: str) -> Record:
 
 
 def observed_text(observed: Observed) -> str:
-    """What the sidecar saw, as its file holds it."""
+    """Text of an observation's file."""
     return _dump(OBSERVED_FORMAT, observed)
 
 
 def read_observed(text: str) -> Observed:
-    """What the sidecar saw, from its file. Raises Unreadable."""
+    """The sidecar's observation from the text of its file. Raises UnreadableRecord."""
     return _built(Observed, _checked(text, OBSERVED_FORMAT, "observation"), "observation")
 
 
 def attached_text(attachment: Attachment) -> str:
-    """An attendant's note, as its file holds it."""
+    """Text of an attendant's note."""
     return _dump(ATTACHED_FORMAT, attachment)
 
 
 def read_attached(text: str) -> Attachment:
-    """An attendant's note, from its file. Raises Unreadable."""
+    """Attendant's note from the text of its file. Raises UnreadableRecord."""
     return _built(Attachment, _checked(text, ATTACHED_FORMAT, "attachment"), "attachment")
 
 
 def read_run(text: str) -> RunNote:
-    """The launcher's note, from its file. Raises Unreadable.
+    """Launcher's note from the text of its file. Raises UnreadableRecord.
 
-    A newer one is read as far as it can be understood: it is about a process that runs.
+    A note of a newer format is read as far as possible: it is about a running process.
     """
     data = _checked(text, ANY_FORMAT, "run note")
     return _built(RunNote, {**data, "spec_file": data.get("spec")}, "run note")
