@@ -1,7 +1,7 @@
-"""What forbids to install or uninstall here, or just now.
+"""Checks that refuse to install or uninstall in this place, or at this time.
 
-There is one job of that name on a Mac, and whoever loads or ends it takes it from whom it belonged to; what runs in a
-terminal, nobody else may end; and some directories macOS keeps from jobs, however they are spelled.
+A Mac has one job of that name, so loading or ending it would take it from another system; a system that runs in a
+terminal must not be ended from elsewhere; and macOS keeps jobs out of some directories, however they are spelled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEPT_FROM_JOBS = ("Desktop", "Documents", "Downloads")
 
 
 def refuse_anothers(where: InstallPaths) -> None:
-    """Raises InstallError if the job's file is there, and of another state directory."""
+    """Raise InstallError if the job's file is there and belongs to another state directory."""
     said = _working_directory(read(where.plist))
     if said and Path(said).resolve() != where.state.resolve():
         text = f"{where.plist} is the job of another state directory, {said}"
@@ -29,7 +29,7 @@ def refuse_anothers(where: InstallPaths) -> None:
 
 
 def _working_directory(plist: bytes) -> str:
-    """The state directory that a job's file is about, "" if it does not tell."""
+    """The state directory of a job's file, "" if it does not tell."""
     with contextlib.suppress(plistlib.InvalidFileException, xml.parsers.expat.ExpatError, ValueError):
         content = plistlib.loads(plist)
         return str(content.get("WorkingDirectory", "")) if isinstance(content, dict) else ""
@@ -37,7 +37,7 @@ def _working_directory(plist: bytes) -> str:
 
 
 def refuse_running(state: Path) -> None:
-    """Raises InstallError if a system that launchd does not know runs on a state directory."""
+    """Raise InstallError if a system that launchd does not know runs on a state directory."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), (state / "run.lock").open() as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -48,7 +48,7 @@ def refuse_running(state: Path) -> None:
 
 
 def refuse_kept_place(name: str, path: Path, home: Path) -> None:
-    """Raises InstallError over a path that launchd's jobs cannot read. `name`: what it is, for the message."""
+    """Raise InstallError for a path that launchd's jobs cannot read. `name`: what it is, for the message."""
     parts, above = _folded(path), _folded(home)
     for kept in KEPT_FROM_JOBS:
         if parts[: len(above) + 1] == (*above, kept.casefold()):
@@ -57,5 +57,5 @@ def refuse_kept_place(name: str, path: Path, home: Path) -> None:
 
 
 def _folded(path: Path) -> tuple[str, ...]:
-    """The parts of what a path leads to; a Mac's disk does not tell capital letters from small ones."""
+    """The parts of a resolved path, in one case: a Mac's disk does not tell capital letters from small ones."""
     return tuple(part.casefold() for part in path.resolve().parts)

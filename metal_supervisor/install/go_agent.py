@@ -1,8 +1,8 @@
-"""What becomes of each flag of LLMKube's own Mac agent, and of the environment that its launchd plist sets.
+"""Translation of the flags of LLMKube's own Mac agent, and of the environment in its launchd plist, to settings.
 
-Whoever comes from it has a working command line. Each flag either is a setting of ours, or is not needed here, or is
-refused by name, with what to do instead; none is dropped without a word. `docs/coming-from-the-go-agent.md` has the
-same table.
+A user of that agent has a working command line. Each flag either becomes a setting, or is not needed here, or is
+refused by name, with what to do instead; none is dropped silently. `docs/coming-from-the-go-agent.md` has the same
+table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from metal_supervisor.install.go_flags import DURATION, LIST, NUMBER, PATH, PATH
 
 HOME_KUBECONFIG = "~/.kube/config"
 HOME_STORE = "~/Library/Application Support/llmkube/models"
-"""Where the agent keeps models since 0.10, unless told."""
+"""The agent's default directory of models since 0.10."""
 EMPTIED = ("/tmp", "/private/tmp")
 SHOWN_CHARS = 80
 NOTHING_DEPENDS = "with this value nothing depends on it here"
@@ -26,7 +26,7 @@ OWN_PORT = "every engine has a port of its own, which pods learn: set `ports` to
 
 
 class FlagRefused(Exception):
-    """A value that cannot be taken over; the text says why, and what to do instead."""
+    """A value that cannot be translated; the text says why, and what to do instead."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,19 @@ class GoFlag:
     name: str
     """Without dashes."""
     kind: str
-    """How Go reads its value; see go_flags."""
+    """Type of its value in Go; see go_flags."""
     default: str = ""
-    """What the agent takes if it is not given, as its help says it."""
+    """The agent's default, as its help shows it."""
     setting: str = ""
-    """The setting of ours it becomes, "" for none."""
+    """The setting that it becomes, "" for none."""
     why: str = ""
-    """Of a setting: what differs. Else why it is not needed, or is refused, and what to do instead."""
+    """The difference from the setting; without one, why it is not needed, or is refused, and what to do instead."""
     harmless: tuple[Any, ...] | None = None
-    """Of one without a setting: the values that are not refused; None: no value is."""
+    """Without a setting: the values that are not refused; None: no value is refused."""
     convert: Callable[[Any], Any] | None = None
-    """Value of theirs -> value of ours. May raise Refused."""
+    """The agent's value -> the setting's value. May raise FlagRefused."""
     newer: bool = False
-    """Whether it came with 0.10."""
+    """The agent has it only since 0.10."""
 
 
 def _level(value: str) -> str:
@@ -159,31 +159,31 @@ REFUSED_ENVIRONMENT = frozenset({"HF_TOKEN", "HTTP_PROXY", "HTTPS_PROXY"})
 
 @dataclass(frozen=True)
 class GoAgentJob:
-    """What of a launchd plist matters."""
+    """The keys of a launchd plist that matter here."""
 
     arguments: tuple[str, ...]
     """ProgramArguments, the program first."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """EnvironmentVariables."""
     directory: str = "/"
-    """WorkingDirectory, to which relative paths belong."""
+    """WorkingDirectory, the base of relative paths."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """A setting that a flag became."""
+    """A setting translated from flags."""
 
     setting: str
     value: Any
     """Not yet checked."""
     origins: tuple[str, ...]
-    """Flags and variables it is from, the way a user writes them."""
+    """The flags and variables that it comes from, as a user writes them."""
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Remark:
-    """What became of a flag that is no setting."""
+    """A message about a flag or variable that became no setting, or needs attention."""
 
     subject: str
     """The flag or variable."""
@@ -192,7 +192,7 @@ class Remark:
 
 @dataclass
 class Import:
-    """All that was found."""
+    """Result of a translation."""
 
     settings: dict[str, Said] = field(default_factory=dict)
     unneeded: list[Remark] = field(default_factory=list)
@@ -201,18 +201,18 @@ class Import:
 
 
 def _shown(word: str) -> str:
-    """A word of the user's, for a message: printable, and not endless."""
+    """A user's word for a message: printable, and not too long."""
     return repr(word if len(word) <= SHOWN_CHARS else word[:SHOWN_CHARS] + "…")
 
 
 def option(name: str) -> str:
-    """A flag as it is written: `--port`; one nobody knows without what could not be printed."""
+    """A flag as a user writes it, `--port`; an unknown one printable, and not too long."""
     plain = name.isascii() and name.isprintable() and len(name) <= SHOWN_CHARS
     return f"--{name}" if plain else f"--{_shown(name)}"
 
 
 def translate(job: GoAgentJob) -> Import:
-    """Every flag and variable of the agent's as what it becomes here. Raises nothing."""
+    """Translate every flag and variable of the agent. Raises nothing."""
     found = Import()
     switches = {flag.name for flag in FLAGS.values() if flag.kind == SWITCH}
     given, left = go_flags.split(job.arguments[1:], FLAGS.keys(), switches)
@@ -268,7 +268,7 @@ def _set(found: Import, flag: GoFlag, origin: str, value: Any, job: GoAgentJob) 
     before = found.settings.get(flag.setting)
     if before is None:
         found.settings[flag.setting] = Said(flag.setting, value, (origin,), flag.why)
-    else:  # several timeouts of theirs are one of ours
+    else:  # several timeouts of the agent become one setting
         origins = (*before.origins, origin)
         found.settings[flag.setting] = Said(flag.setting, max(before.value, value), origins, flag.why)
 
@@ -278,7 +278,7 @@ def _absolute(path: str, directory: str) -> str:
 
 
 def _variable(found: Import, name: str, job: GoAgentJob) -> None:
-    """One variable; values are never shown, they may be secrets."""
+    """Translate one variable; values are never shown, as they may be secrets."""
     plain = name if name.isidentifier() and name.isascii() and len(name) <= SHOWN_CHARS else _shown(name)
     subject = f"environment {plain}"
     if name == "KUBECONFIG":
@@ -298,7 +298,7 @@ def _variable(found: Import, name: str, job: GoAgentJob) -> None:
 
 
 def _complete(found: Import) -> None:
-    """What follows from several flags together, or from one that is not there."""
+    """Complete the settings: those that depend on several flags, or on one that is not given."""
     settings = found.settings
     kubeconfig = settings.get("kubeconfig")
     refused = {each.subject for each in found.refused}

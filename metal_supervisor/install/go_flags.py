@@ -1,8 +1,7 @@
-"""Command lines as Go's standard flag package reads them.
+"""Parser of command lines in the syntax of Go's standard flag package.
 
 `-x v`, `--x v` and `--x=v` are the same; a switch stands alone or takes its value after `=` only; the first word that
-is no flag, or `--`, ends the flags. LLMKube's own agent is started so, and its launchd plist has to mean here what it
-means there.
+is no flag, or `--`, ends the flags. LLMKube's own agent uses it, and its launchd plist must mean the same here.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ class GivenFlags:
     text: str = ""
     """Its value as it was written; `true` for a switch that stands alone."""
     problem: str = ""
-    """Why Go would not accept it, "" if it would."""
+    """Reason why Go would refuse it, "" if it would not."""
 
 
 def split(
     words: Sequence[str], known: Collection[str], switches: Collection[str]
 ) -> tuple[list[GivenFlags], list[str]]:
-    """The flags of a command line without its program, and what is left when they end.
+    """(flags, words after them) of a command line without its program.
 
-    A word after a flag that nobody knows is taken for its value unless it begins with a dash; Go would not start.
+    A word after an unknown flag counts as its value unless it begins with a dash; Go would refuse to start.
     """
     found: list[GivenFlags] = []
     at = 0
@@ -64,7 +63,7 @@ def split(
 
 
 def value(kind: str, text: str) -> bool | int | float | str:
-    """A value as its flag's kind; durations in seconds. Raises ValueError, whose text says what it must be."""
+    """A value in its flag's type; durations in seconds. Raises ValueError, whose text says what it must be."""
     if kind == SWITCH:
         if text not in TRUE + FALSE:
             raise ValueError("must be true or false")

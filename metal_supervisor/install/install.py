@@ -1,8 +1,8 @@
-"""`metal-supervisor install`: a job of launchd on this Mac, made once, changed as often as one likes.
+"""`metal-supervisor install`: installs launchd's job on this Mac, or updates it.
 
-Whatever is done to it, no answer is cut. When settings change, the controller and the sidecar start anew. Only when
-launchd's own file changes must the job be exchanged, and then supervisord is ended by a signal that it cannot answer by
-stopping its engines: they go on, and the job that comes after stands in for them.
+No change interrupts a request. When settings change, the controller and the sidecar restart. Only when launchd's own
+file changes must the job be replaced, and then supervisord is killed by a signal that it cannot handle by stopping its
+engines: they keep running, and the new job runs stand-ins for them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ENDING = (signal.SIGHUP, signal.SIGTERM)
 
 
 def show(found: InstallPlan, machine: Machine, say: Say) -> None:
-    """Says everything that would be done, and does nothing."""
+    """Print everything that would be done; change nothing."""
     for step in found.due():
         for line in step.lines():
             say(line)
@@ -63,7 +63,7 @@ def show(found: InstallPlan, machine: Machine, say: Say) -> None:
 
 
 def install(found: InstallPlan, machine: Machine, say: Say) -> int:
-    """Carries a plan out and waits until all is up; 1 if it does not come up.
+    """Carry out a plan and wait until all is up. Returns the exit code: 1 if it does not come up.
 
     Raises InstallError, LaunchdError, StateError, OSError.
     """
@@ -123,18 +123,18 @@ def _place(steps: Sequence[Step], where: InstallPaths, machine: Machine, say: Sa
 
 
 def _running(where: InstallPaths) -> str:
-    """What our programs run with once they were started now: this release, and the settings as they are."""
+    """Fingerprint of programs started now: this release, its interpreter, and a digest of the current settings."""
     settings = hashlib.sha256(read(where.settings) + read(where.kubeconfig)).hexdigest()
     return json.dumps({"version": __version__, "python": sys.executable, "settings": settings}) + "\n"
 
 
 def _outdated(where: InstallPaths) -> bool:
-    """Whether our programs were started with something else, as far as we did it."""
+    """True if install last started our programs with another fingerprint, or never did."""
     return read(where.launchd / RUNNING).decode("utf-8", "replace") != _running(where)
 
 
 def _refuse(found: InstallPlan, machine: Machine, launchctl: Launchctl) -> None:
-    """Raises InstallError if it must not be installed here, or not now."""
+    """Raise InstallError if it must not be installed here, or not now."""
     where = found.places
     for domain in (f"gui/{machine.uid}", "system"):
         if Launchctl(machine.run, domain).job(INCUMBENT) is not None:
@@ -154,7 +154,7 @@ def _refuse(found: InstallPlan, machine: Machine, launchctl: Launchctl) -> None:
 
 
 def _exchange_lines(found: InstallPlan, launchctl: Launchctl) -> Iterator[str]:
-    """The commands that load the job, or exchange it."""
+    """The commands that load the job, or replace it."""
     where = found.places
     name = f"{where.domain}/{where.label}"
     if launchctl.job(where.label) is None:
@@ -169,7 +169,7 @@ def _exchange_lines(found: InstallPlan, launchctl: Launchctl) -> Iterator[str]:
 
 
 def _exchange(found: InstallPlan, machine: Machine, launchctl: Launchctl, say: Say) -> None:
-    """Loads a changed property list while the engines go on: only an orderly end of supervisord would end them."""
+    """Load a changed property list without stopping engines: only an orderly shutdown of supervisord would end them."""
     where = found.places
     directory = StateDir(where.state)
     boot.link_current(directory)
@@ -189,7 +189,7 @@ def _exchange(found: InstallPlan, machine: Machine, launchctl: Launchctl, say: S
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Neither a terminal that is closed nor a TERM ends us: halfway through an exchange there is no job at all."""
+    """Ignore HUP and TERM meanwhile: halfway through a replacement there is no job at all."""
     before = [(each, signal.signal(each, signal.SIG_IGN)) for each in ENDING]
     try:
         yield
@@ -199,7 +199,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _up(found: InstallPlan, machine: Machine) -> bool:
-    """Waits until supervisord runs our own programs."""
+    """Wait until supervisord runs our own programs."""
     supervisord = Supervisord(StateDir(found.places.state).socket)
     until = machine.clock() + UP_WAIT_S
     while machine.clock() < until:
@@ -212,7 +212,7 @@ def _up(found: InstallPlan, machine: Machine) -> bool:
 
 
 def _answers(found: InstallPlan) -> bool:
-    """Whether the embedded API does, so that what a user does next can work; True where there is none."""
+    """True if the embedded API answers, as the user's next command may need it; True where there is none."""
     if not found.settings.embedded:
         return True
     try:
@@ -235,7 +235,7 @@ def _say_what_failed(found: InstallPlan, launchctl: Launchctl, say: Say) -> None
 
 
 def summary(found: InstallPlan, machine: Machine) -> Iterator[str]:
-    """What a user wants to know afterwards."""
+    """Lines for the user about the finished installation."""
     where, settings = found.places, found.settings
     shown = machine.shown
     how = "a LaunchDaemon: it starts at boot, before anybody logs in"

@@ -1,7 +1,7 @@
-"""What installing on this Mac comes to: which files with what in them, decided before anything is touched.
+"""Plan of an installation on this Mac: the files and their content, decided before anything is changed.
 
-Settings live in a file of ours and not in launchd's, so that a change of settings never touches the job. What somebody
-wrote into either by hand stays.
+Settings live in their own file and not in launchd's, so that a change of settings never touches the job. Edits of
+either by hand are kept.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ exec {state}/current/{name} "$@"
 
 @dataclass(frozen=True)
 class InstallOrder:
-    """What the user asks for."""
+    """Options of `install`."""
 
     kubeconfig: Path | None
     """Kubeconfig to copy; None: see `embedded`."""
     embedded: bool
-    """The embedded API. Neither: what the settings say that are there."""
+    """Use the embedded API. With neither, the existing settings decide."""
     values: Mapping[str, Any]
     """Settings from flags and the environment."""
     config: Path | None
-    """Settings to begin with."""
+    """Settings file to begin with."""
     agent: bool
     force: bool
 
 
 @dataclass(frozen=True)
 class InstallPaths:
-    """Where things are on one Mac."""
+    """Paths of an installation on one Mac."""
 
     state: Path
     plist: Path
@@ -66,7 +66,7 @@ class InstallPaths:
     """Directory of the scripts that users call."""
     domain: str
     root: bool
-    """Whether plist and programs are root's."""
+    """Plist and programs belong to root."""
     label: str = LABEL
 
     @property
@@ -75,22 +75,22 @@ class InstallPaths:
 
     @property
     def kubeconfig(self) -> Path:
-        """Our copy of a cluster's."""
+        """Our copy of the cluster's kubeconfig."""
         return self.state / CLUSTER / "kubeconfig"
 
     @property
     def token(self) -> Path:
-        """The token that our copy names, if it names one."""
+        """Copy of the token file that the kubeconfig names, if it names one."""
         return self.state / CLUSTER / kubeconfig_copy.TOKEN_FILE
 
     @property
     def source(self) -> Path:
-        """What the copy was made of."""
+        """Note of the digest and the path of the kubeconfig that was copied."""
         return self.state / CLUSTER / "source"
 
     @property
     def launchd(self) -> Path:
-        """What was last given to launchd."""
+        """Directory of what was last given to launchd."""
         return self.state / "launchd"
 
     @property
@@ -100,7 +100,7 @@ class InstallPaths:
 
     @property
     def rendered(self) -> Path:
-        """Copy of the property list as it was last written by us."""
+        """Copy of the property list as we last wrote it."""
         return self.launchd / f"{self.label}.plist"
 
     @property
@@ -110,7 +110,7 @@ class InstallPaths:
 
 
 def places(machine: Machine, state: Path, agent: bool) -> InstallPaths:
-    """The usual ones for a LaunchDaemon, or for a LaunchAgent."""
+    """The usual paths for a LaunchDaemon, or for a LaunchAgent."""
     name = f"{machine.label}.plist"
     if agent:
         library = machine.home / "Library" / "LaunchAgents"
@@ -122,13 +122,13 @@ def places(machine: Machine, state: Path, agent: bool) -> InstallPaths:
 
 @dataclass(frozen=True)
 class InstallPlan:
-    """What there is to do, and what it leads to."""
+    """Steps of an installation, and its result."""
 
     places: InstallPaths
     settings: Settings
     steps: tuple[Step, ...]
     plist: bytes
-    """What the property list will hold."""
+    """Content that the property list will have."""
     notes: tuple[str, ...]
 
     def due(self) -> tuple[Step, ...]:
@@ -137,7 +137,7 @@ class InstallPlan:
 
 
 def plan(order: InstallOrder, machine: Machine) -> InstallPlan:
-    """What installing comes to on this Mac; changes nothing. Raises InstallError, ConfigError, BadKubeconfig."""
+    """Make the plan for this Mac; change nothing. Raises InstallError, ConfigError, BadKubeconfig."""
     state = Path(str(order.values.get("state_dir", machine.home / ".metal-supervisor"))).absolute()
     where = places(machine, state, order.agent)
     text, copy = _settings(order, where)
@@ -170,7 +170,7 @@ def plan(order: InstallOrder, machine: Machine) -> InstallPlan:
 
 
 def _settings(order: InstallOrder, where: InstallPaths) -> tuple[str, Copy | None]:
-    """(text of the settings file, copy of the kubeconfig that is to be taken along)."""
+    """(text of the settings file, copy of the kubeconfig to install, if any)."""
     text, name = _text(order, where), str(where.settings)
     source_file = order.config or where.settings
     written = config.parsed(text, str(source_file))
@@ -210,21 +210,21 @@ def _text(order: InstallOrder, where: InstallPaths) -> str:
 
 
 def _refuse_context(values: Mapping[str, Any], kept: str) -> None:
-    """Raises InstallError over a context without a kubeconfig to look for it. `kept`: the one that our copy has."""
+    """Raise InstallError for a context without the kubeconfig that has it. `kept`: the context of our copy."""
     context = str(values.get("context", ""))
     if context not in ("", kept):
         raise InstallError(f"--context {context} needs --cluster KUBECONFIG: of a cluster, one context alone is kept")
 
 
 def _kept_context(where: InstallPaths) -> str:
-    """The context that our copy of a kubeconfig has, "" without one."""
+    """The context of our copy of a kubeconfig, "" without one."""
     with contextlib.suppress(ValueError, AttributeError):
         return str(json.loads(read(where.kubeconfig)).get("current-context", ""))
     return ""
 
 
 def _taken(where: InstallPaths) -> tuple[str, str]:
-    """(digest of what was copied, the kubeconfig that it was taken from), "" where nothing was."""
+    """(digest of the kubeconfig that was copied, its path), "" for both if none was."""
     digest, _, file = read(where.source).decode("utf-8", "replace").strip().partition("\n")
     return digest, file
 
@@ -238,7 +238,7 @@ def _checked(text: str, where: InstallPaths) -> Settings:
 
 
 def _plist(order: InstallOrder, machine: Machine, where: InstallPaths, settings: Settings) -> tuple[bytes, bool]:
-    """(the property list that will be there, whether somebody edited it and it stays)."""
+    """(content of the property list, True if it is the existing one, kept because it was edited by hand)."""
     job = launchd.Job(
         machine.user, machine.group, str(machine.home), str(where.state), settings.stop_timeout, order.agent,
         where.label,
@@ -251,7 +251,7 @@ def _plist(order: InstallOrder, machine: Machine, where: InstallPaths, settings:
 
 
 def read(path: Path) -> bytes:
-    """A file's content, b"" if it cannot be read."""
+    """Content of a file, b"" if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError:
@@ -259,7 +259,7 @@ def read(path: Path) -> bytes:
 
 
 def _copied(where: InstallPaths, copy: Copy) -> Iterator[Step]:
-    """The copy's files, unless it was taken already: its token may have been renewed since."""
+    """Steps for the copy's files. One taken already is not written again: its token may have been renewed since."""
     digest = hashlib.sha256(f"{copy.kubeconfig}\0{copy.token}".encode()).hexdigest()
     yield Directory(where.kubeconfig.parent)
     if _taken(where)[0] != digest or not where.kubeconfig.exists():
@@ -280,13 +280,13 @@ def _installed(where: InstallPaths, plist: bytes) -> Iterator[Step]:
 
 
 def _script(where: InstallPaths, name: str, machine: Machine) -> FileStep:
-    """A command for users, which goes through current/ as launchd does."""
+    """Step for a script that users call, which goes through current/ as launchd does."""
     state = shlex.quote(str(where.state))
     text = SCRIPT.format(mark=MARK, state=state, name=name, uid=machine.uid)
     return FileStep(where.programs / name, text.encode(), 0o755, root=where.root)
 
 
 def _is_anothers(script: Path) -> bool:
-    """Whether a file of that name is there that we did not write."""
+    """True if a file of that name is there that we did not write."""
     content = read(script)
     return (script.exists() or script.is_symlink()) and MARK.encode() not in content

@@ -1,8 +1,8 @@
-"""What an installation does to a Mac, one thing after another: each can be shown before it is done, and done twice.
+"""Steps of an installation: each can be shown before it is done, and is idempotent.
 
-What belongs to the user is done by the user. What belongs to root is one command of sudo's, with literal arguments;
-content goes to it on standard input, because an engine could exchange a file that the user owns. Nothing of ours runs
-as root.
+Files of the user are written as the user. A file of root's takes one sudo command with literal arguments; content goes
+to it on standard input, because an engine could replace a file that the user owns. No code of this package runs as
+root.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Say = Callable[[str], None]
 
 
 class InstallError(Exception):
-    """It cannot be installed; the message says what is in the way and what to do."""
+    """Failure to install; the message says what is in the way and what to do."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The Mac that this is about."""
+    """The Mac to install on, and its user."""
 
     root: Path
-    """`/`, or the directory that a test takes for it."""
+    """`/`, or the directory that a test uses instead."""
     home: Path
     user: str
     group: str
@@ -58,13 +58,13 @@ class Machine:
 
 
 def shown_as_root(argv: Sequence[str]) -> str:
-    """A command of sudo's as it is told to its user; the script of root's files goes by a name."""
+    """A sudo command as shown to the user, with a short name for the script that writes root's files."""
     return " ".join(["sudo", *(PLACE if word == root_file.SCRIPT else word for word in argv if word)])
 
 
 @dataclass(frozen=True)
 class Directory:
-    """A directory that has to be there."""
+    """Step that makes a directory, if it is missing."""
 
     path: Path
     mode: int = 0o700
@@ -74,14 +74,14 @@ class Directory:
         return not self.path.is_dir()
 
     def lines(self) -> Iterator[str]:
-        """What will be done."""
+        """Description of the step."""
         if self.root:
             yield f"run    sudo {' '.join(self._argv())}"
         else:
             yield f"make   {self.path}/ ({self.mode:04o})"
 
     def do(self, machine: Machine) -> None:
-        """Does it. Raises InstallError, OSError."""
+        """Do it. Raises InstallError, OSError."""
         if self.root:
             machine.as_root(*self._argv())
         else:
@@ -93,17 +93,17 @@ class Directory:
 
 @dataclass(frozen=True)
 class FileStep:
-    """A file that has to hold this."""
+    """Step that writes a file with this content."""
 
     path: Path
     content: bytes = field(repr=False)
     mode: int = 0o600
     root: bool = False
-    """Whether it becomes root's; else it is the user's own."""
+    """The file belongs to root; else to the user."""
     record: Path | None = None
-    """Where the content is noted before root is asked to put it in place; root does not read it."""
+    """File that the content is recorded in before root puts it in place; root does not read it."""
     secret: bool = False
-    """Whether nobody may be shown what is in it."""
+    """The content must not be shown."""
 
     def due(self) -> bool:
         try:
@@ -112,7 +112,7 @@ class FileStep:
             return True
 
     def lines(self) -> Iterator[str]:
-        """What will be done, with what is in it."""
+        """Description of the step, with the content."""
         yield f"write  {self.path} ({self.mode:04o}{', by root' if self.root else ''})"
         shown = ["(not shown: it holds credentials)"] if self.secret else self.content.decode("utf-8").splitlines()
         yield from (f"       | {line}" for line in shown)
@@ -120,7 +120,7 @@ class FileStep:
             yield f"run    {shown_as_root(self._argv())}"
 
     def do(self, machine: Machine) -> None:
-        """Does it. Raises InstallError, OSError."""
+        """Do it. Raises InstallError, OSError."""
         if self.record:
             self.record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomic(self.record, self.content)
@@ -137,7 +137,7 @@ class FileStep:
 
 @dataclass(frozen=True)
 class LinkStep:
-    """A symbolic link for convenience; what is in its place and not a link stays."""
+    """Step that makes a symbolic link for convenience; anything but a link in its place stays."""
 
     path: Path
     target: Path
@@ -148,11 +148,11 @@ class LinkStep:
         return not self.path.exists()
 
     def lines(self) -> Iterator[str]:
-        """What will be done."""
+        """Description of the step."""
         yield f"link   {self.path} -> {self.target}"
 
     def do(self, _machine: Machine) -> None:
-        """Does it. Raises OSError."""
+        """Do it. Raises OSError."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.unlink(missing_ok=True)
         self.path.symlink_to(self.target)
@@ -160,7 +160,7 @@ class LinkStep:
 
 @dataclass(frozen=True)
 class Remove:
-    """A file or link that has to go."""
+    """Step that removes a file or link."""
 
     path: Path
     root: bool = False
@@ -169,11 +169,11 @@ class Remove:
         return self.path.is_symlink() or self.path.exists()
 
     def lines(self) -> Iterator[str]:
-        """What will be done."""
+        """Description of the step."""
         yield f"run    sudo {REMOVE} -f {self.path}" if self.root else f"remove {self.path}"
 
     def do(self, machine: Machine) -> None:
-        """Does it. Raises InstallError, OSError."""
+        """Do it. Raises InstallError, OSError."""
         if self.root:
             machine.as_root(REMOVE, "-f", str(self.path))
         else:
@@ -184,12 +184,12 @@ Step = Directory | FileStep | LinkStep | Remove
 
 
 def needs_root(step: Step) -> bool:
-    """Whether a step asks for sudo."""
+    """True if a step needs sudo."""
     return getattr(step, "root", False)
 
 
 def ask_for_sudo(machine: Machine, why: str, say: Say) -> None:
-    """Has sudo ask for the password once, on the terminal. Raises InstallError."""
+    """Have sudo ask for the password once, on the terminal. Raises InstallError."""
     if machine.run([SUDO, "-n", "-v"], COMMAND_S).ok:
         return
     say(f"sudo may ask for your password: {why}")

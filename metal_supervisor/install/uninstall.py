@@ -1,8 +1,8 @@
-"""`metal-supervisor uninstall`: takes out of this Mac what install put there, and says what it leaves.
+"""`metal-supervisor uninstall`: removes what install put on this Mac, and reports what it leaves.
 
 Weights cost hours to fetch and objects of the embedded API cannot be fetched at all, so both stay. Credentials, specs
-with secrets in them and what only a running system needs go. In a cluster, this Mac's endpoints are deleted while there
-still is a credential to do it with; without that, its peers and the reaper have taken them out of service anyhow.
+with secrets in them and files that only a running system needs are removed. In a cluster, this Mac's endpoints are
+deleted while there still is a credential for it; without one, its peers and the reaper have withdrawn them anyhow.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ PASSING = (
     "sleepwatch.bell", "asleep.json", "withdrawn.json", "chip.json", "power.json", "cordon", "handover", "app",
     "confinement.json",
 )  # fmt: skip
-"""What only a running system needs, or nobody may find afterwards."""
+"""Files that only a running system needs, or that must not be left behind."""
 DATABASE = tuple(f"apiserver.db{end}" for end in ("", "-wal", "-shm"))
 USERS = (SETTINGS_FILE, f"{SETTINGS_FILE}.before", *DATABASE, "node", *KEPT)
-"""What is the user's; --purge removes it too."""
+"""Files of the user; --purge removes them too."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What is installed."""
+    """The installation found on this Mac."""
 
     places: tuple[InstallPaths, ...]
-    """Those of which a job is loaded or a file is there."""
+    """Those with a loaded job or an existing file."""
     settings: Settings
     steps: tuple[Remove, ...]
 
 
 def find(machine: Machine, state: Path) -> Found:
-    """Looks for what install may have made; changes nothing. Raises InstallError if it belongs to another system."""
+    """Look for what install may have made; change nothing. Raises InstallError if it belongs to another system."""
     here, steps = [], []
     for agent in (False, True):
         where = places(machine, state, agent)
@@ -78,7 +78,7 @@ def find(machine: Machine, state: Path) -> Found:
 
 
 def show(found: Found, machine: Machine, purge: bool, say: Say) -> None:
-    """Says everything that would be done, and does nothing."""
+    """Print everything that would be done; change nothing."""
     for where in found.places:
         launchctl = _launchctl(where, machine)
         if launchctl.job(where.label) is not None:
@@ -93,7 +93,7 @@ def show(found: Found, machine: Machine, purge: bool, say: Say) -> None:
 
 
 def uninstall(found: Found, machine: Machine, purge: bool, say: Say) -> None:
-    """Ends the system in order and removes it. Raises InstallError, LaunchdError, OSError."""
+    """Shut the system down in order and remove it. Raises InstallError, LaunchdError, OSError."""
     settings = found.settings
     if not any(_launchctl(where, machine).job(where.label) for where in found.places):
         refuse_running(settings.state_path)
@@ -129,7 +129,7 @@ def _launchctl(where: InstallPaths, machine: Machine) -> Launchctl:
 
 
 def _going(settings: Settings, purge: bool) -> Iterator[Path]:
-    """The files and directories of the state directory that go, by their names: it may hold others' too."""
+    """The files and directories to remove from the state directory, by name: it may also have foreign ones."""
     for name in (*PASSING, *(USERS if purge else ())):
         path = settings.state_path / name
         if (path.is_symlink() or path.exists()) and not settings.store_path.is_relative_to(path):
@@ -137,7 +137,7 @@ def _going(settings: Settings, purge: bool) -> Iterator[Path]:
 
 
 def _leave_cluster(directory: StateDir, settings: Settings) -> Iterator[str]:
-    """Deletes this Mac's endpoints and Lease, as far as the cluster answers."""
+    """Delete this Mac's endpoints and Lease, as far as the cluster answers; yield lines about it."""
     # Its own Lease is there without any service, in the namespace that it watches.
     watched = {settings.namespace} - {""}
     namespaces = sorted({record.namespace for record in directory.records()[0].values()} | watched)
@@ -159,7 +159,7 @@ def _leave_cluster(directory: StateDir, settings: Settings) -> Iterator[str]:
 
 
 def left(settings: Settings, machine: Machine, purge: bool) -> Iterator[str]:
-    """What stays on the disk, how big it is and how to remove it."""
+    """Lines about what stays on the disk, its size, and how to remove it."""
     store = settings.store_path
     if size_bytes := _size_bytes(store):
         how = f"rm -r {shlex.quote(str(store))}"
@@ -176,7 +176,7 @@ def left(settings: Settings, machine: Machine, purge: bool) -> Iterator[str]:
 
 
 def _size_bytes(path: Path) -> int:
-    """What a directory takes on the disk; a file with several names counts once."""
+    """Disk usage of a directory in bytes; a file with several names counts once."""
     seen: dict[tuple[int, int], int] = {}
     with contextlib.suppress(OSError):
         for each in path.rglob("*"):

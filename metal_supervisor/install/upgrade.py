@@ -1,8 +1,8 @@
-"""An installation takes over a running system: its own programs start anew from here, and no engine notices.
+"""`metal-supervisor upgrade`: an installation takes over a running system, without interrupting engines.
 
-Program sections name our code through `<state>/current/`, so pointing that here is all there is to an upgrade,
-and to the downgrade after it. supervisord itself goes on: of its own file, written anew, it takes over the programs of
-ours that came, went or changed, and what is said about itself at its next boot.
+Program sections name our code through `<state>/current/`, so pointing that here and restarting our own programs is all
+there is to an upgrade, and to a downgrade. supervisord itself keeps running: from its rewritten file it takes over
+our own programs that were added, removed or changed at once, and its own settings at its next boot.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ WAIT_S = 60.0
 
 
 def upgrade(state: Path, say: Callable[[str], None]) -> int:
-    """Takes over the system of a state directory; 1 if not all of it came to be as the files say.
+    """Take over the system of a state directory. Returns the exit code.
 
-    Raises CannotBoot, Unavailable, Refused.
+    It is 1 if one of our programs does not come up, or the settings on file are wrong. Raises CannotBoot, Unavailable,
+    Refused.
     """
     directory = StateDir(state)
     supervisord = Supervisord(directory.socket)
@@ -56,13 +57,13 @@ def _lives(supervisord: Supervisord, program: str) -> bool:
 
 
 def _take_over(supervisord: Supervisord, say: Callable[[str], None]) -> frozenset[str]:
-    """Has supervisord run what its file now says of our own programs; models are the controller's.
+    """Have supervisord run our own programs as its file now lists them; engines are left to the controller.
 
-    Returns those that it has just started.
+    Returns the programs that it has just started.
     """
     try:
         diff = supervisord.reload()
-    except BrokenFile as error:  # the controller puts such a file aside, and the next upgrade goes on
+    except BrokenFile as error:  # the controller puts such a file aside, and the next upgrade can proceed
         say(f"programs that are new in this release have to wait: {error}")
         return frozenset()
     ours = frozenset((*boot.OWN_PROGRAMS, *boot.OPTIONAL_PROGRAMS))
@@ -79,7 +80,7 @@ def _take_over(supervisord: Supervisord, say: Callable[[str], None]) -> frozense
 
 
 def _ended(supervisord: Supervisord, program: str) -> None:
-    """Waits until a program that was told to stop has no process."""
+    """Wait until a program that is stopping has no process."""
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
         if not _lives(supervisord, program):
@@ -88,7 +89,7 @@ def _ended(supervisord: Supervisord, program: str) -> None:
 
 
 def _renewed(supervisord: Supervisord, program: str, fresh: bool) -> bool:
-    """Makes one of our programs start anew, unless it is fresh; False if it does not stay up."""
+    """Restart one of our own programs, unless it is fresh; False if it does not stay up."""
     before = supervisord.table().get(program)
     if before is None:
         return True  # not asked for by the settings, as the embedded API where there is a cluster
@@ -103,7 +104,7 @@ def _renewed(supervisord: Supervisord, program: str, fresh: bool) -> bool:
 
 
 def _comes_up(supervisord: Supervisord, program: str, former_pid: int) -> bool:
-    """Waits until a program runs, in another process than before."""
+    """Wait until a program runs, in another process than before."""
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
         with contextlib.suppress(Unavailable):  # it may be slow for a moment
