@@ -1,8 +1,8 @@
 """supervisord over XML-RPC, through its unix socket.
 
 supervisor's own transport has no timeout and never recovers from a restart of supervisord, so this is a
-small one of our own. Every call is asked not to wait (`wait=False`); what happened is read from the
-process table afterwards, never from a return value.
+small one of our own. No call waits for its effect (`wait=False`); the outcome is read from the process table
+afterwards, never from a return value.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from xml.parsers.expat import ExpatError
 from metal_supervisor.spec.types import Diff, ProgramState, State
 
 TIMEOUT_S = 5.0
-# Half a second of supervisord's time with 500 programs, and given up it is only asked for again: on a busy machine
-# that would be for ever.
+# A reload takes supervisord half a second with 500 programs, and one that timed out would only be repeated: on a busy
+# machine for ever.
 RELOAD_TIMEOUT_S = 30.0
 BAD_NAME, ALREADY_STARTED, NOT_RUNNING, ALREADY_ADDED, STILL_RUNNING, CANT_REREAD = 10, 60, 70, 90, 91, 92
 SHUTDOWN_STATE = 6
@@ -50,7 +50,7 @@ class Refused(Exception):
 
 
 class BrokenFile(Exception):
-    """A reload failed because of one file, which is named."""
+    """A reload failed because of one file, whose path is given if it is known."""
 
     def __init__(self, path: Path | None, text: str) -> None:
         super().__init__(text)
@@ -73,7 +73,7 @@ class _Connection(http.client.HTTPConnection):
         self.sock = connection
 
     def be_patient(self, timeout_s: float) -> None:
-        """How long the next answer may take."""
+        """Set the timeout of the next answer, in seconds."""
         self.timeout = timeout_s
         if self.sock is not None:
             self.sock.settimeout(timeout_s)
@@ -135,7 +135,7 @@ class Supervisord:
         return {row["group"]: _row(row) for row in self.call("supervisor.getAllProcessInfo")}
 
     def poke(self) -> None:
-        """Wakes supervisord's loop, so that it reaps what has died now rather than within two seconds.
+        """Wake supervisord's loop, so that it reaps dead processes now rather than within two seconds.
 
         Two calls, because a death is found in one turn of the loop and acted on in the next.
         """
@@ -143,7 +143,7 @@ class Supervisord:
             self.call("supervisor.getState")
 
     def reload(self) -> Diff:
-        """What the files would change. Raises BrokenFile if one of them blocks it."""
+        """Have supervisord read its files again; returns what they would change. Raises BrokenFile if one blocks it."""
         try:
             added, changed, removed = self.call("supervisor.reloadConfig", timeout_s=RELOAD_TIMEOUT_S)[0]
         except Refused as error:
@@ -167,7 +167,7 @@ class Supervisord:
         self._several((BAD_NAME, ALREADY_ADDED, STILL_RUNNING), calls)
 
     def start(self, program: str) -> None:
-        """Starts a program; says nothing if it runs already."""
+        """Starts a program; no error if it runs already."""
         self._tolerating((ALREADY_STARTED, BAD_NAME), "supervisor.startProcess", program, False)
 
     def stop(self, program: str) -> None:
@@ -183,7 +183,7 @@ class Supervisord:
         self.call("supervisor.shutdown")
 
     def answers(self) -> bool:
-        """Whether a supervisord is there at all."""
+        """True if a supervisord answers, even with a fault or while it shuts down."""
         try:
             self.call("supervisor.getState")
         except (Refused, ShuttingDown):
@@ -193,7 +193,10 @@ class Supervisord:
         return True
 
     def _several(self, codes: Collection[int], calls: Iterable[tuple[str, str]]) -> None:
-        """(method, program) calls in one turn of supervisord's loop, all of them carried out whatever one answers."""
+        """Make (method, program) calls in one turn of supervisord's loop; a fault does not stop the others.
+
+        Faults with one of the `codes` are ignored. Raises ShuttingDown or Refused for others.
+        """
         asked = [{"methodName": f"supervisor.{method}", "params": [program]} for method, program in calls]
         for answer in self.call("system.multicall", asked):
             if not isinstance(answer, Mapping) or answer["faultCode"] in codes:
@@ -226,7 +229,7 @@ NOT_NOW = "exit status 75"
 
 
 class Exits:
-    """How programs last ended, by supervisord's log, which is read again only when it is another."""
+    """Last exits of programs, from supervisord's log, which is read again only when it has changed."""
 
     def __init__(self, log: Path, most_bytes: int = 65536) -> None:
         self._log, self._most_bytes = log, most_bytes
@@ -234,9 +237,9 @@ class Exits:
         self._known: Mapping[str, str] = {}
 
     def last(self, program: str) -> str:
-        """In the log's words: `exit status 1`, `terminated by SIGKILL`, or "".
+        """The program's last exit in the log's words: `exit status 1`, `terminated by SIGKILL`, or "" if unknown.
 
-        The launcher's own way to say "not now" is no end of an engine.
+        The launcher's exit code for "not now" does not count as an exit of the engine.
         """
         try:
             with self._log.open("rb") as file:
@@ -256,7 +259,7 @@ ALLOWED_SECTIONS = frozenset({"program", "group", "eventlistener", "fcgi-program
 
 
 def refusal(path: Path) -> str | None:
-    """Why an included file must not be there, in supervisord's own parser's words; None if it may.
+    """Reason why supervisord would refuse an included file, from its own parser where possible; None if it would not.
 
     One such file blocks every reload, and keeps supervisord from starting at all.
     """
@@ -282,13 +285,13 @@ def refusal(path: Path) -> str | None:
 
 
 def daemon() -> None:
-    """Becomes supervisord itself, as `python -m metal_supervisor.supervisord.client` and its arguments.
+    """Become supervisord: the entry point of `python -m metal_supervisor.supervisord.client`, with its arguments.
 
-    Three guards come with it. Its logger tells of a line it could not write on stderr, which is a file on the same full
-    disk: that second failure would end supervisord. And its loop takes the list of groups before it hears its callers,
-    and starts what is on the list afterwards: a group removed in between would leave a process that nobody knows.
-    And when it ends it gives each group a turn of a second, also one that has no process any more: with a hundred
-    engines, which end at once, that is longer than launchd waits.
+    Three defects of supervisord are patched. Its logger reports a line it could not write on stderr, which is a file on
+    the same full disk: that second failure would end supervisord. Its loop takes the list of groups before it serves
+    its callers, and starts the programs on the list afterwards: a group removed in between would leave an unsupervised
+    process. At shutdown it takes a second for each group, even one without a process: with a hundred engines, which end
+    at once, that is longer than launchd waits.
     """
     from supervisor import loggers, supervisord
     from supervisor.states import ProcessStates

@@ -1,7 +1,7 @@
-"""`supervisorctl models`: what this Mac's InferenceServices do, without a cluster, and with everything of ours down.
+"""`supervisorctl models`: status of this Mac's InferenceServices, without a cluster or any process of our own.
 
-supervisorctl knows programs and their processes; why a model is not Ready stands in our files. They are read as they
-are: whatever a user wrote in them, or an engine printed, gets onto the terminal on one line and escaped.
+supervisorctl knows programs and their processes; the reason why a model is not Ready is in our files. Text in them that
+a user wrote or an engine printed is shown on one line and escaped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from metal_supervisor.state.directory import StateDir
 COLUMNS = ("NAME", "PHASE", "RUNTIME", "PORT", "MEMORY", "RESTARTS", "ENDPOINT", "WHY")
 LONGEST_WHY = 300
 NOT_FOUND = 4
-"""Exit status, the one that `supervisorctl status` has for a name that it does not know."""
+"""Exit status for an unknown name, the same as that of `supervisorctl status`."""
 HELP = (
     "models\t\t\tWhat the InferenceServices of this Mac do",
     "models <name>...\tThe same of some: default.phi or default/phi",
@@ -33,12 +33,12 @@ HELP = (
 
 
 def escaped(text: str) -> str:
-    """The text on one line, with nothing that a terminal would act on."""
+    """The text on one line, without control sequences."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def endpoint(record: Record, spec_host: str) -> str:
-    """Where a service is reached on this Mac, "" without a port."""
+    """Address at which a service is reached on this Mac, "" without a port."""
     if not record.port:
         return ""
     host = asked_at(record.host or spec_host or "127.0.0.1")
@@ -46,7 +46,7 @@ def endpoint(record: Record, spec_host: str) -> str:
 
 
 def row(record: Record, observed: Observed | None, reached: str, now: float) -> tuple[str, ...]:
-    """One service, as the columns have it. `now`: Unix time."""
+    """Columns of one service. `now`: Unix time."""
     told = report(record, observed)
     why = ": ".join(record.warning) if record.warning else ""
     if told.phase != "Ready":
@@ -83,21 +83,21 @@ def meant(record: Record, names: Iterable[str]) -> set[str]:
 
 
 def still_so(observed: Observed | None) -> Observed | None:
-    """What was seen of a service, unless its process has gone and the sidecar was not there to see it."""
+    """The sidecar's observation, corrected if the process has exited since: the sidecar may be down."""
     if observed is None or not observed.pid or launch.start_time(observed.pid):
         return observed
     return replace(observed, pid=0, ready=False, served=False, hung="", message="the engine has ended")
 
 
 def listing(state: StateDir, names: Sequence[str], now: float) -> tuple[list[str], list[str]]:
-    """(lines, which of the names are of no service here). Without names, all services."""
+    """(lines, those of the names that match no service here). Without names, all services."""
     records, unreadable = state.records()
     seen = state.observations()
     rows: list[tuple[str, ...]] = [COLUMNS]
     found: set[str] = set()
     for program, record in sorted(records.items()):
         if record.is_daemon:
-            continue  # its models are told of, and `status` tells of it
+            continue  # a daemon: its models are listed, and `status` shows the daemon itself
         which = meant(record, names)
         found |= which
         if which or not names:
@@ -119,10 +119,10 @@ class ModelsPlugin(ControllerPluginBase):  # type: ignore[misc]  # supervisor ha
         super().__init__(controller)
         self._state = state
         for plugin in controller.options.plugins:
-            plugin.help_models = self.help_models  # each plugin is asked, and would say that it has no help
+            plugin.help_models = self.help_models  # supervisorctl asks every plugin, and others would report no help
 
     def do_models(self, arg: str) -> None:
-        """Prints the services, or those that are named; the exit status tells of a name that there is not."""
+        """Print all services, or those that are named; the exit status is NOT_FOUND if a name is unknown."""
         lines, missing = listing(StateDir(Path(self._state)), arg.split(), time.time())
         if not lines and not missing:
             lines = ["no InferenceService is this Mac's"]
@@ -132,12 +132,12 @@ class ModelsPlugin(ControllerPluginBase):  # type: ignore[misc]  # supervisor ha
             self.ctl.exitstatus = NOT_FOUND
 
     def do_help(self, arg: str) -> None:
-        """Lists the command; a topic has been answered by the first plugin."""
+        """List the command; help on a topic has been printed by the first plugin."""
         if not arg:
             super().do_help(arg)
 
     def help_models(self) -> None:
-        """What `help models` prints."""
+        """Print the help of `models`."""
         for line in HELP:
             self._say(line)
 

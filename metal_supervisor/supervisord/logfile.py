@@ -1,7 +1,7 @@
-"""A log as supervisord keeps it: `x.log`, and before that `x.log.1`, `x.log.2` …, renamed whenever it is full.
+"""Reader of a log with supervisord's rotation: `x.log`, and the older `x.log.1`, `x.log.2` …, renamed when it is full.
 
-Whoever reads along must lose no line when it is renamed, emptied, removed or made anew. A file is known by its inode,
-and one that was renamed is read to its end before the next: nothing is written to it any more.
+A reader that follows the log loses no line when the file is renamed, truncated, removed or made anew. Files are
+identified by inode, and a renamed one is read to its end before the next: nothing is written to it any more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 BLOCK_BYTES = 1 << 16
 CUT = b""
-"""Among the blocks of a log: what follows begins anew, and is not the rest of a line that was begun before."""
+"""Marker among the blocks of a log: the next block begins a new line, whatever the previous one ended with."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class _Part:
     identity: tuple[int, int]
     changed_ns: int
     current: bool
-    """Whether it is the one that is written to."""
+    """True if it is the file that is written to."""
 
 
 def _opened(path: Path, current: bool) -> _Part | None:
@@ -45,7 +45,7 @@ def _numbers(path: Path) -> list[int]:
 
 
 def _parts(path: Path) -> list[_Part]:
-    """All files that there are, the newest first, each once however they are renamed meanwhile."""
+    """All existing files, the newest first, each once even if they are renamed meanwhile."""
     found: dict[tuple[int, int], _Part] = {}
     for each in (path, *(path.with_name(f"{path.name}.{number}") for number in _numbers(path))):
         part = _opened(each, each == path)
@@ -59,7 +59,7 @@ def _parts(path: Path) -> list[_Part]:
 
 
 def last_lines_at(file: FileIO, lines: int | None) -> tuple[int, int]:
-    """(offset at which the last lines of a file begin, how many these are). None: all of them."""
+    """(offset at which the last lines of a file begin, their number). `lines` None: all of them."""
     end = at = file.seek(0, os.SEEK_END)
     if lines == 0:
         return end, 0
@@ -73,7 +73,7 @@ def last_lines_at(file: FileIO, lines: int | None) -> tuple[int, int]:
         block = file.read(size)
         newline = block.rfind(b"\n")
         while newline >= 0:
-            if at + newline + 1 < end:  # the one at the very end begins no line
+            if at + newline + 1 < end:  # a newline at the very end begins no line
                 found += 1
                 if found == lines:
                     return at + newline + 1, found
@@ -82,14 +82,14 @@ def last_lines_at(file: FileIO, lines: int | None) -> tuple[int, int]:
 
 
 class LogFile:
-    """Reads one log, and along with it. Not safe to use from more than one thread."""
+    """Reads one log and follows it. Not safe to use from more than one thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._part: _Part | None = None
 
     def tail(self, lines: int | None) -> Iterator[bytes]:
-        """Its last lines, or all, from the older files too; `fresh` goes on where this ended."""
+        """The last lines, or all if None, from the older files too; `fresh` continues from there."""
         wanted, chosen = lines, []
         for part in _parts(self._path):
             offset, found = last_lines_at(part.file, wanted)
@@ -102,9 +102,9 @@ class LogFile:
             yield from self._rest()
 
     def fresh(self) -> Iterator[bytes]:
-        """What was written since, with a CUT where the log was emptied or removed; nothing if nothing was."""
+        """Blocks written since the last read, with a CUT where the log was truncated or removed."""
         while True:
-            following = self._following()  # looked for before the rest is read: then that rest is all there is
+            following = self._following()  # before the rest is read: if there is one, that rest is complete
             yield from self._rest()
             if following is None:
                 return
@@ -113,7 +113,7 @@ class LogFile:
             self._take(following)
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Close the open file."""
         if self._part is not None:
             self._part.file.close()
         self._part = None
@@ -127,14 +127,14 @@ class LogFile:
         if self._part is None:
             return
         file = self._part.file
-        if os.fstat(file.fileno()).st_size < file.tell():  # it was emptied
+        if os.fstat(file.fileno()).st_size < file.tell():  # truncated
             file.seek(0)
             yield CUT
         while block := file.read(BLOCK_BYTES):
             yield block
 
     def _following(self) -> _Part | None:
-        """The file that was begun after the one that is open, None while there is none."""
+        """The file that was begun after the open one, None while there is none."""
         if self._part is None:
             return _opened(self._path, True)
         with contextlib.suppress(OSError):
@@ -144,7 +144,7 @@ class LogFile:
         parts, following = _parts(self._path), None
         changed_ns = os.fstat(self._part.file.fileno()).st_mtime_ns
         for part in parts:
-            # If the open one is not among them it was removed: what ended before it has nothing new.
+            # If the open one is not among them it was removed: files older than it have nothing new.
             if part.identity == self._part.identity or not (part.current or part.changed_ns > changed_ns):
                 break
             following = part
