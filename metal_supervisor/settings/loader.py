@@ -2,7 +2,7 @@
 
 The flags carry the names of LLMKube's own agent, so that a launchd plist can be ported by changing one
 path. The TOML file, the environment names, the flags, `conf/metal-supervisor.toml` and the error messages all
-follow from the one declaration in settings.py.
+follow from the one declaration in schema.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RUN_DIRECTORY = ".run"
 
 
 class ConfigError(Exception):
-    """A setting is wrong; the message names it, where it came from, and what to do."""
+    """A setting is invalid; the message names it, its origin and the remedy."""
 
 
 _TYPES = typing.get_type_hints(Settings)
@@ -58,7 +58,7 @@ def usual_state_dir(environ: Mapping[str, str]) -> str:
 
 
 def found_state_dir(environ: Mapping[str, str]) -> str:
-    """State directory of the commands that work on a system which is there.
+    """State directory of the commands that work on an existing system.
 
     The environment's, else `./.run` if `make run` or `run --state-dir .run` started a system in it, else the default.
     """
@@ -72,7 +72,7 @@ def _nearest(word: str, known: Sequence[str]) -> str:
 
 
 def _convert(name: str, value: Any, origin: str) -> Any:
-    """The value in the setting's type. Raises ConfigError, naming where the value came from."""
+    """The value in the setting's type. Raises ConfigError, naming the value's origin."""
     wanted = _TYPES[name]
     try:
         if wanted is bool:
@@ -114,8 +114,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def placed(values: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """The settings of a TOML file in that directory, which relative paths in it are relative to."""
-    # supervisord, launchd and a shell each start our programs elsewhere: the working directory says nothing.
+    """The settings of a TOML file in that directory, with its relative paths resolved against the directory."""
+    # supervisord, launchd and a shell start our programs in different directories, so the current one is no base.
     named = (name for name in PATHS & values.keys() if values[name] and not values[name].startswith("~"))
     return {**values, **{name: str(directory / values[name]) for name in named}}
 
@@ -133,7 +133,7 @@ def parsed(text: str, where: str) -> dict[str, Any]:
 
 
 def edited(text: str, values: Mapping[str, Any], where: str) -> str:
-    """The text of a TOML file with these settings in it, and all else as its owner wrote it. Raises ConfigError."""
+    """The text of a TOML file with these settings changed, and all else as its owner wrote it. Raises ConfigError."""
     lines = text.splitlines()
     for name, value in values.items():
         line = f"{name} = {json.dumps(value, ensure_ascii=False)}"
@@ -151,7 +151,7 @@ def edited(text: str, values: Mapping[str, Any], where: str) -> str:
 
 
 def _said_in(line: str, where: str) -> dict[str, Any]:
-    """The settings of a line, none if it is no whole one."""
+    """The settings of a line, {} if the line is not complete by itself."""
     with contextlib.suppress(ConfigError):
         return parsed(line, where)
     return {}
@@ -180,31 +180,31 @@ def read_env(environ: Mapping[str, str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Overrides:
-    """What was said when the system was started, so that its programs see the same thing."""
+    """Settings given when the system was started, saved so that all of its programs use the same."""
 
     config: str = ""
-    """Path of the TOML file; it is read anew whenever a program starts."""
+    """Path of the TOML file, "" without one; it is read anew whenever a program starts."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """Settings from the environment and the flags."""
 
 
 def load(overrides: Overrides, **defaults: Any) -> Settings:
-    """Settings from the TOML file and what overrides it, over `defaults`. Raises ConfigError."""
+    """Settings from the overrides, else the TOML file, else `defaults`. Raises ConfigError."""
     from_file = read_toml(Path(overrides.config)) if overrides.config else {}
     return Settings(**{**defaults, **from_file, **overrides.values})
 
 
 def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Settings of the system that a command is about, under those of its command line. Raises ConfigError."""
+    """Settings of the system that a command addresses; its command line takes precedence. Raises ConfigError."""
     overrides = overrides_from(arguments, environ)
     settings = load(overrides, state_dir=found_state_dir(environ))
-    if (settings.state_path / OVERRIDES_FILE).exists():  # what the system that runs was started with
+    if (settings.state_path / OVERRIDES_FILE).exists():  # the running system's own overrides
         settings = dataclasses.replace(load_good(settings.state_path)[0], **overrides.values)
     return settings
 
 
 def add_flags(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> None:
-    """One flag per setting, or for those named, plus --config."""
+    """Add one flag per setting, or per setting in `only`, and --config."""
     parser.add_argument("--config", default=None, metavar="FILE", help="TOML file with settings")
     for name, item in FIELDS.items():
         if only and name not in only:
@@ -217,7 +217,7 @@ def add_flags(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> None
 
 
 def overrides_from(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Overrides:
-    """What flags and environment say, checked. Raises ConfigError."""
+    """Validated settings from flags and environment, flags first; paths are absolute. Raises ConfigError."""
     values = read_env(environ)
     for name in FIELDS:
         given = getattr(arguments, name, None)
@@ -231,7 +231,7 @@ def overrides_from(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
 
 
 def save_overrides(state: Path, overrides: Overrides) -> None:
-    """Keeps the overrides beside the state, for the programs that supervisord starts."""
+    """Save the overrides in the state directory, for the programs that supervisord starts."""
     text = json.dumps({"config": overrides.config, "values": dict(overrides.values)}, indent=1, sort_keys=True)
     _replace(state / OVERRIDES_FILE, text + "\n")
 
@@ -244,7 +244,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def load_saved(state: Path) -> Settings:
-    """The settings of the system whose state directory this is. Raises ConfigError."""
+    """Settings of the system with this state directory. Raises ConfigError."""
     try:
         saved = json.loads((state / OVERRIDES_FILE).read_text("utf-8"))
         values = {name: _convert(name, value, OVERRIDES_FILE) for name, value in saved["values"].items()}
@@ -257,9 +257,9 @@ def load_saved(state: Path) -> Settings:
 
 
 def load_good(state: Path) -> tuple[Settings, str]:
-    """(the saved settings, ""), or the last that were in order and what is wrong with those on file now.
+    """(the saved settings, ""), or (the last valid settings, the problem with those on file now).
 
-    Raises ConfigError if there never were any.
+    Raises ConfigError if there have never been valid ones.
     """
     kept = state / GOOD_FILE
     try:
@@ -303,5 +303,5 @@ def conf_dir() -> Path:
 
 
 def launchd_dir() -> Path:
-    """The same for what launchd is given."""
+    """The directory of the files for launchd: beside the package in a checkout, inside it when installed."""
     return _shipped("launchd")

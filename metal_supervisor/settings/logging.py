@@ -1,8 +1,8 @@
-"""Log lines: a constant message with fields, text for people or JSON for machines, one line each whatever they hold.
+"""Log lines: a constant message with fields, as text or JSON, always on one line each.
 
 Both forms show the same entry, so a line that was kept as JSON can be read as text. docs/logs.md has the grammar.
 
-How much is told can be changed while a program runs: by a word in the state directory, which it looks at in every pass.
+The level can be changed while a program runs, by a file in the state directory that is read in every pass.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ LEVEL_FILE = "log-level"
 LEVELS = ("debug", "info", "warning", "error")
 AUTO, TEXT, JSON = FORMATS = ("auto", "text", "json")
 LONGEST_VALUE, LONGEST_TRACEBACK = 4096, 16384
-"""In characters; of what is longer the beginning is kept, of a traceback the end."""
+"""In characters. A longer value keeps its beginning, a longer traceback its end."""
 KEYS = ("ts", "level", "logger", "msg")
 RESERVED = frozenset({*KEYS, "exc"})
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""What a record of Python's logging holds anyway: no field can have such a name."""
+"""Attributes of every record of Python's logging: no field can have such a name."""
 LONGEST_NUMBER = 2**63
 
 Scalar = str | int | float | bool | None
 
 
-# ── what a line says ─────────────────────────────────────────────────────────────────────────────
+# ── entries ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def entry_of(record: logging.LogRecord) -> dict[str, Scalar]:
-    """What a record says: ts, level, logger and msg, then its fields under their own names, then exc.
+    """Entry of a log record: ts, level, logger and msg, then its fields under their own names, then exc.
 
-    Numbers, truth values and None stay what they are, everything else is text. A field whose name is taken has a
-    trailing underscore.
+    Numbers, booleans and None are kept, everything else becomes text. A field whose name is taken gets a trailing
+    underscore.
     """
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     entry: dict[str, Scalar] = {
@@ -56,10 +56,10 @@ def entry_of(record: logging.LogRecord) -> dict[str, Scalar]:
 
 
 def _message(record: logging.LogRecord) -> str:
-    """The message; that of a library may not fit its own arguments."""
+    """The record's message; only its format if that does not match its arguments, as may happen in a library."""
     try:
         return _text(record.getMessage())
-    except Exception:  # noqa: BLE001 - a line that cannot be made whole is better than none
+    except Exception:  # noqa: BLE001 - an imperfect line is better than none
         return _said(record.msg)
 
 
@@ -80,10 +80,10 @@ def _scalar(value: object) -> Scalar:
 
 
 def _said(value: object) -> str:
-    """What an object says of itself, or of what kind it is if it does not."""
+    """`str` of an object, or its type's name if that raises."""
     try:
         return _text(str(value))
-    except Exception:  # noqa: BLE001 - whatever a value's own code does, its line is written
+    except Exception:  # noqa: BLE001 - a value's own code must not lose the line
         return f"<{type(value).__name__}>"
 
 
@@ -99,7 +99,7 @@ def _end(text: str) -> str:
 
 
 def _whole(text: str) -> str:
-    """The text with halves of characters spelled out: not every reader of JSON takes those."""
+    """The text with lone surrogates escaped: not every JSON parser accepts them."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -107,14 +107,14 @@ def _whole(text: str) -> str:
 
 
 def json_line(entry: dict[str, Scalar]) -> str:
-    """An entry as one line of ASCII: nothing in it ends a line or moves a cursor."""
+    """An entry as one line of ASCII JSON, without line breaks or control characters."""
     return json.dumps(entry, allow_nan=False)
 
 
 def text_lines(entry: dict[str, Scalar]) -> str:
     """`2026-11-21T09:00:00.000Z INFO controller pass did="start default.tiny: new"`, and a traceback below, indented.
 
-    No line has anything in it that a terminal would act on.
+    No line contains control characters.
     """
     ts, level, logger, msg = (_plain(str(entry[key])) for key in KEYS)
     fields = [f"{_plain(_bare(name))}={_shown(value)}" for name, value in entry.items() if name not in RESERVED]
@@ -123,7 +123,7 @@ def text_lines(entry: dict[str, Scalar]) -> str:
 
 
 def entry_in(line: str) -> dict[str, Scalar] | None:
-    """What a line of ours says that was written as JSON; None for any other line."""
+    """Entry of a line in our JSON form; None for any other line."""
     if not line.startswith("{"):
         return None
     try:
@@ -135,7 +135,7 @@ def entry_in(line: str) -> dict[str, Scalar] | None:
 
 
 def _bare(name: str) -> str:
-    """A field's own name: only in JSON does it need the underscore."""
+    """A field's own name, without the underscore that only JSON needs."""
     return name[:-1] if name.endswith("_") and name.rstrip("_") in RESERVED else name
 
 
@@ -148,19 +148,19 @@ def _shown(value: object) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text without anything that could end a line or move a cursor."""
+    """The text with a space for each unprintable character, such as a line break or control character."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people."""
+    """Formats a record as text."""
 
     def format(self, record: logging.LogRecord) -> str:
         return text_lines(entry_of(record))
 
 
 class JsonFormatter(logging.Formatter):
-    """A line for machines."""
+    """Formats a record as JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         return json_line(entry_of(record))
@@ -170,10 +170,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def die_with_threads() -> None:
-    """Makes an unexpected error in any thread end the process: supervisord starts a whole one in its place.
+    """Make an unexpected error in any thread end the process; supervisord then starts a new one.
 
-    A process that goes on without its watch, or without its registrar, looks healthy and is not. What ends the main
-    thread is told in the log too, on a line like any other.
+    A process that continued without its watch or its registrar would look healthy and not be. An error that ends the
+    main thread is logged too, on a line like any other.
     """
 
     def on_error(arguments: threading.ExceptHookArgs) -> None:
@@ -191,7 +191,7 @@ def die_with_threads() -> None:
 
 
 def configure(level: str, form: str = AUTO) -> None:
-    """Everything to standard error, which supervisord keeps and rotates.
+    """Log everything to standard error, which supervisord writes to a file and rotates.
 
     `form`: text or json; auto is text on a terminal and JSON otherwise.
     """
@@ -205,13 +205,13 @@ def configure(level: str, form: str = AUTO) -> None:
 
 
 class LogLevel:
-    """The level of one program: the word in the state directory, or the setting where there is none."""
+    """Log level of one program: the one in its file of the state directory, or the setting without a valid file."""
 
     def __init__(self, state: Path, setting: str) -> None:
         self._path, self._setting, self._now = state / LEVEL_FILE, setting, setting
 
     def look(self) -> None:
-        """Takes the word up if it is another by now; what is none of the four words is none."""
+        """Apply the level in the file if it has changed; anything but one of the four levels counts as none."""
         wanted = word_of(self._path) or self._setting
         if wanted != self._now:
             self._now = wanted

@@ -1,4 +1,4 @@
-"""Everything that a user may decide, each setting declared once: its default, its help, what it may be.
+"""Settings, each declared once: its default, its help, its allowed values.
 
 The names are those of LLMKube's own agent where it has them.
 """
@@ -104,7 +104,7 @@ def _directory_list(value: str) -> str | None:
 
 
 def _listed(value: str) -> tuple[str, ...]:
-    """The parts of a setting that are separated by commas."""
+    """Parts of a comma-separated setting."""
     return tuple(each.strip() for each in value.split(",") if each.strip())
 
 
@@ -121,7 +121,7 @@ def _by_runtimes(name: str) -> Callable[[str], str | None]:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything a user may decide. Paths may start with `~`; "" means: find it yourself."""
+    """All settings. Paths may start with `~`; "" means that the path is looked up."""
 
     namespace: str = _setting("default", "Namespace to watch; empty for all namespaces.")
     state_dir: str = _setting("~/.metal-supervisor", "This Mac's memory: records, specs, logs, the supervisord socket.")
@@ -318,7 +318,7 @@ class Settings:
 
     @cached_property
     def limits(self) -> limits.Limits:
-        """What the namespaces may take of this Mac."""
+        """Limits of the namespaces: memory, disk, priority, protection and service types."""
         return limits.Limits(
             limits.table(self.namespace_memory, limits.amount_of),
             limits.table(self.namespace_disk, limits.amount_of),
@@ -334,7 +334,7 @@ class Settings:
 
     @property
     def uses_claims(self) -> bool:
-        """Whether Leases decide what runs here: the embedded API serves one Mac only."""
+        """True if claims on Leases decide what runs here; never with the embedded API, which serves one Mac only."""
         return self.claims == "auto" and not self.embedded
 
     @property
@@ -345,7 +345,7 @@ class Settings:
 
     @property
     def allowlist(self) -> frozenset[str]:
-        """Names this Mac is limited to; empty means no limit."""
+        """InferenceServices that this Mac is limited to, by name; empty means no limit."""
         return frozenset(name.strip() for name in self.inference_service_allowlist.split(",") if name.strip())
 
     @property
