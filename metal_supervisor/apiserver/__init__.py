@@ -2,8 +2,8 @@
 
 Custom resources, Services, EndpointSlices, Leases and Events with the semantics unmodified clients
 expect (kubectl, the Python client), in one process without dependencies, on loopback only, with all data
-in one SQLite file. It is what `make run` uses instead of a cluster, and the double our tests run against.
-`tests/contract` holds it to what a real server (1.36) answers; what is left is known:
+in one SQLite file. `make run` uses it instead of a cluster, and our tests run against it.
+`tests/contract` compares it with a real server (1.36); these are the known differences:
 
 ==============================  ==================================  ============================================
 what                            the real server                     this one

@@ -1,4 +1,4 @@
-"""Who owns which field: server-side apply, and the bookkeeping of every other write.
+"""Field ownership: server-side apply, and the bookkeeping of every other write.
 
 Each object carries `metadata.managedFields`: one entry per (manager, operation, subresource) with the
 set of fields it owns. Apply is a declaration: it may not change what others own (409, unless forced),
@@ -32,7 +32,7 @@ class Manager:
 
     @property
     def identity(self) -> tuple[str, str, str, str]:
-        """What tells entries apart; an applier stays the same when it moves to another version."""
+        """Key of an entry; an applier keeps its own when it moves to another version."""
         version = "" if self.operation == "Apply" else self.api_version
         return (self.name, self.operation, self.subresource, version)
 
@@ -113,10 +113,10 @@ def apply(
     schema: Json, live: Json, applied: Json, manager: Manager, *, force: bool, has_status: bool,
     yielding: frozenset[Path] = frozenset(),
 ) -> tuple[Json, Entries]:  # fmt: skip
-    """`live` with a manager's declaration put over it, and the new ownership.
+    """Merge a manager's declaration into `live`; return the result and the new ownership.
 
-    Raises ApiError 409 with one cause per contested field, unless all those are `yielding`: there to be taken, whoever
-    owns them. The declaration fits the schema (`typed.check`).
+    Raises ApiError 409 with one cause per contested field, unless all those are `yielding`: free to take, whichever
+    manager owns them. The declaration fits the schema (`typed.check`).
     """
     entries = read_entries(live)
     declared = in_scope(leaves(schema, applied), manager.subresource, has_status)
@@ -196,7 +196,7 @@ def _conflict(contested: list[tuple[FieldsEntry, Path]]) -> ApiError:
 def _without(
     schema: Json, merged: Json, dropped: frozenset[Path], others: frozenset[Path], declared: frozenset[Path]
 ) -> Json:
-    """`merged` without the paths a manager gave up, unless somebody else stands on them."""
+    """`merged` without the paths that a manager gave up, except those that another manager owns."""
     kept = others | declared
     # Items before their fields: an item that lost its key first could not be found again.
     for path in sorted(dropped, key=len):
@@ -217,7 +217,7 @@ def _renewed(previous: FieldsEntry | None, manager: Manager, paths: frozenset[Pa
 def track_update(
     schema: Json, before: Json | None, after: Json, entries: Entries, manager: Manager, has_status: bool
 ) -> Entries:
-    """Ownership after a create, update or patch: who changes a field owns it, alone."""
+    """Ownership after a create, update or patch: the manager that changes a field becomes its only owner."""
     old = leaves(schema, before, containers=True) if before else {}
     new = leaves(schema, after, containers=True)
     scope_subresource = "status" if manager.subresource == "status" else ""
@@ -236,7 +236,7 @@ def track_update(
 
 
 def same_apart_from_bookkeeping(left: Json, right: Json) -> bool:
-    """Whether two versions of an object differ in nothing but managedFields and resourceVersion."""
+    """True if two versions of an object differ in nothing but managedFields and resourceVersion."""
     return _plain(left) == _plain(right)
 
 

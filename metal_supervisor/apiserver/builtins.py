@@ -1,4 +1,4 @@
-"""Rules of the built-in resources that a schema cannot express: defaults, formats, what may not change."""
+"""Rules of the built-in resources that a schema cannot express: defaults, formats, immutable fields."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def set_defaults(resource: Resource, obj: Json, previous: Json | None, others: I
 
 
 _EMPTY: dict[str, Json] = {"Service": {"spec": {}, "status": {"loadBalancer": {}}}, "Lease": {"spec": {}}}
-"""What an object of these kinds has in any case, so that bringing it into being makes nobody its owner."""
+"""Fields that an object of these kinds always has, so that creating one makes no manager their owner."""
 
 
 def as_written(resource: Resource, before: Json | None, sent: Json, new: Json) -> tuple[Json | None, Json]:
-    """(before, after) of an update as far as its writer answers for it: not for addresses that the server chose."""
+    """(before, after) of an update without the parts that its writer did not write: addresses that the server chose."""
     empty = {} if resource.custom else _EMPTY.get(resource.kind, {})
     seen = before if before or not empty else {"metadata": {}, **empty}
     if resource.kind != "Service":
@@ -64,7 +64,7 @@ def _encode_secret(obj: Json) -> None:
 def validate_builtin(
     resource: Resource, obj: Json, previous: Json | None, others: Iterable[Json], *, allow_loopback: bool
 ) -> list[Problem]:
-    """What is wrong with an object of a built-in kind, in its stored form."""
+    """Problems of an object of a built-in kind, in its stored form."""
     if resource.kind == "Service":
         return services.validate_service(obj, previous, others)
     if resource.kind == "EndpointSlice":

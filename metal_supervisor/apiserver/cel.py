@@ -1,9 +1,9 @@
-"""The rules that CRDs write in CEL (`x-kubernetes-validations`), as far as such rules usually go.
+"""Evaluation of the rules that CRDs write in CEL (`x-kubernetes-validations`), for the usual subset of CEL.
 
-LLMKube's definitions have a dozen of them, and an object that breaks one is refused by a real cluster. This speaks
-comparisons, logic, `in`, `has`, `size`, conversions, a few methods of text, and `all`, `exists` and `exists_one` over
-lists. A rule that needs more (arithmetic, `oldSelf`, extension libraries) is not applied: what is left out is
-refused later by the real cluster, while what is misread would be refused wrongly here.
+LLMKube's definitions have a dozen of them, and a real cluster refuses an object that breaks one. The subset is
+comparisons, logic, `in`, `has`, `size`, conversions, a few methods of strings, and `all`, `exists` and `exists_one`
+over lists. A rule that needs more (arithmetic, `oldSelf`, extension libraries) is not applied: a rule left out is
+enforced later by the real cluster, while a misread one would wrongly refuse objects here.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _TEXT_METHODS: dict[str, Callable[[str, str], bool]] = {
 
 
 class Unsupported(Exception):
-    """A rule in more CEL than is spoken here."""
+    """A rule that needs more of CEL than is supported here."""
 
 
 class Failed(Exception):
-    """A rule that has no answer for a value."""
+    """A rule that cannot be evaluated for a value."""
 
 
 def problems(schema: Json, value: Any, found: list[Problem]) -> list[Problem]:
-    """What breaks a rule, after everything that the schema itself says was `found`."""
+    """Problems by rules. `found`: those by the schema itself, which is validated first."""
     if not _has_rules(schema):
         return []
     if any(problem.reason.removeprefix("FieldValue") in _BLOCKING for problem in found):
@@ -98,7 +98,7 @@ def _judged(rule: Json, value: Any, path: str) -> Iterator[Problem]:
 
 
 def evaluate(rule: str, value: Any) -> bool:
-    """Whether a value satisfies a rule. Raises Unsupported and Failed."""
+    """True if a value satisfies a rule. Raises Unsupported and Failed."""
     try:
         return bool(_compiled(rule)({"self": value}))
     except (TypeError, ValueError, re.error):
@@ -113,7 +113,7 @@ def _compiled(rule: str) -> Node:
 
 
 class _Parser:
-    """Turns a rule into a function of its scope, by recursive descent."""
+    """Recursive-descent parser that turns a rule into a function of its scope."""
 
     def __init__(self, rule: str) -> None:
         self._tokens: list[tuple[str, str]] = []

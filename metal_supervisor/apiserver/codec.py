@@ -1,8 +1,8 @@
-"""Bytes to values and back, and the few helpers every other module needs for plain JSON values.
+"""Encoding and decoding of bodies, and helpers for plain JSON values.
 
-Bodies are JSON or YAML. JSON can spell halves of characters, which nothing can be written with: they become U+FFFD,
-as on a real server. YAML brings three traps: timestamps become dates, aliases can expand without end, and the
-pure-Python parser is slow on a large CRD; all of it is dealt with here.
+Bodies are JSON or YAML. JSON can spell halves of characters, which cannot be encoded: they become U+FFFD, as on a
+real server. YAML has three traps: timestamps become dates, aliases can expand without end, and the pure-Python parser
+is slow on a large CRD; all three are handled here.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def pack_token(value: Json) -> str:
 
 
 def unpack_token(token: str) -> Json:
-    """The value of a token; 400 when it is not one of ours."""
+    """The value of a token; 400 if this server did not make it."""
     try:
         value = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
     except ValueError:

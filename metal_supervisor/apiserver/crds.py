@@ -1,4 +1,4 @@
-"""CustomResourceDefinitions: what is checked, and the status that tells clients a kind is served."""
+"""CustomResourceDefinitions: their validation, and the status that tells clients that a kind is served."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _condition(kind: str, reason: str, message: str) -> Json:
 
 
 def validate_crd(crd: Json, previous: Json | None) -> list[Problem]:
-    """What is wrong with a CRD that has its defaults."""
+    """Problems of a CRD that has its defaults."""
     spec, names = section(crd, "spec"), section(crd, "spec", "names")
     problems: list[Problem] = []
     name, wanted = section(crd, "metadata").get("name"), f"{names.get('plural')}.{spec.get('group')}"

@@ -1,8 +1,8 @@
-"""Deletion, and what follows from it.
+"""Deletion and garbage collection.
 
-A delete request removes an object at once, or marks it while finalizers hold it. The collector then does
-in the background what clusters do: dependents of a vanished owner go, so does the content of a namespace
-and the objects of a CRD, and Events end after an hour. It sleeps until something makes work for it.
+A delete request removes an object at once, or marks it while finalizers hold it. The collector then works in the
+background as clusters do: it deletes dependents of a vanished owner, the content of a deleted namespace, the objects
+of a deleted CRD, and Events after an hour. It sleeps until there is work.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Collector:
         return True
 
     def _owner_lives(self, namespace: str, owner: Json) -> bool:
-        """Whether an owner exists. One of a kind this server does not know is left in peace."""
+        """True if an owner exists, or is of a kind that this server does not know."""
         if self._registry.of_kind(str(owner.get("apiVersion", "")), str(owner.get("kind", ""))) is None:
             return True
         found = self._store.by_uid(str(owner.get("uid", "")))

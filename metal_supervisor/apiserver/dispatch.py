@@ -1,4 +1,4 @@
-"""What each request gets: the one place where paths, verbs, faults and answers meet."""
+"""Dispatch of requests: maps path and verb to an answer, and applies the fault rules."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _REVIEWS: dict[str, Json] = {
         "incomplete": False,
     },
 }
-"""Status of these kinds. There is no authorisation here: who knows the prefix may do everything."""
+"""Status of these kinds. There is no authorisation here: a client that knows the prefix may do everything."""
 
 
 class Hangup(Exception):
@@ -227,7 +227,7 @@ class Dispatcher:
         return Response(200, encode(faults.rules()))
 
     def _fault(self, call: Call) -> Response | Stream | None:
-        """What the first fitting rule makes of a request; None when it goes on as usual."""
+        """The answer by the first fault rule that fits a request; None if it is answered as usual. Raises ApiError."""
         action = self._kernel.faults.action_for(call) if self._kernel.options.faults else None
         if not action:
             return None

@@ -47,7 +47,7 @@ class ApiError(Exception):
         self.reason = reason
         self.message = message
         self.details = details
-        """None when there is nothing to say; a generic refusal says so with an empty object."""
+        """None to have no details in the answer; a generic refusal has an empty object."""
         self.headers = dict(headers or {})
 
     def status(self) -> Json:
@@ -161,7 +161,7 @@ def already_exists(group: str, plural: str, name: str) -> ApiError:
 
 
 def conflict(group: str, plural: str, name: str, why: str) -> ApiError:
-    """A write based on something that is no longer so."""
+    """A write based on an outdated state."""
     details = {"name": name, "kind": plural, **({"group": group} if group else {})}
     message = f'Operation cannot be fulfilled on {qualified(plural, group)} "{name}": {why}'
     return ApiError(409, "Conflict", message, details=details)
@@ -196,7 +196,7 @@ def expired(message: str) -> ApiError:
 
 
 def too_large_version(wanted: int, current: int) -> ApiError:
-    """A list that asks for a future; the client is to come back."""
+    """A list at a future resourceVersion; the client should retry."""
     details = {
         "causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}],
         "retryAfterSeconds": 1,
@@ -217,6 +217,6 @@ def invalid_options(kind: str, problem: Problem) -> ApiError:
 
 
 def unknown_format(kinds: Sequence[str]) -> ApiError:
-    """A body in a format that is not spoken."""
+    """A body in a format that is not supported."""
     message = "the body of the request was in an unknown format - accepted media types include: " + ", ".join(kinds)
     return ApiError(415, "UnsupportedMediaType", message)

@@ -1,4 +1,4 @@
-"""Events: one store, two faces.
+"""Events: one store, served under two API groups.
 
 `v1` and `events.k8s.io/v1` name the same fields differently. They are stored as `v1`. Except for its
 series, an Event of the newer group never changes, and it must say who reports and what was done.
@@ -28,22 +28,22 @@ _WORD_BYTES = 128
 
 
 def is_event(resource: Resource) -> bool:
-    """Whether objects of a resource are Events, under either name."""
+    """True if the objects of a resource are Events, in either group."""
     return resource.storage == "/events"
 
 
 def to_newer(event: Json) -> Json:
-    """A stored Event in the words of `events.k8s.io/v1`."""
+    """A stored Event in the form of `events.k8s.io/v1`."""
     return {_RENAMED.get(name, name): value for name, value in event.items()}
 
 
 def to_core(event: Json) -> Json:
-    """An Event of `events.k8s.io/v1` in the words of `v1`."""
+    """An Event of `events.k8s.io/v1` in the form of `v1`."""
     return {_BACK.get(name, name): value for name, value in event.items()}
 
 
 def with_absent(event: Json, *, newer: bool) -> Json:
-    """An Event as it leaves, with the fields of its form that are there even when nothing is in them."""
+    """An Event for an answer, with the fields of its form that are present even if empty."""
     absent: Json = {"source": {}, "firstTimestamp": None, "lastTimestamp": None, "eventTime": None}
     if newer:
         return {**to_newer(absent), **event}
@@ -51,7 +51,7 @@ def with_absent(event: Json, *, newer: bool) -> Json:
 
 
 def validate_event(event: Json, previous: Json | None, *, newer: bool) -> list[Problem]:
-    """What is wrong with an Event in its stored form, whose words the real server uses for both forms."""
+    """Problems of an Event in its stored form, whose field names the real server uses for both forms."""
     problems: list[Problem] = []
     namespace = section(event, "metadata").get("namespace", "")
     about = section(event, "involvedObject").get("namespace", "")

@@ -1,7 +1,7 @@
-"""Faults on request: rules that make chosen requests fail the way real clusters fail.
+"""Fault injection: rules that make chosen requests fail the way real clusters fail.
 
-A client is only as good as its worst day, and worst days cannot be waited for. Rules are matched in
-order against (verb, resource, name, subresource); each may be limited to a number of times.
+Tests use it to see how a client handles failures that are rare in reality. Rules are matched in order against
+(verb, resource, name, subresource); each may be limited to a number of times.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Faults:
         return [dict(rule) for rule in added]
 
     def clear(self) -> None:
-        """Back to health."""
+        """Remove all rules."""
         with self._lock:
             self._rules = []
 
@@ -73,7 +73,7 @@ class Faults:
 
 
 def matches(rule: Json, call: Call) -> bool:
-    """Whether a rule is about a request: what a rule does not name may be anything, and an apply is a patch."""
+    """True if a rule matches a request: a field missing from the rule matches any value, and an apply is a patch."""
     if rule.get("verb") == "patch" and call.verb == "apply":
         rule = {**rule, "verb": "apply"}
     return all(rule.get(field) in (None, getattr(call, field)) for field in _MATCHED)

@@ -1,4 +1,4 @@
-"""Field paths: the language in which managers own parts of an object.
+"""Field paths: the notation in which managers own parts of an object.
 
 A path is a tuple of elements in the spelling of FieldsV1: `f:spec` for a field, `k:{"type":"Ready"}`
 for an item of a list with keys, `v:"x"` for an item of a set. Lists without keys are owned whole.
@@ -47,7 +47,7 @@ METADATA_SCHEMA: Json = {
         },
     },
 }
-"""What of `metadata` can be owned; the rest belongs to the server."""
+"""The part of `metadata` that can be owned; the rest belongs to the server."""
 OWNABLE_METADATA = frozenset(METADATA_SCHEMA["properties"])
 
 
@@ -65,7 +65,7 @@ def list_kind(schema: Json) -> str:
 
 
 def is_atomic_map(schema: Json) -> bool:
-    """Whether an object is owned whole."""
+    """True if an object is owned as a whole."""
     return schema.get("x-kubernetes-map-type") == "atomic"
 
 
@@ -84,7 +84,7 @@ def item_key(schema: Json, item: Any) -> str:
 def leaves(schema: Json, obj: Json, *, containers: bool = False) -> dict[Path, Any]:
     """Every ownable path of an object with its value; with `containers` also those of filled objects and lists.
 
-    What is applied owns no container that something is in; what an update brings into being, it owns whole.
+    An apply owns no container with anything in it; an update owns every container that it creates.
     """
     found: dict[Path, Any] = {}
     for path, value in _walk(schema, obj, (), containers):
@@ -98,7 +98,7 @@ def leaves(schema: Json, obj: Json, *, containers: bool = False) -> dict[Path, A
 
 def _walk(schema: Json, value: Any, path: Path, containers: bool) -> Iterator[tuple[Path, Any]]:
     if isinstance(value, dict) and not is_atomic_map(schema):
-        # Where nobody declared what may be there, a container is a value of its own.
+        # Without declared fields, a container is a value of its own.
         undeclared = "type" not in schema and keeps_unknown(schema)
         if path and (not value or containers or undeclared):
             yield path, PRESENT
@@ -118,7 +118,7 @@ def _walk(schema: Json, value: Any, path: Path, containers: bool) -> Iterator[tu
 
 
 def merge(schema: Json, live: Any, applied: Any, path: Path = ()) -> Any:
-    """`live` with everything `applied` says put over it, list items matched by their keys."""
+    """`live` with the values of `applied` merged into it, list items matched by their keys."""
     if isinstance(applied, dict) and isinstance(live, dict) and not is_atomic_map(schema):
         merged = dict(live)
         for name, item in applied.items():
@@ -131,7 +131,7 @@ def merge(schema: Json, live: Any, applied: Any, path: Path = ()) -> Any:
 
 
 def _merge_list(schema: Json, live: list[Any], applied: list[Any], path: Path) -> list[Any]:
-    """Both lists in one, each in its own order; where they contradict each other, the applied one is right."""
+    """Both lists in one, each in its own order; where the orders conflict, that of the applied one wins."""
     items = schema.get("items") or {}
     old = {item_key(schema, item): item for item in live}
     new = {item_key(schema, item): item for item in applied}

@@ -1,4 +1,4 @@
-"""The parts of the API put together: one store, one registry, and those who read, write and collect."""
+"""Assembly of the API: one store, one registry, and the parts that read, write and collect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MANAGER = "metal-supervisor-apiserver"
 
 
 class Kernel:
-    """Everything but HTTP."""
+    """The API server without HTTP."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -45,7 +45,7 @@ class Kernel:
         self._subscriptions_lock = threading.Lock()
 
     def start(self) -> None:
-        """Brings the store to life: what it holds is served, what must exist is made."""
+        """Serve what the store holds, and create the objects that must exist."""
         for crd in self.store.items(crds.KIND):
             self.writer.install(crd)
         for name in _NAMESPACES:

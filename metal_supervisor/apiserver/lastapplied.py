@@ -1,8 +1,8 @@
-"""From client-side to server-side apply: what kubectl wrote into its annotation is no conflict for kubectl.
+"""Migration from client-side to server-side apply: fields in kubectl's annotation are no conflict for kubectl.
 
-`kubectl apply` keeps what was applied in an annotation, and owns it as `kubectl-client-side-apply`. When the same
-user says `--server-side`, which comes as the manager `kubectl`, fields that are still as the annotation has them are
-theirs to change; and the annotation follows what is applied, so that there is a way back.
+`kubectl apply` keeps the applied configuration in an annotation, and owns it as `kubectl-client-side-apply`. When the
+same user switches to `--server-side`, which comes as the manager `kubectl`, they may change fields that still have
+the annotation's values; and the annotation is updated to what is applied, so that there is a way back.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def still_as_applied(resource: Resource, live: Json) -> frozenset[Path]:
 
 
 def follow(merged: Json, declaration: Json) -> None:
-    """Brings the annotation, where there is one, up to a declaration."""
+    """Update the annotation, if there is one, to a declaration."""
     annotations = section(merged, "metadata", "annotations")
     if ANNOTATION not in annotations:
         return

@@ -1,4 +1,4 @@
-"""The metadata of every object: which parts clients may set, and the rules of names, labels and owners."""
+"""Metadata of every object: the parts that clients may set, and the rules of names, labels and owners."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _OWNER_FIELDS = {"apiVersion", "kind", "name", "uid", "controller", "blockOwnerD
 
 
 def settled(before: Json | None, sent: Json, *, subresource: str) -> tuple[Json, list[str]]:
-    """The metadata an object gets, and the paths of fields nobody knows.
+    """(the metadata of an object after a write, paths of the unknown fields sent).
 
-    What belongs to the server stays as it was, or is made for a new object. Subresources change none of it.
+    Fields of the server stay as they were, or are made for a new object. A write of the status changes no metadata.
     """
     unknown = [f"metadata.{name}" for name in sent if name not in _ACCEPTED]
     if before and subresource == "status":
@@ -63,9 +63,9 @@ QUALIFIED_DETAIL = (
 
 
 def validate(metadata: Json, *, before: Json, named_elsewhere: bool = False) -> list[Problem]:
-    """What is wrong with the name, labels, annotations, finalizers and owners of an object.
+    """Problems of the name, labels, annotations, finalizers and owners of an object.
 
-    Of some kinds the name follows rules of their own, and those are found elsewhere.
+    `named_elsewhere`: its kind has its own rules for the name, which are checked elsewhere.
     """
     problems: list[Problem] = []
     name = metadata.get("name") or ""
@@ -95,7 +95,7 @@ def validate(metadata: Json, *, before: Json, named_elsewhere: bool = False) -> 
 
 
 def label_problems(path: str, labels: Json) -> list[Problem]:
-    """What is wrong with labels, or with a selector for them."""
+    """Problems of labels, or of a selector for them."""
     problems: list[Problem] = []
     for key, value in labels.items():
         problems += qualified_problems(path, key)
@@ -107,7 +107,7 @@ def label_problems(path: str, labels: Json) -> list[Problem]:
 
 
 def qualified_problems(path: str, text: str) -> list[Problem]:
-    """What is wrong with a name that may have a domain before it."""
+    """Problems of a qualified name: a name that may have a domain as its prefix."""
     prefix, slash, name = text.rpartition("/")
     if slash and (not SUBDOMAIN.fullmatch(prefix) or len(prefix) > 253):
         return [invalid_value(path, text, "prefix part " + SUBDOMAIN_DETAIL)]
@@ -147,7 +147,7 @@ _TYPES: dict[str, tuple[type, str]] = {
 
 
 def type_problem(metadata: Json) -> str:
-    """The first field of metadata with an impossible type, as Go would complain; empty when all is well."""
+    """Go's message about the first field of metadata with a wrong type, "" if there is none."""
     for name, (expected, shown) in _TYPES.items():
         value = metadata.get(name)
         if value is not None and not isinstance(value, expected):

@@ -1,6 +1,6 @@
-"""OpenAPI v3: what `kubectl explain`, `apply` and `diff` read before they act.
+"""OpenAPI v3 documents, which `kubectl explain`, `apply` and `diff` read before they act.
 
-One index and one document per group and version, made from the same schemas that validate objects.
+One index and one document per group and version, generated from the same schemas that validate objects.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ _META_SCHEMAS: Json = {
 
 
 def index(registry: Registry) -> Json:
-    """`/openapi/v3`: where the document of each group and version is."""
+    """`/openapi/v3`: the address of the document of each group and version."""
     places: Json = {}
     for group, version in _group_versions(registry):
         place = f"apis/{group}/{version}" if group else f"api/{version}"
@@ -173,7 +173,7 @@ def _list_schema(resource: Resource, name: str) -> Json:
 
 
 def paths(resource: Resource) -> Json:
-    """The paths of a resource, and what may be done there."""
+    """The paths of a resource, with their operations."""
     name = _schema_name(resource)
     root = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
     base = root + ("/namespaces/{namespace}" if resource.namespaced else "") + f"/{resource.plural}"

@@ -1,4 +1,4 @@
-"""What an API server is started with."""
+"""Options of an API server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Options:
     data_file: Path
     """SQLite file with all objects; created, 0600, when missing."""
     prefix: str
-    """Unguessable first part of every path, e.g. `/k-3f…`; who does not know it sees only 404."""
+    """Unguessable first part of every path, e.g. `/k-3f…`; clients that do not know it see only 404."""
     port: int = 0
     """TCP port; 0 lets the system choose one."""
     host: str = "127.0.0.1"
@@ -25,9 +25,9 @@ class Options:
     crd_paths: tuple[Path, ...] = ()
     """YAML files with CRDs, applied at every start."""
     allow_loopback_endpoints: bool = False
-    """Whether EndpointSlices may hold loopback addresses, which a real server refuses."""
+    """Accept loopback addresses in EndpointSlices, which a real server refuses."""
     faults: bool = False
-    """Whether `<prefix>/faults` accepts rules that make requests fail."""
+    """Accept rules at `<prefix>/faults` that make requests fail."""
     bookmark_s: float = 60.0
     """Pause between bookmarks on a quiet watch."""
 

@@ -57,7 +57,7 @@ def json_patch(target: Json, operations: Any) -> Json:
 
 
 def _unfitting(why: str) -> ApiError:
-    """The real server does not say why; the log of ours does."""
+    """The error for a JSON patch that does not fit; only the log says why, as a real server's answer does not."""
     log.info("a JSON patch does not fit", extra={"why": why})
     return ApiError(422, "Invalid", "the server rejected our request due to an error in our request", details={})
 
@@ -173,7 +173,7 @@ def strategic_patch(schema: Json, target: Any, patch: Any, *, root: bool = True)
 
 
 def merge_key(schema: Json) -> str | None:
-    """The field that tells list items apart in a strategic merge, None for lists that are replaced."""
+    """The field that identifies list items in a strategic merge, None for lists that are replaced."""
     key = schema.get("x-kubernetes-patch-merge-key")
     if isinstance(key, str):
         return key
@@ -219,7 +219,7 @@ def _merge_items(items: Json, key: str, current: list[Any], patch: list[Any]) ->
 
 
 def _in_order(merged: list[Any], key: str, current: list[Any], named: list[Any]) -> list[Any]:
-    """Items as the real server puts them: new ones before what was there, the others where they were."""
+    """Items in the real server's order: new ones before the existing ones, the others in their places."""
     before = [item.get(key) for item in current if isinstance(item, dict)]
     theirs = [item for item in merged if not isinstance(item, dict) or item.get(key) not in named]
     ours = [item for item in merged if isinstance(item, dict) and item.get(key) in named]

@@ -1,6 +1,6 @@
-"""The few protobuf bodies that kubectl insists on sending, and what it takes to write one.
+"""Decoder of the few protobuf bodies that kubectl insists on sending, and functions to write one.
 
-`kubectl create namespace`, `create configmap|secret|service` and `auth can-i` speak protobuf whatever
+`kubectl create namespace`, `create configmap|secret|service` and `auth can-i` send protobuf whatever
 the server prefers. Those kinds are read here, by a table of their field numbers; answers are JSON, which
 the same clients accept. The exception is OpenAPI v2 (`swagger.py`), written with the functions at the end.
 """
@@ -183,7 +183,7 @@ def message(number: int, value: bytes) -> bytes:
 
 
 def repeated(number: int, values: Iterable[bytes]) -> bytes:
-    """A field that is there any number of times."""
+    """A repeated field."""
     return b"".join(message(number, value) for value in values)
 
 

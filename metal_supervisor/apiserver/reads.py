@@ -1,4 +1,4 @@
-"""Get, list and the Accept header: how objects are chosen and in which form they leave."""
+"""Get, list and the Accept header: the selection of objects and the form of the answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Form:
     kind: str = "object"
     """`object`, `table`, `partial` or `discovery`."""
     include: str = "Metadata"
-    """For tables: how much of each object goes along."""
+    """For tables: how much of each object is included."""
 
     def one(self, resource: Resource, obj: Json, *, header: bool = True) -> Json:
         """A single object in this form."""
@@ -68,7 +68,7 @@ class Form:
 
 
 def form_of(accept: str, query: Mapping[str, str]) -> Form:
-    """The first form in an Accept header that we speak; JSON when there is none (protobuf included)."""
+    """The first form in an Accept header that is supported; JSON if none is (protobuf is not)."""
     for offer in accept.split(","):
         media, *parameters = [part.strip() for part in offer.split(";")]
         wanted = dict(part.partition("=")[::2] for part in parameters)
@@ -118,7 +118,7 @@ class ObjectReader:
         self._registry = registry
 
     def get(self, target: RequestTarget) -> Json:
-        """One object in the words of its resource. Raises ApiError 404."""
+        """One object in the form of its resource. Raises ApiError 404."""
         resource = target.resource
         with self._store.lock:
             stored = self._store.get(resource.storage_key, (target.namespace, target.name))
@@ -150,7 +150,10 @@ class ObjectReader:
         return form.many(target.resource, objects, metadata)
 
     def _continued(self, target: RequestTarget, token: str) -> tuple[int, tuple[str, str]]:
-        """Where a chunked list goes on: (version of the first chunk, last place in the one before)."""
+        """Where a chunked list continues: (version of the first chunk, last place in the previous one).
+
+        Raises ApiError 400 for a bad token, 410 for one too old.
+        """
         value = unpack_token(token)
         version, after = value.get("rv"), value.get("after")
         if not isinstance(version, int) or not isinstance(after, list) or len(after) != 2:

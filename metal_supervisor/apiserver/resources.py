@@ -1,4 +1,4 @@
-"""Which resources exist: a table of built-in ones, and what CRDs add and take away at run time.
+"""Registry of resources: a table of built-in ones, and those that CRDs add and remove at run time.
 
 A `Resource` is one kind in one version under one address. Several may share storage: versions of a
 CRD, and the two groups of Events.
@@ -20,7 +20,7 @@ _VERSION = re.compile(r"v(\d+)(?:(alpha|beta)(\d+))?")
 
 @dataclass(frozen=True)
 class Scale:
-    """Where a kind keeps its replica counts, as paths like `.spec.replicas`."""
+    """Places of a kind's replica counts, as paths like `.spec.replicas`."""
 
     spec_path: str
     status_path: str
@@ -44,19 +44,19 @@ class Resource:
     categories: tuple[str, ...] = ()
     list_kind: str = ""
     status: bool = False
-    """Whether `/status` is a subresource of its own."""
+    """`/status` is a subresource of its own."""
     scale: Scale | None = None
     columns: tuple[Json, ...] = ()
     """`additionalPrinterColumns` of a CRD."""
     custom: bool = False
-    """Whether a CRD defines it."""
+    """A CRD defines it."""
     storage: str = ""
     """Name under which its objects are stored; shared by resources that are views of the same objects."""
     verbs: tuple[str, ...] = ALL_VERBS
     selectable: tuple[str, ...] = ()
     """Fields that a fieldSelector may name, beyond name and namespace."""
     generation: bool = True
-    """Whether `metadata.generation` counts changes of the spec."""
+    """`metadata.generation` counts changes of the spec."""
 
     @property
     def group_version(self) -> str:
@@ -193,7 +193,7 @@ class Registry:
         return list(self._by_address.values())
 
     def of_kind(self, api_version: str, kind: str) -> Resource | None:
-        """The resource that an object reference means; any version of its group will do."""
+        """The resource that an object reference names; any version of its group will do."""
         group = api_version.partition("/")[0] if "/" in api_version else ""
         return next((r for r in self.all() if r.group == group and r.kind == kind), None)
 
@@ -206,7 +206,7 @@ class Registry:
         return list(dict.fromkeys(r.group for r in self.all() if r.group))
 
     def install(self, group: str, plural: str, resources: Iterable[Resource]) -> None:
-        """Replaces what a CRD defines by its present versions; none removes it."""
+        """Replace the resources that a CRD defines by its present versions; none removes them."""
         kept = {a: r for a, r in self._by_address.items() if not (r.custom and (r.group, r.plural) == (group, plural))}
         for resource in resources:
             kept.setdefault((resource.group, resource.version, resource.plural), resource)

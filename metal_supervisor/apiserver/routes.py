@@ -1,4 +1,4 @@
-"""From a path to what it means: `/apis/<group>/<version>/namespaces/<ns>/<plural>/<name>/<subresource>`."""
+"""Parsing of request paths: `/apis/<group>/<version>/namespaces/<ns>/<plural>/<name>/<subresource>`."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def call_of(request: Request, target: RequestTarget, verb: str) -> Call:
 
 
 def named_by_selector(query: Mapping[str, str]) -> str:
-    """The one name a fieldSelector asks for, empty when it does not."""
+    """The one name that a fieldSelector asks for, empty if it asks for none."""
     for term in query.get("fieldSelector", "").split(","):
         field, _, name = term.partition("=")
         if field.strip() == "metadata.name":
@@ -116,7 +116,7 @@ def named_by_selector(query: Mapping[str, str]) -> str:
 
 
 def manager_of(request: Request) -> str:
-    """Who writes: the fieldManager parameter, else the first word of the User-Agent."""
+    """The field manager: the fieldManager parameter, else the first word of the User-Agent."""
     given = request.query.get("fieldManager", "")
     if len(given) > 128:
         raise _refused(request, too_long("fieldManager", 128))
@@ -126,7 +126,7 @@ def manager_of(request: Request) -> str:
 
 
 def is_dry_run(request: Request) -> bool:
-    """Whether nothing is to be stored; 422 for a value other than All."""
+    """True if nothing is to be stored; 422 for a value other than All."""
     value = request.query.get("dryRun", "")
     if value not in ("", "All"):
         raise _refused(request, unsupported_value("dryRun", [value], ["All"]))
@@ -142,7 +142,7 @@ def field_validation(request: Request) -> str:
 
 
 def is_forced(request: Request) -> bool:
-    """Whether an apply may take fields from others; 422 when the request is no apply."""
+    """True if an apply may take fields from other managers; 422 if the request is no apply."""
     forced = flag(request.query, "force")
     if forced and request.method == "PATCH" and request.content_type != APPLY:
         raise _refused(request, forbidden_value("force", "may not be specified for non-apply patch"))

@@ -1,8 +1,8 @@
-"""Structural schemas: take out what is unknown, put in defaults, and say what is wrong.
+"""Structural schemas: pruning of unknown fields, defaults, and validation.
 
 CRDs bring their own schema; the built-in resources have one in `schemas.py`. One walker for each of
 the three steps serves both, and the messages are those of a real server, because people search for
-them. Rules written in CEL (`x-kubernetes-validations`) are judged in `cel.py`.
+them. Rules written in CEL (`x-kubernetes-validations`) are evaluated in `cel.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def join(path: str, name: str) -> str:
 
 
 def keeps_unknown(schema: Json) -> bool:
-    """Whether objects under this schema may have fields nobody declared."""
+    """True if objects under this schema may have undeclared fields."""
     return bool(schema.get("x-kubernetes-preserve-unknown-fields")) or not schema
 
 

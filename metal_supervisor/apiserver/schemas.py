@@ -1,7 +1,7 @@
 """Schemas of the built-in resources, in the same form as those of CRDs.
 
 One form for all means that pruning, defaults, type checks, field ownership, list keys and `kubectl
-explain` need no second mechanism. Only what such schemas cannot say is code, in `builtins.py`.
+explain` need no second mechanism. Only rules that such schemas cannot express are code, in `builtins.py`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def items(item: Json, description: str = "", keys: list[str] | None = None, merg
 
 
 def anything(description: str = "") -> Json:
-    """A field about which we say nothing."""
+    """A field without a declared type."""
     return _described({"x-kubernetes-preserve-unknown-fields": True}, description)
 
 

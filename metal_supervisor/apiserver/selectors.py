@@ -1,4 +1,4 @@
-"""Label and field selectors, parsed once per request and asked once per object."""
+"""Label and field selectors, parsed once per request and applied to each object."""
 
 from __future__ import annotations
 

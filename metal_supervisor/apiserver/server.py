@@ -1,7 +1,7 @@
 """HTTP: connections, answers and streams.
 
 One thread per connection (they are few and local), an accept loop that also notices when the client of
-a watch has gone, and answers that leave in a single send, so that no delayed acknowledgement holds them.
+a watch has gone, and answers in a single send, so that no delayed acknowledgement holds them up.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from .routes import Request, split_url
 log = logging.getLogger(__name__)
 
 _IDLE_S = 600.0
-"""How long a connection may be silent between requests, and a client may refuse to take data."""
+"""Time that a connection may be silent between requests, and that a client may refuse to take data."""
 
 _PARTING_S = 0.5
 _ACCEPT_PAUSE_S = 0.1
 _DISCARD_BYTES = 64 * 1024 * 1024
-"""How much of a body that is too large is still read."""
+"""Part of a body that is too large which is still read."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -47,7 +47,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _HttpServer
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not logged: there are many, and their paths hold the prefix."""
+        """Log nothing: requests are many, and their paths hold the prefix."""
 
     def version_string(self) -> str:
         """Server header."""
@@ -62,7 +62,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         except Exception:
-            # A bug of ours must not look like a network problem to the client, nor pass unseen.
+            # A bug in this server must not look like a network problem to the client, nor go unnoticed.
             where = self.path[len(self.server.prefix) :]
             log.exception("request failed", extra={"method": self.command, "path": where})
             internal = ApiError(500, "InternalError", "Internal error occurred: see the log of the API server")
@@ -128,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(text)) if text != "0" else b""
 
     def _discard(self, size_bytes: int) -> None:
-        """Reads what nobody wants: a client that is still sending would not see the answer."""
+        """Read and discard a body: a client that is still sending would not see the answer."""
         while size_bytes > 0:
             part = self.rfile.read(min(size_bytes, 65536))
             if not part:
@@ -194,7 +194,7 @@ class _HttpServer(socketserver.ThreadingMixIn, HTTPServer):
         self.server_name, self.server_port = "localhost", self.server_address[1]
 
     def loop(self) -> None:
-        """Accepts connections and watches the watchers until `finish`."""
+        """Accept connections, and notice when clients of watches hang up, until `finish`."""
         while not self._stopping:
             for key, _ in self._selector.select():
                 if key.fileobj is self.socket:
@@ -220,7 +220,7 @@ class _HttpServer(socketserver.ThreadingMixIn, HTTPServer):
             connection.close()
 
     def _gone(self, key: selectors.SelectorKey) -> None:
-        """A client never speaks during a watch; if its socket is readable it has hung up."""
+        """Handle a readable socket of a watch: clients send nothing during a watch, so this one has hung up."""
         with self._lock:
             # Looked up by number: the socket may have been closed meanwhile, and the number belong to another.
             current = self._selector.get_map().get(key.fd)
@@ -230,19 +230,19 @@ class _HttpServer(socketserver.ThreadingMixIn, HTTPServer):
         key.data.hang_up()
 
     def attend(self, connection: socket.socket, stream: Stream) -> None:
-        """Has the stream told when its client goes. The kernel's queue may be changed while the loop waits on it."""
+        """Notify the stream when its client hangs up. The kernel's queue may be changed while the loop waits on it."""
         with self._lock:
             if not self._stopping:
                 self._selector.register(connection, selectors.EVENT_READ, stream)
 
     def dismiss(self, connection: socket.socket) -> None:
-        """The reverse of `attend`; to be called before the connection is closed, as its number will be used again."""
+        """Undo `attend`. Call it before the connection is closed, as its descriptor will be reused."""
         with self._lock:
             if not self._stopping and connection in self._selector.get_map():
                 self._selector.unregister(connection)
 
     def wake(self) -> None:
-        """Makes the loop look at what has changed."""
+        """Wake the loop, so that it notices changes."""
         try:
             self._wake_there.send(b".")
         except OSError:
@@ -272,7 +272,7 @@ class _HttpServer(socketserver.ThreadingMixIn, HTTPServer):
         self._wake_there.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A broken connection is the client's business, not a traceback."""
+        """Print no traceback for a broken connection."""
 
 
 class ApiServer:

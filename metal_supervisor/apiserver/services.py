@@ -1,4 +1,4 @@
-"""Services: defaults, the rules of their ports, and addresses that are unique and stay.
+"""Services: defaults, the rules of their ports, and unique, stable addresses.
 
 Nothing routes these addresses here; they exist because clients, `kubectl get` and the promise "the
 clusterIP stays while the model is stopped" need them to.
@@ -17,7 +17,7 @@ from .metadata import label_problems, qualified_problems
 
 CLUSTER_RANGE = ipaddress.ip_network("10.96.0.0/16")
 _FIRST_HOST = 10
-"""The lowest addresses are left to what real clusters keep there."""
+"""The lowest addresses are left free, as real clusters reserve them."""
 NODE_PORTS = range(30000, 32768)
 IP_DETAIL = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"
 _EXPOSED = ("NodePort", "LoadBalancer")
@@ -99,7 +99,7 @@ def _node_ports(spec: Json, old: Json, others: list[Json], exposed: bool) -> Non
         before = {port.get("nodePort") for port in _ports(old)} if old.get("type") in _EXPOSED else set()
         for port in _ports(spec):
             if port.get("nodePort") in before:
-                del port["nodePort"]  # it went with the type, and nobody asked for it
+                del port["nodePort"]  # the server chose it for the former type
         return
     if spec.get("allocateLoadBalancerNodePorts") is False:
         return
@@ -114,7 +114,7 @@ def _node_ports(spec: Json, old: Json, others: list[Json], exposed: bool) -> Non
 
 
 def validate_service(service: Json, previous: Json | None, others: Iterable[Json]) -> list[Problem]:
-    """What is wrong with a Service that has its defaults."""
+    """Problems of a Service that has its defaults."""
     spec, name = section(service, "spec"), section(service, "metadata").get("name", "")
     problems: list[Problem] = []
     if len(name) > 63:
@@ -181,7 +181,7 @@ def _target_problems(target: Any, path: str) -> list[Problem]:
 
 
 def _family_problems(spec: Json) -> list[Problem]:
-    """This cluster speaks IPv4 alone. Without a selector, a headless Service may say it is for both."""
+    """Problems of the IP families: this cluster has IPv4 alone. Not for a headless Service without a selector."""
     problems: list[Problem] = []
     open_ended = spec.get("clusterIP") == "None" and not spec.get("selector")
     for index, family in enumerate(listed(spec.get("ipFamilies"))):

@@ -39,13 +39,13 @@ def patched(resource: Resource, content_type: str, current: Json, body: Any) -> 
 
 
 def preconditions(declaration: Json) -> Json:
-    """What a declaration says about the object it expects to find."""
+    """The preconditions in a declaration: resourceVersion, uid, name and namespace, where given."""
     sent = declaration["metadata"]
     return {name: sent[name] for name in ("resourceVersion", "uid", "name", "namespace") if name in sent}
 
 
 def check_preconditions(target: RequestTarget, before: Json, sent: Json) -> None:
-    """409 when the object has changed since the client saw it, 422 when it is another one."""
+    """Raise ApiError 409 if the object has changed since the client saw it, 422 if it is another one."""
     resource, current = target.resource, before["metadata"]
     if sent.get("resourceVersion") not in (None, "", current["resourceVersion"]):
         why = "the object has been modified; please apply your changes to the latest version and try again"
@@ -94,7 +94,7 @@ def check_unconditional(target: RequestTarget, candidate: Json) -> None:
 
 @contextlib.contextmanager
 def refused_as_patch(patched_object: Json) -> Iterator[None]:
-    """A patch whose result cannot be decoded is an invalid patch, rather than a bad request."""
+    """Turn the error for a patched object that cannot be decoded into that for an invalid patch."""
     try:
         yield
     except Undecodable as problem:
@@ -103,7 +103,7 @@ def refused_as_patch(patched_object: Json) -> Iterator[None]:
 
 
 def isolated(target: RequestTarget, before: Json | None, candidate: Json) -> Json:
-    """What of a candidate this request may change: all but the status, or nothing but the status."""
+    """The object with only those changes that this request may make: all but the status, or only the status."""
     new = dict(candidate)
     if target.subresource == "status" and before:
         new = clone(before)
@@ -178,6 +178,6 @@ def count_generation(resource: Resource, before: Json | None, new: Json) -> None
 
 
 def same_owners(before: Json, new: Json) -> bool:
-    """Whether ownership is unchanged; times alone are no reason for a new version."""
+    """True if ownership is unchanged; changed times alone do not make a new version."""
     old, fresh = read_entries(before), read_entries(new)
     return {i: e.paths for i, e in old.items()} == {i: e.paths for i, e in fresh.items()}

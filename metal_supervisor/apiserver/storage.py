@@ -1,8 +1,8 @@
 """All objects, their versions and their recent history, in memory and in one SQLite file.
 
-Every write moves one counter, the resourceVersion, is committed before it is answered, and becomes a
-change that watchers of that kind are told about at once. History is bounded: who wants to resume from
-before it must list again. Objects in the store are never modified in place, so readers may keep them.
+Every write increments one counter, the resourceVersion, is committed before it is answered, and becomes a
+change that watchers of that kind get at once. History is bounded: a client that wants to resume from before
+it must list again. Objects in the store are never modified in place, so readers may keep them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HISTORY_CHANGES = 1000
 """Changes remembered per kind."""
 
 _LOCK_WAIT_S = 1.0
-"""How long a new server waits for a dying one to let go of the file."""
+"""Time that a new server waits for a dying one to release the file."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS objects (
@@ -47,7 +47,7 @@ class StoredChange:
     """ADDED, MODIFIED or DELETED."""
     obj: Json
     previous: Json | None
-    """What was there before, for selectors that the object enters or leaves."""
+    """The object before the write, for selectors that it enters or leaves."""
 
 
 class TooOld(Exception):
@@ -199,7 +199,7 @@ class ObjectStore:
             self._floor = self.version
 
     def restart_versions(self) -> None:
-        """Numbers everything anew from 1, as a cluster restored from elsewhere would."""
+        """Renumber everything from 1, as a cluster restored from elsewhere would."""
         with self.lock:
             self.version = 1
             for kind, name, obj in self.everything():

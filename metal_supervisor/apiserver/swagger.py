@@ -1,4 +1,4 @@
-"""OpenAPI v2: paths and their parameters, as kubectl asks of them for a `v1` List and old ones for everything.
+"""OpenAPI v2: paths and their parameters, which kubectl reads for a `v1` List, and old versions for everything.
 
 No definitions: clients that find none leave the checking of objects to the server. In protobuf the document has
 the field numbers of `openapiv2/OpenAPIv2.proto` in github.com/google/gnostic-models.
@@ -18,14 +18,14 @@ _ASKED_FOR = {
     **dict.fromkeys((_JSON, "application/*", "*/*", ""), _JSON),
     **dict.fromkeys((_PROTOBUF, "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"), _PROTOBUF),
 }
-"""The second name of the protobuf form is what kubectl says; it isn't valid as the type of an answer."""
+"""kubectl sends the second name of the protobuf form, which isn't valid as the type of an answer."""
 _PATCH, _REQUIRED_BODY = "patch", ("patch", "post", "put")
 _METHODS = {"get": 2, "put": 3, "post": 4, "delete": 5, "patch": 8}
 _BODY: Json = {"name": "body", "in": "body", "required": True, "schema": {"type": "object"}}
 
 
 def answer(registry: Registry, accept: str) -> tuple[bytes, str]:
-    """(body, content type) of `/openapi/v2` in the first form of an Accept header that we speak; 406 without one."""
+    """(body, content type) of `/openapi/v2` in the first supported form of an Accept header; 406 without one."""
     for offer in accept.split(","):
         kind = _ASKED_FOR.get(offer.partition(";")[0].strip())
         if kind:
@@ -70,7 +70,7 @@ def _operation(method: str, newer: Json) -> Json:
 
 
 def encoded(document: Json) -> bytes:
-    """What `document` makes, as a message `openapi.v2.Document`."""
+    """The result of `document` as a protobuf message `openapi.v2.Document`."""
     info = text(1, document["info"]["title"]) + text(2, document["info"]["version"])
     paths = [_named(path, _path(item)) for path, item in document["paths"].items()]
     return text(1, document["swagger"]) + message(2, info) + message(8, repeated(2, paths))

@@ -1,4 +1,4 @@
-"""Tables: the columns `kubectl get` prints.
+"""Tables: the columns that `kubectl get` prints.
 
 The server makes them, so that a client needs to know nothing about a kind: from the printer columns of
 its CRD, or from the list below for the built-in kinds, with the columns kubectl users know.
@@ -46,7 +46,7 @@ class Column:
 
 
 def table(resource: Resource, objects: Iterable[Json], metadata: Json, *, include: str, header: bool) -> Json:
-    """A `Table` of objects. `include` says how much of each object goes along: Metadata, Object or None."""
+    """A `Table` of objects. `include`: how much of each object is included, Metadata, Object or None."""
     columns = columns_of(resource)
     rows: list[Json] = []
     for obj in objects:

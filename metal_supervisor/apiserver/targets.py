@@ -1,4 +1,4 @@
-"""What a request is about, how a write is to be done, and what came of it."""
+"""Values of a request: its target, the options of a write, and the outcome."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .resources import Resource
 
 @dataclass(frozen=True)
 class RequestTarget:
-    """What a request is about."""
+    """Target of a request: a collection, an object or a subresource."""
 
     resource: Resource
     namespace: str
@@ -23,14 +23,14 @@ class RequestTarget:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """How a write is to be done."""
+    """Options of a write."""
 
     manager: str
     dry_run: bool = False
     field_validation: str = "Warn"
-    """`Strict`, `Warn` or `Ignore`: what happens to unknown fields before they are dropped."""
+    """`Strict`, `Warn` or `Ignore`: treatment of unknown fields before they are dropped."""
     force: bool = False
-    """Whether an apply may take fields from other managers."""
+    """Let an apply take fields from other managers."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,6 @@ class Outcome:
     """Result of a write."""
 
     obj: Json
-    """The object in the words of the resource, or its Scale."""
+    """The object in the form of the resource, or its Scale."""
     created: bool = False
     warnings: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """Times with microseconds, as Leases and Events have them: exactly six digits, kept in UTC.
 
-Anything else is no object at all for the real server, and it says so in the words of its language's library.
+A real server cannot decode an object with any other form, and answers with the error text of Go's library.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FIELDS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 
 def settle(kind: str, obj: Json) -> str:
-    """Puts the times of an object into their one form, in place; returns what is wrong with the first that has none."""
+    """Normalize the times of an object, in place; return the problem of the first that is invalid, "" if none is."""
     for *parents, name in _FIELDS.get(kind, ()):
         holder = section(obj, *parents)
         text = holder.get(name)
@@ -39,7 +39,7 @@ def settle(kind: str, obj: Json) -> str:
 
 
 def parse_problem(text: str) -> str:
-    """What is wrong with a text as such a time; empty when nothing is."""
+    """Go's error for a text that is no such time, "" if it is one."""
     rest = text
     for element, pattern in _PARTS:
         found = re.match(pattern, rest)

@@ -1,7 +1,7 @@
-"""What of a declaration cannot be owned: unknown fields, values of another kind, items that cannot be told apart.
+"""Check that all of a declaration can be owned: no unknown fields, wrong types, or items with the same key.
 
-The real server turns a declaration into a typed value before anything else, and what does not fit ends there, with
-status 500 and the words used here. What fits may still be refused by validation, as in any other write.
+The real server turns a declaration into a typed value before anything else, and refuses one that does not fit, with
+status 500 and the messages used here. Validation may still refuse one that fits, as in any other write.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SCALARS: dict[str, tuple[type, ...]] = {
 
 
 def check(schema: Json, declaration: Json, group_version: str) -> None:
-    """Raises ApiError 500 for a declaration that has no place in a schema."""
+    """Raise ApiError 500 for a declaration that does not fit a schema."""
     problems = list(_problems(schema, declaration, ()))
     if not problems:
         return

@@ -1,7 +1,7 @@
-"""Stored objects and what clients see of them.
+"""Conversion between stored objects and the form that clients see.
 
 A stored object belongs to a kind; a request belongs to one version of it. Between the two only the
-apiVersion changes, and for Events the names of some fields. Also here: the Scale face of a resource.
+apiVersion changes, and for Events the names of some fields. Also here: the Scale of a resource.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .resources import Resource, Scale
 
 
 def view(resource: Resource, stored: Json) -> Json:
-    """A stored object in the words of a resource. Shares structure with the stored one."""
+    """A stored object in the form of a resource. Shares structure with the stored one."""
     obj = events.to_newer(stored) if events.is_event(resource) and resource.group else stored
     if obj.get("apiVersion") == resource.group_version and obj.get("kind") == resource.kind:
         return obj
@@ -25,7 +25,7 @@ def view(resource: Resource, stored: Json) -> Json:
 
 
 def outgoing(resource: Resource, obj: Json) -> Json:
-    """A view as it leaves: what typed clients leave empty is null, absent or an empty object, kind by kind."""
+    """A view for an answer: fields that typed clients leave empty are null, absent or an empty object, by kind."""
     if resource.custom:
         return obj
     shown = dict(obj)

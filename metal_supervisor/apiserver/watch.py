@@ -1,7 +1,7 @@
 """Watches: the changes of a collection, as they happen, from a given version on.
 
-One thread per watch waits on the condition of its kind, so a change leaves within a millisecond and a
-quiet watch costs nothing. What a client misses it can fetch by resourceVersion, as far as history goes.
+One thread per watch waits on the condition of its kind, so a change is sent within a millisecond and a
+quiet watch costs nothing. A client can fetch changes that it missed by resourceVersion, as far as history goes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Subscription:
 
     target: RequestTarget
     name: str = ""
-    """The one object it is about, when a fieldSelector names it."""
+    """Name of the one object watched, if a fieldSelector names it."""
     closed: bool = field(default=False)
-    """Set by whoever wants it to end; then wake the condition of its kind."""
+    """Set it to end the watch, then wake the condition of its kind."""
 
 
 def check_query(target: RequestTarget, query: Mapping[str, str]) -> None:
-    """400 for parameters that make no sense, while there is still a status line to say so with."""
+    """Raise ApiError 400 for bad parameters, while the status line can still be sent."""
     selection(target, query)
     for name in ("resourceVersion", "timeoutSeconds"):
         number(query, name)
@@ -86,7 +86,7 @@ class Watcher:
                 return
 
     def _next_bookmark(self, ends_s: float) -> float:
-        """When the next one is due: after a pause, and once more a moment before the end, for whoever resumes."""
+        """Time of the next bookmark: after a pause, and once more just before the end, for clients that resume."""
         now_s, last_s = time.monotonic(), ends_s - _LAST_BOOKMARK_S
         return min(now_s + self._bookmark_s, last_s) if now_s < last_s else now_s + self._bookmark_s
 
@@ -95,7 +95,7 @@ class Watcher:
     ) -> tuple[int | None, list[bytes]]:
         """First lines and the version they bring the client to; None when the watch ends here."""
         wanted, initial = number(query, "resourceVersion"), flag(query, "sendInitialEvents")
-        # Who starts with the present state and takes bookmarks is told where that state ends, asked for or not.
+        # A client that gets the present state and accepts bookmarks gets one at the end of it, even unasked.
         told = initial or ("sendInitialEvents" not in query and flag(query, "allowWatchBookmarks"))
         with self._store.lock:
             floor = self._store.floor(target.resource.storage_key)
@@ -151,7 +151,7 @@ class _Stream:
                 yield self.line(kind, obj)
 
     def _type(self, change: StoredChange, obj: Json) -> str | None:
-        """The change as seen through the selectors: an object may enter or leave the selection."""
+        """Type of the change within the selection, which an object may enter or leave; None if it stays outside."""
         was_in = change.previous is not None and self.test(view(self._target.resource, change.previous))
         if change.type == "DELETED":
             return "DELETED" if was_in else None
@@ -166,7 +166,7 @@ class _Stream:
         return encode({"type": kind, "object": shaped}) + b"\n"
 
     def bookmark(self, version: int, *, initial_end: bool = False) -> bytes:
-        """An event that carries nothing but a version."""
+        """A BOOKMARK event, which carries nothing but a version."""
         metadata: Json = {"resourceVersion": str(version)}
         if initial_end:
             metadata["annotations"] = {"k8s.io/initial-events-end": "true"}
@@ -177,5 +177,5 @@ class _Stream:
         return encode({"type": "BOOKMARK", "object": obj}) + b"\n"
 
     def error(self, problem: ApiError) -> bytes:
-        """The event that ends a watch which cannot go on."""
+        """The ERROR event that ends a watch which cannot continue."""
         return encode({"type": "ERROR", "object": problem.status()}) + b"\n"

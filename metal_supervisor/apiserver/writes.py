@@ -1,8 +1,8 @@
 """Create, update, patch and apply: one path for every write.
 
 A write is a candidate object and the object it replaces. Whatever made the candidate, the same steps
-follow: is it meant for this object, what may this request change, is it well-formed, who owns what,
-did anything change at all. Only then is it stored, or not, for a dry run.
+follow: preconditions, the part that this request may change, validation, field ownership, and a check
+that anything has changed at all. Only then is it stored, unless it is a dry run.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Writer:
             taken = name and self._store.get(resource.storage_key, (target.namespace, name))
             if candidate["metadata"].get("resourceVersion"):
                 raise ApiError(500, "", "resourceVersion should not be set on objects to be created")
-            # What is wrong with an object is said before the name is found to be taken.
+            # Problems of an object come before the conflict over a name that is taken.
             trial = replace(options, dry_run=True) if taken else options
             outcome = self._write(replace(target, name=name), None, candidate, None, trial)
             if taken:
@@ -95,7 +95,7 @@ class Writer:
             return outcome
 
     def update(self, target: RequestTarget, body: Json, options: WriteOptions) -> Outcome:
-        """PUT of an object, its status or its scale; of some kinds it creates what isn't there."""
+        """PUT of an object, its status or its scale; for some kinds it creates a missing object."""
         with self._store.lock:
             key = (target.namespace, target.name)
             missing = self._store.get(target.resource.storage_key, key) is None
@@ -182,7 +182,7 @@ class Writer:
             raise forbidden(resource.group, resource.plural, name, why, [{**cause, "field": "metadata.namespace"}])
 
     def _addressed(self, target: RequestTarget, body: Json) -> Json:
-        """A body checked against the address it was sent to, with a complete address of its own."""
+        """Check a body against the path it was sent to; return it with its namespace and name filled in."""
         resource = target.resource
         check_type(resource, body)
         raw = body.get("metadata")
@@ -220,7 +220,7 @@ class Writer:
         options: WriteOptions,
     ) -> Outcome:
         resource = target.resource
-        # Defaults are put in place, and who asked for what is looked at afterwards.
+        # Defaults are filled in in place, and what the client asked for is needed afterwards.
         asked = clone(candidate) if resource.kind == "Service" else candidate
         before = view(resource, previous) if previous else None
         sent = candidate["metadata"]
@@ -293,14 +293,14 @@ class Writer:
         return view(resource, stored)
 
     def install(self, crd: Json) -> None:
-        """Serves what a stored CRD defines."""
+        """Serve the resources that a stored CRD defines."""
         spec = crd["spec"]
         self._registry.install(spec["group"], spec["names"]["plural"], from_crd(crd))
         self._store.wake_all()
 
 
 def _status_problems(resource: Resource, new: Json) -> list[Problem]:
-    """A write of the status is judged by it alone, and the texts name fields from there."""
+    """Problems of the status alone, for a write of the status; the fields they name begin at it."""
     schema = child_schema(resource.schema, "status") or {}
     found = validate(schema, new["status"]) if "status" in new else []
     found += cel.problems(schema, new.get("status"), found)
