@@ -1,4 +1,4 @@
-"""Files and ports that an engine may use, as data: composed with its command line, because both name the same paths."""
+"""Files and ports that an engine may use, as data: composed with its command line, because both have the same paths."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Access:
-    """All that the operating system leaves an engine; paths are absolute."""
+    """All files and ports that an engine may use; paths are absolute."""
 
     execute: tuple[str, ...] = ()
-    """Programs it may be, and may start."""
+    """Programs it may be executed from, and may start."""
     libraries: tuple[str, ...] = ()
     """Directories of its own code."""
     read: tuple[str, ...] = ()
-    """Its model and what belongs to it: files or directories, by their real paths."""
+    """Its model and auxiliary files: files or directories, by their real paths."""
     write: tuple[str, ...] = ()
     """Directories of its own, by their real paths."""
     bind: tuple[int, ...] = ()
@@ -22,6 +22,6 @@ class Access:
     connect: tuple[int, ...] = ()
     """TCP ports it may connect to."""
     list: tuple[str, ...] = ()
-    """Directories of which it may know the names, and not read what they name."""
+    """Directories whose entries it may list, but not read."""
     python: bool = False
     """It is run by an interpreter, which is among `execute`."""

@@ -5,7 +5,7 @@ MPTCP, Fast Open, Unix sockets by path, metadata of files, limits and memory of 
 profile. Standard library only: the launcher runs it under `-I -S`, and a start waits for it (2.7 ms of it for ctypes).
 
 A policy is a dict of lists: `execute` and `libraries` (the engine's own files, resolved at the moment of the start),
-`read` and `write` (judged before; each has to be its own real path still), `list` (names in a directory only),
+`read` and `write` (checked before; each must still be its own real path), `list` (names in a directory only),
 `bind` and `connect` (TCP ports), and on macOS `profile` with `parameters`.
 """
 
@@ -37,10 +37,10 @@ SYSTEM_READS = (
     "/proc/cpuinfo", "/proc/meminfo", "/proc/self", "/sys/devices/system/cpu", "/sys/devices/system/node",
     "/dev/urandom",
 )  # fmt: skip
-"""What programs read of a Linux system while they start. Nothing of a user is in it."""
+"""System files that programs read on Linux while they start. No user's files are among them."""
 LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-musl-x86_64.so.1")
 
-# x86-64. Refused to every engine; the reason is the line above each group.
+# x86-64 system calls refused to every engine; the line above each group is the reason.
 REFUSED = (
     # metadata of files, which Landlock does not govern: chmod, chown, times, extended attributes
     90, 91, 268, 452, 92, 93, 94, 260, 132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 463, 466, 469,
@@ -54,12 +54,12 @@ REFUSED = (
     164, 227, 305, 159,
     # what processes share without a file: System V memory, semaphores and messages, POSIX message queues
     29, 30, 31, 67, 64, 65, 66, 220, 68, 69, 70, 71, 240, 241, 242, 243, 244, 245,
-    # watches, which would tell the names of files that cannot be listed: inotify, fanotify
+    # watches, which would reveal the names of files that cannot be listed: inotify, fanotify
     254, 300, 301,
 )  # fmt: skip
-ABSENT = (425, 426, 427, 435)  # io_uring, which passes by seccomp; clone3, whose flags it cannot see
+ABSENT = (425, 426, 427, 435)  # io_uring, which bypasses seccomp; clone3, whose flags it cannot see
 LAST_JUDGED = 469
-"""Calls of later kernels are answered as by a kernel that has not got them."""
+"""Highest system call known here. Later ones are answered as by a kernel without them."""
 SOCKET, SENDTO, SENDMSG, SENDMMSG, CLONE, SETPRIORITY, PRLIMIT = 41, 44, 46, 307, 56, 141, 302
 FASTOPEN, NAMESPACES = 0x20000000, 0x7E020080
 ARCH_X86_64, X32 = 0xC000003E, 0x40000000
@@ -75,7 +75,7 @@ class ConfinementError(RuntimeError):
 
 
 def _argument(number: int) -> int:
-    """Offset of the low half of a call's argument in what the filter sees."""
+    """Offset of the low half of a call's argument in `seccomp_data`, the filter's input."""
     return 16 + 8 * number
 
 
@@ -83,7 +83,7 @@ def seccomp_filter() -> list[tuple[int, int, int, int]]:
     """The filter as (code, jump if true, jump if false, value)."""
 
     def only(call: int, argument: int, mask: int, allowed: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
-        """Refuse a call unless the masked argument is one of `allowed`; otherwise go on behind this block."""
+        """Refuse a call unless the masked argument is one of `allowed`; otherwise continue after this block."""
         tests = [(EQUAL, len(allowed) - index, 0, value) for index, value in enumerate(allowed)]
         body = [(LOAD, 0, 0, _argument(argument)), (AND, 0, 0, mask), *tests, (RETURN, 0, 0, REFUSE)]
         return [(LOAD, 0, 0, 0), (EQUAL, 0, len(body), call), *body]
@@ -138,9 +138,9 @@ class Ruleset:
         self._fd = _call(CREATE_RULESET, head, ctypes.c_size_t(len(head)), 0)
 
     def path(self, path: str, rights: int, judged: bool) -> None:
-        """Allow something below a path. A `judged` one must lead where it led when it was judged.
+        """Grant rights below a path. A `judged` path must still be its own real path.
 
-        Raises ConfinementError. What is missing of the system is nothing that could be allowed.
+        Raises ConfinementError. System paths that do not exist are skipped.
         """
         try:
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -162,7 +162,7 @@ class Ruleset:
         _call(ADD_RULE, self._fd, RULE_PORT, struct.pack("=QQ", right, port), 0)
 
     def restrict(self) -> None:
-        """Put it in force, with the filter of system calls."""
+        """Enforce the ruleset and the system call filter on this process."""
         library = ctypes.CDLL(None, use_errno=True)
         program = b"".join(struct.pack("=HBBI", *each) for each in seccomp_filter())
         area = ctypes.create_string_buffer(program, len(program))
@@ -227,7 +227,7 @@ class Profile:
         self._values = [part.encode() for pair in sorted(values.items()) for part in pair]
 
     def restrict(self) -> None:
-        """Put it in force. Raises ConfinementError with what Seatbelt says."""
+        """Enforce the profile on this process. Raises ConfinementError with Seatbelt's message."""
         function = ctypes.CDLL("/usr/lib/libsandbox.1.dylib").sandbox_init_with_parameters
         function.argtypes = [
             ctypes.c_char_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_char_p)
@@ -251,9 +251,9 @@ def _prepare_darwin(policy: dict[str, object]) -> Profile:
 
 
 def prepare(policy: dict[str, object]) -> Ruleset | Profile:
-    """Everything that may fail, with nothing in force yet; `restrict` of it is the last thing before `execve`.
+    """The ruleset or profile of a policy, not yet in force. Its `restrict` is the last step before `execve`.
 
-    Raises ConfinementError.
+    As much as possible of what may fail is done here. Raises ConfinementError.
     """
     if sys.platform == "darwin":
         return _prepare_darwin(policy)

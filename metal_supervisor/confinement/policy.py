@@ -1,4 +1,4 @@
-"""The policy in a spec file: what `enforce` is given of an engine's access, on this kind of system."""
+"""The policy in a spec file: an engine's access in the form that `enforce` takes on this platform."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ POLICY_FORMAT = 1
 
 
 def policy(access: Access, platform: str, home: str) -> dict[str, Any]:
-    """JSON of the policy. `platform`: as `sys.platform`; `home`: the user's, which a Mac's profile closes by name."""
+    """JSON of the policy. `platform`: as `sys.platform`; `home`: the user's, which a Mac's profile denies."""
     if platform == "darwin":
         text, parameters, resolved = seatbelt.profile(access, home)
         return {"format": POLICY_FORMAT, "profile": text, "parameters": parameters, "resolved": resolved}

@@ -1,8 +1,8 @@
-"""A trial of confinement on this machine: does an engine serve under its policy, and does the policy hold?
+"""Trial of confinement on this machine: an engine must serve under its policy, and the policy must hold.
 
 A tenant's crash must not decide that, and a profile that is wrong for one release of macOS must not stop every model of
-a Mac. So each build of an engine is started once with a model that is shipped, by the real launcher, under the policy
-that its services would get; what came of it is kept for this build, this system and this release of ours.
+a Mac. So each build of an engine is started once with a shipped model, by the real launcher, under the policy that its
+services would get; the outcome is kept for this build, this system and this release of metal-supervisor.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class TrialVerdict:
 
     works: bool
     why: str = ""
-    """What went wrong, "" if it works."""
+    """Reason of the failure, "" if it works."""
     slow: bool = False
-    """It only took too long, which another trial may not: it is not kept over a restart."""
+    """True if the trial only timed out, which another may not: the verdict is not kept over a restart."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """An engine as its services would be started, with a shipped model."""
+    """An engine as it would be started for a service, with a shipped model."""
 
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
@@ -82,7 +82,7 @@ def free_port() -> int:
 
 
 def key_of(build: str) -> str:
-    """The key under which the outcome for a build is kept."""
+    """Key of the outcome for a build."""
     return "|".join((build, platform.system(), platform.release(), platform.version(), __version__))
 
 
@@ -98,7 +98,7 @@ class Trials:
     def look(self, build: str, trial: Callable[[Path, int], Trial]) -> TrialVerdict | None:
         """The outcome for a build, None while it is being tried.
 
-        `trial`: (scratch directory, port) -> what to start.
+        `trial`: (scratch directory, port) -> the engine to start.
         """
         key = key_of(build)
         with self._lock:
@@ -141,7 +141,7 @@ class Trials:
 
 
 def try_out(make: Callable[[Path, int], Trial], launcher: Path) -> TrialVerdict:
-    """Start an engine under its policy and ask it something; then have the policy itself tested."""
+    """Test the policy itself with a program that tries to break it; then start the engine under it and query it."""
     with tempfile.TemporaryDirectory(prefix="metal-supervisor-") as made:
         base = Path(made).resolve()
         for name in ("specs", "runs", "scratch"):
@@ -156,7 +156,7 @@ def try_out(make: Callable[[Path, int], Trial], launcher: Path) -> TrialVerdict:
 def launcher_command(
     base: Path, launcher: Path, argv: Sequence[str], env: Mapping[str, str], access: Access
 ) -> list[str]:
-    """The command of the launcher on a spec of its own."""
+    """Launcher command line for a spec that is written to `base`."""
     spec: dict[str, Any] = {
         "format": 1, "program": "probe", "argv": list(argv), "env": dict(env), "cwd": str(base / "scratch"),
         "host": "127.0.0.1", "port": access.bind[0], "supervisor_log": str(base / "none"), "shared": True,
@@ -168,7 +168,7 @@ def launcher_command(
 
 
 def _leak(base: Path, launcher: Path, access: Access) -> str:
-    """What a program can do in spite of the policy, "" if nothing; the policy is that of a Python engine."""
+    """Violations that a Python program achieves under the policy, or its failure to start; "" if the policy holds."""
     real = Path(os.path.realpath(sys.executable))
     own = Access(
         execute=(sys.executable, str(real)), libraries=(sys.prefix, str(real.parent.parent)), write=access.write,
@@ -210,7 +210,7 @@ def _serves(base: Path, launcher: Path, trial: Trial) -> TrialVerdict:
 
 
 def _answers(trial: Trial) -> bool:
-    """One question after the engine's health, and the smallest request of its mode."""
+    """True if the engine is healthy, loads the model if one is attached, and answers its mode's smallest request."""
     try:
         if _ask(trial.port, "GET", trial.probe.path, "") != 200:
             return False

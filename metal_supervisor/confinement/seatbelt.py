@@ -1,8 +1,8 @@
-"""The Seatbelt profile of an engine: generated text that holds only indices, and every path as a parameter.
+"""The Seatbelt profile of an engine: generated text without any path; paths are parameters, referenced by index.
 
 Assembled from published profiles and reports, and untested on a Mac until the acceptance script has run there
-(docs/mac-acceptance.md). The last rule that matches wins, so what the imported system profile allows too much of is
-denied behind the import.
+(docs/mac-acceptance.md). The last matching rule wins, so excessive permissions of the imported system profile are
+denied after the import.
 """
 
 from __future__ import annotations
