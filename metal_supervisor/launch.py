@@ -1,10 +1,10 @@
-"""Turns an immutable spec file into a running engine, with the pid that supervisord knows.
+"""The launcher: turn an immutable spec file into a running engine, with the pid that supervisord knows.
 
 Nothing a user wrote may reach supervisord's ini, so a program section only names this launcher and a
-JSON spec; argv and environment come from there and go to `execve` byte for byte. On the way the
-launcher does what only the moment of starting can do: clean the environment, refuse a taken port,
-hold a crash loop, and stand in for an engine that outlived a killed supervisord, so that there are
-never two copies of a model.
+JSON spec; argv and environment come from there and go to `execve` byte for byte. Before that the launcher
+does the work that belongs to the moment of the start: clean the environment, refuse a taken port, hold a
+crash loop, and stand in for an engine that outlived a killed supervisord, so that there are never two
+copies of a model.
 
 Run as `python -I -S launch.py SPEC`; standard library only, because every start waits for it.
 Exit codes: 75 not now (held, or port taken), 77 cannot be confined, 78 bad or revoked spec, 126/127 the engine cannot
@@ -35,11 +35,11 @@ FIRST_HOLD_S, LONGEST_HOLD_S, FORGET_AFTER_S = 10.0, 300.0, 600.0
 LOG_TAIL_BYTES = 65536
 ANSWER_WAIT_S = 0.2
 UNHELD: dict[str, object] = {"starts": [], "not_before": 0.0, "held_after": 0}
-"""The part of a note that remembers crashes, with none."""
+"""The crash fields of a note, without crashes."""
 # Below the 30 s after which supervisord would kill the stand-in, and leave the engine.
 STAND_IN_KILL_AFTER_S = 25
 MARK = "METAL_SUPERVISOR_ENGINE"
-"""Variable with the path of an engine's spec: by it the engine is found whatever file is lost, and its children."""
+"""Variable with the path of an engine's spec: it identifies the engine and its children even if every file is lost."""
 # What an engine may inherit. Everything else of supervisord's environment stays behind: LLAMA_ARG_* would
 # reconfigure every server, and SUPERVISOR_SERVER_URL would let a server stop its siblings.
 INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ")
@@ -79,7 +79,7 @@ DARWIN = {
 
 
 def _darwin(name: str, *arguments: object) -> int:
-    """Calls one of those functions, declared: an undeclared argument would be passed as a C int."""
+    """Call one of those functions with declared types: an undeclared argument would be passed as a C int."""
     import ctypes  # 8 ms, and only here
 
     function = getattr(ctypes.CDLL(None), name)
@@ -127,7 +127,7 @@ def _is_variable(name: object, value: object) -> bool:
 
 
 def read_note(path: str) -> dict[str, object]:
-    """The note of earlier starts; an unreadable one counts as none, because it only remembers."""
+    """The note of earlier starts. An unreadable note counts as none: it is only history."""
     try:
         with open(path, encoding="utf-8") as file:
             note = json.load(file)
@@ -135,7 +135,7 @@ def read_note(path: str) -> dict[str, object]:
         return {}
     if not isinstance(note, dict) or not isinstance(note.get("format"), int):
         return {}
-    return note  # of a newer format too: it is about a process that runs, and each field is checked where it is used
+    return note  # even of a newer format: the process runs, and each field is checked where it is used
 
 
 def _number(value: object) -> float:
@@ -156,15 +156,15 @@ def write_note(path: str, note: dict[str, object]) -> None:
 
 
 def environment(spec_env: dict[str, str], inherited: dict[str, str], spec_path: str) -> dict[str, str]:
-    """A clean environment: the few inherited names (and locale), what the spec says, and which spec that is."""
+    """A clean environment: the few inherited names (and locale), the spec's own, and MARK with the spec's path."""
     kept = {name: value for name, value in inherited.items() if name in INHERITED or name.startswith("LC_")}
     return {**kept, **spec_env, MARK: spec_path}
 
 
 def holder_of(port: int, host: str) -> str | None:
-    """None if the port can be bound and nobody answers on it, else what the system says.
+    """Reason why the port is taken, None if it can be bound and no server answers on it.
 
-    Both are asked, because BSD lets `127.0.0.1:p` be bound beside somebody else's `*:p`.
+    Both are checked, because BSD allows to bind `127.0.0.1:p` beside another process's `*:p`.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -177,14 +177,15 @@ def holder_of(port: int, host: str) -> str | None:
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.settimeout(ANSWER_WAIT_S)
         answered = probe.connect_ex((target, port)) == 0
-        # A port of the system's own range may be given to this very probe, which then talks to itself.
+        # The system may assign an ephemeral port to the probe itself, which then connects to itself.
         return "another server answers there" if answered and probe.getsockname() != probe.getpeername() else None
 
 
 def last_words(log: str, program: str) -> str:
-    """supervisord's last word on how the program ended: `stopped` (on request), `exited` (by itself) or "".
+    """The program's last exit in supervisord's log: `stopped` (on request), `exited` (by itself) or "" without one.
 
-    A supervisord that was restarted since (SIGHUP) had it stopped, whatever it says: our sidecar is quicker than it.
+    Always `stopped` if supervisord was restarted since (SIGHUP): the sidecar then ends the engines before supervisord
+    does, which logs that as `exited`.
     """
     try:
         with open(log, "rb") as file:
@@ -229,12 +230,12 @@ def survivor(note: dict[str, object]) -> int:
 
 
 def kill_engine(pid: int, started: str) -> None:
-    """KILL to exactly this process, if it is still there."""
+    """Send KILL to exactly this process, if it still exists."""
     if started and start_time(pid) == started:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
-            pass  # it ended by itself at this very moment
+            pass  # it has just exited by itself
 
 
 def _group_members(group: int) -> list[int]:
@@ -279,10 +280,10 @@ def _environment_of(pid: int) -> bytes:
 
 
 def sweep_group(pid: int, specs: str) -> list[int]:
-    """KILL to what an engine that is gone has left behind in its process group; the pids of that.
+    """Send KILL to the processes that a dead engine left in its process group; returns their pids.
 
-    An engine leads a group of its own. Its number may have been given to strangers since, so only what carries
-    the mark of the program is ended; `specs` is how the paths of its specs begin, up to the digest.
+    An engine leads a group of its own. The group's number may have been reused since, so only processes with the
+    program's MARK are killed; `specs` is the common prefix of the paths of its specs, up to the digest.
     """
     if pid <= 1 or start_time(pid):
         return []
@@ -291,7 +292,7 @@ def sweep_group(pid: int, specs: str) -> list[int]:
     except ProcessLookupError:
         return []
     except PermissionError:
-        pass  # a Mac says so of zombies
+        pass  # as macOS reports for zombies
     mark = re.compile(re.escape(f"{MARK}={specs}".encode()) + rb"\.[0-9a-f]+\.json(\0|$)")
     left = [each for each in _group_members(pid) if mark.search(_environment_of(each))]
     for each in left:
@@ -300,9 +301,9 @@ def sweep_group(pid: int, specs: str) -> list[int]:
 
 
 def represent(pid: int, started: str) -> None:
-    """Makes this process pass signals on to an engine that is not its child.
+    """Make this process forward signals to an engine that is not its child.
 
-    supervisord's last resort would kill the stand-in and miss the engine, so the stand-in has one of its own.
+    supervisord's KILL would hit the stand-in and miss the engine, so the stand-in sends its own before that.
     """
 
     def forward(signum: int, _frame: object) -> None:
@@ -349,25 +350,25 @@ def wait_for_exit(pid: int, started: str) -> None:
     except OSError as error:
         if error.errno == errno.ESRCH:
             return
-    while start_time(pid) == started:  # no way to be told
+    while start_time(pid) == started:  # no notification: poll
         time.sleep(0.5)
 
 
 def say(text: str) -> None:
-    """One line into the program's own log."""
+    """Write one line to the program's own log."""
     sys.stderr.write(f"{SAYS}{text}\n")
     sys.stderr.flush()
 
 
 def note_path(spec_path: str) -> str:
-    """Where the note of a program is: beside the specs, under the program's name."""
+    """Path of a program's note: beside the specs, under the program's name."""
     specs, name = os.path.split(spec_path)
     program = name.rpartition(".")[0].rpartition(".")[0]
     return os.path.join(os.path.dirname(specs), "runs", f"{program}.json")
 
 
 def enter(directory: str, spec_path: str) -> None:
-    """Makes a directory the current one; an engine's own, in `scratch/` beside the specs, is made anew and empty."""
+    """Change to a directory. An engine's own, in `scratch/` beside the specs, is made anew and empty."""
     parent, name = os.path.split(directory)
     if parent == os.path.join(os.path.dirname(os.path.dirname(spec_path)), "scratch") and name not in ("", ".", ".."):
         try:
@@ -387,7 +388,7 @@ def enter(directory: str, spec_path: str) -> None:
 
 
 def refuse(run: str, note: dict[str, object], reason: str, text: str, line: str) -> None:
-    """Tell why the engine is not started: in the note for our other programs, and as a line of its log."""
+    """Report why the engine is not started: in the note for our other programs, and on a line of its log."""
     write_note(run, {**note, "refused": reason, "refused_message": text})
     say(line)
 
@@ -397,7 +398,7 @@ def main(path: str) -> int:
     spec_file, run = os.path.basename(path), note_path(path)
     note, now = read_note(run), time.time()
     kept = {"format": FORMAT, "spec": spec_file, "launcher_pid": os.getpid()}
-    if pid := survivor(note):  # before any spec is read: another release may have written it
+    if pid := survivor(note):  # before the spec is read, which another release may have written
         started = str(note["started"])
         represent(pid, started)  # first of all: a TERM from now on is for the engine
         write_note(run, {**note, "launcher_pid": os.getpid(), "refused": "", "refused_message": ""})
@@ -427,7 +428,7 @@ def main(path: str) -> int:
     port, host = int(spec["port"]), str(spec["host"])  # type: ignore[call-overload]
     if reason := "" if spec.get("shared") is True else holder_of(port, host):
         text = f"port {port} on {host} cannot be bound: {reason}"
-        # The pause after a crash was sat out: it must not begin anew when the port is free.
+        # The pause after a crash is over: it must not begin anew once the port is free.
         passed = {"not_before": not_before, "held_after": len(starts) if not_before else 0}
         refuse(run, {**idle, **passed}, "PortInUse", text, text)
         return EXIT_NOT_NOW
