@@ -1,8 +1,8 @@
-"""One Mac's own credential: the token of a ServiceAccount, made once by an administrator, then renewed by the Mac.
+"""A Mac's own credential: a ServiceAccount token, created once by an administrator, then renewed by the Mac.
 
-An administrator's kubeconfig has no place on a Mac that anybody may pick up, and a token for ever cannot be
-taken back. So `metal-supervisor kubeconfig` asks the API for a token of the Mac's own account, and the Mac
-asks for the next one when two thirds of its life are over. No token is printed, logged or part of an error.
+An administrator's kubeconfig does not belong on a Mac that may be stolen, and a token that never expires cannot be
+revoked. So `metal-supervisor kubeconfig` requests a token for the Mac's own account, and the Mac requests the next one
+after two thirds of its lifetime. No token is printed, logged or part of an error.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import write_atomic
 
 SHORTEST_S, LONGEST_S = 600, 2**32
-"""What the API accepts as the life of a token."""
+"""Lifetimes of a token that the API accepts."""
 FRESH = 2 / 3
-"""Share of a token's life after which it is renewed: a Mac may sleep through the last third."""
+"""Share of a token's lifetime after which it is renewed: a Mac may sleep through the last third."""
 LOOK_AGAIN_S = 3600.0
 RETRY_S, LONGEST_RETRY_S = 60.0, 900.0
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class AccountError(Exception):
-    """There is no credential; the message names what is wrong and what to do, and holds no secret."""
+    """A credential could not be created or used; the message says what to do, and holds no secret."""
 
 
 # ── tokens ───────────────────────────────────────────────────────────────────────────────────────
@@ -46,7 +46,7 @@ class AccountError(Exception):
 
 @dataclass(frozen=True)
 class Token:
-    """A ServiceAccount's token and what it says of itself, which nobody has verified."""
+    """A ServiceAccount's token with its claims, which are not verified."""
 
     text: str = field(repr=False)
     namespace: str
@@ -62,7 +62,7 @@ class Token:
 
 
 def read_token(text: str) -> Token | None:
-    """The token of a ServiceAccount that expires; None for anything else."""
+    """Parse a ServiceAccount's token that expires; None for anything else."""
     text = text.strip()
     parts = text.split(".")
     try:
@@ -77,7 +77,7 @@ def read_token(text: str) -> Token | None:
 
 
 def request_token(kube: Kube, namespace: str, account: str, life_s: float) -> Token:
-    """A new token of that account. Raises KubeError, or AccountError if what came is none."""
+    """Request a new token for an account. Raises KubeError, or AccountError if the answer holds none."""
     body: Json = {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",
@@ -92,7 +92,7 @@ def request_token(kube: Kube, namespace: str, account: str, life_s: float) -> To
 
 
 def utc(seconds: float) -> str:
-    """`2026-11-21T01:45:00Z`."""
+    """Format a Unix time as `2026-11-21T01:45:00Z`; one that is out of range as a plain number."""
     try:
         return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (ValueError, OverflowError, OSError):
@@ -104,12 +104,12 @@ def utc(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class TokenOrder:
-    """What `metal-supervisor kubeconfig` was asked for."""
+    """Arguments of `metal-supervisor kubeconfig`."""
 
     source: Path
     """The administrator's kubeconfig."""
     context: str
-    """Within it; "" for the current one."""
+    """Context in it, "" for the current one."""
     server: str
     """URL by which the Mac reaches the API; "" for the administrator's."""
     namespace: str
@@ -124,7 +124,7 @@ class TokenOrder:
 
 
 def duration_s(text: str) -> float:
-    """`720h`, `30d`, `45m` in seconds. Raises AccountError."""
+    """Parse `720h`, `30d` or `45m` into seconds. Raises AccountError."""
     found = re.fullmatch(r"(\d{1,10})([smhd])", text.strip())
     seconds = int(found[1]) * UNITS[found[2]] if found else 0
     if not SHORTEST_S <= seconds <= LONGEST_S:
@@ -133,9 +133,9 @@ def duration_s(text: str) -> float:
 
 
 def create(order: TokenOrder) -> list[str]:
-    """Writes kubeconfig and token file, tries them with one request, and returns what to tell the user.
+    """Write kubeconfig and token file, try them with one request, and return the lines to print.
 
-    Raises AccountError or BadKubeconfig; if the trial is what failed, the files are there.
+    Raises AccountError or BadKubeconfig; if only the trial failed, the files are written.
     """
     _check(order)
     kube = Kube(order.source, order.context)
@@ -191,7 +191,7 @@ def _check(order: TokenOrder) -> None:
 
 
 def _explained(error: KubeError, order: TokenOrder) -> AccountError:
-    """The refusal of a token, with what an administrator does about it."""
+    """AccountError for a refused token request, with advice for the administrator."""
     where = f'in namespace "{order.namespace}"'
     if error.code == 404:
         return AccountError(
@@ -204,7 +204,10 @@ def _explained(error: KubeError, order: TokenOrder) -> AccountError:
 
 
 def _content(order: TokenOrder, chosen: Chosen, server: str) -> Json:
-    """The kubeconfig: the administrator's cluster, the Mac's user. The token file is named relative to it."""
+    """Content of the kubeconfig: the administrator's cluster, the Mac's user, and the token file's relative path.
+
+    Raises BadKubeconfig if the certificate-authority cannot be read.
+    """
     names = ("certificate-authority-data", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
     cluster: Json = {"server": server, **{name: chosen.cluster[name] for name in names if chosen.cluster.get(name)}}
     if chosen.cluster.get("certificate-authority") and "certificate-authority-data" not in cluster:
@@ -225,7 +228,7 @@ def _content(order: TokenOrder, chosen: Chosen, server: str) -> Json:
 
 
 def _tried(order: TokenOrder, server: str) -> list[str]:
-    """What one request with the new credential tells. Raises AccountError if it does not work."""
+    """Try the new credential with one request, and return the lines to print. Raises AccountError if it fails."""
     kept = f"the files are written, and stay: {order.output}"
     try:
         kube = Kube(order.output)
@@ -254,21 +257,21 @@ def _tried(order: TokenOrder, server: str) -> list[str]:
 
 
 class Renewal:
-    """Keeps the token file of a kubeconfig young. For one thread; raises nothing.
+    """Renewal of the token in a kubeconfig's token file. For one thread; raises nothing.
 
-    Where the kubeconfig has no token file, or another's token in it, there is nothing to do here.
+    Does nothing if the kubeconfig has no token file, or if that holds no ServiceAccount token that expires.
     """
 
     def __init__(self, kubeconfig: Path, context: str, kube: Kube, clock: Callable[[], float] = time.time) -> None:
-        """`kube`: the login of the same kubeconfig, which reads a replaced token file by itself."""
+        """`kube`: client of the same kubeconfig; it reads a replaced token file by itself."""
         self._kubeconfig, self._context, self._kube, self._clock = kubeconfig, context, kube, clock
         self._failures = 0
         self._not_before = -math.inf
         self.problem = ""
-        """Why the token is not renewed and until when it holds, "" if all is well; for /status and `doctor`."""
+        """Reason why the token is not renewed, and its expiry; "" if all is well. For /status and `doctor`."""
 
     def _current(self) -> tuple[Path, Token] | None:
-        """The token file and the token in it."""
+        """Token file and the token in it; None if there is none to renew."""
         try:
             chosen = credentials.choose(self._kubeconfig, self._context)
             if not chosen.user.get("tokenFile"):
@@ -280,7 +283,7 @@ class Renewal:
         return (path, token) if token else None
 
     def due_s(self, now: float) -> float:
-        """Seconds until there is something to do, 0.0 if it is time; an hour at most, as files get replaced."""
+        """Seconds until the token is due, 0.0 if it is; at most an hour, because the files may be replaced."""
         found = self._current()
         if found is None:
             return LOOK_AGAIN_S
@@ -290,7 +293,7 @@ class Renewal:
         return now + self._kube.clock_offset_s
 
     def step(self) -> float:
-        """Renews the token if it is time; returns after how many seconds to call this again. May take seconds."""
+        """Renew the token if it is due; return the seconds until the next call. May take seconds."""
         pause_s = self._not_before - time.monotonic()
         if pause_s > 0:
             return min(pause_s, LONGEST_RETRY_S)
@@ -308,7 +311,7 @@ class Renewal:
         return max(1.0, self.due_s(self._clock()))
 
     def _renewed(self, path: Path, old: Token) -> str:
-        """Puts a new token in the file's place; why that was not possible, "" if it was."""
+        """Replace the token file with a new token. Returns the reason why that failed, or "" if it did not."""
         try:
             new = request_token(self._kube, old.namespace, old.account, old.expires - old.issued)
             if new.expires <= old.expires:
@@ -335,7 +338,7 @@ class Renewal:
 
 
 def order_from(arguments: Any) -> TokenOrder:
-    """The order that the command line gives. Raises AccountError."""
+    """Build the order from the command line's arguments. Raises AccountError."""
     return TokenOrder(
         source=Path(arguments.source).expanduser().absolute(),
         context=arguments.context,

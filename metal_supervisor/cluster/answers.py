@@ -1,7 +1,7 @@
-"""What an answer of the API server means, or that there was none: one kind of error, in words that help.
+"""Errors of requests to the API server: one exception type, with messages that say what to do.
 
-A refusal names the verb and the resource, because the fix is a line of RBAC; a certificate that is not
-accepted says why; and a server that asks for patience gets it, within reason. What it quotes is kept out.
+A refusal names the verb and the resource, because the fix is a line of RBAC; an untrusted certificate is reported with
+the reason; Retry-After is respected, up to a limit. Texts that may quote a header or a URL are left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOT_RBAC = re.compile(r"(?i)denied|webhook|quota|violates|being terminated|admi
 
 
 class KubeError(Exception):
-    """The API could not do what was asked. `code` is the HTTP status, 0 if there was no answer."""
+    """A request to the API failed. `code` is the HTTP status, 0 if there was no usable answer."""
 
     def __init__(self, code: int, reason: str, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(f"{code} {reason}: {message}"[:500] if code else message[:500])
@@ -40,7 +40,7 @@ class KubeError(Exception):
 
 
 def without_secrets(error: BaseException) -> tuple[str, str]:
-    """(reason, text) of an exception: its kind and nothing it quotes, because header errors print the token."""
+    """(reason, text) of an exception: its kind, but no text that it quotes, because header errors print the token."""
     if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason is not None:
         error = error.reason
     if isinstance(error, urllib3.exceptions.SSLError) and error.args and isinstance(error.args[0], ssl.SSLError):
@@ -57,7 +57,7 @@ def without_secrets(error: BaseException) -> tuple[str, str]:
 
 
 def line_trouble(error: BaseException) -> tuple[str, str]:
-    """(trouble, advice) of a connection that failed, by the first cause that says something; quotes nothing of it."""
+    """(trouble, advice) for a failed connection, by its underlying cause; quotes nothing of it."""
     causes: list[BaseException] = [error]
     for each in causes:
         further = [getattr(each, "reason", None), each.__cause__, each.__context__, *each.args]
@@ -81,7 +81,10 @@ def http_date(text: str) -> float | None:
 
 
 def retry_after_s(headers: Mapping[str, str], status: Json) -> float:
-    """How long the server asks to be left alone: seconds, or a date by its own clock; never longer than a minute."""
+    """Seconds that the server asks to wait, from a number, a date by its own clock or the status; 0.0 if not asked.
+
+    At most LONGEST_RETRY_AFTER_S.
+    """
     text = headers.get("Retry-After", "").strip()
     pause_s = 0.0
     if text.isascii() and text.isdigit():
@@ -95,7 +98,7 @@ def retry_after_s(headers: Mapping[str, str], status: Json) -> float:
 
 
 def forbidden(method: str, path: str, watch: bool, told: str) -> str:
-    """What may not be done to what, and the right that is missing; the server's own words if it is no right."""
+    """Message for a 403: the verb and the resource, and the right to grant; the server's own text if not for RBAC."""
     found = _RESOURCE.fullmatch(path)
     if not found:
         return f"cannot {method} {path}: {told}"
@@ -116,5 +119,5 @@ def forbidden(method: str, path: str, watch: bool, told: str) -> str:
 
 
 def now_micro() -> str:
-    """Now, as MicroTime fields want it."""
+    """Current time in the format of MicroTime fields."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,9 +1,9 @@
-"""Who we are to the API server: the chosen context's token, certificate or plugin, kept current for weeks.
+"""Credentials for the API server: the chosen context's token, certificate or plugin, kept current for weeks.
 
-The official client reads a token file once and goes on as nobody when it got no credential. Here what the
-kubeconfig names is had, or the kubeconfig is refused by name; a file that was replaced is read again before
-the next request; and nothing that is raised, logged or shown ever quotes a secret. An error is raised only
-after the one that caused it was let go of: an exception that is merely suppressed still travels with it.
+The official client reads a token file once, and becomes anonymous if it gets no credential. Here every credential that
+the kubeconfig names must be usable, or the kubeconfig is refused; a replaced file is read again before the next
+request; and no exception, log line or status quotes a secret. An error is raised outside the `except` block of its
+cause: otherwise the cause, which may quote a secret, stays attached to it as its context.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BadKubeconfig(Exception):
 
 @dataclass(frozen=True)
 class Chosen:
-    """A context of a kubeconfig, looked up."""
+    """A context of a kubeconfig, with its cluster and user."""
 
     file: Path
     context: str
@@ -52,12 +52,12 @@ class Chosen:
         return BadKubeconfig(f"kubeconfig {self.file} {text}")
 
     def path(self, name: str) -> Path:
-        """A path as the kubeconfig means it: relative to itself."""
+        """Resolve a path in the kubeconfig, which is relative to its directory."""
         return Path(os.path.normpath(self.file.absolute().parent / name))
 
     @property
     def local(self) -> bool:
-        """Whether the server is on this machine's loopback."""
+        """True if the server is on this machine's loopback."""
         host = urllib.parse.urlsplit(self.server).hostname or ""
         try:
             return ipaddress.ip_address(host).is_loopback
@@ -67,29 +67,29 @@ class Chosen:
 
 @dataclass(frozen=True)
 class ClusterAccess:
-    """What a request and its connection need at this moment. Two that are equal are the same login."""
+    """Credentials for a request and its connection at one moment. Two that are equal are the same login."""
 
     authorization: str = field(default="", repr=False)
-    """Value of the header, "" for none."""
+    """Value of the Authorization header, "" for none."""
     certificate: bytes = field(default=b"", repr=False)
     key: bytes = field(default=b"", repr=False)
     authority: bytes = field(default=b"", repr=False)
-    """PEM of whom to trust, b"" for whom the system trusts."""
+    """PEM of the trusted authorities, b"" for those of the system."""
 
     @property
     def tls(self) -> tuple[bytes, bytes, bytes]:
-        """What a connection is made with; another value needs new connections."""
+        """TLS material of a connection; a change needs new connections."""
         return self.certificate, self.key, self.authority
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Texts that nobody may be shown."""
+        """Texts that must never be shown."""
         secret = self.authorization.partition(" ")[2]
         return (secret,) if secret else ()
 
 
 def choose(file: Path, context: str = "") -> Chosen:
-    """The context of that name, the current one by default. Raises BadKubeconfig."""
+    """Read a context from a kubeconfig, the current one by default. Raises BadKubeconfig."""
     import yaml
 
     if not file.is_file():
@@ -133,7 +133,7 @@ def choose(file: Path, context: str = "") -> Chosen:
 
 
 def _named(content: Json, kind: str, name: object) -> Json | None:
-    """An entry of a kubeconfig's list of that kind, None if there is none."""
+    """Entry of that name in a kubeconfig's list of a kind, None if there is none."""
     listed = content.get(kind + "s")
     for each in listed if isinstance(listed, list) else []:
         if isinstance(each, dict) and each.get("name") == name:
@@ -143,7 +143,7 @@ def _named(content: Json, kind: str, name: object) -> Json | None:
 
 
 class _File:
-    """A file's content, read again once it was replaced or written to; the last that was usable otherwise."""
+    """Content of a file, read again when it has changed; the last usable content if the new one is not."""
 
     def __init__(self, path: Path, usable: Callable[[bytes], bool]) -> None:
         self._path, self._usable = path, usable
@@ -159,7 +159,7 @@ class _File:
             with self._path.open("rb") as file:
                 content = file.read(MOST_BYTES).strip()
         except OSError:
-            return self._content  # it may be just being replaced
+            return self._content  # it may be in the middle of being replaced
         if self._usable(content):
             self._content = content
         elif self._content:
@@ -169,7 +169,7 @@ class _File:
 
 
 def _is_token(content: bytes) -> bool:
-    """Whether it can be a header's value as it is."""
+    """True if the bytes can be a header's value as they are."""
     return re.fullmatch(rb"[\x21-\x7e]+", content) is not None
 
 
@@ -178,10 +178,10 @@ def _is_pem(content: bytes) -> bool:
 
 
 class Login:
-    """The user of a context, and whom to trust; `current()` says what to send right now."""
+    """Login of a context: its user's credentials and the trusted authorities. `current()` returns those to use now."""
 
     def __init__(self, chosen: Chosen, previous: Login | None = None) -> None:
-        """`previous`: a login of before, whose plugin is run again rather than another. Raises BadKubeconfig."""
+        """`previous`: an earlier login, whose plugin is reused if it is the same. Raises BadKubeconfig."""
         self._chosen, user = chosen, chosen.user
         self._plugin: Plugin | None = None
         self._authority = self._pem(chosen.cluster, "certificate-authority")
@@ -197,7 +197,7 @@ class Login:
         self._require(self.current())
 
     def current(self) -> ClusterAccess:
-        """What to send now; waits only for a plugin whose last credential has expired. Raises nothing."""
+        """Credentials to send now; waits only for a plugin whose last credential has expired. Raises nothing."""
         given = self._plugin.current() if self._plugin else PluginCredential()
         certificate, key = self._certificate(), self._key()
         if given.certificate:
@@ -207,13 +207,15 @@ class Login:
 
     @property
     def advice(self) -> str:
-        """What a user can do when the server refuses what we send."""
+        """Advice for a user when the server refuses the credentials."""
         if self._plugin:
             return f"the credentials of {self._plugin.name} are refused; log in again with it; it is run again"
         return "the credentials are refused; renew the token or certificate of the kubeconfig; it is read again"
 
     def _require(self, access: ClusterAccess) -> None:
-        """Never as nobody by accident: only where nobody is named, on this machine."""
+        """Raise BadKubeconfig if there is no credential. Anonymous access is allowed only over http to this machine, in
+        a context without a user.
+        """
         plain = self._chosen.server.startswith("http:")
         if plain and access.certificate and not access.authorization:
             raise self._chosen.bad("has a client certificate, which an http server cannot be shown")
@@ -224,7 +226,10 @@ class Login:
             raise self._chosen.bad(f"has no credential for {who}; give it a token, tokenFile, certificate or exec")
 
     def _header(self, user: Json, previous: Login | None) -> Callable[[], str]:
-        """What gives the Authorization header: kubectl's order, a file before what it may be a copy of."""
+        """Return a function for the Authorization header's value. Raises BadKubeconfig.
+
+        The order is kubectl's: a token file comes before a token, which may be an old copy of it.
+        """
         bad = self._chosen.bad
         if user.get("tokenFile"):
             path = self._chosen.path(str(user["tokenFile"]))
@@ -262,7 +267,7 @@ class Login:
         raise self._chosen.bad(f"cannot be used: {problem}")
 
     def _cluster_info(self, spec: object) -> Json | None:
-        """The cluster as a plugin is told, if it wants that; the format's own names."""
+        """Cluster info for a plugin, in the names of the ExecCredential format; None if it does not ask for it."""
         if not isinstance(spec, dict) or spec.get("provideClusterInfo") is not True:
             return None
         cluster = self._chosen.cluster
@@ -276,7 +281,7 @@ class Login:
         return info
 
     def _pem(self, entry: Json, name: str) -> Callable[[], bytes]:
-        """What gives the PEM that an entry holds or names; b"" if it does neither. Raises BadKubeconfig."""
+        """Return a function for the PEM that an entry holds or names, b"" if it does neither. Raises BadKubeconfig."""
         data, named = entry.get(name + "-data"), entry.get(name)
         if data:
             found = b""
@@ -299,10 +304,10 @@ class Login:
 
 
 def tls_context(access: ClusterAccess, verify: bool) -> ssl.SSLContext:
-    """A context for connections with that access. Raises ssl.SSLError or OSError for what does not fit together.
+    """Create a TLS context with these credentials. Raises ssl.SSLError or OSError if they do not fit together.
 
-    Python takes a key only from a file: it is written for that moment, into a directory that nobody else may
-    read, and is gone before the first request. So a cleaner of /tmp finds nothing that would be missed.
+    Python loads a key only from a file: it is written to a private temporary directory, and deleted right after it is
+    loaded. So nothing breaks if /tmp is cleaned.
     """
     context = create_urllib3_context(cert_reqs=ssl.CERT_REQUIRED if verify else ssl.CERT_NONE)
     if access.authority:

@@ -1,8 +1,8 @@
-"""Credentials from an exec plugin: the cloud's own command, run as kubectl would, and never trusted to return.
+"""Credentials from an exec plugin: a command of the cloud provider, run as kubectl does, with a timeout.
 
-A plugin may hang, fail, want a browser, print its token, or leave children behind. It is run in a process
-group of its own, for so long and no longer; what it gave is used until most of its life is over and then
-renewed beside the requests. While it fails, the old credential stays until the server refuses it.
+A plugin may hang, fail, want a browser, print its token, or leave children behind. It is run in a process group of its
+own, and killed after a timeout. Its credential is renewed in the background after most of its lifetime. While the
+plugin fails, the old credential is used until the server refuses it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _SECRETS = (
     re.compile(r"(?i)((?:token|passw(?:or)?d|secret|authorization|key)[\"']?\s*[:=]\s*[\"']?)[^\s\"',;]+"),
     re.compile(r"(?<![\w/.-])(?=[\w+=-]*\d)(?=[\w+=-]*[A-Za-z])[\w+=-]{32,}"),
 )
-"""A JWT; what follows a telling word; anything long that is neither word, path nor host."""
+"""Patterns: a JWT; the text after a word such as `bearer` or `password`; a long text that is no word, path or host."""
 
 
 def scrub(text: str, *secrets: str) -> str:
-    """The text without these secrets, and without what looks like one."""
+    """Replace these secrets in a text, and whatever looks like a secret, with `…`."""
     for secret in secrets:
         if secret:
             text = text.replace(secret, "…")
@@ -53,45 +53,45 @@ def scrub(text: str, *secrets: str) -> str:
 
 
 class PluginFailed(Exception):
-    """No credential was to be had; the message names the command and holds no secret."""
+    """The plugin gave no credential; the message names the command and holds no secret."""
 
 
 @dataclass(frozen=True)
 class PluginCredential:
-    """What a plugin gave."""
+    """Credential from a plugin."""
 
     token: str = field(default="", repr=False)
     certificate: bytes = field(default=b"", repr=False)
     key: bytes = field(default=b"", repr=False)
     at: float = 0.0
-    """Unix time."""
+    """Unix time of the run."""
     expires: float | None = None
-    """Unix time; None if it said none, and then only a refusal ends it."""
+    """Unix time; None if the plugin gave none: then it is used until the server refuses it."""
 
     @property
     def lasts(self) -> float | None:
-        """Unix time until which it holds, as far as anybody knows.
+        """Unix time of its expiry, None if unknown.
 
-        One that was over at birth comes from a wrong clock: it is used until the server refuses it.
+        One that had expired when the plugin gave it is due to a wrong clock: it is used until the server refuses it.
         """
         return None if self.expires is None or self.expires <= self.at else self.expires
 
 
 class Plugin:
-    """One exec entry of a kubeconfig, and the credential it gave last."""
+    """An exec entry of a kubeconfig, and its latest credential."""
 
     TIMEOUT_S = 20.0
-    """Once a credential is over every request waits for so long, the heartbeat too: with the third of a Lease that has
-    passed by then, it must be less than a Lease (40 s), or peers take a Mac for dead whose plugin hangs."""
+    """Once a credential has expired, every request waits this long for a plugin that hangs, the heartbeat too. With the
+    third of a Lease that has passed by then, it must be less than a Lease (40 s), or peers take this Mac for dead."""
     MOST_BYTES = 1 << 20
     RETRY_S, LONGEST_RETRY_S = 30.0, 300.0
     FRESH = 0.8
-    """Share of a credential's life after which it is renewed."""
+    """Share of a credential's lifetime after which it is renewed."""
 
     def __init__(
         self, spec: Any, directory: Path, cluster: Json | None, clock: Callable[[], float] = time.time
     ) -> None:
-        """`directory`: the kubeconfig's; `cluster`: what to tell the plugin of it. Raises PluginFailed."""
+        """`directory`: the kubeconfig's; `cluster`: cluster info for the plugin, None for none. Raises PluginFailed."""
         if not isinstance(spec, dict) or not isinstance(spec.get("command"), str) or not spec["command"]:
             raise PluginFailed("its exec entry has no command")
         self.name: str = spec["command"]
@@ -113,19 +113,19 @@ class Plugin:
         self._not_before = 0.0
 
     def same_as(self, other: Plugin) -> bool:
-        """Whether the other would do the same."""
+        """True if another plugin has the same entry, directory and cluster info."""
         mine, theirs = ((each._spec, each._directory, each._cluster) for each in (self, other))
         return mine == theirs
 
     # ── what it gave ─────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """The first run. Raises PluginFailed."""
+        """Run the plugin for the first time. Raises PluginFailed."""
         with self._running:
             self._given = self._run()
 
     def current(self) -> PluginCredential:
-        """The credential to use now. Renews an ageing one in the background; waits only if it is over."""
+        """Return the credential to use now. Renews an ageing one in the background; waits only if it has expired."""
         given, now = self._given, self._clock()
         if given.lasts is None or now < self._not_before:
             return given
@@ -134,12 +134,12 @@ class Plugin:
         elif now >= given.at + self.FRESH * (given.lasts - given.at) and self._running.acquire(blocking=False):
             try:
                 threading.Thread(target=self._refresh_and_release, name="credentials", daemon=True).start()
-            except RuntimeError:  # no thread to be had: then next time
+            except RuntimeError:  # no thread can be started: try on the next call
                 self._running.release()
         return self._given
 
     def renew(self) -> None:
-        """After a refusal: runs it again, unless another thread just did or it keeps failing."""
+        """Run the plugin again after a refusal, unless another thread just did, or it is backing off."""
         self._renew(self._given)
 
     def _renew(self, old: PluginCredential) -> None:
@@ -154,7 +154,7 @@ class Plugin:
             self._running.release()
 
     def _refresh(self) -> None:
-        """Replaces the credential, or keeps it and waits longer each time."""
+        """Replace the credential; on failure keep the old one, and back off longer each time."""
         try:
             self._given = self._run()
             if self._failures:
@@ -173,7 +173,7 @@ class Plugin:
         return PluginFailed(f"{self.name} {scrub(text, *secrets, *hidden)[:LONGEST_TEXT]}")
 
     def _run(self) -> PluginCredential:
-        """Runs it once. Raises PluginFailed."""
+        """Run the plugin once, and return its credential. Raises PluginFailed."""
         code, out, err = self._output()
         named = [found.decode("utf-8", "replace") for found in re.findall(rb'"[\w-]*"\s*:\s*"([^"]{6,})"', out)]
         if code != 0:
@@ -213,7 +213,10 @@ class Plugin:
         raise self._failed("gave an expirationTimestamp that is not a time")
 
     def _command(self, path: str) -> str:
-        """As kubectl looks for it: a bare name on PATH (and where Homebrew installs), else from the kubeconfig."""
+        """Find the command as kubectl does: a bare name on PATH, else a path relative to the kubeconfig's directory.
+
+        `path`: PATH, with Homebrew's directories. Raises PluginFailed.
+        """
         if os.sep in self.name:
             found = os.path.normpath(self._directory / self.name)
             found = found if os.access(found, os.X_OK) and Path(found).is_file() else ""
@@ -226,7 +229,7 @@ class Plugin:
         raise PluginFailed(f"{self.name} is {where}; {hint or 'install it'}"[:500])
 
     def _output(self) -> tuple[int, bytes, bytes]:
-        """Exit code, standard output, and the end of standard error. Raises PluginFailed."""
+        """Run the command: (exit code, standard output, end of standard error). Raises PluginFailed."""
         path = os.pathsep.join([*filter(None, os.environ.get("PATH", "").split(os.pathsep)), *HOMEBREW])
         info: Json = {"apiVersion": self._spec["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
         if self._cluster is not None:
@@ -244,7 +247,7 @@ class Plugin:
             raise self._failed(f"cannot be started: {problem}")
         try:
             return self._read(process)
-        except OSError as error:  # too many open files, for one
+        except OSError as error:  # e.g. too many open files
             problem = error.strerror or type(error).__name__
         finally:
             if process.poll() is None:
@@ -264,7 +267,7 @@ class Plugin:
             waiting.register(process.stdout, selectors.EVENT_READ, out)
             waiting.register(process.stderr, selectors.EVENT_READ, err)
             while True:
-                over = process.poll() is not None  # before the look: what it wrote until then is there to be read
+                over = process.poll() is not None  # polled before the read, so that all its output is read
                 ready = waiting.select(POLL_S) if waiting.get_map() else []
                 for key, _ in ready:
                     part = os.read(key.fd, 65536)

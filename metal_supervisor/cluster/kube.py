@@ -1,9 +1,9 @@
-"""The Kubernetes API: proxies and URLs from the official client, logins, connections and requests of our own.
+"""Client for the Kubernetes API. The official client supplies only proxies, URLs and the pool of connections.
 
-Its typed API classes cost 0.4 s and 21 MB each, its own watch hangs for ever on a half-open connection and
-its loader goes on as nobody when a plugin fails. So it only makes the pool of connections, which can be
-dropped at once when the machine slept or moved; every request is plain JSON with a timeout. No exception,
-log line or status ever holds a token: an error says what kind it is and nothing that it quotes.
+Its typed API classes cost 0.4 s and 21 MB each, its watch hangs for ever on a half-open connection, and its loader
+becomes anonymous when a plugin fails. So logins and requests are implemented here: every request is plain JSON with a
+timeout, and all connections can be dropped at once after a sleep or a change of network. No exception, log line or
+status ever holds a token: an error is reported by its kind, without the text that it quotes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 def _traced(pool_class: Any, note: Callable[[socket.socket], None]) -> Any:
-    """The pool class, telling of each connection's socket."""
+    """Subclass of a pool class that calls `note` with the socket of each new connection."""
 
     class Connection(pool_class.ConnectionCls):  # type: ignore[misc]
         traced: socket.socket | None = None
@@ -54,10 +54,10 @@ def _traced(pool_class: Any, note: Callable[[socket.socket], None]) -> Any:
 
 
 class Kube:
-    """One API server with one login. Any thread may use it."""
+    """Client for one API server with one login. Thread-safe."""
 
     def __init__(self, kubeconfig: Path, context: str = "") -> None:
-        """Reads the kubeconfig, and runs its plugin if it names one. Raises BadKubeconfig."""
+        """Read the kubeconfig, and run its plugin if it names one. Raises BadKubeconfig."""
         self._kubeconfig, self._context = kubeconfig, context
         self._lock, self._renewing = threading.Lock(), threading.Lock()
         self._renewed_at = -math.inf
@@ -68,18 +68,18 @@ class Kube:
         self._unusable: ClusterAccess | None = None
         self.requests = 0
         self.kicks = 0
-        """How often everything was begun anew."""
+        """Number of calls of `kick`."""
         self.clock_offset_s = 0.0
         """Seconds to add to this machine's clock to get the server's, within about one; 0.0 until known."""
         self.peer: tuple[str, int] | None = None
-        """Numeric address and port that were connected to last: the server's, or a proxy's."""
+        """Numeric address and port of the latest connection: the server's, or a proxy's."""
         self.context_name = ""
         self.load()
 
     # ── login and connections ────────────────────────────────────────────────────────────────────
 
     def load(self) -> None:
-        """Reads kubeconfig and credentials (anew). Raises BadKubeconfig, and then what was before stays."""
+        """Read kubeconfig and credentials (again). Raises BadKubeconfig, and then keeps the previous ones."""
         chosen = credentials.choose(self._kubeconfig, self._context)
         login = Login(chosen, self._login)
         access = login.current()
@@ -100,13 +100,13 @@ class Kube:
             self.context_name = chosen.context
         before.clear()
         if chosen.server.startswith("https:") and not options.verify_ssl:
-            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # ours, once, is enough
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # the log line below, once, is enough
             if first:
                 log.warning("server not verified: insecure-skip-tls-verify", extra={"server": self.server_name})
 
     def _options(self, chosen: credentials.Chosen) -> Any:
-        """The client's settings for the cluster, without anybody's credentials. Raises BadKubeconfig."""
-        from kubernetes import client, config  # 0.2 s: not before it is needed
+        """Settings of the official client for the cluster, without credentials. Raises BadKubeconfig."""
+        from kubernetes import client, config  # 0.2 s: imported on first use
 
         names = ("tls-server-name", "insecure-skip-tls-verify", "proxy-url")
         cluster = {name: chosen.cluster[name] for name in names if chosen.cluster.get(name)}
@@ -116,7 +116,7 @@ class Kube:
             "clusters": [{"name": "it", "cluster": {**cluster, "server": chosen.server}}],
         }
         options = client.Configuration()
-        options.host = ""  # the client's default is localhost, which nobody wrote
+        options.host = ""  # the client's default, localhost, is not in the kubeconfig
         problem = ""
         try:
             config.load_kube_config_from_dict(  # type: ignore[no-untyped-call]
@@ -127,7 +127,7 @@ class Kube:
         if problem:
             raise chosen.bad(f"cannot be used: {problem} in its cluster")
         if chosen.local:
-            options.proxy = None  # an exported proxy is not for this machine
+            options.proxy = None  # a proxy from the environment is not for loopback
         options.retries = False
         options.connection_pool_maxsize = 4
         options.socket_options = [
@@ -142,7 +142,7 @@ class Kube:
         return options
 
     def _pool(self, options: Any, access: ClusterAccess) -> urllib3.PoolManager:
-        """New connections, with that access. Raises ssl.SSLError and what a bad proxy brings about."""
+        """Create a pool of connections with these credentials. Raises ssl.SSLError, and what a bad proxy causes."""
         from kubernetes import client
 
         made: urllib3.PoolManager = client.ApiClient(options).rest_client.pool_manager
@@ -155,14 +155,14 @@ class Kube:
         return made
 
     def _connected(self, sock: Any) -> None:
-        plain = getattr(sock, "socket", sock)  # TLS through a TLS proxy hides it
+        plain = getattr(sock, "socket", sock)  # TLS through a TLS proxy wraps it
         with self._lock:
             self._sockets.add(plain)
             with contextlib.suppress(OSError):
                 self.peer = plain.getpeername()[:2]
 
     def _now(self) -> tuple[ClusterAccess, urllib3.PoolManager]:
-        """What to send, and over which connections; new ones if the certificates were renewed."""
+        """Return the current credentials and the pool to send them on; a new pool if the certificates were renewed."""
         with self._lock:
             login, built, options, pool = self._login, self._built, self._options_now, self._manager
         assert login is not None
@@ -182,7 +182,7 @@ class Kube:
         return access, fresh
 
     def _renew(self, refused: ClusterAccess) -> bool:
-        """After a 401: whether there is another login now. Looks for one at most twice a minute."""
+        """Look for a new login after a 401, at most twice a minute. Returns True if there is one now."""
         with self._renewing:
             assert self._login is not None
             if self._login.current() == refused and time.monotonic() - self._renewed_at >= RELOAD_EVERY_S:
@@ -194,24 +194,24 @@ class Kube:
             return self._login.current() != refused
 
     def close(self) -> None:
-        """Drops all connections, also those in use; the next request makes a new one."""
+        """Drop all connections, also those in use; the next request opens a new one."""
         with self._lock:
             sockets, pool = list(self._sockets), self._manager
         pool.clear()
         for each in sockets:
             with contextlib.suppress(OSError):
-                # That of the plain socket: TLS would first forget that it is TLS, under its reader's hands.
+                # The plain socket's own method: that of a TLS socket drops the session that another thread reads from.
                 socket.socket.shutdown(each, socket.SHUT_RDWR)
 
     def kick(self) -> None:
-        """For a machine that slept or moved: drops every connection, and has whoever asked begin anew."""
+        """Drop every connection after a sleep or a change of network, and call the actions of `when_kicked`."""
         self.kicks += 1
         self.close()
         for each in list(self._on_kick):
             each()
 
     def when_kicked(self, action: Callable[[], None]) -> None:
-        """Has `action` called after each kick; it must not block."""
+        """Register an action to call after each kick; it must not block."""
         self._on_kick.append(action)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────
@@ -224,7 +224,7 @@ class Kube:
         body: Json | None = None,
         content_type: str = "application/json",
     ) -> Json:
-        """One request with a JSON answer. Raises KubeError."""
+        """Send a request, and return its JSON answer, an object. Raises KubeError."""
         found: Any = None
         failed: KubeError | None = None
         with contextlib.closing(self._send(method, path, query, body, content_type, READ_S)) as answer:
@@ -242,12 +242,12 @@ class Kube:
         return dict(found)
 
     def apply(self, path: str, body: Json, manager: str, force: bool = False) -> Json:
-        """Server-side apply: our fields, all of them, and nothing else."""
+        """Server-side apply. `body`: all fields of this manager, and no others. Raises KubeError."""
         query = {"fieldManager": manager, **({"force": "true"} if force else {})}
         return self.request("PATCH", path, query, body, APPLY)
 
     def stream(self, path: str, query: Mapping[str, Any]) -> urllib3.BaseHTTPResponse:
-        """An open watch, whose read fails after 75 s of silence. Raises KubeError."""
+        """Open a watch, whose read fails after 75 s of silence. Raises KubeError."""
         answer = self._send("GET", path, query, None, "", min(READ_S, WATCH_READ_S))
         connection: Any = answer.connection
         if getattr(connection, "traced", None) is not None:
@@ -298,11 +298,11 @@ class Kube:
             reason, text = without_secrets(error)
             silent = isinstance(error, urllib3.exceptions.TimeoutError)
         if silent:
-            pool.clear()  # the connections that wait in it lead to the same silence
+            pool.clear()  # its idle connections are probably dead too
         raise KubeError(0, reason, f"{self.server_name}: {text}")
 
     def _compare_clocks(self, date: str, sent_at: float) -> None:
-        """A date is cut to seconds and was written between request and answer: that bounds the offset."""
+        """Update the clock offset: a Date is cut to seconds, and set between request and answer, which bounds it."""
         server = http_date(date)
         if server is not None:
             low, high = server - time.time(), server + 1.0 - sent_at
@@ -311,12 +311,12 @@ class Kube:
 
     @property
     def server_name(self) -> str:
-        """The server without its path, which may be a secret of the embedded API."""
+        """URL of the server without its path, which may be a secret of the embedded API."""
         parts = urllib.parse.urlsplit(self.server)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
     def scrub(self, text: str) -> str:
-        """A text of the server's without our secrets, should it quote them."""
+        """Remove this login's secrets from a text of the server, in case it quotes them."""
         login = self._login
         return scrub(text, *login.current().secrets) if login else text
 

@@ -1,8 +1,8 @@
-"""A kubeconfig taken along: one context of it, with what it names in other files, for a job that may not read those.
+"""Self-contained copy of one context of a kubeconfig, for a launchd job, which may not be able to read other files.
 
-launchd's jobs must not depend on files that a shell's owner moves, nor on directories that macOS keeps from them. A
-copy holds the chosen context alone; certificates and keys are put into it, and a token file gets a copy beside it,
-because a token of a ServiceAccount is renewed in its file.
+A job must not depend on files that the user may move, nor on directories that macOS protects. The copy holds only the
+chosen context; certificates and keys are inlined, and a token file is copied beside it, because a ServiceAccount's
+token is renewed in its file.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ __all__ = ["BadKubeconfig", "Copy", "copy"]
 
 @dataclass(frozen=True)
 class Copy:
-    """What is to be written; both hold secrets."""
+    """Contents of the files to write; both hold secrets."""
 
     file: Path
-    """The kubeconfig that it was taken from."""
+    """The kubeconfig that was copied."""
     kubeconfig: str = field(repr=False)
     """JSON, which is YAML."""
     token: str = field(repr=False)
     """Content of the file `token` beside it, "" if there is none."""
     plugin: str
-    """Command that has to be found by its name when a credential is needed, "" if there is none."""
+    """Command that the job must find on PATH for a credential, "" if there is none."""
 
 
 def copy(file: Path, context: str = "") -> Copy:
-    """The context of that name, the current one by default, self-contained. Raises BadKubeconfig."""
+    """Copy a context, the current one by default. Raises BadKubeconfig."""
     chosen = credentials.choose(file, context)
-    credentials.Login(chosen)  # what cannot be used here is not worth a copy
+    credentials.Login(chosen)  # refuse credentials that cannot be used here
     cluster: Json = {"server": chosen.server}
     cluster |= {name: chosen.cluster[name] for name in OF_A_CLUSTER if name in chosen.cluster}
     cluster |= _inlined(chosen, chosen.cluster, "certificate-authority")
@@ -68,7 +68,8 @@ def copy(file: Path, context: str = "") -> Copy:
 
 
 def _inlined(chosen: Chosen, entry: Json, name: str) -> Json:
-    """`NAME-data` of an entry, from itself or from the file that it names."""
+    """`NAME-data` of an entry, its own or read from the file that it names; {} if it has neither. Raises BadKubeconfig.
+    """
     data = f"{name}-data"
     if entry.get(data):
         return {data: entry[data]}
@@ -87,7 +88,7 @@ def _read(chosen: Chosen, named: str) -> bytes:
 
 
 def _command(chosen: Chosen, spec: Json) -> tuple[Json, str]:
-    """(a plugin's entry with a path that holds from anywhere, the name that PATH must know, "" if none)."""
+    """(plugin's entry with an absolute path, ""), or (entry, name) for a command that must be found on PATH."""
     command = str(spec.get("command") or "")
     if "/" not in command:
         return spec, command

@@ -1,6 +1,6 @@
-"""The Kubernetes objects that a report becomes: status, Service, EndpointSlice, Event.
+"""Kubernetes objects for a report: status, Service, EndpointSlice, Event.
 
-Each is the body of a server-side apply (an Event is created): only fields of ours, all of them every time.
+Each is the body of a server-side apply (an Event is created): this program's fields only, and all of them every time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ METAL_READY = "MetalReady"
 OWN_CONDITIONS = frozenset({METAL_READY, "MemoryPressure"})
 HEARTBEAT = "llmkube.ai/agent-heartbeat"
 HEARTBEAT_LIMIT_S = 180.0
-"""How long LLMKube believes a heartbeat."""
+"""Age at which LLMKube considers a heartbeat stale."""
 SLICE_MANAGER = "endpointslice.kubernetes.io/managed-by"
 ACCELERATOR_LABEL = "llmkube.dev/accelerator"
 
@@ -31,22 +31,22 @@ def node_lease_name(node: str) -> str:
 
 
 def url_of(namespace: str, endpoint: Endpoint) -> str:
-    """The URL clients use, as the operator writes it."""
+    """URL for clients, as the operator writes it."""
     return f"http://{endpoint.service}.{namespace}.svc.cluster.local:{endpoint.port}{endpoint.path}"
 
 
 def direct_url(address: str, port: int, path: str) -> str:
-    """The URL of an engine by the address that it listens at."""
+    """URL of an engine at the address that it listens on."""
     return f"http://{f'[{address}]' if ':' in address else address}:{port}{path}"
 
 
 def owner(record: Record) -> Json:
-    """ownerReference to the InferenceService: garbage collection works while this Mac is off."""
+    """ownerReference to the InferenceService, so that garbage collection works while this Mac is off."""
     return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": record.name, "uid": record.uid}
 
 
 def timed(conditions: Sequence[Condition], before: Sequence[Json], generation: int, now: str) -> list[Json]:
-    """Conditions as the API holds them; one whose status did not change keeps its transition time."""
+    """Conditions in the API's form; one whose status did not change keeps its transition time."""
     known = {item.get("type"): item for item in before}
     result = []
     for condition in conditions:
@@ -66,9 +66,9 @@ def timed(conditions: Sequence[Condition], before: Sequence[Json], generation: i
 
 
 def status(record: Record, told: Report, before: Json, now: str, direct: str = "") -> Json:
-    """`status` of the InferenceService; only `lastUpdated` and times differ when nothing happened.
+    """`status` of the InferenceService; equal to `before`, with its `lastUpdated`, if nothing changed.
 
-    `direct`: the address that the engine listens at where nothing resolves the cluster's names, "" elsewhere.
+    `direct`: the engine's own address if the cluster's names do not resolve, "" otherwise.
     """
     body: Json = {
         "phase": told.phase,
@@ -93,7 +93,7 @@ def status(record: Record, told: Report, before: Json, now: str, direct: str = "
 
 
 def _endpoint(record: Record, told: Report, before: Json, direct: str) -> str:
-    """`status.endpoint`, "" without one: an engine's own address is told from its first Ready on."""
+    """`status.endpoint`, "" for none; an engine's own address is published from its first Ready on."""
     if not record.endpoint:
         return ""
     if not direct:
@@ -103,15 +103,15 @@ def _endpoint(record: Record, told: Report, before: Json, direct: str) -> str:
 
 
 def own_part(before: Json) -> Json:
-    """What of a status is ours where LLMKube's operator writes the rest."""
+    """Part of a status that is this program's where LLMKube's operator writes the rest."""
     return {"conditions": [each for each in before.get("conditions") or [] if each.get("type") in OWN_CONDITIONS]}
 
 
 def own_status(record: Record, told: Report, before: Json, now: str, silence: str = "") -> Json:
-    """`status` as we write it beside LLMKube's operator: our own conditions.
+    """`status` to apply beside LLMKube's operator: only this program's own conditions.
 
-    MetalReady has in its message what there is no other place for: a rejected edit, as Degraded is the operator's,
-    and `silence`, why the operator may be gone.
+    MetalReady's message also holds what has no other place: a rejected edit, because Degraded is the operator's, and
+    `silence`, the reason why the operator may be gone.
     """
     rejected = ": ".join(record.warning) if record.warning and told.phase != "Failed" else ""
     further = "".join(f"; {text}" for text in (rejected, silence) if text)
@@ -123,7 +123,8 @@ def own_status(record: Record, told: Report, before: Json, now: str, silence: st
 
 
 def left_by_agent(found: Json, now: float, own_addresses: Collection[str]) -> bool:
-    """Whether an object of a service's name was left behind by LLMKube's agent: on this Mac, or silent since."""
+    """True if an object was left behind by LLMKube's agent: by that of this Mac, or by one that has been silent since.
+    """
     metadata = found["metadata"]
     labels = metadata.get("labels") or {}
     if labels.get("llmkube.ai/managed-by") != "metal-agent" or labels.get(SLICE_MANAGER) == MANAGED_BY:
@@ -132,7 +133,7 @@ def left_by_agent(found: Json, now: float, own_addresses: Collection[str]) -> bo
 
 
 def fresh_elsewhere(found: Json, now: float, own_addresses: Collection[str]) -> bool:
-    """Whether a slice of LLMKube's agent tells of an agent that lives, on another machine."""
+    """True if a slice of LLMKube's agent has a fresh heartbeat, and an address that is not this Mac's."""
     beat = (found["metadata"].get("annotations") or {}).get(HEARTBEAT, "")
     try:
         seen = datetime.fromisoformat(beat.replace("Z", "+00:00"))
@@ -144,7 +145,7 @@ def fresh_elsewhere(found: Json, now: float, own_addresses: Collection[str]) -> 
 
 
 def _labels(record: Record) -> dict[str, str]:
-    # A label value may have 63 characters; the Service's name is the CR's, within that.
+    # A label value may have at most 63 characters; a longer name gets a hash at its end.
     name = record.name if len(record.name) <= 63 else record.name[:54] + hashlib.sha256(
         record.name.encode()
     ).hexdigest()[:8]
@@ -158,7 +159,7 @@ def _labels(record: Record) -> dict[str, str]:
 
 
 def service_object(record: Record, endpoint: Endpoint) -> Json:
-    """The Service: the same from every Mac, without selector, found by everything that knows LLMKube."""
+    """The Service: the same from every Mac, without a selector, with the labels that LLMKube's tools look for."""
     port: Json = {
         "name": "http", "port": endpoint.port, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"
     }
@@ -180,7 +181,9 @@ def service_object(record: Record, endpoint: Endpoint) -> Json:
 
 
 def slice_name(service: str, node: str, ordinal: int = 0) -> str:
-    """One EndpointSlice per Mac and Service: its endpoints are one atomic list, and have one port."""
+    """Name of an EndpointSlice: one for each Mac, Service and replica, because a slice has one port, and its endpoints
+    are an atomic list.
+    """
     return f"{service}-{node}-{ordinal}" if ordinal else f"{service}-{node}"
 
 
@@ -220,7 +223,7 @@ def slice_object(
 
 
 def human_size(size_bytes: int) -> str:
-    """`4.4 GiB`, as LLMKube writes sizes."""
+    """Format a size as LLMKube does: `4.4 GiB`."""
     size, unit = float(size_bytes), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024 or unit == "TiB":
@@ -230,7 +233,7 @@ def human_size(size_bytes: int) -> str:
 
 
 def model_status(file: ModelFile, source: str, generation: int, before: Json, now: str) -> Json:
-    """`status` of a Model. Unlike the operator's, its Ready means that the file is on this Mac."""
+    """`status` of a Model. Unlike with the operator, Ready means that the file is on this Mac."""
     conditions = {
         "Ready": Condition("Available", "True", "MetalAgentManaged", "the model file is on this Mac"),
         "Downloading": Condition("Progressing", "True", "DownloadStarted", file.message or "downloading"),
@@ -250,7 +253,7 @@ def model_status(file: ModelFile, source: str, generation: int, before: Json, no
 
 
 def event_object(record: Record, what: Happening, node: str, now_micro: str) -> Json:
-    """An events.k8s.io/v1 Event on an InferenceService."""
+    """Event (events.k8s.io/v1) on an InferenceService."""
     about = {
         "apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": record.name, "namespace": record.namespace,
         "uid": record.uid,
@@ -259,7 +262,7 @@ def event_object(record: Record, what: Happening, node: str, now_micro: str) -> 
 
 
 def mac_event_object(namespace: str, what: Happening, node: str, now_micro: str) -> Json:
-    """An Event on a Mac, which in a namespace is its node Lease."""
+    """Event on a Mac, which is represented in a namespace by its node Lease."""
     about = {
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "name": node_lease_name(node), "namespace": namespace,
     }  # fmt: skip
@@ -267,7 +270,7 @@ def mac_event_object(namespace: str, what: Happening, node: str, now_micro: str)
 
 
 def _event(about: dict[str, str], what: Happening, node: str, now_micro: str) -> Json:
-    """With a name of its content, so that a repetition becomes a series."""
+    """Event whose name is a hash of its content, so that a repetition becomes a series."""
     digest = hashlib.sha256(f"{about.get('uid', node)}|{what.reason}|{what.note}".encode()).hexdigest()[:16]
     return {
         "apiVersion": "events.k8s.io/v1",

@@ -1,7 +1,7 @@
-"""Follows where this machine is: awake or just woken, at this address or another.
+"""Watch of this machine's sleep and network, which drops dead connections.
 
-A connection that was open before a sleep or a change of network is dead and does not say so; whoever holds
-one is made to begin anew. Each process follows for its own connections, in a thread that hardly ever runs.
+A connection that was open before a sleep or a change of network is dead, but reports no error, so all are dropped and
+opened again. Each process watches for its own connections, in a thread that wakes every EVERY_S seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class NetworkWatcher(threading.Thread):
-    """Kicks the connections of a Kube when they are worth nothing any more."""
+    """Thread that kicks a Kube when its connections are dead."""
 
     def __init__(self, kube: Kube, on_change: Callable[[], None] = lambda: None) -> None:
         super().__init__(name="roam", daemon=True)
@@ -34,16 +34,16 @@ class NetworkWatcher(threading.Thread):
             self._pause.wait(EVERY_S)
 
     def look_now(self) -> None:
-        """Has the thread look at once."""
+        """Make the thread check at once."""
         self._pause.set()
 
     def look(self) -> None:
-        """One look."""
+        """Check once; call `on_change` if connections were dropped."""
         if self._dropped():
             self.on_change()
 
     def _dropped(self) -> bool:
-        """Drops the connections if they are dead."""
+        """Drop the connections if they are dead. Returns True if so."""
         why = self._roaming.check()
         if why:
             log.info("connections dropped", extra={"why": why})
@@ -52,10 +52,10 @@ class NetworkWatcher(threading.Thread):
 
 
 class AddressBook(NetworkWatcher):
-    """Keeps the address that pods are told, too. It may wait for a name to be looked up; nobody else does."""
+    """NetworkWatcher that also keeps the advertised address. Only its own thread waits for a name lookup."""
 
     def __init__(self, kube: Kube, asked: str, embedded: bool, on_change: Callable[[], None]) -> None:
-        """`asked`: the address that the user insists on, "" to find one."""
+        """`asked`: the address from the user's settings, "" to detect one."""
         super().__init__(kube, on_change)
         self._asked, self._embedded = asked, embedded
         self._choice = addresses.AddressChoice("", "")
@@ -72,24 +72,24 @@ class AddressBook(NetworkWatcher):
 
     @property
     def choice(self) -> addresses.AddressChoice:
-        """The address with where it comes from, and what speaks against it."""
+        """The address with its origin, and any problem or doubt about it."""
         return self._choice
 
     def wait(self, timeout_s: float) -> None:
-        """Waits for the first look."""
+        """Wait for the first check."""
         self._known.wait(timeout_s)
 
     def look(self) -> None:
-        """One look."""
+        """Check once; call `on_change` if connections were dropped, or the address changed."""
         dropped = self._dropped()
         found = addresses.advertised(self._asked, self._kube.server, self._embedded)
         if found.problem and self._choice.address and not self._asked:
-            found = self._choice  # no network for now: what was true may be true again
+            found = self._choice  # no network for now: the address may come back
         changed, self._choice = found != self._choice, found
         self._known.set()
         if changed:
             log.info("address", extra={"advertised": found.address or found.problem, "origin": found.origin})
             if found.note:
                 log.warning("address", extra={"doubt": found.note})
-        if changed or dropped:  # not before: what is written anew after a sleep has to have the new address
+        if changed or dropped:  # last: objects written after a sleep need the new address
             self.on_change()

@@ -1,6 +1,6 @@
-"""The Lease of LLMKube's operator, read in the background while the operator is silent.
+"""Reader of the Lease of LLMKube's operator, in the background, while the operator is silent.
 
-An operator that is gone is known by its Lease within a minute; without the right to read it, only by its silence.
+The Lease shows within a minute that an operator is gone; without the right to read it, only the silence does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ AGAIN_S, REFUSED_AGAIN_S = 10.0, 300.0
 
 
 class OperatorLease:
-    """Reads it when asked to, and never holds up who asks."""
+    """Reads the Lease in a thread, so that `look` never blocks."""
 
     def __init__(self, kube: Kube, namespace: str = "") -> None:
         """`namespace`: the only one in which Leases may be read, "" for all."""
@@ -25,17 +25,17 @@ class OperatorLease:
         self._reader: threading.Thread | None = None
         self._due_at = 0.0
         self.seen: mode.Lease | None = None
-        """As it was last read. Replaced as a whole."""
+        """The Lease as last read, None if none was found. Replaced as a whole."""
 
     def look(self) -> None:
-        """Starts to read it, unless that is under way, or too soon."""
+        """Start to read the Lease, unless a read is running, or it is too soon."""
         if time.monotonic() < self._due_at or (self._reader is not None and self._reader.is_alive()):
             return
         self._reader = threading.Thread(target=self.read, name="operator lease", daemon=True)
         self._reader.start()
 
     def read(self) -> None:
-        """Reads it once; one that cannot be read stays as it was."""
+        """Read the Lease once; on an error keep the last one."""
         pause_s = REFUSED_AGAIN_S
         try:
             query = {"fieldSelector": f"metadata.name={mode.LEASE_NAME}"}

@@ -1,8 +1,8 @@
-"""Secrets and ConfigMaps that environments of engines are read from, each by a GET of its own, in a thread.
+"""Reader of the Secrets and ConfigMaps that engines' environments refer to, each with its own GET, in a thread.
 
-No list and no watch: whoever may list the Secrets of a namespace has all of them, and the right to get those that
-are named is enough. What was read once counts until the server says something else; one that does not answer takes
-no value away. Values are kept here in memory, and go to nobody but whoever asks for them.
+No list and no watch: the right to list Secrets gives access to all of a namespace, while the right to get the named
+ones is enough. A value is kept until the server reports another; a server that does not answer changes nothing. Values
+are held only in memory, and returned only by `look`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from metal_supervisor.spec.references import HOSTS_ANNOTATION, Holding, Source, 
 AGAIN_S, FAILED_AGAIN_S = 30.0, 5.0
 LOOK_WAIT_S = 0.3
 SAID = (403, 404)
-"""Refusals that say something of the object; any other says something of the server."""
+"""Status codes that are about the object; any other error is about the server."""
 
 
 @dataclass
 class _Entry:
-    """One source, and what is known of it."""
+    """State of one source."""
 
     holding: Holding | None = None
     due: float = 0.0
@@ -34,7 +34,7 @@ class _Entry:
 
 
 class References:
-    """Reads what is wanted, again and again. Safe to ask from one thread; `on_change` is called from another."""
+    """Polls the wanted sources. Use it from one thread; `on_change` is called from another."""
 
     def __init__(self, kube: Kube, on_change: Callable[[], None]) -> None:
         self._kube, self._on_change = kube, on_change
@@ -44,9 +44,9 @@ class References:
         self._thread: threading.Thread | None = None
 
     def want(self, sources: Collection[Source], soon: Collection[Source] = ()) -> None:
-        """Looks after exactly these from now on; waits a moment for those that are new.
+        """Poll exactly these sources from now on; wait briefly for the new ones.
 
-        `soon`: those that somebody is likely to be putting right at this moment.
+        `soon`: sources to poll more often, because a user is probably correcting them.
         """
         with self._changed:
             fresh = [source for source in sources if source not in self._entries]
@@ -58,7 +58,7 @@ class References:
                 self._thread = threading.Thread(target=self._run, name="references", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
-            # Most answers come within milliseconds: worth a moment, so that nothing is reported as missing meanwhile.
+            # Most answers come within milliseconds: a short wait avoids reporting them as missing.
             self._changed.wait_for(lambda: all(self._entries[each].holding for each in fresh), LOOK_WAIT_S)
 
     def _hurry(self, soon: frozenset[Source]) -> None:
@@ -70,7 +70,7 @@ class References:
             self._changed.notify_all()
 
     def look(self, source: Source) -> Holding | None:
-        """What is known of a wanted source; None while nothing is."""
+        """Latest content of a wanted source; None until there is an answer."""
         with self._changed:
             entry = self._entries.get(source)
             return entry.holding if entry else None
@@ -88,7 +88,7 @@ class References:
                 self._on_change()
 
     def _keep(self, source: Source, found: Holding) -> bool:
-        """Takes note of an answer; whether that is news."""
+        """Record an answer. Returns True if it is new."""
         with self._changed:
             entry = self._entries.get(source)
             if entry is None:
@@ -97,7 +97,7 @@ class References:
             entry.due = time.monotonic() + (AGAIN_S if usual else FAILED_AGAIN_S)
             before = entry.holding
             if not found.code and before is not None and before.code:
-                return False  # the server is away: what it said before still counts
+                return False  # the server is down: keep its last answer
             entry.holding = found
             self._changed.notify_all()
             return before != found
@@ -126,7 +126,7 @@ def _holding(data: Any, encoded: bool) -> Holding:
 
 
 def _plain(value: Any, encoded: bool) -> str | None:
-    """A value as an environment can hold it, None if it cannot."""
+    """Decode a value for an environment variable; None if it cannot be one."""
     try:
         text = base64.b64decode(value, validate=True).decode("utf-8") if encoded else str(value)
         text.encode("utf-8")

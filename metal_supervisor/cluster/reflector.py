@@ -1,9 +1,9 @@
-"""List and watch of one collection, for weeks on end.
+"""Reflector: list and watch of one collection, for weeks on end.
 
-A watch reads with a timeout that the server's bookmarks keep from firing, so a half-open connection is
-found; it resumes where it stopped, lists again now and then, and backs off with jitter. It never concludes
-from an error that something was deleted: only from a DELETED event or a successful list, and a list that
-lost everything has to say so twice. Only news wakes anybody: a server may say things twice or late.
+A watch reads with a timeout that the server's bookmarks keep from firing, so a half-open connection is detected; it
+resumes where it stopped, lists again now and then, and backs off with jitter. An object is never considered deleted
+because of an error, only after a DELETED event or a successful list, and a list that lost everything must be confirmed
+by a second one. `on_change` is called only for news, because a server may send an event twice or late.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Watched:
-    """What is known of one kind of resource. Replaced as a whole when it changes; read without a lock."""
+    """Local copy of one kind of resource. Replaced as a whole when its items change; read without a lock."""
 
     items: Mapping[Key, Json] = field(default_factory=dict)
     synced: bool = False
-    """A list has succeeded at least once."""
+    """True once a list has succeeded."""
     error: str = ""
-    """Why the last attempt failed, "" while connected."""
+    """Error of the last attempt, "" while connected."""
     doubtful_until: float = 0.0
-    """Monotonic time until which a list that lost everything is not believed; 0 if there is no doubt."""
+    """Monotonic time until which a list that lost everything is not trusted; 0 if there is no doubt."""
 
 
 def key_of(item: Json) -> Key:
@@ -55,13 +55,13 @@ def key_of(item: Json) -> Key:
 
 
 def _slim(item: Json) -> Json:
-    """The object without its field bookkeeping, of which only the time of the operator's latest write is kept."""
+    """Drop an object's managedFields; keep only the time of the operator's latest write, as `operatorWrote`."""
     item["metadata"]["operatorWrote"] = status_mode.operator_wrote(item["metadata"].pop("managedFields", None))
     return item
 
 
 def _precedes(version: str, known: str) -> bool:
-    """Whether a resourceVersion is no later than another; one that is no number is only equal or not."""
+    """True if a resourceVersion is not later than another; if they are not numbers, only if they are equal."""
     if version.isdecimal() and known.isdecimal():
         return int(version) <= int(known)
     return version == known
@@ -72,12 +72,12 @@ def _edition(item: Json) -> tuple[object, object]:
 
 
 def _same(one: Mapping[Key, Json], other: Mapping[Key, Json]) -> bool:
-    """Whether two copies hold the same editions of the same objects."""
+    """True if two copies hold the same versions of the same objects."""
     return one.keys() == other.keys() and all(_edition(item) == _edition(other[key]) for key, item in one.items())
 
 
 class Reflector(threading.Thread):
-    """Keeps a copy of one collection current, and wakes somebody when it changed."""
+    """Thread that keeps a copy of one collection current, and calls `on_change` when it changes."""
 
     CONFIRM_S = 30.0
 
@@ -90,42 +90,42 @@ class Reflector(threading.Thread):
         selector: str = "",
         namespace: str = "",
     ) -> None:
-        """`known`: uids remembered from before; a list without any of them must say so twice.
+        """`known`: uids from before a restart; a list without any of them must be confirmed by a second one.
 
-        `selector`: the label selector of the objects that are wanted, "" for all. `namespace`: looked for whenever a
-        list is empty, "" for none.
+        `selector`: label selector of the wanted objects, "" for all. `namespace`: its existence is checked whenever a
+        list is empty, "" for no check.
         """
         super().__init__(name=f"watch {path.rpartition('/')[2]}", daemon=True)
         self._kube, self._path, self._on_change = kube, path, on_change
         self.kind = path.rpartition("/")[2]
-        """Plural of what is watched."""
+        """Plural name of the watched resource."""
         self._known = known
         self._namespace, self._lacks_namespace = namespace, False
         self._selected = {"labelSelector": selector} if selector else {}
         self._version = ""
         self._broken = True
         self.connected_at = 0.0
-        """Monotonic time since when nothing kept events from coming; a watch that ends in order is no break."""
+        """Monotonic time since which events have come without a break; a watch that ends normally is no break."""
         self._relist_at = self._listed_at = 0.0
         self._kick = threading.Event()
         self._kicks = kube.kicks
         self._gone: dict[Key, str] = {}
-        """resourceVersion at which an object went, of those since the last list."""
+        """resourceVersion of each deletion since the last list."""
         self.seen = Watched()
         self.reconnects = 0
-        """How often a watch was opened anew, also after one that ended in order."""
+        """Number of times that a watch was reopened, also after a normal end."""
         self.failures = 0
-        """Failed attempts since the last one that went well."""
+        """Failed attempts since the last successful one."""
         kube.when_kicked(self.kick)
 
     def kick(self) -> None:
-        """Tries again now, instead of after the current pause."""
+        """Try again now, instead of after the current pause."""
         self._kick.set()
 
     def run(self) -> None:
         while True:
             started = time.monotonic()
-            if self._kicks != self._kube.kicks:  # who knows how long nothing was heard
+            if self._kicks != self._kube.kicks:  # events may have been missed: list again
                 self._kicks, self._relist_at = self._kube.kicks, 0.0
             try:
                 if not self._version or started >= self._relist_at:
@@ -135,22 +135,22 @@ class Reflector(threading.Thread):
                 self.failures = 0
             except KubeError as error:
                 self._broken = True
-                # One that lasted was in order until now.
+                # A watch that lasted for a while was a success.
                 self.failures = self.failures + 1 if time.monotonic() - started < SETTLED_S else 1
-                # A kick cuts connections, which is no trouble of the cluster's.
+                # A kick cuts connections, which is not an error of the cluster.
                 pause_s = self._failed(error, self.failures) if self._kicks == self._kube.kicks else 0.0
             self.reconnects += 1
             self._kick.wait(pause_s)
             self._kick.clear()
 
     def _failed(self, error: KubeError, failures: int) -> float:
-        """Says what is wrong, and how long to wait before the next attempt."""
+        """Record an error, and return the seconds to wait before the next attempt."""
         if error.code == 410:
             self._version = ""
             return max(0.0, self._listed_at + LIST_AGAIN_S - time.monotonic())
         text = f"{self._path}: {error}"
         if error.code == 404:
-            self._version = ""  # what is served once it is there again is not what was
+            self._version = ""  # a CRD that is installed again starts with new versions
             text = f"{self._path.rpartition('/')[2]} are not served: the CRD is not installed; apply conf/crds"
         elif error.code == 403:
             text = f"forbidden: {error.message}"
@@ -159,9 +159,9 @@ class Reflector(threading.Thread):
             self.seen.error = text
             self._on_change()
         if error.code in (403, 404):
-            # A CRD may be installed at any moment, and somebody waits for it; a refusal lasts longer.
+            # A CRD may be installed at any moment, by a user who waits for it; a refusal lasts longer.
             return MISSING_PAUSE_S if error.code == 404 else FORBIDDEN_PAUSE_S
-        # A server of our own comes back within a second or two; one far away deserves more patience.
+        # An embedded server that restarts is back within seconds; one that answers with errors gets a longer back-off.
         longest = UNREACHABLE_PAUSE_S if error.reason == "Unreachable" else LONGEST_PAUSE_S
         pause_s: float = min(longest, FIRST_PAUSE_S * 2 ** min(failures, 16)) * random.uniform(0.5, 1.0)
         return max(error.retry_after_s, pause_s)
@@ -193,13 +193,13 @@ class Reflector(threading.Thread):
             self._on_change()
 
     def _look_for_namespace(self) -> bool:
-        """True if the namespace does not exist; a server answers lists of such a one all the same."""
+        """True if the namespace does not exist; a server answers lists of a missing namespace too."""
         if not self._namespace:
             return False
         try:
             self._kube.request("GET", f"/api/v1/namespaces/{self._namespace}")
         except KubeError as error:
-            return error.code == 404  # anything else, such as a refusal, tells nothing
+            return error.code == 404  # any other error, such as a refusal, proves nothing
         return False
 
     @property
@@ -208,7 +208,7 @@ class Reflector(threading.Thread):
         return self._lacks_namespace and not self.seen.items
 
     def _believe(self, items: Mapping[Key, Json]) -> None:
-        """Takes a list over, unless it lost everything that was known: that must be said twice."""
+        """Accept a list, unless it lost everything that was known: then a second list must confirm it."""
         now = time.monotonic()
         uids = frozenset(item["metadata"].get("uid", "") for item in items.values())
         known = self._known | frozenset(item["metadata"].get("uid", "") for item in self.seen.items.values())
@@ -224,14 +224,14 @@ class Reflector(threading.Thread):
         self._replace(items, 0.0)
 
     def _replace(self, items: Mapping[Key, Json], doubtful_until: float) -> None:
-        """Takes items over. What was wrong stays wrong until a watch is open, too."""
+        """Replace the items. An error is kept until a watch is open as well."""
         before = self.seen
         self.seen = Watched(items, True, before.error, doubtful_until)
         if (before.synced, before.doubtful_until) != (True, doubtful_until) or not _same(before.items, items):
             self._on_change()
 
     def _watch(self) -> None:
-        # A stream that is silent for ever, as one from a version that is yet to come, must not outlast the next list.
+        # A stream that stays silent, e.g. one from a future resourceVersion, must not outlast the next list.
         lasts_s = max(1.0, min(WATCH_S * random.uniform(0.8, 1.0), self._relist_at - time.monotonic()))
         query = {
             "watch": "true",
@@ -242,7 +242,7 @@ class Reflector(threading.Thread):
         }
         with contextlib.closing(self._kube.stream(self._path, query)) as answer:
             if self._kicks != self._kube.kicks:
-                return  # one that was just being made may be as dead as the others
+                return  # a connection that was being opened may be as dead as the others
             if self._broken:
                 self._broken, self.connected_at = False, time.monotonic()
             if self.seen.error:
@@ -255,7 +255,7 @@ class Reflector(threading.Thread):
                     return
 
     def _lines(self, answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
-        """The lines of a stream; one that is cut off is not one. Raises KubeError when it breaks."""
+        """Yield the complete lines of a stream. Raises KubeError if it breaks, or a line is too long."""
         buffer, broken = bytearray(), ""
         try:
             for chunk in answer.stream(amt=None, decode_content=False):
@@ -307,13 +307,13 @@ class Reflector(threading.Thread):
         self._on_change()
 
     def _is_old(self, kind: str, key: Key, item: Json, known: Json | None) -> bool:
-        """Whether an event tells nothing new of an object, or is about a namesake before it."""
+        """True if an event is no news about its object, or is about an earlier object of the same name."""
         (uid, version), gone = _edition(item), self._gone.get(key, "")
         if known is None:
             return kind == "DELETED" or bool(gone and _precedes(str(version), gone))
         known_uid, known_version = _edition(known)
         if uid != known_uid and self.seen.doubtful_until:
-            return kind == "DELETED"  # versions of two clusters say nothing of each other
+            return kind == "DELETED"  # versions of two clusters cannot be compared
         if kind == "DELETED" and (uid, version) == (known_uid, known_version):
             return False
         return _precedes(str(version), str(known_version))

@@ -1,7 +1,7 @@
-"""What the cluster is to show of one service: phase, conditions, readiness, events.
+"""Report on one service for the cluster: phase, conditions, readiness, events.
 
-The words are LLMKube's, because dashboards, routers and `kubectl wait` depend on them: the operator would
-write the same phase, reasons and messages. `MetalReady` is our own condition and says what really goes on.
+The words are LLMKube's, because dashboards, routers and `kubectl wait` depend on them: the operator writes the same
+phase, reasons and messages. `MetalReady` is a condition of this program's own, with the actual state of the engine.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ NO_METAL = "MetalUnavailable"
 EVICTED = "Evicted"
 ASLEEP = "Asleep"
 MOVED = "AddressChanged"
-"""Reason of the Event that tells of another address of this Mac."""
+"""Reason of the Event for a new address of this Mac."""
 TROUBLE = frozenset({
     HUNG, "Unresponsive", CRASH_LOOP, PORT_IN_USE, "PublishFailed", "EndpointNameConflict", "NoRoutableAddress",
     "InsufficientMemory", "MemoryCheckFailed", "MemoryPressure", EVICTED, NO_METAL,
 })
-"""Reasons that deserve a warning although they may pass."""
+"""Reasons that get a Warning Event although they may be temporary."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Happening:
-    """Something worth a Kubernetes Event."""
+    """Content of a Kubernetes Event."""
 
     type: str
     """`Normal` or `Warning`."""
@@ -49,14 +49,14 @@ class Happening:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything the cluster should show of one service."""
+    """State of one service, as the cluster should show it."""
 
     phase: str
     ready: bool
     ready_replicas: int
     replicas: int
     reason: str
-    """MetalReady's reason: the one word for what goes on."""
+    """Reason of MetalReady: the state in one word."""
     message: str
     scheduling: tuple[str, str] | None
     """(schedulingStatus, schedulingMessage); None clears both."""
@@ -67,7 +67,7 @@ class Report:
 
 
 def _creating(record: Record, observed: Observed | None) -> tuple[str, str, str]:
-    """(phase, reason, message) of a service that should run and is not ready."""
+    """(phase, reason, message) of a service that should run, but is not ready."""
     state = observed.state if observed else ""
     if record.stopped_by_hand:
         return "Stopped", "StoppedByHand", "stopped with supervisorctl; start it there, or change the spec"
@@ -95,7 +95,7 @@ def _whole(record: Record, here: int) -> str:
 
 
 def _standing(record: Record, observed: Observed | None, asleep: bool = False) -> tuple[str, str, str]:
-    """(phase, reason, message) of a service, as the operator would call it where it has a word."""
+    """(phase, reason, message) of a service, in the operator's words where it has some."""
     verdict = record.verdict
     if verdict.standing in (Standing.STOPPED, Standing.SUSPENDED) and observed and observed.pid:
         return "Progressing", "Stopping", "the engine is ending"
@@ -126,7 +126,7 @@ def _standing(record: Record, observed: Observed | None, asleep: bool = False) -
 
 
 def confinement(record: Record, observed: Observed) -> tuple[bool, str, str]:
-    """(confined, reason, message) of an engine that is up."""
+    """(confined, reason, message) of a running engine."""
     if observed.confined:
         shared = record.daemon or record.is_daemon
         own = "daemon its services' models, its base path" if shared else "engine its model, its scratch directory"
@@ -139,7 +139,7 @@ def confinement(record: Record, observed: Observed) -> tuple[bool, str, str]:
 def _conditions(
     record: Record, observed: Observed | None, phase: str, count: tuple[int, int], reason: str, message: str
 ) -> tuple[Condition, ...]:
-    """`count`: replicas ready (here, in all)."""
+    """Conditions of a service, sorted by type. `count`: ready replicas (here, in total)."""
     here, ready = count
     suspended = record.verdict.standing is Standing.SUSPENDED
     serving = f"{ready}/{record.replicas} replicas ready"
@@ -182,10 +182,10 @@ def _conditions(
 
 
 def report(record: Record, observed: Observed | None, asleep: bool = False) -> Report:
-    """The report on one service. `asleep`: this Mac is about to be, so that nobody shall be sent here."""
+    """Build the report on one service. `asleep`: True if this Mac is about to sleep, so that it gets no requests."""
     phase, reason, message = _standing(record, observed, asleep)
     if record.peers_ready and phase in ("Creating", "Pending", "Failed"):
-        phase = "Progressing"  # some of it serves, though not here
+        phase = "Progressing"  # other Macs serve it
     standing = record.verdict.standing
     serves = bool(observed and observed.ready) and not asleep
     ready = standing is Standing.RUN and serves and not record.withdraw
@@ -215,7 +215,7 @@ def report(record: Record, observed: Observed | None, asleep: bool = False) -> R
 
 
 def _fitting(text: str) -> str:
-    """The text within an Event's limit; of a long one the first line and the end, where the last log lines are."""
+    """Shorten a text to an Event's limit: keep its first line and its end, where the last log lines are."""
     raw = text.encode("utf-8", "replace")
     if len(raw) <= LONGEST_NOTE_BYTES:
         return text
@@ -225,9 +225,9 @@ def _fitting(text: str) -> str:
 
 
 def happening(before: Report | None, after: Report, exit_text: str, lines: str = "") -> Happening | None:
-    """The Event a change is worth, if any. `exit_text` says how the process ended, "" if it did not.
+    """Event for a change of the report, None if it needs none.
 
-    `lines` are the last ones that a crashing engine wrote.
+    `exit_text`: how the process ended, "" if it did not. `lines`: the last log lines of a crashing engine.
     """
     if before is not None and (before.phase, before.reason) == (after.phase, after.reason):
         return None

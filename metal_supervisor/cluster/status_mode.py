@@ -1,8 +1,8 @@
-"""Whether LLMKube's operator writes status here, told from its traces.
+"""Detection of LLMKube's operator: whether it writes status in this cluster.
 
-The managed fields of every status it writes tell its name, the fields and a time. The name is that of its binary, so
-the fields are what it is known by. Two writers of one status would undo each other for ever, so its presence is
-believed at once, and its absence only after a while.
+The managedFields of every status that it writes hold its name, the fields and a time. The name is that of its binary,
+so it is recognized by the fields. Two writers of one status would overwrite each other for ever, so its presence is
+assumed at once, and its absence only after a while.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from metal_supervisor.cluster.manifests import MANAGED_BY
 from metal_supervisor.spec.types import Json
 
 FIELD = "f:lastUpdated"
-"""Field that the operator changes with every write, and that nothing else but us sets."""
+"""Field that the operator changes with every write; only this program sets it too."""
 SILENCE_S, UNDECIDED_S = 300.0, 3.0
 QUIET_S = 120.0
-"""A silence that an operator that lives does not keep: it writes every service that is served at least every 90 s."""
+"""Silence after which the operator may be gone: it writes every service that is served at least every 90 s."""
 LEASE_NAME = "882d6afe.llmkube.dev"
 """Lease of the operator's leader election."""
 ASK_LEASE_S, LEASE_MARGIN_S, LEASE_SKEW_S = 30.0, 5.0, 60.0
@@ -27,16 +27,16 @@ ASK_LEASE_S, LEASE_MARGIN_S, LEASE_SKEW_S = 30.0, 5.0, 60.0
 
 @dataclass(frozen=True)
 class OperatorEvidence:
-    """What has been seen of the operator."""
+    """Evidence of the operator so far."""
 
     latest: str = ""
-    """The newest time it left behind (RFC 3339)."""
+    """Time of its newest write (RFC 3339)."""
     seen_at: float | None = None
-    """Monotonic time at which that was new."""
+    """Monotonic time at which that write was first seen, None if there is none or it was old."""
     first_at: float | None = None
-    """Monotonic time of the first look."""
+    """Monotonic time of the first check."""
     believed: bool | None = None
-    """What was known when the program before this one ended."""
+    """Result when the previous process ended, None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,17 @@ class Lease:
     """RFC 3339, by the clock of the operator's node."""
     duration_s: float
     since: float
-    """Monotonic time at which this version was read first."""
+    """Monotonic time of the first read of this version."""
     at: float
     """Monotonic time of the latest read."""
 
 
 def operator_wrote(entries: object) -> str:
-    """Newest time (RFC 3339) at which the operator wrote a status, by `metadata.managedFields`; "" if it never did."""
+    """Time (RFC 3339) of the operator's latest write of a status, by `metadata.managedFields`; "" if it never did."""
     times = [""]
     for entry in entries if isinstance(entries, list) else []:
         if not isinstance(entry, dict) or (entry.get("subresource"), entry.get("operation")) != ("status", "Update"):
-            continue  # ours are applied, but for the two fields that the operator writes as well
+            continue  # this program applies, except for two fields that the operator writes too
         manager, owns = str(entry.get("manager")), entry.get("fieldsV1")
         fields = owns.get("f:status") if isinstance(owns, dict) else None
         if FIELD in (fields if isinstance(fields, dict) else ()) and not is_ours(manager):
@@ -67,23 +67,23 @@ def operator_wrote(entries: object) -> str:
 
 
 def is_ours(manager: str) -> bool:
-    """True for a field manager of this Mac or of another one."""
+    """True if a field manager is this program, on this Mac or on another."""
     return manager == MANAGED_BY or manager.startswith("metal/")
 
 
 def look(before: OperatorEvidence, items: Iterable[Json], now: float, server_now: float) -> OperatorEvidence:
-    """The signs after a look at what is watched. `server_now`: Unix time by the API server's clock."""
+    """Evidence after a check of the watched objects. `server_now`: Unix time by the API server's clock."""
     latest = max((item["metadata"].get("operatorWrote", "") for item in items), default="")
     first_at = now if before.first_at is None else before.first_at
     if latest <= before.latest:
         return replace(before, first_at=first_at)
-    # What was left behind before we came may be old; afterwards anything new is fresh, whatever the clocks say.
+    # At the first check a write may be old; afterwards any new one is fresh, whatever the clocks say.
     fresh = before.first_at is not None or _age_s(latest, server_now) < SILENCE_S
     return replace(before, latest=latest, seen_at=now if fresh else before.seen_at, first_at=first_at)
 
 
 def read_lease(before: Lease | None, answer: Json, now: float) -> Lease | None:
-    """The operator's Lease of a list, the one renewed last; None if there is none that can be read."""
+    """The operator's Lease from a list, the one renewed last; None if none can be parsed."""
     items, found = answer.get("items"), []
     for each in items if isinstance(items, list) else []:
         with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):
@@ -107,15 +107,16 @@ def _age_s(time: str, server_now: float) -> float:
 
 
 def quiet_s(signs: OperatorEvidence, now: float) -> float:
-    """Seconds since the last sign of the operator, or since the first look for one."""
+    """Seconds since the operator's last write was seen, or since the first check; 0.0 before that."""
     since = signs.first_at if signs.seen_at is None else signs.seen_at
     return 0.0 if since is None else now - since
 
 
 def _gave_up(lease: Lease | None, signs: OperatorEvidence, now: float) -> bool:
-    """True once the Lease stays unrenewed beyond its duration, by two reads since the operator's last write.
+    """True once the Lease has not been renewed for longer than its duration, by two reads since the operator's last
+    write.
 
-    A Lease that is far older than the last write is that of an operator that elects no leader any more.
+    A Lease that is far older than the last write is ignored: that operator does not elect a leader any more.
     """
     if lease is None or quiet_s(signs, now) < ASK_LEASE_S or quiet_s(signs, lease.since) < 0:
         return False
@@ -124,7 +125,7 @@ def _gave_up(lease: Lease | None, signs: OperatorEvidence, now: float) -> bool:
 
 
 def operator_present(setting: str, signs: OperatorEvidence, now: float, lease: Lease | None = None) -> bool | None:
-    """Whether the operator writes status here; None while that cannot be told yet."""
+    """True if the operator writes status here, False if not, None if that is not known yet."""
     if setting != "auto":
         return setting == "operator"
     if signs.first_at is None:
@@ -137,7 +138,10 @@ def operator_present(setting: str, signs: OperatorEvidence, now: float, lease: L
 
 
 def silence(setting: str, signs: OperatorEvidence, now: float) -> str:
-    """Text about an operator that is believed to be there and may be gone, "" before QUIET_S; one for each silence."""
+    """Text about an operator that is assumed to be present, but may be gone; "" before QUIET_S and after SILENCE_S.
+
+    The text is the same for the whole silence.
+    """
     if setting != "auto" or not (signs.seen_at is not None or signs.believed):
         return ""
     if not QUIET_S <= quiet_s(signs, now) < SILENCE_S:
