@@ -38,9 +38,9 @@ class Shared:
     options: tuple[str, ...] = ()
     """Options of a service that are the daemon's."""
     per_file: Callable[[Service], object] | None = None
-    """What has to be the same for all services of one model file; None if each may have its own."""
+    """Parameters that all services of one model file must share; None if each may have its own."""
     unconfined: str = ""
-    """Why its process is never confined, "" if a trial decides."""
+    """Reason why its process is never confined, or "" if the trial decides."""
 
 
 @dataclass(frozen=True)
@@ -48,26 +48,26 @@ class Runtime:
     """One row of the table."""
 
     executables: tuple[Executable, ...]
-    """Any of them will do; the first one that is there is taken."""
+    """Alternatives in order of preference: the first that is installed is used."""
     formats: frozenset[str]
     """`Model.spec.format`s that it serves."""
     refuse: Callable[[Service], tuple[str, str] | None]
     """(reason, message) if the runtime cannot honour what the service asks for."""
     engine: Callable[[Service, Binary, Place], Engine]
     demand: Callable[[Service, Sequence[str], Reading, Callable[[str], Reading | None]], Demand | None]
-    """(service, argv, its model, what is known of another file) -> what it takes; None while a file is being read."""
+    """(service, argv, its model, path -> reading of another file) -> memory estimate; None while a file is read."""
     lacks: Callable[[Service, Binary], tuple[str, str] | None] = lambda _service, _binary: None
     """(reason, message) if this build of it cannot honour what the service asks for."""
     shared: Shared | None = None
     """Set if the services are models of one daemon; `engine` is then the attendant of one."""
     vocabulary: Vocabulary | None = None
-    """What a manifest may say to its engine; None if its services share a daemon, and it refuses everything."""
+    """Flags and variables that a manifest may set; None if its services share a daemon: it refuses all of them."""
     access: Callable[[Binary, str], Access] = lambda binary, _code: Access((binary.path,), binary.homes)
-    """(binary, directory of our own code) -> what its process needs of the system, besides its model and its port."""
+    """(binary, directory of our own code) -> system access that its process needs besides its model and its port."""
     runs_code: Callable[[Binary], str] = lambda _binary: ""
-    """Why this build runs programs that a model brings, and what to do; "" if it runs none."""
+    """Reason why this build would run code that a model contains, and the fix; "" if it runs none."""
     metrics_path: str = ""
-    """Where an engine tells what it counts, "" if it does not; a shared daemon's is no one service's."""
+    """Path of the engine's metrics, "" if it has none, or is a shared daemon: those belong to no one service."""
 
 
 RUNTIMES: Mapping[str, Runtime] = {

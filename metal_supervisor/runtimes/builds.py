@@ -1,6 +1,6 @@
-"""Engines' executables on this Mac, and what their builds know, asked in the background.
+"""Executables of engines on this Mac, and the flags of their builds, read from `--help` in the background.
 
-An engine written in Python takes seconds to print its help, and the controller asks on every pass.
+An engine written in Python takes seconds to print its help, and the controller needs the flags on every pass.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from metal_supervisor.runtimes.place import Binary, Executable
 LOOK_WAIT_S = 0.3
 AGAIN_S = 10.0
 HELP_WAIT_S, SCRIPT_HELP_WAIT_S = 5.0, 60.0
-"""How long a program may take to print its help; a script of Python's imports all that it can do first."""
+"""Time limits for a program and for a Python script to print its help; the script imports its libraries first."""
 SHEBANG = re.compile(r"""#!(?:/bin/sh\n'''exec' ["']?)?(/[^\n"']*?/python[0-9.]*)["']?[ \n]""")
-"""As installers write them: `#!PYTHON`, or for a long path or one with spaces a line of shell that execs it."""
+"""Shebang as installers write it: `#!PYTHON`, or for a long path or one with spaces a line of shell that execs it."""
 SHEBANG_BYTES = 2048
 HOMEBREW = ("/opt/homebrew", "/usr/local/Cellar")
 
 
 class Broken(Exception):
-    """An executable is there, and does not work; the message says what to do."""
+    """An executable is installed but does not work; the message says what to do."""
 
 
 def find(settings: object, executables: Sequence[Executable]) -> tuple[Executable, Path]:
-    """The first of a runtime's executables that is here; `settings` hold their paths, "" to be found.
+    """The first of a runtime's executables that is installed. `settings` hold their paths, "" to search PATH.
 
-    Raises NoBinary, which names them all.
+    Raises NoBinary, whose message names them all.
     """
     missing = []
     for each in executables:
@@ -45,7 +45,7 @@ def find(settings: object, executables: Sequence[Executable]) -> tuple[Executabl
 
 
 def interpreter_of(script: Path) -> str:
-    """The Python that runs a script, by its first line; "" if it is none of that kind."""
+    """Path of the Python in a script's shebang, "" if there is none."""
     try:
         with script.open("rb") as file:
             found = SHEBANG.match(file.read(SHEBANG_BYTES).decode("utf-8", "replace"))
@@ -55,7 +55,7 @@ def interpreter_of(script: Path) -> str:
 
 
 def homes_of(path: Path, interpreter: str) -> tuple[str, ...]:
-    """Directories of an engine's own code. An interpreter has two: its environment, and the installation behind it."""
+    """Directories of an engine's own code. An interpreter has two: its environment, and its base installation."""
     if interpreter:
         real = Path(os.path.realpath(interpreter))
         return tuple(dict.fromkeys((str(Path(interpreter).parent.parent), str(real.parent.parent))))
@@ -68,7 +68,7 @@ def homes_of(path: Path, interpreter: str) -> tuple[str, ...]:
 
 
 class Builds:
-    """What the builds of engines know. Safe to ask from one thread; `on_change` is called from others."""
+    """Help, flags and versions of the engines' builds. Call it from one thread; `on_change` is called from others."""
 
     def __init__(self, settings: object, on_change: Callable[[], None]) -> None:
         self._settings, self._on_change = settings, on_change
@@ -79,7 +79,7 @@ class Builds:
         self._versions: dict[tuple[Path, float], str] = {}
 
     def look(self, executables: Sequence[Executable]) -> Binary | None:
-        """The executable of a runtime; None while it is being asked what it knows. Raises NoBinary, Broken."""
+        """The executable of a runtime; None while its help is being read. Raises NoBinary, Broken."""
         executable, path = find(self._settings, executables)
         try:
             build = path, path.stat().st_mtime

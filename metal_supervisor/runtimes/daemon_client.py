@@ -1,7 +1,7 @@
-"""A shared daemon's HTTP API on this machine: oMLX's or Ollama's. JSON in, JSON out, a timeout on everything.
+"""Client of a shared daemon's HTTP API on this machine, oMLX's or Ollama's: JSON in, JSON out, a timeout on everything.
 
-A daemon that is not there is waited for; one that refuses has said why. Both are told apart here, and also an error
-that comes as a success: Ollama reports some with status 200.
+Callers wait for a daemon that is away, and report the reason of one that refuses, so the two are different exceptions.
+An error with status 200, as Ollama sends some, counts as a refusal.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ TIMEOUT_S = 5.0
 MOST_BYTES, LONGEST_LINE, LONGEST_TEXT = 4 << 20, 1 << 20, 500
 Body: TypeAlias = Json | IO[bytes] | None
 BROKEN = (OSError, http.client.HTTPException, ValueError, OverflowError)
-"""What an answer may raise: a chunk whose length is none, or that no machine can count, too."""
+"""Exceptions of reading an answer, also of a chunk length that is malformed or too large to count."""
 
 
 class Away(Exception):
-    """The daemon does not answer, or is not up yet; the message says how."""
+    """The daemon does not answer, or is not up yet; the message has the details."""
 
 
 class DaemonRefused(Exception):
-    """The daemon answered, and will not; `status` is HTTP's, 200 for an error that came as a success."""
+    """The daemon answered with an error. `status`: of HTTP, 200 for an error that was sent as a success."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -39,10 +39,10 @@ class Daemon:
     def __init__(self, host: str, port: int, key: str = "", ours: bool = False) -> None:
         self._host, self._port, self._key = host, port, key
         self.ours = ours
-        """Whether we run it, from a directory of ours."""
+        """True if it is supervised here and uses our directory; False for the user's own daemon."""
 
     def call(self, method: str, path: str, body: Body = None, timeout_s: float = TIMEOUT_S) -> Json:
-        """One request; {} for an answer without JSON. Raises Away, Refused."""
+        """Send one request and return the JSON object; {} for an empty answer. Raises Away, DaemonRefused."""
         connection, answer = self._sent(method, path, body, timeout_s)
         try:
             text = answer.read(MOST_BYTES)
@@ -56,9 +56,9 @@ class Daemon:
         return _accepted(answer.status, found, path)
 
     def lines(self, method: str, path: str, body: Body, stall_s: float) -> Iterator[Json]:
-        """One request that is answered with a line of JSON for each step; `stall_s`: the longest pause between two.
+        """Send one request and yield its streamed answer, JSON lines. `stall_s`: longest pause between two lines.
 
-        Raises Away, Refused.
+        Raises Away, DaemonRefused.
         """
         connection, answer = self._sent(method, path, body, stall_s)
         try:

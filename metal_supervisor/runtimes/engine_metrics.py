@@ -1,7 +1,8 @@
-"""What engines count themselves, served together: whose it is, and what of it may stand on one page.
+"""Merging of the engines' own metrics into one page.
 
-Each series gets the labels of its service. A page has one family per name, of one type, and the rest of it is ours:
-what an engine says under another's name, or in a shape that a scraper would refuse the whole page for, is left out.
+Each series gets the labels of its service. A page has one family per name, of one type, and our own metrics are on it
+too: an engine's family is dropped if its name is reserved or taken with another type, or if its shape would make a
+scraper refuse the whole page.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ MOST_IN_ALL = 20_000
 """Series of all engines together."""
 MOST_FAMILIES = 2_000
 MOST_CHARACTERS = 4 << 20
-"""Of the page: it is rendered beside the loop that takes dead endpoints out."""
+"""Size limit of the page: it is rendered beside the loop that withdraws dead endpoints."""
 OWN_LABELS = ("namespace", "name", "job", "instance")
-"""Labels that say whose a series is: ours, and those that Prometheus gives a target."""
+"""Labels that identify the source of a series: ours, and those that Prometheus gives a target."""
 RESERVED_BEGINNINGS = ("llmkube_metal_agent_", "metal_supervisor_", "process_", "python_", "go_", "scrape_")
 RESERVED = frozenset({"up", "target", "target_info", "ALERTS", "ALERTS_FOR_STATE"})
 REASONS: Mapping[str, str] = {
@@ -38,18 +39,19 @@ REASONS: Mapping[str, str] = {
     "name": "a name that is ours, Prometheus' own, or tells of a process (`process_*`, `python_*`, `go_*`)",
     "type": "an engine that was there before has the name with another type, or one that means the same",
 }
-"""Why something was left out. From `duplicate` on, and for parts of histograms, one family and not the answer."""
+"""Reasons for dropping. Those from `duplicate` on, and `format` for an incomplete histogram, drop one family; the
+others drop the whole answer."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """One family of one engine, as it is served."""
+    """One rendered family of one engine."""
 
     name: str
     kind: str
     help: str
     lines: str
-    """Its samples, the labels of the service included; the same in both formats."""
+    """Its samples with the labels of the service; the same in both formats."""
     series: int
 
 
@@ -66,7 +68,7 @@ class Joined:
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """The families of all engines; two pages are the same only if they are one."""
+    """The families of all engines; compared by identity."""
 
     families: tuple[Joined, ...] = ()
 
@@ -76,18 +78,18 @@ NO_PAGE = Page()
 
 @dataclass(frozen=True)
 class Told:
-    """What engines said last."""
+    """The latest metrics of the engines."""
 
     page: Page = NO_PAGE
     live: frozenset[int] = frozenset()
-    """The numbers of the processes that are there and whose word is young enough."""
+    """Numbers of the running processes whose answer is fresh."""
     up: Mapping[Key, bool] = field(default_factory=dict)
-    """Of each engine that is asked: whether its last answer was taken."""
+    """Engine that is scraped -> True if its last answer was accepted."""
     dropped: Mapping[Key, Mapping[str, int]] = field(default_factory=dict)
-    """How often something was left out, by reason."""
+    """Engine -> reason -> number of drops."""
 
     def text(self, openmetrics: bool) -> str:
-        """The page as it is served."""
+        """The page as text, in OpenMetrics or in Prometheus' text format."""
         return "".join(_joined_text(family, self.live, openmetrics) for family in self.page.families)
 
 
@@ -95,14 +97,14 @@ class Told:
 
 
 def blocks(families: Iterable[Family], key: Key) -> tuple[tuple[Block, ...], Counter[str]]:
-    """(what is served of an engine, how many families were left out by reason)."""
+    """(families of an engine to serve, number of dropped ones by reason)."""
     kept, dropped = [], Counter[str]()
     found = list(families)
     begun = {_base(each.name, each.kind) for each in found if each.kind in (COUNTER, HISTOGRAM, SUMMARY)}
     owner = [("namespace", key[0]), ("name", key[1])]
     for family in found:
         if family.name.endswith("_created") and family.name.removesuffix("_created") in begun:
-            continue  # when it began; OpenMetrics wants that elsewhere, and nobody asks
+            continue  # start time of a counter; OpenMetrics has it elsewhere, and it is not served
         samples = [_owned(sample, owner) for sample in family.samples]
         if reason := _fault(family, samples):
             dropped[reason] += 1
@@ -113,7 +115,7 @@ def blocks(families: Iterable[Family], key: Key) -> tuple[tuple[Block, ...], Cou
 
 
 def _owned(sample: Sample, owner: Sequence[tuple[str, str]]) -> Sample:
-    """The sample with its service's labels, and its own of those names out of the way."""
+    """The sample with its service's labels; its own of the same names get the prefix `exported_`."""
     labels = dict(owner)
     taken = {name for name, _ in sample.labels}
     for name, value in sample.labels:
@@ -125,14 +127,14 @@ def _owned(sample: Sample, owner: Sequence[tuple[str, str]]) -> Sample:
 
 
 def _bound(text: str) -> str:
-    """A bucket's bound as OpenMetrics spells it."""
+    """A bucket's bound in the spelling of OpenMetrics."""
     if _float(text) == math.inf:
         return "+Inf"
     return f"{text}.0" if text.lstrip("-").isdecimal() else text
 
 
 def _fault(family: Family, samples: Sequence[Sample]) -> str:
-    """Why a family is left out, "" if it is not."""
+    """Reason why a family is dropped, or ""."""
     if family.name in RESERVED or family.name.startswith(RESERVED_BEGINNINGS):
         return "name"
     if len({(each.name, frozenset(each.labels)) for each in samples}) != len(samples):
@@ -146,7 +148,7 @@ def _fault(family: Family, samples: Sequence[Sample]) -> str:
 
 
 def _groups(samples: Iterable[Sample]) -> Iterable[list[Sample]]:
-    """The samples of each metric of a family: those that differ in nothing but their bound or quantile."""
+    """The samples of each metric of a family: groups that differ only in their bound or quantile."""
     found: dict[frozenset[tuple[str, str]], list[Sample]] = {}
     for each in samples:
         rest = frozenset(label for label in each.labels if label[0] not in ("le", "quantile"))
@@ -159,7 +161,7 @@ def _grouped(family: Family, samples: Sequence[Sample]) -> Iterable[Sample]:
 
 
 def _is_histogram(name: str, group: Iterable[Sample]) -> bool:
-    """Whether these are buckets in order, the last without bound, and a sum and a count that go with them."""
+    """True if these are buckets in order, the last with bound +Inf, with a sum and a matching count."""
     buckets, rest = [], {}
     for each in group:
         bound = dict(each.labels).get("le")
@@ -176,7 +178,7 @@ def _is_histogram(name: str, group: Iterable[Sample]) -> bool:
 
 
 def _is_summary(name: str, group: Iterable[Sample]) -> bool:
-    """Whether these are quantiles, a sum and a count."""
+    """True if all samples named `name` have a quantile from 0 to 1, and no others have one."""
     for each in group:
         share = dict(each.labels).get("quantile")
         if (share is not None) != (each.name == name) or (share is not None and not 0 <= _float(share) <= 1):
@@ -212,7 +214,10 @@ def _number(value: float) -> str:
 
 
 def merged(answers: Iterable[tuple[int, Sequence[Block]]]) -> tuple[Page, dict[int, Counter[str]]]:
-    """(the page, what was left out of it) of the answers of processes by number; who comes first keeps a name."""
+    """(merged page, drops by process number and reason). `answers`: (process number, its families).
+
+    The first process with a name determines its type.
+    """
     taken: set[str] = set()
     families: dict[tuple[str, str], tuple[str, list[tuple[int, str]]]] = {}
     dropped: dict[int, Counter[str]] = {}
@@ -220,7 +225,7 @@ def merged(answers: Iterable[tuple[int, Sequence[Block]]]) -> tuple[Page, dict[i
     for number, found in answers:
         for block in found:
             family = block.name, block.kind
-            names = () if family in families else _claims(*family)  # as nearly always: it has its names already
+            names = () if family in families else _claims(*family)  # nearly always: the family is already on the page
             full = series + block.series > MOST_IN_ALL or characters + len(block.lines) > MOST_CHARACTERS
             reason = "series" if full or (names and len(families) >= MOST_FAMILIES) else ""
             if any(name in taken for name in names):
@@ -241,7 +246,7 @@ def _base(name: str, kind: str) -> str:
 
 
 def _claims(name: str, kind: str) -> tuple[str, ...]:
-    """The names that are a family's alone, in either format."""
+    """Names that a family reserves, in either format."""
     if kind not in (COUNTER, *PARTS):
         return (name,)
     suffixes = ("", "_created") if kind == COUNTER else (*PARTS[kind], "_created")
@@ -249,7 +254,7 @@ def _claims(name: str, kind: str) -> tuple[str, ...]:
 
 
 def _joined_text(family: Joined, live: Container[int], openmetrics: bool) -> str:
-    """A family's text, "" if none of its processes is there."""
+    """A family's text, "" if none of its processes is live."""
     lines = "".join(text for number, text in family.parts if number in live)
     if not lines:
         return ""

@@ -1,7 +1,7 @@
-"""Which flags a build of llama-server has, by its own `--help`, and how to say the same to another build.
+"""Flags of a build of llama-server, from its own `--help`, and translation of arguments between builds.
 
-llama-server ends with 1 at an argument that it does not know, so a flag that one release dropped is a crash loop
-under the next. What its help lists is therefore held against what it is about to be given.
+llama-server exits with 1 at an unknown argument, so a flag that a release drops is a crash loop after the upgrade. The
+command line is therefore checked against the flags in the help.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from metal_supervisor.runtimes.llama_arguments import GRAMMAR
 from metal_supervisor.spec.arguments import ParsedArguments, parse
 
 OPTION = re.compile(r"(?P<names>--?[A-Za-z][\w.-]*(?:, +--?[A-Za-z][\w.-]*)*)(?P<values>(?: [^ ]+)*)(?: {2,}.*)?")
-"""A line of the help that lists a flag: its names, what its values are called, and after a gap what it does."""
+"""A line of the help that lists a flag: its names, placeholders of its values, and after a gap its description."""
 REMOVED = "argument has been removed"
 ALWAYS_THERE = "--ctx-size"
-"""A help without it is not llama-server's own: some wrapper's, which tells nothing of the engine's flags."""
+"""A help without it is not llama-server's own but some wrapper's, which does not list the engine's flags."""
 CHOICES = re.compile(r"[a-z0-9_-]+(,[a-z0-9_-]+)+")
 ALLOWED = re.compile(r"allowed values: ([\w, ]+)")
 
@@ -28,14 +28,14 @@ class Option:
     """One flag of a build."""
 
     values: int
-    """How many of the arguments behind it are its own."""
+    """Number of values it takes."""
     choices: str = ""
-    """What its value may be, as far as the help lists that: separated by commas, without spaces."""
+    """Allowed values, comma-separated without spaces; "" if the help does not list them."""
 
 
 @lru_cache(maxsize=16)
 def options_of(help_text: str) -> Mapping[str, Option]:
-    """Every name of every flag that a build takes; none if that cannot be told from its help."""
+    """Name -> flag, for all names of all flags of a build; empty if the help does not list them."""
     found: dict[str, Option] = {}
     for lines in _entries(help_text):
         match = OPTION.fullmatch(lines[0].rstrip())
@@ -51,7 +51,7 @@ def options_of(help_text: str) -> Mapping[str, Option]:
 
 
 def _entries(help_text: str) -> Iterator[list[str]]:
-    """The lines of each flag: the one that begins at the margin, and those that go on about it."""
+    """The lines of each flag: the one that begins at the margin, and its indented continuation lines."""
     entry: list[str] = []
     for line in help_text.splitlines():
         if line[:1] not in (" ", "") and entry:
@@ -64,7 +64,7 @@ def _entries(help_text: str) -> Iterator[list[str]]:
 
 
 def _count(values: Sequence[str]) -> int:
-    """How many values there are, of which one may be called by several words: `<tensor name pattern>=<…>`."""
+    """Number of values. The placeholder of one may have several words: `<tensor name pattern>=<…>`."""
     text = re.sub(r"<[^>]*>", "X", " ".join(values))
     return len(text.split())
 
@@ -76,16 +76,16 @@ SWITCHES: Mapping[str, tuple[str, bool]] = {
     "--mlock": ("mlock", True), "--mmap": ("mmap", True), "--no-mmap": ("mmap", False),
     "-dio": ("dio", True), "--direct-io": ("dio", True), "-ndio": ("dio", False), "--no-direct-io": ("dio", False),
 }  # fmt: skip
-"""The spelling of older builds, gone from newer ones; between them some knew both, and took --mlock for unmapped."""
+"""Switches of older builds, gone from newer ones; some in between knew both, and took --mlock for unmapped."""
 OLD_SPELLING: Mapping[str, tuple[str, ...]] = {
     "auto": (), "mmap": ("--mmap",), "none": ("--no-mmap",), "mlock": ("--mlock", "--no-mmap"),
     "mmap+mlock": ("--mlock",), "dio": ("--direct-io",),
 }  # fmt: skip
-"""Mode -> what older builds call it. Locked memory was mapped there, unless that was switched off as well."""
+"""Mode -> switches of older builds. There, locked memory was mapped unless --no-mmap was given as well."""
 
 
 def accepted(options: Mapping[str, Option]) -> Mapping[str, Option]:
-    """What may be asked of a build: its own flags, and those that `as_built` says in its way."""
+    """Flags that may be given for a build: its own, and those that `as_built` translates."""
     if "--load-mode" in options:
         return {**dict.fromkeys(SWITCHES, Option(0)), **options}
     if "--mlock" in options:
@@ -95,7 +95,7 @@ def accepted(options: Mapping[str, Option]) -> Mapping[str, Option]:
 
 
 def as_built(arguments: Sequence[str], options: Mapping[str, Option]) -> tuple[str, ...]:
-    """The same arguments, with how the model is loaded said as this build wants it said."""
+    """The same arguments, with the load mode in the spelling of this build."""
     parsed = parse(tuple(arguments), GRAMMAR)
     if "--load-mode" in options:
         return _with_mode(parsed)
@@ -115,7 +115,7 @@ def _with_mode(parsed: ParsedArguments) -> tuple[str, ...]:
 
 
 def _mode(said: Mapping[str, bool]) -> str:
-    """The mode of what older builds were told with several switches."""
+    """The load mode that corresponds to older builds' switches."""
     if said.get("dio"):
         return "dio"
     mapped = said.get("mmap", True)

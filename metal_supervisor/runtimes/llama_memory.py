@@ -1,8 +1,8 @@
-"""What llama-server will take of the memory, read back from the command line that it will be started with.
+"""Memory estimate of llama-server, read back from the command line that it will be started with.
 
-Not from the custom resource: `spec.extraArgs` come last and win, and a default that we forgot to set would make
-admission and reality differ. So what is judged is what is executed, read by the engine's own rules: the last of
-several equal flags counts, `_` is `-`, and `--parallel -1` means four slots that share one cache.
+Not from the custom resource: `spec.extraArgs` come last and win, and a default that we forgot to set would make the
+estimate wrong. The command line is parsed by the engine's own rules: the last of several equal flags counts, `_` is
+`-`, and `--parallel -1` means four slots that share one cache.
 """
 
 from __future__ import annotations
@@ -56,27 +56,27 @@ UNSIZED = frozenset({
     "-mmu", "--mmproj-url", "-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf", "-mv", "--model-vocoder",
     "-hfv", "-hfrv", "--hf-repo-v", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo",
 })  # fmt: skip
-"""What makes the engine load a model that only it knows: it fetches it itself, or we have no formula for it."""
+"""Flags that load a model of unknown size: the engine fetches it itself, or there is no formula for it."""
 NAMES = {flag: name for name, flags in VALUES.items() for flag in flags}
 AUTO_SLOTS = 4
 UNLIMITED_PROMPT_CACHE_BYTES = 8192 * MIB
-"""What is charged for `--cache-ram -1`: the engine's default, since it has no limit to go by."""
+"""Charge for `--cache-ram -1`, which sets no limit: the engine's default."""
 UNMAPPED = frozenset({"none", "dio", "mlock"})
 WHOLE = re.compile(r"\s*([+-]?\d{1,20})", re.ASCII)
 LARGEST = (1 << 31) - 1
 PROMPT_CACHE_MIB, PROMPT_CACHE_MIB_LEAST, PROMPT_CACHE_MIB_UNKNOWN = 2048, 64, 512
-"""The most, the least, and the choice for a model that cannot be judged; the engine's own default is 8192."""
+"""Most, least, and value for a model that cannot be estimated; the engine's own default is 8192."""
 CHECKPOINTS, CHECKPOINT_STEP = 32, 8192
-"""The engine's own defaults, as current builds tell them. Of 2025's, the first kept 3 and the next 8: fewer."""
+"""The engine's own defaults in current builds. Builds of 2025 kept fewer: first 3, then 8."""
 CHECKPOINTS_LEAST = 2
-"""One at the end of a prompt, to continue from, and one before: at its last question, or a microbatch earlier."""
+"""One at the end of a prompt, to continue from, and one before: at its last user message, or a microbatch earlier."""
 CONVERSATIONS_KEPT = 4
-"""How many times what all slots hold is worth keeping as old prompts."""
+"""Size of the prompt cache, as a multiple of what all slots hold."""
 
 
 @dataclass(frozen=True)
 class Demands:
-    """What an engine will take memory for, besides the model itself."""
+    """Consumers of memory besides the model itself."""
 
     settings: CacheSettings
     projector: str = ""
@@ -86,20 +86,22 @@ class Demands:
     adapters: tuple[str, ...] = ()
     """Paths of LoRA adapters and control vectors."""
     unsized: str = ""
-    """The argument that makes the engine load something of unknown size, "" without one."""
+    """The first flag in UNSIZED that is given, "" without one."""
     encodes: bool = False
-    """It serves embeddings or ranks; it answers nobody twice from the same prompt."""
+    """It serves embeddings or ranks, and never reuses a prompt."""
 
 
 def _whole(text: str | None, default: int) -> int:
-    """A number as the engine reads it: digits end it. What is none ends the engine at once, so it needs no memory."""
+    """A number as the engine parses it: text after the digits is ignored. `default` for anything that is no number:
+    the engine exits at it at once, so it needs no memory.
+    """
     found = WHOLE.match(text or "")
     number = int(found[1]) if found else default
     return number if abs(number) <= LARGEST else default
 
 
 def demands(argv: Sequence[str]) -> Demands:
-    """Reads a command line of llama-server, the program's name included or not."""
+    """Parse a command line of llama-server, with or without the program's name."""
     values: dict[str, str] = {}
     switches: dict[str, bool] = {}
     adapters: list[str] = []
@@ -146,10 +148,10 @@ def demands(argv: Sequence[str]) -> Demands:
 
 
 def demand(argv: Sequence[str], model: Reading, reading_of: Callable[[str], Reading | None]) -> Demand | None:
-    """What a llama-server with this command line and model will take; None while a file that it needs is not read.
+    """Estimate for a llama-server with this command line and model; None while a file that it needs is not read.
 
-    `reading_of` is asked for every further file by its path, and answers None for one that is not read yet. Whatever
-    has a size is charged, by its header or else by that; whatever has none makes the whole unknown, and is named.
+    `reading_of`: path of a further file -> its reading, None if it is not read yet. A file is charged by its header, or
+    else by its size; one of unknown size makes the whole unknown, and the text names it.
     """
     asked = demands(argv)
     named = [("--mmproj", asked.projector), ("--model-draft", asked.draft)]
@@ -172,7 +174,7 @@ def demand(argv: Sequence[str], model: Reading, reading_of: Callable[[str], Read
 
 
 def estimate_of(model: Reading, settings: CacheSettings) -> Estimate | None:
-    """What a model takes by its header, or else by its size; None if neither is known. No further files."""
+    """Estimate for a model alone, by its header, or else by its size; None if neither is known."""
     why = model.problem
     if model.header is not None:
         try:
@@ -183,7 +185,7 @@ def estimate_of(model: Reading, settings: CacheSettings) -> Estimate | None:
 
 
 def _with(made: Estimate, flag: str, reading: Reading, settings: CacheSettings) -> Estimate | None:
-    """The estimate with one more file; None if nobody can tell its size."""
+    """The estimate with one more file; None if its size is unknown."""
     header, size = reading.header, reading.size_bytes
     if flag == "--model-draft":
         draft = estimate_of(reading, draft_settings(settings))
@@ -208,10 +210,11 @@ def _with(made: Estimate, flag: str, reading: Reading, settings: CacheSettings) 
 
 
 def prompt_cache_mib(argv: Sequence[str], model: Reading) -> int:
-    """How much memory old prompts are worth beside this model, in MiB, for `--cache-ram`; argv is without that.
+    """Size of the prompt cache for this model, in MiB, for `--cache-ram`; `argv` does not have that flag yet.
 
-    The engine may fill all of it, so all of it is charged: the engine's own default would be most of what a small
-    model takes. Four times what all slots hold lets several conversations take turns, each kept with its checkpoints.
+    The engine may fill all of it, so all of it is charged: with the engine's own default that would be most of a small
+    model's reservation. Four times what all slots hold lets several conversations take turns, each kept with its
+    checkpoints.
     """
     asked = demands(argv)
     if asked.encodes:
@@ -225,11 +228,11 @@ def prompt_cache_mib(argv: Sequence[str], model: Reading) -> int:
 
 
 def checkpoints(argv: Sequence[str], model: Reading) -> int | None:
-    """How many checkpoints each slot may keep of this model, for `--ctx-checkpoints`; argv is without that.
+    """Number of checkpoints per slot for this model, for `--ctx-checkpoints`; `argv` does not have that flag yet.
 
-    The engine puts no bound on their size, and may keep all, so all are charged. Together, and with what a slot holds,
-    they take no more than the prompt cache: the engine keeps no old prompt that is larger than that. None if it makes
-    none of this model, or nobody can tell.
+    The engine does not limit their size, and may keep all, so all are charged. Together with what a slot holds they
+    take no more than the prompt cache, because the engine keeps no old prompt that is larger than that; but at least
+    CHECKPOINTS_LEAST. None if the engine makes none for this model, or that is unknown.
     """
     settings = demands(argv).settings
     all_made = estimate_of(model, settings)

@@ -1,13 +1,13 @@
 """llama-server: one process per InferenceService, the CRD's fields as its flags.
 
-Builds differ: a flag that one release needs, the next refuses with exit 1 (`--mlock`), so an optional
-flag is only given to a binary whose `--help` names it, and one that the user wrote is refused by name where the
-build does not know it. What admission and reality must agree on (slots, context, offload, caches) is always given,
-because the defaults change between releases.
+Builds differ: a flag that one release needs, the next refuses with exit 1 (`--mlock`). So an optional flag is only
+given to a binary whose `--help` lists it, and a user's flag that the build does not know is refused by name. Flags that
+the memory estimate depends on (slots, context, offload, caches) are always given, because the defaults change between
+releases.
 
-Memory is not locked unless the user says so in spec.extraArgs (LLMKube's agent always does): Metal wires what the GPU
-works on anyway and lets it go when it is idle, whereas locked pages stay with the process until it ends, so that a
-Mac short of memory could get none of them back.
+Memory is not locked unless spec.extraArgs asks for it (LLMKube's agent always locks it): Metal wires what the GPU works
+on anyway and releases it when idle, whereas locked pages stay with the process until it ends, so that a Mac short of
+memory could reclaim none of them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MOST_DRAFTED: Mapping[str, str] = {
     "ngram-mod": "--spec-ngram-mod-n-max",
     **{kind: f"--spec-{kind}-size-m" for kind in ("ngram-simple", "ngram-map-k", "ngram-map-k4v")},
 }
-"""Kind of speculation -> what bounds how many tokens it proposes at once; ngram-cache has no such bound."""
+"""Kind of speculation -> flag for the most tokens it proposes at once; ngram-cache has no such flag."""
 
 CACHE_TYPES = frozenset({"f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"})
 
@@ -55,11 +55,11 @@ OPTION_FLAGS: Mapping[str, str] = {
     "tensorOverrides": "--override-tensor", "metadataOverrides": "--override-kv", "cacheTypeK": "--cache-type-k",
     "cacheTypeV": "--cache-type-v", "cacheTypeCustomK": "--cache-type-k", "cacheTypeCustomV": "--cache-type-v",
 }  # fmt: skip
-"""Options of the spec that only some builds have a flag for, or whose values differ between builds."""
+"""Options of the spec -> flags that only some builds have, or whose values differ between builds."""
 
 
 def refuse(service: Service) -> tuple[str, str] | None:
-    """(reason, message) for what this engine cannot be asked for."""
+    """(reason, message) if this engine cannot honour the service's spec, else None."""
     if problem := refusal(_arguments(service), GRAMMAR, service.allowed_args, "llama-server"):
         return problem
     if service.options.get("ropeScaling", {}).get("type") == "longrope":
@@ -80,7 +80,7 @@ def _arguments(service: Service) -> ParsedArguments:
 
 
 def _odd_value(options: Mapping[str, Any]) -> tuple[str, str] | None:
-    """(reason, message) of a field whose value its flag would not take from spec.extraArgs either."""
+    """(reason, message) of the first field whose value its flag would not accept in spec.extraArgs either."""
     for name, flag in OPTION_FLAGS.items():
         said, checks = options.get(name), GRAMMAR.flags[flag].values
         for index, value in enumerate(said if isinstance(said, (list, tuple)) else [said]):
@@ -91,7 +91,7 @@ def _odd_value(options: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def lacks(service: Service, binary: Binary) -> tuple[str, str] | None:
-    """(reason, message) for what this build cannot be asked for; None as well where its help does not tell."""
+    """(reason, message) if this build cannot honour the service's spec; None also if its help lists no flags."""
     options = options_of(binary.help)
     if not options:
         return None
@@ -120,7 +120,7 @@ def _unable_to_speculate(service: Service, options: Mapping[str, Option]) -> tup
 
 
 def _misses(options: Mapping[str, Option], flag: str, value: object) -> str:
-    """Why a build cannot be given a flag with that value, "" if it can."""
+    """Reason why a build does not accept a flag with that value, or "" if it does."""
     if flag not in options:
         return f"this llama-server has no {flag}; remove it, or install a build that has it"
     choices = options[flag].choices.split(",") if options[flag].choices else ()
@@ -130,7 +130,7 @@ def _misses(options: Mapping[str, Option], flag: str, value: object) -> str:
 
 
 def _unknown_argument(service: Service, options: Mapping[str, Option]) -> tuple[str, str] | None:
-    """Of the user's arguments the first that this build would end at, or would read in another way."""
+    """(reason, message) of the first user argument that this build would exit at, or would parse differently."""
     asked, parsed = accepted(options), _arguments(service)
     variables, _ = as_arguments(service.env, VOCABULARY)
     for where, each in (
@@ -155,7 +155,7 @@ def _given(service: Service, *flags: str) -> bool:
 
 
 def _user_arguments(service: Service, further: Mapping[PartKey, str]) -> tuple[str, ...]:
-    """`spec.extraArgs` without what means nothing here, and with each file where it is on this Mac."""
+    """`spec.extraArgs` without the ignored flags, and with the local path of each file."""
     parsed = _arguments(service)
     result: list[str] = []
     for each in parsed.items:
@@ -170,7 +170,7 @@ def _user_arguments(service: Service, further: Mapping[PartKey, str]) -> tuple[s
 
 
 def _capacity(service: Service, place: Place) -> list[str]:
-    """What decides the memory: offload, context, slots, caches."""
+    """Flags that determine the memory: offload, context, slots, caches."""
     options = service.options
     layers = service.model.gpu_layers
     argv = ["--n-gpu-layers", str(layers if layers not in (None, 0) else DEFAULT_GPU_LAYERS)]
@@ -212,7 +212,7 @@ def _behaviour(options: Mapping[str, Any]) -> list[str]:
 
 
 def _further(service: Service, place: Place) -> list[str]:
-    """Companions of the model, and how it speculates."""
+    """Flags for the model's auxiliary files, and for speculative decoding."""
     argv = ["--mmproj", place.further[Role.PROJECTOR]] if Role.PROJECTOR in place.further else []
     asked = service.options.get("speculativeDecoding")
     if asked is None:
@@ -238,9 +238,9 @@ def _mode(service: Service) -> list[str]:
 
 
 def _housekeeping(service: Service, binary: Binary, prompt_cache: int, kept: int | None) -> list[str]:
-    """Flags that not every build has, given only to one that names them.
+    """Flags that not every build has: those that this build lists and the user did not give.
 
-    `prompt_cache`: in MiB. `kept`: checkpoints of each slot, None to say nothing of them.
+    `prompt_cache`: in MiB. `kept`: checkpoints of each slot, None to leave the flag out.
     """
     wanted = [
         ("--metrics", []),
@@ -249,7 +249,7 @@ def _housekeeping(service: Service, binary: Binary, prompt_cache: int, kept: int
         *([] if kept is None else [(CHECKPOINTS, [str(kept)])]),
         ("--no-webui", []),
         ("--offline", []),
-        # By default it lets the page of any host read its answers.
+        # By default a web page of any host may read its answers.
         ("--cors-origins", ["localhost"]),
         ("--no-cors-credentials", []),
     ]
@@ -264,14 +264,14 @@ def _housekeeping(service: Service, binary: Binary, prompt_cache: int, kept: int
 
 
 def _unpooled(argv: list[str]) -> bool:
-    """Whether embeddings are asked for token by token."""
+    """True if embeddings are not pooled: one per token."""
     return parse(tuple(argv), GRAMMAR).last("--pooling") == "none"
 
 
 def engine(service: Service, binary: Binary, place: Place) -> Engine:
     """argv and probes of one llama-server. The user's extra arguments come last, so they win.
 
-    A build that does not know how to unload an idle model (`--sleep-idle-seconds`) keeps it loaded.
+    A build that cannot unload an idle model (`--sleep-idle-seconds`) keeps it loaded.
     """
     options = options_of(binary.help)
     variables, env = as_arguments(service.env, VOCABULARY)
@@ -291,7 +291,7 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
     sleeps = parse(tuple(argv), GRAMMAR).given(SLEEP)
     path, body = smallest(service.mode, service.name)
     if _unpooled(argv):
-        path, body = "", ""  # no endpoint of OpenAI's answers then
+        path, body = "", ""  # OpenAI's endpoints do not answer then
     probe = Probe(
         expects='"status"',
         identity=service.name,

@@ -1,9 +1,9 @@
-"""Whether this process has a Metal device, asked before any model is started.
+"""Check for a Metal device, before any model is started.
 
-A process that launchd started in the wrong context may see no GPU, and then some engines compute on the CPU without a
-word. llama-server tells which devices it sees, and what it sees in our context every engine does that we start; so it
-answers for all of them. MLX ends by itself without a device. Where nobody can be asked, nothing is known, and nothing
-is refused: only an answer that lists no Metal device counts against it.
+A process that launchd started in the wrong context may see no GPU, and then some engines silently compute on the CPU.
+llama-server lists the devices it sees, and every engine that we start sees the same; so its answer counts for all of
+them. MLX exits by itself without a device. Without a llama-server nothing is known, and nothing is refused: only an
+answer that lists no Metal device is a reason to.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ WHY = (
     "itself once Metal is there"
 )
 Question = Callable[[], bool | None]
-"""Whether Metal is there; None if that is not known. May take seconds."""
+"""Returns True if there is a Metal device, None if that is unknown. May take seconds."""
 log = logging.getLogger("controller")
 
 
 def question_of(settings: object) -> Question | None:
-    """What is asked on this machine: nothing, off a Mac. `settings` hold the path of llama-server."""
+    """The check for this machine, None if it is no Mac. `settings` hold the path of llama-server."""
     if darwin_memory.mac() is None:
         return None
 
@@ -48,43 +48,43 @@ def question_of(settings: object) -> Question | None:
 
 @dataclass(frozen=True)
 class MetalState:
-    """What is known of the device at one moment."""
+    """The outcome of the checks so far."""
 
     asking: bool = False
-    """True until there was an answer, or none could be had."""
+    """True until the first check is over, whatever its outcome."""
     word: str = ""
-    """`there`, `absent`, or "" while it is not known, or nobody's question."""
+    """`there`, `absent`, or "" if it is unknown or does not apply."""
 
     @property
     def problem(self) -> tuple[str, str] | None:
-        """(reason, message) of why no engine is to be started here; None if one may."""
+        """(reason, message) if no engine may be started here, else None."""
         return (NO_METAL, WHY) if self.word == "absent" else None
 
     @property
     def held(self) -> str:
-        """Why nothing may be started right now, "" if it may."""
+        """Reason why nothing may be started right now, or "" if it may."""
         return ASKED if self.asking else NO_METAL if self.word == "absent" else ""
 
 
 class Metal(threading.Thread):
-    """Asks until the answer is yes, as that does not change while a process lives."""
+    """Checks until there is a device: that does not change while a process lives."""
 
     def __init__(self, question: Question | None, on_change: Callable[[], None]) -> None:
         super().__init__(name="metal", daemon=True)
         self._question, self._on_change = question, on_change
         self._pause = threading.Event()
         self.seen = MetalState(asking=question is not None)
-        """Replaced as a whole: whoever decides by it takes it once."""
+        """Replaced as a whole: read it once per decision."""
 
     def run(self) -> None:
         while self._question is not None and not self.look():
             self._pause.wait(AGAIN_S)
 
     def look(self) -> bool:
-        """Asks once; whether Metal is there."""
+        """Check once. Returns True if there is a Metal device."""
         found = self._question() if self._question is not None else None
         before = self.seen
-        # Not knowing takes nothing back: an engine that is being replaced just now cannot be asked.
+        # An unknown result keeps the previous one: a binary that is being replaced just now cannot be asked.
         self.seen = MetalState(word={True: "there", False: "absent", None: before.word}[found])
         if before != self.seen:
             if before.word != self.seen.word:

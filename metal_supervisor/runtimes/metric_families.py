@@ -1,4 +1,4 @@
-"""What a page of metrics says, once it has been read: families of samples, whoever wrote them."""
+"""Parsed metrics: families of samples, from any engine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 COUNTER, GAUGE, HISTOGRAM, SUMMARY, UNTYPED = "counter", "gauge", "histogram", "summary", "untyped"
 PARTS: Mapping[str, tuple[str, ...]] = {HISTOGRAM: ("_bucket", "_sum", "_count"), SUMMARY: ("_sum", "_count")}
-"""What the names of a family's samples end in, beside the family's own name."""
+"""Suffixes of a family's samples, by type, besides the family's own name."""
 
 
 class Unreadable(ValueError):
-    """What was said is not taken; `reason` is "format", or "series" or "size" if it is too much."""
+    """The page is rejected. `reason`: "format", or "series" or "size" if it is too large."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -24,7 +24,7 @@ class Sample:
 
     name: str
     labels: tuple[tuple[str, str], ...]
-    """(name, value) in the order in which they were said; values are printable and bounded."""
+    """(name, value) in the order of the page; values are printable and bounded."""
     value: float
 
 
@@ -33,7 +33,7 @@ class Family:
     """The samples of one metric."""
 
     name: str
-    """Of a counter, with `_total` if its samples have it."""
+    """For a counter with `_total`, if its samples have it."""
     kind: str
     help: str
     """Printable, "" if there is none."""

@@ -1,4 +1,4 @@
-"""What an MLX server will take of the memory, read back from the command line that it will be started with."""
+"""Memory estimate of an MLX server, read back from the command line that it will be started with."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from metal_supervisor.spec.sizes import MIB
 from metal_supervisor.spec.types import Service
 
 PROMPT_CACHE_MIB, PROMPT_CACHE_MIB_UNKNOWN = 1024, 512
-"""The most that old prompts are given beside a model, and what beside one that cannot be judged."""
+"""Size limit of the prompt cache, and its size for a model that cannot be estimated."""
 
 
 def demand(
     service: Service, argv: Sequence[str], model: Reading, _reading_of: Callable[[str], Reading | None]
 ) -> Demand:
-    """What an MLX server with this command line and model will take.
+    """Estimate for an MLX server with this command line and model.
 
-    It is charged for `spec.contextSize`, which its slots share, or else for all that the model was made for in each of
-    them: MLX allocates as a conversation grows. mlx_lm is held to that; the Swift server is trusted with it.
+    It is charged for `spec.contextSize`, which its slots share, or else for the model's full context in each of them:
+    MLX allocates as a conversation grows. For mlx_lm that limit is enforced; the Swift server is trusted to keep it.
     """
     made = estimate_of(service, argv, model)
     if made is None:
@@ -32,20 +32,20 @@ def demand(
 
 
 def prompt_cache_bytes(made: Estimate | None) -> int:
-    """How much mlx_lm may keep of old conversations: without the last one, its next turn would begin from nothing."""
+    """Size of mlx_lm's prompt cache: holds the last conversation, whose next turn would else start from nothing."""
     if made is None or made.basis != "config":
         return PROMPT_CACHE_MIB_UNKNOWN * MIB
     return min(made.kv_bytes + made.state_bytes, PROMPT_CACHE_MIB * MIB)
 
 
 def slot_tokens(service: Service) -> int:
-    """Tokens of one slot, 0 if the service does not say."""
+    """Context of one slot in tokens, 0 if the service does not set it."""
     total, slots = int(service.options.get("contextSize", 0)), int(service.options.get("parallelSlots", 1))
     return max(total // slots, 1) if total else 0
 
 
 def estimate_of(service: Service, argv: Sequence[str], model: Reading) -> Estimate | None:
-    """By config.json, or else by size; None if neither is known."""
+    """Estimate by config.json, or else by size; None if neither is known."""
     said = parse(tuple(argv), MLX.grammar)
     context = whole(said.last("--context"), slot_tokens(service))
     slots = whole(said.last("--max-slots"), whole(said.last("--decode-concurrency"), 1))
@@ -61,5 +61,5 @@ def estimate_of(service: Service, argv: Sequence[str], model: Reading) -> Estima
 
 
 def whole(text: str | None, default: int) -> int:
-    """A whole number that a flag gives, or else the default."""
+    """The value of a flag as a whole number, `default` if it is none."""
     return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else default

@@ -1,7 +1,7 @@
 """MLX models, one process per InferenceService: the Swift `mlx-server`, else mlx_lm's own server.
 
-mlx_lm's is run by our `mlx_engine.py`, which holds it to this one model and gives it the service's name. The Swift one
-knows no aliases: it goes by a name of its own. Both take a directory of config.json and *.safetensors.
+Our `mlx_engine.py` runs mlx_lm's server, limits it to this one model and gives that the service's name. The Swift one
+has no aliases: it serves the model under its own name. Both take a directory of config.json and *.safetensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from metal_supervisor.spec.types import Engine, Probe, Service
 
 SWIFT, MLX_LM = "mlx-server", "mlx_lm.server"
 GATED = 0, 32, 2
-"""The first mlx-lm that runs no `model_file` unless it is told to."""
+"""First version of mlx-lm that does not run a `model_file` by default."""
 
 NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
     "batchSize": ((), "MLX has no such batches; see --prefill-step-size in spec.extraArgs"),
@@ -39,13 +39,13 @@ NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
     "ropeScaling": ((), "set rope_scaling in the model's config.json"),
     "idleTtlS": ((), "MLX servers cannot unload their model"),
 }
-"""Options of the spec that no MLX server honours: the values that change nothing, and why the others are refused."""
+"""Option of the spec that no MLX server honours -> (values that change nothing, why all others are refused)."""
 
 KV_BITS: Mapping[str, int] = {"f16": 0, "bf16": 0, "q8_0": 8, "q4_0": 4}
 
 
 def refuse(service: Service) -> tuple[str, str] | None:
-    """(reason, message) for what no MLX server can be asked for."""
+    """(reason, message) if no MLX server can honour the service's spec, else None."""
     if problem := refusal(parse(service.extra_args, MLX.grammar), MLX.grammar, service.allowed_args, MLX.engine):
         return problem
     if service.mode != "chat":
@@ -62,7 +62,7 @@ def refuse(service: Service) -> tuple[str, str] | None:
 def meaningless(
     service: Service, table: Mapping[str, tuple[tuple[object, ...], str]], engine: str = "MLX"
 ) -> tuple[str, str] | None:
-    """(reason, message) for the first option of the spec that a table like NOT_HERE does not let pass."""
+    """(reason, message) of the first option of the spec that a table like NOT_HERE refuses, else None."""
     for name, (neutral, why) in table.items():
         if service.options.get(name) not in (None, *neutral):
             field = "annotation metal-supervisor.io/idle-ttl" if name == "idleTtlS" else f"spec.{name}"
@@ -71,16 +71,16 @@ def meaningless(
 
 
 def lacks(service: Service, binary: Binary) -> tuple[str, str] | None:
-    """(reason, message) for what this build cannot be asked for."""
+    """(reason, message) if this build cannot honour the service's spec, else None."""
     if KV_BITS[service.options.get("cacheTypeK", "f16")] and "--kv-bits" not in binary.flags:
         return "UnsupportedField", f"spec.cacheTypeK: this {binary.name} has no quantized cache (--kv-bits); remove it"
     return None
 
 
 def runs_code(binary: Binary) -> str:
-    """Why this build runs programs that a model brings, "" if it does not.
+    """Reason why this build runs code that a model contains, or "" if it does not.
 
-    A version that is not known is not judged: without one `mlx_engine` ends before it looks at a model.
+    An unknown version is not judged: without one `mlx_engine` exits before it reads a model.
     """
     found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", binary.version)
     if found is None or tuple(int(part or 0) for part in found.groups()) >= GATED:
@@ -90,7 +90,7 @@ def runs_code(binary: Binary) -> str:
 
 
 def access(binary: Binary, code: str) -> Access:
-    """What a server of MLX needs of the system; ours of mlx_lm runs beside its other modules, in `code`."""
+    """System access of an MLX server. With mlx_lm that includes `code`, the directory of `mlx_engine.py`."""
     if not binary.interpreter:
         return Access((binary.path,), binary.homes)
     return Access((binary.interpreter,), (*binary.homes, code), python=True)

@@ -1,10 +1,10 @@
-"""Keeps one model attached to a shared daemon, as the process that supervisord knows of its InferenceService.
+"""The attendant: keeps one model attached to a shared daemon, as the program that supervisord runs for its service.
 
-A daemon like oMLX or Ollama serves many models, and comes and goes on its own. One small process for each model makes
-it a program like any other: it is started, stopped, logged and seen with supervisorctl, survives whoever
-started it, and when it is told to end the model is unloaded. What it is doing is kept in `attached/` for the sidecar.
+A daemon like oMLX or Ollama serves many models, and starts and stops on its own. One small process for each model makes
+the model a program like any other: supervisorctl starts, stops and shows it, it has a log, it outlives the controller,
+and it unloads the model when it is stopped. It keeps a note of its phase in `attached/`, for the sidecar.
 
-It never gives up: a daemon that is away is waited for, a model that is refused is tried again, later each time.
+It never gives up: it waits for a daemon that is away, and retries a model that is refused, with backoff.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ AWAY_S, LONGEST_AWAY_S = 0.2, 2.0
 AGAIN_S, LONGEST_AGAIN_S = 2.0, 60.0
 LOAD_S = 3600.0
 DETACH_S = 20.0
-"""Below the 30 s after which supervisord would kill us."""
+"""Below the 30 s after which supervisord kills the attendant."""
 NEWS_EVERY_S = 10.0
-"""Between two words on how far a pull has come."""
+"""Between two progress reports of a pull."""
 
 
 class AttachedModel(Protocol):
-    """A model of a daemon; a class of `boundary` for each kind."""
+    """A model of a daemon; one class for each kind of daemon."""
 
     file: str
 
@@ -55,7 +55,7 @@ KINDS: dict[str, Callable[[Json], AttachedModel]] = {"omlx": OmlxModel, "ollama"
 
 @dataclass(frozen=True)
 class Pause:
-    """A pause that doubles."""
+    """A backoff that doubles up to `longest_s`."""
 
     now_s: float
     longest_s: float
@@ -65,7 +65,7 @@ class Pause:
 
 
 class ModelAttacher:
-    """Attends to one model until told to end."""
+    """Keeps one model attached until `end` is called."""
 
     def __init__(self, directory: StateDir, program: str, job: Json) -> None:
         self._state, self._program, self._job = directory, program, job
@@ -75,12 +75,12 @@ class ModelAttacher:
         self._told_at = 0.0
 
     def end(self) -> None:
-        """Makes `run` unload the model and return. Called from another thread."""
+        """Make `run` unload the model and return. Called from another thread."""
         self._over.set()
         self._news.set()
 
     def run(self) -> None:
-        """Attaches, looks after it, and attaches again."""
+        """Attach the model, check every LOOK_EVERY_S that it still is, and attach it again if not."""
         away, again = Pause(AWAY_S, LONGEST_AWAY_S), Pause(AGAIN_S, LONGEST_AGAIN_S)
         while not self._over.is_set():
             try:
@@ -104,7 +104,7 @@ class ModelAttacher:
         self._detach()
 
     def _daemon(self, keyed: bool = True) -> Daemon:
-        """The daemon, where it is now. `keyed`: to do more than look, which must not fail for a key. Raises Away."""
+        """The daemon at its current port. `keyed`: read its key, which plain queries do not need. Raises Away."""
         record = self._state.record_of(self._job["daemon"])
         if record is None or record.port is None:
             raise Away("it is being started")
@@ -115,13 +115,13 @@ class ModelAttacher:
             except OSError as error:
                 raise Away(f"its key cannot be read: {error.strerror}") from None
         spec = self._state.read_spec(record.spec_file) if record.spec_file else {}
-        # Its gate takes orders on loopback alone, also where engines listen on another address.
+        # Its gate accepts changes on loopback alone, also where engines listen on another address.
         gated = str(next(iter(spec.get("argv") or ()), "")).endswith("/ollama-gate")
         host = LOOPBACK if gated else asked_at(record.host)
         return Daemon(host, record.port, key, ours=record.spec_file is not None)
 
     def _attach(self) -> None:
-        """Attaches in a thread of its own, because being told to end must not wait for a load. Raises Away, Refused."""
+        """Attach in a thread, because `end` must not wait for a load. Raises Away, DaemonRefused."""
         daemon, failed = self._daemon(), list[Exception]()
 
         def work() -> None:
@@ -129,7 +129,7 @@ class ModelAttacher:
                 self._model.attach(daemon, LOAD_S, self._progress)
             except OSError as error:  # its file has gone, and may come back
                 failed.append(DaemonRefused(0, f"{error.filename}: {error.strerror}"))
-            except Exception as error:  # noqa: BLE001 - whoever waits is told
+            except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
                 failed.append(error)
             self._news.set()
 
@@ -149,19 +149,19 @@ class ModelAttacher:
         self._state.attached_path(self._program).unlink(missing_ok=True)
 
     def _needed_by_another(self) -> bool:
-        """Whether another service has the daemon run the very same file."""
+        """True if another service uses the daemon's process for the same file."""
         others = [each for each in self._state.attachments() if each.program != self._program and each.file]
         return any(each.file == self._model.file and is_alive(each.pid) for each in others)
 
     def _progress(self, text: str) -> None:
-        """Told before each step of attaching, and during long ones. Raises Away once there is no use in going on."""
+        """Report progress: called before each step of attaching, and during long ones. Raises Away after `end`."""
         if self._over.is_set():
             raise Away("it is not wanted any more")
         if time.monotonic() - self._told_at >= NEWS_EVERY_S or self._told.phase is not Phase.ATTACHING:
             self._tell(Phase.ATTACHING, text)
 
     def _tell(self, phase: Phase, message: str) -> None:
-        """Keeps what is being done, and says it in the log when it changes."""
+        """Write the note, wake the sidecar and log, if phase or message has changed."""
         if (phase, message) == (self._told.phase, self._told.message) and self._told.pid:
             return
         self._told = Attachment(self._program, os.getpid(), phase, message, time.time(), self._model.file)
@@ -172,7 +172,7 @@ class ModelAttacher:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process of ours."""
+    """True if the process exists and belongs to this user."""
     try:
         os.kill(pid, 0)
     except OSError:
@@ -181,7 +181,7 @@ def is_alive(pid: int) -> bool:
 
 
 def say(text: str) -> None:
-    """One line into the program's own log; nobody may be there to read it."""
+    """Write one line to the program's log; errors are ignored, as of a closed pipe."""
     try:
         os.write(2, f"metal-supervisor: {text}\n".encode("utf-8", "replace"))
     except OSError:
@@ -194,7 +194,7 @@ def _heed(signals: set[signal.Signals], attendant: ModelAttacher) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """`PROGRAM STATE_DIRECTORY`, with the job in the environment. Returns when told to end."""
+    """Run the attendant: `PROGRAM STATE_DIRECTORY`, with the job in the environment. Returns after a signal."""
     program, home = arguments
     try:
         job = json.loads(os.environ[JOB])
@@ -203,7 +203,7 @@ def main(arguments: list[str]) -> int:
         say(f"cannot attend to {program}: {type(error).__name__}: {error}")
         return 78
     ends = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # a handler might come while the very lock is held that it needs
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # a handler might need the very lock that the interrupted code holds
     threading.Thread(target=_heed, args=(ends, attendant), name="signals", daemon=True).start()
     attendant.run()
     return 0

@@ -1,7 +1,7 @@
 """Ollama: one daemon for many models, the user's own if there is one. A service is a model attached to it.
 
-A model comes from Ollama's library, or from a GGUF file; either way the service gets one of its own name, made with its
-parameters. What the daemon decides for all models (cache types, slots, flash attention) cannot be asked for here.
+A model comes from Ollama's library, or from a GGUF file; either way a model of the service's name is created, with its
+parameters. Settings of the daemon for all models (cache types, slots, flash attention) cannot be set per service.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
     **dict.fromkeys(("tensorOverrides", "metadataOverrides"), ((), FLAGS)),
     "moeCPULayers": ((0,), FLAGS),
 }
-"""Options of the spec that Ollama does not honour: the values that change nothing, and why the others are refused."""
+"""Option of the spec that Ollama does not honour -> (values that change nothing, why all others are refused)."""
 
 
 def refuse(service: Service) -> tuple[str, str] | None:
-    """(reason, message) for what Ollama cannot be asked for."""
+    """(reason, message) if Ollama cannot honour the service's spec, else None."""
     said = {"extraArgs": service.extra_args, "env": service.env, "containerPort": service.container_port}
     for field, given in said.items():
         if given:
@@ -58,7 +58,7 @@ def refuse(service: Service) -> tuple[str, str] | None:
 
 
 def parameters(service: Service) -> dict[str, Any]:
-    """What its model is made with, by the names of Ollama's Modelfile; the context always, for its default is vast."""
+    """Parameters of the model, by the names of Ollama's Modelfile. Always with the context, whose default is vast."""
     made = {"num_ctx": service.options.get("contextSize", DEFAULT_CONTEXT)}
     if "batchSize" in service.options:
         made["num_batch"] = service.options["batchSize"]
@@ -68,7 +68,7 @@ def parameters(service: Service) -> dict[str, Any]:
 
 
 def engine(service: Service, _binary: Binary, place: Place) -> Engine:
-    """The attendant of one model, and how the daemon is asked for it."""
+    """The attendant of one model, with the daemon's probe."""
     library = library_model(service.model.source)
     job = {
         "library": library,
@@ -83,7 +83,7 @@ def engine(service: Service, _binary: Binary, place: Place) -> Engine:
 
 
 def daemon(binary: Binary, place: Place, _options: Mapping[str, Any]) -> Engine:
-    """The daemon behind its gate, which binds it to loopback. It unloads nothing on its own: admission decides."""
+    """The daemon behind its gate, which binds it to loopback. It unloads no model by itself: admission decides."""
     env = {
         "OLLAMA_MODELS": place.daemon_models,
         "OLLAMA_KEEP_ALIVE": "-1",
@@ -98,7 +98,7 @@ def daemon(binary: Binary, place: Place, _options: Mapping[str, Any]) -> Engine:
 def demand(
     service: Service, _argv: Sequence[str], model: Reading, reading_of: Callable[[str], Reading | None]
 ) -> Demand | None:
-    """What a model takes: Ollama runs it by the same library as llama-server, as this command line would."""
+    """Estimate for a model: Ollama runs it with llama-server's library, as the command line built here would."""
     made = parameters(service)
     argv = ["--ctx-size", str(made["num_ctx"]), "--parallel", "1", "--cache-ram", "0", "--ctx-checkpoints", "0"]
     argv += ["--batch-size", str(made.get("num_batch", 512)), "--ubatch-size", str(made.get("num_batch", 512))]

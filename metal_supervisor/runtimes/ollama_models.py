@@ -1,7 +1,8 @@
-"""A model on an Ollama daemon: pulled or made, loaded for as long as its service runs, and unloaded.
+"""A model on an Ollama daemon: pulled or created, loaded for as long as its service runs, and unloaded.
 
-Ollama runs one process for each model file, whatever names it goes by: its list of what runs shows the name that came
-first, and unloading one name unloads all. So what runs is told by digests, and a file that somebody else uses stays.
+Ollama runs one process for each model file, whatever names it has: its list of running models shows the first name, and
+unloading one name unloads all. So running models are identified by digest, and a file in use by another service stays
+loaded.
 """
 
 from __future__ import annotations
@@ -17,31 +18,31 @@ from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
 from metal_supervisor.spec.types import Json
 
 STALL_S = 120.0
-"""How long a pull may stand still."""
+"""Longest time that a pull may make no progress."""
 READ_BYTES = 4 << 20
 UNLOAD_EVERY_S = 0.2
 FOREVER, NOT = -1, 0
 YEARS = 2
-"""A model that is to stay says that it leaves in centuries; one that somebody else asked for, in minutes."""
+"""A model with `keep_alive` -1 expires in centuries; one that another client has loaded, in minutes."""
 
 
 class OllamaModel:
-    """One model, as a service wants it."""
+    """One model with the parameters of its service."""
 
     def __init__(self, job: Json) -> None:
         self._job = job
         self._made = ""
-        """Digest under which Ollama knows what was made for the service, "" before."""
+        """Digest in Ollama of the model created for the service, "" before."""
         self.file = ""
-        """What Ollama runs for it, once attached, if another service of the same file would share its process."""
+        """Model or file that Ollama runs, once attached, if services of the same file share its process; else ""."""
 
     def attached(self, daemon: Daemon) -> bool:
-        """Whether it is loaded, and stays. Raises Away, Refused."""
+        """True if the model is loaded and does not expire. Raises Away, DaemonRefused."""
         rows = _rows(daemon.call("GET", "/api/ps"))
         return bool(self._made) and any(each.get("digest") == self._made and _stays(each) for each in rows)
 
     def attach(self, daemon: Daemon, timeout_s: float, progress: Callable[[str], None]) -> None:
-        """Pulls or makes it, and loads it; returns once it is loaded. Raises Away, Refused."""
+        """Pull or create the model, and load it; return once it is loaded. Raises Away, DaemonRefused."""
         job = self._job
         self.file = job["library"] or ("" if daemon.ours else job["path"])
         if job["library"]:
@@ -58,7 +59,7 @@ class OllamaModel:
         self._made = _digest_of(daemon, job["name"])
 
     def _claim_name(self, daemon: Daemon) -> None:
-        """Makes sure that what is replaced is not a model of the user's. Raises Away, Refused."""
+        """Make sure that the name is not that of a user's own model. Raises Away, DaemonRefused."""
         name, book = self._job["name"], Path(self._job["book"])
         made = set(book.read_text("utf-8").split()) if book.exists() else set()
         if name in made:
@@ -70,9 +71,10 @@ class OllamaModel:
             file.write(f"{name}\n")
 
     def detach(self, daemon: Daemon, timeout_s: float, keep: bool) -> None:
-        """Unloads it, and forgets its name; with `keep` the file stays loaded, for another service has it.
+        """Unload the model, and delete its name from a supervised daemon. `keep`: another service uses the file, which
+        stays loaded.
 
-        Raises Away, Refused.
+        Raises Away, DaemonRefused.
         """
         if not keep:
             self._unload(daemon, timeout_s)
@@ -80,9 +82,9 @@ class OllamaModel:
             daemon.call("DELETE", "/api/delete", {"model": self._job["name"]})
 
     def _unload(self, daemon: Daemon, timeout_s: float) -> None:
-        """Once it has answered; it may answer on for longer than `timeout_s`, and goes then.
+        """Unload the model, for up to `timeout_s`. Ollama unloads it once its requests are done, perhaps after that.
 
-        Told during a load Ollama forgets it, so it is told until it has heeded.
+        Ollama loses a request to unload during a load, so it is repeated until the model is gone.
         """
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
@@ -93,7 +95,7 @@ class OllamaModel:
 
 
 def _keep(daemon: Daemon, job: Json, keep_alive: int, timeout_s: float) -> None:
-    """Loads or unloads: an empty prompt does either, by how long it is to be kept."""
+    """Load or unload the model: an empty prompt does either, by its `keep_alive`."""
     body: dict[str, Any] = {"model": job["name"], "keep_alive": keep_alive}
     if job["mode"] == "embedding":
         daemon.call("POST", "/api/embed", {**body, "input": ""}, timeout_s)
@@ -102,7 +104,7 @@ def _keep(daemon: Daemon, job: Json, keep_alive: int, timeout_s: float) -> None:
 
 
 def _plain(name: object) -> str:
-    """A name without the tag that means nothing."""
+    """A name without the default tag."""
     return str(name).removesuffix(":latest")
 
 
@@ -112,19 +114,19 @@ def _rows(found: Json) -> list[Json]:
 
 
 def _stays(row: Json) -> bool:
-    """Whether nobody has told Ollama to unload it soon."""
+    """True if the model does not expire within years."""
     until = str(row.get("expires_at"))[:4]
     return until.isdigit() and int(until) >= time.gmtime().tm_year + YEARS
 
 
 def _digest_of(daemon: Daemon, name: str) -> str:
-    """Of the model of that name, "" if there is none."""
+    """Digest of the model of that name, "" if there is none."""
     rows = _rows(daemon.call("GET", "/api/tags"))
     return next((str(each.get("digest")) for each in rows if _plain(each.get("name")) == name), "")
 
 
 def _pulled(daemon: Daemon, job: Json, progress: Callable[[str], None]) -> str:
-    """Pulls a model of the library, unless it is there; its name. One that the user pulled is as good as any."""
+    """Pull a model of the library unless it is there, e.g. pulled by the user. Returns its name."""
     name, mirror = job["library"], job["registry"].partition("://")[2].rstrip("/")
     wanted = f"{mirror}/{name if '/' in name else f'library/{name}'}" if mirror else name
     if _digest_of(daemon, _plain(wanted)):
@@ -140,7 +142,7 @@ def _pulled(daemon: Daemon, job: Json, progress: Callable[[str], None]) -> str:
         done, total = (sum(each[at] for each in sizes.values()) for at in (0, 1))
         if done > most or not sizes:
             moved_at, most = time.monotonic(), done
-        if time.monotonic() - moved_at > STALL_S:  # lines go on coming, also when nothing else does
+        if time.monotonic() - moved_at > STALL_S:  # progress lines keep coming without progress
             raise Away(f"the pull of {name} stands still at {done / 1e9:.1f} of {total / 1e9:.1f} GB")
         if total:
             progress(f"Ollama pulls {name}: {100 * done // total} % of {total / 1e9:.1f} GB")
@@ -151,7 +153,10 @@ def _pulled(daemon: Daemon, job: Json, progress: Callable[[str], None]) -> str:
 
 
 def _succeed(daemon: Daemon, path: str, asked: Json, told: Callable[[Json], None]) -> None:
-    """Asks for what is told of in lines, of which only the last says whether it came to pass. Raises Away, Refused."""
+    """Send a request whose answer is streamed as progress lines, the last with the outcome. Raises Away, DaemonRefused.
+
+    `told`: called with each line.
+    """
     last: Json = {}
     for last in daemon.lines("POST", path, asked, STALL_S):
         told(last)
@@ -160,10 +165,10 @@ def _succeed(daemon: Daemon, path: str, asked: Json, told: Callable[[Json], None
 
 
 def _blob(daemon: Daemon, job: Json, timeout_s: float, progress: Callable[[str], None]) -> str:
-    """Makes a file known to the daemon; its digest.
+    """Make a file known to the daemon as a blob. Returns its digest.
 
-    One of ours gets a link, under a name of the service's own: it looks for a blob by its name alone, 40 GB need not be
-    read for that, and two services of one file each get a process and a context of their own.
+    A supervised daemon gets a hard link, named by a digest of the file's identity and the service: it finds a blob by
+    its name alone, so 40 GB need not be read, and two services of one file each get their own process and context.
     """
     path = Path(job["path"])
     if daemon.ours:

@@ -1,8 +1,8 @@
-"""oMLX: one daemon for many MLX models. Here a service is a model attached to it, and its process the attendant.
+"""oMLX: one daemon for many MLX models. A service is a model attached to it, and its process the attendant.
 
-The daemon is run behind our gate (`omlx_engine.py`), because by itself it finds a new model only by unloading all
-others. What belongs to all models together (caches, how many requests at once) is the daemon's, and cannot be had
-twice in different ways.
+The daemon runs behind our gate (`omlx_engine.py`), because by itself it finds a new model only by unloading all others.
+Settings for all models together (caches, number of concurrent requests) are the daemon's, and services cannot differ in
+them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CACHE_DIRECTORY = "pagedSSDCacheDir"
 DAEMON_OPTIONS = ("hotCacheMaxSize", CACHE_DIRECTORY, "pagedSSDCacheMaxSize")
 KEY_FILE, BASE = "omlx.key", "omlx"
 SERVED, KEY = "served/omlx", "served/omlx/key"
-"""What a confined daemon may read: its key, and the models that it is told to load while it runs."""
+"""Paths that a confined daemon may read: the models attached while it runs, and its key."""
 MODELS = f"{SERVED}/models"
 
 SHARED = "the shared daemon decides it for all its models"
@@ -35,11 +35,11 @@ NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
     "cacheTypeV": (("f16", "bf16"), "set spec.turboQuantBits instead"),
     "idleTtlS": ((), "a model of oMLX stays loaded while its service runs"),
 }
-"""Options of the spec that oMLX does not honour: the values that change nothing, and why the others are refused."""
+"""Option of the spec that oMLX does not honour -> (values that change nothing, why all others are refused)."""
 
 
 def refuse(service: Service) -> tuple[str, str] | None:
-    """(reason, message) for what oMLX cannot be asked for."""
+    """(reason, message) if oMLX cannot honour the service's spec, else None."""
     if service.extra_args:
         return "UnsupportedField", f"spec.extraArgs are not for oMLX: {SHARED}; remove them"
     if service.env:
@@ -59,7 +59,7 @@ def refuse(service: Service) -> tuple[str, str] | None:
 
 
 def engine(service: Service, _binary: Binary, place: Place) -> Engine:
-    """The attendant of one model, and how the daemon is asked for it."""
+    """The attendant of one model, with the daemon's probe."""
     settings: dict[str, Any] = {}
     if "contextSize" in service.options:
         settings["max_context_window"] = service.options["contextSize"]
@@ -76,7 +76,7 @@ def engine(service: Service, _binary: Binary, place: Place) -> Engine:
 
 
 def daemon(binary: Binary, place: Place, options: Mapping[str, Any]) -> Engine:
-    """The daemon itself; `options` are those of `DAEMON_OPTIONS` that its services agree on."""
+    """The daemon itself. `options`: the DAEMON_OPTIONS that its services agree on."""
     home = place.cwd
     argv = [binary.interpreter, "-E", f"{home}/current/omlx_engine.py"]
     argv += ["--key-file", f"{home}/{KEY}", "--base-path", f"{home}/{BASE}", "--served", f"{home}/{MODELS}"]
@@ -90,7 +90,7 @@ def daemon(binary: Binary, place: Place, options: Mapping[str, Any]) -> Engine:
         )
         if name in options
     ]
-    # By itself it would fill a tenth of the disk with caches that nobody asked for.
+    # By default it fills a tenth of the disk with caches.
     argv += [part for pair in cache for part in pair] if cache else ["--no-cache"]
     base = f"{home}/{BASE}"
     env = (("HF_HUB_CACHE", f"{home}/hub"), ("HF_HUB_OFFLINE", "1"), ("HOME", base), ("TMPDIR", base))
@@ -98,14 +98,14 @@ def daemon(binary: Binary, place: Place, options: Mapping[str, Any]) -> Engine:
 
 
 def access(binary: Binary, code: str) -> Access:
-    """What its process needs of the system; psutil ends it where it cannot list processes."""
+    """System access of the daemon's process; it exits if psutil cannot list processes."""
     return Access((binary.interpreter,), (*binary.homes, code), list=("/proc",), python=True)
 
 
 def demand(
     service: Service, argv: Sequence[str], model: Reading, reading_of: Callable[[str], Reading | None]
 ) -> Demand:
-    """What a model takes of the daemon's memory, and its share of the daemon itself."""
+    """Estimate for a model, with a share of the daemon itself."""
     bits, hot = service.options.get("turboQuantBits"), service.options.get("hotCacheMaxSize")
     told = [*argv, *(["--kv-bits", str(bits)] if bits else [])]
     told += ["--prompt-cache-bytes", str(cache_bytes(hot))] if hot else []
@@ -113,5 +113,5 @@ def demand(
 
 
 def cache_bytes(said: str) -> int:
-    """Bytes of a size as oMLX reads it: `8GB` has 2^33."""
+    """A size as oMLX parses it, in bytes: `8GB` is 2^33."""
     return int(float(said[:-2]) * 1024 ** (1 + "KMGT".index(said[-2])))

@@ -1,4 +1,4 @@
-"""A model on the shared oMLX daemon, attached and detached through the gate it is run behind (`omlx_engine.py`)."""
+"""A model on the shared oMLX daemon, attached and detached through the daemon's gate (`omlx_engine.py`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IN_PLACE = (
 
 
 class OmlxModel:
-    """One model, as a service wants it."""
+    """One model with the settings of its service."""
 
     def __init__(self, job: Json) -> None:
         self._job = job
@@ -30,10 +30,10 @@ class OmlxModel:
         self._judged = job["path"], *job.get("files", ())
         self._body = {"path": job["path"], "settings": job["settings"]}
         self.file = ""
-        """What the daemon runs for several at once: nothing; each has its own."""
+        """Always "": no two services share a model's process."""
 
     def attached(self, daemon: Daemon) -> bool:
-        """Whether it is loaded, from where and as it is wanted. Raises Away, Refused."""
+        """True if the model is loaded, with the wanted path and settings. Raises Away, DaemonRefused."""
         listed = daemon.call("GET", MODELS).get("data")
         if not isinstance(listed, list):
             raise DaemonRefused(200, f"{MODELS} answered without a list of models; another server has oMLX's port")
@@ -42,7 +42,7 @@ class OmlxModel:
         return any((each.get("id"), each.get("loaded"), each.get("asked")) == wanted for each in rows)
 
     def attach(self, daemon: Daemon, timeout_s: float, progress: Callable[[str], None]) -> None:
-        """Loads it; returns once it is. Raises Away, Refused."""
+        """Load the model; return once it is loaded. Raises Away, DaemonRefused."""
         linked = self._lay_out()
         progress(f"oMLX loads {self._job['path']}")
         try:
@@ -51,7 +51,7 @@ class OmlxModel:
             raise error if linked else DaemonRefused(error.status, f"{error}; {IN_PLACE}") from None
 
     def detach(self, daemon: Daemon, timeout_s: float, _keep: bool) -> None:
-        """Unloads it. Raises Away, Refused."""
+        """Unload the model and remove its links. Raises Away, DaemonRefused."""
         daemon.call("DELETE", self._path, timeout_s=timeout_s)
         shutil.rmtree(self._served, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""What a runtime is told about this machine when it composes a command line."""
+"""Inputs about this machine from which a runtime composes a command line."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from metal_supervisor.spec.types import PartKey
 
 @dataclass(frozen=True)
 class Executable:
-    """A program that can serve a runtime, and how to come by it."""
+    """A program that can serve a runtime, and how to install it."""
 
     name: str
-    """As it is found on PATH, e.g. `llama-server`."""
+    """Its name on PATH, e.g. `llama-server`."""
     setting: str
     """Name of the setting that holds its path."""
     install: str
-    """What to do where it is missing."""
+    """Advice if it is missing."""
     script: bool = False
-    """It is a script of Python's, whose interpreter has to be known."""
+    """It is a Python script, whose interpreter has to be known."""
     help: tuple[str, ...] = ("--help",)
-    """What makes it tell its flags."""
+    """Arguments that print its flags."""
     package: str = ""
-    """The Python package of a script whose version has to be known."""
+    """Python package of a script, if its version has to be known, else ""."""
 
 
 @dataclass(frozen=True)
@@ -33,24 +33,24 @@ class Binary:
 
     path: str
     flags: frozenset[str]
-    """Every `--flag` the binary names; builds differ in what they know."""
+    """All `--flag`s in its help; builds differ in them."""
     name: str = ""
-    """Which of its runtime's executables it is."""
+    """Name of the runtime's executable that it is."""
     interpreter: str = ""
-    """What runs it if it is a script, "" if it is none."""
+    """Python that runs it if it is a script, else ""."""
     help: str = ""
-    """All that its `--help` prints; "" if only its flags are known."""
+    """Full output of `--help`; "" if only its flags are known."""
     homes: tuple[str, ...] = ()
     """Directories of its own code: its libraries, an interpreter's environment and installation."""
     build: str = ""
-    """Tells this build from others at the same path."""
+    """Identifies this build among others at the same path."""
     version: str = ""
-    """Of its executable's `package`, "" if there is none, or its interpreter does not find it."""
+    """Version of its executable's `package`, "" if there is none, or its interpreter does not find it."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an engine is to run, as far as its command line needs to know."""
+    """Paths, address and resources for an engine's command line."""
 
     model_path: str
     host: str
@@ -59,12 +59,12 @@ class Place:
     """Performance cores, None when unknown."""
     cwd: str
     model: Reading = field(default_factory=lambda: Reading(None))
-    """What is known of the model's file."""
+    """The reading of the model's file."""
     further: Mapping[PartKey, str] = field(default_factory=dict)
-    """Where the service's companions are."""
+    """Paths of the service's auxiliary files."""
     registry: str = ""
     """Base URL of the mirror that Ollama's library models are pulled from, "" for the library itself."""
     daemon_models: str = ""
     """Directory in which a supervised Ollama keeps its models."""
     judged: tuple[str, ...] = ()
-    """Real paths of the model's files, as they were judged."""
+    """Real paths of the model's files at the time they were judged."""

@@ -1,7 +1,7 @@
-"""Asks an engine, over loopback HTTP, what a runtime described as data: does it serve, and is it ours?
+"""HTTP probes of an engine, as its runtime describes them: readiness, identity, activity.
 
-Every question has a timeout and asks for no tokens, so a probe can neither hang nor disturb. The one exception is the
-first request of a process, which may take as long as loading: it is looked at now and then, and can be given up.
+Every request has a timeout and generates no tokens, so a probe can neither hang nor disturb. The one exception is the
+first request of a process, which may take as long as loading: it is polled, and can be cancelled.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """What a probe found."""
+    """The result of a probe."""
 
     ready: bool
     message: str
-    """Why not, "" when ready."""
+    """Reason why not, "" when ready."""
     refused: bool = False
-    """Nobody listens there."""
+    """The connection was refused."""
 
 
 class _Received:
-    """What was received, as `HTTPResponse` wants to read it."""
+    """Received bytes, with the socket interface that `HTTPResponse` reads from."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -43,14 +43,14 @@ class _Received:
 
 
 def _get(host: str, port: int, path: str, timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
-    """(status, body)."""
+    """(status, body) of a GET. Raises OSError, HTTPException."""
     return _parsed(_received(host, port, path, timeout_s))
 
 
 def _received(host: str, port: int, path: str, timeout_s: float, key: str = "") -> bytes:
-    """A whole answer, or MOST_BYTES of it and a little more.
+    """A whole answer, or MOST_BYTES of it and a little more. Raises OSError.
 
-    One deadline for all of it: an engine that drips bytes, however fast, is no better than one that hangs.
+    One deadline for all of it: an engine that sends bytes one by one, however fast, is no better than one that hangs.
     """
     until = time.monotonic() + timeout_s
     data = bytearray()
@@ -73,7 +73,7 @@ def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
     connection = socket.create_connection((host, port), timeout=timeout_s)
     try:
         if connection.getsockname() == connection.getpeername():
-            raise ConnectionRefusedError  # nobody listens, and the system gave this connection that very port
+            raise ConnectionRefusedError  # connected to itself: nothing listens, and the ephemeral port is this one
     except OSError:
         connection.close()
         raise
@@ -81,9 +81,9 @@ def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
 
 
 def _parsed(data: bytes) -> tuple[int, bytes]:
-    """(status, body) of a whole HTTP answer. Raises HTTPException if it is cut, or none.
+    """(status, body) of a whole HTTP answer. Raises HTTPException if it is truncated or malformed.
 
-    Whatever else reading it raises is one, too: a length that no machine can count is no error of ours.
+    Other exceptions of the parser become one too, as of a length that is too large to count.
     """
     answer = http.client.HTTPResponse(_Received(data))  # type: ignore[arg-type]
     try:
@@ -91,14 +91,14 @@ def _parsed(data: bytes) -> tuple[int, bytes]:
         return answer.status, answer.read()
     except (OSError, http.client.HTTPException):
         raise
-    except Exception as error:  # noqa: BLE001 - what an engine sends must end no thread of ours
+    except Exception as error:  # noqa: BLE001 - no engine's answer may end the probing thread
         raise http.client.HTTPException(type(error).__name__) from None
 
 
 def probe(
     port: int, asked: Probe, identify: bool, host: str = "127.0.0.1", timeout_s: float = TIMEOUT_S
 ) -> ProbeAnswer:
-    """Whether the engine on the port serves; with `identify`, whether it is the one we mean."""
+    """Check that the engine on the port is ready; with `identify`, also that it is the expected one."""
     try:
         status, body = _get(host, port, asked.path, timeout_s)
         if status == 503:
@@ -122,10 +122,10 @@ def _shown(body: bytes) -> str:
 
 
 def turns(port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = TIMEOUT_S) -> bool:
-    """Whether the engine's work loop takes requests: what its slots do is answered from there, not by its server.
+    """True if the engine's work loop takes requests: that loop, not the HTTP server, answers queries about the slots.
 
-    An engine that is to fall asleep is not asked: each such question counts as work, and puts that off (or wakes it).
-    Its health has to do.
+    An engine that unloads its model when idle is not asked: each such query counts as activity, which delays that, or
+    wakes it. Its health has to suffice, and the result is True.
     """
     if not asked.busy_path or asked.asleep_path:
         return True
@@ -134,14 +134,14 @@ def turns(port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = T
     except TimeoutError:
         return False
     except (OSError, http.client.HTTPException):
-        return True  # refused or cut: no word about the work loop
+        return True  # refused or cut off: that says nothing about the work loop
     return True
 
 
 def busy(port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = TIMEOUT_S) -> bool | None:
-    """Whether the engine answers somebody right now; one too busy to say so is busy. None if it does not tell.
+    """True if the engine has requests in flight, or is too busy to answer. None if it does not report that.
 
-    One that sleeps answers nobody, and is not woken by asking.
+    One whose model is unloaded has none, and the query does not wake it.
     """
     if not asked.busy_path:
         return None
@@ -152,18 +152,18 @@ def busy(port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = TI
     except TimeoutError:
         return True
     except (OSError, http.client.HTTPException):
-        return False  # nobody listens, or it cuts everybody off
+        return False  # nothing listens, or all connections are closed
     try:
         slots = json.loads(body) if status == 200 else None
     except (ValueError, RecursionError):
         slots = None
     if not isinstance(slots, list):
-        return None  # it wants a key, or was told to keep its slots to itself
+        return None  # it requires a key, or its slots endpoint is disabled
     return any(isinstance(slot, dict) and slot.get("is_processing") is True for slot in slots)
 
 
 def _sleeps(host: str, port: int, asked: Probe, timeout_s: float) -> bool:
-    """Whether the engine says that it sleeps. Raises OSError, also when it does not answer in time."""
+    """True if the engine reports that it sleeps. Raises OSError, also when it does not answer in time."""
     try:
         _, body = _get(host, port, asked.asleep_path, timeout_s)
         told = json.loads(body)
@@ -173,7 +173,7 @@ def _sleeps(host: str, port: int, asked: Probe, timeout_s: float) -> bool:
 
 
 class FirstRequest:
-    """The first request of an engine's process, under way from the first `wait` on."""
+    """The first request of an engine's process, sent by the first `wait`."""
 
     def __init__(
         self, port: int, asked: Probe, key: tuple[str, str], timeout_s: float, host: str = "127.0.0.1"
@@ -185,7 +185,7 @@ class FirstRequest:
         self._data = bytearray()
 
     def wait(self, seconds: float) -> ProbeAnswer | None:
-        """What came of it; None if nothing has within these seconds."""
+        """The result; None if there is none within these seconds."""
         path = self._asked.first_path
         try:
             connection = self._connection or self._sent()
@@ -198,7 +198,7 @@ class FirstRequest:
             return ProbeAnswer(False, f"{path} was not answered to the end: {type(error).__name__}")
 
     def close(self) -> None:
-        """Gives it up: an engine ends what nobody waits for."""
+        """Cancel the request: an engine aborts one whose client has disconnected."""
         if self._connection is not None:
             self._connection.close()
 
@@ -215,7 +215,7 @@ class FirstRequest:
         return connection
 
     def _received(self, connection: socket.socket, until: float) -> bool:
-        """Reads what comes until then; whether that was the end of the answer."""
+        """Read until then (monotonic). Returns True if the answer is complete."""
         while (left_s := until - time.monotonic()) > 0:
             connection.settimeout(left_s)
             try:
@@ -229,7 +229,7 @@ class FirstRequest:
 
 
 def _own_name(host: str, port: int, asked: Probe) -> str:
-    """The first name under which an engine says that it serves, "" if it says none. Raises OSError, HTTPException."""
+    """The first name in the engine's list of models, "" if there is none. Raises OSError, HTTPException."""
     _, body = _get(host, port, asked.identity_path)
     try:
         return str(json.loads(body)["data"][0]["id"])
@@ -238,7 +238,7 @@ def _own_name(host: str, port: int, asked: Probe) -> str:
 
 
 def metrics(host: str, port: int, timeout_s: float = TIMEOUT_S) -> str:
-    """What an engine counts, as Prometheus reads it; "" if it does not tell, wants a key, or is too busy."""
+    """An engine's metrics in Prometheus' format; "" if it has none, requires a key, or is too busy."""
     try:
         status, body = _get(host, port, "/metrics", timeout_s)
     except (OSError, http.client.HTTPException):
@@ -247,9 +247,9 @@ def metrics(host: str, port: int, timeout_s: float = TIMEOUT_S) -> str:
 
 
 def counted(host: str, port: int, path: str, key: str = "", timeout_s: float = TIMEOUT_S) -> tuple[str, str]:
-    """(what an engine counts, "") or ("", why there is nothing, by `engine_metrics.REASONS`).
+    """(an engine's metrics, ""), or ("", reason as in `engine_metrics.REASONS`).
 
-    `key`: sent along, "" for none. A redirect is not followed.
+    `key`: bearer token, "" for none. A redirect is not followed.
     """
     try:
         data = _received(host, port, path, timeout_s, key)
@@ -268,7 +268,7 @@ def counted(host: str, port: int, path: str, key: str = "", timeout_s: float = T
 
 
 def answers_at(host: str, port: int, timeout_s: float = 1.0) -> bool:
-    """Whether anybody listens there, asked from here."""
+    """True if a TCP connection can be opened from this Mac."""
     try:
         _connected(host, port, timeout_s).close()
     except OSError:
@@ -280,9 +280,9 @@ def _identity(host: str, port: int, asked: Probe, timeout_s: float) -> ProbeAnsw
     status, body = _get(host, port, asked.identity_path, timeout_s)
     try:
         listed = json.loads(body)["data"]
-        loaded = [item for item in listed if item.get("loaded", True)]  # a daemon lists those it could load, too
+        loaded = [item for item in listed if item.get("loaded", True)]  # a daemon also lists models that are not loaded
         names = {name for item in loaded for name in (item.get("id"), *(item.get("aliases") or ()))}
-        names |= {str(name).removesuffix(":latest") for name in names}  # Ollama's, by the tag that means nothing
+        names |= {str(name).removesuffix(":latest") for name in names}  # Ollama's names have the default tag
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         names = None
     if status != 200 or names is None:

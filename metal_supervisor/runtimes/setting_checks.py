@@ -1,6 +1,6 @@
-"""Checks of the settings that name runtimes, their flags or their variables, handed to the settings as data.
+"""Validation of the settings that name runtimes, their flags or their variables, registered in RUNTIME_CHECKS.
 
-Import it wherever settings are read; the settings cannot import it, because most of this program is above them.
+Import it wherever settings are read: the settings cannot import it, because the runtimes are in a layer above them.
 """
 
 from __future__ import annotations
@@ -49,5 +49,5 @@ RUNTIME_CHECKS.update(runtime=_runtime, runtimes=_runtimes, allow_extra_args=_fl
 
 
 def offered(settings: Settings) -> tuple[str, ...]:
-    """The runtimes that this Mac offers, the preferred first."""
+    """The runtimes that this Mac offers, in order of preference."""
     return tuple(dict.fromkeys(_listed(settings.runtimes))) or tuple(RUNTIMES)

@@ -1,6 +1,6 @@
 """MLX models by vLLM with a Swift engine (github.com/TheTom/vllm-swift), one process per InferenceService.
 
-`vllm-swift serve` is a thin command before vLLM's own server, and hands it every flag as it is.
+`vllm-swift serve` is a thin wrapper of vLLM's own server, and passes every flag unchanged.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from metal_supervisor.spec.types import Engine, Probe, Service
 
 NAME = "vllm-swift"
 PYTHON_BYTES = 1536 * MIB
-"""Of vLLM's two processes, which both have PyTorch; not measured on a Mac, a relative of one process took 800 MB."""
+"""Both of vLLM's processes, which load PyTorch; not measured on a Mac: a similar engine of one process took 800 MB."""
 CACHE_BITS = 8
-"""What a number of a compressed cache is charged. It should take half of that, but earlier releases did not compress
-everywhere, and it is unpacked block by block to be read."""
+"""Charge per number in a compressed cache. It should take half of that, but earlier releases did not compress
+everywhere, and blocks are decompressed to be read."""
 
 TURBO_BITS: Mapping[str, int] = {"turbo4v2": 4, "turbo4": 4, "turbo3": 3, "turbo2": 2}
-"""Scheme of a compressed cache -> its bits."""
+"""Scheme of a compressed cache -> bits per number."""
 FIELDS: Mapping[str, tuple[tuple[object, ...], str]] = {
     **{name: row for name, row in NOT_HERE.items() if not name.startswith("cacheTypeCustom")},
     "batchSize": ((), "vLLM makes its batches by itself"),
@@ -37,11 +37,11 @@ FIELDS: Mapping[str, tuple[tuple[object, ...], str]] = {
     "cacheTypeV": (("f16",), f"vllm-swift has {', '.join(TURBO_BITS)}, as spec.cacheTypeCustomK"),
     "noWarmup": ((False,), "vLLM always warms up"),
 }
-"""Options of the spec that it does not honour: the values that change nothing, and why the others are refused."""
+"""Option of the spec that vllm-swift does not honour -> (values that change nothing, why all others are refused)."""
 
 
 def refuse(service: Service) -> tuple[str, str] | None:
-    """(reason, message) for what vllm-swift cannot be asked for."""
+    """(reason, message) if vllm-swift cannot honour the service's spec, else None."""
     if problem := refusal(parse(service.extra_args, VLLM.grammar), VLLM.grammar, service.allowed_args, NAME):
         return problem
     if service.mode != "chat":
@@ -56,7 +56,7 @@ def refuse(service: Service) -> tuple[str, str] | None:
 
 
 def engine(service: Service, binary: Binary, place: Place) -> Engine:
-    """argv and probes of one vllm-swift. With a key, its list of models is closed to us: it goes by its port alone."""
+    """argv and probes of one vllm-swift. With a key, probes cannot read its list of models, and do not identify it."""
     argv = [binary.path, "serve", place.model_path, "--host", place.host, "--port", str(place.port)]
     argv += ["--served-model-name", *dict.fromkeys((service.name, service.model.name))]
     argv += ["--max-num-seqs", str(service.options.get("parallelSlots", 1))]
@@ -77,11 +77,11 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
 def demand(
     _service: Service, argv: Sequence[str], model: Reading, _reading_of: Callable[[str], Reading | None]
 ) -> Demand:
-    """What vllm-swift with this command line and model will take.
+    """Estimate for vllm-swift with this command line and model.
 
-    vLLM's own share of memory (`--gpu-memory-utilization`) is only what its scheduler reckons with: the Swift engine
-    allocates a cache of `--max-model-len` for each of `--max-num-seqs`, once it has something to answer. What MLX keeps
-    of freed buffers is bound by that share alone; it is not foreseen here, but counted as soon as it is measured.
+    vLLM's own share of memory (`--gpu-memory-utilization`) only informs its scheduler: the Swift engine allocates a
+    cache of `--max-model-len` for each of `--max-num-seqs` with its first request. MLX's pool of freed buffers is
+    limited by that share alone; it is not in the estimate, but in the footprint as soon as that is measured.
     """
     said = parse(tuple(argv), VLLM.grammar)
     context, slots = whole(said.last("--max-model-len"), 0), whole(said.last("--max-num-seqs"), 1)
@@ -92,7 +92,7 @@ def demand(
 
 
 def _estimate(context: int, slots: int, compressed: bool, model: Reading) -> Estimate | None:
-    """By config.json, or else by size; None if neither is known."""
+    """Estimate by config.json, or else by size; None if neither is known."""
     if model.size_bytes is None:
         return None
     why = model.problem
@@ -102,7 +102,7 @@ def _estimate(context: int, slots: int, compressed: bool, model: Reading) -> Est
         except CannotEstimate as error:
             why = str(error)
         else:
-            # A prompt is read into a cache of its own before that is copied into its slot.
+            # A prompt is processed in a cache of its own, which is then copied into the slot.
             scratch = made.compute_bytes + made.kv_bytes // made.slots
             return replace(made, compute_bytes=scratch, overhead_bytes=PYTHON_BYTES)
     made = by_size(model.size_bytes, CacheSettings(context=context, slots=slots, mmap=False), why)

@@ -1,1 +1,1 @@
-"""Programs around engines that need one: a gate, or a server held to one model. Other interpreters run some of them."""
+"""Wrappers of engines that need one: a gate, or a server limited to one model. Other interpreters run some of them."""

@@ -1,6 +1,7 @@
-"""Rules that the gates before engines share: which clients are on this machine, and which requests a web page sent.
+"""Rules shared by the gates in front of engines: clients on this machine, requests of web pages, foreign media.
 
-Standard library only, and no import of ours: other interpreters run it beside `mlx_engine.py` and `omlx_engine.py`.
+Standard library only, and no import of metal_supervisor: other interpreters run it beside `mlx_engine.py` and
+`omlx_engine.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ FOREIGN = "a web page of another host may not use this engine (Origin)"
 
 
 def from_foreign_page(origins: Iterable[str]) -> bool:
-    """Tell whether a browser sent a request for a page of another host; `origins`: its `Origin` headers.
+    """True if a browser sent the request for a page of another host. `origins`: its `Origin` headers.
 
     Browsers send the header with every POST, also after DNS rebinding, when `Host` and address both look right. `Host`
     itself proves nothing: pods use a Service's name, and an Ingress any name.
@@ -44,7 +45,7 @@ NOT_DATA = "images and the like must be data: URLs; nothing is opened or fetched
 
 
 def names_foreign_media(asked: Any) -> bool:
-    """Tell whether the JSON of a request names media elsewhere: by a URL to fetch, or a path of this machine."""
+    """True if the JSON of a request names media elsewhere: by a URL to fetch, or a path of this machine."""
     left = [asked]
     while left:  # a loop: nested as deep as the parser allows, recursion would fail where the engine does not
         each = left.pop()

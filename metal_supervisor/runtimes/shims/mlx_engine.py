@@ -1,14 +1,14 @@
-"""mlx_lm's own server, held to one model: run by mlx_lm's interpreter instead of its script `mlx_lm.server`.
+"""mlx_lm's own server, limited to one model. mlx_lm's interpreter runs it instead of the script `mlx_lm.server`.
 
-By itself that server loads whatever path or repository a request names (`model`, `adapters`, `draft_model`), fetches
-the URLs of images, says that it is healthy before its model is loaded, goes on living when the model cannot be loaded
-or the port is taken, answers under the model's path and to any web page, and keeps more conversations than it was told
-to. Here only the model of `--model` is ever loaded, it answers under the names it is given, pages of other hosts are
-refused, and whatever goes wrong ends the process.
+By itself that server loads any path or repository that a request names (`model`, `adapters`, `draft_model`), fetches
+the URLs of images, reports health before its model is loaded, keeps running when the model cannot be loaded or the port
+is taken, answers under the model's path and to any web page, and exceeds its prompt cache limit. Here only the model of
+`--model` is ever loaded, it answers under the given names, pages of other hosts are refused, and any failure ends the
+process.
 
 Run as `python -E mlx_engine.py --alias NAME[,NAME] [--context TOKENS] ARGUMENTS OF mlx_lm.server`; needs mlx_lm alone.
 A spec of an older release may name this file: keep its arguments as they are. Exit codes: 1 it cannot serve,
-2 an argument is wrong, 69 this mlx_lm is not as it is known here.
+2 an argument is wrong, 69 this version of mlx_lm is not supported.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ else:
     import gate  # mlx_lm's interpreter does not have our package
 
 KNOWN = "0.32.2"
-"""The mlx_lm that this was written for."""
+"""Version of mlx_lm that this was written for."""
 EXIT_CANNOT_SERVE, EXIT_UNKNOWN = 1, 69
 
 
 class Log(io.TextIOBase):
-    """The standard outputs; nobody may be there to read them, and that must not cut an answer off."""
+    """Replacement of stdout and stderr that ignores write errors: a closed log pipe must not cut off an answer."""
 
-    turn = threading.RLock()  # what is collected while it writes may have something to say, too
+    turn = threading.RLock()  # reentrant: a finalizer that runs during a write may write, too
 
     def write(self, text: str) -> int:
         with Log.turn, contextlib.suppress(OSError):
@@ -49,8 +49,8 @@ class Log(io.TextIOBase):
 
 
 def end(why: str, code: int = EXIT_CANNOT_SERVE) -> None:
-    """Ends the process at once: its other threads would keep it alive, and it cannot serve."""
-    # Other threads, which log and warn, are not to have the last word; nor may one keep us that waits for a reader.
+    """End the process at once, because it cannot serve: other threads would keep it alive."""
+    # Keep other threads from writing after the reason; with a timeout, because one may be blocked on a full pipe.
     Log.turn.acquire(timeout=1)
     with contextlib.suppress(OSError, ValueError):
         if select.select([], [2], [], 1)[1]:
@@ -59,7 +59,10 @@ def end(why: str, code: int = EXIT_CANNOT_SERVE) -> None:
 
 
 def hold_to_one_model(server: Any, context: int) -> None:
-    """Makes it load one model only, bound what conversations take, and end when it fails. `context`: 0 for no limit."""
+    """Patch the server to load one model only, to limit context and prompt cache, and to exit when it fails.
+
+    `context`: tokens of one slot, 0 for no limit. Raises AttributeError if this mlx_lm is not supported.
+    """
     provider, generator = server.ModelProvider, server.ResponseGenerator
     load, init, run = provider.load, generator.__init__, generator._generate
     tokenize, generate = generator._tokenize, generator.generate
@@ -71,7 +74,7 @@ def hold_to_one_model(server: Any, context: int) -> None:
 
     def begin(self: Any, model_provider: Any, prompt_cache: Any) -> None:
         if (limit := getattr(model_provider.cli_args, "prompt_cache_bytes", None)) is not None:
-            prompt_cache.max_bytes = limit  # by itself it is heeded only when a request joins others
+            prompt_cache.max_bytes = limit  # by itself it is enforced only when a request joins a batch
         init(self, model_provider, prompt_cache)
 
     def run_or_end(self: Any) -> None:
@@ -90,7 +93,7 @@ def hold_to_one_model(server: Any, context: int) -> None:
         return found
 
     def generate_alike(self: Any, request: Any, args: Any, *rest: Any, **named: Any) -> Any:
-        # Under one name, because requests for different ones would not be answered side by side.
+        # Under one name, because requests for different names would not be batched.
         args.model = dataclasses.replace(args.model, model="default_model", draft="default_model", adapter=None)
         return generate(self, request, args, *rest, **named)
 
@@ -99,10 +102,13 @@ def hold_to_one_model(server: Any, context: int) -> None:
 
 
 def hold_to_names(server: Any, names: list[str]) -> None:
-    """Makes it answer under these names alone, fetch nothing for a request, and be healthy once it is loaded."""
+    """Patch the server to answer under these names alone, fetch nothing for a request, and be healthy once loaded.
+
+    Raises AttributeError if this mlx_lm is not supported.
+    """
     handler, complete = server.APIHandler, server.APIHandler.handle_completion
     for each in (handler.handle_models_request, handler.handle_health_check, server._inline_image_urls, server.main):
-        assert callable(each)  # what is replaced below must have been there, or it is called by another name
+        assert callable(each)  # patching a method that was renamed would have no effect
 
     def answer(self: Any, status: int, body: dict[str, Any]) -> None:
         self._set_completion_headers(status)
@@ -131,13 +137,13 @@ def hold_to_names(server: Any, names: list[str]) -> None:
         if any(not str(server._image_url(part)).startswith("data:") for part in server._image_parts(messages)):
             raise ValueError("images must be data: URLs; nothing is fetched for a request")
 
-    server.ThreadingHTTPServer.request_queue_size = 128  # by itself the sixth that waits is turned away
+    server.ThreadingHTTPServer.request_queue_size = 128  # the default, 5, turns away the sixth that waits
     server._inline_image_urls = no_urls
     handler.handle_completion, handler.handle_models_request, handler.handle_health_check = check, models, health
 
 
 def refuse_web_pages(server: Any) -> None:
-    """Answer 403 to requests of web pages of other hosts, before their bodies are read."""
+    """Patch the server to answer 403 to requests of web pages of other hosts, before their bodies are read."""
     handler = server.APIHandler
     parse = handler.parse_request
 
@@ -169,14 +175,14 @@ def add_user_packages() -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Serves; ends the process."""
+    """Serve; ends the process."""
     sys.stdout = sys.stderr = Log()
-    # What tracks our semaphores outlives us, and would have the last word: ours says why it ended.
+    # The tracker of semaphores outlives this process, and its warning would follow the reason of the exit in the log.
     sys.warnoptions.append("ignore::UserWarning:multiprocessing.resource_tracker")
     own = {"--alias": "", "--context": "0"}
     while len(argv) > 1 and argv[0] in own:
         own[argv[0]], argv = argv[1], argv[2:]
-    sys.path[:] = [path for path in sys.path if path != str(Path(__file__).resolve().parent)]  # our modules are not its
+    sys.path[:] = [path for path in sys.path if path != str(Path(__file__).resolve().parent)]  # it must not import ours
     add_user_packages()
     try:
         version = importlib.metadata.version("mlx-lm")

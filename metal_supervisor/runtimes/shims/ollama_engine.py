@@ -1,8 +1,8 @@
-"""Ollama behind a gate: this process becomes `ollama serve` on loopback, its child listens where clients come.
+"""Ollama behind a gate: this process becomes `ollama serve` on loopback, its child listens on the public address.
 
-Ollama has no key: any client of its port pulls, deletes and loads models. Through the gate, clients of this machine
-reach all of it, others only lists and inference with the models of services that run here. What their requests say of
-loading (`keep_alive`, the context size and the like in `options`) is dropped, because a model belongs to its service.
+Ollama has no key: any client of its port may pull, delete and load models. Through the gate, clients on this machine
+reach all of it, others only lists and inference with the models of services that run here. Their parameters of loading
+(`keep_alive`, the context size and the like in `options`) are dropped, because a model belongs to its service.
 
 Run as `ollama_engine HOST PORT STATE_DIRECTORY PROGRAM`. Ollama keeps the pid that supervisord knows; the gate ends
 with it, and it with the gate. Exit codes: 1 the port cannot be bound, 126 Ollama cannot be executed, others Ollama's.
@@ -40,22 +40,22 @@ SAMPLING = frozenset({
     "repeat_penalty", "presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta",
     "penalize_newline", "stop",
 })  # fmt: skip
-"""The `options` of a request that do not have Ollama load the model anew."""
+"""The `options` of a request that do not make Ollama reload the model."""
 OF_THE_SERVICE = ("model", "name", "keep_alive")
 HOP_BY_HOP = frozenset({"host", "connection", "keep-alive", "proxy-connection", "expect", "upgrade"})
 REQUEST_S, ANSWER_S = 60.0, 600.0
-"""Longest pause of a client in its request, and in taking an answer."""
+"""Longest pause of a client while it sends a request, and while it reads the answer."""
 MOST_CLIENTS = 512
 PART_BYTES = 65536
 NOT_HERE = "not here: only inference is served to other machines"
 
 
 class Refusal(Exception):
-    """A request that does not pass: HTTP status and text."""
+    """A refused request: HTTP status and text."""
 
 
 def judged(body: bytes, models: Collection[str]) -> bytes:
-    """The body of an inference request as it may reach Ollama. Raises Refusal.
+    """The body of an inference request, reduced to what may reach Ollama. Raises Refusal.
 
     Keys are folded first: Go's decoder takes `KEEP_ALIVE` for `keep_alive`.
     """
@@ -86,7 +86,7 @@ class Services:
         """File name -> (when it was written, in ns; model, "" for none)."""
 
     def names(self) -> frozenset[str]:
-        """The models that clients may ask for. A record is read again only when it was replaced."""
+        """Names of the models that clients may use. A record is read again only when it was replaced."""
         found = {}
         with contextlib.suppress(OSError):
             for entry in os.scandir(self._records):
@@ -112,12 +112,12 @@ class Handler(BaseHTTPRequestHandler):
     """One request of one connection."""
 
     protocol_version = "HTTP/1.1"
-    rbufsize = 0  # what follows the head is relayed by its descriptor
+    rbufsize = 0  # unbuffered: the body is relayed from the socket itself
     timeout = REQUEST_S
     server: OllamaGate
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Ollama logs its requests itself."""
+        """Do nothing: Ollama logs its requests itself."""
 
     def _pass(self) -> None:
         self.close_connection = True
@@ -189,7 +189,8 @@ class Handler(BaseHTTPRequestHandler):
     def _relay(self, path: str, headers: list[str], body: bytes = b"", uploads: bool = False) -> None:
         """Send a request to Ollama, then its answer byte by byte, until one of the two ends. Raises Refusal, OSError.
 
-        `uploads`: what the client sends meanwhile is passed on too. It would be a second request, past all rules.
+        `uploads`: also pass on what the client sends meanwhile. From other machines that could be a second request,
+        which no rule has checked.
         """
         try:
             ollama = socket.create_connection((LOOPBACK, self.server.ollama_port), REQUEST_S)
@@ -209,13 +210,13 @@ class Handler(BaseHTTPRequestHandler):
                 for key, _ in ends.select():
                     part = key.fileobj.recv(PART_BYTES)  # type: ignore[union-attr]
                     if not part:
-                        return  # the answer is complete, or the client has gone and Ollama need not go on
+                        return  # the answer is complete, or the client has gone and Ollama may stop
                     if key.data is not None:
                         key.data.sendall(part)
 
 
 class OllamaGate(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """Listens for clients, one thread for each."""
+    """The gate's server, one thread for each client."""
 
     daemon_threads = True
     block_on_close = False
@@ -228,14 +229,14 @@ class OllamaGate(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._free = threading.BoundedSemaphore(MOST_CLIENTS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, unless other machines have too many of them; this machine always has one."""
+        """Answer in a thread. Close connections of other machines beyond MOST_CLIENTS; this machine has no limit."""
         if client_address[0] in gate.LOCAL or self._free.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """The life of that thread."""
+        """Run that thread, and free its place when it ends."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -243,11 +244,11 @@ class OllamaGate(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A broken connection is the client's business."""
+        """Do nothing: a broken connection is no error of the gate."""
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Sockets for clients; one on loopback too if the address is another, for this machine. Raises OSError."""
+    """Listening sockets for clients: of `host`, and on loopback unless that includes it. Raises OSError."""
     both = host == "::" and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = [socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=both)]
@@ -263,7 +264,7 @@ def free_port() -> int:
 
 
 def guard(sockets: list[socket.socket], ollama_port: int, home: Path, parent: int, started: str) -> None:
-    """Serves as the gate of the process `parent` until that ends; never returns."""
+    """Serve as the gate of the process `parent` until that ends; never returns."""
 
     def until(wait: Callable[[], None]) -> None:
         try:
@@ -271,7 +272,7 @@ def guard(sockets: list[socket.socket], ollama_port: int, home: Path, parent: in
         finally:
             with contextlib.suppress(ProcessLookupError):
                 if launch.start_time(parent) == started:
-                    os.kill(parent, signal.SIGTERM)  # an Ollama that nobody reaches is restarted
+                    os.kill(parent, signal.SIGTERM)  # Ollama cannot be reached without the gate: have it restarted
             os._exit(0)
 
     services = Services(home)
@@ -282,7 +283,7 @@ def guard(sockets: list[socket.socket], ollama_port: int, home: Path, parent: in
 
 
 def main(arguments: list[str]) -> int:
-    """Becomes Ollama; returns only when it cannot."""
+    """Start the gate and exec Ollama; returns an exit code only if that fails."""
     host, port, home, program = arguments
     try:
         sockets = listen(host, int(port))

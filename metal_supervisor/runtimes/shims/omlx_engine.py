@@ -1,19 +1,19 @@
-"""oMLX's own server behind a gate: run by oMLX's interpreter instead of its script `omlx`.
+"""oMLX's own server behind a gate. oMLX's interpreter runs it instead of the script `omlx`.
 
-By itself it serves what lies in a directory, finds a new model there only by unloading all others, writes what it was
-started with into its settings, and either asks everybody for its key or lets anybody choose one for its admin API.
-Here models are attached and detached one by one while the others answer, whoever may reach it may ask the models it
-has, and all else is for this machine alone, with the key.
+By itself it serves the models in a directory, finds a new one there only by unloading all others, writes its command
+line into its settings, and either requires its key of all clients or lets any client choose one for its admin API. Here
+models are attached and detached one by one while the others answer, all clients may use the attached models, and all
+else is for this machine alone, with the key.
 
     PUT    /metal-supervisor/models/NAME  {"path": …, "settings": {…}}   attached and loaded when it answers 200
-    DELETE /metal-supervisor/models/NAME                                 unloaded; what it still answers is cut off
+    DELETE /metal-supervisor/models/NAME                                 unloaded; requests in flight are cut off
     GET    /metal-supervisor/models                                      {"data": [{"id", "loaded", "active", "asked"}]}
     GET    /metal-supervisor/slots/NAME                                  [{"is_processing": …}]
 
 Run as `python -E omlx_engine.py --key-file FILE --base-path DIRECTORY [--served DIRECTORY] ARGUMENTS OF omlx serve`.
-The base path is ours alone, and begins empty; below `--served` are the files of models, under their names. A spec of an
-older release may name this file: keep its arguments as they are.
-Exit codes: 1 it cannot serve, 69 this oMLX is not as it is known here, others oMLX's own (3: the port is taken).
+The base path is used by nothing else, and is emptied at the start; below `--served` are the files of models, under
+their names. A spec of an older release may name this file: keep its arguments as they are.
+Exit codes: 1 it cannot serve, 69 this version of oMLX is not supported, others oMLX's own (3: the port is taken).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ else:
     import gate  # oMLX's interpreter does not have our package
 
 KNOWN = "0.7.0"
-"""The oMLX that this was written for."""
+"""Version of oMLX that this was written for."""
 EXIT_CANNOT_SERVE, EXIT_UNKNOWN = 1, 69
 OURS = "/metal-supervisor/"
 INFERENCE = frozenset({
@@ -53,9 +53,9 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class OmlxLog(io.TextIOBase):
-    """The standard outputs; nobody may be there to read them, and that must not cut an answer off."""
+    """Replacement of stdout and stderr that ignores write errors: a closed log pipe must not cut off an answer."""
 
-    turn = threading.RLock()  # what is collected while it writes may have something to say, too
+    turn = threading.RLock()  # reentrant: a finalizer that runs during a write may write, too
 
     def write(self, text: str) -> int:
         with OmlxLog.turn, contextlib.suppress(OSError):
@@ -64,21 +64,21 @@ class OmlxLog(io.TextIOBase):
 
 
 class Trouble(Exception):
-    """A request of ours that cannot be carried out: HTTP status and text."""
+    """A failed request to the gate: HTTP status and text."""
 
 
 class ServedModels:
-    """The models of the daemon, one link each in a directory of ours."""
+    """The attached models: one symbolic link each in oMLX's model directory."""
 
     def __init__(self, state: Any, directory: Path, served: Path | None = None) -> None:
-        """`served`: where the files of a model are under its name, if they could be linked there."""
+        """`served`: directory with the files of each model under its name, if they could be linked there."""
         self._state, self._directory, self._served = state, directory, served
         self._turns: dict[str, asyncio.Lock] = {}
-        """Whoever attaches or detaches a model has its turn: what is asked last holds, also during a load."""
+        """Model -> lock of attach and detach: they run in order, so that the last one holds, also during a load."""
         self._asked: dict[str, dict[str, Any]] = {}
-        """Path and settings that each was attached with."""
+        """Model -> path and settings that it was attached with."""
         self.active: Counter[str] = Counter()
-        """Answers that are being given, by model."""
+        """Requests in flight, by model."""
 
     @property
     def _pool(self) -> Any:
@@ -87,7 +87,7 @@ class ServedModels:
         return self._state.engine_pool
 
     def listed(self) -> list[dict[str, Any]]:
-        """What there is, as `/metal-supervisor/models` shows it."""
+        """The models in the pool, in the form of `/metal-supervisor/models`."""
         entries = sorted(self._pool._entries.items())
         return [
             {"id": name, "loaded": each.engine is not None, "active": self.active[name], "asked": self._asked.get(name)}
@@ -95,11 +95,11 @@ class ServedModels:
         ]
 
     def name_of(self, asked: object) -> str:
-        """The model that a request means."""
+        """Name of the model that a request's `model` resolves to."""
         return str(self._pool.resolve_model_id(str(asked), self._state.settings_manager))
 
     async def attach(self, name: str, path: str, settings: dict[str, Any]) -> None:
-        """Makes a model known, and loads it; one that is loaded already, from there and so set, stays as it is."""
+        """Add a model and load it, unless it is loaded with the same path and settings. Raises Trouble."""
         link, asked = self._directory / name, {"path": path, "settings": settings}
         async with self._turns.setdefault(name, asyncio.Lock()):
             entry = self._pool.get_entry(name)
@@ -118,26 +118,26 @@ class ServedModels:
                 raise Trouble(500, f"{type(error).__name__}: {error}"[:1000]) from None
 
     def _place(self, name: str, path: str) -> Path:
-        """Where a model is read: confined, this process may not open `path` if it was attached after the start."""
+        """Directory to read a model from: if confined, this process may not open a `path` attached after its start."""
         here = self._served / name if self._served is not None else None
         return here if here is not None and here.is_dir() else Path(path)
 
     async def detach(self, name: str) -> None:
-        """Unloads a model, and forgets it; one that is not there is no trouble."""
+        """Unload and forget a model; one that is not there is no error."""
         async with self._turns.setdefault(name, asyncio.Lock()):
             (self._directory / name).unlink(missing_ok=True)
             await self._pool._unload_engine(name)
             self._look()
 
     def _look(self) -> None:
-        """Makes the pool find what there is now. What is loaded stays; all are pinned, or oMLX would choose."""
+        """Have the pool read the directory again. Loaded models stay; all are pinned, or oMLX would evict some."""
         names = [each.name for each in self._directory.iterdir()]
         self._pool.discover_models([str(self._directory)], names)
 
     def _apply(self, name: str, settings: dict[str, Any]) -> None:
-        """Settings of one model, by the names of oMLX's own `ModelSettings`."""
+        """Set the settings of one model, by the names of oMLX's own `ModelSettings`. Raises Trouble."""
         manager = self._state.settings_manager
-        found = type(manager.get_settings(name))()  # what an earlier one was given is not to stay
+        found = type(manager.get_settings(name))()  # a new object: settings of an earlier attach must not persist
         for field, value in {**settings, "is_pinned": True}.items():
             if not hasattr(found, field):
                 raise Trouble(400, f"this oMLX has no {field}")
@@ -146,7 +146,7 @@ class ServedModels:
 
 
 class OmlxGate:
-    """Stands before oMLX's application (ASGI)."""
+    """ASGI middleware in front of oMLX's application."""
 
     def __init__(self, app: Any, models: ServedModels, key: str, key_file: Path) -> None:
         self._app, self._models, self._key, self._key_file = app, models, key, key_file
@@ -175,13 +175,13 @@ class OmlxGate:
             await _answer(send, 404, {"error": {"message": "not here: only models are served to other machines"}})
 
     def _with_key(self, scope: dict[str, Any]) -> dict[str, Any]:
-        """As oMLX wants a request: with its key, and JSON called so, which other engines do not insist on."""
+        """The request with oMLX's key, and with the content type JSON, which other engines do not require."""
         ours = {b"authorization": f"Bearer {self._key}".encode(), b"content-type": b"application/json"}
         headers = [pair for pair in scope["headers"] if pair[0] not in (*ours, b"x-api-key")]
         return {**scope, "headers": [*headers, *ours.items()]}
 
     def _current_key(self) -> str:
-        """The key that we are asked with: its file, if it was lost, has been made again since the start."""
+        """The key that clients of the gate use: its file may have been lost and created again since the start."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             return self._key_file.read_text("utf-8").strip() or self._key
         return self._key
@@ -197,13 +197,13 @@ class OmlxGate:
                 return await _refuse(send, Trouble(400, gate.NOT_DATA))
             name = self._models.name_of(asked.get("model"))
         except (ValueError, AttributeError, RecursionError, Trouble):
-            name = ""  # oMLX tells what is wrong with it
+            name = ""  # oMLX answers with the error
         given = False
 
         async def once() -> dict[str, Any]:
             nonlocal given
             if given:
-                return await receive()  # the news that the client is gone
+                return await receive()  # the disconnect of the client
             given = True
             return {"type": "http.request", "body": body, "more_body": False}
 
@@ -211,7 +211,7 @@ class OmlxGate:
         try:
             await self._app(self._with_key(scope), once, send)
         finally:
-            self._models.active -= Counter([name])  # without it once it has none: anybody may name anything
+            self._models.active -= Counter([name])  # drops the entry at 0: clients may name anything
         return None
 
     async def _ours(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -265,7 +265,7 @@ async def _answer(send: Send, status: int, body: object) -> None:
 
 
 def end(why: str, code: int = EXIT_CANNOT_SERVE) -> None:
-    """Ends the process at once, and has the last word; one that waits for a reader must not keep us."""
+    """End the process at once, with the reason as the last line of the log, unless its pipe is full."""
     OmlxLog.turn.acquire(timeout=1)
     with contextlib.suppress(OSError, ValueError):
         if select.select([], [2], [], 1)[1]:
@@ -274,7 +274,7 @@ def end(why: str, code: int = EXIT_CANNOT_SERVE) -> None:
 
 
 def _begin(base: Path, key: str) -> Path:
-    """Makes the base path as it is at every start: settings with the key, no models. Returns the models' directory."""
+    """Reset the base path: settings with the key, no models. Returns the models' directory. Raises OSError."""
     models = base / "models"
     models.mkdir(mode=0o700, parents=True, exist_ok=True)
     for each in models.iterdir():
@@ -301,12 +301,12 @@ def run_no_model_code(utils: Any) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Serves; ends the process."""
+    """Serve; ends the process."""
     sys.stdout = sys.stderr = OmlxLog()
     own = {"--key-file": "", "--base-path": "", "--served": ""}
     while len(argv) > 1 and argv[0] in own:
         own[argv[0]], argv = argv[1], argv[2:]
-    sys.path[:] = [path for path in sys.path if path != str(Path(__file__).resolve().parent)]  # our modules are not its
+    sys.path[:] = [path for path in sys.path if path != str(Path(__file__).resolve().parent)]  # it must not import ours
     base = Path(own["--base-path"])
     served = Path(own["--served"]) if own["--served"] else None
     os.umask(0o077)
