@@ -146,7 +146,7 @@ class Collector:
         self._thread.join()
 
     def wake(self) -> None:
-        """Says that an owner, a dependent or a deletion mark has changed."""
+        """Notify the collector that an owner, a dependent or a deletion mark has changed."""
         self._work.set()
 
     def _run(self) -> None:

@@ -55,7 +55,7 @@ def validate_event(event: Json, previous: Json | None, *, newer: bool) -> list[P
     problems: list[Problem] = []
     namespace = section(event, "metadata").get("namespace", "")
     about = section(event, "involvedObject").get("namespace", "")
-    # Of an Event with an eventTime only what is in no namespace must be told of in a well-known one.
+    # With an eventTime, only an Event about an object without a namespace must be in a well-known one.
     fitting = about or namespace in ("default", "kube-system") if event.get("eventTime") else about == namespace
     if not fitting and (about or "default") != namespace:
         problems.append(invalid_value("involvedObject.namespace", about, "does not match event.namespace"))

@@ -44,7 +44,7 @@ def settled(before: Json | None, sent: Json, *, subresource: str) -> tuple[Json,
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 MAX_ANNOTATIONS_BYTES = 256 * 1024
-"""Of all keys and values together."""
+"""Limit on all keys and values together."""
 SUBDOMAIN_DETAIL = (
     "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and "
     "end with an alphanumeric character (e.g. 'example.com', regex used for validation is "

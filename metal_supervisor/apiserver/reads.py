@@ -57,7 +57,7 @@ class Form:
             metadata.setdefault("continue", "")
         items = [outgoing(resource, obj) for obj in objects]
         if not resource.custom:
-            # The items of a typed list don't repeat what the list is a list of.
+            # The items of a typed list don't repeat its apiVersion and kind.
             items = [{name: item[name] for name in item if name not in ("apiVersion", "kind")} for item in items]
         return {
             "kind": resource.list_kind_name,

@@ -34,7 +34,7 @@ class Column:
     description: str = ""
 
     def definition(self) -> Json:
-        """As the client sees it."""
+        """The column definition for the client."""
         shown = "string" if self.type == "date" else self.type
         return {
             "name": self.name,

@@ -304,7 +304,7 @@ def _mlx(question: Question, name: str, reading: Reading) -> _Subject:
     except CannotEstimate as error:
         if not question.context:
             raise CannotTell(f"{name}: {error}") from None
-        trained = 0  # the one thing that --ctx stands in for; `charge` tells of everything else
+        trained = 0  # --ctx replaces only this; `charge` reports every other problem
     plan = FitPlan(question.context or trained * question.slots, question.slots, question.kv_type)
     architecture = f"{config.get('model_type', 'unknown architecture')!s:.40} (MLX)"
     return _Subject(name, architecture, charge(plan).weights_bytes, trained, plan, charge)

@@ -91,7 +91,7 @@ class Foreground:
         """Run until a signal; return the exit code."""
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, self._signalled)
-        os.umask(0o077)  # as launchd's job has it: what is made here is this user's alone
+        os.umask(0o077)  # as in launchd's job: files made here are for this user only
         directory = StateDir(self.settings.state_path)
         if not directory.path.exists():
             self._check(directory)  # a run that cannot start leaves nothing behind in a home directory
@@ -262,7 +262,7 @@ class Foreground:
             try:
                 self._start(directory)
                 return
-            except (OSError, StateError) as error:  # a full disk, say: what serves must not end for it
+            except (OSError, StateError) as error:  # e.g. a full disk: running engines must not end because of it
                 if str(error) != told:
                     told = str(error)
                     self.tell("supervisord", "Waiting", f"it cannot be started yet: {told}")

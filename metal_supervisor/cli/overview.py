@@ -147,7 +147,7 @@ def _said(label: str, text: str, width: int | None) -> str:
 
 
 def _memory(document: Json, rows: Sequence[Json], width: int | None) -> list[str]:
-    """The bar and its numbers: `#` is held by engines, `=` is kept for them beyond that."""
+    """The memory bar and its numbers: `#` is measured, `=` is reserved beyond that."""
     memory = _mapping(document, "memory")
     budget, charged = _whole(memory, "budget"), _whole(memory, "charged")
     if not budget:

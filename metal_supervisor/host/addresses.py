@@ -30,7 +30,7 @@ VIRTUAL_NAMES = ("bridge", "utun", "vmenet", "vmnet", "docker", "veth", "virbr",
 HOST_NAMES = ("host.minikube.internal", "host.docker.internal")
 HTTPS = 443
 SHORTEST_PREFIX = 32
-"""Of an IPv6 network that counts as on-link; a tunnel may claim that all of the internet is."""
+"""Shortest prefix of an IPv6 network that counts as on-link; a tunnel may claim that all of the internet is."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Resolver = Callable[[str], Sequence[str]]

@@ -24,7 +24,7 @@ class Group:
     path: Path
     limit_bytes: int
     second: bool
-    """Of version 2."""
+    """The group is of version 2."""
 
     def used_bytes(self) -> int:
         """Memory charged to the group, its page cache included. Raises OSError, ValueError."""

@@ -37,11 +37,11 @@ class Chip:
     name: str = ""
     """`Apple M4 Max`."""
     model: str = ""
-    """Of the Mac: `Mac16,5`."""
+    """Model of the Mac: `Mac16,5`."""
     macos: str = ""
     """`26.1`."""
     build: str = ""
-    """Of macOS: `25B78`."""
+    """Build of macOS: `25B78`."""
     cores: tuple[tuple[str, int], ...] = ()
     """(name of a level, its physical cores), the fastest first. Not every chip has one called `Efficiency`."""
     gpu_cores: int | None = None
@@ -175,7 +175,7 @@ def _count(found: Any) -> int | None:
     return found if good else None
 
 
-# ── what was asked before ────────────────────────────────────────────────────────────────────────
+# ── the cached answers ───────────────────────────────────────────────────────────────────────────
 
 
 def _kept(path: Path, key: list[str]) -> tuple[int | None, str] | None:

@@ -25,7 +25,7 @@ def document(port: int, timeout_s: float) -> Any:
     try:
         with opener.open(f"http://127.0.0.1:{port}/status", timeout=timeout_s) as answer:
             return json.loads(answer.read(MOST_BYTES))
-    except http.client.HTTPException as error:  # what listens there speaks something else
+    except http.client.HTTPException as error:  # the listener does not speak HTTP
         raise ValueError(f"no HTTP: {type(error).__name__}") from None
 
 

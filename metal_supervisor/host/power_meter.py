@@ -115,7 +115,7 @@ OpenMeter = Callable[[], PowerMeter]
 
 def open_meter(runner: Runner = run) -> PowerMeter:
     """Open the best meter on this Mac. Raises PowerError, NoMeter."""
-    # Whether it is allowed, asked of sudo itself; whether without a password, only the run tells.
+    # sudo itself tells if the command is allowed; only the run tells if it needs no password.
     if runner((SUDO, "-n", "-l", *POWERMETRICS), 10.0).ok:
         return FirstOf(Powermetrics(), Zeus)
     try:

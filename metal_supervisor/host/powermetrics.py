@@ -16,7 +16,7 @@ END = b"</plist>"
 BEGINNINGS = b"<?xml", b"<plist"
 """Beginnings of a list; the second only where the declaration is missing."""
 MOST_BYTES = 1 << 20
-"""Of one list; those of a 24-core chip have 65 KB."""
+"""Size limit of one list; those of a 24-core chip have 65 KB."""
 DOMAINS = "combined", "gpu", "cpu", "ane"
 FORMAT = 1
 """Format of the file that passes a reading on."""

@@ -27,7 +27,7 @@ class Nap:
     """Note of one sleep to come."""
 
     pid: int
-    """Of the writer."""
+    """Process id of the writer."""
     started: str
     """The writer's launch.start_time."""
     at: float

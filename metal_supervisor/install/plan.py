@@ -190,7 +190,7 @@ def _settings(order: InstallOrder, where: InstallPaths) -> tuple[str, Copy | Non
         return config.edited(text, values, name), None
     context = str(values.get("context") or found.get("context", ""))
     if not context and _taken(where)[1] == str(source):
-        context = _kept_context(where)  # the same file again: what was chosen of it stays chosen
+        context = _kept_context(where)  # the same file again: keep its chosen context
     copy = kubeconfig_copy.copy(source, context)
     return config.edited(text, {**values, "kubeconfig": str(where.kubeconfig), "context": ""}, name), copy
 

@@ -105,7 +105,7 @@ class Grammar:
     """The flags of an engine, and how its own parser reads a command line."""
 
     flags: Mapping[str, Flag]
-    """By each of their names."""
+    """The flags, by each of their names."""
     folds: bool = False
     """`_` counts as `-` in what begins with `--`."""
     argparse: bool = False
@@ -143,7 +143,7 @@ class Argument:
     """One argument that stands where a flag has to, with its values."""
 
     index: int
-    """Of the flag itself."""
+    """Position of the flag itself in the command line."""
     written: str
     name: str
     """As the engine's parser reads it: in full if it was abbreviated."""

@@ -27,7 +27,7 @@ class Attachment:
 
     program: str
     pid: int
-    """Of the attacher."""
+    """Process id of the attacher."""
     phase: Phase
     message: str
     at: float

@@ -29,7 +29,7 @@ def smallest(mode: str, model: str = "") -> tuple[str, str]:
 
 
 def named(body: str, model: str) -> str:
-    """The body with the name that the engine goes by, unless it has one."""
+    """The body with the engine's model name added, unless it has one."""
     return json.dumps({"model": model, **json.loads(body)})
 
 

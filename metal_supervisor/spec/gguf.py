@@ -25,7 +25,7 @@ MAX_HEADER_BYTES = 64 * MIB
 MAX_DATA_BYTES = 1 << 50
 """No machine has a pebibyte; sums below it cannot overflow 64 bits."""
 MAX_ENTRIES, MAX_TENSORS, MAX_STRINGS = 16_384, 65_536, 2_000_000
-"""Of strings in lists: the largest known has some 800,000, tokens and merges."""
+"""Limits on entries, tensors, and strings in lists: the largest known file has some 800,000, tokens and merges."""
 MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_DIMENSIONS, MAX_LAYERS = 65_535, 128, 4, 1024
 KEPT_TEXT_BYTES, KEPT_ITEMS, KEPT_TOTAL = 512, 1024, 65_536
 """The longest string and list worth keeping, and how much of both together; the rest only matters to the engine."""

@@ -46,7 +46,7 @@ class Histogram:
         return found
 
     def as_json(self) -> Json:
-        """As a file holds it."""
+        """JSON form for a file."""
         return {"bounds": list(self.bounds), "counts": list(self.counts), "total": self.total}
 
 

@@ -104,9 +104,9 @@ class Limits:
     """The limits of all namespaces; by default there are none."""
 
     memory: Mapping[str, Amount] = field(default_factory=dict)
-    """Of the memory that models may use."""
+    """Limits on memory; a share is of the memory that models may use."""
     disk: Mapping[str, Amount] = field(default_factory=dict)
-    """Of the disk that the model store is on."""
+    """Limits on disk space; a share is of the disk that the model store is on."""
     priority: Mapping[str, str] = field(default_factory=dict)
     """The highest priority that counts."""
     protection: frozenset[str] = frozenset({ANY})
@@ -120,7 +120,7 @@ def limit_of(limits: Mapping[str, T], namespace: str) -> T | None:
 
 
 def granted(item: Service | Rejected, limits: Limits) -> Service | Rejected:
-    """The item as far as its namespace may have it; `Service.not_granted` names the rest."""
+    """The item within its namespace's limits; `Service.not_granted` names what was not granted."""
     refused: list[tuple[str, str]] = []
     kind = item.endpoint.type if item.endpoint else ""
     if item.endpoint and kind != "ClusterIP" and kind not in limits.service_types:

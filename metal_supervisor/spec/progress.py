@@ -46,7 +46,7 @@ class DownloadProgress:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to go at this rate, None if that cannot be told."""
+        """Seconds left at this rate, None if it is not known."""
         if self.rate < 1 or not self.total_bytes:
             return None
         return max(0, self.total_bytes - self.got_bytes) / self.rate

@@ -30,7 +30,7 @@ def _width(char: str) -> int:
 
 
 def fitted(text: str, width: int) -> str:
-    """At most so many cells of a text, made printable; `…` where it was cut."""
+    """A text made printable and cut to `width` cells, with `…` at the cut."""
     plain = printable(text)
     if cells(plain) <= width:
         return plain
@@ -50,7 +50,7 @@ def line(name: str, meter: DownloadProgress, width: int, note: str = "") -> str:
         head = fitted(name, LONGEST_NAME)
         return fitted(f"{head}  {note}", room)
     parts = _numbers(meter)
-    # The least important goes first: time left and rate are nice to have, the share is what one looks for.
+    # The least important is left out first: time left and rate are nice to have, the share matters most.
     while len(parts) > 1 and SHORTEST_NAME + 2 + cells("  ".join(parts)) > room:
         parts.pop()
     tail = "  ".join(parts)

@@ -47,7 +47,7 @@ def rank_of(priority: str) -> int:
     return PRIORITIES.get(priority, PRIORITIES["normal"])
 
 
-# The field's CRD writes `llamacpp` into every object, so it says nothing about what its user wanted.
+# LLMKube's CRD writes `llamacpp` into every object as the default, so it does not show the user's intent.
 UNSET_RUNTIMES = frozenset({"", "llamacpp"})
 ELSEWHERE = {
     **dict.fromkeys(("vllm", "tgi", "sglang", "personaplex"), "which needs a GPU that containers can reach"),

@@ -82,7 +82,7 @@ class Keys:
     """Credentials that open a source."""
 
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Of the Secret that the Model names: HF_TOKEN, AWS_ACCESS_KEY_ID …"""
+    """Values of the Secret that the Model names: HF_TOKEN, AWS_ACCESS_KEY_ID …"""
     problem: tuple[str, str] | None = None
     """(reason, message) if they are not available."""
     passing: bool = False

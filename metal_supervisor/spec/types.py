@@ -60,7 +60,7 @@ class ModelLimit:
 
     bytes: int | None = None
     fraction: float | None = None
-    """Of the machine's memory; counts only if `bytes` is None."""
+    """Share of the machine's memory; counts only if `bytes` is None."""
 
     def resolve(self, total_bytes: int) -> int | None:
         """The limit in bytes on a machine with so much memory, None without a limit."""
@@ -116,7 +116,7 @@ class Companion:
     field: str
     """The field that names it, as a message has it."""
     source: str
-    """As `Artifact.source`."""
+    """Source of the file, as in `Artifact.source`."""
     edition: str = ""
     """uid and generation of the Model that has it, "" if that is the service's own."""
     gpu_layers: int | None = None
@@ -363,7 +363,7 @@ class Record:
     reserved_bytes: int = 0
     """Memory reserved for its engine while it may run, by estimate; 0 if there is none."""
     mapped_bytes: int = 0
-    """Of these, mapped from files."""
+    """Part of `reserved_bytes` that is mapped from files."""
     memory: str = ""
     """The arithmetic of the estimate, or the reason why there is none."""
     guessed: str = ""
