@@ -5,9 +5,9 @@ reboots it. So the budget is the least of three limits, and names that one: a sh
 configured), Metal's wired limit less a little for the buffers of other programs, and all of the memory less a reserve
 for the system.
 
-The share, by the memory in GiB: up to 36 67 %, up to 64 75 %, below 128 80 %, from 128 on 90 %. LLMKube documents
-16/36, 48/64 and 128; we decided the steps between: 8, 18, 24 and 32 as 36, 96 as half-way between 64 and 128 (Metal
-wires 81 % of it), and 192, 256 and 512 as 128, where Metal's own limit or the reserve is usually the smaller.
+The share, by the memory in GiB: 67 % up to 36, 75 % up to 64, 80 % below 128, 90 % from 128 on. LLMKube documents
+16/36, 48/64 and 128; the steps between are this program's own: 8, 18, 24 and 32 as 36, 96 half-way between 64 and 128
+(Metal wires 81 % of it), and 192, 256 and 512 as 128, where Metal's limit or the reserve is usually smaller.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class MemorySample:
     some_avg10: float | None = None
     """Per cent of the last 10 s in which some task waited for memory (PSI)."""
     full_avg10: float | None = None
-    """The same of all tasks at once."""
+    """Per cent of the last 10 s in which all tasks waited for memory at once (PSI)."""
     problems: tuple[str, ...] = ()
     """Reasons why values could not be read."""
     wired_bytes: int | None = None

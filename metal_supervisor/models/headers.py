@@ -123,7 +123,7 @@ class _Remote:
         """Answer of a server that ignores ranges and sends the file from its start."""
         self.data = b""
         self.size_bytes: int | None = None
-        """Of the whole file, None while it is not known."""
+        """Size of the whole file, None until it is known."""
 
     def close(self) -> None:
         if self._whole is not None:

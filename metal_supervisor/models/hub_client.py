@@ -53,7 +53,7 @@ class HubEntry:
     size_bytes: int | None
     """None if the server did not say."""
     sha256: str
-    """Of a file in LFS; "" for others."""
+    """SHA-256 of a file in LFS; "" for others."""
     etag: str
     """ETag without quotes that the server will send for it; "" if none."""
     commit: str = ""
