@@ -144,7 +144,7 @@ def _number(value: object) -> float:
 
 
 def write_note(path: str, note: dict[str, object]) -> None:
-    """Replaces the note in one step. A note that cannot be kept (disk full) must not keep an engine from starting."""
+    """Replace the note atomically. A note that cannot be written (disk full) must not keep an engine from starting."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -336,7 +336,7 @@ def confinement(policy: object) -> Callable[[], None]:
 
 
 def wait_for_exit(pid: int, started: str) -> None:
-    """Blocks until the process is gone, without being its parent."""
+    """Block until the process is gone, without being its parent."""
     try:
         if sys.platform == "darwin":
             event = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
@@ -394,7 +394,7 @@ def refuse(run: str, note: dict[str, object], reason: str, text: str, line: str)
 
 
 def main(path: str) -> int:
-    """Execs the engine of the spec at `path`; returns only when it does not."""
+    """Exec the engine of the spec at `path`; returns an exit code only if it does not."""
     spec_file, run = os.path.basename(path), note_path(path)
     note, now = read_note(run), time.time()
     kept = {"format": FORMAT, "spec": spec_file, "launcher_pid": os.getpid()}

@@ -10,7 +10,7 @@ service is judged by two values: the memory it has, and the memory it wants.
 | memory, by its record          | more (an edit)     | keeps it and asks for more; if refused, it stays unchanged    |
 | an engine, its record lost     | that same engine   | keeps it                                                      |
 | an engine that is stopping     | another in its place | waits for the memory that the old engine does not free      |
-| an engine without a reservation | some              | waits; the engine's memory is free only after it has exited   |
+| an evicted or displaced engine | some               | waits; the engine's memory is free only after it has exited   |
 | an engine                      | none               | as above                                                      |
 """
 

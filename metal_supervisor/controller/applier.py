@@ -36,7 +36,7 @@ log = logging.getLogger("controller")
 
 
 def put_aside_refused(directory: StateDir) -> list[tuple[str, str]]:
-    """Quarantines every file in `models.d` that supervisord would refuse; returns (file name, reason) of each."""
+    """Quarantine every file in `models.d` that supervisord would refuse; returns (file name, reason) of each."""
     refused = []
     for path in sorted((directory.path / "models.d").glob("*.conf")):
         reason = refusal(path)
@@ -129,10 +129,10 @@ class Applier:
             log.error("section cannot be kept", extra={"program": program, "error": str(error)})
 
     def _write_section(self, record: Record, spec_file: str, state: ProgramState | None, note: RunNote | None) -> None:
-        """Keeps a section: at once, or aside until the engine that runs has ended.
+        """Write a section: in place at once, or as pending until the running engine has exited.
 
-        A section that is not what the engine runs from is a trap: `supervisorctl update` would restart the engine, and
-        a boot after supervisord was killed would not know it.
+        A section in place that the engine does not run from is a trap: `supervisorctl update` would restart the engine,
+        and a boot after supervisord was killed would not know it.
         """
         name, settings = record.program, self._settings
         current, pending = self.state.section_text(name), self.state.pending_path(name)
@@ -158,7 +158,7 @@ class Applier:
         self._dirty |= write_atomic(self.state.section_path(name), text)
 
     def collect(self, records: Iterable[Record], notes: Iterable[RunNote]) -> None:
-        """Removes specs that nothing names any more: they hold environments, and so perhaps secrets."""
+        """Remove specs that are no longer referenced: they hold environments, and so perhaps secrets."""
         used: set[str | None] = {name for each in records for name in (each.spec_file, each.next_spec)}
         used |= {note.spec_file for note in notes}
         unused = [path for path in (self.state.path / "specs").glob("*.json") if path.name not in used]
@@ -286,12 +286,12 @@ class Applier:
         return Hung(seen.hung) if seen.hung else None
 
     def ask_withdrawal(self, step: Step, now: float) -> WithdrawalToken:
-        """Remembers that a withdrawal was asked for; returns its token."""
+        """Note that a withdrawal was requested; returns its token."""
         self._stopping[step.program] = Stopping(asked_at=time.monotonic())
         return withdrawal_token(now)
 
     def perform(self, step: Step, state: ProgramState | None, note: RunNote | None) -> None:
-        """Carries one step out. Raises Unavailable or Refused."""
+        """Carry one step out. Raises Unavailable or Refused."""
         name = step.program
         if step.do in (Action.RESTART, Action.KILL):
             self._end_hung(step, note)
@@ -336,11 +336,11 @@ class Applier:
                     log.warning("leftovers ended", extra={"program": program, "engine": note.pid, "pids": left})
 
     def _add(self, name: str) -> None:
-        """Adds a program, and with the first of many the next ones: a call takes a turn of its loop."""
+        """Add a program, in a batch of ADD_AT_ONCE with the next ones: each call takes a turn of supervisord's loop."""
         if name in self._to_add:
             batch, self._to_add = self._to_add[:ADD_AT_ONCE], self._to_add[ADD_AT_ONCE:]
             self.supervisord.add(*batch)
 
     def forget_all_but(self, busy: Collection[str]) -> None:
-        """Drops what was remembered of programs that are no longer on their way out."""
+        """Drop the state of programs that are no longer stopping."""
         self._stopping = {name: known for name, known in self._stopping.items() if name in busy}

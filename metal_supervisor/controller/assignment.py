@@ -39,7 +39,7 @@ def _charged(records: Iterable[Record]) -> frozenset[Key]:
 
 
 class Assignment:
-    """Turns what is asked for into records; remembers how the claims stood, and who served, in the latest pass."""
+    """Turns requests into records; keeps the claims and the serving replicas of the latest pass."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Assignment:
         self.placed = Placed({})
 
     def ask(self, before: Mapping[Key, Record], snapshot: Snapshot) -> dict[Key, Record]:
-        """The records with what is asked for now; those of shared daemons as they were. Raises StateError, OSError."""
+        """The records after this pass's requests; those of shared daemons unchanged. Raises StateError, OSError."""
         records = dict(before)
         if snapshot.services is None:
             return records
@@ -83,7 +83,7 @@ class Assignment:
         return records
 
     def _look_for(self, serving: list[Service]) -> None:
-        """Has the model files, and the Secrets and ConfigMaps that are named, looked for."""
+        """Have the store look for the model files, and the cluster for the referenced Secrets and ConfigMaps."""
         wanted = placement.artifacts(serving)
         opening = {each: (each.secret[0], "secrets", each.secret[1]) for each in wanted if each.secret}
         others = {source for item in serving for source in references.sources(item)}
@@ -97,7 +97,7 @@ class Assignment:
         return bool(self.placed.mine.get(item.key)) or any(each.owner == item.key for each in records.values())
 
     def _share_out(self, item: Service | Rejected, records: dict[Key, Record], snapshot: Snapshot) -> None:
-        """An engine for each slot of a service that is this Mac's; one that has a slot keeps it."""
+        """Assign an engine to each slot that this Mac holds of a service; an engine that has a slot keeps it."""
         placed = self.placed
         ours = sorted((each for each in records.values() if each.owner == item.key), key=lambda each: each.ordinal)
         if any(not snapshot.complete and _doubtful(item, record) for record in ours):
@@ -114,7 +114,7 @@ class Assignment:
                 records[record.key] = self._let_go(record, max(1, item.replicas), snapshot.now)
 
     def take(self, item: Service | Rejected, slot: int, records: dict[Key, Record], snapshot: Snapshot) -> None:
-        """Decides the record of an engine of this Mac's, with regard to those decided before it."""
+        """Decide the record of one engine of this Mac, given the records decided before it."""
         record = records.get(item.key)
         if record is not None and record.verdict.standing is Standing.REMOVING:
             record = replace(record, withdraw=NO_WITHDRAWAL)

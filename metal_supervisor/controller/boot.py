@@ -61,7 +61,7 @@ class CannotBoot(Exception):
 
 
 def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
-    """Makes the state directory ready for a supervisord. Raises CannotBoot, StateError."""
+    """Make the state directory ready for a supervisord. Raises CannotBoot, StateError."""
     directory = StateDir(settings.state_path)
     directory.create()
     if Supervisord(directory.socket).answers():
@@ -153,7 +153,7 @@ def _replace_link(link: Path, target: str) -> None:
 
 
 def link_current(directory: StateDir) -> None:
-    """Points `current/` at this installation: sections name it, so an upgrade changes no section."""
+    """Point `current/` at this installation: sections name it, so an upgrade changes no section."""
     current = directory.path / "current"
     # Unresolved: Homebrew's own link survives an upgrade of Python, what it points at does not.
     _replace_link(current / "python", getattr(sys, "_base_executable", "") or os.path.realpath(sys.executable))
@@ -192,13 +192,13 @@ def _keeps_awake(settings: Settings) -> bool:
 
 
 def write_conf(directory: StateDir, settings: Settings) -> None:
-    """Writes supervisord's own file; what is in models.d is the controller's."""
+    """Write supervisord's own configuration; `models.d` is the controller's."""
     text = "".join((conf_dir() / part).read_text("utf-8") for part in _parts(settings))
     text = text.replace("@HOME@", directory.home).replace("@SOCKET@", directory.socket)
     text = text.replace("@STOP_WAIT@", str(int(settings.stop_timeout) + SIDECAR_STOP_S))
     write_atomic(directory.path / "supervisord.conf", text)
     if _keeps_awake(settings):
-        # No -d: a display that is kept on costs the GPU. supervisord is the parent, and it is not to outlive that.
+        # No -d: a display that is kept on costs the GPU. supervisord is the parent, which it must not outlive.
         program = shlex.quote(str(Path(settings.caffeinate).expanduser()))
         _write_script(directory.path / "current" / "awake", f"exec {program} -i -s -w $PPID\n")
 
@@ -206,7 +206,7 @@ def write_conf(directory: StateDir, settings: Settings) -> None:
 def embedded_access(directory: StateDir) -> tuple[int, str]:
     """(port, path prefix) of the embedded API; chosen once, and anew if the port was taken meanwhile.
 
-    Clients have told the old prefix to whatever listens on the old port now.
+    After a port change the old prefix counts as leaked: clients have sent it to the new listener on the old port.
     """
     path = directory.path / "apiserver.json"
     try:

@@ -51,7 +51,7 @@ class ControllerStatus:
         """Metal device: `there`, `absent`, or "" while that is unknown or irrelevant."""
 
     def quarantined(self, name: str, reason: str) -> None:
-        """Notes a file that was put aside."""
+        """Add a quarantined file to the report."""
         log.warning("file quarantined", extra={"file": name, "reason": reason})
         self.tell(name, reason)
 
@@ -60,7 +60,7 @@ class ControllerStatus:
         self._notices = [*self._notices[1 - MOST_NOTICES :], {"name": name, "reason": reason}]
 
     def passed(self, seconds: float) -> None:
-        """Notes how long a pass took; the next report has it."""
+        """Note the duration of a pass, for the next report."""
         self._passes = self._passes.with_value(seconds)
 
     def _believed_before(self) -> bool | None:
@@ -72,7 +72,7 @@ class ControllerStatus:
         return told if isinstance(told, bool) else None
 
     def look_for_operator(self, services: Mapping[Key, Json] | None, models: Mapping[Key, Json]) -> None:
-        """Notes whether LLMKube's operator writes status here; the sidecar then leaves it the rest."""
+        """Find out whether LLMKube's operator writes status here; if so, the sidecar leaves it the rest."""
         if self._settings.embedded and self._settings.status_mode == "auto":
             self.operator = False
             return
@@ -111,9 +111,9 @@ class ControllerStatus:
         slots: Sequence[str] = (),
         reasons: Json | None = None,
     ) -> None:
-        """Writes the report. `found`: services and models; `file_of`: where a Model's file stands on this Mac.
+        """Write the report. `found`: services and models; `file_of`: state of a Model's file on this Mac.
 
-        `slots`: names of the store's slots that are wanted. `reasons`: see `core.reasons`.
+        `slots`: names of the store's slots that are wanted. `reasons`: see `controller.reasons`.
         """
         (services, models), (placer, placed) = found, placing
         body = {
@@ -183,7 +183,7 @@ class Files(Protocol):
 
 
 def file_of(model: Json, records: Collection[Record], store: Files) -> ModelFile:
-    """State of a Model's file on this Mac; one that nothing here uses is not looked for."""
+    """State of a Model's file on this Mac; a file without a user here is not looked for."""
     try:
         read = resources.read_model(model)
     except Bad as bad:  # its services are refused for the same reason

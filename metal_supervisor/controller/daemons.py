@@ -40,7 +40,7 @@ DAEMONS = {name: row.shared for name, row in RUNTIMES.items() if row.shared is n
 """Shared daemons by program name, which is that of the runtime."""
 UNUSED_S = 30.0
 FORSAKEN_S = 60.0
-"""How long a user's own daemon may be away before one of ours takes its place."""
+"""Seconds that a user's own daemon may be away before a supervised one takes its place."""
 
 
 def key_of(program: str) -> Key:

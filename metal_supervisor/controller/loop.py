@@ -270,7 +270,7 @@ class Controller:
         return record.stopped_by_hand and state_now is not None and not plan.stays_stopped(state_now)
 
     def _keep_records(self, only: Record | None = None) -> None:
-        """Writes the records that changed. `only`: none but this one did."""
+        """Write the records that changed. `only`: the one that did, if that is known."""
         changed, problem = False, ""
         for record in self.records.values() if only is None else (only,):
             try:
@@ -293,7 +293,7 @@ class Controller:
             return False
 
     def _perform(self, step: Step, snapshot: Snapshot) -> bool:
-        """Carries one step out; False for those that only wait or warn."""
+        """Carry one step out; False for a step that only waits or warns."""
         if step.do is Action.WAIT:
             return False
         if step.do is Action.ALARM:
@@ -315,7 +315,7 @@ class Controller:
                 return
 
     def _settle(self, snapshot: Snapshot, steps: Sequence[Step]) -> None:
-        """Forgets what is over: removed services, carried-out withdrawals, past retries."""
+        """Forget finished business: removed services, completed withdrawals, past retries."""
         busy = {step.program for step in steps if step.do not in (Action.START, Action.ADD)}
         for key, record in list(self.records.items()):
             held = snapshot.table.get(record.program)

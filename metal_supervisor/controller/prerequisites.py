@@ -51,7 +51,7 @@ METAL_ASKED = ModelFile("Checking", message=ASKED)
 LOOKING = ModelFile("Checking", message="it is being found out whether the user's own daemon answers")
 CONFINING = ModelFile("Checking", message="checking that this machine can confine the engine")
 LIBRARY = ModelFile("Ready")
-"""A model of Ollama's library is no file of ours."""
+"""State of a model in Ollama's library, which Ollama stores itself."""
 FOREIGN = Reading(None, problem="a manifest may not name it")
 READING = ModelFile("Checking", message="the header of the model file is being read")
 

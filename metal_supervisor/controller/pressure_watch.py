@@ -114,7 +114,7 @@ class Watchdog(threading.Thread):
             self._wake()
 
     def look(self) -> None:
-        """Takes one sample."""
+        """Take one sample."""
         sample = host_memory.sample(Path(self._settings.procfs))
         settings, before = self._settings, self.seen.watch
         limits = thresholds(

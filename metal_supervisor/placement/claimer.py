@@ -40,7 +40,7 @@ class Claimer(threading.Thread):
     """Requests slots on behalf of the controller."""
 
     def __init__(self, kube: Kube, node: str, on_done: Callable[[], None], told: str = "") -> None:
-        """`told`: the configured address of this Mac, "" if it is not set."""
+        """`told`: the configured `--host-ip` of this Mac, "" if it is not set."""
         super().__init__(name="claimer", daemon=True)
         self._kube, self._node, self._on_done, self._told = kube, node, on_done, told
         self._wake = threading.Event()

@@ -319,7 +319,7 @@ class StateDir:
         shutil.rmtree(self.scratch_path(program), ignore_errors=True)
 
     def forget_observed(self, program: str) -> None:
-        """Removes the sidecar's observation."""
+        """Remove the sidecar's observation."""
         (self.path / "observed" / f"{program}.json").unlink(missing_ok=True)
 
     def quarantine(self, path: Path, reason: str) -> None:

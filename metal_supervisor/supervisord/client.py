@@ -124,7 +124,7 @@ class Supervisord:
                 raise Unavailable(f"supervisord at {self._path}: {error!r:.200}") from None
 
     def close(self) -> None:
-        """Drops the connection; the next call makes a new one."""
+        """Drop the connection; the next call makes a new one."""
         if self._proxy is not None:
             with contextlib.suppress(OSError):
                 self._proxy("close")()
@@ -154,32 +154,32 @@ class Supervisord:
         return Diff(frozenset(added), frozenset(changed), frozenset(removed))
 
     def add(self, *programs: str) -> None:
-        """Activates groups whose sections are on file; autostart starts them at once."""
+        """Activate groups whose sections are on file; autostart starts them at once."""
         self._several((ALREADY_ADDED, BAD_NAME), [("addProcessGroup", each) for each in programs])
 
     def remove(self, program: str) -> None:
-        """Drops a group that has no process any more."""
+        """Drop a group that has no process any more."""
         self._tolerating((BAD_NAME, STILL_RUNNING), "supervisor.removeProcessGroup", program)
 
     def replace(self, program: str) -> None:
-        """Drops a stopped group and activates its new section, with no other client in between."""
+        """Drop a stopped group and activate its new section, with no other client in between."""
         calls = [("removeProcessGroup", program), ("addProcessGroup", program)]
         self._several((BAD_NAME, ALREADY_ADDED, STILL_RUNNING), calls)
 
     def start(self, program: str) -> None:
-        """Starts a program; no error if it runs already."""
+        """Start a program; no error if it runs already."""
         self._tolerating((ALREADY_STARTED, BAD_NAME), "supervisor.startProcess", program, False)
 
     def stop(self, program: str) -> None:
-        """Sends the stop signal; the process may take its time."""
+        """Send the stop signal; the process may take its time."""
         self._tolerating((NOT_RUNNING, BAD_NAME), "supervisor.stopProcess", program, False)
 
     def signal(self, program: str, name: str) -> None:
-        """Sends a signal by name."""
+        """Send a signal by name."""
         self._tolerating((NOT_RUNNING, BAD_NAME), "supervisor.signalProcess", program, name)
 
     def shutdown(self) -> None:
-        """Ends supervisord and everything below it."""
+        """Shut supervisord down, and everything below it."""
         self.call("supervisor.shutdown")
 
     def answers(self) -> bool:
