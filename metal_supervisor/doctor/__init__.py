@@ -1,1 +1,1 @@
-"""`metal-supervisor doctor`: everything that has to be right on this Mac and in its cluster, asked and judged."""
+"""`metal-supervisor doctor`: checks of everything that has to be right on this Mac and in its cluster."""

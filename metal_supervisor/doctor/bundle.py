@@ -1,8 +1,8 @@
-"""`doctor --bundle`: what somebody needs who is to help from afar, as one archive without a secret in it.
+"""`doctor --bundle`: an archive for remote support, with all secrets redacted.
 
-In it go the findings, versions, settings, records, observations, the controller's report, sections of programs and the
-ends of logs. Left out are specs (they hold the environments of engines), kubeconfigs, tokens and models. The values of
-specs are secrets that a log may quote, so they are read, to be hidden.
+It contains the findings, versions, settings, records, observations, the controller's report, sections of programs and
+the ends of logs. It leaves out specs (which have the environments of engines), kubeconfigs, tokens and models. Logs may
+quote secrets from specs, so the values in specs are read, to be redacted.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ PACKAGES = (
 
 
 class NotWritten(Exception):
-    """The archive could not be written; the text says why and what to do."""
+    """The archive could not be written; the message says why and what to do."""
 
 
 # ── what must not be seen ────────────────────────────────────────────────────────────────────────
 
 
 def secrets_of(around: Surroundings) -> Iterator[str]:
-    """Every text on this Mac that is known to be a secret: of specs, of the kubeconfig, of the embedded API."""
+    """All known secrets on this Mac: in specs, the kubeconfig, the embedded API's state and our own environment."""
     state = around.settings.state_path
     for path in (state / "specs").glob("*.json"):
         yield from secrets_of_spec(read_json(path))
@@ -66,7 +66,7 @@ def secrets_of(around: Surroundings) -> Iterator[str]:
 
 
 def secrets_of_spec(spec: Any) -> Iterator[str]:
-    """The values of an engine's environment, and of those of its arguments whose flag tells of a secret."""
+    """Values of an engine's environment, and of arguments whose flag is named like a secret."""
     env, argv = (spec.get("env"), spec.get("argv")) if isinstance(spec, dict) else (None, None)
     if isinstance(env, dict):
         yield from (str(each) for name, each in env.items() if name not in ("HF_HUB_OFFLINE", "PATH", "HOME", "LANG"))
@@ -77,7 +77,7 @@ def secrets_of_spec(spec: Any) -> Iterator[str]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text of a kubeconfig's user: tokens, passwords, keys; what a plugin is called is no secret."""
+    """All texts of a kubeconfig's user, as tokens, passwords and keys, except names of plugins and files."""
     if isinstance(value, dict):
         for name, each in value.items():
             if name not in ("apiVersion", "command", "tokenFile", "interactiveMode", "installHint", "name"):
@@ -95,7 +95,7 @@ def _texts(value: Any) -> Iterator[str]:
 def files_of(
     around: Surroundings, findings: Sequence[Finding], redact: Callable[[str], str]
 ) -> Iterator[tuple[str, str]]:
-    """(name in the archive, redacted content), of all that can be read."""
+    """(name in the archive, redacted content) of all readable files."""
     told = {"summary": summary(findings), "findings": [dataclasses.asdict(each) for each in findings]}
     for name, value in (
         ("doctor.json", told),
@@ -123,7 +123,9 @@ def _content(path: Path, pattern: str, redact: Callable[[str], str]) -> str:
 
 
 def _log(lines: Sequence[str], redact: Callable[[str], str]) -> Iterator[str]:
-    """A log, redacted: lines that are JSON by their values, which are escaped in it; others together, as keys stand."""
+    """A log, redacted: JSON lines value by value, because escapes hide secrets; other lines in blocks, because a key in
+    PEM spans several.
+    """
     read = ((line, _entry(line, redact)) for line in lines)
     for is_text, some in itertools.groupby(read, lambda each: each[1] is None):
         if is_text:
@@ -133,9 +135,9 @@ def _log(lines: Sequence[str], redact: Callable[[str], str]) -> Iterator[str]:
 
 
 def _entry(line: str, redact: Callable[[str], str]) -> str | None:
-    """A line like those of ours, redacted; None for any other, and for one that cannot be made JSON again.
+    """A line in our own JSON format, redacted; None for any other, and for one that cannot be encoded as JSON again.
 
-    An engine may write such lines, too, and in them what JSON has not (NaN), or lists within lists without end.
+    An engine may write such lines too, with values that JSON does not have (NaN), or nested too deep.
     """
     entry = entry_in(line)
     if entry is None:
@@ -147,7 +149,7 @@ def _entry(line: str, redact: Callable[[str], str]) -> str | None:
 
 
 def _tail(path: Path) -> list[str]:
-    """The last whole lines of a log: half a line may be half a token, which nothing recognizes."""
+    """The last whole lines of a log: half a line may be half a token, which no pattern recognizes."""
     with path.open("rb") as file:
         start = max(0, os.fstat(file.fileno()).st_size - LOG_BYTES)
         file.seek(start)
@@ -162,7 +164,7 @@ def _dumped(value: Any, redact: Callable[[str], str]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Ours, Python's, the system's, and those of the packages that matter."""
+    """Versions of metal-supervisor, Python, the system, and the installed ones of PACKAGES."""
     from importlib import metadata
 
     found = {"metal-supervisor": __version__, "python": platform.python_version(), "system": platform.platform()}
@@ -176,7 +178,7 @@ def versions() -> dict[str, str]:
 
 
 def write(target: Path, around: Surroundings, findings: Sequence[Finding]) -> int:
-    """Writes the archive, for its user's eyes only; returns how many files are in it. Raises NotWritten."""
+    """Write the archive, with mode 0600. Returns the number of files in it. Raises NotWritten."""
     redact = redactor(set(secrets_of(around)), str(Path.home()), _user())
     content, count = io.BytesIO(), 0
     with tarfile.open(fileobj=content, mode="w:gz") as archive:

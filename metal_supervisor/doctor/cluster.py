@@ -1,4 +1,4 @@
-"""The cluster as it answers: our kinds, its clock, who watches over this Mac; and where pods would find this Mac."""
+"""Checks of the cluster: our kinds, its clock, withdrawal of a silent Mac; and of this Mac's address and ports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ MOST_OTHERS = 6
 
 
 def judge_kinds(versions: Sequence[str], served: Sequence[str]) -> Finding:
-    """`versions`: of our API group, none if the group is unknown; `served`: the resources of our version."""
+    """Finding about our kinds. `versions`: of our API group, none if the group is unknown; `served`: resources of our
+    version.
+    """
     install = f"kubectl apply --server-side -f {shlex.quote(str(conf_dir() / 'crds'))}"
     install += " (not beside LLMKube's operator, which brings its own)"
     if not versions:
@@ -60,7 +62,7 @@ def _kinds(around: Surroundings) -> Sequence[Finding]:
 
 
 def _namespace(kube: Kube, around: Surroundings) -> Sequence[Finding]:
-    """A failure if the watched namespace does not exist; nothing if it does, or the server does not tell."""
+    """A failure if the watched namespace does not exist; nothing if it does, or that is unknown."""
     name = around.settings.namespace
     try:
         if name:
@@ -76,7 +78,7 @@ def _namespace(kube: Kube, around: Surroundings) -> Sequence[Finding]:
 
 
 def judge_clock(offset_s: float) -> Finding:
-    """`offset_s`: to be added to this machine's clock to get the server's, within a second."""
+    """Finding about the clock. `offset_s`: the server's clock minus this machine's, within a second."""
     if abs(offset_s) < SKEW_WARN_S:
         return ok("this Mac's clock and the API server's agree")
     text = f"this Mac's clock is {abs(offset_s):.0f} s {'behind' if offset_s > 0 else 'ahead of'} the API server's"
@@ -97,7 +99,10 @@ def _clock(around: Surroundings) -> Sequence[Finding]:
 
 
 def judge_watch(leases: Sequence[Json], server_now: float, namespace: str, fenced: bool = False) -> Finding:
-    """`leases`: of the watched namespaces; `server_now`: Unix time by the server's clock; `fenced`: see `is_fenced`."""
+    """Finding about the withdrawal of this Mac's endpoints if it falls silent.
+
+    `leases`: of the watched namespaces; `server_now`: Unix time by the server's clock; `fenced`: see `is_fenced`.
+    """
     macs, reaper = set(), False
     for each in leases:
         metadata, spec = each.get("metadata") or {}, each.get("spec") or {}
@@ -116,7 +121,7 @@ def judge_watch(leases: Sequence[Json], server_now: float, namespace: str, fence
 
 
 def _time(text: str) -> float:
-    """Unix time of a Lease's renewTime, 0 for none."""
+    """Unix time of a Lease's renewTime, 0 if it has none."""
     try:
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
     except (ValueError, OverflowError):
@@ -124,7 +129,7 @@ def _time(text: str) -> float:
 
 
 def is_fenced(kube: Kube, namespace: str) -> bool:
-    """Whether admission refuses slices of another Mac (conf/rbac/fence.yaml), by a dry run. Raises KubeError."""
+    """True if admission refuses slices of another Mac (conf/rbac/fence.yaml), by a dry run. Raises KubeError."""
     metadata = {"name": "doctor", "labels": {NODE: "reaper", SLICE_MANAGER: MANAGED_BY}}  # no Mac has that name
     body: Json = {
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": metadata,
@@ -134,7 +139,7 @@ def is_fenced(kube: Kube, namespace: str) -> bool:
     try:
         kube.request("POST", path, {"dryRun": "All"}, body)
     except KubeError as error:
-        if error.code in (403, 404, 409):  # the check of rights has the first
+        if error.code in (403, 404, 409):  # `rights` reports missing rights
             return False
         if error.code != 422:
             raise
@@ -164,7 +169,7 @@ def _watch(around: Surroundings) -> Sequence[Finding]:
 
 
 def why_not(each: Interface) -> str:
-    """Why an address of this machine was not taken; "" if another was only better."""
+    """Reason why an address of this machine was not chosen."""
     address = ipaddress.ip_address(each.address)
     if not each.up:
         return "down"
@@ -176,7 +181,7 @@ def why_not(each: Interface) -> str:
 
 
 def judge_address(choice: AddressChoice, interfaces: Sequence[Interface], embedded: bool) -> Finding:
-    """`interfaces`: all there are, the one that was chosen too."""
+    """Finding about the advertised address. `interfaces`: all of this Mac, with the chosen one."""
     if choice.problem:
         return fail(choice.problem, "set --host-ip to an address of this Mac that the cluster's pods reach")
     others = [f"{each.address} ({each.name}: {why_not(each)})" for each in interfaces if each.address != choice.address]
@@ -200,7 +205,7 @@ def _address(around: Surroundings) -> Sequence[Finding]:
 
 
 def judge_ports(taken: Mapping[str, tuple[int, str]], range_text: str, wanted: int) -> Finding:
-    """`taken`: whose port -> (port, the stranger that holds it); `wanted`: how many ports are ours."""
+    """Finding about the ports. `taken`: owner -> (port, other process that holds it); `wanted`: number of our ports."""
     if taken:
         told = "; ".join(f"{port} of {name} is held by {holder}" for name, (port, holder) in sorted(taken.items()))
         return fail(told, "end what holds it, or choose others: --port, --ports, spec.containerPort")
@@ -208,7 +213,7 @@ def judge_ports(taken: Mapping[str, tuple[int, str]], range_text: str, wanted: i
 
 
 def judge_other_system(port: int, state: str) -> Finding:
-    """`state`: state directory of the system whose sidecar has our port."""
+    """Finding about another installation whose sidecar has our port. `state`: its state directory."""
     fix = f"ask about that one with --state-dir {shlex.quote(state)}; to run both, give one another --port"
     return warn(f"{port} of the sidecar is that of the system in {state}", fix)
 

@@ -1,6 +1,6 @@
-"""The command: asks, prints a line for each finding, and ends with 1 if something failed.
+"""The command `doctor`: run the checks, print a line for each finding, exit with 1 if a check failed.
 
-It works with settings that are broken: those are one of the things that it is asked about.
+It works with broken settings too, because it checks them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Say = Callable[[str], None]
 
 
 def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Settings, str, str]:
-    """(settings, their file, what is wrong with them) of the system that runs, else of the file.
+    """(settings, their file, what is wrong with them) of the system that runs, or else of the file.
 
-    Writes nothing. Raises ConfigError for a wrong flag.
+    Writes nothing. Raises ConfigError for an invalid flag.
     """
     problem = ""
     try:
         overrides = loader.overrides_from(arguments, environ)
     except ConfigError as error:
-        overrides, problem = loader.overrides_from(arguments, {}), str(error)  # a flag that is wrong is a usage error
+        overrides, problem = loader.overrides_from(arguments, {}), str(error)  # an invalid flag is a usage error
     given = dict(overrides.values)
     usual = {"state_dir": loader.found_state_dir(environ)}
     state = Settings(**{**usual, **given}).state_path
@@ -58,7 +58,7 @@ def _problem_of(overrides: Overrides) -> str:
 
 
 def _in_spite_of(state: Path, overrides: Overrides) -> Settings:
-    """The last settings that were in order, else the defaults, under what was said now."""
+    """The last good settings, or else the defaults, overridden by flags and environment."""
     try:
         found, _ = loader.load_good(state)
     except ConfigError:
@@ -67,7 +67,7 @@ def _in_spite_of(state: Path, overrides: Overrides) -> Settings:
 
 
 def _file_of(state: Path) -> str:
-    """The settings file of the system whose state directory this is, "" without one."""
+    """Path of the settings file of the system with this state directory, "" without one."""
     try:
         return str(json.loads((state / loader.OVERRIDES_FILE).read_text("utf-8"))["config"])
     except (OSError, ValueError, LookupError, TypeError):
@@ -75,7 +75,7 @@ def _file_of(state: Path) -> str:
 
 
 def lines(findings: Sequence[Finding]) -> list[str]:
-    """The report for people: one line each, the fix below it, the summary last."""
+    """The report as text: one line per finding, its fix below, the summary last."""
     width = max((len(each.check) for each in findings), default=0)
     told = []
     for each in findings:
@@ -86,7 +86,7 @@ def lines(findings: Sequence[Finding]) -> list[str]:
 
 
 def body(findings: Sequence[Finding]) -> str:
-    """The same for programs."""
+    """The report as JSON."""
     told = {
         "ok": sound(findings), "summary": summary(findings), "findings": [dataclasses.asdict(each) for each in findings]
     }  # fmt: skip
@@ -94,10 +94,10 @@ def body(findings: Sequence[Finding]) -> str:
 
 
 def main(arguments: argparse.Namespace, environ: Mapping[str, str], say: Say) -> int:
-    """0 if nothing failed, 1 if something did, 2 if the archive could not be written."""
+    """Run the command. Returns 0 if nothing failed, 1 if a check failed, 2 if the archive could not be written."""
     settings, file, problem = settings_of(arguments, environ)
     around = Surroundings(settings, config_file=file, config_problem=problem)
-    logging.disable()  # what others would log on the way is told as a finding
+    logging.disable()  # problems are reported as findings, and not in the log too
     try:
         findings = registry.examine(around)
     finally:

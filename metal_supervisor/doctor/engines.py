@@ -1,4 +1,4 @@
-"""The engines: found, working, built for this processor, allowed to run, and the same that already run."""
+"""Checks of the engines: found, working, built for this processor, reachable, and up to date with those that run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _VERSION = re.compile(r"(?<![\w.])v?(\d+\.[\w.+-]{1,40}|(?<=version: )\d[\w.+-]{
 
 @dataclass(frozen=True)
 class FoundEngine:
-    """An executable that was found."""
+    """An engine's executable that was found."""
 
     runtime: str
     executable: Executable
@@ -39,7 +39,7 @@ class FoundEngine:
 
     @property
     def real(self) -> Path:
-        """The file itself; for a script its interpreter, which is what listens."""
+        """Real path of the executable; for a script that of its interpreter, which is the program that listens."""
         interpreter = builds.interpreter_of(self.path) if self.executable.script else ""
         return Path(interpreter or self.path).resolve()
 
@@ -49,7 +49,7 @@ class FoundEngine:
 
 
 def found(around: Surroundings) -> tuple[list[FoundEngine], dict[str, str]]:
-    """(the engines that are here, runtime -> why it is not)."""
+    """(installed engines, missing runtime -> reason)."""
     here, missing = [], {}
     for name in offered(around.settings):
         try:
@@ -61,7 +61,7 @@ def found(around: Surroundings) -> tuple[list[FoundEngine], dict[str, str]]:
 
 
 def records_of(around: Surroundings) -> Mapping[str, Record]:
-    """What this Mac runs or should, by program."""
+    """The readable records of this Mac, by program."""
     return around.directory.records()[0]
 
 
@@ -69,13 +69,13 @@ def records_of(around: Surroundings) -> Mapping[str, Record]:
 
 
 def version_in(said: str) -> str:
-    """The version in what a program prints of itself, "" if there is none to be seen."""
+    """The version in a program's output, "" if there is none."""
     told = _VERSION.search(said)
     return told[1] if told else ""
 
 
 def judge_version(engine: FoundEngine, done: Done) -> Finding:
-    """What `--version` came to."""
+    """Finding about an engine by the result of its `--version`."""
     name, path = f"{engine.runtime} ({engine.executable.name})", engine.path
     if done.ok:
         return ok(f"{name} {version_in(done.out + done.err) or 'without a version'} at {path}")
@@ -93,7 +93,7 @@ def _again(engine: FoundEngine) -> str:
 
 
 def judge_missing(missing: Mapping[str, str], here: Sequence[str], demanded: Mapping[str, str]) -> list[Finding]:
-    """`demanded`: runtime -> who wants it, a setting or a service."""
+    """Findings about missing engines. `demanded`: runtime -> setting or service that needs it."""
     needed = [fail(f"{name} is wanted by {demanded[name]}: {why}", _how(name))
               for name, why in missing.items() if name in demanded]  # fmt: skip
     if needed or here:
@@ -110,7 +110,7 @@ def _engines(around: Surroundings) -> Sequence[Finding]:
     demanded = dict.fromkeys(_named(around.settings.runtimes), "--runtimes")
     demanded |= {each.runtime: f"{each.namespace}/{each.name}" for each in records_of(around).values() if each.runs}
     if "ollama" in demanded and around.settings.ollama_url != "off":
-        del demanded["ollama"]  # the user's own will do
+        del demanded["ollama"]  # the user's own is enough
 
     def version(engine: FoundEngine) -> Sequence[Finding]:
         return [judge_version(engine, around.run((str(engine.path), "--version"), ASK_S))]
@@ -127,7 +127,10 @@ def _named(listed: str) -> list[str]:
 
 
 def judge_processor(engine: FoundEngine, built_for: Sequence[str], arm: bool) -> Finding | None:
-    """`built_for`: none if it is no program of a Mac's; `arm`: whether this Mac has an Apple chip."""
+    """Finding about an engine that would run under Rosetta, else None.
+
+    `built_for`: processors, none if it is no Mach-O file; `arm`: True if this Mac has an Apple chip.
+    """
     if not built_for or not arm or any(each.startswith("arm64") for each in built_for):
         return None
     text = f"{engine.real} is built for {', '.join(built_for)}: it would run translated by Rosetta, many times slower"
@@ -135,7 +138,7 @@ def judge_processor(engine: FoundEngine, built_for: Sequence[str], arm: bool) ->
 
 
 def judge_quarantine(path: Path, done: Done) -> Finding | None:
-    """`xattr -p com.apple.quarantine`, which fails where there is no such attribute."""
+    """Finding about a quarantined file, else None. `done`: of `xattr -p com.apple.quarantine`: fails without it."""
     if not done.ok:
         return None
     text = f"{path} is quarantined: it came by a browser, and launchd's programs cannot start it"
@@ -160,7 +163,7 @@ def _binaries(around: Surroundings) -> Sequence[Finding]:
 
 
 def judge_path(engine: FoundEngine, configured: str) -> Finding | None:
-    """The job's PATH is short: what only this shell finds, the daemon does not."""
+    """Finding about an engine that only this shell's PATH leads to, else None: the job's PATH is shorter."""
     path = launchd.path_of(str(Path.home()))
     if configured or str(engine.path.parent) in path.split(":"):
         return None
@@ -178,13 +181,16 @@ def _path(around: Surroundings) -> Sequence[Finding]:
 
 
 def firewall_apps(listed: str) -> dict[str, bool]:
-    """Path of each program in the firewall's list -> whether others may connect to it."""
+    """Path of each program in the firewall's list -> True if incoming connections are allowed."""
     rows = re.findall(r"(?m)^\s*\d+\s*:\s*(/.*?)\s*\n\s*\(\s*(Allow|Block)", listed)
     return {path: word == "Allow" for path, word in rows}
 
 
 def judge_firewall(state: Done, apps: Done, engines: Sequence[Path], loopback: bool) -> list[Finding]:
-    """`engines`: the real files that listen; `loopback`: whether only this Mac is to reach them."""
+    """Findings about the application firewall.
+
+    `engines`: real paths of the programs that listen; `loopback`: True if engines listen on loopback only.
+    """
     if loopback:
         return [ok("engines listen on loopback only, where no firewall asks")]
     told = re.search(r"State = (\d)", state.out)
@@ -219,7 +225,10 @@ def _firewall(around: Surroundings) -> Sequence[Finding]:
 
 
 def judge_build(program: str, binary: Path, changed_at: float | None, started_at: float) -> Finding | None:
-    """`changed_at`: Unix time at which the file, or the link to it, was put there; None if it is gone."""
+    """Finding about an engine whose build on disk has changed, else None.
+
+    `changed_at`: Unix time at which the file, or the link to it, was created; None if it is gone.
+    """
     if changed_at is None:
         text = f"{program} runs {binary}, which is there no more: it could not be started again"
         return fail(text, f"install the engine again, then: supervisorctl restart {program}")
@@ -251,7 +260,7 @@ def _builds(around: Surroundings) -> Sequence[Finding]:
 
 
 def judge_confinement(record: Record, observed: Observed) -> Finding:
-    """Tell whether the operating system confines an engine that is up."""
+    """Finding about the confinement of an engine that is up."""
     confined, _, text = confinement(record, observed)
     name = f"{record.namespace}/{record.name}"
     if confined:
@@ -269,7 +278,7 @@ def _confinement(around: Surroundings) -> Sequence[Finding]:
 
 
 def judge_revoked(record: Record) -> Finding:
-    """Tell of an engine whose spec an older release accepted and this one refuses."""
+    """Finding about an engine whose spec an older release accepted and this one may refuse."""
     if not record.revoked:
         return ok(f"{record.namespace}/{record.name} runs as this release accepts it")
     name = f"{record.namespace}/{record.name}"
@@ -284,7 +293,10 @@ def _revoked(around: Surroundings) -> Sequence[Finding]:
 
 
 def judge_ollama(url: str, version: str, problem: str) -> Finding:
-    """`problem`: "" if an Ollama answers, "away" if nobody does, else what a stranger said."""
+    """Finding about the user's own Ollama.
+
+    `problem`: "" if an Ollama answers, "away" if nothing listens, else a description of what listens instead.
+    """
     if problem == "away":
         return ok(f"nobody listens at {url}; where Ollama is wanted, one of ours is started")
     if problem:

@@ -1,6 +1,6 @@
-"""Until when a credential holds, read from itself: the `exp` of a JWT, the `notAfter` of a certificate.
+"""Expiry of credentials: the `exp` of a JWT, the `notAfter` of a certificate.
 
-Nothing here verifies anything, and nothing that is read is ever shown but the time.
+Nothing here is verified, and only the time is ever shown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SEQUENCE, UTC_TIME, GENERALIZED_TIME, VERSION = 0x30, 0x17, 0x18, 0xA0
 
 
 def of_token(text: str) -> float | None:
-    """Unix time at which a JWT ends; None for a token that says nothing of it."""
+    """Unix time at which a JWT expires; None for a token without it."""
     try:
         part = text.split(".")[1]
         found = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))["exp"]
@@ -24,7 +24,7 @@ def of_token(text: str) -> float | None:
 
 
 def of_certificate(pem: bytes) -> float | None:
-    """Unix time at which the first certificate of a PEM ends; None if it cannot be read."""
+    """Unix time at which the first certificate of a PEM expires; None if it cannot be parsed."""
     try:
         text = pem.split(b"-----BEGIN CERTIFICATE-----")[1].split(b"-----END")[0]
         der = base64.b64decode(b"".join(text.split()))
@@ -42,7 +42,7 @@ def of_certificate(pem: bytes) -> float | None:
 
 
 def _part(der: bytes, tag: int) -> tuple[bytes, bytes]:
-    """(content of the first element, what follows it). Raises ValueError, IndexError."""
+    """(content of the first DER element, the rest). Raises ValueError, IndexError."""
     if der[0] != tag:
         raise ValueError("another element")
     length, at = der[1], 2
@@ -55,7 +55,7 @@ def _part(der: bytes, tag: int) -> tuple[bytes, bytes]:
 
 
 def _time(tag: int, text: str) -> float:
-    """A time as X.509 writes it: two digits of the year until 2049, four from then on. Raises ValueError."""
+    """Unix time of an X.509 time: two digits for years until 2049, four for later ones. Raises ValueError."""
     if tag == UTC_TIME:
         text = ("20" if int(text[:2]) < 50 else "19") + text
     elif tag != GENERALIZED_TIME:

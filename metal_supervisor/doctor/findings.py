@@ -1,4 +1,4 @@
-"""What a check comes to: one line for people, with a way out if something is wrong."""
+"""Checks and their findings: one line of text each, with a fix if something is wrong."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Finding:
     """One line of the report."""
 
     check: str
-    """Name of its check; "" until the check is over."""
+    """Name of its check; set when the check is over, "" before."""
     status: Status
     text: str
-    """What was found, with the figures. May quote what others wrote: escape it before it is shown."""
+    """The observation, with figures. It may quote untrusted text: escape it before printing."""
     fix: str = ""
-    """What to do; "" only if all is well."""
+    """Advice; "" only if all is well."""
 
 
 Ask = Callable[["Surroundings"], Sequence[Finding]]
-"""Looks and judges; no finding where it does not apply. May raise anything: that is a finding too."""
+"""Runs a check; returns no finding if it does not apply. May raise any exception: that becomes a finding too."""
 
 
 @dataclass(frozen=True)
@@ -35,50 +35,50 @@ class Check:
 
     name: str
     looks: str
-    """What is looked at."""
+    """What it checks."""
     wrong: str
     """When it warns, and when it fails."""
     fix: str
-    """What helps, in a few words."""
+    """The remedy in a few words."""
     ask: Ask
     mac: bool = False
-    """Left out on any other system."""
+    """It runs on macOS only."""
     needs_api: bool = False
-    """Asked once it is known whether the API server answers."""
+    """It runs in the second round, once the API server has answered or failed to."""
 
 
 def ok(text: str) -> Finding:
-    """All is well."""
+    """A finding that all is well."""
     return Finding("", "ok", text)
 
 
 def warn(text: str, fix: str) -> Finding:
-    """It works, but somebody should know; or nobody can tell."""
+    """A finding that it works but deserves attention, or that the state is unknown."""
     return Finding("", "warn", text, fix)
 
 
 def fail(text: str, fix: str) -> Finding:
-    """Something does not work like that."""
+    """A finding that something does not work."""
     return Finding("", "fail", text, fix)
 
 
 def unknown(why: str) -> Finding:
-    """A check that could not be carried out, which says nothing about what it checks."""
+    """A finding that the check itself failed: the state of what it checks is unknown."""
     return warn(f"could not be asked: {why}", "run it again; if it stays so, ask what is named here by hand")
 
 
 def unasked(problem: str) -> Finding:
-    """A check that waits for another: `problem` tells what stands in its way."""
+    """A finding that the check was skipped because the API server cannot be used. `problem`: the reason."""
     return warn(f"could not be asked: {problem}", "see api")
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """The last line."""
+    """The last line of the report: the number of findings by status."""
     counts = {status: sum(each.status == status for each in findings) for status in ("ok", "warn", "fail")}
     told = ", ".join(f"{counts[status]} {status}" for status in ("fail", "warn", "ok") if counts[status])
     return f"{len(findings)} findings: {told}" if findings else "nothing was asked"
 
 
 def sound(findings: Sequence[Finding]) -> bool:
-    """Whether nothing failed."""
+    """True if nothing failed."""
     return all(each.status != "fail" for each in findings)

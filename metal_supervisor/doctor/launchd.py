@@ -1,4 +1,4 @@
-"""The launchd job that keeps supervisord up, and the job of another agent, which would fight over the same objects."""
+"""Checks of the launchd job that keeps supervisord up, and of LLMKube's agent, which would write the same objects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RENEW = "then metal-supervisor install, which loads the file anew: launchd reads
 
 
 def judge_job(domain: str, job: LoadedJob, stop_s: float) -> list[Finding]:
-    """`stop_s`: how long the system may take to stop by its own settings."""
+    """Findings about our job. `stop_s`: longest time to stop the system, by its settings."""
     where = f"{domain}/{LABEL}"
     found: list[Finding] = []
     if job.last_exit.startswith(EX_CONFIG):
@@ -42,7 +42,7 @@ def judge_job(domain: str, job: LoadedJob, stop_s: float) -> list[Finding]:
 
 
 def judge_jobs(jobs: Sequence[tuple[str, LoadedJob | None]], stop_s: float) -> list[Finding]:
-    """`jobs`: domain -> our job in it, None if it is not loaded."""
+    """Findings about our jobs. `jobs`: (domain, our job in it, None if it is not loaded)."""
     loaded = [(domain, job) for domain, job in jobs if job is not None]
     if not loaded:
         return [warn("no launchd job: after a restart of this Mac nothing of it starts by itself", INSTALL)]
@@ -54,7 +54,7 @@ def judge_jobs(jobs: Sequence[tuple[str, LoadedJob | None]], stop_s: float) -> l
 
 
 def judge_incumbent(domains: Sequence[str]) -> Finding:
-    """`domains`: where LLMKube's own agent is loaded."""
+    """Finding about LLMKube's own agent. `domains`: those in which it is loaded."""
     if not domains:
         return ok("no other agent is loaded")
     text = f"LLMKube's metal-agent is loaded too ({', '.join(domains)}/{INCUMBENT}): both would run the same services"
@@ -66,7 +66,7 @@ def judge_incumbent(domains: Sequence[str]) -> Finding:
 
 
 def judge_left(left: Sequence[Left]) -> Finding:
-    """`left`: engines that LLMKube's agent started and did not end."""
+    """Finding about leftover engines. `left`: those that LLMKube's agent started and did not stop."""
     if not left:
         return ok("LLMKube's agent left no engine behind")
     told = [f"{each.runtime} {each.model} (pid {each.pid}, port {each.port}, {amount(each.resident_bytes)})"
@@ -80,7 +80,7 @@ def _left(around: Surroundings) -> Sequence[Finding]:
 
 
 def _loaded(around: Surroundings, label: str) -> tuple[list[tuple[str, LoadedJob | None]], list[Finding]]:
-    """(domain -> the job of that label in it, None if it is not loaded; what could not be asked)."""
+    """([(domain, job of that label in it, None if not loaded)], findings about domains that cannot be queried)."""
     jobs, unasked = [], []
     for domain in ("system", f"gui/{around.uid}"):
         try:

@@ -1,7 +1,7 @@
-"""The way to the API server: the kubeconfig, how long its credential holds, and what is in the way if nobody answers.
+"""Checks of the access to the API server: the kubeconfig, the expiry of its credential, and the connection.
 
-Each obstacle has its own way out. The one that costs people days is macOS's Local Network privacy: an agent of a login
-session gets "No route to host" for everything on the LAN, while the same command works in a terminal.
+Each kind of failure has its own fix. The one that costs people days is macOS's Local Network privacy: an agent of a
+login session gets "No route to host" for everything on the LAN, while the same command works in a terminal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from metal_supervisor.doctor.together import answers
 
 SOON_S = 3 * 86400.0
 ANSWER_S = 4.0
-"""For login and answer together, so that the check can still say which of them it was."""
+"""Time limit for login and answer together: below that of the check, which can still report which of them failed."""
 NO_ROUTE_ON_A_MAC = 65
 PORTS = {"http": 80, "https": 443}
 LOCAL_NETWORK = (
@@ -49,7 +49,7 @@ def _kubeconfig(around: Surroundings) -> Sequence[Finding]:
 
 
 def server_of(chosen: Chosen) -> str:
-    """Scheme, host and port: the path may be the embedded API's secret, and the user part anybody's."""
+    """Scheme, host and port of the server. The path may be the embedded API's secret, and the user part a password."""
     parts = urllib.parse.urlsplit(chosen.server)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
@@ -58,7 +58,7 @@ def server_of(chosen: Chosen) -> str:
 
 
 def judge_token(token: Token, now: float) -> Finding:
-    """A ServiceAccount's token in a file of its own, which this Mac renews."""
+    """Finding about a ServiceAccount's token in a file, which this Mac renews. `now`: Unix time."""
     who = f"the token of {token.namespace}/{token.account}"
     if token.expires <= now:
         fix = f"metal-supervisor kubeconfig --service-account {token.account} --namespace {token.namespace} --force …"
@@ -70,7 +70,7 @@ def judge_token(token: Token, now: float) -> Finding:
 
 
 def judge_expiry(what: str, expires: float | None, now: float) -> Finding:
-    """`expires`: Unix time, None if it does not say."""
+    """Finding about a credential that nothing renews. `expires`, `now`: Unix time; None if it has no expiry."""
     if expires is None:
         return ok(f"{what}, which does not say until when it holds")
     if expires <= now:
@@ -87,12 +87,12 @@ def _credential(around: Surroundings) -> Sequence[Finding]:
     try:
         chosen = around.chosen()
     except BadKubeconfig:
-        return []  # told by kubeconfig
+        return []  # reported by the check `kubeconfig`
     return [judge_user(chosen, around.clock())]
 
 
 def judge_user(chosen: Chosen, now: float) -> Finding:
-    """Reads the files that a context's user names; no plugin is run. Raises OSError."""
+    """Finding about the credential of a context's user, from the files it names; runs no plugin. Raises OSError."""
     user = chosen.user
     if user.get("tokenFile"):
         text = chosen.path(str(user["tokenFile"])).read_text("ascii").strip()
@@ -120,7 +120,7 @@ def _certificate(chosen: Chosen) -> bytes:
 
 
 def judge_connection(server: str, error: OSError, on_mac: bool) -> Finding:
-    """Why no TCP connection came about."""
+    """Finding about a TCP connection that failed with `error`."""
     number = error.errno or 0
     if on_mac and number in (NO_ROUTE_ON_A_MAC, errno.EHOSTUNREACH):
         text = (
@@ -142,13 +142,13 @@ def judge_connection(server: str, error: OSError, on_mac: bool) -> Finding:
 
 
 def judge_silence(server: str) -> Finding:
-    """There is a connection, and nothing ever comes over it."""
+    """Finding about a server that accepts connections and does not answer."""
     text = f"{server} accepts connections, and then says nothing"
     return fail(text, "is it a Kubernetes API? a tunnel or forwarded port whose other end is gone looks like this")
 
 
 def judge_answer(server: str, error: KubeError) -> Finding:
-    """Why there is a connection, and no good answer."""
+    """Finding about a server that answered with an error."""
     if error.reason == "Untrusted":
         fix = "put the cluster's certificate-authority-data into the kubeconfig, or use the name it is issued for"
         return fail(f"{server}: {error.message.partition(': ')[2] or error.message}", fix)
@@ -163,7 +163,7 @@ def judge_answer(server: str, error: KubeError) -> Finding:
 
 
 def _not_there(around: Surroundings, finding: Finding) -> Finding:
-    """The embedded API is only up while the system is, which is no failure of its own."""
+    """The finding itself; with the embedded API only a warning, because that is down while the system is."""
     if not around.settings.embedded:
         return finding
     return warn("the embedded API does not answer: the system does not run", START)

@@ -1,4 +1,4 @@
-"""The machine: its chip, Metal, memory, whether it sleeps, what it lets a process open, and what was left running."""
+"""Checks of the machine: chip, Metal, memory, sleep and power, limit of open files, and leftover engines."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ PMSET, FDESETUP = "/usr/bin/pmset", "/usr/bin/fdesetup"
 NEVER_SLEEP = f"sudo {PMSET} -a sleep 0 disksleep 0 womp 1 autorestart 1 powernap 0"
 OLDEST_MACOS = 13
 FILES_NEEDED = 3072
-"""What conf/supervisord.conf asks for (minfds); supervisord raises its soft limit itself."""
+"""`minfds` of conf/supervisord.conf; supervisord raises its soft limit itself."""
 
 # ── the chip, and Metal on it ────────────────────────────────────────────────────────────────────
 
 
 def judge_chip(chip: str, macos: str, translated: bool) -> Finding:
-    """`translated`: whether our own Python is one for Intel, run by Rosetta."""
+    """Finding about chip and macOS. `translated`: True if our own Python is built for Intel and runs under Rosetta."""
     shown = f"{chip or 'unknown chip'}, macOS {macos or 'of unknown version'}"
     if translated:
         text = f"{shown}; this Python is built for Intel and runs under Rosetta, and so would what it starts"
@@ -62,7 +62,7 @@ def _chip(around: Surroundings) -> Sequence[Finding]:
 
 
 def judge_metal(listed: Done) -> Finding:
-    """`llama-server --list-devices`, asked in this very context."""
+    """Finding about Metal. `listed`: of `llama-server --list-devices`, run in this very context."""
     if not listed.ok:
         said = (listed.err or listed.out).strip().splitlines()
         return unknown(f"llama-server does not list its devices ({said[-1][:120] if said else listed.code})")
@@ -75,7 +75,7 @@ def judge_metal(listed: Done) -> Finding:
 
 
 def judge_metal_of_daemon(report: Json) -> Finding:
-    """What the controller's report tells of Metal where it runs, which may be another context than this."""
+    """Finding about Metal in the controller's context, which may differ from this one. `report`: the controller's."""
     word = report.get("metal")
     if word == "there":
         return ok("in the controller's context, where engines are started, it is there, too")
@@ -91,7 +91,7 @@ def _metal(around: Surroundings) -> Sequence[Finding]:
     try:
         _, path = builds.find(around.settings, RUNTIMES["llama-server"].executables)
     except machine.NoBinary:
-        return []  # told by engines
+        return []  # reported by the check `engines`
     here = judge_metal(around.run((str(path), "--list-devices"), ASK_S))
     return [here, judge_metal_of_daemon(around.report())]
 
@@ -100,7 +100,7 @@ def _metal(around: Surroundings) -> Sequence[Finding]:
 
 
 def judge_memory(sample: MemorySample, found: Budget, wired_mib: int | None) -> Finding:
-    """`wired_mib`: iogpu.wired_limit_mb, 0 if it is not set, None off a Mac."""
+    """Finding about memory and budget. `wired_mib`: iogpu.wired_limit_mb, 0 if it is not set, None off a Mac."""
     available = "unknown" if sample.available_bytes is None else amount(sample.available_bytes, "down")
     limit = "" if wired_mib is None else f", wired limit {f'{wired_mib} MiB' if wired_mib else 'not set'}"
     text = f"{amount(sample.total_bytes)}, {available} available{limit}; models may have {found.explain()}"
@@ -122,7 +122,7 @@ def _memory(around: Surroundings) -> Sequence[Finding]:
 
 
 def sleep_minutes(custom: str) -> dict[str, int]:
-    """`pmset -g custom`: source of power -> after how many idle minutes the Mac sleeps, 0 for never."""
+    """Source of power -> idle minutes until the Mac sleeps, 0 for never. `custom`: output of `pmset -g custom`."""
     found: dict[str, int] = {}
     source = ""
     for line in custom.splitlines():
@@ -134,7 +134,7 @@ def sleep_minutes(custom: str) -> dict[str, int]:
 
 
 def judge_sleep(minutes: Mapping[str, int], caffeinate: str) -> Finding:
-    """`caffeinate`: what keeps it awake while a model is wanted, "" for nothing."""
+    """Finding about idle sleep. `caffeinate`: program that keeps the Mac awake while a model is wanted, "" for none."""
     if not minutes:
         return unknown("pmset names no settings of sleep")
     sleepy = [f"{each} min on {source}" for source, each in minutes.items() if each]
@@ -145,7 +145,7 @@ def judge_sleep(minutes: Mapping[str, int], caffeinate: str) -> Finding:
 
 
 def judge_battery(batteries: str) -> Finding:
-    """`pmset -g batt`: a battery of its own makes it a laptop, with a lid."""
+    """Finding about battery and lid: an internal battery means a laptop. `batteries`: output of `pmset -g batt`."""
     if "InternalBattery" not in batteries:
         return ok("no battery, no lid")
     if "Battery Power" in batteries.partition("\n")[0]:
@@ -155,7 +155,7 @@ def judge_battery(batteries: str) -> Finding:
 
 
 def judge_filevault(done: Done) -> Finding:
-    """`fdesetup status`."""
+    """Finding about FileVault. `done`: of `fdesetup status`."""
     if "FileVault is Off" in done.out:
         return ok("FileVault is off: it starts without anybody")
     if "FileVault is On" in done.out:
@@ -182,7 +182,7 @@ def _filevault(around: Surroundings) -> Sequence[Finding]:
 
 
 def judge_files(soft: int, hard: int, infinite: int) -> Finding:
-    """Limits of open files in this context."""
+    """Finding about the limits of open files in this context."""
     if hard != infinite and hard < FILES_NEEDED:
         text = f"a process may open {hard} files here, and supervisord wants {FILES_NEEDED}"
         return fail(text, f"raise the hard limit: HardResourceLimits in the launchd job, or ulimit -Hn {FILES_NEEDED}")
@@ -198,7 +198,10 @@ def _files(around: Surroundings) -> Sequence[Finding]:
 def judge_orphans(
     table: Mapping[str, ProgramState] | None, alive: Mapping[str, RunNote], marked: Collection[int]
 ) -> list[Finding]:
-    """`table`: None if no supervisord answers; `alive`: notes of engines that live; `marked`: pids of all engines."""
+    """Finding about engines without a supervisord.
+
+    `table`: None if supervisord does not answer; `alive`: notes of running engines; `marked`: pids of all engines.
+    """
     noted = {note.pid for note in alive.values()}
     strangers = [f"pid {pid}" for pid in sorted(set(marked) - noted)]
     if table is None:

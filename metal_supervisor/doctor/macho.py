@@ -1,6 +1,6 @@
-"""For which processors a program was built, from the first bytes of a Mach-O file, thin or universal.
+"""Processors that a program was built for, from the first bytes of a Mach-O file, thin or universal.
 
-An engine for Intel starts on an Apple chip all the same, translated by Rosetta, and is then a tenth as fast.
+An engine for Intel also starts on an Apple chip, translated by Rosetta, and is then a tenth as fast.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import struct
 HEAD_BYTES = 4096
 THIN_64, THIN_32, FAT, FAT_64 = 0xFEEDFACF, 0xFEEDFACE, 0xCAFEBABE, 0xCAFEBABF
 MOST_SLICES = 20
-"""A file of compiled Java begins as a universal one, and has its version, 45 or more, where these are counted."""
+"""Most processors of a universal file. A Java class file has the same magic number, and its version, 45 or more, in the
+place of their number."""
 PROCESSORS = {0x0100000C: "arm64", 0x01000007: "x86_64", 0x00000007: "i386", 0x0200000C: "arm64_32"}
 
 
 def processors(head: bytes) -> tuple[str, ...]:
-    """`("x86_64", "arm64")` of a file's first 4096 bytes; none if it is no Mach-O file."""
+    """Processors, e.g. `("x86_64", "arm64")`, from a file's first 4096 bytes; none if it is no Mach-O file."""
     if len(head) < 8:
         return ()
     (little,), (big, count) = struct.unpack("<I", head[:4]), struct.unpack(">II", head[:8])

@@ -1,7 +1,7 @@
-"""Takes out of a text, or of JSON, what nobody else should see: secrets, the user's name, where his home is.
+"""Redaction of text and JSON: secrets, the user's name and home directory.
 
-What is known to be secret is replaced wherever it stands; what only looks like a secret goes as well, because a bundle
-is read by strangers, and a missing word costs less than a token.
+Known secrets are replaced wherever they occur; text that only looks like a secret is replaced as well, because
+strangers read a bundle, and a missing word costs less than a leaked token.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ PLAIN = frozenset({
     "true", "false", "none", "null", "auto", "default", "info", "debug", "warning", "error", "chat", "metal", "model",
     "tiny", "http", "https", "localhost", "utf-8", "0.0.0.0", "127.0.0.1", "en_US.UTF-8",
 })  # fmt: skip
-"""Values that are nobody's secret, and would be missed everywhere."""
+"""Common values that are no secrets: redacting them would make a bundle unreadable."""
 
 _TELLING_END = r"(?:token|secret|passw(?:or)?d|authorization|api[-_]?key|credential|private[-_]?key)"
 _TELLING = re.compile(rf"(?i){_TELLING_END}$")
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"-----BEGIN [A-Z ]+-----.*?(-----END [A-Z ]+-----|\Z)", re.DOTALL), HIDDEN),
-    (re.compile(r"\A[A-Za-z0-9+/=\s]*-----END [A-Z ]+-----"), HIDDEN),  # its beginning was cut off
+    (re.compile(r"\A[A-Za-z0-9+/=\s]*-----END [A-Z ]+-----"), HIDDEN),  # truncated at its start
     (re.compile(r"(?m)^[A-Za-z0-9+/=]{40,}$"), HIDDEN),
     (re.compile(r"(?i)\b(authorization|proxy-authorization|x-api-key)([\"']?\s*[:=]\s*).*"), rf"\1\2{HIDDEN}"),
-    (re.compile(rf'(?i)("[\w-]*{_TELLING_END}"\s*:\s*")(?:[^"\\\n]|\\.)+'), rf"\1{HIDDEN}"),  # to its last word
+    (re.compile(rf'(?i)("[\w-]*{_TELLING_END}"\s*:\s*")(?:[^"\\\n]|\\.)+'), rf"\1{HIDDEN}"),  # the whole value
     (re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',;]+"), rf"\1 {HIDDEN}"),
     (re.compile(r"([a-zA-Z][\w+.-]*://)[^/\s\"']*@"), r"\1"),
     (re.compile(r"([a-zA-Z][\w+.-]*://[^\s\"'?#]*)[?#][^\s\"']*"), rf"\1?{HIDDEN}"),
     (re.compile(r"\b(hf_|sk-|ghp_|github_pat_|xox[a-z]-|AKIA|glpat-)[\w-]{6,}"), HIDDEN),
-    (re.compile(r"/k-[\w-]{8,}"), f"/{HIDDEN}"),  # the embedded API's way in
+    (re.compile(r"/k-[\w-]{8,}"), f"/{HIDDEN}"),  # secret path of the embedded API
     (re.compile(r"(?i)(--?[\w-]*(?:key|token|secret|password)[\w-]*[= ]+)(?!\[redacted)[^\s\"',\]]+"), rf"\1{HIDDEN}"),
 )
 
 
 def redactor(secrets: Collection[str], home: str, user: str) -> Callable[[str], str]:
-    """What makes a text fit for strangers. `secrets`: texts to be hidden wherever they stand; `user`: a login name."""
+    """A function that redacts a text. `secrets`: known ones, replaced wherever they occur; `user`: a login name."""
     known = _dressed({each for each in secrets if len(each) >= SHORTEST_SECRET and each not in PLAIN})
     named = re.compile(rf"(?<![A-Za-z0-9_]){re.escape(user)}(?![A-Za-z0-9_])") if len(user) > 1 else None
 
@@ -58,7 +58,7 @@ def redactor(secrets: Collection[str], home: str, user: str) -> Callable[[str], 
 
 
 def _dressed(secrets: Collection[str]) -> list[str]:
-    """Each secret as it may stand in a file: as it is, by its lines, within JSON, within a URL; the longest first."""
+    """Each secret in the forms that a file may have: plain, its lines, escaped in JSON or in a URL; longest first."""
     found = set(secrets)
     for each in secrets:
         found |= {line for line in each.splitlines() if len(line.strip()) >= SHORTEST_SECRET}
@@ -68,10 +68,10 @@ def _dressed(secrets: Collection[str]) -> list[str]:
 
 
 def redact_json(value: Any, redact: Callable[[str], str], name: str = "") -> Any:
-    """A JSON value with all its texts and numbers redacted, those under a telling name as a whole.
+    """A JSON value with all its texts and numbers redacted, those named like a secret as a whole.
 
-    `name`: that of the value. A number that has to go becomes text. Truth values and null stay: they are nobody's
-    secret, and tell whether there is one.
+    `name`: key of the value. A redacted number becomes text. Booleans and null stay: they are no secrets, and show
+    whether one is set.
     """
     if isinstance(value, dict):
         return {redact(str(key)): redact_json(each, redact, str(key)) for key, each in value.items()}

@@ -1,4 +1,4 @@
-"""All checks, in the order in which they are told, and how they are carried out within fifteen seconds."""
+"""All checks in the order of the report, and their execution within fifteen seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.doctor.together import each_of
 
 CHECK_S = 5.0
-"""Of each check. Those that need the API server come second, so that all takes twice as long at most."""
+"""Time limit of a check. Those that need the API server run in a second round, so all take twice as long at most."""
 PLATFORM = "platform"
 
 CHECKS: tuple[Check, ...] = (
@@ -22,7 +22,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def examine(around: Surroundings, checks: Sequence[Check] = CHECKS, check_s: float = CHECK_S) -> list[Finding]:
-    """Every finding, in the order of the checks. Raises nothing."""
+    """Run the checks. Returns all findings in the order of the checks. Raises nothing."""
     asked = [each for each in checks if around.on_mac or not each.mac]
     found: dict[str, list[Finding]] = {}
     for later in (False, True):
@@ -38,7 +38,7 @@ def examine(around: Surroundings, checks: Sequence[Check] = CHECKS, check_s: flo
 
 
 def table() -> list[str]:
-    """The rows of docs/doctor.md."""
+    """The table of docs/doctor.md, a line each."""
     head = ["| check | looks at | fails or warns | what helps |", "| --- | --- | --- | --- |"]
     rows = [
         f"| {each.name}{' (Mac)' if each.mac else ''} | {each.looks} | {each.wrong} | {each.fix} |" for each in CHECKS

@@ -1,6 +1,6 @@
-"""What this Mac's account may do in the cluster, asked for each verb that conf/rbac grants, so that none is forgotten.
+"""Check of this Mac's rights in the cluster: each verb that conf/rbac grants is asked for, so that none is forgotten.
 
-A missing right shows days later, as an endpoint that is not withdrawn or a token that is not renewed.
+A missing right shows only days later, as an endpoint that is not withdrawn or a token that is not renewed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 ACCOUNT, SPACE = "metal-mac-a", "llm"
 """The placeholders of conf/rbac."""
 AT_ONCE = 4
-"""As many connections as are kept."""
+"""Size of the client's connection pool."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Right:
 
     group: str
     resource: str
-    """With its subresource, `models/status`."""
+    """With its subresource, e.g. `models/status`."""
     verb: str
     namespace: str
-    """"" for all of them."""
+    """"" for all namespaces."""
     name: str = ""
-    """The only object that it is about, "" for any."""
+    """Name of the only object, "" for any."""
 
     def __str__(self) -> str:
         return f"{self.verb} {self.resource}{f'.{self.group}' if self.group else ''}"
@@ -53,11 +53,11 @@ class Bundle:
     rights: tuple[Right, ...]
     grant: str
     optional: bool = False
-    """Without it only some services suffer."""
+    """Only some services need it."""
 
 
 def rights_in(rules: Iterable[Json], namespace: str, name: str = "") -> tuple[Right, ...]:
-    """`name`: stands for the placeholder account in resourceNames."""
+    """The rights that rules grant. `name`: replaces the placeholder account in resourceNames."""
     return tuple(
         Right(group, resource, verb, namespace, name if rule.get("resourceNames") else "")
         for rule in rules
@@ -76,10 +76,10 @@ def rules_of(file: Path, kind: str, name: str) -> list[Json]:
 
 
 def bundles(rbac: Path, namespace: str, account: tuple[str, str] | None, node: str, values: bool) -> list[Bundle]:
-    """What is needed in this mode.
+    """The bundles of rights that this mode needs.
 
     `namespace`: the watched one, "" for all. `account`: (namespace, name) of the ServiceAccount whose token this Mac
-    renews, None if it does not. `values`: whether services take values from Secrets or ConfigMaps.
+    renews, None if it renews none. `values`: True if services take values from Secrets or ConfigMaps.
     """
     lives_in = account[0] if account else namespace or "default"
     mac = f"-e 's/mac-a/{account[1].removeprefix('metal-') if account else node}/g'"
@@ -103,7 +103,7 @@ def bundles(rbac: Path, namespace: str, account: tuple[str, str] | None, node: s
 
 
 def judge(found: Sequence[tuple[Bundle, Sequence[Right]]], bind: str) -> list[Finding]:
-    """`found`: each bundle with those of its rights that are missing; `bind`: gives the account that role."""
+    """Findings about the rights. `found`: (bundle, its missing rights); `bind`: command that binds the main role."""
     result = []
     for at, (bundle, missing) in enumerate(found):
         if not missing:
@@ -119,7 +119,7 @@ def judge(found: Sequence[tuple[Bundle, Sequence[Right]]], bind: str) -> list[Fi
 
 
 def allowed(kube: Kube, right: Right) -> bool:
-    """The server's word on one right. Raises KubeError."""
+    """True if the server grants the right. Raises KubeError."""
     resource, _, sub = right.resource.partition("/")
     asked = {
         "namespace": right.namespace, "group": right.group, "resource": resource, "subresource": sub,
@@ -135,7 +135,10 @@ def allowed(kube: Kube, right: Right) -> bool:
 
 
 def _missing(kube: Kube, wanted: Sequence[Right]) -> list[Right]:
-    """Those that the server denies. Raises KubeError. A few are asked for at a time: far away each takes its while."""
+    """The rights that the server denies. They are asked for in groups of AT_ONCE: a distant server takes long for each.
+
+    Raises KubeError.
+    """
     found: list[Right] = []
     for at in range(0, len(wanted), AT_ONCE):
         some = wanted[at : at + AT_ONCE]
@@ -145,7 +148,7 @@ def _missing(kube: Kube, wanted: Sequence[Right]) -> list[Right]:
 
 
 def _takes_values(kube: Kube, namespace: str) -> bool:
-    """Whether a service or model in the cluster names a Secret or a ConfigMap. False where that cannot be read."""
+    """True if a service or model in the cluster names a Secret or a ConfigMap; False also if they cannot be read."""
     where = f"/apis/{GROUP}/{VERSION}{f'/namespaces/{namespace}' if namespace else ''}"
     try:
         services = kube.request("GET", f"{where}/inferenceservices").get("items") or []
@@ -158,7 +161,10 @@ def _takes_values(kube: Kube, namespace: str) -> bool:
 
 
 def _account(around: Surroundings) -> tuple[str, str] | None:
-    """The ServiceAccount whose token file this Mac renews. Raises BadKubeconfig, OSError."""
+    """(namespace, name) of the ServiceAccount whose token file this Mac renews, None without one.
+
+    Raises BadKubeconfig, OSError.
+    """
     chosen = around.chosen()
     if not chosen.user.get("tokenFile"):
         return None

@@ -1,4 +1,4 @@
-"""Our own software: Python and packages, the settings, the state directory, supervisord and our programs below it."""
+"""Checks of our own software: Python and packages, settings, state directory, supervisord and our programs under it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailabl
 
 OLDEST_PYTHON, OLDEST_SUPERVISOR = (3, 10), (4, 2)
 LONGEST_SOCKET = 96
-"""Bytes; macOS takes 103, and supervisord first binds the path with its pid behind it."""
+"""Bytes; macOS allows 103, and supervisord first binds the path with its pid appended."""
 SOCKET_MODES = (0o600, 0o700)
 START = "start it with `metal-supervisor run`, or for good with `metal-supervisor install`"
 
 
 def release(version: str) -> tuple[int, ...]:
-    """`4.3.0` as numbers, as far as they go."""
+    """The leading numbers of a version: `4.3.0` -> (4, 3, 0)."""
     found = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 def satisfies(version: str, bounds: str) -> bool:
-    """Whether a version is within `>=4.3.0,<4.5`; only bounds of these two kinds count."""
+    """True if a version is within bounds like `>=4.3.0,<4.5`; other operators are ignored."""
     have = release(version)
     lows, highs = (re.findall(rf"{sign}\s*([0-9.]+)", bounds) for sign in (">=", "<(?!=)"))
     return all(have >= release(each) for each in lows) and all(have < release(each) for each in highs)
@@ -42,7 +42,7 @@ def satisfies(version: str, bounds: str) -> bool:
 
 
 def judge_python(version: tuple[int, ...], packages: Mapping[str, tuple[str, str]]) -> Finding:
-    """`packages`: name -> (bounds that we declare, version that is installed, "" if none)."""
+    """Finding about Python. `packages`: name -> (bounds that we declare, installed version, "" if none)."""
     shown = ".".join(map(str, version[:3]))
     if version[:2] < OLDEST_PYTHON:
         return fail(f"Python {shown} is too old", "make a new virtual environment with Python 3.10 or newer")
@@ -80,7 +80,7 @@ def _python(_around: Surroundings) -> Sequence[Finding]:
 
 
 def judge_settings(file: str, problem: str) -> Finding:
-    """`problem`: as config says it, with the nearest key."""
+    """Finding about the settings. `problem`: the loader's message, "" if they are valid; `file`: "" without one."""
     if problem:
         return fail(problem, "correct it; a system that runs goes on with the last settings that were in order")
     return ok(f"{file} is in order" if file else "no file; defaults, environment and flags are in order")
@@ -91,7 +91,7 @@ def _settings(around: Surroundings) -> Sequence[Finding]:
 
 
 def judge_directory(path: Path, found: os.stat_result | None, uid: int) -> Finding:
-    """`found`: None if there is none."""
+    """Finding about the state directory. `found`: its stat, None if it does not exist."""
     if found is None:
         return ok(f"{path} is made at the first start")
     if not stat.S_ISDIR(found.st_mode):
@@ -115,7 +115,7 @@ def _directory(around: Surroundings) -> Sequence[Finding]:
 
 
 def judge_socket(path: str, found: os.stat_result | None, uid: int) -> Finding | None:
-    """None if there is no socket, which `supervisord` tells of."""
+    """Finding about supervisord's socket; None if there is none, which the check `supervisord` reports."""
     if len(os.fsencode(path)) > LONGEST_SOCKET:
         text = f"{path} has {len(os.fsencode(path))} bytes, and a socket may have {LONGEST_SOCKET}"
         return fail(text, "choose a shorter --state-dir")
@@ -140,7 +140,10 @@ def _socket(around: Surroundings) -> Sequence[Finding]:
 
 
 def judge_supervisord(where: str, there: bool, version: str, problem: str) -> Finding:
-    """`version`: "" if it did not answer, which `problem` tells of; `there`: whether there is a socket."""
+    """Finding about supervisord.
+
+    `there`: True if its socket exists; `version`: "" if it did not answer, for the reason in `problem`.
+    """
     if not there:
         return warn(f"nothing runs: there is no socket {where}", START)
     if not version:
@@ -166,7 +169,7 @@ def _supervisord(around: Surroundings) -> Sequence[Finding]:
 
 
 def table_of(supervisord: Supervisord) -> Mapping[str, ProgramState] | None:
-    """supervisord's process table, None if it does not answer: that is told elsewhere."""
+    """supervisord's process table, None if it does not answer (see the check `supervisord`). Closes the client."""
     try:
         return supervisord.table()
     except (Unavailable, Refused):
@@ -176,7 +179,7 @@ def table_of(supervisord: Supervisord) -> Mapping[str, ProgramState] | None:
 
 
 def judge_programs(table: Mapping[str, ProgramState], embedded: bool, logs: Path) -> Finding:
-    """Whether our own programs are there and run."""
+    """Finding about our own programs under supervisord. `logs`: their directory."""
     needed = {"controller", "sidecar", *(["apiserver"] if embedded else [])}
     wanted = [each for each in OWN_PROGRAMS if each in needed or each in table]
     good = State.RUNNING, State.STARTING

@@ -1,4 +1,4 @@
-"""Where models are kept: whether we may read it, whether there is room, and whether Time Machine leaves it alone."""
+"""Checks of the model store: permissions, places of files, free space, and exclusion from Time Machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ FULL_DISK_ACCESS = (
 
 
 def judge_readable(store: Path, error: OSError | None, python: str, temporary: bool) -> Finding:
-    """`error`: of listing the directory, None if that worked; `python`: the real file of the interpreter."""
+    """Finding about reading the store. `error`: of listing it, None if that worked; `python`: real path of the
+    interpreter; `temporary`: True if the system empties that directory.
+    """
     if error is None or error.errno == errno.ENOENT:
         if temporary:
             return warn(f"{store} is temporary: the system empties it", "keep models elsewhere with --model-store")
@@ -49,7 +51,7 @@ def _readable(around: Surroundings) -> Sequence[Finding]:
 
 
 def judge_room(free_bytes: int, report: Json) -> Finding:
-    """`report`: the controller's, which has every Model that is not whole yet."""
+    """Finding about free space. `report`: the controller's, with all Models that are not complete yet."""
     coming = [(each.total_bytes - each.got_bytes, "/".join(each.key)) for each in downloads(report) if each.total_bytes]
     need, name = max(coming, default=(0, ""))
     usable = free_bytes - KEPT_FREE_BYTES
@@ -70,7 +72,7 @@ def _room(around: Surroundings) -> Sequence[Finding]:
 
 
 def judge_backups(store: Path, done: Done) -> Finding:
-    """`tmutil isexcluded`."""
+    """Finding about Time Machine. `done`: of `tmutil isexcluded`."""
     if "[Excluded]" in done.out:
         return ok(f"Time Machine leaves {store} out")
     if "[Included]" in done.out:
@@ -87,7 +89,9 @@ def _backups(around: Surroundings) -> Sequence[Finding]:
 
 
 def judge_places(lost: Mapping[str, Sequence[str]], services: int) -> Finding:
-    """`lost`: InferenceService -> files of it that a manifest may not name; `services`: how many were looked at."""
+    """Finding about places of files. `lost`: InferenceService -> its files that a manifest may not name; `services`:
+    number of services checked.
+    """
     if not lost:
         return ok(f"the files of {services} services are in places that a manifest may name")
     told = "; ".join(f"{name}: {', '.join(paths)}" for name, paths in sorted(lost.items()))
@@ -103,7 +107,7 @@ def _places(around: Surroundings) -> Sequence[Finding]:
     for record in records.values():
         argv = state.read_spec(record.spec_file or "").get("argv")
         named = [each for each in argv[1:] if isinstance(each, str)] if isinstance(argv, list) else []
-        # Arguments count as paths if they lead somewhere; what was fetched for the service is its own.
+        # Arguments count as paths if they exist. Files in the store were fetched for a service, and need no allowance.
         for text in dict.fromkeys((*record.files, *(each for each in named if each[:1] == "/" and _exists(each)))):
             path = Path(text)
             real = path.resolve()

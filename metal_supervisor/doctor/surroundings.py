@@ -1,6 +1,6 @@
-"""What the checks ask: this machine, its system's settings and files, its programs, and the cluster's API.
+"""Inputs of the checks: this machine, its system's settings and files, its programs, and the cluster's API.
 
-All of it is passed in, so that tests answer with what a Mac was recorded to say.
+All of them are injected, so that tests can replay the recorded answers of a Mac.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from metal_supervisor.state.directory import StateDir
 from metal_supervisor.supervisord.client import Supervisord
 
 ASK_S = 4.0
-"""How long one program or connection may take: less than its check, so that the check can say which it was."""
+"""Time limit of one program or connection: below that of its check, so that the check can report which it was."""
 
 
 @dataclass
 class Link:
-    """The connection to the API server, once one check has made it."""
+    """The connection to the API server, set by the check `api`."""
 
     kube: Kube | None = None
     problem: str = "the API server does not answer"
@@ -52,17 +52,17 @@ def _open_files() -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Everything that is asked. Callables may raise OSError, unless they say otherwise."""
+    """Everything that the checks read. Callables may raise OSError, unless stated otherwise."""
 
     settings: Settings
-    """Of the system that runs, or that would be started."""
+    """Settings of the system that runs, or that would be started."""
     config_file: str = ""
-    """The TOML file that they are from, "" without one."""
+    """Path of their TOML file, "" without one."""
     config_problem: str = ""
-    """What is wrong with the settings, "" if nothing is."""
+    """Error in the settings, or ""."""
     on_mac: bool = sys.platform == "darwin"
     mac: darwin_memory.Mac | None = field(default_factory=darwin_memory.mac)
-    """The Mac's system calls, None on any other system."""
+    """System calls of macOS, None on any other system."""
     run: commands.Runner = commands.run
     uid: int = field(default_factory=os.getuid)
     clock: Callable[[], float] = time.time
@@ -79,7 +79,7 @@ class Surroundings:
     advertised: Callable[[str, str, bool], addresses.AddressChoice] = addresses.advertised
     """Does not raise."""
     connect: Callable[[str, int], None] = _connect
-    """A TCP connection that is closed again."""
+    """Open a TCP connection and close it."""
     login: Callable[[Path, str], Kube] = Kube
     """May raise BadKubeconfig."""
     link: Link = field(default_factory=Link)
@@ -90,7 +90,7 @@ class Surroundings:
 
     @property
     def supervisord(self) -> Supervisord:
-        """A client of one's own: the checks run side by side."""
+        """A new client: the checks run in parallel."""
         return Supervisord(self.directory.socket)
 
     @property
@@ -108,7 +108,7 @@ class Surroundings:
 
 
 def read_json(path: Path) -> Json:
-    """A small JSON object on file, {} if there is none that can be read."""
+    """The JSON object in a small file, {} if it cannot be read."""
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -1,6 +1,7 @@
-"""Asks many things at once, each in a thread, and waits no longer than it was told to.
+"""Parallel execution with a deadline: each function runs in a thread of its own.
 
-A thread that hangs (a dead network disk, a name server that is silent) cannot be ended; as a daemon it ends with us.
+A thread that hangs (a dead network disk, a silent name server) cannot be stopped; as a daemon thread it ends with the
+process.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Question = Callable[[], Sequence[Finding]]
 
 
 class _Asked(Generic[T]):
-    """One question under way."""
+    """One function that runs in a thread, and its result."""
 
     def __init__(self, question: Callable[[], T]) -> None:
         self._question = question
@@ -30,13 +31,13 @@ class _Asked(Generic[T]):
     def _run(self) -> None:
         try:
             self._answer.append(self._question())
-        except Exception as error:  # noqa: BLE001 - whatever a check meets, the others go on
+        except Exception as error:  # noqa: BLE001 - a check that fails must not stop the others
             self._error = error
         finally:
             self._done.set()
 
     def answer(self, until: float) -> T:
-        """What it came to by then (monotonic time). Raises what it raised, TimeoutError."""
+        """The result, waited for until then (monotonic time). Raises the function's exception, or TimeoutError."""
         if not self._done.wait(max(0.0, until - time.monotonic())):
             raise TimeoutError
         if self._error is not None:
@@ -45,21 +46,21 @@ class _Asked(Generic[T]):
 
 
 def answers(questions: Sequence[Callable[[], T]], within_s: float) -> list[T]:
-    """The answers to all questions, in their order. Raises what the first that failed did, TimeoutError."""
+    """The results of all functions, in their order. Raises the first one's exception, or TimeoutError."""
     until = time.monotonic() + within_s
     asked = [_Asked(each) for each in questions]
     return [each.answer(until) for each in asked]
 
 
 def each_of(questions: Sequence[Question], within_s: float) -> list[Sequence[Finding]]:
-    """The findings of each question, in their order; at the latest after that time. Raises nothing."""
+    """The findings of each check, in order, within that time; `unknown` for a late or failed one. Raises nothing."""
     until = time.monotonic() + within_s
     asked = [_Asked(each) for each in questions]
     return [_found(each, until, within_s) for each in asked]
 
 
 def together(questions: Sequence[Question], within_s: float) -> list[Finding]:
-    """The same as one list."""
+    """The findings of `each_of` as one list."""
     return [finding for found in each_of(questions, within_s) for finding in found]
 
 
@@ -67,7 +68,7 @@ def _found(asked: _Asked[Sequence[Finding]], until: float, within_s: float) -> S
     try:
         return asked.answer(until)
     except TimeoutError as error:
-        if error.args:  # its own, of a system call
+        if error.args:  # raised by a system call of the check
             return (_failed(error),)
         return (unknown(f"no answer within {within_s:g} s"),)
     except Exception as error:  # noqa: BLE001 - as above
