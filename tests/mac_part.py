@@ -68,7 +68,7 @@ def main(part: str, state: Path, world: Path) -> None:
 
     from metal_supervisor.cluster.kube import Kube
     from metal_supervisor.host import sleep_clock
-    from metal_supervisor.runtimes import metal_device
+    from metal_supervisor.runtimes import metal_device, setting_checks  # noqa: F401 - completes the settings
     from metal_supervisor.settings import loader, logging
     from metal_supervisor.state.directory import StateDir
     from metal_supervisor.supervisord.client import Supervisord
