@@ -56,7 +56,7 @@ class Around:
     cloned: str = ""
     """Non-empty if another Mac uses this one's name: nothing may be written then."""
     silence: str = ""
-    """Text about LLMKube's operator if it is configured or seen but may be gone, else ""."""
+    """Text about LLMKube's operator if it is assumed to be present, but may be gone, else ""."""
 
 
 class Registrar(threading.Thread):
