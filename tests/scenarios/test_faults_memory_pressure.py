@@ -10,9 +10,11 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.engines import Stopwatch, events, is_gone
@@ -151,8 +153,10 @@ def test_a_squeeze_stops_the_least_important_and_brings_all_back(
     watch = Stopwatch(figure)
     watch.when("Normal to start of what waited", lambda: eventually(lambda: system.pid("late"), 20, "late to start"))
     watch.when("Normal to the first one back", lambda: eventually(lambda: system.pid("middle"), 20, "middle"))
-    assert not system.pid("low"), "one at a time"
     watch.when("Normal to all back", lambda: machine.ready("low", "middle", "late"))
+    back = {each["service"]: each["ts"] for each in logged(system.files.log_path("controller"), "returns")}
+    begun = psutil.Process(system.pid("middle")).create_time()
+    assert begun < datetime.fromisoformat(back["default/low"].replace("Z", "+00:00")).timestamp(), "one at a time"
     for name in engines:
         machine.condition(name, "MemoryPressure", "False", "Normal")
     assert system.pid("high") == engines["high"]
