@@ -364,7 +364,7 @@ def fetching(base: Path, quick: bool) -> list[Figure]:
 
 def confining(quick: bool) -> list[Figure]:
     """Cost of confinement, beside starts and tokens without it."""
-    later, share = bench_confinement.measure(10 if quick else 200)
+    later, share = bench_confinement.measure(10 if quick else 100)
     return [
         Figure("a confined start takes longer by", "aim 5", "ms", later),
         Figure("CPU time of a token, confined to not", "aim 1.01", "x", share),

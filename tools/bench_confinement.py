@@ -36,7 +36,7 @@ from metal_supervisor.runtimes import RUNTIMES, Binary  # noqa: E402
 from metal_supervisor.runtimes.builds import homes_of  # noqa: E402
 from tests.system import free_ports  # noqa: E402
 
-TOKENS = 400
+TOKENS = 1600
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -136,7 +136,7 @@ def measure(rounds: int) -> tuple[list[float], list[float]]:
     """(milliseconds that a confined start takes longer, CPU time of a token as a share of an unconfined one's)."""
     with tempfile.TemporaryDirectory(prefix="metal-bench-") as place:
         base = Path(place).resolve()
-        return starts(base, rounds), tokens(base, rounds)
+        return starts(base, rounds), tokens(base, rounds // 2)
 
 
 def main() -> int:
