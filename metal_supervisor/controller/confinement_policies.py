@@ -79,22 +79,15 @@ class Confinement:
     def _of(
         self, service: Service, binary: Binary, engine: Engine, paths: Sequence[str], port: int
     ) -> Confined | None:
-        if self._mode == "off":
-            return Confined(False, why="this Mac's --confinement is off")
         if engine.daemon:
             return self._shared(service.runtime, binary)
-        runtime = RUNTIMES[service.runtime]
-        verdict = self._trials.look(binary.build, lambda scratch, at: self._trial(service.runtime, binary, scratch, at))
-        if verdict is None:
-            return None
-        if not verdict.works:
-            return self._without(f"confinement does not work here: {verdict.why}")
-        base = runtime.access(binary, CODE)
-        read = tuple(dict.fromkeys(paths))
+        found = self._tried(binary.build, lambda scratch, at: self._trial(service.runtime, binary, scratch, at))
+        if found is None or found.why:
+            return found
         scratch = str(self._state.scratch_path(program_name(service.key)))
         files, directories = _opened(service)
-        access = replace(base, read=(*base.read, *read, *files), write=(scratch, *directories), bind=(port,))
-        return Confined(policy(access, sys.platform, str(Path.home())))
+        read = [*dict.fromkeys(paths), *files]
+        return Confined(_policy(_access(service.runtime, binary, port, read, [scratch, *directories])))
 
     def daemon(
         self, runtime: str, binary: Binary, port: int, read: Sequence[str], write: Sequence[str]
@@ -106,10 +99,8 @@ class Confinement:
         found = self._shared(runtime, binary)
         if found is None or found.why:
             return found
-        base = RUNTIMES[runtime].access(binary, CODE)
-        there = tuple(dict.fromkeys(each for each in read if Path(each).exists()))
-        access = replace(base, read=(*base.read, *there), write=tuple(write), bind=(port,))
-        return Confined(policy(access, sys.platform, str(Path.home())))
+        there = list(dict.fromkeys(each for each in read if Path(each).exists()))
+        return Confined(_policy(_access(runtime, binary, port, there, write)))
 
     def _shared(self, runtime: str, binary: Binary) -> Confined | None:
         """Verdict on a daemon's confinement, without a policy; None while its build is being tried.
@@ -118,13 +109,17 @@ class Confinement:
         """
         row = RUNTIMES[runtime].shared
         assert row is not None
-        if self._mode == "off":
-            return Confined(False, why="this Mac's --confinement is off")
-        if not binary.path or row.unconfined:
+        if self._mode != "off" and (row.unconfined or not binary.path):
             return self._without(row.unconfined if binary.path else OWN)
-        verdict = self._trials.look(
+        return self._tried(
             f"daemon {binary.build}", lambda scratch, at: self._daemon_trial(runtime, binary, scratch, at)
         )
+
+    def _tried(self, build: str, trial: Callable[[Path, int], Trial]) -> Confined | None:
+        """Outcome for a build, still without a policy; None while it is being tried."""
+        if self._mode == "off":
+            return Confined(False, why="this Mac's --confinement is off")
+        verdict = self._trials.look(build, trial)
         if verdict is None:
             return None
         return Confined(False) if verdict.works else self._without(f"confinement does not work here: {verdict.why}")
@@ -141,8 +136,7 @@ class Confinement:
         engine = row.engine(binary, Place("", LOOPBACK, port, None, str(scratch)), {})
         path, body = smallest("chat", "probe")
         probe = replace(engine.probe, first_path=path, first_body=body)
-        access = RUNTIMES[runtime].access(binary, CODE)
-        access = replace(access, read=(str(served), str(MLX)), write=(str(base),), bind=(port,))
+        access = _access(runtime, binary, port, [str(served), str(MLX)], [str(base)])
         attach = f"{MODELS}/probe", json.dumps({"path": str(MLX), "settings": {}}), key
         return Trial(engine.argv, engine.env, probe, access, port, attach)
 
@@ -163,9 +157,18 @@ class Confinement:
         )
         place = Place(path, LOOPBACK, port, 1, self._state.home, Reading(None))
         engine = RUNTIMES[runtime].engine(service, binary, place)
-        base = RUNTIMES[runtime].access(binary, CODE)
-        access = replace(base, read=(*base.read, os.path.realpath(path)), write=(str(scratch),), bind=(port,))
+        access = _access(runtime, binary, port, [os.path.realpath(path)], [str(scratch)])
         return Trial(engine.argv, engine.env, engine.probe, access, port)
+
+
+def _access(runtime: str, binary: Binary, port: int, read: Sequence[str], write: Sequence[str]) -> Access:
+    """System access of a runtime's process: its own code, and what this one may read, write and listen on."""
+    base = RUNTIMES[runtime].access(binary, CODE)
+    return replace(base, read=(*base.read, *read), write=tuple(write), bind=(port,))
+
+
+def _policy(access: Access) -> Json:
+    return policy(access, sys.platform, str(Path.home()))
 
 
 def _opened(service: Service) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -205,7 +208,7 @@ def complete_specs(directory: StateDir, mode: str) -> None:
         if daemon and mode == "required":
             made = None  # which models it may read is not in its command line; the controller composes it anew
         elif not (attendant or daemon or mode == "off"):
-            made = policy(_older_access(directory, spec), sys.platform, str(Path.home()))
+            made = _policy(_older_access(directory, spec))
         with contextlib.suppress(OSError):  # on a full disk the engine keeps running; its next start reports why
             write_atomic(path, json.dumps({**spec, "confinement": made}, indent=1, sort_keys=True) + "\n")
 

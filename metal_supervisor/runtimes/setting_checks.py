@@ -9,12 +9,8 @@ import re
 
 from metal_supervisor.runtimes import RUNTIMES
 from metal_supervisor.runtimes.llama_arguments import ENVIRONMENT, GRAMMAR
-from metal_supervisor.settings.schema import RUNTIME_CHECKS, Settings
+from metal_supervisor.settings.schema import RUNTIME_CHECKS, Settings, listed
 from metal_supervisor.spec.arguments import FlagVerdict
-
-
-def _listed(value: str) -> list[str]:
-    return [each.strip() for each in value.split(",") if each.strip()]
 
 
 def _runtime(value: str) -> str | None:
@@ -22,11 +18,11 @@ def _runtime(value: str) -> str | None:
 
 
 def _runtimes(value: str) -> str | None:
-    return None if RUNTIMES.keys() >= set(_listed(value)) else f"must name some of {', '.join(RUNTIMES)}"
+    return None if RUNTIMES.keys() >= set(listed(value)) else f"must name some of {', '.join(RUNTIMES)}"
 
 
 def _flags(value: str) -> str | None:
-    for each in _listed(value):
+    for each in listed(value):
         if not re.fullmatch(r"--?[A-Za-z][A-Za-z0-9-]*", each, re.ASCII):
             return "must look like --flag,--other-flag"
         flag = GRAMMAR.flags.get(each)
@@ -36,7 +32,7 @@ def _flags(value: str) -> str | None:
 
 
 def _variables(value: str) -> str | None:
-    for each in _listed(value):
+    for each in listed(value):
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", each, re.ASCII):
             return "must look like NAME,OTHER_NAME"
         found = ENVIRONMENT.judge(each, {each})
@@ -50,4 +46,4 @@ RUNTIME_CHECKS.update(runtime=_runtime, runtimes=_runtimes, allow_extra_args=_fl
 
 def offered(settings: Settings) -> tuple[str, ...]:
     """The runtimes that this Mac offers, in order of preference."""
-    return tuple(dict.fromkeys(_listed(settings.runtimes))) or tuple(RUNTIMES)
+    return tuple(dict.fromkeys(listed(settings.runtimes))) or tuple(RUNTIMES)

@@ -60,7 +60,7 @@ def _node_name(value: str) -> str | None:
 
 def _label_list(value: str) -> str | None:
     part = r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,252}[A-Za-z0-9])?"
-    for each in filter(None, (item.strip() for item in value.split(","))):
+    for each in listed(value):
         if not re.fullmatch(rf"{part}=({part})?", each, re.ASCII):
             return "must look like name=value,name=value"
     return None
@@ -89,7 +89,7 @@ def _hub(value: str) -> str | None:
 
 
 def _host_list(value: str) -> str | None:
-    for each in _listed(value):
+    for each in listed(value):
         with suppress(ValueError):
             ipaddress.ip_network(each, strict=False)
             continue
@@ -99,11 +99,11 @@ def _host_list(value: str) -> str | None:
 
 
 def _directory_list(value: str) -> str | None:
-    good = all(each.startswith(("/", "~")) for each in _listed(value))
+    good = all(each.startswith(("/", "~")) for each in listed(value))
     return None if good else "must be absolute directories, separated by commas"
 
 
-def _listed(value: str) -> tuple[str, ...]:
+def listed(value: str) -> tuple[str, ...]:
     """Parts of a comma-separated setting."""
     return tuple(each.strip() for each in value.split(",") if each.strip())
 
@@ -314,7 +314,7 @@ class Settings:
     @property
     def allowed_args(self) -> frozenset[str]:
         """Flags that `spec.extraArgs` may hold although they are refused elsewhere."""
-        return frozenset(each.strip() for each in self.allow_extra_args.split(",") if each.strip())
+        return frozenset(listed(self.allow_extra_args))
 
     @cached_property
     def limits(self) -> limits.Limits:
@@ -330,7 +330,7 @@ class Settings:
     @property
     def allowed_env(self) -> frozenset[str]:
         """Variables that `spec.env` may hold although they are refused elsewhere."""
-        return frozenset(each.strip() for each in self.allow_env.split(",") if each.strip())
+        return frozenset(listed(self.allow_env))
 
     @property
     def uses_claims(self) -> bool:
@@ -346,7 +346,7 @@ class Settings:
     @property
     def allowlist(self) -> frozenset[str]:
         """InferenceServices that this Mac is limited to, by name; empty means no limit."""
-        return frozenset(name.strip() for name in self.inference_service_allowlist.split(",") if name.strip())
+        return frozenset(listed(self.inference_service_allowlist))
 
     @property
     def port_range(self) -> range:
@@ -372,7 +372,7 @@ class Settings:
     def roots(self) -> tuple[Path, ...]:
         """The directories whose files a Model may name."""
         usual = (*(("~",) if self.embedded else ()), "/Users/Shared", "/Volumes")
-        found = (Path(each).expanduser() for each in _listed(self.allowed_roots) or usual)
+        found = (Path(each).expanduser() for each in listed(self.allowed_roots) or usual)
         return tuple(each.resolve() for each in found)
 
     @property
@@ -392,12 +392,12 @@ class Settings:
     @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts that models may be fetched from; empty: any."""
-        return _listed(self.allowed_hosts)
+        return listed(self.allowed_hosts)
 
     @property
     def private(self) -> tuple[str, ...]:
         """Hosts and networks whose addresses need not be public."""
-        return _listed(self.private_hosts)
+        return listed(self.private_hosts)
 
     @property
     def state_path(self) -> Path:
