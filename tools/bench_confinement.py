@@ -31,7 +31,7 @@ import tiny_gguf  # noqa: E402
 
 from metal_supervisor import launch  # noqa: E402
 from metal_supervisor.confinement.access import Access  # noqa: E402
-from metal_supervisor.confinement.policy import policy  # noqa: E402
+from metal_supervisor.confinement.probe import launcher_command  # noqa: E402
 from metal_supervisor.runtimes import RUNTIMES, Binary  # noqa: E402
 from metal_supervisor.runtimes.builds import homes_of  # noqa: E402
 from tests.system import free_ports  # noqa: E402
@@ -46,48 +46,39 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     return statistics.median(found), found[low], found[high]
 
 
-def _spec(base: Path, name: str, argv: list[str], access: Access | None, port: int) -> Path:
-    (base / name).mkdir(exist_ok=True)
-    path = base / name / "default.bench.0123456789ab.json"
-    path.write_text(json.dumps({
-        "format": 1, "program": "default.bench", "argv": argv, "env": {}, "cwd": str(base / name), "host": "127.0.0.1",
-        "port": port, "supervisor_log": str(base / "none"),
-        "confinement": policy(access, sys.platform, str(Path.home())) if access else False,
-    }))  # fmt: skip
-    return path
-
-
-def _command(spec: Path) -> list[str]:
-    return [sys.executable, "-I", "-S", str(launch.__file__), str(spec)]
+def _command(base: Path, name: str, argv: list[str], access: Access) -> list[str]:
+    for directory in ("specs", "scratch"):
+        (base / name / directory).mkdir(parents=True, exist_ok=True)
+    access = replace(access, write=(str(base / name / "scratch"),))
+    return launcher_command(base / name, Path(launch.__file__), argv, {}, access, confined=name == "confined")
 
 
 def starts(base: Path, rounds: int) -> list[float]:
     """Milliseconds that a confined start takes longer than the one beside it."""
     (port,) = free_ports(1)
     program = str(Path("/bin/true").resolve())
-    access = Access((program,), (), (), (str(base / "confined"),), (port,))
-    specs = [_spec(base, "plain", [program], None, port), _spec(base, "confined", [program], access, port)]
+    commands = [_command(base, name, [program], Access((program,), bind=(port,))) for name in ("plain", "confined")]
     found = []
     for _ in range(rounds):
         took = []
-        for spec in specs:
+        for command in commands:
             began = time.perf_counter()
-            subprocess.run(_command(spec), check=True, capture_output=True)
+            subprocess.run(command, check=True, capture_output=True)
             took.append(1000 * (time.perf_counter() - began))
         found.append(took[1] - took[0])
     return found
 
 
 @contextmanager
-def _engine(base: Path, name: str, confined: bool) -> Iterator[tuple[int, int]]:
+def _engine(base: Path, name: str) -> Iterator[tuple[int, int]]:
     """(pid, port) of a llama-server with a tiny model, ready."""
     (port,) = free_ports(1)
     path, model = str(find_llama_server.find(install_it=False)), base / "tiny.gguf"
     argv = [path, "--model", str(model), "--host", "127.0.0.1", "--port", str(port), "--threads", "1"]
     access = RUNTIMES["llama-server"].access(Binary(path, frozenset(), homes=homes_of(Path(path), "")), "")
-    access = replace(access, read=(*access.read, str(model)), write=(str(base / name),), bind=(port,))
-    spec = _spec(base, name, [*argv, "--ctx-size", "2048"], access if confined else None, port)
-    process = subprocess.Popen(_command(spec), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    access = replace(access, read=(*access.read, str(model)), bind=(port,))
+    command = _command(base, name, [*argv, "--ctx-size", "2048"], access)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while _ask(port, "GET", "/health") != 200:
             time.sleep(0.1)
@@ -120,7 +111,7 @@ def tokens(base: Path, rounds: int) -> list[float]:
     tiny_gguf.write_tiny_gguf(base / "tiny.gguf", context=4096)
     body = {"prompt": "a", "n_predict": TOKENS, "ignore_eos": True, "cache_prompt": False, "temperature": 0, "seed": 1}
     found = []
-    with _engine(base, "plain", False) as plain, _engine(base, "confined", True) as confined:
+    with _engine(base, "plain") as plain, _engine(base, "confined") as confined:
         for number in range(rounds + 2):
             took = {}
             for pid, port in (plain, confined) if number % 2 else (confined, plain):

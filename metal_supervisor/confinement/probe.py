@@ -154,13 +154,13 @@ def try_out(make: Callable[[Path, int], Trial], launcher: Path) -> TrialVerdict:
 
 
 def launcher_command(
-    base: Path, launcher: Path, argv: Sequence[str], env: Mapping[str, str], access: Access
+    base: Path, launcher: Path, argv: Sequence[str], env: Mapping[str, str], access: Access, confined: bool = True
 ) -> list[str]:
-    """Launcher command line for a spec that is written to `base`."""
+    """Launcher command line for a spec that is written to `base`. `confined`: False for a comparison."""
     spec: dict[str, Any] = {
         "format": 1, "program": "probe", "argv": list(argv), "env": dict(env), "cwd": str(base / "scratch"),
         "host": "127.0.0.1", "port": access.bind[0], "supervisor_log": str(base / "none"), "shared": True,
-        "confinement": policy(access, sys.platform, str(Path.home())),
+        "confinement": policy(access, sys.platform, str(Path.home())) if confined else False,
     }  # fmt: skip
     path = base / "specs" / "probe.000000000000.json"
     path.write_text(json.dumps(spec))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -21,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor import launch
-from metal_supervisor.confinement.policy import policy
+from metal_supervisor.confinement.probe import launcher_command
 from metal_supervisor.runtimes import RUNTIMES, Binary
 from metal_supervisor.runtimes.builds import homes_of
 from tests.pace import patience
@@ -45,7 +44,7 @@ class World:
     def __init__(self, base: Path) -> None:
         self.base = base.resolve()
         self.own, self.others, self.scratch = (self.base / name for name in ("own", "others", "scratch"))
-        for each in (self.own, self.others, self.scratch):
+        for each in (self.own, self.others, self.scratch, self.base / "specs"):
             each.mkdir()
         self.model, self.other = self.own / "tiny.gguf", self.others / "other.gguf"
         tiny_gguf.write_tiny_gguf(self.model)
@@ -146,17 +145,13 @@ def made(attack: Attack, world: World, confined: bool) -> bool:
     access = RUNTIMES["llama-server"].access(binary, "")
     access = replace(access, read=(*access.read, str(world.model)), write=(str(world.scratch),), bind=(world.port,))
     argv = [path, "--model", str(world.model), "--host", "127.0.0.1", "--port", str(world.port), "--ctx-size", "512"]
-    spec, log = world.base / "default.own.0123456789ab.json", world.base / "log"
-    spec.write_text(json.dumps({
-        "format": 1, "program": "default.own", "argv": [*argv, *attack.flags(world)], "cwd": str(world.scratch),
-        "env": {"HOME": str(world.scratch), **attack.env(world)}, "host": "127.0.0.1", "port": world.port,
-        "supervisor_log": str(world.base / "supervisord.log"),
-        "confinement": policy(access, sys.platform, os.path.expanduser("~")) if confined else False,
-    }))  # fmt: skip
+    env = {"HOME": str(world.scratch), **attack.env(world)}
+    command = launcher_command(
+        world.base, Path(launch.__file__), [*argv, *attack.flags(world)], env, access, confined=confined
+    )
+    log = world.base / "log"
     with log.open("wb") as out:
-        engine = subprocess.Popen(
-            [sys.executable, "-I", "-S", launch.__file__, str(spec)], stdout=out, stderr=out, cwd=world.base
-        )
+        engine = subprocess.Popen(command, stdout=out, stderr=out, cwd=world.base)
     try:
         until = time.monotonic() + patience(30)
         # Up, or ended, or as far as the attack got: an engine that waits for a host that says nothing does neither.
