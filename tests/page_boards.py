@@ -105,6 +105,7 @@ def served(look: Callable[[], Board], app: Any = None) -> Iterator[Any]:
     try:
         yield server
     finally:
-        server.task_dispatcher.shutdown(timeout=1)
+        # A thread that answers still would write into whatever has the descriptors of a closed server.
+        server.task_dispatcher.shutdown(timeout=30)
         server.trigger.pull_trigger(server.close)
         thread.join(10)

@@ -6,8 +6,6 @@ import contextlib
 import json
 from collections.abc import Iterator
 
-import psutil
-
 from tests.faults import Figure
 from tests.system import ISVC, System, eventually
 
@@ -26,13 +24,10 @@ def streaming(system: System, figure: Figure) -> Iterator[None]:
 
 def engines_of(system: System, name: str) -> list[int]:
     """Every engine process of one service."""
-    found = []
-    for process in system.processes():
-        with contextlib.suppress(psutil.Error):  # it may end while it is looked at
-            command = process.cmdline()
-            if "--alias" in command and command[command.index("--alias") + 1].split(",")[0] == name:
-                found.append(process.pid)
-    return found
+    return [
+        pid for pid, command in system.commands().items()
+        if "--alias" in command and command[command.index("--alias") + 1].split(",")[0] == name
+    ]  # fmt: skip
 
 
 def taken(system: System, name: str) -> bool:
@@ -54,9 +49,7 @@ def gone(system: System, *names: str) -> None:
 
 def with_context(system: System, name: str, size: int) -> int:
     """Pid of the only engine of a service, if it has this context size, else 0."""
-    for process in system.processes():
-        with contextlib.suppress(psutil.Error):  # it may end while it is looked at
-            command = process.cmdline()
-            if "--ctx-size" in command and command[command.index("--ctx-size") + 1] == str(size):
-                return process.pid if engines_of(system, name) == [process.pid] else 0
+    for pid, command in system.commands().items():
+        if "--ctx-size" in command and command[command.index("--ctx-size") + 1] == str(size):
+            return pid if engines_of(system, name) == [pid] else 0
     return 0

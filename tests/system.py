@@ -263,6 +263,14 @@ class System:
                     found.append(process)
         return found
 
+    def commands(self) -> dict[int, list[str]]:
+        """Command line of each process of this system, by pid, without those that end meanwhile."""
+        found = {}
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                found[process.pid] = process.cmdline()
+        return found
+
     def said(self) -> str:
         """What it printed."""
         return self.log.read_text() if self.log.exists() else ""
@@ -370,13 +378,10 @@ class System:
 
     def engines(self) -> list[int]:
         """Pids of all engine processes of this system."""
-        found = []
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error):  # it may end while it is looked at
-                command = process.cmdline()
-                if "--alias" in command and not any("launch.py" in part for part in command):
-                    found.append(process.pid)
-        return sorted(found)
+        return sorted(
+            pid for pid, command in self.commands().items()
+            if "--alias" in command and not any("launch.py" in part for part in command)
+        )  # fmt: skip
 
     def stream(self, name: str = "tiny", tokens: int = 1500) -> Stream:
         return Stream(self.port(name), tokens).flowing()

@@ -27,6 +27,8 @@ XATTR = "/usr/bin/xattr"
 QUARANTINE = "com.apple.quarantine"
 FIREWALL = "/usr/libexec/ApplicationFirewall/socketfilterfw"
 _VERSION = re.compile(r"(?<![\w.])v?(\d+\.[\w.+-]{1,40}|(?<=version: )\d[\w.+-]{0,40})")
+WHOLE_SECOND_S = 1.0
+"""Precision of a start's time: supervisord tells whole seconds, Linux the time of its boot in whole seconds."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +234,7 @@ def judge_build(program: str, binary: Path, changed_at: float | None, started_at
     if changed_at is None:
         text = f"{program} runs {binary}, which is there no more: it could not be started again"
         return fail(text, f"install the engine again, then: supervisorctl restart {program}")
-    if changed_at <= started_at:
+    if changed_at < started_at + WHOLE_SECOND_S:
         return None
     text = f"{program} runs a build of {binary.name} from before its upgrade"
     return warn(text, f"when an interruption is welcome: supervisorctl restart {program}")
@@ -251,11 +253,13 @@ def _builds(around: Surroundings) -> Sequence[Finding]:
     for program, row in sorted(table.items()):
         note = state.run_note(program)
         argv = state.read_spec(note.spec_file).get("argv") if note else None
-        if row.state not in LIVE or not isinstance(argv, list) or not argv:
+        if note is None or row.state not in LIVE or not isinstance(argv, list) or not argv:
             continue
         running += 1
         binary = Path(str(argv[0]))
-        bad.append(judge_build(program, binary, _changed_at(binary), row.start))
+        # A stand-in's start is not its engine's.
+        started_at = host.started_at(note.pid) or row.start
+        bad.append(judge_build(program, binary, _changed_at(binary), started_at))
     return [each for each in bad if each] or ([ok(f"{running} running, each of the build on disk")] if running else [])
 
 

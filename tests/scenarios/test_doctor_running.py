@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.system import System, engine_path, eventually, kill, running, service
@@ -55,6 +57,8 @@ def test_nothing_fails_while_a_system_runs_and_the_settings_are_its_own(system: 
 
 
 def test_an_upgrade_under_a_running_model_is_named_and_a_restart_is_what_helps(system: System) -> None:
+    engine = psutil.Process(system.pid())
+    eventually(lambda: time.time() - engine.create_time() > 2, what="a start that is told from what comes after it")
     link = system.base / "llama-server"
     fresh = link.with_name("fresh")
     fresh.symlink_to(link.resolve())

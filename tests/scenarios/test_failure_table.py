@@ -346,12 +346,12 @@ def test_an_object_deleted_while_the_mac_was_off_is_stopped_when_it_is_back(tmp_
         mac.apply(mac.tiny_model(), service("gone"), service("stays"))
         mac.ready("gone")
         stays = mac.ready("stays")
-        frozen = [process for process in mac.processes() if "default." not in " ".join(process.cmdline())]
-        for process in frozen:
-            os.kill(process.pid, signal.SIGSTOP)
+        frozen = [pid for pid, command in mac.commands().items() if "default." not in " ".join(command)]
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
         macs.kube.request("DELETE", f"{ISVC}/gone")
-        for process in frozen:
-            os.kill(process.pid, signal.SIGCONT)
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
         eventually(lambda: mac.pid("gone") == 0, WITHIN_S, "it to end")
         eventually(lambda: macs.slices("gone") == {} and macs.holder("gone") == "", WITHIN_S, "nothing to be left")
         assert mac.pid("stays") == stays

@@ -96,7 +96,7 @@ def test_values_for_an_engine_stand_in_one_file_and_in_no_ini(system: System, fi
         assert path.startswith("specs/default.keyed.")
         assert stat.S_IMODE((system.state / path).stat().st_mode) == 0o600
         assert not any(word in system.fetch(page)[1] for page in ("/", "/status", "/metrics"))
-        assert not any(word in " ".join(process.cmdline()) for process in system.processes())
+        assert not any(word in " ".join(command) for command in system.commands().values())
         assert word not in system.said() and word not in system.supervisorctl("models")
         figure.add("files", 1, "")
     gone(system, "keyed")

@@ -195,9 +195,7 @@ def test_supervisord_killed_again_and_again_leaves_one_of_each(tmp_path: Path) -
 
         def own() -> list[str]:
             commands = ("controller", "sidecar", "apiserver")
-            return sorted(
-                part for each in system.processes() for part in each.cmdline()[1:6] if part in commands
-            )
+            return sorted(part for each in system.commands().values() for part in each[1:6] if part in commands)
 
         eventually(lambda: own() == ["apiserver", "controller", "sidecar"], what="one of each")
         assert system.engines() == [engine]

@@ -86,9 +86,7 @@ def shown(system: System, *tokens: str) -> list[str]:
         entries = logged(system.files.log_path(name))
         assert entries or name == "apiserver", f"{name} has logged nothing that could be read"
         told[f"entries of {name}"] = "\n".join(str(value) for entry in entries for value in entry.values())
-    for process in system.processes():
-        with contextlib.suppress(psutil.Error):
-            told[f"argv of {process.pid}"] = "\0".join(process.cmdline())
+    told |= {f"argv of {pid}": "\0".join(command) for pid, command in system.commands().items()}
     return found + [where for where, text in told.items() if any(each.decode() in text for each in marks)]
 
 
@@ -96,8 +94,9 @@ def environments(pids: list[int]) -> str:
     """All that these processes and their children were started with."""
     found = []
     for pid in pids:
-        for each in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-            found.append(json.dumps(each.environ()))
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended meanwhile
+            for each in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+                found.append(json.dumps(each.environ()))
     return "\n".join(found)
 
 

@@ -222,6 +222,7 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("firewall", "warn", engines.judge_firewall(said(code=127, err="none"), said(), [], False),
      ("could not be asked",)),
     ("builds", "ok", engines.judge_build("default.tiny", LLAMA.path, NOW, NOW + 1), ()),
+    ("builds", "ok", engines.judge_build("default.tiny", LLAMA.path, NOW + 0.4, NOW), ()),
     ("builds", "warn", engines.judge_build("default.tiny", LLAMA.path, NOW, NOW - 1),
      ("upgrade", "restart default.tiny")),
     ("builds", "fail", engines.judge_build("default.tiny", LLAMA.path, None, NOW), ("there no more",)),
