@@ -20,6 +20,7 @@ from metal_supervisor.apiserver import ApiServer, Options, codec, server
 from metal_supervisor.cluster.kube import MERGE
 from metal_supervisor.controller import boot
 from metal_supervisor.settings.loader import conf_dir
+from metal_supervisor.sidecar.publisher import HEARTBEAT_S
 from tests.macs import LEASES, Mac, fleet
 from tests.system import ISVC, MODELS, SLICES, System, api_faults, eventually, free_ports, kill, service
 
@@ -307,7 +308,8 @@ def test_two_macs_of_one_identity_are_noticed_and_the_later_one_gives_way(tmp_pa
                    "the copy to say so")
         assert "--node-name" in copy.health()[1]["reason"]
         assert copy.health()[0] == 200
-        eventually(lambda: macs.slices() == {"mac-a": True}, WITHIN_S, "one endpoint")
+        # What the copy wrote before it knew is written over with the first one's next heartbeat.
+        eventually(lambda: macs.slices() == {"mac-a": True}, HEARTBEAT_S + WITHIN_S, "one endpoint")
         assert first.pid() == pid
         healthy(first)
         # Once it is alone it goes on; the copy, with a name of its own, is another Mac.
