@@ -315,11 +315,12 @@ def represent(pid: int, started: str) -> None:
         signal.signal(signum, forward)
 
 
-def confinement(policy: object) -> Callable[[], None]:
+def confinement(policy: object, by_gate: bool = False) -> Callable[[], None]:
     """The last step before `execve`: put an engine's policy in force. All that may fail is done here already.
 
     `policy`: of the spec; `False` where this Mac's settings, or our own probe, leave an engine unconfined. None, as an
-    older release wrote it, is never taken for that. Raises Unconfined.
+    older release wrote it, is never taken for that. `by_gate`: the caller is a gate, which executes a `gated` engine.
+    Raises Unconfined.
     """
     if policy is False:
         return lambda: None
@@ -332,6 +333,8 @@ def confinement(policy: object) -> Callable[[], None]:
         prepared = enforce.prepare(policy)
     except (enforce.ConfinementError, OSError) as error:
         raise Unconfined(str(error)) from None
+    if policy.get("gated") is True and not by_gate:
+        return lambda: None
     return prepared.restrict  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""The check of confinement: llama-server under the profile its services get, and what the profile refuses it.
+"""The check of confinement: engines under the profile their services get, and what the profile refuses llama-server.
 
 On a Mac this tries Seatbelt, which nothing else can; on Linux the very same code tries Landlock and seccomp.
 """
@@ -10,14 +10,18 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from mac_kit import Kit, free_port
+from mac_kit import Kit, eventually, found_on_path, free_port
 from mac_report import Sheet
 
 from metal_supervisor import launch
 from metal_supervisor.confinement import probe
 from metal_supervisor.confinement.access import Access
-from metal_supervisor.runtimes.builds import homes_of
+from metal_supervisor.controller.confinement_policies import Confinement
+from metal_supervisor.runtimes import RUNTIMES
+from metal_supervisor.runtimes.builds import Builds, homes_of
+from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.types import Probe
+from metal_supervisor.state.directory import StateDir
 
 ENDS_S = 60.0
 
@@ -56,3 +60,25 @@ def confinement(kit: Kit, sheet: Sheet) -> None:
     sheet.claim(code != 0 and "must not be read" not in said, "it cannot read a foreign file")
     code, said = ends(*served, "--port", str(free_port()))
     sheet.claim(code != 0, "it cannot listen on another port")
+    for daemon in ("omlx", "ollama"):
+        _daemon(kit, sheet, daemon)
+
+
+def _daemon(kit: Kit, sheet: Sheet, name: str) -> None:
+    """The controller's own trial of a shared daemon, which has to load the shipped model."""
+    program = found_on_path(name)
+    if program is None:
+        sheet.show(name, "not installed, so its profile was not tried")
+        return
+    state, settings = StateDir(kit.scratch / name), replace(Settings(), **{name: str(program)}, confinement="on")
+    state.create()
+    builds, policies = Builds(settings, lambda: None), Confinement(settings, state, lambda: None)
+    found = []
+
+    def tried() -> bool:
+        binary = builds.look(RUNTIMES[name].executables)
+        found[:] = [binary and policies.daemon(name, binary, free_port(), [], [])]
+        return found[0] is not None
+
+    eventually(tried, ENDS_S, f"the trial of {name}")
+    sheet.claim(not found[0].why, f"a confined {name} loads a model and answers: {found[0].why or 'yes'}")

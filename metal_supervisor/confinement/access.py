@@ -25,3 +25,7 @@ class Access:
     """Directories whose entries it may list, but not read."""
     python: bool = False
     """It is run by an interpreter, which is among `execute`."""
+    pulls: bool = False
+    """It downloads its models itself, and has runners on ports of their own: any address and port, and children."""
+    gated: bool = False
+    """Its gate, which is our own program and stays unconfined, puts the policy in force before it executes it."""

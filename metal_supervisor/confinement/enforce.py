@@ -6,7 +6,7 @@ profile. Standard library only: the launcher runs it under `-I -S`, and a start 
 
 A policy is a dict of lists: `execute` and `libraries` (the engine's own files, resolved at the moment of the start),
 `read` and `write` (checked before; each must still be its own real path), `list` (names in a directory only),
-`bind` and `connect` (TCP ports), and on macOS `profile` with `parameters`.
+`bind` and `connect` (TCP ports), and on macOS `profile` with `parameters`. With `pulls`, every address is open.
 """
 
 from __future__ import annotations
@@ -38,12 +38,17 @@ SYSTEM_READS = (
     "/dev/urandom",
 )  # fmt: skip
 """System files that programs read on Linux while they start. No user's files are among them."""
+NETWORK_READS = (
+    "/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/host.conf", "/etc/services",
+    "/etc/ssl", "/etc/pki", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates",
+)  # fmt: skip
+"""System files by which names are resolved and certificates checked."""
 LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-musl-x86_64.so.1")
 
 # x86-64 system calls refused to every engine; the line above each group is the reason.
 REFUSED = (
-    # metadata of files, which Landlock does not govern: chmod, chown, times, extended attributes
-    90, 91, 268, 452, 92, 93, 94, 260, 132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 463, 466, 469,
+    # metadata of files, which Landlock does not govern: chown, times, extended attributes; and chmod
+    92, 93, 94, 260, 132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 463, 466, 469,
     # other processes: ptrace, process_vm_*, process_madvise, kcmp, pidfd_getfd, migrate_pages, move_pages, ioprio_set
     101, 310, 311, 440, 312, 438, 256, 279, 251,
     # the kernel's own: perf, bpf, userfaultfd, keys, modules, kexec, reboot, swap, accounting, quota, syslog
@@ -57,13 +62,15 @@ REFUSED = (
     # watches, which would reveal the names of files that cannot be listed: inotify, fanotify
     254, 300, 301,
 )  # fmt: skip
+CHMOD = (90, 91, 268, 452)
+"""Refused too; to a program that would fail without it, success is pretended instead."""
 ABSENT = (425, 426, 427, 435)  # io_uring, which bypasses seccomp; clone3, whose flags it cannot see
 LAST_JUDGED = 469
 """Highest system call known here. Later ones are answered as by a kernel without them."""
 SOCKET, SENDTO, SENDMSG, SENDMMSG, CLONE, SETPRIORITY, PRLIMIT = 41, 44, 46, 307, 56, 141, 302
 FASTOPEN, NAMESPACES = 0x20000000, 0x7E020080
 ARCH_X86_64, X32 = 0xC000003E, 0x40000000
-ALLOW, REFUSE, MISSING = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+ALLOW, REFUSE, MISSING, PRETEND = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS, 0x00050000
 LOAD, EQUAL, GREATER, SET, AND, RETURN = 0x20, 0x15, 0x25, 0x45, 0x54, 0x06  # words of classic BPF
 
 
@@ -79,7 +86,7 @@ def _argument(number: int) -> int:
     return 16 + 8 * number
 
 
-def seccomp_filter() -> list[tuple[int, int, int, int]]:
+def seccomp_filter(pulls: bool = False) -> list[tuple[int, int, int, int]]:
     """The filter as (code, jump if true, jump if false, value)."""
 
     def only(call: int, argument: int, mask: int, allowed: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
@@ -97,13 +104,15 @@ def seccomp_filter() -> list[tuple[int, int, int, int]]:
         (LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCH_X86_64), (RETURN, 0, 0, MISSING),
         (LOAD, 0, 0, 0), (GREATER, 0, 1, LAST_JUDGED), (RETURN, 0, 0, MISSING),  # x32 calls are above it as well
     ]  # fmt: skip
-    program += only(SOCKET, 0, 0xFFFFFFFF, (2, 10)) + only(SOCKET, 1, 0xF, (1,)) + only(SOCKET, 2, 0xFFFFFFFF, (0, 6))
+    types, protocols = ((1, 2), (0, 6, 17)) if pulls else ((1,), (0, 6))  # name resolution takes UDP
+    program += only(SOCKET, 0, 0xFFFFFFFF, (2, 10)) + only(SOCKET, 1, 0xF, types)
+    program += only(SOCKET, 2, 0xFFFFFFFF, protocols)
     program += unless(SENDTO, 3, FASTOPEN) + unless(SENDMSG, 2, FASTOPEN) + unless(SENDMMSG, 3, FASTOPEN)
     program += unless(CLONE, 0, NAMESPACES)
     program += only(SETPRIORITY, 0, 0xFFFFFFFF, (0,)) + only(SETPRIORITY, 1, 0xFFFFFFFF, (0,))
     program += only(PRLIMIT, 0, 0xFFFFFFFF, (0,))
     program.append((LOAD, 0, 0, 0))
-    for answer, calls in ((MISSING, ABSENT), (REFUSE, REFUSED)):
+    for answer, calls in ((MISSING, ABSENT), (REFUSE, REFUSED), (PRETEND if pulls else REFUSE, CHMOD)):
         for call in calls:
             program += [(EQUAL, 0, 1, call), (RETURN, 0, 0, answer)]
     return [*program, (RETURN, 0, 0, ALLOW)]
@@ -129,12 +138,12 @@ def _call(number: int, *arguments: object) -> int:
 class Ruleset:
     """A Landlock ruleset that is not in force yet."""
 
-    def __init__(self) -> None:
-        abi = landlock_abi()
+    def __init__(self, pulls: bool) -> None:
+        self._pulls, abi = pulls, landlock_abi()
         if platform.machine() != "x86_64" or abi < LEAST_ABI:
             kernel = f"Landlock ABI {abi} on {platform.machine()}"
             raise ConfinementError(f"{kernel}: engines are confined from ABI {LEAST_ABI} (Linux 6.12) on, on x86_64")
-        head = struct.pack("=QQQ", ALL_FILES, BIND_TCP | CONNECT_TCP, SCOPES)
+        head = struct.pack("=QQQ", ALL_FILES, 0 if pulls else BIND_TCP | CONNECT_TCP, SCOPES)
         self._fd = _call(CREATE_RULESET, head, ctypes.c_size_t(len(head)), 0)
 
     def path(self, path: str, rights: int, judged: bool) -> None:
@@ -164,7 +173,7 @@ class Ruleset:
     def restrict(self) -> None:
         """Enforce the ruleset and the system call filter on this process."""
         library = ctypes.CDLL(None, use_errno=True)
-        program = b"".join(struct.pack("=HBBI", *each) for each in seccomp_filter())
+        program = b"".join(struct.pack("=HBBI", *each) for each in seccomp_filter(self._pulls))
         area = ctypes.create_string_buffer(program, len(program))
         head = struct.pack("@HP", len(program) // 8, ctypes.addressof(area))
         zero = ctypes.c_ulong(0)
@@ -191,10 +200,11 @@ def _ports(policy: dict[str, object], name: str) -> list[int]:
 
 
 def _prepare_linux(policy: dict[str, object]) -> Ruleset:
-    rules = Ruleset()
+    pulls = policy.get("pulls") is True
+    rules = Ruleset(pulls)
     for path in (*_texts(policy, "execute"), *LOADERS):
         rules.path(path, EXECUTE | READ_FILE, judged=False)
-    for path in (*_texts(policy, "libraries"), *SYSTEM_READS):
+    for path in (*_texts(policy, "libraries"), *SYSTEM_READS, *(NETWORK_READS if pulls else ())):
         rules.path(path, READ, judged=False)
     rules.path("/dev/null", READ_FILE | WRITE_FILE, judged=False)
     for path in _texts(policy, "list"):
@@ -204,10 +214,9 @@ def _prepare_linux(policy: dict[str, object]) -> Ruleset:
     for path in _texts(policy, "write"):
         os.makedirs(path, 0o700, exist_ok=True)
         rules.path(path, WRITE, judged=True)
-    for port in _ports(policy, "bind"):
-        rules.port(port, BIND_TCP)
-    for port in _ports(policy, "connect"):
-        rules.port(port, CONNECT_TCP)
+    for name, right in (("bind", BIND_TCP), ("connect", CONNECT_TCP)):
+        for port in () if pulls else _ports(policy, name):
+            rules.port(port, right)
     return rules
 
 

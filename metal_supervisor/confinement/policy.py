@@ -12,8 +12,9 @@ POLICY_FORMAT = 1
 
 def policy(access: Access, platform: str, home: str) -> dict[str, Any]:
     """JSON of the policy. `platform`: as `sys.platform`; `home`: the user's, which a Mac's profile denies."""
+    head: dict[str, Any] = {"format": POLICY_FORMAT} | ({"gated": True} if access.gated else {})
     if platform == "darwin":
         text, parameters, resolved = seatbelt.profile(access, home)
-        return {"format": POLICY_FORMAT, "profile": text, "parameters": parameters, "resolved": resolved}
+        return {**head, "profile": text, "parameters": parameters, "resolved": resolved}
     fields = ("execute", "libraries", "read", "write", "bind", "connect", "list")
-    return {"format": POLICY_FORMAT, **{name: list(getattr(access, name)) for name in fields}}
+    return {**head, "pulls": access.pulls, **{name: list(getattr(access, name)) for name in fields}}

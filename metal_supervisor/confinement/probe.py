@@ -41,9 +41,10 @@ def refused(attempt, *arguments):
     except OSError:
         return True
     return False
+port = int(sys.argv[2])
 held = {
     "reads a foreign file": refused(open, sys.argv[1]),
-    "listens on a foreign port": refused(socket.create_server, ("127.0.0.1", int(sys.argv[2]))),
+    "listens on a foreign port": not port or refused(socket.create_server, ("127.0.0.1", port)),
     "signals a foreign process": refused(os.kill, int(sys.argv[3]), 0),
 }
 print(", ".join(what for what, ok in held.items() if not ok))
@@ -63,6 +64,16 @@ class TrialVerdict:
 
 
 @dataclass(frozen=True)
+class LoadRequest:
+    """The request by which a daemon is given the model."""
+
+    method: str
+    path: str
+    body: str
+    key: str = ""
+
+
+@dataclass(frozen=True)
 class Trial:
     """An engine as it would be started for a service, with a shipped model."""
 
@@ -71,8 +82,8 @@ class Trial:
     probe: Probe
     access: Access
     port: int
-    attach: tuple[str, str, str] | None = None
-    """(path, body, key) of the PUT by which a daemon is told to load the model."""
+    attach: LoadRequest | None = None
+    """For a daemon, which loads no model by itself."""
 
 
 def free_port() -> int:
@@ -172,9 +183,10 @@ def _leak(base: Path, launcher: Path, access: Access) -> str:
     real = Path(os.path.realpath(sys.executable))
     own = Access(
         execute=(sys.executable, str(real)), libraries=(sys.prefix, str(real.parent.parent)), write=access.write,
-        bind=access.bind, python=True,
+        bind=access.bind, python=True, pulls=access.pulls,
     )  # fmt: skip
-    argv = (sys.executable, "-I", "-c", CANARY, str(base / "canary"), str(free_port()), str(os.getpid()))
+    port = 0 if access.pulls else free_port()
+    argv = (sys.executable, "-I", "-c", CANARY, str(base / "canary"), str(port), str(os.getpid()))
     done = subprocess.run(
         launcher_command(base, launcher, argv, {}, own), capture_output=True, text=True, timeout=SERVE_S, check=False
     )
@@ -214,7 +226,8 @@ def _answers(trial: Trial) -> bool:
     try:
         if _ask(trial.port, "GET", trial.probe.path, "") != 200:
             return False
-        if trial.attach is not None and _ask(trial.port, "PUT", *trial.attach) != 200:
+        attach = trial.attach
+        if attach and _ask(trial.port, attach.method, attach.path, attach.body, attach.key) != 200:
             return False
         body = trial.probe.first_body
         return not trial.probe.first_path or _ask(trial.port, "POST", trial.probe.first_path, body) == 200

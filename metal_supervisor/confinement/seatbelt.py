@@ -33,6 +33,13 @@ HEAD = """(version 1)
 PYTHON = """(allow ipc-posix-sem)
 (allow mach-lookup (global-name "com.apple.system.opendirectoryd.libinfo"))
 """
+PULLS = """(allow process-fork)
+(allow signal process-info* (target same-sandbox))
+(allow network-bind network-inbound (local ip "*:*"))
+(allow network-outbound (remote ip "*:*") (literal "/private/var/run/mDNSResponder"))
+(allow mach-lookup (global-name "com.apple.dnssd.service") (global-name "com.apple.trustd.agent"))
+(allow file-read* (literal "/private/etc/hosts") (literal "/private/etc/resolv.conf"))
+"""
 
 
 def profile(access: Access, home: str) -> tuple[str, dict[str, str], dict[str, str]]:
@@ -44,6 +51,8 @@ def profile(access: Access, home: str) -> tuple[str, dict[str, str], dict[str, s
     resolved: dict[str, str] = {}
     if access.python:
         rules.append(PYTHON)
+    if access.pulls:
+        rules.append(PULLS)
 
     def named(prefix: str, paths: Sequence[str], into: dict[str, str]) -> list[str]:
         names = [f"{prefix}_{index}" for index in range(len(paths))]

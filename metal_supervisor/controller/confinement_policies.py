@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +18,12 @@ from typing import Literal
 from metal_supervisor import launch
 from metal_supervisor.confinement.access import Access
 from metal_supervisor.confinement.policy import policy
-from metal_supervisor.confinement.probe import GGUF, MLX, Trial, Trials
+from metal_supervisor.confinement.probe import GGUF, MLX, LoadRequest, Trial, Trials
 from metal_supervisor.models.metadata import Reading
-from metal_supervisor.runtimes import RUNTIMES, Binary, Place, omlx
+from metal_supervisor.runtimes import RUNTIMES, Binary, Place, ollama, omlx
 from metal_supervisor.runtimes.builds import homes_of
 from metal_supervisor.runtimes.omlx_models import MODELS
-from metal_supervisor.runtimes.shims import mlx_engine
+from metal_supervisor.runtimes.shims import mlx_engine, ollama_engine
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.arguments import is_opened, parse
 from metal_supervisor.spec.first_request import smallest
@@ -107,10 +109,8 @@ class Confinement:
 
         It serves as the confinement of the daemon's services as well: their attendants are never confined.
         """
-        row = RUNTIMES[runtime].shared
-        assert row is not None
-        if self._mode != "off" and (row.unconfined or not binary.path):
-            return self._without(row.unconfined if binary.path else OWN)
+        if self._mode != "off" and not binary.path:
+            return self._without(OWN)
         return self._tried(
             f"daemon {binary.build}", lambda scratch, at: self._daemon_trial(runtime, binary, scratch, at)
         )
@@ -126,18 +126,16 @@ class Confinement:
 
     def _daemon_trial(self, runtime: str, binary: Binary, scratch: Path, port: int) -> Trial:
         """Trial of a daemon in a state directory of its own, which has to load the shipped model."""
-        row, key = RUNTIMES[runtime].shared, secrets.token_urlsafe(16)
+        row = RUNTIMES[runtime].shared
         assert row is not None
-        served, base = scratch / omlx.SERVED, scratch / omlx.BASE
-        served.mkdir(parents=True)
-        base.mkdir()
-        (scratch / omlx.KEY).write_text(key)
-        (scratch / "current").symlink_to(CODE)
-        engine = row.engine(binary, Place("", LOOPBACK, port, None, str(scratch)), {})
+        base, models = scratch / runtime, scratch / "models"
+        for each in (base, models):
+            each.mkdir()
+        read, attach = (_ollama_files if runtime == ollama.NAME else _omlx_files)(scratch, models)
+        engine = row.engine(binary, Place("", LOOPBACK, port, None, str(scratch), daemon_models=str(models)), {})
         path, body = smallest("chat", "probe")
         probe = replace(engine.probe, first_path=path, first_body=body)
-        access = _access(runtime, binary, port, [str(served), str(MLX)], [str(base)])
-        attach = f"{MODELS}/probe", json.dumps({"path": str(MLX), "settings": {}}), key
+        access = _access(runtime, binary, port, read, [str(base), str(models)])
         return Trial(engine.argv, engine.env, probe, access, port, attach)
 
     def _without(self, why: str) -> Confined:
@@ -159,6 +157,30 @@ class Confinement:
         engine = RUNTIMES[runtime].engine(service, binary, place)
         access = _access(runtime, binary, port, [os.path.realpath(path)], [str(scratch)])
         return Trial(engine.argv, engine.env, engine.probe, access, port)
+
+
+def _omlx_files(scratch: Path, _models: Path) -> tuple[list[str], LoadRequest]:
+    """(paths that oMLX is to read, how it is given the shipped model), with all it expects in the state directory."""
+    served, key = scratch / omlx.SERVED, secrets.token_urlsafe(16)
+    served.mkdir(parents=True)
+    (scratch / omlx.KEY).write_text(key)
+    (scratch / "current").symlink_to(CODE)
+    body = json.dumps({"path": str(MLX), "settings": {}})
+    return [str(served), str(MLX)], LoadRequest("PUT", f"{MODELS}/probe", body, key)
+
+
+def _ollama_files(scratch: Path, models: Path) -> tuple[list[str], LoadRequest]:
+    """As `_omlx_files`, for Ollama."""
+    gate = scratch / "current" / "ollama-gate"
+    gate.parent.mkdir()
+    gate.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -m {ollama_engine.__name__} "$@"\n')
+    gate.chmod(0o700)
+    digest = hashlib.sha256(GGUF.read_bytes()).hexdigest()
+    blobs = models / "blobs"
+    blobs.mkdir()
+    (blobs / f"sha256-{digest}").symlink_to(GGUF)
+    asked = {"model": "probe", "files": {"probe.gguf": f"sha256:{digest}"}, "stream": False}
+    return [str(GGUF)], LoadRequest("POST", "/api/create", json.dumps(asked))
 
 
 def _access(runtime: str, binary: Binary, port: int, read: Sequence[str], write: Sequence[str]) -> Access:

@@ -26,7 +26,8 @@ from metal_supervisor.models.places import places_of
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 from metal_supervisor.runtimes.builds import Broken, Builds
 from metal_supervisor.runtimes.ollama import NAME as OLLAMA
-from metal_supervisor.runtimes.omlx import BASE, CACHE_DIRECTORY, KEY, KEY_FILE, MODELS, SERVED
+from metal_supervisor.runtimes.ollama import SERVED as OLLAMA_SERVED
+from metal_supervisor.runtimes.omlx import BASE, CACHE_DIRECTORY, KEY, KEY_FILE, MODELS
 from metal_supervisor.runtimes.omlx import NAME as OMLX
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import limits
@@ -224,8 +225,10 @@ class Daemons:
         engine = DAEMONS[program].engine(binary, place, options)
         if program == OMLX:
             self._make_key()
-        own, write = (str(self._state.path / each) for each in (SERVED, BASE))
-        confined = self._confine(program, binary, where[1], services, [own], [write, *self._cache(options)])
+        own, base = (str(self._state.path / each) for each in (f"served/{program}", program))
+        Path(own).mkdir(mode=0o700, parents=True, exist_ok=True)
+        write = [base, *self._cache(options), *self._models(program)]
+        confined = self._confine(program, binary, where[1], services, [own], write)
         up = live_note(note, state)
         if confined is None:
             return known  # its build is being tried
@@ -249,6 +252,10 @@ class Daemons:
         except Unusable:
             return []  # reported on its service; a link was swapped since it was checked
 
+    def _models(self, program: str) -> list[str]:
+        """Real path of the directory in which the daemon keeps models that it pulls, if it does."""
+        return [str(Path(self._settings.ollama_models_path).expanduser().resolve())] if program == OLLAMA else []
+
     def _told_to_wait(self, program: str, daemon: Record, records: Mapping[Key, Record]) -> dict[Key, Record]:
         """Records of the services whose daemon settings wait for the daemon's next start, with that warning."""
         if not daemon.next_spec:
@@ -269,8 +276,8 @@ class Daemons:
             self.again_in_s = min(left_s, self.again_in_s or left_s)
             return
         result[known.key] = reconcile.dismiss(known, now, ("Unused", "no service uses it"))
-        if known.program == OMLX:
-            shutil.rmtree(self._state.path / MODELS, ignore_errors=True)  # of an attendant that was killed
+        models = self._state.path / (MODELS if known.program == OMLX else OLLAMA_SERVED)
+        shutil.rmtree(models, ignore_errors=True)  # of an attendant that was killed
 
     def _uses_own(self, program: str) -> bool:
         """True if the user's own daemon is used. A choice once made is kept as long as possible."""

@@ -39,8 +39,6 @@ class Shared:
     """Options of a service that are the daemon's."""
     per_file: Callable[[Service], object] | None = None
     """Parameters that all services of one model file must share; None if each may have its own."""
-    unconfined: str = ""
-    """Reason why its process is never confined, or "" if the trial decides."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,8 @@ RUNTIMES: Mapping[str, Runtime] = {
         refuse=ollama.refuse,
         engine=ollama.engine,
         demand=ollama.demand,
-        shared=Shared(ollama.daemon, per_file=ollama.parameters, unconfined=ollama.UNCONFINED),
+        shared=Shared(ollama.daemon, per_file=ollama.parameters),
+        access=ollama.access,
     ),
     "vllm-swift": Runtime(
         executables=(Executable(vllm_swift.NAME, "vllm_swift", "install it (brew install TheTom/tap/vllm-swift)"),),

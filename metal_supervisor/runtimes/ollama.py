@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from metal_supervisor.confinement.access import Access
 from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.runtimes import llama_memory
 from metal_supervisor.runtimes.attached import attended
@@ -20,10 +21,11 @@ from metal_supervisor.spec.sources import library_model
 from metal_supervisor.spec.types import Engine, Probe, Service
 
 NAME = "ollama"
+BASE, SERVED = "ollama", "served/ollama"
+"""Directories in the state directory: the daemon's home, and the files attached to it, which it may read."""
 PROBE = Probe(path="/", expects="Ollama is running", busy_path="")
 SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}\.gguf$")
 SHARED = "the shared daemon decides it for all its models"
-UNCONFINED = "it is served by an Ollama of this Mac, which is not confined: it pulls, and its runners take any port"
 FLAGS = "it is a flag of llama-server; use that runtime"
 NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
     "parallelSlots": ((1,), f"{SHARED} (OLLAMA_NUM_PARALLEL)"),
@@ -84,7 +86,10 @@ def engine(service: Service, _binary: Binary, place: Place) -> Engine:
 
 def daemon(binary: Binary, place: Place, _options: Mapping[str, Any]) -> Engine:
     """The daemon behind its gate, which binds it to loopback. It unloads no model by itself: admission decides."""
+    base = f"{place.cwd}/{BASE}"
     env = {
+        "HOME": base,
+        "TMPDIR": base,
         "OLLAMA_MODELS": place.daemon_models,
         "OLLAMA_KEEP_ALIVE": "-1",
         "OLLAMA_MAX_LOADED_MODELS": "64",
@@ -93,6 +98,11 @@ def daemon(binary: Binary, place: Place, _options: Mapping[str, Any]) -> Engine:
     }
     argv = (f"{place.cwd}/current/ollama-gate", place.host, str(place.port), place.cwd, binary.path)
     return Engine(argv, tuple(sorted(env.items())), place.cwd, PROBE)
+
+
+def access(binary: Binary, _code: str) -> Access:
+    """System access of the daemon and its runners. The gate is our own program, and not among them."""
+    return Access((binary.path,), binary.homes, pulls=True, gated=True)
 
 
 def demand(

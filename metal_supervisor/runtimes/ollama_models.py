@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
+from metal_supervisor.runtimes.ollama import SERVED
 from metal_supervisor.spec.types import Json
 
 STALL_S = 120.0
@@ -80,6 +81,7 @@ class OllamaModel:
             self._unload(daemon, timeout_s)
         if daemon.ours:  # of the user's own daemon nothing is deleted without being asked
             daemon.call("DELETE", "/api/delete", {"model": self._job["name"]})
+            _served(self._job).unlink(missing_ok=True)
 
     def _unload(self, daemon: Daemon, timeout_s: float) -> None:
         """Unload the model, for up to `timeout_s`. Ollama unloads it once its requests are done, perhaps after that.
@@ -167,8 +169,9 @@ def _succeed(daemon: Daemon, path: str, asked: Json, told: Callable[[Json], None
 def _blob(daemon: Daemon, job: Json, timeout_s: float, progress: Callable[[str], None]) -> str:
     """Make a file known to the daemon as a blob. Returns its digest.
 
-    A supervised daemon gets a hard link, named by a digest of the file's identity and the service: it finds a blob by
-    its name alone, so 40 GB need not be read, and two services of one file each get their own process and context.
+    A supervised daemon gets a link, named by a digest of the file's identity and the service: it finds a blob by its
+    name alone, so 40 GB need not be read, and two services of one file each get their own process and context. The link
+    leads to another name of the file, where a confined daemon may read it and not write.
     """
     path = Path(job["path"])
     if daemon.ours:
@@ -176,10 +179,13 @@ def _blob(daemon: Daemon, job: Json, timeout_s: float, progress: Callable[[str],
         identity = f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns} {job['name']}"
         digest = hashlib.sha256(identity.encode()).hexdigest()
         link = Path(job["models"], "blobs", f"sha256-{digest}")
+        served = _served(job)
         try:
-            link.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            link.unlink(missing_ok=True)
-            os.link(path.resolve(), link)
+            for each in (served, link):
+                each.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                each.unlink(missing_ok=True)
+            os.link(path.resolve(), served)
+            link.symlink_to(served)
             return f"sha256:{digest}"
         except OSError:
             pass  # another disk: it is copied
@@ -191,6 +197,11 @@ def _blob(daemon: Daemon, job: Json, timeout_s: float, progress: Callable[[str],
         with path.open("rb") as file:
             daemon.call("POST", url, file, timeout_s)
     return f"sha256:{digest}"
+
+
+def _served(job: Json) -> Path:
+    """Where a confined daemon reads the file of the service."""
+    return Path(job["book"]).resolve().parent / SERVED / str(job["name"])
 
 
 def _has(daemon: Daemon, url: str) -> bool:

@@ -161,6 +161,28 @@ def test_nor_does_it_under_the_policy_of_a_daemon(tmp_path: Path) -> None:
     assert {name: said for name, said in found.items() if name.startswith("own_") and said != "worked"} == {}
 
 
+OF_A_PULLER = frozenset({
+    "connect_outward", "connect_over_ipv6", "connect_to_api_port", "connect_to_sibling_port", "fast_open_by_an_option",
+    "listen_on_another_port", "send_udp",
+})  # fmt: skip
+PRETENDED = frozenset({"chmod_a_secret", "fchmodat2_a_secret"})
+
+
+def test_what_ollama_could_do_beyond_that_is_the_network(tmp_path: Path) -> None:
+    """It pulls, and its runners listen on ports of their own; published as not held."""
+    world = World(tmp_path)
+    try:
+        secret = Path(world.facts["secret"])
+        before = secret.stat().st_mode
+        found = world.run(policy(replace(world.access(), pulls=True), sys.platform, str(world.base / "home")))
+        assert secret.stat().st_mode == before, "chmod only pretends"
+    finally:
+        world.close()
+    worked = {name for name, said in found.items() if said == "worked" and not name.startswith("own_")}
+    assert worked == NOT_HELD.keys() | OF_A_PULLER | PRETENDED
+    assert {name: said for name, said in found.items() if name.startswith("own_") and said != "worked"} == {}
+
+
 def test_what_an_engine_needs_works(outcomes: tuple[dict[str, str], dict[str, str]]) -> None:
     for found in outcomes:
         assert {name: said for name, said in found.items() if name.startswith("own_") and said != "worked"} == {}

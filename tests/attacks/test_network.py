@@ -7,6 +7,7 @@ import http.client
 import http.server
 import json
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -318,6 +319,18 @@ def test_a_second_request_behind_the_first_is_not_passed_on(on_ollama: System) -
         text = b"".join(iter(lambda: client.recv(65536), b""))
     assert text.count(b"HTTP/1.1 ") == 1
     assert f"{OTHER}:latest" in {each["name"] for each in rows(on_ollama, "/api/tags")}
+
+
+def test_ollama_and_its_runner_are_confined_and_the_gate_is_not(on_ollama: System) -> None:
+    if sys.platform != "linux":
+        pytest.skip("a process tells on Linux alone whether it is confined")
+    daemon = psutil.Process(on_ollama.own_pid("ollama"))
+    (runner,) = runners(on_ollama)
+    (gate,) = (each.pid for each in daemon.children() if "ollama_engine" in " ".join(each.cmdline()))
+    held = {pid: "Seccomp:\t2\n" in Path(f"/proc/{pid}/status").read_text() for pid in (daemon.pid, runner, gate)}
+    assert held == {daemon.pid: True, runner: True, gate: False}
+    conditions = on_ollama.status(OURS)["conditions"]
+    assert {each["status"] for each in conditions if each["type"] == "Confined"} == {"True"}
 
 
 @pytest.mark.parametrize("which", ["ollama", "gate"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from metal_supervisor.runtimes.builds import Builds, homes_of
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.types import Endpoint, Engine, Model, Probe, Service
 from metal_supervisor.state.directory import StateDir
+from tests import ollama
 from tests.runtimes import omlx
 from tests.system import engine_path, eventually
 
@@ -117,7 +119,8 @@ def test_where_it_is_required_none_starts_without(tmp_path: Path, monkeypatch: p
     ("runtime", "path", "works", "why"),
     [
         ("omlx", "/opt/omlx", True, ""), ("omlx", "/opt/omlx", False, "does not work here: no"),
-        ("ollama", "/opt/ollama", True, "an Ollama of this Mac"), ("ollama", "", True, "the user's own Ollama"),
+        ("ollama", "/opt/ollama", True, ""), ("ollama", "/opt/ollama", False, "does not work here: no"),
+        ("ollama", "", True, "the user's own Ollama"),
     ],
 )  # fmt: skip
 def test_a_service_of_a_daemon_is_told_what_becomes_of_that_and_refused_where_it_is_required(
@@ -151,15 +154,18 @@ def test_a_daemon_may_read_its_own_and_what_was_judged_and_is_still_there(
         }  # fmt: skip
 
 
-def test_the_real_omlx_passes_its_trial_and_loads_a_model(tmp_path: Path) -> None:
-    state, program = StateDir(tmp_path / "state"), omlx()
+@pytest.mark.parametrize(("runtime", "program"), [("omlx", omlx), ("ollama", ollama.program)])
+def test_the_real_daemons_pass_their_trial_and_load_a_model(
+    tmp_path: Path, runtime: str, program: Callable[[], Path]
+) -> None:
+    state = StateDir(tmp_path / "state")
     state.create()
-    settings = replace(Settings(), omlx=str(program), confinement="on")
+    settings = replace(Settings(), **{runtime: str(program())}, confinement="on")
     builds = Builds(settings, lambda: None)
-    binary = eventually(lambda: builds.look(RUNTIMES["omlx"].executables), 60, "its help")
+    binary = eventually(lambda: builds.look(RUNTIMES[runtime].executables), 60, "its help")
     assert binary is not None
     confinement = Confinement(settings, state, lambda: None)
-    found = eventually(lambda: confinement.daemon("omlx", binary, 18100, [], ["/base"]), 90, "the outcome")
+    found = eventually(lambda: confinement.daemon(runtime, binary, 18100, [], ["/base"]), 90, "the outcome")
     assert (found.why, bool(found.policy)) == ("", True)
 
 

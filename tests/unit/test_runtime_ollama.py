@@ -102,7 +102,8 @@ def test_the_daemon_unloads_nothing_by_itself_and_keeps_its_models_in_a_place_of
     made = daemon(BINARY, PLACE, {})
     assert made.argv == (f"{PLACE.cwd}/current/ollama-gate", "127.0.0.1", "18100", PLACE.cwd, "/opt/ollama")
     assert dict(made.env) == {
-        "OLLAMA_MODELS": "/state/ollama", "OLLAMA_KEEP_ALIVE": "-1",
+        "HOME": f"{PLACE.cwd}/ollama", "TMPDIR": f"{PLACE.cwd}/ollama", "OLLAMA_MODELS": "/state/ollama",
+        "OLLAMA_KEEP_ALIVE": "-1",
         "OLLAMA_MAX_LOADED_MODELS": "64", "OLLAMA_NOPRUNE": "1", "OLLAMA_NO_CLOUD": "1",
     }  # fmt: skip
 

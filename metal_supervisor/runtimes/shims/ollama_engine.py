@@ -5,7 +5,8 @@ reach all of it, others only lists and inference with the models of services tha
 (`keep_alive`, the context size and the like in `options`) are dropped, because a model belongs to its service.
 
 Run as `ollama_engine HOST PORT STATE_DIRECTORY PROGRAM`. Ollama keeps the pid that supervisord knows; the gate ends
-with it, and it with the gate. Exit codes: 1 the port cannot be bound, 126 Ollama cannot be executed, others Ollama's.
+with it, and it with the gate, which stays unconfined. Exit codes: 1 the port cannot be bound, 77 Ollama cannot be
+confined, 126 it cannot be executed, others Ollama's.
 """
 
 from __future__ import annotations
@@ -290,6 +291,11 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         launch.say(f"port {port} on {host} cannot be bound: {error.strerror}")
         return 1
+    try:
+        restrict = launch.confinement(launch.read_spec(os.environ[launch.MARK]).get("confinement"), by_gate=True)
+    except (launch.BadSpec, launch.Unconfined) as error:
+        launch.say(f"Ollama is not started: {error}")
+        return launch.EXIT_UNCONFINED
     inner, parent = free_port(), os.getpid()
     started = launch.start_time(parent)
     if os.fork() == 0:
@@ -297,9 +303,10 @@ def main(arguments: list[str]) -> int:
     for each in sockets:
         each.close()
     try:
+        restrict()
         os.execve(program, [program, "serve"], {**os.environ, "OLLAMA_HOST": f"{LOOPBACK}:{inner}"})
-    except OSError as error:
-        launch.say(f"cannot start {program!r}: {error.strerror}")
+    except (OSError, RuntimeError) as error:
+        launch.say(f"cannot start {program!r}: {error}")
         return launch.EXIT_CANNOT_EXEC
 
 
