@@ -61,13 +61,13 @@ $(READY): pyproject.toml requirements-dev.txt tools/locks/kubectl.txt
 
 # make lock [ARGS=--upgrade]
 lock:
-	@$(PYTHON) tools/lock.py $(ARGS)
+	@$(PYTHON) -m tests.support.finders.lock $(ARGS)
 
 run: $(READY)
 	@exec $(BIN)/python tools/make_run.py
 
 prepare: $(READY)
-	@$(BIN)/python tools/prepare.py
+	@$(BIN)/python -m tests.support.finders.prepare
 
 # Engines first: an installation beside tests with time bounds fails them.
 test: prepare
@@ -77,7 +77,7 @@ test-fast: prepare
 	@$(BIN)/python -m pytest tests/unit
 
 test-cluster: prepare
-	@$(BIN)/python tools/kube_cluster.py build >/dev/null
+	@$(BIN)/python -m tests.support.kube.kube_cluster build >/dev/null
 	@METAL_CLUSTER=1 $(BIN)/python -m pytest -rs tests/contract tests/cluster tests/attacks/test_cluster.py
 
 lint: $(READY)
@@ -86,21 +86,21 @@ lint: $(READY)
 	@$(BIN)/lint-imports --no-cache
 
 bench: prepare
-	@$(BIN)/python tools/bench.py
+	@$(BIN)/python -m tests.support.bench.bench
 
 faults: prepare
 	@METAL_MANY=500 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m fault tests/scenarios tests/boundary
-	@$(BIN)/python tools/faults.py
+	@$(BIN)/python -m tests.support.pages.faults
 
 memory: prepare
 	@$(BIN)/python -m pytest tests/boundary/test_estimate_real.py
-	@$(BIN)/python tools/memory.py
+	@$(BIN)/python -m tests.support.pages.memory
 
 fields: $(READY)
-	@$(BIN)/python tools/fields.py
+	@$(BIN)/python -m tests.support.pages.fields
 
 soak: prepare
-	@$(BIN)/python tools/soak.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.support.soak.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 # The names that LLMKube's users know.
 METAL_KUBECONFIG ?=

@@ -1,4 +1,4 @@
-"""Hooks of all tests: figures of fault cases (tests/faults.py), of engines' memory (tests/memory.py), and skips."""
+"""Hooks of all tests: figures of fault cases and of engines' memory (tests/support/faults.py, memory.py), and skips."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from metal_supervisor.runtimes import setting_checks  # noqa: F401 - as in every process that reads settings
-from tests import faults, memory, pace
+from tests.support import faults, memory, pace
 
 _found: dict[str, dict[str, Any]] = {}
 _measured: dict[str, Any] = {}

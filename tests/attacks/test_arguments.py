@@ -27,9 +27,9 @@ from metal_supervisor.spec.environment import flag_of
 from metal_supervisor.spec.references import Holding, filled
 from metal_supervisor.spec.resources import Policy, interpret
 from metal_supervisor.spec.types import Engine, PartKey, Rejected, Service, Standing
-from tests import mlx
-from tests.engines import port
-from tests.system import System, engine_path, eventually, running, service
+from tests.support import mlx
+from tests.support.engines import port
+from tests.support.system import System, engine_path, eventually, running, service
 
 FORMATS = {"llama-server": "gguf", "mlx-server": "mlx", "vllm-swift": "mlx"}
 POLICY = Policy("llama-server", {name: RUNTIMES[name].formats for name in FORMATS}, vocabularies=VOCABULARIES)

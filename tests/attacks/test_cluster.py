@@ -23,7 +23,7 @@ from metal_supervisor.placement import claims
 from metal_supervisor.placement.claims import ClaimAction, Move
 from metal_supervisor.spec.types import Endpoint, Record, Standing, Verdict
 from tests.cluster.server import ROOT, KubeCluster, crd_directory
-from tests.system import eventually
+from tests.support.system import eventually
 
 Object = dict[str, Any]
 SPACE, OPEN_SPACE = "llm", "open"

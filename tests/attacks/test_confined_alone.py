@@ -23,8 +23,8 @@ from metal_supervisor import launch
 from metal_supervisor.confinement.probe import launcher_command
 from metal_supervisor.runtimes import RUNTIMES, Binary
 from metal_supervisor.runtimes.builds import homes_of
-from tests.pace import patience
-from tests.system import engine_path, free_ports, tiny_gguf
+from tests.support.pace import patience
+from tests.support.system import engine_path, free_ports, tiny_gguf
 
 SECRET = "hunter2-of-another-tenant"
 MARK = "mark"

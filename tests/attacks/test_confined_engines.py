@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.boundary.test_llama_images import ask
-from tests.system import eventually, running, seccomp, service
-from tests.vision import projector
+from tests.support.system import eventually, running, seccomp, service
+from tests.support.vision import projector
 
 
 def test_a_confined_llama_server_fetches_no_image_that_a_request_names(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from metal_supervisor import launch
 from metal_supervisor.confinement import enforce
 from metal_supervisor.confinement.access import Access
 from metal_supervisor.confinement.policy import policy
-from tests.system import free_ports
+from tests.support.system import free_ports
 
 HOSTILE = Path(__file__).parent / "hostile_engine.py"
 NOT_HELD = {
@@ -124,7 +124,7 @@ class World:
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, World]]:
     if sys.platform != "linux":
-        pytest.skip("Seatbelt's rows are tried by tools/mac_acceptance.py")
+        pytest.skip("Seatbelt's rows are tried by tests/support/mac/mac_acceptance.py")
     assert enforce.landlock_abi() >= enforce.LEAST_ABI, "this kernel cannot confine; nothing here would be proven"
     both = World(tmp_path_factory.mktemp("plain")), World(tmp_path_factory.mktemp("confined"))
     yield both

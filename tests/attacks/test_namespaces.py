@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.system import SERVICES, System, eventually, running, service
+from tests.support.system import SERVICES, System, eventually, running, service
 
 LIMITS = (
     "--namespace-memory", "default=150Mi", "--namespace-priority", "*=normal", "--namespace-protection", "team-b",

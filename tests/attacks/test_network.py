@@ -23,10 +23,10 @@ from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.source_policy import SourcePolicy
 from metal_supervisor.runtimes.shims import gate
 from metal_supervisor.state.directory import StateDir
-from tests import chromium, mlx, ollama
-from tests.mlx import mlx_model, mlx_service
-from tests.runtimes import omlx
-from tests.system import System, eventually, kill, model, running, service
+from tests.support import chromium, mlx, ollama
+from tests.support.mlx import mlx_model, mlx_service
+from tests.support.runtimes import omlx
+from tests.support.system import System, eventually, kill, model, running, service
 
 FOREIGN = (
     "https://evil.example", "null", "http://localhost.evil.example", "http://127.0.0.1.evil.example:80",

@@ -28,7 +28,7 @@ from metal_supervisor.spec.resources import Policy, interpret
 from metal_supervisor.spec.sources import NO_KEYS, Artifact
 from metal_supervisor.spec.types import ModelFile, Rejected, Service
 from metal_supervisor.state.directory import StateDir, StateError
-from tests.system import tiny_gguf
+from tests.support.system import tiny_gguf
 
 SLOT = "0123456789abcdef"
 ACCENT = unicodedata.normalize("NFC", "é")

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from metal_supervisor.state.programs import scratch_name
-from tests.engines import gone
-from tests.system import System, eventually, model, running, service
+from tests.support.engines import gone
+from tests.support.system import System, eventually, model, running, service
 
 SLOT = "0123456789abcdef"
 REFUSED = ("SourceNotAllowed", "ModelFileMissing")

@@ -16,8 +16,8 @@ from metal_supervisor.models.source_policy import SourcePolicy
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import ModelFile
-from tests import mlx
-from tests.hub import Hub
+from tests.support import mlx
+from tests.support.hub import Hub
 
 CODE = (
     "model.py", "model.PY", "model.pyc", "model.pyo", "model.pyd", "model.so", "model.cpython-311-darwin.so",

@@ -13,7 +13,7 @@ import pytest
 from metal_supervisor.host.commands import Done
 from metal_supervisor.install import plan
 from metal_supervisor.install.steps import Directory, FileStep, Machine
-from tests.launchd import Mac, no_pause
+from tests.support.launchd import Mac, no_pause
 
 EVIL = plistlib.dumps({"Label": "dev.metal-supervisor", "ProgramArguments": ["/bin/sh", "-c", "id > /tmp/owned"]})
 """A job without a UserName, which launchd would run as root."""

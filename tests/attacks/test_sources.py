@@ -17,7 +17,7 @@ from metal_supervisor.models.source_policy import SourcePolicy
 from metal_supervisor.spec.references import Holding, keys_of, read_hosts
 from metal_supervisor.spec.sources import Artifact, canonical
 from metal_supervisor.spec.types import ModelFile
-from tests.system import tiny_gguf
+from tests.support.system import tiny_gguf
 
 SECRET = ("team", "token")
 VALUES = {"HF_TOKEN": "hunter2"}

@@ -17,7 +17,7 @@ from metal_supervisor.cli import main
 from metal_supervisor.cluster import accounts
 from metal_supervisor.cluster.accounts import AccountError, duration_s, read_token
 from metal_supervisor.cluster.kube import Kube
-from tests.system import free_ports
+from tests.support.system import free_ports
 
 
 @pytest.fixture

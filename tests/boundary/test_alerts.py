@@ -6,8 +6,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.prometheus import program
-from tests.system import ROOT
+from tests.support.prometheus import program
+from tests.support.system import ROOT
 
 CONF = ROOT / "conf" / "prometheus"
 

@@ -35,7 +35,7 @@ from apiserver_support import (
 
 from metal_supervisor.apiserver import ApiServer, connections
 from metal_supervisor.apiserver.connections import MOST
-from tests.system import eventually
+from tests.support.system import eventually
 
 AGGREGATED = {"Accept": "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json"}
 

@@ -28,7 +28,7 @@ from apiserver_support import (
 )
 
 from metal_supervisor.apiserver import ApiServer, Options
-from tests.pace import patience
+from tests.support.pace import patience
 
 PROGRAM = """
 import sys

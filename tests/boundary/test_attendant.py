@@ -19,7 +19,7 @@ from metal_supervisor.runtimes.omlx_models import MODELS
 from metal_supervisor.spec.attachment import JOB, Attachment, Phase
 from metal_supervisor.spec.types import Record, Standing, Verdict
 from metal_supervisor.state.directory import StateDir
-from tests.system import eventually, free_ports
+from tests.support.system import eventually, free_ports
 
 PROGRAM, NAME = "default.tiny", "tiny"
 MODEL = f"{MODELS}/{NAME}"

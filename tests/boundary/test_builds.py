@@ -13,7 +13,7 @@ from metal_supervisor.host import machine
 from metal_supervisor.runtimes import RUNTIMES, Binary
 from metal_supervisor.runtimes import builds as builds_module
 from metal_supervisor.runtimes.builds import Broken, Builds, find, interpreter_of
-from tests.system import eventually
+from tests.support.system import eventually
 
 HELP = 'import sys\nprint("--model --kv-bits")\n'
 MLX = RUNTIMES["mlx-server"].executables

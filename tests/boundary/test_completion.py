@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor.cli import completion, main
-from tests.system import eventually
+from tests.support.system import eventually
 
 Shell = Callable[[str], str]
 

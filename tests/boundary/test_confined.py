@@ -24,9 +24,9 @@ from metal_supervisor.runtimes.builds import Builds, homes_of
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.types import Endpoint, Engine, Model, Probe, Service
 from metal_supervisor.state.directory import StateDir
-from tests import ollama
-from tests.runtimes import omlx
-from tests.system import engine_path, eventually
+from tests.support import ollama
+from tests.support.runtimes import omlx
+from tests.support.system import engine_path, eventually
 
 BINARY = Binary("/opt/engine/llama-server", frozenset(), homes=("/opt/engine",), build="b")
 ENGINE = Engine((BINARY.path,), (), "", Probe())

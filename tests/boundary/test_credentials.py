@@ -18,7 +18,7 @@ from metal_supervisor.cluster import exec_plugin as plugin_module
 from metal_supervisor.cluster import kube as kube_module
 from metal_supervisor.cluster.exec_plugin import Plugin, PluginFailed, scrub
 from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
-from tests.system import eventually
+from tests.support.system import eventually
 
 V1 = "client.authentication.k8s.io/v1"
 NOWHERE = "http://127.0.0.1:1"

@@ -13,7 +13,7 @@ from daemon_support import Answer, Stand, said, standing
 
 from metal_supervisor.runtimes import daemon_client
 from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
-from tests.system import free_ports
+from tests.support.system import free_ports
 
 AT = "GET", "/at"
 STEPS = b'{"status":"one"}\n\n{"status":"two"}\n'

@@ -39,7 +39,7 @@ from metal_supervisor.spec.types import (
     Verdict,
 )
 from metal_supervisor.state.directory import StateDir
-from tests.system import eventually, free_ports
+from tests.support.system import eventually, free_ports
 
 ENDPOINT = Endpoint("one", 8080, "/v1/chat/completions", "ClusterIP", None)
 

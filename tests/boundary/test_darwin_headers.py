@@ -20,10 +20,10 @@ from metal_supervisor.cluster import kube
 from metal_supervisor.doctor import login, macho
 from metal_supervisor.host import darwin_memory, iokit, sleep_clock
 from metal_supervisor.models import model_directory
-from tests import kqueue, parts
-from tests.system import ROOT
+from tests.support import kqueue, parts
+from tests.support.system import ROOT
 
-from find_zig import LINKED, TARGETS, command, environment, find  # isort: skip
+from tests.support.finders.find_zig import LINKED, TARGETS, command, environment, find  # isort: skip
 
 PRODUCT = ROOT / "metal_supervisor"
 ACCEPTANCE = ROOT / "docs" / "mac-acceptance.md"
@@ -308,7 +308,7 @@ def without_headers() -> dict[str, tuple[str, str]]:
 
 
 def test_what_has_no_header_is_listed_with_its_source_and_a_check_of_the_acceptance_run() -> None:
-    from mac_checks import CHECKS
+    from tests.support.mac.mac_checks import CHECKS
 
     listed = without_headers()
     (declare,) = [
@@ -323,7 +323,7 @@ def test_what_has_no_header_is_listed_with_its_source_and_a_check_of_the_accepta
     }
     assert frameworks and frameworks | sysctl_names() <= listed.keys(), (frameworks | sysctl_names()) - listed.keys()
     names = sysctl_names()
-    told = (ROOT / "tools" / "mac_host.py").read_text() + (ROOT / "tools" / "mac_metal.py").read_text()
+    told = (ROOT / "tests/support/mac/mac_host.py").read_text() + (ROOT / "tests/support/mac/mac_metal.py").read_text()
     asked = {re.sub(r"\d", "N", name) for name in re.findall(r'"([a-z]+(?:\.\w+)+)"', told)}
     assert {re.sub(r"\d", "N", name) for name in names} <= asked
     checks = {each.name for each in CHECKS}

@@ -26,7 +26,7 @@ from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.host.commands import TIMED_OUT, Done
 from metal_supervisor.spec.types import Engine, Probe, Record, Standing, Verdict
 from metal_supervisor.state.programs import compose
-from tests.system import eventually, free_ports
+from tests.support.system import eventually, free_ports
 
 GUI = f"/bin/launchctl print gui/{os.getuid()}"
 JOB = "/bin/launchctl print system/dev.metal-supervisor"

@@ -26,7 +26,7 @@ from metal_supervisor.doctor.rights import REVIEW, Right, bundles
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.host.addresses import AddressChoice
 from metal_supervisor.host.machine import Interface
-from tests.system import free_ports
+from tests.support.system import free_ports
 
 RBAC = Path(__file__).resolve().parents[2] / "conf" / "rbac"
 CLUSTER = ("kubeconfig", "credential", "api", "rights", "kinds", "clock", "watch")

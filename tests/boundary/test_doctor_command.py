@@ -17,7 +17,7 @@ from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.host.commands import Done
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.loader import Overrides, Settings
-from tests.system import free_ports
+from tests.support.system import free_ports
 
 
 @pytest.fixture

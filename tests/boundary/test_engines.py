@@ -13,8 +13,8 @@ import pytest
 from metal_supervisor.runtimes.probing import FirstRequest, ProbeAnswer, busy, counted, metrics, probe, turns
 from metal_supervisor.spec.first_request import smallest
 from metal_supervisor.spec.types import Probe
-from tests.pace import within
-from tests.system import free_ports
+from tests.support.pace import within
+from tests.support.system import free_ports
 
 ASKED = Probe(identity="tiny")
 MODELS = json.dumps({"data": [{"id": "file.gguf", "aliases": ["tiny"]}]}).encode()

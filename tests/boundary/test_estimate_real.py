@@ -21,9 +21,9 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor.runtimes.llama_memory import demands
-from tests import memory
-from tests.memory import CASES, Case, error_percent
-from tests.system import engine_path, eventually, find_llama_server, free_ports
+from tests.support import memory
+from tests.support.memory import CASES, Case, error_percent
+from tests.support.system import engine_path, eventually, find_llama_server, free_ports
 
 CHECKPOINT = re.compile(r"created context checkpoint .* size = ([0-9.]+) MiB")
 BUFFER = re.compile(r"(model|KV|RS|compute|output) +buffer size = +([0-9.]+) MiB")

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import pytest
 
 from metal_supervisor.host.exit_watch import ExitWatch, _Kqueue
-from tests import kqueue
-from tests.pace import within
-from tests.system import eventually
+from tests.support import kqueue
+from tests.support.pace import within
+from tests.support.system import eventually
 
 WITHIN_S = 30.0
 

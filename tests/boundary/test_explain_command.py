@@ -11,7 +11,7 @@ import pytest
 
 from metal_supervisor.spec.types import Observed, Record, Standing, Verdict
 from metal_supervisor.state.directory import StateDir
-from tests.pseudo import WITHIN_S, Terminal
+from tests.support.pseudo import WITHIN_S, Terminal
 
 SPEC = "default.tiny.0123456789ab.json"
 TINY = Record(

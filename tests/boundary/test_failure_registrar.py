@@ -19,8 +19,8 @@ from metal_supervisor.sidecar.registrar import Around, Registrar
 from metal_supervisor.sidecar.sleep_notice import SleepNotice
 from metal_supervisor.sidecar.statuses import WantedStatus
 from metal_supervisor.spec.types import Endpoint, Engine, Json, Model, ModelFile, Observed, Probe, Program, Service
-from tests.macs import LEASES, embedded_cluster
-from tests.system import ISVC, SLICES, api_faults, eventually, service
+from tests.support.macs import LEASES, embedded_cluster
+from tests.support.system import ISVC, SLICES, api_faults, eventually, service
 
 ENDPOINT = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
 SERVICE = Service(

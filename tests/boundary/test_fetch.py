@@ -24,7 +24,7 @@ from metal_supervisor.models.origins import locate
 from metal_supervisor.models.source_policy import SourcePolicy
 from metal_supervisor.models.web import Client, Stopped
 from metal_supervisor.spec.sources import Artifact
-from tests.pace import patience
+from tests.support.pace import patience
 
 NEAR = SourcePolicy(private=("127.0.0.0/8",))
 MODEL = b"GGUF" + random.Random(1).randbytes(1_000_000)

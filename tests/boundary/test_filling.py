@@ -28,8 +28,8 @@ from metal_supervisor.models.store import Store
 from metal_supervisor.spec.limits import Amount
 from metal_supervisor.spec.sources import NO_KEYS, Artifact, Keys, canonical
 from metal_supervisor.spec.types import ModelFile
-from tests.hub import Hub
-from tests.system import eventually
+from tests.support.hub import Hub
+from tests.support.system import eventually
 
 NEAR = Terms(SourcePolicy(private=("127.0.0.0/8", "localhost")))
 MODEL = b"GGUF" + random.Random(1).randbytes(300_000)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.boundary.test_locked_install import index, lock_of
-from tests.mlx import find_mlx
+from tests.support.mlx import find_mlx
 
 import locked  # isort: skip
 

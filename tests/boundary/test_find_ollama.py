@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ollama import find_ollama
-from tests.system import ROOT
+from tests.support.ollama import find_ollama
+from tests.support.system import ROOT
 
 
 @pytest.fixture
@@ -93,9 +93,9 @@ def test_one_is_built_once_and_what_a_killed_builder_left_is_removed(
 
 def test_it_prints_the_path_or_what_is_missing(tmp_path: Path) -> None:
     def run(named: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(ROOT / "tools" / "find_ollama.py")]
+        command = [sys.executable, "-m", "tests.support.finders.find_ollama"]
         environment = {**os.environ, find_ollama.VARIABLE: named}
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, cwd=ROOT)
 
     assert run("/bin/sh").stdout == "/bin/sh\n"
     failed = run(str(tmp_path / "none"))

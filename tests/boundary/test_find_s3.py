@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.s3 import find_s3
-from tests.system import ROOT
+from tests.support.s3 import find_s3
+from tests.support.system import ROOT
 
-import go_program  # isort: skip
+from tests.support.finders import go_program  # isort: skip
 
 
 @pytest.fixture
@@ -80,9 +80,9 @@ def test_one_is_built_once_and_what_a_killed_builder_left_is_removed(
 
 def test_it_prints_the_path_or_what_is_missing(tmp_path: Path) -> None:
     def run(named: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(ROOT / "tools" / "find_s3.py")]
+        command = [sys.executable, "-m", "tests.support.finders.find_s3"]
         environment = {**os.environ, find_s3.VARIABLE: named}
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, cwd=ROOT)
 
     assert run("/bin/sh").stdout == "/bin/sh\n"
     failed = run(str(tmp_path / "none"))

@@ -16,7 +16,7 @@ from metal_supervisor.host.liveness import HangLimits
 from metal_supervisor.sidecar.probes import FIRST_AWAITED, ProbeFinding, Prober, ProbeTarget
 from metal_supervisor.spec.first_request import smallest
 from metal_supervisor.spec.types import Probe
-from tests.system import FAKE_ENGINE, eventually, free_ports
+from tests.support.system import FAKE_ENGINE, eventually, free_ports
 
 UNKNOWN = ProbeFinding(False, "")
 CHAT = "/v1/chat/completions"

@@ -23,8 +23,8 @@ from metal_supervisor.runtimes.place import Binary
 from metal_supervisor.spec.gguf import Prefix, read_header
 from metal_supervisor.spec.types import Observed, Record, Standing, Verdict
 from metal_supervisor.state.directory import StateDir
-from tests import kv_models
-from tests.system import tiny_gguf
+from tests.support import kv_models
+from tests.support.system import tiny_gguf
 
 MIB, GIB = 1 << 20, 1 << 30
 TOTAL = 16 * GIB

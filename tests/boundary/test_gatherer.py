@@ -17,8 +17,8 @@ from metal_supervisor.runtimes.engine_metrics import REASONS
 from metal_supervisor.sidecar.board import Row
 from metal_supervisor.sidecar.engine_scraper import EVERY_S, HOLDS_S, EngineScraper, source_of
 from metal_supervisor.spec.types import Probe, RunNote
-from tests.boards import row
-from tests.system import eventually, free_ports
+from tests.support.boards import row
+from tests.support.system import eventually, free_ports
 
 GOOD = b"# TYPE a_total counter\na_total 1\n"
 KEY = "secret-key"

@@ -22,11 +22,11 @@ from metal_supervisor.models.metadata import Reading
 from metal_supervisor.models.source_policy import SourcePolicy
 from metal_supervisor.models.web import Client
 from metal_supervisor.spec.gguf import Header, Prefix, read_header
-from tests.broken import mutated
-from tests.faults import Figure, fault
-from tests.pace import within
-from tests.shards import write_shards
-from tests.system import eventually, free_ports, tiny_gguf
+from tests.support.broken import mutated
+from tests.support.faults import Figure, fault
+from tests.support.pace import within
+from tests.support.shards import write_shards
+from tests.support.system import eventually, free_ports, tiny_gguf
 
 WITHIN_S = 30.0
 

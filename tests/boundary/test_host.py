@@ -12,7 +12,7 @@ import pytest
 
 from metal_supervisor.host import machine
 from metal_supervisor.host.machine import NoBinary
-from tests.system import eventually
+from tests.support.system import eventually
 
 
 def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from metal_supervisor.models import hub
 from metal_supervisor.models.listing import Listing, Retry, Unusable
 from metal_supervisor.spec.sources import Artifact, canonical
-from tests.hub import COMMIT, Hub, http_date
+from tests.support.hub import COMMIT, Hub, http_date
 
 TOKEN = "hf_SecretOfTests"
 OTHER = "f" * 40

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import metal_agent
+import powermetrics_sudo
 import pytest
 
 from metal_supervisor.cli import main
@@ -27,13 +29,7 @@ from metal_supervisor.host.power_meter import FRAGMENT
 from metal_supervisor.install import install, plan, uninstall, upgrade
 from metal_supervisor.install.steps import FileStep, InstallError, Machine
 from metal_supervisor.settings.loader import ConfigError, edited
-from tests.launchd import Mac, no_pause
-from tests.system import ROOT
-
-sys.path.insert(0, str(ROOT / "tools"))
-
-import metal_agent
-import powermetrics_sudo
+from tests.support.launchd import Mac, no_pause
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "install"
 PEM = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"

@@ -19,7 +19,7 @@ from metal_supervisor.apiserver import ApiServer
 from metal_supervisor.cluster import credentials
 from metal_supervisor.cluster import kube as kube_module
 from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
-from tests.system import free_ports
+from tests.support.system import free_ports
 
 TOKEN = "s3cr3t-t0k3n"
 

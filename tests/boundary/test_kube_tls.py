@@ -18,7 +18,7 @@ from test_credentials import V1, reply, runs, script
 from test_kube import TOKEN, answering, everything, failure, http
 
 from metal_supervisor.cluster.kube import BadKubeconfig, Kube
-from tests.faults import Figure, fault
+from tests.support.faults import Figure, fault
 
 # Of one authority (and a stranger), valid for a century but for the expired one; keys of tests and nothing else.
 AUTHORITY = """

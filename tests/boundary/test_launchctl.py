@@ -10,7 +10,7 @@ import pytest
 from metal_supervisor.host import commands
 from metal_supervisor.host.commands import Done
 from metal_supervisor.host.launchctl import LABEL, Launchctl, LaunchdError, LoadedJob, job
-from tests.launchd import no_pause
+from tests.support.launchd import no_pause
 
 PRINTED = """\
 system/dev.metal-supervisor = {

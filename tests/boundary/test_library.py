@@ -10,7 +10,7 @@ from daemon_support import Answer, Stand, said, standing
 
 from metal_supervisor.models import ollama_library
 from metal_supervisor.models.ollama_library import MODEL, NotThere, blob_url
-from tests.system import free_ports
+from tests.support.system import free_ports
 
 SOURCE = "https://ollama.com/library/phi4-mini:3.8b"
 PATH = "/v2/library/phi4-mini/manifests/3.8b"

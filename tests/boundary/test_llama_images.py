@@ -14,8 +14,8 @@ import subprocess
 import threading
 from pathlib import Path
 
-from tests.system import ROOT, engine_path, eventually, free_ports, tiny_gguf
-from tests.vision import projector
+from tests.support.system import ROOT, engine_path, eventually, free_ports, tiny_gguf
+from tests.support.vision import projector
 
 PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 

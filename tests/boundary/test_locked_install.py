@@ -10,7 +10,7 @@ import subprocess
 import zipfile
 from pathlib import Path
 
-from tests.system import ROOT
+from tests.support.system import ROOT
 
 PACKAGE = "lock_probe-1.0"
 

@@ -17,8 +17,8 @@ import pytest
 from metal_supervisor.cli import logs as logs_command
 from metal_supervisor.spec.types import Record, Standing, Verdict
 from metal_supervisor.state.directory import StateDir
-from tests.pseudo import WITHIN_S, Following, Terminal
-from tests.system import eventually
+from tests.support.pseudo import WITHIN_S, Following, Terminal
+from tests.support.system import eventually
 
 TINY = Record(
     "default", "tiny", "u", 1, "default.tiny", "phi", "llama-server", 1, "chat", "normal",

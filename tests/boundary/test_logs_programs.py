@@ -13,7 +13,7 @@ import pytest
 from metal_supervisor.settings.loader import Overrides, save_overrides
 from metal_supervisor.settings.logging import entry_in
 from metal_supervisor.state.directory import StateDir
-from tests.pseudo import WITHIN_S, Terminal
+from tests.support.pseudo import WITHIN_S, Terminal
 
 
 def command(tmp_path: Path, **values: Any) -> list[str]:

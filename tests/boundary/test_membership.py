@@ -17,8 +17,8 @@ from metal_supervisor.placement import claims
 from metal_supervisor.sidecar import fleetnode, membership
 from metal_supervisor.sidecar.fleetnode import FleetNode, fleet_node
 from metal_supervisor.sidecar.membership import Membership
-from tests.macs import LEASES, embedded_cluster
-from tests.system import ROOT, SLICES
+from tests.support.macs import LEASES, embedded_cluster
+from tests.support.system import ROOT, SLICES
 
 NS = ["default"]
 

@@ -14,7 +14,7 @@ from metal_supervisor.host import cgroups
 from metal_supervisor.host import machine as host
 from metal_supervisor.memory import machine_memory
 from metal_supervisor.memory.machine_memory import sample
-from tests import psi
+from tests.support import psi
 
 MIB, GIB = 1024**2, 1024**3
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,7 +130,7 @@ def test_nothing_to_read_is_a_sample_without_readings(tmp_path: Path) -> None:
 def test_psutil_asks_for_host_memory_nowhere_else() -> None:
     """On macOS 27 these raise, and the last can hang."""
     calls = re.compile(r"\.(virtual_memory|swap_memory|memory_full_info|memory_info_ex)\(")
-    paths = [path for part in ("metal_supervisor", "tools") for path in (ROOT / part).rglob("*.py")]
+    paths = [path for part in ("metal_supervisor", "tools", "tests/support") for path in (ROOT / part).rglob("*.py")]
     assert [path.name for path in paths if calls.search(path.read_text("utf-8"))] == ["machine.py"]
 
 
@@ -254,7 +254,7 @@ def test_the_replay_keeps_the_time_of_the_recording_and_can_make_up_memory(tmp_p
 @pytest.mark.skipif(not os.environ.get("METAL_SQUEEZE"), reason="METAL_SQUEEZE=1: needs root and stalls the machine")
 def test_a_real_squeeze(tmp_path: Path) -> None:
     out = tmp_path / "squeeze.jsonl"
-    command = [sys.executable, ROOT / "tools" / "squeeze.py", out, "--before-s", "3", "--squeeze-s", "25"]
+    command = [sys.executable, ROOT / "tests/support/squeeze.py", out, "--before-s", "3", "--squeeze-s", "25"]
     done = subprocess.run([*command, "--after-s", "30"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     found = [sample(tmp_path / "proc", tmp_path) for _ in psi.Replay(tmp_path / "proc", out)]
@@ -265,8 +265,7 @@ def test_a_real_squeeze(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not os.environ.get("METAL_SQUEEZE"), reason="METAL_SQUEEZE=1: needs root and cgroups")
 def test_a_real_limit_is_found_by_who_is_under_it() -> None:
-    sys.path.insert(0, str(ROOT / "tools"))
-    import squeeze
+    from tests.support import squeeze
 
     code = (
         "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid()))\n"

@@ -17,7 +17,7 @@ from metal_supervisor import launch
 from metal_supervisor.host import machine
 from metal_supervisor.memory import machine_memory
 from metal_supervisor.memory.machine_memory import Held, used_bytes
-from tests.faults import fault
+from tests.support.faults import fault
 
 MIB = 1024**2
 SIZE_MIB = 64

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor.runtimes.shims import mlx_engine
-from tests import mlx
-from tests.system import eventually, free_ports
+from tests.support import mlx
+from tests.support.system import eventually, free_ports
 
 ENGINE = mlx_engine.__file__
 AT = ["--alias", "svc", "--host", "127.0.0.1"]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import ollama
-from tests.ollama import Ollama, digest_of, serving
-from tests.ollama_registry import Registry, registry
-from tests.system import eventually
+from tests.support import ollama
+from tests.support.ollama import Ollama, digest_of, serving
+from tests.support.ollama_registry import Registry, registry
+from tests.support.system import eventually
 
 MIB = 1 << 20
 SUCCESS = {"status": "success"}

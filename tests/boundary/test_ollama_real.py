@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests import ollama
-from tests.ollama import Ollama, digest_of, serving
-from tests.system import eventually
+from tests.support import ollama
+from tests.support.ollama import Ollama, digest_of, serving
+from tests.support.system import eventually
 
 MANY = 600
 """Tokens that take about a second."""

@@ -12,8 +12,8 @@ from metal_supervisor.cluster import operator_lease
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.operator_lease import OperatorLease
 from metal_supervisor.cluster.status_mode import LEASE_NAME
-from tests.macs import LEASES, embedded_cluster
-from tests.system import eventually
+from tests.support.macs import LEASES, embedded_cluster
+from tests.support.system import eventually
 
 
 @pytest.fixture

@@ -39,9 +39,9 @@ from metal_supervisor.sidecar.board import Board, status
 from metal_supervisor.sidecar.http.metrics import exposition
 from metal_supervisor.sidecar.power import NOTHING_YET, PowerFile, PowerReading, read, shown_power
 from metal_supervisor.state.directory import POWER_FILE
-from tests.power import WATTS, pids, printing
-from tests.sudo import Room, visudo
-from tests.system import ROOT, eventually
+from tests.support.power import WATTS, pids, printing
+from tests.support.sudo import Room, visudo
+from tests.support.system import ROOT, eventually
 
 POWER = Power(WATTS["combined"], WATTS["gpu"], WATTS["cpu"], WATTS["ane"])
 

@@ -24,9 +24,9 @@ from metal_supervisor.cli import pull
 from metal_supervisor.models.model_directory import PARTIAL, ModelDirectory
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.sources import Artifact, canonical
-from tests.hub import Hub
-from tests.s3 import SECRET, Server
-from tests.system import eventually
+from tests.support.hub import Hub
+from tests.support.s3 import SECRET, Server
+from tests.support.system import eventually
 
 MIB = 1 << 20
 GGUF = b"GGUF" + bytes(range(256)) * 4096

@@ -11,7 +11,7 @@ from metal_supervisor.host.liveness import HangLimits
 from metal_supervisor.sidecar import sharing
 from metal_supervisor.sidecar.probes import ProbeFinding, Prober, ProbeTarget
 from metal_supervisor.spec.types import Probe
-from tests.system import eventually
+from tests.support.system import eventually
 
 ELSEWHERE = "127.0.0.2"
 """An address of this machine on which nothing listens."""

@@ -23,7 +23,7 @@ from apiserver_support import LEASES, SLICES, Client
 from metal_supervisor.apiserver import ApiServer
 from metal_supervisor.cluster import manifests
 from metal_supervisor.placement import claims
-from tests.system import eventually
+from tests.support.system import eventually
 
 SCRIPT = Path(__file__).resolve().parents[2] / "conf" / "reaper" / "reaper.py"
 GONE = {"ready": False, "serving": False, "terminating": False}

@@ -13,8 +13,8 @@ from metal_supervisor.cluster import reference_reader as module
 from metal_supervisor.cluster.kube import MERGE, Kube
 from metal_supervisor.cluster.reference_reader import References
 from metal_supervisor.spec.references import Holding, Source
-from tests.macs import embedded_cluster
-from tests.system import api_faults, eventually
+from tests.support.macs import embedded_cluster
+from tests.support.system import api_faults, eventually
 
 SECRETS, CONFIG_MAPS = "/api/v1/namespaces/default/secrets", "/api/v1/namespaces/default/configmaps"
 KEYS: Source = ("default", "secrets", "keys")

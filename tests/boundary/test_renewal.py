@@ -15,7 +15,7 @@ from accounts_support import DAY, SIGNATURE, Api, jwt, kubeconfig, serving, toke
 from metal_supervisor.cluster import accounts
 from metal_supervisor.cluster.accounts import Renewal
 from metal_supervisor.cluster.kube import Kube
-from tests.system import free_ports
+from tests.support.system import free_ports
 
 T0 = 1_800_000_000.0
 

@@ -9,7 +9,7 @@ import pytest
 
 from metal_supervisor.host import root_file
 from metal_supervisor.host.power_meter import sudoers
-from tests.sudo import Room
+from tests.support.sudo import Room
 
 SUDO = ("/usr/bin/sudo", "-n")
 TOOLS = "cat", "chmod", "chown", "find", "id", "mktemp", "mv", "rm", "sha256sum"

@@ -22,8 +22,8 @@ from metal_supervisor.models import s3
 from metal_supervisor.models.listing import Listing, Retry, Unusable
 from metal_supervisor.models.s3_xml import elements, page
 from metal_supervisor.spec.sources import Artifact
-from tests.s3 import ID, REGION, SECRET, Server
-from tests.system import ROOT
+from tests.support.s3 import ID, REGION, SECRET, Server
+from tests.support.system import ROOT
 
 KEYS = {s3.ID: ID, s3.SECRET: SECRET}
 GGUF = b"GGUF" + bytes(200)

@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from metal_supervisor.sidecar.http import server as servers
 from metal_supervisor.sidecar.http.app import PATHS
-from tests import page_boards as boards
-from tests.system import eventually
+from tests.support import page_boards as boards
+from tests.support.system import eventually
 
 SECURITY = {name.lower() for name in servers.HEADERS}
 

@@ -16,7 +16,7 @@ from metal_supervisor.sidecar.board import Row
 from metal_supervisor.sidecar.loop import Sidecar
 from metal_supervisor.state.directory import StateDir
 from tests.boundary.test_failure_registrar import UP, Cluster, wanted
-from tests.system import eventually
+from tests.support.system import eventually
 
 
 def test_a_last_pass_that_fails_leaves_nothing_published_and_nothing_running(

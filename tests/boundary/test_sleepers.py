@@ -20,7 +20,7 @@ from metal_supervisor.runtimes import RUNTIMES, Binary, Place, probing
 from metal_supervisor.sidecar import probes
 from metal_supervisor.sidecar.probes import ProbeFinding, Prober, ProbeTarget
 from metal_supervisor.spec.types import Endpoint, Model, Probe, Service
-from tests.system import engine_path, eventually, free_ports, tiny_gguf
+from tests.support.system import engine_path, eventually, free_ports, tiny_gguf
 
 TTL_S = 1
 LOOKS = 30

@@ -22,9 +22,9 @@ from metal_supervisor.host.sleep_note import LONGEST_S, SleepNoteReader
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.doorbell import Doorbell, ring
-from tests import iokit as fake
-from tests.iokit import Power
-from tests.system import ROOT
+from tests.support import iokit as fake
+from tests.support.iokit import Power
+from tests.support.system import ROOT
 
 
 class Heard(list[str]):

@@ -20,7 +20,7 @@ import pytest
 from metal_supervisor.settings.loader import Overrides, save_overrides
 from metal_supervisor.spec.types import Endpoint, Observed, Record, Standing, Verdict
 from metal_supervisor.state.directory import StateDir
-from tests.pseudo import Terminal
+from tests.support.pseudo import Terminal
 
 WITHIN_S = 30.0
 EVIL = "x\r\n\x1b[2J\u202e\x9b31m"

@@ -23,7 +23,7 @@ from metal_supervisor.models.source_policy import SourcePolicy
 from metal_supervisor.models.store import Store
 from metal_supervisor.spec.sources import NO_KEYS, Artifact, canonical
 from metal_supervisor.spec.types import ModelFile
-from tests.system import eventually, free_ports, tiny_gguf
+from tests.support.system import eventually, free_ports, tiny_gguf
 
 GGUF = b"GGUF" + bytes(range(256)) * 40
 WITHIN_S = 30.0

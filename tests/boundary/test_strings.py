@@ -21,8 +21,8 @@ from metal_supervisor import launch
 from metal_supervisor.spec.types import Engine, Probe
 from metal_supervisor.state import programs
 from metal_supervisor.supervisord.client import Unavailable
-from tests.faults import Figure, fault
-from tests.system import eventually, free_ports
+from tests.support.faults import Figure, fault
+from tests.support.system import eventually, free_ports
 
 SETS, SETS_A_PROGRAM = 400, 16
 MARK = "Zq7"

@@ -28,7 +28,7 @@ from metal_supervisor.supervisord.client import (
     Unavailable,
     refusal,
 )
-from tests.system import eventually
+from tests.support.system import eventually
 
 CONF = """
 [supervisord]

@@ -19,16 +19,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import find_llama_server
 import pytest
+import tiny_gguf
+import xllama_server
 
-from tests import parts
+from tests.support import parts
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
-sys.path.insert(0, str(TOOLS))
-
-import find_llama_server  # noqa: E402
-import tiny_gguf  # noqa: E402
-import xllama_server  # noqa: E402
 
 
 def free_port() -> int:
@@ -337,7 +335,7 @@ def test_without_any_engine_it_says_why(bare: None, trials: dict[str, Any], tmp_
 @contextlib.contextmanager
 def stand_in(*flags: str, env: dict[str, str] | None = None) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     port = free_port()
-    argv = [sys.executable, TOOLS / "fake_runtime.py", "--model", "m.gguf", "--port", port]
+    argv = [sys.executable, TOOLS.parent / "tests/support/fake_runtime.py", "--model", "m.gguf", "--port", port]
     with running(*argv, *flags, env={**os.environ, **(env or {})}) as process:
         yield process, port
 

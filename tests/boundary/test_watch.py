@@ -17,7 +17,7 @@ from metal_supervisor.apiserver import ApiServer
 from metal_supervisor.cluster import reflector as watch_module
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.reflector import Reflector
-from tests.system import eventually
+from tests.support.system import eventually
 
 WITHIN_S = 30.0
 

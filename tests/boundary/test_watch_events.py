@@ -24,7 +24,7 @@ from test_watch import Reflect, Seen, drop, established, fault, put, reflecting
 from metal_supervisor.apiserver import ApiServer
 from metal_supervisor.cluster import reflector as watch_module
 from metal_supervisor.cluster.reflector import Reflector
-from tests.system import eventually
+from tests.support.system import eventually
 
 WITHIN_S = 30.0
 HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"

@@ -6,7 +6,7 @@ import pytest
 
 from metal_supervisor.controller.pressure_watch import BUDGET_EVERY_S, Watchdog
 from metal_supervisor.settings.loader import Settings
-from tests.faults import fault
+from tests.support.faults import fault
 
 
 @fault(

@@ -18,8 +18,8 @@ from range_server import Quiet, QuietPage
 from metal_supervisor.models.listing import Retry, Unusable
 from metal_supervisor.models.source_policy import SourcePolicy
 from metal_supervisor.models.web import Client, Stopped, body
-from tests.pace import patience
-from tests.system import free_ports
+from tests.support.pace import patience
+from tests.support.system import free_ports
 
 SECRET = {"Authorization": "Bearer hunter2"}
 NEAR = SourcePolicy(private=("127.0.0.0/8", "::1/128"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tests import parts
-from tests.system import ROOT
+from tests.support import parts
+from tests.support.system import ROOT
 
-from find_actionlint import find  # isort: skip
+from tests.support.finders.find_actionlint import find  # isort: skip
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 

@@ -1,6 +1,6 @@
 """The whole agent beside a real API server: Macs in a namespace of their own, and a log of all that they ask for.
 
-The helpers of tests/system.py and tests/macs.py speak of the namespace `default`; here it stands for the test's own.
+The helpers in tests/support (system.py, macs.py) speak of the namespace `default`; here it stands for the test's own.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from metal_supervisor.cluster.kube import Kube, KubeError
 from tests.cluster.server import KubeCluster
-from tests.macs import Fleet, Mac, show
-from tests.system import SLICES
+from tests.support.macs import Fleet, Mac, show
+from tests.support.system import SLICES
 
 Object = dict[str, Any]
 Right = tuple[str, str, str]

@@ -6,14 +6,12 @@ import atexit
 import contextlib
 import functools
 import os
-import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+from tests.support.kube.kube_cluster import KubeCluster
 
-from kube_cluster import KubeCluster  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 __all__ = ["FIELD", "OURS", "ROOT", "KubeCluster", "cluster", "crd_directory"]
 

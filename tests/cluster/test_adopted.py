@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tests.cluster.agent import agents
 from tests.cluster.server import KubeCluster
-from tests.system import service
-from tests.transitions import supervisord_killed, unmoved
+from tests.support.system import service
+from tests.support.transitions import supervisord_killed, unmoved
 
 NAMES = ["one", "two", "three"]
 

@@ -15,8 +15,8 @@ import pytest
 from metal_supervisor.cluster.kube import KubeError
 from tests.cluster.agent import AgentFleet, AgentMac, Sampler, agents
 from tests.cluster.server import FIELD, OURS, KubeCluster, crd_directory
-from tests.macs import LEASES, lose
-from tests.system import ISVC, MODELS, SERVICES, SLICES, eventually, kill, service
+from tests.support.macs import LEASES, lose
+from tests.support.system import ISVC, MODELS, SERVICES, SLICES, eventually, kill, service
 
 TTL_S = 4.0
 SETS = [OURS, FIELD] if FIELD.is_dir() else [OURS]

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import ports
 from tests.cluster.server import KubeCluster
-from tests.doc_commands import PAGES, ROOT, Block, blocks, run
-from tests.system import engine_path, eventually, free_ports
+from tests.support import ports
+from tests.support.doc_commands import PAGES, ROOT, Block, blocks, run
+from tests.support.system import engine_path, eventually, free_ports
 
 HERE = "tests/cluster/test_docs_commands.py"
 ADMINISTRATORS = [each for each in blocks(ROOT / "docs/kubernetes.md") if HERE in each.run_by]

@@ -13,7 +13,7 @@ import yaml
 
 from tests.cluster.conftest import Kubectl
 from tests.cluster.server import ROOT, KubeCluster
-from tests.system import eventually, free_ports
+from tests.support.system import eventually, free_ports
 
 RBAC = ROOT / "conf" / "rbac"
 Told = dict[str, list[dict[str, str]]]

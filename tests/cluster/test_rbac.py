@@ -28,8 +28,8 @@ from metal_supervisor.cluster.kube import MERGE, Kube
 from metal_supervisor.doctor.cluster import is_fenced
 from tests.cluster.agent import AgentFleet, AgentMac, AuditedCluster, OwnKube, refused, rights_used
 from tests.cluster.server import ROOT, crd_directory
-from tests.macs import LEASES, show
-from tests.system import ISVC, MODELS, SERVICES, SLICES, eventually, kill, model, service
+from tests.support.macs import LEASES, show
+from tests.support.system import ISVC, MODELS, SERVICES, SLICES, eventually, kill, model, service
 
 RBAC = ROOT / "conf" / "rbac"
 SPACE, NODE = "llm", "mac-a"

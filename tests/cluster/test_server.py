@@ -15,7 +15,7 @@ import yaml
 
 from tests.cluster.conftest import Kubectl
 from tests.cluster.server import FIELD, OURS, ROOT, KubeCluster, crd_directory
-from tests.system import eventually
+from tests.support.system import eventually
 
 EXAMPLES = sorted([ROOT / "tools" / "tiny.yaml", *(ROOT / "conf" / "examples").rglob("*.yaml")])
 SETS = [OURS, FIELD] if FIELD.is_dir() else [OURS]
@@ -106,9 +106,9 @@ def test_a_restart_keeps_the_data(cluster: KubeCluster, namespace: str) -> None:
 
 
 def test_a_killed_starter_leaves_no_server(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "tools" / "kube_cluster.py"), "run"]
+    command = [sys.executable, "-m", "tests.support.kube.kube_cluster", "run"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as run:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT) as run:
         assert run.stdout
         config = json.loads(Path(run.stdout.readline().strip()).read_text())
         port = int(config["clusters"][0]["cluster"]["server"].rpartition(":")[2])

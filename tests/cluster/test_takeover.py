@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tests.cluster.agent import agents
 from tests.cluster.server import KubeCluster
-from tests.incumbent import PORT, WRITER, endpoints_of_theirs, own_address, service_of_theirs, slice_of_theirs
-from tests.system import SERVICES, SLICES, eventually, service
+from tests.support.incumbent import PORT, WRITER, endpoints_of_theirs, own_address, service_of_theirs, slice_of_theirs
+from tests.support.system import SERVICES, SLICES, eventually, service
 
 ENDPOINTS = "/api/v1/namespaces/default/endpoints"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.faults import Figure, fault
-from tests.macs import embedded_cluster, fleet
-from tests.system import running, service
-from tests.transitions import supervisord_killed, unmoved
+from tests.support.faults import Figure, fault
+from tests.support.macs import embedded_cluster, fleet
+from tests.support.system import running, service
+from tests.support.transitions import supervisord_killed, unmoved
 
 NAMES = ["one", "two", "three"]
 

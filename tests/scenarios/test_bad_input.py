@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor.cluster.kube import KubeError
-from tests.faults import Figure, fault
-from tests.system import FAKE_ENGINE, MODELS, System, eventually, free_ports, model, running, service
+from tests.support.faults import Figure, fault
+from tests.support.system import FAKE_ENGINE, MODELS, System, eventually, free_ports, model, running, service
 
 NASTY = [
     "line\nbreak", "[program:evil]\ncommand=/bin/touch /tmp/evil", "semi ; colon", "hash # tag", "%(ENV_HOME)s", "%s",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import chromium
-from tests.chromium import Tab
-from tests.system import System, eventually, running, service
+from tests.support import chromium
+from tests.support.chromium import Tab
+from tests.support.system import System, eventually, running, service
 
 WIDTHS = (390, 1280)
 

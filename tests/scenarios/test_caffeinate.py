@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from metal_supervisor.spec.types import State
-from tests.downloads import MIB, at, downloading, from_web, padded
-from tests.hub import Hub
-from tests.system import System, eventually, kill, running, service
+from tests.support.downloads import MIB, at, downloading, from_web, padded
+from tests.support.hub import Hub
+from tests.support.system import System, eventually, kill, running, service
 
 STAND_IN = """#!{python}
 import json, os, select, sys

@@ -14,7 +14,7 @@ from metal_supervisor.apiserver import ApiServer, Options
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.controller import boot
 from metal_supervisor.settings.loader import conf_dir
-from tests.system import ISVC, System, api_faults, eventually, free_ports, running, service
+from tests.support.system import ISVC, System, api_faults, eventually, free_ports, running, service
 
 DOWN_S = 30.0
 

@@ -22,8 +22,8 @@ from metal_supervisor.apiserver import ApiServer, Options
 from metal_supervisor.cluster.kube import MERGE
 from metal_supervisor.controller import boot
 from metal_supervisor.settings.loader import conf_dir
-from tests.macs import Mac, fleet
-from tests.system import ISVC, SERVICES, System, eventually, service
+from tests.support.macs import Mac, fleet
+from tests.support.system import ISVC, SERVICES, System, eventually, service
 
 WITHIN_S = 30.0
 CHANGES = re.compile(r"\b(?:add|replace|stop|start|remove|term) default\.")

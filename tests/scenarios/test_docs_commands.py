@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.doc_commands import PAGES, ROOT, Block, Shown, blocks, run
-from tests.system import System, eventually, running, service
+from tests.support.doc_commands import PAGES, ROOT, Block, Shown, blocks, run
+from tests.support.system import System, eventually, running, service
 
 HERE = [page for page in PAGES if any(block.here for block in blocks(page))]
 CHECKOUT = (

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.system import System, engine_path, eventually, kill, running, service
+from tests.support.system import System, engine_path, eventually, kill, running, service
 
 Told = dict[str, list[dict[str, str]]]
 

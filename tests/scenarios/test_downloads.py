@@ -1,7 +1,7 @@
 """Models that are not on this Mac yet: every way to name one, and what is seen of them until they serve.
 
-The Hub is tests/hub.py on loopback, asked through huggingface_hub as the real one is; S3 is a real server. What shall
-last comes from further such servers that drip, as plain URLs.
+The Hub is one on loopback, asked through huggingface_hub as the real one is; S3 is a real server. What shall last
+comes from further such servers that drip, as plain URLs.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import psutil
 import pytest
 
 from metal_supervisor.spec.sources import Artifact
-from tests import mlx, s3
-from tests.downloads import MIB, at, downloading, from_web, lean, lines, padded, served, whole
-from tests.engines import BYSTANDER, beside_a_bystander, gone, is_gone, reason, stand_in, untouched
-from tests.faults import Figure, fault
-from tests.hub import COMMIT, Content, Hub
-from tests.mlx import mlx_model, mlx_service
-from tests.system import MODELS, System, eventually, kill, model, running, tiny_gguf
+from tests.support import mlx, s3
+from tests.support.downloads import MIB, at, downloading, from_web, lean, lines, padded, served, whole
+from tests.support.engines import BYSTANDER, beside_a_bystander, gone, is_gone, reason, stand_in, untouched
+from tests.support.faults import Figure, fault
+from tests.support.hub import COMMIT, Content, Hub
+from tests.support.mlx import mlx_model, mlx_service
+from tests.support.system import MODELS, System, eventually, kill, model, running, tiny_gguf
 
 DRIP_BYTES_PER_S = 1.5 * MIB
 SLOTS = 7

@@ -13,9 +13,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain
 
 from metal_supervisor.spec.throughput import TOKENS
-from tests.engines import either
-from tests.prometheus import lint_ours, prometheus
-from tests.system import ROOT, System, eventually, kill, running, service
+from tests.support.engines import either
+from tests.support.prometheus import lint_ours, prometheus
+from tests.support.system import ROOT, System, eventually, kill, running, service
 
 THIEF = f"""# TYPE {TOKENS} gauge
 {TOKENS} 1

@@ -21,8 +21,8 @@ from metal_supervisor.cluster.kube import MERGE
 from metal_supervisor.controller import boot
 from metal_supervisor.settings.loader import conf_dir
 from metal_supervisor.sidecar.publisher import HEARTBEAT_S
-from tests.macs import LEASES, Mac, fleet
-from tests.system import ISVC, MODELS, SLICES, System, api_faults, eventually, free_ports, kill, service
+from tests.support.macs import LEASES, Mac, fleet
+from tests.support.system import ISVC, MODELS, SLICES, System, api_faults, eventually, free_ports, kill, service
 
 WITHIN_S = 30.0
 FLAGS = ("--status-mode", "standalone", "--lease-duration", "5")

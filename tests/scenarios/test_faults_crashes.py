@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from metal_supervisor.spec.types import State
-from tests.engines import (
+from tests.support.engines import (
     BYSTANDER,
     Stopwatch,
     beside_a_bystander,
@@ -31,9 +31,9 @@ from tests.engines import (
     untouched,
     withdrawn,
 )
-from tests.faults import Figure, fault
-from tests.own_logs import logged
-from tests.system import System, eventually, kill, service
+from tests.support.faults import Figure, fault
+from tests.support.own_logs import logged
+from tests.support.system import System, eventually, kill, service
 
 ELF_S390 = b"\x7fELF\x02\x02\x01" + bytes(9) + struct.pack(">HHI", 2, 22, 1) + bytes(200)
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests import mlx, ollama, ollama_registry
-from tests.engines import Stopwatch, gone, is_gone, reason
-from tests.faults import Figure, fault
-from tests.mlx import mlx_model, mlx_service
-from tests.runtimes import CONTEXT, NOWHERE, answers, back, omlx, out, stream
-from tests.system import System, eventually, halted, kill, model, running, service
+from tests.support import mlx, ollama, ollama_registry
+from tests.support.engines import Stopwatch, gone, is_gone, reason
+from tests.support.faults import Figure, fault
+from tests.support.mlx import mlx_model, mlx_service
+from tests.support.runtimes import CONTEXT, NOWHERE, answers, back, omlx, out, stream
+from tests.support.system import System, eventually, halted, kill, model, running, service
 
 GGUF, ONE, TWO = "words", "left", "right"
 THEIRS = "theirs"

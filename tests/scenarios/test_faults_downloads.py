@@ -18,11 +18,11 @@ import pytest
 
 from metal_supervisor.models.disk_space import KEPT_FREE_BYTES
 from metal_supervisor.spec.sources import Artifact
-from tests.downloads import MIB, at, downloading, from_web, lean, padded, served, whole
-from tests.engines import Stopwatch, beside_a_bystander, gone, untouched
-from tests.faults import Figure, fault
-from tests.hub import COMMIT, Content, Hub
-from tests.system import ISVC, MODELS, System, eventually, kill, model, running, tiny_gguf
+from tests.support.downloads import MIB, at, downloading, from_web, lean, padded, served, whole
+from tests.support.engines import Stopwatch, beside_a_bystander, gone, untouched
+from tests.support.faults import Figure, fault
+from tests.support.hub import COMMIT, Content, Hub
+from tests.support.system import ISVC, MODELS, System, eventually, kill, model, running, tiny_gguf
 
 WITHIN_S = 20.0
 STALL_S = 2.0
@@ -291,7 +291,7 @@ def test_a_drip_is_no_download(place: Place, figure: Figure, monkeypatch: pytest
         web.bytes_per_s = SLOW_BYTES_PER_S
         system.apply(*from_web("drip", at(web)))
         downloading(system, "drip")
-        monkeypatch.setattr("tests.hub.CHUNK_BYTES", 16)
+        monkeypatch.setattr("tests.support.hub.CHUNK_BYTES", 16)
         web.chunk_delay_s = 0.1
         watch, said = Stopwatch(figure), f"bytes in {STALL_S:.0f} s"
         watch.when("begin of the drip to verdict", lambda: eventually(

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.faults import Figure, fault
-from tests.own_logs import logged
-from tests.system import Stream, System, api_faults, eventually, halted, kill, running, service
+from tests.support.faults import Figure, fault
+from tests.support.own_logs import logged
+from tests.support.system import Stream, System, api_faults, eventually, halted, kill, running, service
 
 LONG = 2500
 """Tokens of an answer that takes some seconds on a slow processor."""

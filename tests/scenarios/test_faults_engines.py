@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from tests.engines import (
+from tests.support.engines import (
     BYSTANDER,
     Stopwatch,
     Timeline,
@@ -28,9 +28,9 @@ from tests.engines import (
     untouched,
     withdrawn,
 )
-from tests.faults import Figure, fault
-from tests.pace import within
-from tests.system import Stream, System, eventually, service
+from tests.support.faults import Figure, fault
+from tests.support.pace import within
+from tests.support.system import Stream, System, eventually, service
 
 FLOOD_LINES_PER_S = 145_000
 """Of 120 bytes: a gigabyte a minute."""

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.engines import (
+from tests.support.engines import (
     Stopwatch,
     Timeline,
     beside_a_bystander,
@@ -32,9 +32,9 @@ from tests.engines import (
     untouched,
     withdrawn,
 )
-from tests.faults import Figure, fault
-from tests.pace import within
-from tests.system import System, eventually, halted, kill, model, service, tiny_gguf
+from tests.support.faults import Figure, fault
+from tests.support.pace import within
+from tests.support.system import System, eventually, halted, kill, model, service, tiny_gguf
 
 HANG_S, LOADING_S, STOP_WAIT_S = 3, 4, 30
 LOOK_S = 15

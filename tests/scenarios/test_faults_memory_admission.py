@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests.boundary.range_server import serving
-from tests.engines import Stopwatch, events, gone, is_gone
-from tests.faults import Figure, fault
-from tests.pace import within
-from tests.system import eventually, model
-from tests.tight import LARGE, MIB, SMALL, Tight, lean, share, tight
+from tests.support.engines import Stopwatch, events, gone, is_gone
+from tests.support.faults import Figure, fault
+from tests.support.pace import within
+from tests.support.system import eventually, model
+from tests.support.tight import LARGE, MIB, SMALL, Tight, lean, share, tight
 
 BUDGET_BYTES = 100 * MIB
 """A large one or two small ones; never a large one and a small one."""

@@ -17,12 +17,12 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.engines import Stopwatch, events, is_gone
-from tests.faults import Figure, fault
-from tests.own_logs import logged
-from tests.psi import Replay, Step
-from tests.system import System, api_faults, eventually
-from tests.tight import LARGE, SMALL, Tight, lean, tight
+from tests.support.engines import Stopwatch, events, is_gone
+from tests.support.faults import Figure, fault
+from tests.support.own_logs import logged
+from tests.support.psi import Replay, Step
+from tests.support.system import System, api_faults, eventually
+from tests.support.tight import LARGE, SMALL, Tight, lean, tight
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pressure figures are Linux's")
 

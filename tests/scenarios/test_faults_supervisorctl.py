@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from metal_supervisor.supervisord.client import Refused, Unavailable
-from tests.faults import Figure, fault
-from tests.supervisord_support import engines_of, gone, in_table, streaming, taken, with_context
-from tests.system import System, eventually, running, service
+from tests.support.faults import Figure, fault
+from tests.support.supervisord_support import engines_of, gone, in_table, streaming, taken, with_context
+from tests.support.system import System, eventually, running, service
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import Figure, fault
-from tests.supervisord_support import gone, in_table, streaming
-from tests.system import System, eventually, kill, running, service
+from tests.support.faults import Figure, fault
+from tests.support.supervisord_support import gone, in_table, streaming
+from tests.support.system import System, eventually, kill, running, service
 
 RUBBISH = (
     b"rubbish\r\n\r\n",

@@ -23,8 +23,8 @@ import pytest
 
 from metal_supervisor.controller import boot
 from metal_supervisor.spec.types import State
-from tests.faults import Figure, fault
-from tests.system import FAKE_ENGINE, System, eventually, free_ports, kill, running, service
+from tests.support.faults import Figure, fault
+from tests.support.system import FAKE_ENGINE, System, eventually, free_ports, kill, running, service
 
 CLONE_NEWNS = 0x20000
 MANY = int(os.environ.get("METAL_MANY", "100"))

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor import launch
-from tests.faults import Figure, fault
-from tests.system import System, eventually, kill, running, service
+from tests.support.faults import Figure, fault
+from tests.support.system import System, eventually, kill, running, service
 
 HOUR_S = 3600
 

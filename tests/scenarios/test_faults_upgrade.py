@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import metal_supervisor
-from tests.faults import Figure, fault
-from tests.releases import install
-from tests.system import System, eventually, kill, running, service
+from tests.support.faults import Figure, fault
+from tests.support.releases import install
+from tests.support.system import System, eventually, kill, running, service
 
 NEXT = "9.9.9"
 CHANGES = {

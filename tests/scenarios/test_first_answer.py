@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.engines import beside_a_bystander, gone, reason, said, stand_in, tell, untouched
-from tests.system import System, eventually, kill, service
+from tests.support.engines import beside_a_bystander, gone, reason, said, stand_in, tell, untouched
+from tests.support.system import System, eventually, kill, service
 
 CHAT = "/v1/chat/completions"
 UNFRIENDLY = "{% if messages[-1]['content'] == 'hi' %}{{ raise_exception('no greetings here') }}{% endif %}ok"

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.faults import Figure, fault
-from tests.system import ISVC, System, eventually, kill, running, service
+from tests.support.faults import Figure, fault
+from tests.support.system import ISVC, System, eventually, kill, running, service
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_a_chat_request_to_the_registered_address_is_answered_by_llama_server_it
 def test_no_byte_of_a_chat_passes_through_our_processes(system: System) -> None:
     """By the kernel's own count: what our processes read and write does not grow with what is streamed."""
     if not hasattr(psutil.Process, "io_counters"):
-        pytest.skip("this system does not count the bytes of a process; on a Mac, see tools/bench.py on Linux")
+        pytest.skip("this system does not count the bytes of a process; see make bench on Linux")
     system.ready()
     ours = [system.own_pid(name) for name in ("controller", "sidecar", "apiserver")] + [system.supervisord_pid()]
 

@@ -1,6 +1,6 @@
 """Words that want to be more than words, from end to end: written by users and engines, and looked at everywhere.
 
-Every text of tests/hostile.py stands in every field that a user can set and in the last line of an engine. The
+Every text of tests/support/hostile.py stands in every field that a user can set and in the last line of an engine. The
 definitions of this cluster check nothing, so that each gets as far as it can.
 """
 
@@ -25,14 +25,14 @@ from test_custom_resources import lax_definitions
 from metal_supervisor.apiserver import ApiServer, Options
 from metal_supervisor.cluster.kube import KubeError
 from metal_supervisor.controller.boot import kubeconfig
-from tests import chromium, hostile
-from tests.engines import either, events, stand_in
-from tests.faults import Figure, fault
-from tests.hostile import MARK, TEXTS, forged, strange, typeable
-from tests.macs import Mac, fleet
-from tests.prometheus import lint_ours
-from tests.pseudo import Terminal
-from tests.system import ISVC, MODELS, eventually, model, service
+from tests.support import chromium, hostile
+from tests.support.engines import either, events, stand_in
+from tests.support.faults import Figure, fault
+from tests.support.hostile import MARK, TEXTS, forged, strange, typeable
+from tests.support.macs import Mac, fleet
+from tests.support.prometheus import lint_ours
+from tests.support.pseudo import Terminal
+from tests.support.system import ISVC, MODELS, eventually, model, service
 
 LONGEST_NOTE_BYTES = 1024
 """Kubernetes takes no more of an Event."""

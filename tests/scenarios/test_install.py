@@ -1,4 +1,4 @@
-"""An installation on a Mac whose launchd is a stand-in (tests/launchd.py): all else in it is real.
+"""An installation on a Mac whose launchd is a stand-in (tests/support/launchd.py): all else in it is real.
 
 It is installed, changed in every way there is and taken out again, while a model answers.
 """
@@ -22,11 +22,11 @@ from metal_supervisor.install.steps import InstallError, Machine
 from metal_supervisor.placement import claims
 from metal_supervisor.settings.schema import Settings
 from metal_supervisor.state.directory import StateDir
-from tests import launchd
-from tests.faults import Figure, fault
-from tests.launchd import no_pause
-from tests.macs import LEASES, Mac, embedded_cluster
-from tests.system import System, eventually, service
+from tests.support import launchd
+from tests.support.faults import Figure, fault
+from tests.support.launchd import no_pause
+from tests.support.macs import LEASES, Mac, embedded_cluster
+from tests.support.system import System, eventually, service
 
 NODE_LEASE = claims.node_lease_object("default", "studio", 1.0, {}, "")["metadata"]["name"]
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import pytest
 
 from metal_supervisor.spec.types import State
-from tests.faults import Figure, fault
-from tests.system import SLICES, System, eventually, halted, kill, running, service
+from tests.support.faults import Figure, fault
+from tests.support.system import SLICES, System, eventually, halted, kill, running, service
 
 KILLS, OUTAGES, CHATS = 50, 10, 4
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests import mlx
-from tests.mlx import mlx_model, mlx_service
-from tests.releases import last_release
-from tests.runtimes import omlx
 from tests.scenarios.test_faults_upgrade import take_over, version
-from tests.system import System, eventually, kill, running, seccomp, service
+from tests.support import mlx
+from tests.support.mlx import mlx_model, mlx_service
+from tests.support.releases import last_release
+from tests.support.runtimes import omlx
+from tests.support.system import System, eventually, kill, running, seccomp, service
 
 CACHE = [{"name": "LLAMA_CACHE", "value": "/tmp/attack"}]
 """The last release hands it to the engine; this one refuses it."""

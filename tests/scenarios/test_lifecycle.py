@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.macs import embedded_cluster, fleet
-from tests.system import ISVC, MODELS, SERVICES, System, eventually, kill, model, running, service
+from tests.support.macs import embedded_cluster, fleet
+from tests.support.system import ISVC, MODELS, SERVICES, System, eventually, kill, model, running, service
 
 
 @pytest.fixture(scope="module")

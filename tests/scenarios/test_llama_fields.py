@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from metal_supervisor.cluster.kube import MERGE
-from tests.engines import gone, reason, said
-from tests.system import MODELS, System, eventually, model, running, service
+from tests.support.engines import gone, reason, said
+from tests.support.system import MODELS, System, eventually, model, running, service
 
 OLD_KEY, NEW_KEY = "key-0f3a-old", "key-77b1-new"
 REF = "spec.speculativeDecoding.draftModelRef"

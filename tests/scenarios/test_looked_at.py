@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor.cluster.kube import Kube, KubeError
-from tests import chromium
-from tests.crowd import REFUSED, RESET, UNCONNECTED
-from tests.faults import Figure, fault
-from tests.macs import LEASES, Mac, embedded_cluster, fleet
-from tests.system import ROOT, SLICES, eventually, kill, service
+from tests.support import chromium
+from tests.support.crowd import REFUSED, RESET, UNCONNECTED
+from tests.support.faults import Figure, fault
+from tests.support.macs import LEASES, Mac, embedded_cluster, fleet
+from tests.support.system import ROOT, SLICES, eventually, kill, service
 
 LEASE_S = 5
 BEATS = 6
@@ -44,7 +44,7 @@ def crowd(mac: Mac) -> Iterator[dict[str, dict[str, int]]]:
     """Clients that misbehave; afterwards, what they were answered."""
     found: dict[str, dict[str, int]] = {}
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.crowd", str(mac.http)], cwd=ROOT, text=True,
+        [sys.executable, "-m", "tests.support.crowd", str(mac.http)], cwd=ROOT, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     try:

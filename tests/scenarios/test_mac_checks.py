@@ -20,22 +20,20 @@ import pytest
 from metal_supervisor.host import commands, root_file
 from metal_supervisor.host.commands import Done
 from metal_supervisor.install.steps import Machine
-from tests import launchd
-from tests.launchd import no_pause
-from tests.system import ROOT
-
-sys.path.insert(0, str(ROOT / "tools"))
-
-import mac_acceptance
-import mac_chat
-import mac_checks
-import mac_host
-import mac_install
-import mac_jobs
-import mac_kit
-import mac_power
-import mac_runtimes
-from mac_report import FAIL, PASS, Sheet
+from tests.support import launchd
+from tests.support.launchd import no_pause
+from tests.support.mac import (
+    mac_acceptance,
+    mac_chat,
+    mac_checks,
+    mac_host,
+    mac_install,
+    mac_jobs,
+    mac_kit,
+    mac_power,
+    mac_runtimes,
+)
+from tests.support.mac.mac_report import FAIL, PASS, Sheet
 
 
 class Launchd(launchd.Mac):

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.macs import LEASES, Fleet, Mac, embedded_cluster, fleet, lose
-from tests.system import MODELS, SLICES, eventually, kill, running, service
+from tests.support.macs import LEASES, Fleet, Mac, embedded_cluster, fleet, lose
+from tests.support.system import MODELS, SLICES, eventually, kill, running, service
 
 TTL_S = 4.0
 

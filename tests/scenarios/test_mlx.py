@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests import mlx
-from tests.engines import gone, is_gone, reason, restarted, said
-from tests.mlx import mlx_model, mlx_service
-from tests.system import MODELS, System, eventually, kill, running, service
+from tests.support import mlx
+from tests.support.engines import gone, is_gone, reason, restarted, said
+from tests.support.mlx import mlx_model, mlx_service
+from tests.support.system import MODELS, System, eventually, kill, running, service
 
 GGUF, MLX = "words", "numbers"
 LONG = 2000

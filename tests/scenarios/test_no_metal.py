@@ -14,10 +14,10 @@ from metal_supervisor.controller import boot, plan
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.loader import Overrides
 from metal_supervisor.spec.types import State
-from tests.engines import Stopwatch
-from tests.faults import Figure, fault
-from tests.mac_part import say, standing_in
-from tests.system import System, eventually, kill, running, service
+from tests.support.engines import Stopwatch
+from tests.support.faults import Figure, fault
+from tests.support.mac_part import say, standing_in
+from tests.support.system import System, eventually, kill, running, service
 
 REASON = "MetalUnavailable"
 

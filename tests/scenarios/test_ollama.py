@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests import ollama, ollama_registry
-from tests.system import ISVC, System, eventually, kill, model, running, service
+from tests.support import ollama, ollama_registry
+from tests.support.system import ISVC, System, eventually, kill, model, running, service
 
 GGUF, LOCAL, PULLED = "words", "local", "pulled"
 LIBRARY = "https://ollama.com/library/tiny:1b"

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests import mlx
-from tests.mlx import mlx_model, mlx_service
-from tests.runtimes import omlx
-from tests.system import System, eventually, running, service
+from tests.support import mlx
+from tests.support.mlx import mlx_model, mlx_service
+from tests.support.runtimes import omlx
+from tests.support.system import System, eventually, running, service
 
 GGUF, ONE, TWO = "words", "one", "two"
 

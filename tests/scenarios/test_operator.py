@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor.cluster.kube import MERGE, Kube
-from tests.faults import Figure, fault
-from tests.macs import Fleet, Mac, embedded_cluster, fleet
-from tests.operator_sim import WAITING, Operator
-from tests.system import ISVC, MODELS, eventually, model, service
+from tests.support.faults import Figure, fault
+from tests.support.macs import Fleet, Mac, embedded_cluster, fleet
+from tests.support.operator_sim import WAITING, Operator
+from tests.support.system import ISVC, MODELS, eventually, model, service
 
 
 @pytest.fixture(params=["manager"])

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 
 from metal_supervisor.cluster.exec_plugin import Plugin
-from tests.engines import Stopwatch, restarted, withdrawn
-from tests.faults import Figure, fault
-from tests.macs import LEASES, Mac, embedded_cluster
-from tests.system import eventually, kill, service
+from tests.support.engines import Stopwatch, restarted, withdrawn
+from tests.support.faults import Figure, fault
+from tests.support.macs import LEASES, Mac, embedded_cluster
+from tests.support.system import eventually, kill, service
 
 LIFE_S = 30
 """Of a credential: it is over before a plugin that hangs is ended."""

@@ -14,8 +14,8 @@ import pytest
 from metal_supervisor.host import power_program
 from metal_supervisor.host.power_meter import Alarm, Powermetrics
 from metal_supervisor.state.directory import POWER_FILE
-from tests.power import pids, printing
-from tests.system import System, eventually, running
+from tests.support.power import pids, printing
+from tests.support.system import System, eventually, running
 
 GAUGES = {f"llmkube_metal_agent_apple_power_{name}_watts" for name in ("combined", "gpu", "cpu", "ane")}
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.engines import either, gone, stand_in
-from tests.faults import Figure, fault
-from tests.system import System, eventually, running, service
+from tests.support.engines import either, gone, stand_in
+from tests.support.faults import Figure, fault
+from tests.support.system import System, eventually, running, service
 
 WRITTEN, KEPT = "Written-In-The-Spec-4711", "Kept-In-A-Secret-0815"
 SECRETS = "/api/v1/namespaces/default/secrets"

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from metal_supervisor.sidecar.http.metrics_server import create_app
-from tests.boards import full_board
-from tests.prometheus import Prometheus, prometheus
-from tests.system import ROOT, eventually, running, service
+from tests.support.boards import full_board
+from tests.support.prometheus import Prometheus, prometheus
+from tests.support.system import ROOT, eventually, running, service
 
 DASHBOARD = ROOT / "conf" / "grafana" / "dashboard.json"
 ALERTS = ROOT / "conf" / "prometheus" / "alerts.yaml"

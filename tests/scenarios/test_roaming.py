@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.engines import Stopwatch
-from tests.faults import Figure, fault
-from tests.mac_part import say, standing_in
-from tests.macs import LEASES, Mac, embedded_cluster
-from tests.system import SLICES, System, eventually, service
+from tests.support.engines import Stopwatch
+from tests.support.faults import Figure, fault
+from tests.support.mac_part import say, standing_in
+from tests.support.macs import LEASES, Mac, embedded_cluster
+from tests.support.system import SLICES, System, eventually, service
 
 WITHIN_S = 15.0
 NIGHT_S = 8 * 3600

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.system import ISVC, SERVICES, SLICES, System, eventually, running, service
+from tests.support.system import ISVC, SERVICES, SLICES, System, eventually, running, service
 
 
 @pytest.fixture(scope="module")

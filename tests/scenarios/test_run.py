@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import Figure, fault
-from tests.system import ROOT, eventually, free_ports, kill, running, service
+from tests.support.faults import Figure, fault
+from tests.support.system import ROOT, eventually, free_ports, kill, running, service
 
-import mac_whole  # isort: skip
+from tests.support.mac import mac_whole  # isort: skip
 
 
 @pytest.mark.parametrize("name", ["with some spaces", "x" * 200, "sémi;colon % and 'quote\""])

@@ -15,8 +15,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.hub import Hub
-from tests.system import System, eventually, model, running, service
+from tests.support.hub import Hub
+from tests.support.system import System, eventually, model, running, service
 
 REWRITTEN = "\r\x1b[J"
 GAUGE = 'metal_supervisor_model_download_bytes{model="tiny",namespace="default"}'

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.engines import gone, reason
-from tests.runtimes import (
+from tests.support.engines import gone, reason
+from tests.support.runtimes import (
     BUILD,
     CONTEXT,
     GGUF,
@@ -31,7 +31,7 @@ from tests.runtimes import (
     stream,
     untouched,
 )
-from tests.system import System, eventually, kill, running
+from tests.support.system import System, eventually, kill, running
 
 HANG_S = 5
 

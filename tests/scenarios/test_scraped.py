@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.prometheus import lint
-from tests.system import System, eventually, free_ports, kill, model, running, service
+from tests.support.prometheus import lint
+from tests.support.system import System, eventually, free_ports, kill, model, running, service
 
 HOSTILE = 'it"s \\n \\ {evil="1"}\n# TYPE evil counter\nevil 1'
 

@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 from metal_supervisor.cluster.kube import MERGE
-from tests.downloads import MIB, downloading, from_web, lean, padded, served
-from tests.engines import Stopwatch, gone
-from tests.faults import Figure, fault
-from tests.hub import Content, Hub
-from tests.own_logs import logged
-from tests.system import System, eventually, model, running, tiny_gguf
+from tests.support.downloads import MIB, downloading, from_web, lean, padded, served
+from tests.support.engines import Stopwatch, gone
+from tests.support.faults import Figure, fault
+from tests.support.hub import Content, Hub
+from tests.support.own_logs import logged
+from tests.support.system import System, eventually, model, running, tiny_gguf
 
 OWN, WRONG, RIGHT = "hf_OwnOfThisMac4711", "hf_WrongOneOfTheSecret", "hf_RightOneOfTheSecret"
 SECRETS = "/api/v1/namespaces/default/secrets"

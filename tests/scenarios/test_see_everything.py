@@ -9,18 +9,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import logs_page
 import pytest
 
 from metal_supervisor.settings.logging import KEYS, LEVELS, entry_in
-from tests.engines import stand_in
-from tests.own_logs import logged, strange
-from tests.pseudo import Following, Terminal
-from tests.system import ROOT, eventually, service
-from tests.tight import LARGE, MIB, Tight, lean, share, tight
-
-sys.path.insert(0, str(ROOT / "tools"))
-
-import logs_page
+from tests.support.engines import stand_in
+from tests.support.own_logs import logged, strange
+from tests.support.pseudo import Following, Terminal
+from tests.support.system import eventually, service
+from tests.support.tight import LARGE, MIB, Tight, lean, share, tight
 
 BUDGET_BYTES = 120 * MIB
 """A large one with a small one beside it, and never two large ones."""

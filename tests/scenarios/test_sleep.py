@@ -13,12 +13,12 @@ import pytest
 
 from metal_supervisor.cluster.answers import now_micro
 from metal_supervisor.placement import claims
-from tests.engines import Stopwatch
-from tests.faults import Figure, fault
-from tests.mac_part import say, standing_in
-from tests.macs import LEASES, Mac, embedded_cluster
-from tests.own_logs import logged
-from tests.system import ROOT, SLICES, eventually, service
+from tests.support.engines import Stopwatch
+from tests.support.faults import Figure, fault
+from tests.support.mac_part import say, standing_in
+from tests.support.macs import LEASES, Mac, embedded_cluster
+from tests.support.own_logs import logged
+from tests.support.system import ROOT, SLICES, eventually, service
 
 WITHIN_S, AWAKE_WITHIN_S = 1.0, 15.0
 HOUR_S = 3600
@@ -29,7 +29,7 @@ class Watch:
     """A sleepwatch of that Mac, to which the system speaks through us."""
 
     def __init__(self, mac: Mac) -> None:
-        command = [sys.executable, "-m", "tests.iokit", str(mac.files.path)]
+        command = [sys.executable, "-m", "tests.support.iokit", str(mac.files.path)]
         self._log = mac.state / "log" / "sleepwatch.log"
         with self._log.open("wb") as log:
             self.process: subprocess.Popen[str] = subprocess.Popen(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.incumbent import LABELS, PORT, WRITER, own_address, service_of_theirs, slice_of_theirs
-from tests.macs import embedded_cluster, fleet
-from tests.system import SERVICES, SLICES, eventually, service
+from tests.support.incumbent import LABELS, PORT, WRITER, own_address, service_of_theirs, slice_of_theirs
+from tests.support.macs import embedded_cluster, fleet
+from tests.support.system import SERVICES, SLICES, eventually, service
 
 
 def test_what_the_agent_left_on_this_mac_is_taken_over_and_the_cluster_ip_stays(tmp_path: Path) -> None:

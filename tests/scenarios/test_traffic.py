@@ -11,9 +11,9 @@ import yaml
 
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.spec.types import Json
-from tests.macs import LEASES, Mac, embedded_cluster, fleet
-from tests.own_logs import logged
-from tests.system import ISVC, MODELS, SERVICES, SLICES, eventually, service
+from tests.support.macs import LEASES, Mac, embedded_cluster, fleet
+from tests.support.own_logs import logged
+from tests.support.system import ISVC, MODELS, SERVICES, SLICES, eventually, service
 
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 HEARTBEAT = "llmkube.ai/agent-heartbeat"

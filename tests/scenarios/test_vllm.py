@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.engines import gone, is_gone, reason, restarted
-from tests.mlx import mlx_model, mlx_service
-from tests.system import ROOT, System, eventually, running, service
+from tests.support.engines import gone, is_gone, reason, restarted
+from tests.support.mlx import mlx_model, mlx_service
+from tests.support.system import ROOT, System, eventually, running, service
 
 GGUF, SWIFT = "words", "numbers"
 KEY = "a-key-that-nobody-may-see"
@@ -32,7 +32,7 @@ CONFIG = {
 
 def program(path: Path, exec_: str = "exec") -> Path:
     """vllm-swift as Homebrew installs it: a script that becomes the server. pip's starts one beside itself."""
-    stand_in = shlex.join([sys.executable, str(ROOT / "tools" / "standin_vllm_swift.py")])
+    stand_in = shlex.join([sys.executable, str(ROOT / "tests/support/standin_vllm_swift.py")])
     path.write_text(f'#!/bin/sh\n{exec_} {stand_in} "$@"\n')
     path.chmod(0o755)
     return path

@@ -17,7 +17,7 @@ from metal_supervisor.controller.admission import AdmissionRules, Up, settle
 from metal_supervisor.spec.limits import Amount
 from metal_supervisor.spec.sizes import GIB
 from metal_supervisor.spec.types import Key, Record, Standing, Verdict
-from tests.effort import cases
+from tests.support.effort import cases
 
 BUDGET = 48 * GIB
 

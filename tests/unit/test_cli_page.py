@@ -7,15 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cli_page
 import pytest
 
+from metal_supervisor.cli import main
+from metal_supervisor.settings import loader
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import cli_page  # noqa: E402
-
-from metal_supervisor.cli import main  # noqa: E402
-from metal_supervisor.settings import loader  # noqa: E402
 
 
 def test_the_page_is_that_of_the_commands_as_they_are() -> None:

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import conditions_table as conditions
 import pytest
+from conditions_table import EVENT, GROUPS, METAL, MODEL, OF_METAL_READY, Group
 
 from metal_supervisor.cluster import manifests
 from metal_supervisor.cluster.report import Report, happening, report
@@ -19,10 +21,6 @@ from metal_supervisor.spec.references import KIND_OF
 from metal_supervisor.spec.types import Endpoint, ModelFile, Observed, Record, Standing, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import conditions_table as conditions  # noqa: E402
-from conditions_table import EVENT, GROUPS, METAL, MODEL, OF_METAL_READY, Group  # noqa: E402
 
 PACKAGE = ROOT / "metal_supervisor"
 TOLD = {reason.name for group in GROUPS for reason in group.reasons}

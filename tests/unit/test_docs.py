@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from pathlib import Path
 
+import conditions_table as conditions
 import pytest
 import yaml
 from test_crds import load, problems, root
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-import conditions_table as conditions
-import mac_acceptance
 
 from metal_supervisor.cli import main
 from metal_supervisor.cluster import manifests
@@ -32,7 +27,8 @@ from metal_supervisor.runtimes.shims import omlx_engine
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.resources import Policy, interpret
 from metal_supervisor.spec.types import Service
-from tests.doc_commands import blocks
+from tests.support.doc_commands import blocks
+from tests.support.mac import mac_acceptance
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHARED = ("omlx", "ollama")
@@ -47,7 +43,7 @@ FOREIGN = {
     "--check",  # of the tools that write pages
     "--no-index", "--find-links", "--dest", "--require-hashes", "--only-binary", "--no-deps",  # pip
     "--force-reinstall",  # pip
-    "--upgrade",  # tools/lock.py
+    "--upgrade",  # tests/support/finders/lock.py
     "--flag", "--other-flag",  # an example in a check of ours
     *NAMES, *SWITCHES, *GRAMMAR.flags, *MLX.grammar.flags, *LOADING,
     *(f"--{name}" for name in go_agent.FLAGS),  # LLMKube's own agent

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import doc_commands
-from tests.doc_commands import COMMANDS, NEEDS, OTHER, PAGES, READS, ROOT, Block, blocks, verbs
+from tests.support import doc_commands
+from tests.support.doc_commands import COMMANDS, NEEDS, OTHER, PAGES, READS, ROOT, Block, blocks, verbs
 
 EVERY = [block for page in PAGES for block in blocks(page)]
 RUN = [block for block in EVERY if block.shown]
@@ -63,7 +63,7 @@ def test_there_are_commands_that_are_run_here() -> None:
         ("sed 's/a/b/' conf/x.yaml | kubectl apply -f -", ("sed", "apply")),
         ("make dist && uv tool install dist/*.whl   # or pipx", ("dist", "tool")),
         ("METAL_X=1 .venv/bin/python -m pytest tests", ("pytest",)),
-        (".venv/bin/python tools/soak.py --seed 1", ("soak.py",)),
+        (".venv/bin/python tools/cli_page.py --check", ("cli_page.py",)),
         ("curl localhost:9090/healthz", ("curl",)),
         (".ci/run", ("run",)),
     ],

@@ -7,13 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import settings_page
+
+from metal_supervisor.settings import loader
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import settings_page  # noqa: E402
-
-from metal_supervisor.settings import loader  # noqa: E402
 
 
 def test_the_page_is_that_of_the_settings_as_they_are() -> None:

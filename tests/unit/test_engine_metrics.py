@@ -31,7 +31,7 @@ from metal_supervisor.sidecar.exposition import (
 )
 from metal_supervisor.sidecar.http.metrics import exposition
 from metal_supervisor.spec.types import Key
-from tests.boards import full_board
+from tests.support.boards import full_board
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 TINY, OTHER = ("default", "tiny"), ("models", "other")

@@ -14,7 +14,17 @@ from metal_supervisor.memory.estimate import CACHE_TYPES, CacheSettings, Estimat
 from metal_supervisor.memory.estimate_mlx import CannotEstimate, estimate_mlx
 from metal_supervisor.memory.shape import CACHELESS, INTERVALS, NEMOTRON, PERIODS, RECURRENT, shape_of
 from metal_supervisor.spec.gguf import BadGguf, Header, Omitted
-from tests.published import BY_HAND, GEMMA_27B, GEMMA_270M, LLAMA_8B, PUBLISHED, QWEN3_NEXT, attention, header, starts
+from tests.support.published import (
+    BY_HAND,
+    GEMMA_27B,
+    GEMMA_270M,
+    LLAMA_8B,
+    PUBLISHED,
+    QWEN3_NEXT,
+    attention,
+    header,
+    starts,
+)
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -6,18 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests import faults
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-import faults as page
+from tests.support import faults
+from tests.support.pages import faults as page
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_page_is_what_the_scenarios_declare() -> None:
     done = subprocess.run(
-        [sys.executable, "tools/faults.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "tests.support.pages.faults", "--check"], cwd=ROOT, capture_output=True, text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -17,17 +17,12 @@ from test_crds import FIELD, PLURALS, load, nodes, root
 from metal_supervisor import runtimes
 from metal_supervisor.spec.attachment import JOB
 from metal_supervisor.spec.types import Service
+from tests.support.pages import fields_leaves, fields_reasons, fields_samples, fields_trial
+from tests.support.pages.fields_leaves import KINDS, LIST, Leaf, leaves, merged, own, written
+from tests.support.pages.fields_table import Table, problems, table
+from tests.support.pages.fields_trial import Cell, cell, columns, names_field
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import fields_leaves  # noqa: E402
-import fields_reasons  # noqa: E402
-import fields_samples  # noqa: E402
-import fields_trial  # noqa: E402
-from fields_leaves import KINDS, LIST, Leaf, leaves, merged, own, written  # noqa: E402
-from fields_table import Table, problems, table  # noqa: E402
-from fields_trial import Cell, cell, columns, names_field  # noqa: E402
 
 CONTEXT, DIRECTORY = Leaf("spec.contextSize", "integer"), Leaf("spec.pagedSSDCacheDir", "string")
 ROW = runtimes.RUNTIMES["llama-server"]
@@ -56,7 +51,8 @@ def forgetting(forget: Callable[[Service], Service]) -> runtimes.Runtime:
 
 def test_the_page_is_what_the_code_says_and_no_field_is_dropped_silently() -> None:
     done = subprocess.run(
-        [sys.executable, "tools/fields.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "tests.support.pages.fields", "--check"], cwd=ROOT, capture_output=True, text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

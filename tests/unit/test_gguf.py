@@ -6,7 +6,6 @@ import contextlib
 import io
 import random
 import struct
-import sys
 import tracemalloc
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 
 import gguf
 import pytest
+import tiny_gguf
 from gguf.constants import GGML_QUANT_SIZES
 
 from metal_supervisor.memory.estimate import CacheSettings, estimate
@@ -32,12 +32,8 @@ from metal_supervisor.spec.gguf import (
     read_header,
 )
 from metal_supervisor.spec.shards import merge, shard_names
-from tests.broken import mutated
-from tests.shards import write_shards
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-import tiny_gguf
+from tests.support.broken import mutated
+from tests.support.shards import write_shards
 
 U32, TEXT, LIST, I32 = 4, 8, 9, 5
 F32, Q4_0 = 0, 2

@@ -33,7 +33,7 @@ from metal_supervisor.controller.plan import LONGEST_RETRY_S
 from metal_supervisor.memory.ledger import INSUFFICIENT
 from metal_supervisor.spec.types import Record, Standing, State
 from metal_supervisor.state import programs
-from tests.effort import cases
+from tests.support.effort import cases
 
 Event = tuple[str, str, int, float]
 """(what, to whom, how, seconds until the next)."""

@@ -11,7 +11,7 @@ import pytest
 from metal_supervisor.sidecar.board import Board
 from metal_supervisor.sidecar.http import render_cache
 from metal_supervisor.sidecar.http.render_cache import FRESH_S, HOLDS_S, RenderCache
-from tests.system import eventually
+from tests.support.system import eventually
 
 
 class World:

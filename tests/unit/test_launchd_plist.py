@@ -11,7 +11,7 @@ import pytest
 
 from metal_supervisor.host.launchd import LABEL, OF_A_DAEMON, Job, rendered
 from metal_supervisor.settings.loader import launchd_dir
-from tests.launchd import KEYS, problems
+from tests.support.launchd import KEYS, problems
 
 TEMPLATE = launchd_dir() / "dev.metal-supervisor.plist"
 

@@ -10,7 +10,7 @@ import pytest
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR
 from metal_supervisor.runtimes.llama_flags import Option, accepted, as_built, options_of
 from metal_supervisor.spec.arguments import parse
-from tests.system import engine_path, free_ports
+from tests.support.system import engine_path, free_ports
 
 HELP = """\
 ----- common params -----

@@ -31,8 +31,8 @@ from metal_supervisor.runtimes.place import Binary, Place
 from metal_supervisor.spec.gguf import Header
 from metal_supervisor.spec.sizes import GIB, MIB
 from metal_supervisor.spec.types import Endpoint, Model, Service
-from tests.published import GEMMA_27B, QWEN3_NEXT
-from tests.system import engine_path
+from tests.support.published import GEMMA_27B, QWEN3_NEXT
+from tests.support.system import engine_path
 
 CURRENT = Binary("/opt/llama-server", frozenset({"--metrics", "--fit", "--cache-ram", "--no-webui", "--offline"}))
 DEFAULTS = CacheSettings(checkpoints=32)

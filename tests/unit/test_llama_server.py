@@ -16,7 +16,7 @@ from metal_supervisor.runtimes.llama_arguments import GRAMMAR
 from metal_supervisor.runtimes.llama_server import OPTION_FLAGS, engine, lacks, refuse
 from metal_supervisor.spec.arguments import FlagVerdict
 from metal_supervisor.spec.types import Companion, Endpoint, Model, Probe, Role, Service
-from tests.published import GEMMA_27B, LLAMA_8B
+from tests.support.published import GEMMA_27B, LLAMA_8B
 
 OWNED = [name for name, flag in GRAMMAR.flags.items() if flag.verdict is FlagVerdict.OURS]
 GUARDED = [name for name, flag in GRAMMAR.flags.items() if flag.verdict is FlagVerdict.REFUSED]

@@ -15,11 +15,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
 
-import lock  # noqa: E402
-import locked  # noqa: E402
+import locked
+
+from tests.support.finders import lock
+
+ROOT = Path(__file__).resolve().parents[2]
 
 PATHS = [each.path for each in lock.FILES]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
@@ -87,7 +88,7 @@ def test_any_other_line_is_noticed(line: str) -> None:
 
 def test_pip_installs_packages_of_an_index_from_locks_alone() -> None:
     """Each call of pip in make and the tools has a lock and its digests, or no index."""
-    sources = [ROOT / "Makefile", *(ROOT / "tools").glob("*.py")]
+    sources = [ROOT / "Makefile", *(ROOT / "tools").glob("*.py"), *(ROOT / "tests" / "support").rglob("*.py")]
     calls = re.compile(r"""(-m", "pip", "(?:install|download)"|-m pip install)""")
     found = {path.name: path.read_text("utf-8") for path in sources if calls.search(path.read_text("utf-8"))}
     finders = ["find_llama_server.py", "find_mlx.py", "find_ollama.py"]

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
+import logs_page
 import pytest
+from logs_page import Broken, Line
+
+from metal_supervisor.controller.plan import Action
+from metal_supervisor.settings import logging
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import logs_page  # noqa: E402
-from logs_page import Broken, Line  # noqa: E402
-
-from metal_supervisor.controller.plan import Action  # noqa: E402
-from metal_supervisor.settings import logging  # noqa: E402
 
 HEAD = 'import logging\nlog = logging.getLogger("here")\n'
 

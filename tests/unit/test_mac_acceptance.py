@@ -16,27 +16,26 @@ from typing import Any
 import pytest
 import yaml
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-import mac_acceptance
-import mac_checks
-import mac_confinement
-import mac_host
-import mac_jobs
-import mac_kit
-import mac_metal
-import mac_parse
-import mac_power
-import mac_report
-import mac_runtimes
-from mac_checks import CHECKS, ITEMS, Check
-from mac_report import FAIL, MEASURED, PASS, SKIPPED, Redactor, Sheet, Skip
-
 from metal_supervisor import host
 from metal_supervisor.host import darwin_memory
 from metal_supervisor.host.commands import Done
 from metal_supervisor.runtimes import RUNTIMES
 from tests.boundary.mac_memory import M4_MAX, FakeLibc, u32, u64
+from tests.support.mac import (
+    mac_acceptance,
+    mac_checks,
+    mac_confinement,
+    mac_host,
+    mac_jobs,
+    mac_kit,
+    mac_metal,
+    mac_parse,
+    mac_power,
+    mac_report,
+    mac_runtimes,
+)
+from tests.support.mac.mac_checks import CHECKS, ITEMS, Check
+from tests.support.mac.mac_report import FAIL, MEASURED, PASS, SKIPPED, Redactor, Sheet, Skip
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEVICES = "Available devices:\n  MTL0: Apple M4 Max (110100 MiB, 110100 MiB free)\n  BLAS: Accelerate (0 MiB, 0 MiB free)\n"  # noqa: E501
@@ -322,8 +321,8 @@ def test_the_report_is_named_after_the_model_and_the_day() -> None:
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(REPOSITORY / "tools" / "mac_acceptance.py"), *arguments], capture_output=True, text=True,
-        timeout=60,
+        [sys.executable, "-m", "tests.support.mac.mac_acceptance", *arguments], cwd=REPOSITORY,
+        capture_output=True, text=True, timeout=60,
     )  # fmt: skip
 
 
@@ -641,7 +640,7 @@ def test_every_command_of_the_workflow_names_a_target_or_a_file_that_is_there() 
     assert set(re.findall(r"(?m)^make ([a-z-]+)", text)) <= targets and "make lint" in text
     named = re.findall(r"(?<![\w/.-])((?:tools|tests|launchd|conf|docs)/[\w./-]+)", text)
     assert named and all((REPOSITORY / name).exists() for name in named), named
-    for said in ("plutil -lint launchd/", "tools/mac_acceptance.py --hosted", "tools/mac_whole.py", "tests/unit"):
+    for said in ("plutil -lint launchd/", "mac.mac_acceptance --hosted", "mac.mac_whole", "tests/unit"):
         assert said in text, said
     flags = {flag for action in mac_acceptance.parser()._actions for flag in action.option_strings}
     (acceptance,) = [line for line in text.splitlines() if "mac_acceptance" in line]

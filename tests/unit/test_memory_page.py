@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from tests import kv_models, memory
-from tests.memory import CASES, LARGE
+from tests.support import kv_models, memory
+from tests.support.memory import CASES, LARGE
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_page_is_what_the_code_and_the_tests_say() -> None:
     done = subprocess.run(
-        [sys.executable, "tools/memory.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "tests.support.pages.memory", "--check"], cwd=ROOT, capture_output=True, text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import metrics_page
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
@@ -21,11 +20,7 @@ from metal_supervisor.sidecar.http.metrics import Exposition, exposition
 from metal_supervisor.spec import histogram
 from metal_supervisor.spec.types import Observed
 from metal_supervisor.state import programs
-from tests.boards import full_board, row
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-import metrics_page
+from tests.support.boards import full_board, row
 
 HOSTILE = 'a"b\\n\\x\\', "line one\nline_two{x=\"1\"} 7", "émoji 🙂 \ud800", "} 1\n# TYPE evil counter\nevil 1"
 THEIRS = {

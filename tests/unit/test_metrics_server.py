@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from metal_supervisor.sidecar.http.metrics_server import create_app
-from tests.boards import full_board
+from tests.support.boards import full_board
 
 
 def ask(path: str, method: str = "GET", accept: str = "") -> tuple[str, dict[str, str], bytes]:

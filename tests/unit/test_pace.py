@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from tests import pace, ports, system
-from tests.pace import Pace
+from tests.support import pace, ports, system
+from tests.support.pace import Pace
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_the_work_is_real() -> None:
 def test_processes_of_tests_have_ports_apart_and_below_those_of_clients() -> None:
     mine = ports.Range()
     number = (mine.first - ports.LOWEST) // ports.SIZE
-    code = f"from tests import ports; ports.random.sample = lambda *_: [{number}]; print(ports.Range().first)"
+    code = f"from tests.support import ports; ports.random.sample = lambda *_: [{number}]; print(ports.Range().first)"
     command = [sys.executable, "-c", code]
     refused = subprocess.run(command, cwd=system.ROOT, capture_output=True, text=True)
     assert refused.returncode == 1 and "ranges of ports are in use" in refused.stderr

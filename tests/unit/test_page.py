@@ -19,7 +19,7 @@ from metal_supervisor.sidecar.http.memory_picture import LENGTH, MOST_PIECES, pi
 from metal_supervisor.sidecar.http.page import LONGEST, POLICY, advice, render, shown, summary, tone
 from metal_supervisor.sidecar.http.page import lines as lines_of
 from metal_supervisor.sidecar.power import PowerReading
-from tests import page_boards as boards
+from tests.support import page_boards as boards
 
 PROPERTY = settings(max_examples=60, deadline=None, database=None, derandomize=True)
 VOID = {"meta", "link", "br", "img", "input", "hr"}

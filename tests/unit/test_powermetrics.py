@@ -12,7 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metal_supervisor.host.powermetrics import DOMAINS, END, MOST_BYTES, Frames, Power, average_w, reading
-from tests.power import FIGURES, HEADER, M1_CLUSTERS, M5_CLUSTERS, ULTRA_CLUSTERS, WATTS, processor, sample, stream
+from tests.support.power import (
+    FIGURES,
+    HEADER,
+    M1_CLUSTERS,
+    M5_CLUSTERS,
+    ULTRA_CLUSTERS,
+    WATTS,
+    processor,
+    sample,
+    stream,
+)
 
 CAPTURES = Path(__file__).resolve().parents[2].parent / "shared" / "fixtures"
 CAPTURED = {

@@ -12,7 +12,7 @@ import yaml
 from metal_supervisor.cluster import manifests
 from metal_supervisor.sidecar.http.metric_table import TABLE, MetricEntry
 from metal_supervisor.spec import throughput
-from tests.boards import row
+from tests.support.boards import row
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "prometheus"
 DASHBOARD = CONF.parent / "grafana" / "dashboard.json"

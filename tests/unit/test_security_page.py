@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
+from tests.attacks.test_confinement import NOT_HELD
+from tests.support.pages import attacks_page
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import attacks_page  # noqa: E402
-
-from tests.attacks.test_confinement import NOT_HELD  # noqa: E402
 
 PAGE = (ROOT / "docs" / "security.md").read_text("utf-8")
 HEADS = ("| cannot |", "| cannot happen |", "| ---")
@@ -36,7 +33,7 @@ def test_every_claim_names_a_test_that_exists() -> None:
 
 
 def test_the_page_of_attacks_is_the_generated_one() -> None:
-    assert attacks_page.PAGE.read_text("utf-8") == attacks_page.page(), "run: python tools/attacks_page.py"
+    assert attacks_page.PAGE.read_text("utf-8") == attacks_page.page(), "attacks_page.py writes it anew"
 
 
 def test_what_confinement_does_not_hold_is_told() -> None:

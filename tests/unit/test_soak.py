@@ -10,19 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-import soak_check
-import soak_memory
-import soak_plan
 import tiny_gguf
-from soak_check import Answer, Claim, Engine, Excuses, Resources, Sample, overdue
-from soak_memory import Queue, Reservations, Sizes, Want, first_wants, untrue
-from soak_watch import engines, is_launcher, ready_services, role_of
 
 from metal_supervisor.spec.types import Record, Standing, Verdict
-from tests.system import eventually
+from tests.support.soak import soak_check, soak_memory, soak_plan
+from tests.support.soak.soak_check import Answer, Claim, Engine, Excuses, Resources, Sample, overdue
+from tests.support.soak.soak_memory import Queue, Reservations, Sizes, Want, first_wants, untrue
+from tests.support.soak.soak_watch import engines, is_launcher, ready_services, role_of
+from tests.support.system import eventually
 
 ONE, OTHER = Engine(11, "one", 9001), Engine(12, "one", 9001)
 

@@ -1,0 +1,1 @@
+"""What tests stand on: a whole system, real and played parts, stand-ins for engines."""

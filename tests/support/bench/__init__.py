@@ -1,0 +1,1 @@
+"""Latencies and costs, as `make bench` measures them."""

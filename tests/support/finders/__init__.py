@@ -1,0 +1,1 @@
+"""Programs that tests need, found on this machine or installed once."""

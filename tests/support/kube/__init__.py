@@ -1,0 +1,1 @@
+"""A real kube-apiserver with etcd, built by Go once."""

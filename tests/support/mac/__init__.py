@@ -1,0 +1,1 @@
+"""The acceptance checks that only a Mac can make."""

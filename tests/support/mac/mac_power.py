@@ -1,0 +1,187 @@
+"""Checks of sleep and of power: what a Mac does when it is put to sleep, and what powermetrics says on this chip."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import threading
+import time
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from metal_supervisor.host.sleep_clock import Wake, system_clocks
+from tests.support.mac import mac_kit, mac_parse
+from tests.support.mac.mac_host import NOT_YET
+from tests.support.mac.mac_kit import Kit
+from tests.support.mac.mac_report import Sheet, Skip
+
+FRAMES, FRAME_S = 3, 6.0
+WINDOW_S = 60.0
+ASLEEP_S, NOTABLE_S, OVER_S = 75, 20.0, 300.0
+LOOK_S = 0.05
+PMSET, POWERMETRICS = "/usr/bin/pmset", "/usr/bin/powermetrics"
+
+
+def powermetrics(kit: Kit, sheet: Sheet) -> None:
+    """powermetrics gives frames that we can read, by sudo's leave for one command line and no other."""
+    try:
+        from metal_supervisor.host import power_meter
+    except ImportError:
+        raise Skip(f"measuring power is {NOT_YET}") from None
+    kit.need_root("powermetrics is root's")
+    found = mac_parse.frames(output_of(kit, power_meter.POWERMETRICS, FRAMES * FRAME_S))
+    sheet.claim(len(found) >= FRAMES - 1, f"{len(found)} frames in {FRAMES * FRAME_S:.0f} s")
+    sheet.show("keys, names and types only", sorted({name for frame in found for name in mac_parse.key_names(frame)}))
+    for domain in ("cpu", "gpu", "ane", "combined"):
+        sheet.figure(domain, "W", *watts(found, domain))
+    sheet.claim(watts(found, "gpu"), "the power of the GPU is among them")
+    leave(kit, sheet, power_meter.POWERMETRICS)
+    compare(kit, sheet, power_meter.POWERMETRICS)
+
+
+def output_of(kit: Kit, argv: tuple[str, ...], seconds: float) -> bytes:
+    """What a command of root's says within so long; it is ended then."""
+    child, said = kit.start_root(*argv), bytearray()
+
+    def read() -> None:
+        while child.stdout and (piece := child.stdout.read1(1 << 16)):  # type: ignore[attr-defined]
+            said.extend(piece)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(seconds)
+    kit.root("/bin/kill", "-TERM", str(child.pid))
+    reader.join(10.0)
+    return bytes(said)
+
+
+def watts(found: list[dict[str, Any]], domain: str) -> list[float]:
+    """What each frame says of a domain; none of frames that do not tell."""
+    parts = [each.get("processor") for each in found]
+    told = [part.get(f"{domain}_power") for part in parts if isinstance(part, dict)]
+    return [value / 1000 for value in told if isinstance(value, int | float) and not isinstance(value, bool)]
+
+
+def leave(kit: Kit, sheet: Sheet, argv: tuple[str, ...]) -> None:
+    """sudo lets exactly that be run without a password; asked with -k, which takes no notice of one given before."""
+    listed = kit.here([mac_kit.SUDO, "-k", "-n", "-l", *argv], 15.0)
+    other = kit.here([mac_kit.SUDO, "-k", "-n", POWERMETRICS, "-n", "1", "-i", "100"], 15.0)
+    sheet.show("sudo of another command line", other.err)
+    if other.ok:
+        sheet.omit("that other command lines are refused: this account may do everything without a password")
+        return
+    sheet.claim("password" in other.err or "not allowed" in other.err, "another command line is refused")
+    if not listed.ok:
+        sheet.omit("that ours is allowed: make install-powermetrics-sudo, and run it again")
+        return
+    child = subprocess.Popen(
+        [mac_kit.SUDO, "-k", "-n", *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    kit.cleanup("end powermetrics", lambda: kit.end_root(child))
+    assert child.stdout is not None
+    sheet.claim(child.stdout.read(64), "ours is allowed without a password")
+
+
+def compare(kit: Kit, sheet: Sheet, argv: tuple[str, ...]) -> None:
+    """zeus-apple-silicon beside powermetrics, over the same minute."""
+    try:
+        from zeus_apple_silicon import AppleEnergyMonitor
+    except ImportError:
+        sheet.omit("zeus-apple-silicon beside it: pip install zeus-apple-silicon")
+        return
+    monitor = AppleEnergyMonitor()
+    before, began = monitor.get_cumulative_energy(), time.monotonic()
+    found = mac_parse.frames(output_of(kit, argv, WINDOW_S))
+    after, seconds = monitor.get_cumulative_energy(), time.monotonic() - began
+    for domain, name in (("cpu", "cpu_total_mj"), ("gpu", "gpu_mj"), ("ane", "ane_mj")):
+        first, last = getattr(before, name, None), getattr(after, name, None)
+        if first is not None and last is not None:
+            sheet.figure(f"{domain} by zeus, over {WINDOW_S:.0f} s", "W", (last - first) / 1000 / seconds)
+        if told := watts(found, domain):
+            sheet.figure(f"{domain} by powermetrics, over {WINDOW_S:.0f} s", "W", sum(told) / len(told))
+
+
+def sleep(kit: Kit, sheet: Sheet) -> None:
+    """Before the Mac sleeps its endpoints go out; when it wakes it serves again."""
+    kit.need_root("waking this Mac at a time is root's to order")
+    if not kit.options.terminal:
+        raise Skip("nobody is there to be asked whether this Mac may sleep; run it in a terminal")
+    from tests.support.macs import Mac, embedded_cluster
+    from tests.support.system import eventually, service
+
+    cluster = embedded_cluster(kit.scratch)
+    kubeconfig = cluster.__enter__()
+    kit.cleanup("end the cluster", lambda: cluster.__exit__(None, None, None))
+    mac = Mac(kit.scratch / "mac", "acceptance", kubeconfig, 11)
+    kit.cleanup("end the system", mac.close)
+    mac.start()
+    mac.apply(mac.tiny_model(), service())
+    engine = mac.ready(within_s=120)
+    if not consent(kit):
+        raise Skip("nobody agreed to let this Mac sleep; run it again and answer y")
+    looks: list[tuple[float, bool | None]] = []
+    wake, clocks, over = Wake(), system_clocks(), threading.Event()
+
+    def look() -> None:
+        while not over.wait(LOOK_S):
+            try:
+                looks.append((clocks.inclusive(), mac.slice_ready()))
+            except Exception:  # noqa: BLE001 - whatever fails as the Mac goes down or comes up is no look
+                continue
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    kit.cleanup("stop looking", over.set)
+    slept_s = go_to_sleep(kit, wake)
+    sheet.claim(slept_s >= NOTABLE_S, "the pair of clocks saw the sleep")
+    sheet.figure("slept by the clocks", "s", slept_s)
+    back = clocks.inclusive()
+    eventually(mac.slice_ready, 120, "the endpoint to be back")
+    sheet.figure("from waking to ready", "s", clocks.inclusive() - back)
+    over.set()
+    watcher.join(5.0)
+    before, gap = around_sleep(looks)
+    sheet.figure("longest time without a look, which is the sleep", "s", gap)
+    if not watched():
+        sheet.omit(f"that the endpoint was out of service before the sleep: the watch for it is {NOT_YET}")
+    else:
+        sheet.claim(before is False, "the endpoint was out of service before the sleep")
+    sheet.claim(mac.pid() == engine, "the engine is the same")
+
+
+def watched() -> bool:
+    """Whether this release takes endpoints out before a sleep."""
+    return importlib.util.find_spec("metal_supervisor.host.sleepwatch") is not None
+
+
+def around_sleep(looks: list[tuple[float, bool | None]]) -> tuple[bool | None, float]:
+    """(what the last look before the longest gap saw, how long that gap is in seconds)."""
+    gaps = [(after[0] - before[0], before[1]) for before, after in pairwise(looks)]
+    gap, seen = max(gaps, key=lambda each: each[0], default=(0.0, None))
+    return seen, gap
+
+
+def consent(kit: Kit) -> bool:
+    """Asks on the terminal."""
+    kit.say(f"  this Mac is going to sleep for about {ASLEEP_S} s and to wake by itself; save your work")
+    sys.stdout.write("  may it? [y/N] ")
+    sys.stdout.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def go_to_sleep(kit: Kit, wake: Wake) -> float:
+    """Sends this Mac to sleep and waits until it is awake again; seconds slept by its clocks, 0 if it did not."""
+    at = (datetime.now() + timedelta(seconds=ASLEEP_S)).strftime("%m/%d/%y %H:%M:%S")
+    done = kit.root(PMSET, "schedule", "wake", at)
+    assert done.ok, f"pmset schedule wake: {done.err or done.out}"
+    kit.cleanup("cancel the wake", lambda: kit.root(PMSET, "schedule", "cancel", "wake", at))
+    done = kit.run(PMSET, "sleepnow")
+    assert done.ok, f"pmset sleepnow: {done.err or done.out}"
+    until = time.time() + OVER_S
+    while time.time() < until:
+        if slept_s := wake.slept_s():
+            return slept_s
+        threading.Event().wait(0.2)
+    return 0.0

@@ -1,0 +1,1 @@
+"""Random faults on a running system, with invariants that are checked."""

@@ -1,9 +1,0 @@
-//go:build tools
-
-// Package kube names the programs that tools/kube_binaries.py builds, so that `go mod tidy` keeps what they need.
-package kube
-
-import (
-	_ "k8s.io/kubernetes/cmd/kube-apiserver"
-	_ "k8s.io/kubernetes/cmd/kube-controller-manager"
-)
