@@ -76,7 +76,7 @@ _MEMORY = Group("It waits for memory", (METAL, DEGRADED), ("Pending",), (
 _OFF = Group("It is switched off", (METAL, AVAILABLE, EVENT), ("Stopped", "Suspended"), (
     Reason("ManuallyScaledToZero", "`spec.replicas` is 0", "`kubectl scale isvc NAME --replicas=1`"),
     Reason("Suspended", "`spec.suspend` is true", "set it to false"),
-    Reason("StoppedByHand", "somebody stopped it with supervisorctl",
+    Reason("StoppedByHand", "it was stopped with supervisorctl",
            "`supervisorctl start NAMESPACE.NAME`, or change the spec"),
 ))  # fmt: skip
 _ENGINE = Group("The engine is in trouble", (METAL,), ("Creating", "Failed"), (

@@ -118,7 +118,7 @@ SERVICE = _root(
                 keys=["port", "protocol"],
                 merge_key="port",
             ),
-            "selector": mapping("Labels of the Pods behind it; none when endpoints are written by somebody else.")
+            "selector": mapping("Labels of the Pods behind it; none when endpoints are written by another client.")
             | {"x-kubernetes-map-type": "atomic"},
             "clusterIP": text("Virtual address; chosen when unset, None for a headless Service. Immutable."),
             "clusterIPs": texts("All virtual addresses."),

@@ -123,7 +123,7 @@ def _wanted(case: Case) -> Iterator[str]:
     if not record.claimed:
         yield "its slot is another Mac's now; this engine serves until that one does"
     if record.stopped_by_hand:
-        yield "somebody stopped it with supervisorctl, which holds until the spec changes"
+        yield "it was stopped with supervisorctl, which holds until the spec changes"
     if record.warning is not None:
         yield f"something is wrong that does not stop it: {': '.join(record.warning)}"
 
@@ -263,7 +263,7 @@ def _probe(case: Case) -> Iterator[str]:
     if observed.hung:
         yield f"it hangs: {observed.hung}"
     if observed.busy:
-        yield "it is answering somebody"
+        yield "it is answering a request"
 
 
 def _published(case: Case, told: Report) -> Iterator[str]:
@@ -293,7 +293,7 @@ def _restarts(case: Case) -> Iterator[str]:
     observed, note = case.observed, case.note
     count = observed.restarts if observed is not None else 0
     last = f"; it last ended with {observed.last_exit}" if observed is not None and observed.last_exit else ""
-    yield f"{count} that nobody planned{last}"
+    yield f"{count} unplanned{last}"
     if note is not None and len(note.starts) > 1:
         latest = _ago(note.starts[-1], case.now)
         yield f"{len(note.starts)} recent starts count towards a crash loop, the latest {latest}"

@@ -33,7 +33,7 @@ class BadPlist(Exception):
 
 def add(commands: Any, say: Say) -> None:
     """Add the command."""
-    text = "turn the launchd plist of LLMKube's Go agent into a settings file of ours"
+    text = "turn the launchd plist of LLMKube's Go agent into a settings file"
     command = commands.add_parser("import-launchd", help=text, description=f"{text}; {EXITS}")
     command.add_argument("plist", metavar="PLIST", help="e.g. ~/Library/LaunchAgents/com.llmkube.metal-agent.plist")
     command.add_argument("--output", metavar="FILE", help="file to write, for your eyes only; default: print it")

@@ -224,7 +224,7 @@ class ModelsCommand:
             if sys.stdin.isatty():
                 self._print("nothing was removed")
                 return FAILED
-            raise NotDone(f"nothing was removed: nobody can be asked here; add --yes to models {command}")
+            raise NotDone(f"nothing was removed: there is no terminal to ask on; add --yes to models {command}")
         gone, failed = [], 0
         for entry, _ in chosen:
             try:

@@ -199,7 +199,7 @@ def _explained(error: KubeError, order: TokenOrder) -> AccountError:
             f"conf/rbac/mac.yaml, or: kubectl -n {order.namespace} create serviceaccount {order.account}"
         )
     if error.code == 403:
-        return AccountError(f"{error.message}; {order.source} must belong to somebody who may")
+        return AccountError(f"{error.message}; {order.source} must belong to an account that may")
     return AccountError(f"no token for {order.namespace}/{order.account}: {error}")
 
 

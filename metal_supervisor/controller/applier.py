@@ -298,7 +298,7 @@ class Applier:
         elif step.do is Action.STOP:
             young = state is not None and state.now - state.start < YOUNG_S
             known = self._stopping.get(name, Stopping())
-            self._stopping[name] = replace(known, told_at=time.monotonic(), young=young)
+            self._stopping[name] = replace(known, told_at=time.monotonic(), young=young, cut=step.cut)
             self.supervisord.stop(name)
         elif step.do is Action.TERM:
             self._stopping[name] = replace(self._stopping[name], told_at=0.0)

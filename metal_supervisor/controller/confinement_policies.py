@@ -107,7 +107,7 @@ class Confinement:
     def _shared(self, runtime: str, binary: Binary) -> Confined | None:
         """Verdict on a daemon's confinement, without a policy; None while its build is being tried.
 
-        It serves as the confinement of the daemon's services as well: their attendants are never confined.
+        It serves as the confinement of the daemon's services as well: their attachers are never confined.
         """
         if self._mode != "off" and not binary.path:
             return self._without(OWN)
@@ -222,14 +222,14 @@ def complete_specs(directory: StateDir, mode: str) -> None:
     """
     for path in (directory.path / "specs").glob("*.json"):
         spec = directory.read_spec(path.name)
-        attendant, daemon = spec.get("shared") is True, spec.get("program") in DAEMONS
-        open_ones = mode == "required" and spec.get("confinement") is False and not attendant
+        attacher, daemon = spec.get("shared") is True, spec.get("program") in DAEMONS
+        open_ones = mode == "required" and spec.get("confinement") is False and not attacher
         if not spec or ("confinement" in spec and not open_ones):
             continue
         made: Json | Literal[False] | None = False
         if daemon and mode == "required":
             made = None  # which models it may read is not in its command line; the controller composes it anew
-        elif not (attendant or daemon or mode == "off"):
+        elif not (attacher or daemon or mode == "off"):
             made = _policy(_older_access(directory, spec))
         with contextlib.suppress(OSError):  # on a full disk the engine keeps running; its next start reports why
             write_atomic(path, json.dumps({**spec, "confinement": made}, indent=1, sort_keys=True) + "\n")

@@ -277,7 +277,7 @@ class Daemons:
             return
         result[known.key] = reconcile.dismiss(known, now, ("Unused", "no service uses it"))
         models = self._state.path / (MODELS if known.program == OMLX else OLLAMA_SERVED)
-        shutil.rmtree(models, ignore_errors=True)  # of an attendant that was killed
+        shutil.rmtree(models, ignore_errors=True)  # of an attacher that was killed
 
     def _uses_own(self, program: str) -> bool:
         """True if the user's own daemon is used. A choice once made is kept as long as possible."""

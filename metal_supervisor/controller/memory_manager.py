@@ -203,7 +203,7 @@ class Memory:
         if reason != self._skipping:
             self._skipping = reason
             self._skipped[reason] += 1
-            log.warning("nobody is evicted", extra={"reason": reason, "why": text})
+            log.warning("no engine is evicted", extra={"reason": reason, "why": text})
 
     def _return(self, records: dict[Key, Record], now: float) -> None:
         away = [

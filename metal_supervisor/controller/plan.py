@@ -15,7 +15,7 @@ from enum import Enum
 from metal_supervisor.spec.types import LIVE, Diff, ProgramState, RunNote, State
 
 WITHDRAW_WAIT_S = 2.0
-RESEND_AFTER_S, INSIST_AFTER_S = 1.0, 3.0
+RESEND_AFTER_S, INSIST_AFTER_S, CUT_AFTER_S = 1.0, 3.0, 0.2
 NOTE_GRACE_S = 2.0
 EXITED_GRACE_S = 2.0
 SETTLE_S = 1.0
@@ -60,6 +60,8 @@ class Step:
     why: str
     again_in_s: float = 0.0
     """For WAIT: seconds until the next pass is worthwhile."""
+    cut: bool = False
+    """For STOP: it is answering, and its time for that is over."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ class Stopping:
     """Seconds that it may take to finish its requests."""
     told_at: float = 0.0
     """Unix time of its first TERM, 0 if it has had none, or two."""
+    cut: bool = False
+    """That TERM came while it was answering: its time for that was over."""
     young: bool = False
     """That TERM came so soon after the start that it may have been lost."""
 
@@ -151,16 +155,18 @@ def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step, w
         told = stopping.withdrawn and (stopping.drained or stopping.busy)
         if not told and 0 <= waited < WITHDRAW_WAIT_S:
             return Step(Action.WAIT, name, "endpoint is being withdrawn", WITHDRAW_WAIT_S - waited)
-        if stopping.busy and not stopping.drained and 0 <= waited < stopping.drain_s:
+        answers = stopping.busy and not stopping.drained
+        if answers and 0 <= waited < stopping.drain_s:
             return Step(Action.WAIT, name, "it finishes what it answers", min(1.0, stopping.drain_s - waited))
-        return Step(Action.STOP, name, then.why)
+        return Step(Action.STOP, name, then.why, cut=answers)
     if state.state is State.BACKOFF:
         return Step(Action.STOP, name, then.why)
     if state.state is State.STOPPING:
         waited = wall - stopping.told_at
         if stopping.told_at and stopping.young and waited > RESEND_AFTER_S:
             return Step(Action.TERM, name, "the first TERM may have come too early")
-        if stopping.told_at and waited > INSIST_AFTER_S:  # llama-server waits for its clients until a second TERM
+        # llama-server waits for its clients until a second TERM, which would be a drain that nothing asked for.
+        if stopping.told_at and waited > (CUT_AFTER_S if stopping.cut else INSIST_AFTER_S):
             return Step(Action.TERM, name, "it takes its time")
         return Step(Action.WAIT, name, "process is ending", 0.25)
     if state.state is State.UNKNOWN and state.pid:
@@ -229,7 +235,7 @@ def steps(
         elif state.state in (State.STARTING, State.RUNNING) and (left_s := _settles_s(note, now)):
             result.append(Step(Action.WAIT, name, "it has only just been started; more changes may come", left_s))
         elif want.stopped_by_hand and state.state is State.STOPPED and not stays_stopped(state):
-            result.append(Step(Action.WAIT, name, "somebody stopped it just now", HAND_GRACE_S))
+            result.append(Step(Action.WAIT, name, "it was stopped by hand just now", HAND_GRACE_S))
         else:
             replace = Step(Action.REPLACE, name, "its spec changed")
             result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), replace, now))

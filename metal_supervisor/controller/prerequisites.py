@@ -175,7 +175,7 @@ class Prerequisites:
             demand = Demand(record.reserved_bytes, record.mapped_bytes, record.memory)  # as when its model was on file
         bind, home, name = self._settings.bind_address, self._state.home, programs.program_name(service.key)
         sizes = demand.bytes or 0, demand.mapped_bytes
-        policy = False if engine.daemon else confined.policy if confined else None  # an attendant is ours
+        policy = False if engine.daemon else confined.policy if confined else None  # an attacher is ours
         program = programs.compose(name, engine, port, bind, home, service.asked, *sizes, policy)
         self.specs[program.spec_file] = program.spec
         running = self._running(name, record, engine, up)

@@ -68,7 +68,7 @@ class ResourceFilter:
         for key, item in found.items():
             misfit = placement.unplaced(written[key], self._labels)
             if not self._settings.embedded:
-                if not misfit and not self._nobodys(item, known):
+                if not misfit and not self._unclaimed(item, known):
                     result[key] = item
             elif misfit:
                 text = f"{misfit}, which this Mac does not have; change it, or set --node-labels"
@@ -77,7 +77,7 @@ class ResourceFilter:
                 result[key] = item
         return result
 
-    def _nobodys(self, item: Service | Rejected, known: Collection[Key]) -> bool:
+    def _unclaimed(self, item: Service | Rejected, known: Collection[Key]) -> bool:
         """True if a service is not known to be for any Mac: it is not metal, or has no Model and never ran here."""
         if not isinstance(item, Rejected):
             return False

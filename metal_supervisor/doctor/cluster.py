@@ -251,7 +251,7 @@ CHECKS = (
         "set the time automatically", _clock, needs_api=True,
     ),
     Check(
-        "watch", "whether somebody would withdraw this Mac's endpoints if it fell silent",
+        "watch", "whether a peer or the reaper would withdraw this Mac's endpoints if it fell silent",
         "warns without a reaper for a single Mac, and behind the fence",
         "`conf/reaper/reaper.yaml`", _watch, needs_api=True,
     ),

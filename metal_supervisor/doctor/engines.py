@@ -302,7 +302,7 @@ def judge_ollama(url: str, version: str, problem: str) -> Finding:
     `problem`: "" if an Ollama answers, "away" if nothing listens, else a description of what listens instead.
     """
     if problem == "away":
-        return ok(f"nobody listens at {url}; where Ollama is wanted, one of ours is started")
+        return ok(f"nothing listens at {url}; an Ollama is started when a service needs one")
     if problem:
         text = f"what listens at {url} is no Ollama: {problem}"
         return fail(text, "end it or move it to another port, or set --ollama-url (off: nowhere)")

@@ -159,7 +159,7 @@ def judge_filevault(done: Done) -> Finding:
     if "FileVault is Off" in done.out:
         return ok("FileVault is off: it starts without anybody")
     if "FileVault is On" in done.out:
-        text = "FileVault is on: after a power cut nothing starts until somebody unlocks the disk"
+        text = "FileVault is on: after a power cut nothing starts until the disk is unlocked"
         return warn(text, f"before a planned restart: sudo {FDESETUP} authrestart")
     return unknown(f"fdesetup says {(done.out or done.err).strip()[:100]!r}")
 
@@ -239,7 +239,7 @@ CHECKS = (
     ),
     Check(
         "metal", "whether llama-server lists a Metal device, here and where the controller runs",
-        "fails if it lists none here; warns if the controller's context lacks it, or nobody can tell",
+        "fails if it lists none here; warns if the controller's context lacks it, or that is unknown",
         "reinstall llama.cpp; another context (daemon or agent)", _metal, mac=True,
     ),
     Check(
@@ -259,7 +259,7 @@ CHECKS = (
     ),
     Check("files", "how many files a process may open", "fails below 3072", "the launchd job's hard limit", _files),
     Check(
-        "orphans", "engines of ours that no supervisord has", "warns if there are any",
+        "orphans", "engines that no supervisord has", "warns if there are any",
         "start the system again; it takes over or ends them", _orphans,
     ),
 )  # fmt: skip

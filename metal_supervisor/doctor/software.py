@@ -147,7 +147,7 @@ def judge_supervisord(where: str, there: bool, version: str, problem: str) -> Fi
     if not there:
         return warn(f"nothing runs: there is no socket {where}", START)
     if not version:
-        text = f"{where} is there, but nobody answers: {problem}"
+        text = f"{where} is there, but does not answer: {problem}"
         return fail(text, "it was killed, or hangs; start the system again: what its engines do is taken over")
     if release(version) < OLDEST_SUPERVISOR:
         return fail(f"supervisord {version} is too old", "pip install -U supervisor, and start the system again")

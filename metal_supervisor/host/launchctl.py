@@ -153,5 +153,5 @@ class Launchctl:
             return
         hint = ""
         if done.code == NO_DOMAIN:
-            hint = "; nobody is logged in at the screen: log in there, or install without --agent"
+            hint = "; no user is logged in at the screen: log in there, or install without --agent"
         raise LaunchdError(f"launchctl {verb} failed with {done.code}: {_said(done)}{hint}")

@@ -159,7 +159,7 @@ def _hung(pulse: Pulse, limits: HangLimits) -> str:
     alone = pulse.served and alone_s >= patient_s
     if silent_s < patient_s or not (idle or alone):
         return ""
-    why = "nobody is connected to it" if alone else "it does no work"
+    why = "no client is connected to it" if alone else "it does no work"
     if pulse.served:
         return f"{pulse.message} for {silent_s:.0f} s, and {why}"
     return f"not ready {pulse.last_at - pulse.born:.0f} s after its start ({pulse.message}), and {why}"

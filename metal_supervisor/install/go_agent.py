@@ -99,7 +99,7 @@ FLAGS: Mapping[str, GoFlag] = {flag.name: flag for flag in (
          "no request passes through us, so there is no proxy on this Mac: ask the engine itself, at the address that "
          "`metal-supervisor status` shows and that stays with the service", harmless=(0,)),
     GoFlag("log-level", TEXT, "info", "log_level", "warn becomes warning", convert=_level),
-    GoFlag("host-ip", TEXT, "found", "host_ip", "an IP address; loopback is never published, whoever asks for it"),
+    GoFlag("host-ip", TEXT, "found", "host_ip", "an IP address; loopback is never published"),
     GoFlag("memory-fraction", NUMBER, "0", "memory_fraction", "the models together have it, not each of them"),
     GoFlag("memory-check-mode", TEXT, "enforce", "memory_check_mode"),
     GoFlag("memory-watchdog-interval", DURATION, "10s", "memory_watchdog_interval"),

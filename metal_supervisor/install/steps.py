@@ -194,4 +194,4 @@ def ask_for_sudo(machine: Machine, why: str, say: Say) -> None:
         return
     say(f"sudo may ask for your password: {why}")
     if not machine.run([SUDO, "-v"], PASSWORD_S).ok:
-        raise InstallError("sudo refused; run this in a terminal as somebody who may use sudo, or with --agent")
+        raise InstallError("sudo refused; run this in a terminal as a user who may use sudo, or with --agent")

@@ -258,7 +258,7 @@ def _hopeless(entry: Entry, budget: int, left: int, mode: str) -> Decision | Non
     if entry.unknown and mode == "enforce":
         why = f" ({entry.unknown_why})" if entry.unknown_why else ""
         message = (
-            f"its size is not known{why}, so nobody can tell whether it fits into the {amount(max(left, 0), 'down')} "
+            f"its size is not known{why}, so it is unknown whether it fits into the {amount(max(left, 0), 'down')} "
             "left; make its file or header readable, or set --memory-check-mode warn"
         )
         return Decision(False, CHECK_FAILED, message)

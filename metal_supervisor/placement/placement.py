@@ -185,7 +185,7 @@ class Placement:
         settled = self._leases.connected_at and now - self._leases.connected_at > REAPER_STALE_S
         before, self.unwatched = self.unwatched, UNWATCHED if settled and not (peers or reaper) else ""
         if self.unwatched and not before:
-            log.warning("nobody watches over this Mac", extra={"advice": self.unwatched})
+            log.warning("no peer watches this Mac", extra={"advice": self.unwatched})
 
     def _look_for_a_clone(self, nodes: Mapping[tuple[str, str], claims.NodeLease], now: float) -> None:
         """Detect another session in this Mac's node Lease after its own: two Macs with one identity.

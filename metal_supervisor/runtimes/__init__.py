@@ -57,7 +57,7 @@ class Runtime:
     lacks: Callable[[Service, Binary], tuple[str, str] | None] = lambda _service, _binary: None
     """(reason, message) if this build of it cannot honour what the service asks for."""
     shared: Shared | None = None
-    """Set if the services are models of one daemon; `engine` is then the attendant of one."""
+    """Set if the services are models of one daemon; `engine` is then the attacher of one."""
     vocabulary: Vocabulary | None = None
     """Flags and variables that a manifest may set; None if its services share a daemon: it refuses all of them."""
     access: Callable[[Binary, str], Access] = lambda binary, _code: Access((binary.path,), binary.homes)

@@ -1,4 +1,4 @@
-"""The attendant's process: it keeps one model attached to a shared daemon of any kind."""
+"""The attacher's process: it keeps one model attached to a shared daemon of any kind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from metal_supervisor.state.programs import program_name
 
 
 def attended(service: Service, place: Place, daemon: str, job: Mapping[str, Any], probe: Probe) -> Engine:
-    """The attendant of one model. `job`: parameters for that kind of daemon; `probe`: the daemon's own probe."""
+    """The attacher of one model. `job`: parameters for that kind of daemon; `probe`: the daemon's own probe."""
     told = json.dumps({"daemon": daemon, "name": service.name, **job}, sort_keys=True)
     argv = (f"{place.cwd}/current/attendant", program_name(service.key), place.cwd)
     path, body = smallest(service.mode, service.name)

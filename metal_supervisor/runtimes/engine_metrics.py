@@ -27,9 +27,9 @@ RESERVED_BEGINNINGS = ("llmkube_metal_agent_", "metal_supervisor_", "process_", 
 RESERVED = frozenset({"up", "target", "target_info", "ALERTS", "ALERTS_FOR_STATE"})
 REASONS: Mapping[str, str] = {
     "timeout": "the engine did not answer in time; what it said before stays until it is too old",
-    "unreachable": "nobody answered at its port, or the connection broke; likewise",
+    "unreachable": "nothing answered at its port, or the connection broke; likewise",
     "status": "it answered with an error, as one without such a page does",
-    "redirect": "it sent us elsewhere; nobody goes there",
+    "redirect": "it redirected, which is not followed",
     "key": "it wants a key that `spec.env` does not have in LLAMA_API_KEY or VLLM_API_KEY",
     "size": "the answer is 1 MiB or more, or has more than 20,000 lines, or a line of more than 16 KiB",
     "series": "more than 2,000 series of one engine; of all together 20,000, 2,000 names, or 4 MiB",

@@ -158,7 +158,7 @@ def demand(argv: Sequence[str], model: Reading, reading_of: Callable[[str], Read
     named += [("--lora", path) for path in asked.adapters]
     found = [(flag, path, reading_of(path)) for flag, path in named if path]  # all at once, so that all are read
     if asked.unsized:
-        return Demand(None, text=f"nobody can tell what {asked.unsized} loads; name a file on this Mac instead")
+        return Demand(None, text=f"it is unknown what {asked.unsized} loads; name a file on this Mac instead")
     made = estimate_of(model, asked.settings)
     if made is None:
         return Demand(None, text=model.problem or "the size of its model is not known")

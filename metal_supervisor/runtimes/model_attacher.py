@@ -1,4 +1,4 @@
-"""The attendant: keeps one model attached to a shared daemon, as the program that supervisord runs for its service.
+"""The attacher: keeps one model attached to a shared daemon, as the program that supervisord runs for its service.
 
 A daemon like oMLX or Ollama serves many models, and starts and stops on its own. One small process for each model makes
 the model a program like any other: supervisorctl starts, stops and shows it, it has a log, it outlives the controller,
@@ -35,7 +35,7 @@ AWAY_S, LONGEST_AWAY_S = 0.2, 2.0
 AGAIN_S, LONGEST_AGAIN_S = 2.0, 60.0
 LOAD_S = 3600.0
 DETACH_S = 20.0
-"""Below the 30 s after which supervisord kills the attendant."""
+"""Below the 30 s after which supervisord kills the attacher."""
 NEWS_EVERY_S = 10.0
 """Between two progress reports of a pull."""
 
@@ -188,24 +188,24 @@ def say(text: str) -> None:
         return
 
 
-def _heed(signals: set[signal.Signals], attendant: ModelAttacher) -> None:
+def _heed(signals: set[signal.Signals], attacher: ModelAttacher) -> None:
     signal.sigwait(signals)
-    attendant.end()
+    attacher.end()
 
 
 def main(arguments: list[str]) -> int:
-    """Run the attendant: `PROGRAM STATE_DIRECTORY`, with the job in the environment. Returns after a signal."""
+    """Run the attacher: `PROGRAM STATE_DIRECTORY`, with the job in the environment. Returns after a signal."""
     program, home = arguments
     try:
         job = json.loads(os.environ[JOB])
-        attendant = ModelAttacher(StateDir(Path(home)), program, job)
+        attacher = ModelAttacher(StateDir(Path(home)), program, job)
     except (KeyError, ValueError, TypeError) as error:
         say(f"cannot attend to {program}: {type(error).__name__}: {error}")
         return 78
     ends = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # a handler might need the very lock that the interrupted code holds
-    threading.Thread(target=_heed, args=(ends, attendant), name="signals", daemon=True).start()
-    attendant.run()
+    threading.Thread(target=_heed, args=(ends, attacher), name="signals", daemon=True).start()
+    attacher.run()
     return 0
 
 

@@ -70,7 +70,7 @@ def parameters(service: Service) -> dict[str, Any]:
 
 
 def engine(service: Service, _binary: Binary, place: Place) -> Engine:
-    """The attendant of one model, with the daemon's probe."""
+    """The attacher of one model, with the daemon's probe."""
     library = library_model(service.model.source)
     job = {
         "library": library,

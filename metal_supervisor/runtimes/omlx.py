@@ -1,4 +1,4 @@
-"""oMLX: one daemon for many MLX models. A service is a model attached to it, and its process the attendant.
+"""oMLX: one daemon for many MLX models. A service is a model attached to it, and its process the attacher.
 
 The daemon runs behind our gate (`omlx_engine.py`), because by itself it finds a new model only by unloading all others.
 Settings for all models together (caches, number of concurrent requests) are the daemon's, and services cannot differ in
@@ -59,7 +59,7 @@ def refuse(service: Service) -> tuple[str, str] | None:
 
 
 def engine(service: Service, _binary: Binary, place: Place) -> Engine:
-    """The attendant of one model, with the daemon's probe."""
+    """The attacher of one model, with the daemon's probe."""
     settings: dict[str, Any] = {}
     if "contextSize" in service.options:
         settings["max_context_window"] = service.options["contextSize"]

@@ -138,7 +138,7 @@ class Settings:
         "a password; empty: nowhere but on loopback.", _listen,
     )
     engine_metrics: bool = _setting(
-        False, "Whether /metrics has the engines' own metrics too (tokens per second, for one), asked for every 15 s."
+        False, "Add the engines' own metrics, e.g. tokens per second, to /metrics, scraped every 15 s."
     )
     ports: str = _setting(
         "18100-18999", "Range of the engines' ports, spec.containerPort's too; a service keeps the one it got.",
@@ -157,7 +157,7 @@ class Settings:
     mlx_lm_server: str = _setting("", "Path of mlx_lm.server, used where there is no mlx-server; empty: as above.")
     vllm_swift: str = _setting("", "Path of vllm-swift; empty: PATH, then Homebrew's prefixes.")
     omlx: str = _setting("", "Path of omlx; empty: PATH, then Homebrew's prefixes.")
-    downloads: int = _setting(2, "How many models are fetched at the same time.", _between(1, 64))
+    downloads: int = _setting(2, "Largest number of models that are downloaded at the same time.", _between(1, 64))
     stall_timeout: float = _setting(
         60.0, "Seconds in which a server must send something of a model before it is asked anew.", _between(1, 3600)
     )
@@ -178,13 +178,13 @@ class Settings:
         "", "Hosts and networks (192.168.1.0/24) whose addresses may be private, loopback or link-local; others that "
         "have such an address are refused, whatever their name.", _host_list,
     )
-    ollama: str = _setting("", "Path of ollama, for a daemon of ours; empty: PATH, then Homebrew's prefixes.")
+    ollama: str = _setting("", "Path of ollama, for a supervised daemon; empty: PATH, then Homebrew's prefixes.")
     ollama_url: str = _setting(
         "http://127.0.0.1:11434", "Where the user's own Ollama is used, and never stopped, if it is up; off: nowhere.",
         _daemon_url,
     )
     ollama_models: str = _setting(
-        "", "Where an Ollama of ours keeps its models; default: ollama/ beside the downloaded model files."
+        "", "Where a supervised Ollama keeps its models; default: ollama/ beside the downloaded model files."
     )
     ollama_registry: str = _setting(
         "", "Mirror of Ollama's library, as http(s)://HOST; empty: the library itself.", _mirror
@@ -220,16 +220,16 @@ class Settings:
         20.0, "Seconds for the same when the whole system is stopped; below launchd's ExitTimeOut.", _between(0, 600)
     )
     log_size: int = _setting(20, "MiB after which the log of an engine is rotated.", _between(1, 4096))
-    log_files: int = _setting(3, "How many rotated logs of an engine are kept.", _between(0, 100))
+    log_files: int = _setting(3, "Number of rotated logs that are kept for each engine.", _between(0, 100))
     memory_fraction: float = _setting(
         0.0, "Share of the memory that models may use; 0: by the size of the machine.", _between(0, 1)
     )
     memory_check_mode: str = _setting(
-        "enforce", "What becomes of models of unknown size: enforce (refused) or warn (started with a warning).",
+        "enforce", "Models of unknown size: enforce (refused) or warn (started with a warning).",
         _one_of("enforce", "warn"),
     )
     preemption: bool = _setting(
-        False, "Whether a model may stop ones of lower spec.priority when there is no room for it."
+        False, "Let a model stop ones of lower spec.priority when there is no room for it."
     )
     memory_watchdog_interval: float = _setting(
         5.0, "Seconds between looks at how short the machine is of memory; 0: it is not watched.", _between(0, 3600)
@@ -246,7 +246,7 @@ class Settings:
         _between(1, 86400),
     )
     eviction_enabled: bool = _setting(
-        False, "Whether the least important model is stopped while memory is critical and our models are why."
+        False, "Stop the least important model while memory is critical because of our models."
     )
     procfs: str = _setting("/proc", "Where Linux tells of memory and pressure; not used on a Mac.")
     inference_service_allowlist: str = _setting(
@@ -264,7 +264,7 @@ class Settings:
         _one_of("auto", "off"),
     )
     replicas_per_mac: int = _setting(
-        1, "How many replicas of one service this Mac may run; the others are left to other Macs.", _between(1, 64)
+        1, "Replicas of one service that this Mac may run; the others are left to other Macs.", _between(1, 64)
     )
     fleet_node: str = _setting(
         "off", "on: also list this Mac among LLMKube Foreman's FleetNodes, as one that takes no tasks.",
@@ -274,14 +274,14 @@ class Settings:
         40.0, "Seconds of silence after which peers take this Mac's services over.", _between(2, 3600)
     )
     status_mode: str = _setting(
-        "auto", "Who writes status: auto, operator (LLMKube's, beside our own condition) or standalone (all of it).",
+        "auto", "Writer of status: auto, operator (LLMKube's, beside our own condition) or standalone (all of it).",
         _one_of("auto", "operator", "standalone"),
     )
     caffeinate: str = _setting(
         "/usr/bin/caffeinate", "Program that keeps this Mac awake while a model is wanted on it; empty: it may sleep."
     )
     apple_power_enabled: bool = _setting(
-        False, "Whether the power of the chip is measured: by powermetrics, which has to be allowed once (make "
+        False, "Measure the power of the chip, by powermetrics, which has to be allowed once (make "
         "install-powermetrics-sudo), or by zeus-apple-silicon if that is installed."
     )
     namespace_memory: str = _setting(
@@ -307,7 +307,7 @@ class Settings:
     )
     log_level: str = _setting("info", "debug, info, warning or error.", _one_of("debug", "info", "warning", "error"))
     log_format: str = _setting(
-        "auto", "How our programs log: auto (text on a terminal, else JSON, one object a line), text or json.",
+        "auto", "Format of our programs' logs: auto (text on a terminal, else JSON, one object a line), text or json.",
         _one_of("auto", "text", "json"),
     )
 

@@ -75,7 +75,7 @@ class Sidecar:
         self.node = machine.node_name(directory.path, settings.node_name)
         self.board = Board(str(directory.path), node=self.node)
         self._attached: dict[str, Attachment | None] = {}
-        """The attendants' notes, as read in this pass, by program."""
+        """The attachers' notes, as read in this pass, by program."""
         self._rows: list[Row] = []
         """Rows of the latest pass, shared daemons included."""
         session = session_kept(directory.path / SESSION_FILE)

@@ -46,7 +46,7 @@ class ServiceView:
     target: ProbeTarget
     """Where the engine is probed."""
     attachment: Attachment | None
-    """Of a model on a shared daemon: its attendant's note."""
+    """Of a model on a shared daemon: its attacher's note."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Observer:
         return LastSeen(observed, settled=False)
 
     def _finding(self, look: ServiceView, records: Mapping[str, Record]) -> ProbeFinding:
-        """The probe's finding; for a model on a shared daemon, combined with those of the daemon and the attendant."""
+        """The probe's finding; for a model on a shared daemon, combined with those of the daemon and the attacher."""
         record = look.record
         finding = self._prober.finding(record.program) or self.known(record, look.pid)
         if not record.daemon:

@@ -1,7 +1,7 @@
-"""Models on a shared daemon, observed like engines of their own: by their attendants, and by the daemon.
+"""Models on a shared daemon, observed like engines of their own: by their attachers, and by the daemon.
 
-supervisord runs a model's attendant, and the daemon answers requests. So a model lives while both do, is ready once its
-attendant has it loaded and the daemon confirms that, and is charged its share of the daemon's memory.
+supervisord runs a model's attacher, and the daemon answers requests. So a model lives while both do, is ready once its
+attacher has it loaded and the daemon confirms that, and is charged its share of the daemon's memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ UNREACHABLE = "DaemonUnreachable: "
 
 
 def pids_with_daemons(records: Mapping[str, Record], pids: Mapping[str, int]) -> dict[str, int]:
-    """Pids by program; 0 for a model whose supervised daemon is gone, whatever its attendant does.
+    """Pids by program; 0 for a model whose supervised daemon is gone, whatever its attacher does.
 
     A daemon that the user runs is not supervised, and has no pid here.
     """
@@ -36,7 +36,7 @@ def is_asked(record: Record, attachment: Attachment | None, pid: int) -> bool:
 def judged(
     record: Record, finding: ProbeFinding, attachment: Attachment | None, pid: int, daemon: Observed | None
 ) -> ProbeFinding:
-    """The finding for a model: ready only while its attendant has it attached, and never hung by itself.
+    """The finding for a model: ready only while its attacher has it attached, and never hung by itself.
 
     `daemon`: observation of a supervised daemon, which is known to hold its port; None if the user runs the daemon.
     """
@@ -44,7 +44,7 @@ def judged(
         return replace(finding, ready=False, message=f"{record.daemon}: {daemon.message or 'it is not up'}", hung="")
     if not is_asked(record, attachment, pid):
         ours = attachment if attachment is not None and attachment.pid == pid else None
-        why = ours.message if ours is not None else "its attendant is starting"
+        why = ours.message if ours is not None else "its attacher is starting"
         return replace(finding, ready=False, message=why, hung="")
     return replace(finding, hung="")
 

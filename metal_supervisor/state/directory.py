@@ -248,18 +248,18 @@ class StateDir:
             return None
 
     def attachment(self, program: str) -> Attachment | None:
-        """The note of a model's attendant, None if there is none that can be read."""
+        """The note of a model's attacher, None if there is none that can be read."""
         try:
             return self._parsed(self.attached_path(program), programs.read_attached)
         except (OSError, UnicodeDecodeError, programs.UnreadableRecord):
             return None
 
     def attachments(self) -> list[Attachment]:
-        """All notes of attendants."""
+        """All notes of attachers."""
         return list(self._read_all("attached", programs.read_attached)[0].values())
 
     def write_attached(self, attachment: Attachment) -> None:
-        """Write an attendant's note, without a sync: it is made anew with every start."""
+        """Write an attacher's note, without a sync: it is made anew with every start."""
         with contextlib.suppress(OSError):
             text = programs.attached_text(attachment)
             write_atomic(self.attached_path(attachment.program), text, durable=False)

@@ -95,7 +95,7 @@ def compose(
     }
     where = {"host": host, "port": port}
     if engine.daemon:
-        meaning["shared"] = True  # the port is the daemon's: taken, and its attendant finds it by itself
+        meaning["shared"] = True  # the port is the daemon's: taken, and its attacher finds it by itself
     else:
         meaning |= where
     around = {
@@ -279,12 +279,12 @@ def read_observed(text: str) -> Observed:
 
 
 def attached_text(attachment: Attachment) -> str:
-    """Text of an attendant's note."""
+    """Text of an attacher's note."""
     return _dump(ATTACHED_FORMAT, attachment)
 
 
 def read_attached(text: str) -> Attachment:
-    """Attendant's note from the text of its file. Raises UnreadableRecord."""
+    """Attacher's note from the text of its file. Raises UnreadableRecord."""
     return _built(Attachment, _checked(text, ATTACHED_FORMAT, "attachment"), "attachment")
 
 

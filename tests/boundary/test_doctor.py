@@ -62,7 +62,7 @@ def test_a_mac_on_which_all_is_well_only_has_to_be_started(tmp_path: Path) -> No
         ("battery", {"/usr/bin/pmset -g batt": Done(0, "Now drawing from 'AC Power'\n -InternalBattery-0\n", "")},
          "warn", "lid"),
         ("battery", {"/usr/bin/pmset -g batt": Done(1, "", "broken")}, "warn", "broken"),
-        ("filevault", {"/usr/bin/fdesetup status": Done(0, "FileVault is On.\n", "")}, "warn", "unlocks the disk"),
+        ("filevault", {"/usr/bin/fdesetup status": Done(0, "FileVault is On.\n", "")}, "warn", "is unlocked"),
         ("backups", {"/usr/bin/tmutil isexcluded": Done(0, "[Included]    x\n", "")}, "warn", "addexclusion"),
         ("binaries", {"/usr/bin/xattr -p": Done(0, "0083;5f000000;Safari;\n", "")}, "fail", "quarantined"),
     ],
@@ -257,7 +257,7 @@ def test_what_listens_where_ollama_would_is_asked(
         (told,) = found(surroundings(tmp_path, settings=settings), "ollama")["ollama"]
     assert told.status == status and word in told.text
     (told,) = found(surroundings(tmp_path, settings=settings), "ollama")["ollama"]
-    assert told.status == "ok" and "nobody listens" in told.text
+    assert told.status == "ok" and "nothing listens" in told.text
 
 
 # ── what goes wrong while asking ─────────────────────────────────────────────────────────────────

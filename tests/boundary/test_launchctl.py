@@ -106,7 +106,7 @@ def test_a_load_that_stays_impossible_says_so() -> None:
 
 def test_a_login_that_is_not_there_is_named() -> None:
     refused = Done(125, "", "Bootstrap failed: 125: Domain does not support specified action")
-    with pytest.raises(LaunchdError, match="nobody is logged in at the screen: log in there, or install without"):
+    with pytest.raises(LaunchdError, match="no user is logged in at the screen: log in there, or install without"):
         launchctl(Said(bootstrap=[refused], print=[GONE])).load(LABEL, Path("/x.plist"))
 
 

@@ -256,7 +256,7 @@ def test_an_engine_whose_work_loop_hangs_is_restarted_unless_it_works_for_somebo
     troubled.client.close()
     watch = Stopwatch(figure)
     watch.when("restarted after its client left", lambda: restarted(system, "deep", troubled.before["deep"], 60))
-    assert "nobody is connected to it" in eventually(lambda: events(system, "deep").get("Hung"), 10, "an Event")
+    assert "no client is connected to it" in eventually(lambda: events(system, "deep").get("Hung"), 10, "an Event")
     gone(system, "stuck", "deep")
 
 

@@ -126,7 +126,7 @@ def test_of_one_that_was_refused_it_is_explained_which_field_it_is(machine: Tigh
 
 def test_of_a_crash_loop_it_is_explained_how_often_and_when_it_is_tried_again(machine: Tight) -> None:
     told = explained(machine, "loops", "next start at")
-    assert any("that nobody planned; it last ended with exit status 3" in each for each in told["restarts"])
+    assert any("unplanned; it last ended with exit status 3" in each for each in told["restarts"])
     assert any(each.startswith("it is held; the next attempt is ") for each in told["restarts"])
 
 

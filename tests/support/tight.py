@@ -104,7 +104,7 @@ class Tight:
         return self.condition(name, "MemoryPressure", "True", "Evicted")
 
     def skips(self, reason: str) -> float:
-        """Waits until nobody is evicted for this reason; how often this controller has found that."""
+        """Waits until no engine is evicted for this reason; how often this controller has found that."""
         name = f'llmkube_metal_agent_evictions_skipped_total{{reason="{reason}"}}'
         return eventually(lambda: self.metric(name), 20, f"nobody to be evicted: {reason}")
 

@@ -85,7 +85,7 @@ def test_one_that_serves_tells_of_every_stage() -> None:
     assert texts(CASE, "process") == ["pid 41, started at 2027-01-15T07:59:05Z; supervisord says RUNNING",
                                       f"it runs {SPEC}, as wanted"]  # fmt: skip
     assert texts(CASE, "confined") == ["no; it was started without; its next start is confined"]
-    assert texts(CASE, "restarts") == ["2 that nobody planned; it last ended with exit status 1"]
+    assert texts(CASE, "restarts") == ["2 unplanned; it last ended with exit status 1"]
     assert texts(CASE, "next") == ["the controller's latest step: wait: held after crashes"]
 
 
@@ -105,7 +105,7 @@ def test_one_that_holds_more_than_was_estimated_is_charged_that() -> None:
 def test_a_crash_loop_says_how_often_how_it_ended_and_when_it_is_tried_again() -> None:
     assert explain(CRASHING)[0].reason == "CrashLoopBackOff"
     assert texts(CRASHING, "restarts") == [
-        "4 that nobody planned", "3 recent starts count towards a crash loop, the latest 3 s ago",
+        "4 unplanned", "3 recent starts count towards a crash loop, the latest 3 s ago",
         "it is held; the next attempt is in 35 s, at 2027-01-15T08:00:35Z",
     ]  # fmt: skip
     assert numbers(CRASHING)["nextAttempt"] == NOW + 35

@@ -65,7 +65,7 @@ def test_one_that_works_for_somebody_is_never_restarted(cpu_share: float, io: in
 
 
 def test_one_that_spins_for_nobody_is_restarted_after_the_timeout() -> None:
-    assert silence(SERVING, 63, cpu_share=1.0, clients=False).hung.endswith("nobody is connected to it")
+    assert silence(SERVING, 63, cpu_share=1.0, clients=False).hung.endswith("no client is connected to it")
 
 
 def test_a_client_that_comes_back_in_time_starts_the_timeout_again() -> None:

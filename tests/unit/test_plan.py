@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metal_supervisor.controller.plan import (
+    CUT_AFTER_S,
     EXITED_GRACE_S,
     HAND_GRACE_S,
     INSIST_AFTER_S,
@@ -260,14 +261,16 @@ def test_an_engine_finishes_what_it_answers_within_its_bound(state: State) -> No
 
 
 def test_a_term_that_may_have_been_lost_is_sent_again_and_so_is_one_that_is_not_heeded() -> None:
-    def after(seconds: float, young: bool) -> Action | None:
-        told = Stopping(NOW - 9, True, drained=True, told_at=NOW - seconds, young=young)
+    def after(seconds: float, young: bool, cut: bool = False) -> Action | None:
+        told = Stopping(NOW - 9, True, drained=True, told_at=NOW - seconds, young=young, cut=cut)
         return do(row(State.STOPPING), stopping=told)
 
     assert after(RESEND_AFTER_S / 2, young=True) is Action.WAIT
     assert after(RESEND_AFTER_S + 0.01, young=True) is Action.TERM
     assert after(RESEND_AFTER_S + 0.01, young=False) is Action.WAIT
     assert after(INSIST_AFTER_S + 0.01, young=False) is Action.TERM
+    assert after(CUT_AFTER_S / 2, young=False, cut=True) is Action.WAIT
+    assert after(CUT_AFTER_S + 0.01, young=False, cut=True) is Action.TERM
     assert do(row(State.STOPPING), stopping=Stopping(NOW - 9, True, drained=True)) is Action.WAIT
 
 

@@ -58,9 +58,9 @@ REPORT = "report it with this file"
 CHECKS: tuple[Check, ...] = (
     Check(
         "confinement", "p", "The Seatbelt profile lets llama-server find Metal, load and serve, and keeps it from "
-        "foreign files, ports and processes.",
+        "foreign files, ports and processes. An oMLX and an Ollama load a model under theirs.",
         "confinement/seatbelt.py: run it with `log stream --predicate 'sender == \"Sandbox\"'` beside it; until it is "
-        "mended, engines start unconfined by themselves", mac_confinement.confinement, hosted=True, minutes=1,
+        "mended, engines start unconfined by themselves", mac_confinement.confinement, hosted=True, minutes=2,
     ),
     Check(
         "modules", "o", "Every module of ours can be imported on this macOS and Python.",

@@ -135,7 +135,7 @@ def agent(kit: Kit, sheet: Sheet) -> None:
     except LaunchdError as error:
         if str(NO_DOMAIN) not in str(error):
             raise
-        raise Skip("nobody is logged in at the screen; run it there") from None
+        raise Skip("no user is logged in at the screen; run it there") from None
 
 
 def attempt(trial: Trial, sheet: Sheet) -> None:

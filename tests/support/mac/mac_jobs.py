@@ -92,7 +92,7 @@ def load(kit: Kit, context: str, content: dict[str, Any]) -> Callable[[], None]:
         domain.load(TRIAL, path)
     except LaunchdError as error:
         if context == AGENT and str(NO_DOMAIN) in str(error):
-            raise Skip("nobody is logged in at the screen; run it there for the LaunchAgent's part") from None
+            raise Skip("no user is logged in at the screen; run it there for the LaunchAgent's part") from None
         raise
     return unload
 

@@ -29,7 +29,7 @@ Each field of our schemas (`conf/crds`) and of LLMKube's was set in a resource f
 was compared with the same resource without it. A cell says
 
 - what the field changes: flags of the engine's command line, its environment, or what is done with the service; with
-  *daemon:* a flag of the shared daemon's command line, or what it is asked for by the attendant of the model;
+  *daemon:* a flag of the shared daemon's command line, or what it is asked for by the attacher of the model;
 - **refused**, with the reason of the condition; its message, which names the field, is the note. The service does not
   start with such a value, and one that runs keeps running as it last could;
 - –, that it changes nothing, and the note why it has no meaning there;

@@ -1,5 +1,5 @@
 "use strict";
-// Puts the content of a younger page in the place of this one's. It rests while nobody looks.
+// Puts the content of a younger page in the place of this one's. It rests while the page is hidden.
 (() => {
   const everyMs = 3000, patienceMs = 10000;
   const page = document.documentElement, note = document.getElementById("note");
