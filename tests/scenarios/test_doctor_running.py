@@ -117,7 +117,7 @@ def test_a_supervisord_that_was_killed_is_named_with_the_engine_it_left(tmp_path
             code, told, _ = doctor(system.state)
         finally:
             kill(pid)
-        assert code == 1 and "nobody answers" in told["supervisord"][0]["text"]
+        assert code == 1 and "does not answer" in told["supervisord"][0]["text"]
         (left,) = told["orphans"]
         assert left["status"] == "warn" and f"default.tiny (pid {pid})" in left["text"]
         eventually(lambda: not system.processes(), what="our programs to follow their supervisord")

@@ -37,7 +37,7 @@ from tests.support.soak import soak_check, soak_faults, soak_memory, soak_plan, 
 from tests.support.soak.soak_check import Answer, Checker, Excuses, Resources, Violation
 from tests.support.soak.soak_faults import Hand, Nothing, Outcome
 from tests.support.soak.soak_watch import Api, ApiError, Chat, Scan, Watcher
-from tests.support.system import SLICES, System, engine_path
+from tests.support.system import FAKE_ENGINE, SLICES, System, engine_path
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -54,7 +54,7 @@ class Stop(Exception):
 
 def wrapper(path: Path) -> Path:
     """An engine that is a real llama-server, or for services named `fake-…` a stand-in; its help names both."""
-    fake = f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'tools' / 'fake_runtime.py'))}"
+    fake = f"{shlex.quote(sys.executable)} {shlex.quote(str(FAKE_ENGINE))}"
     path.write_text(
         "#!/bin/sh\n"
         f'case " $* " in *" --alias fake-"*) exec {fake} "$@" ;; esac\n'
