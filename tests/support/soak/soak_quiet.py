@@ -176,9 +176,12 @@ def _files(hand: Hand, name: str, want: Want, kept: Record | None, generation: i
         return [(4, f"{name}: its section does not name {spec}")]
     try:
         argv = json.loads((state / "specs" / spec).read_text())["argv"]
+    except (OSError, ValueError, KeyError) as error:
+        return [(4, f"{name}: {error!r}")]
+    try:
         ran = str(json.loads((state / "runs" / f"{program}.json").read_text())["spec"])
     except (OSError, ValueError, KeyError) as error:
-        if name not in hand.noteless or not (state / "specs" / spec).exists():
+        if name not in hand.noteless:
             return [(4, f"{name}: {error!r}")]
         ran = spec
     edited = bool(waits(kept))
