@@ -63,7 +63,8 @@ def test_two_services_of_one_file_have_a_context_each(system: System) -> None:
     assert sorted(row["context_length"] for row in runs(system, LOCAL)) == [512, 512, 1024]
     system.delete("second")
     eventually(lambda: len(runs(system, LOCAL)) == 2, what="it to be unloaded")
-    assert system.ask(LOCAL, model=LOCAL)[0] == 200
+    # While Ollama deletes a model, it may not find another one: 404 or 500 (19 of 8,382 requests beside 800 deletions).
+    eventually(lambda: system.ask(LOCAL, model=LOCAL)[0] == 200, what="the other to be served")
 
 
 def test_two_services_of_one_library_model_have_to_agree(system: System) -> None:
