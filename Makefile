@@ -6,6 +6,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # The environment's own tools first: kubectl may only be there.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Images of Python set it, and then each worker of pytest rewrites every assertion anew: 12 s of CPU.
+unexport PYTHONDONTWRITEBYTECODE
 READY  := $(VENV)/.installed
 
 # make run CLUSTER=~/.kube/config [CONTEXT=…] [NAMESPACE=…] [PORT=9090] [ARGS="--log-level debug"]

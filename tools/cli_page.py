@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from metal_supervisor.cli import main as cli
+from metal_supervisor.cli.command_parser import GROUPS, CommandParser, is_setting
 from metal_supervisor.settings import loader
 
+INTERNAL = "Internal: started by launchd and supervisord"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 HEAD = """# Commands
 
@@ -29,29 +31,24 @@ A command that works on a system which is there finds its state directory in thi
 
 
 def page() -> str:
-    """The whole page."""
-    return "\n".join([HEAD, *_commands(cli.parser(), "metal-supervisor", 2)])
+    """The whole page: a section for each group of commands, the internal ones last."""
+    commands = cli.parser().commands()
+    public = {name for names in GROUPS.values() for name in names}
+    sections = {**GROUPS, INTERNAL: tuple(sorted(commands.keys() - public))}
+    found = [HEAD]
+    for title, names in sections.items():
+        found.append(f"## {title}\n")
+        for name in names:
+            found += _command(commands[name], f"metal-supervisor {name}", 3)
+    return "\n".join(found)
 
 
-def _commands(parser: argparse.ArgumentParser, path: str, depth: int) -> Iterator[str]:
-    for group in _groups(parser):
-        texts = {choice.dest: choice.help or "" for choice in group._choices_actions}
-        for name, below in sorted(group.choices.items()):
-            yield from _command(below, f"{path} {name}", texts.get(name, ""), depth)
-
-
-def _groups(parser: argparse.ArgumentParser) -> Iterator[argparse._SubParsersAction[argparse.ArgumentParser]]:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            yield action
-
-
-def _command(parser: argparse.ArgumentParser, path: str, text: str, depth: int) -> Iterator[str]:
+def _command(parser: CommandParser, path: str, depth: int) -> Iterator[str]:
     own = [each for each in parser._actions if not isinstance(each, (argparse._HelpAction, argparse._SubParsersAction))]
-    settings = [each for each in own if _is_setting(each)]
+    settings = [each for each in own if is_setting(each)]
     rest = [each for each in own if each not in settings]
     yield f"{'#' * depth} `{path}`\n"
-    yield f"{_plain(text)}\n"
+    yield f"{_plain(parser.description or '')}\n"
     rows = [f"| {_called(each)} | {_plain(each.help or '')} |" for each in rest]
     if settings:
         every = len(settings) == len(loader.FIELDS)
@@ -59,13 +56,8 @@ def _command(parser: argparse.ArgumentParser, path: str, text: str, depth: int) 
         rows.append(f"| settings | {names} |")
     if rows:
         yield "\n".join(["| argument | |", "| --- | --- |", *rows, ""])
-    yield from _commands(parser, path, depth + 1)
-
-
-def _is_setting(action: argparse.Action) -> bool:
-    """Whether a flag is that of a setting, and not one of a command's own by the same name."""
-    named = bool(action.option_strings) and action.dest in loader.FIELDS
-    return named and (action.dest == "state_dir" or action.metavar == action.dest.upper())
+    for name, below in sorted(parser.commands().items()):
+        yield from _command(below, f"{path} {name}", depth + 1)
 
 
 def _called(action: argparse.Action) -> str:

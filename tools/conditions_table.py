@@ -49,6 +49,11 @@ _SERVING = Group("It serves", (METAL, EVENT), ("Ready", "Progressing"), (
            "nothing; for missing replicas another Mac, or `--replicas-per-mac`"),
     Reason("ClaimLost", "another Mac holds this replica now; this one serves until that one does", _WAIT),
 ))  # fmt: skip
+_ON_DEMAND = Group("It runs on demand, and requests wait for it", (METAL,), ("Ready", "Progressing"), (
+    Reason("Unloaded", "it has no engine: nobody has asked for it, or it made room for another; MetalReady is True",
+           "nothing: the next request loads it, see docs/on-demand.md"),
+    Reason("Waking", "its engine loads, or waits for memory; the message says which; MetalReady is True", _WAIT),
+))  # fmt: skip
 _COMING = Group("It comes, or goes", (METAL,), ("Creating", "Progressing"), (
     Reason("Loading", "the engine is up and loads its model, or was just started", _WAIT),
     Reason("Restarting", "the endpoint is out while the engine is replaced", _WAIT),
@@ -179,7 +184,9 @@ _STANDARD = (
         Reason("Pending", "True: it waits; the message is MetalReady's", "read MetalReady"),
     )),
     Group("Degraded", (DEGRADED,), (), (
-        Reason("Failed", "True: the phase is Failed; the message is MetalReady's", "read MetalReady"),
+        Reason("Failed", "True: the phase is Failed; MetalReady has the message", "read MetalReady"),
+        Reason("OnDemandIgnored", "True: it stays loaded, because the gateway is off, which would load it",
+               "set `--gateway`, or remove the annotation"),
         Reason("FieldIgnored", "True: it runs; the message names what means nothing on a Mac", "remove these fields"),
     )),
     Group("Suspended", (SUSPENDED,), (), (
@@ -209,7 +216,7 @@ _STANDARD = (
 )  # fmt: skip
 _ELSEWHERE = (
     Group("Events alone", (EVENT,), (), (
-        Reason("Crashed", "an engine that served ended; the note has how, and its last lines",
+        Reason("Crashed", "an engine that served ended; the note has how, and the cause in its log",
                "`metal-supervisor logs NAMESPACE/NAME --previous`"),
         Reason("AddressChanged", "on this Mac's Lease: another address is advertised now", "nothing"),
     )),
@@ -227,7 +234,8 @@ _ELSEWHERE = (
 )  # fmt: skip
 
 OF_METAL_READY = (
-    _SERVING, _COMING, _WAITING, _MEMORY, _OFF, _ENGINE, _MAC, _UNREACHED, _FIELD, _REFUSED, _FILE, _RUNS_ON,
+    _SERVING, _ON_DEMAND, _COMING, _WAITING, _MEMORY, _OFF, _ENGINE, _MAC, _UNREACHED, _FIELD, _REFUSED, _FILE,
+    _RUNS_ON,
 )  # fmt: skip
 GROUPS = (*OF_METAL_READY, *_STANDARD, *_ELSEWHERE)
 

@@ -62,7 +62,8 @@ their own names: `llamacpp:tokens_predicted_total`, `vllm:generation_tokens_tota
 `instance`, becomes `exported_name` and so on.
 
 - Each engine that serves is asked every 15 s, for at most 2 s, by one thread of the sidecar; a scrape gets what was
-  said last. That is one small request more for the engine. One that does not answer is asked less often.
+  said last. One that does not answer is asked less often. It is off by default, since each question wakes an engine
+  that is idle: six context switches of a llama-server that otherwise has one a second.
 - One that loads, ends or hangs is not asked, and one that unloads its model when idle (`metal-supervisor.io/idle-ttl`)
   never is: a question would wake it, or keep it awake.
 - Series go with the process that they are of, and once what they say is 60 s old.

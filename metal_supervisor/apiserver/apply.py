@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from .codec import clone, listed, timestamp
+from .codec import listed, timestamp
 from .errors import ApiError, Json
-from .fields import PRESENT, Path, decode_set, encode_set, leaves, merge, remove, show
+from .fields import OWNABLE_METADATA, PRESENT, Path, decode_set, encode_set, leaves, merge, remove, show
 
 _MISSING: Any = object()
 
@@ -152,8 +152,7 @@ def _scoped_object(applied: Json, subresource: str, has_status: bool) -> Json:
     ignored = {"apiVersion", "kind", "metadata"} | ({"status"} if has_status else set())
     scoped = {name: value for name, value in applied.items() if name not in ignored}
     metadata = applied.get("metadata") or {}
-    ownable = ("labels", "annotations", "generateName", "finalizers", "ownerReferences")
-    scoped["metadata"] = {name: metadata[name] for name in ownable if name in metadata}
+    scoped["metadata"] = {name: metadata[name] for name in OWNABLE_METADATA if name in metadata}
     return scoped
 
 
@@ -243,8 +242,3 @@ def same_apart_from_bookkeeping(left: Json, right: Json) -> bool:
 def _plain(obj: Json) -> Json:
     metadata = {k: v for k, v in (obj.get("metadata") or {}).items() if k not in ("managedFields", "resourceVersion")}
     return {**obj, "metadata": metadata}
-
-
-def managed_copy(obj: Json) -> list[Any]:
-    """The raw managedFields of an object."""
-    return list(clone(listed((obj.get("metadata") or {}).get("managedFields"))))

@@ -9,22 +9,12 @@ from collections.abc import Iterable
 
 from . import events, services
 from .codec import listed, section
-from .errors import (
-    Json,
-    Problem,
-    forbidden_value,
-    invalid_value,
-    required,
-    too_many,
-)
-from .metadata import SUBDOMAIN as _SUBDOMAIN
-from .metadata import SUBDOMAIN_DETAIL
+from .errors import Json, Problem, forbidden_value, invalid_value, required
+from .metadata import SUBDOMAIN, SUBDOMAIN_DETAIL, dns_label_problems
 from .resources import Resource
 
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _IPV4_NETWORK_MULTICAST = ipaddress.ip_network("224.0.0.0/24")
 _IPV6_LINK_MULTICAST = ipaddress.ip_network("ff02::/16")
-_MAX_ENDPOINTS, _MAX_ADDRESSES, _MAX_PORTS = 1000, 100, 20_000
 
 
 def set_defaults(resource: Resource, obj: Json, previous: Json | None, others: Iterable[Json]) -> None:
@@ -69,21 +59,12 @@ def validate_builtin(
         return services.validate_service(obj, previous, others)
     if resource.kind == "EndpointSlice":
         return _endpoint_slice(obj, previous, allow_loopback)
-    if resource.kind == "Lease":
-        return _lease(obj)
     if resource.kind == "Event":
         return events.validate_event(obj, previous, newer=bool(resource.group))
     if resource.kind in ("ConfigMap", "Secret") and previous and previous.get("immutable"):
         return _immutable_data(obj, previous)
     if resource.kind == "Namespace":
-        return _namespace(obj)
-    return []
-
-
-def _namespace(obj: Json) -> list[Problem]:
-    name = section(obj, "metadata").get("name", "")
-    if len(name) > 63 or not _LABEL.fullmatch(name):
-        return [invalid_value("metadata.name", name, "a lowercase RFC 1123 label of at most 63 characters is needed")]
+        return dns_label_problems("metadata.name", section(obj, "metadata").get("name", ""))
     return []
 
 
@@ -92,48 +73,28 @@ def _immutable_data(obj: Json, previous: Json) -> list[Problem]:
     return [forbidden_value(name, "field is immutable when `immutable` is set") for name in changed]
 
 
-def _lease(obj: Json) -> list[Problem]:
-    spec = section(obj, "spec")
-    problems: list[Problem] = []
-    duration = spec.get("leaseDurationSeconds")
-    if duration is not None and duration <= 0:
-        problems.append(invalid_value("spec.leaseDurationSeconds", duration, "must be greater than 0"))
-    transitions = spec.get("leaseTransitions")
-    if transitions is not None and transitions < 0:
-        problems.append(invalid_value("spec.leaseTransitions", transitions, "must be greater than or equal to 0"))
-    return problems
-
-
 # ---- EndpointSlice -----------------------------------------------------------------------------
 
 
 def _endpoint_slice(obj: Json, previous: Json | None, allow_loopback: bool) -> list[Problem]:
     problems: list[Problem] = []
-    kind = obj.get("addressType")
-    if not kind:
-        problems.append(required("addressType"))
-    elif previous and previous.get("addressType") != kind:
+    kind = obj["addressType"]
+    if previous and previous.get("addressType") != kind:
         problems.append(invalid_value("addressType", kind, "field is immutable"))
-    endpoints = listed(obj.get("endpoints"))
-    if len(endpoints) > _MAX_ENDPOINTS:
-        problems.append(too_many("endpoints", len(endpoints), _MAX_ENDPOINTS))
-    for index, endpoint in enumerate(endpoints):
+    for index, endpoint in enumerate(listed(obj.get("endpoints"))):
         addresses = listed(endpoint.get("addresses"))
         path = f"endpoints[{index}].addresses"
         if not addresses:
             problems.append(required(path, "must contain at least 1 address"))
-        if len(addresses) > _MAX_ADDRESSES:
-            problems.append(too_many(path, len(addresses), _MAX_ADDRESSES))
-        hostname = endpoint.get("hostname")
-        if hostname and (len(hostname) > 63 or not _LABEL.fullmatch(hostname)):
-            problems.append(invalid_value(f"endpoints[{index}].hostname", hostname, services.DNS_LABEL_DETAIL))
+        if hostname := endpoint.get("hostname"):
+            problems += dns_label_problems(f"endpoints[{index}].hostname", hostname)
         for place, address in enumerate(addresses):
-            problems += _address_problems(f"{path}[{place}]", str(address), str(kind), allow_loopback)
+            problems += _address_problems(f"{path}[{place}]", str(address), kind, allow_loopback)
     return problems + _slice_ports(listed(obj.get("ports")))
 
 
 def _address_problems(path: str, address: str, kind: str, allow_loopback: bool) -> list[Problem]:
-    if kind == "FQDN" and not _SUBDOMAIN.fullmatch(address):
+    if kind == "FQDN" and not SUBDOMAIN.fullmatch(address):
         return [invalid_value(path, address, SUBDOMAIN_DETAIL)]
     if kind not in ("IPv4", "IPv6"):
         return []
@@ -166,13 +127,11 @@ def _address_problems(path: str, address: str, kind: str, allow_loopback: bool) 
 
 def _slice_ports(ports: list[Json]) -> list[Problem]:
     problems: list[Problem] = []
-    if len(ports) > _MAX_PORTS:
-        problems.append(too_many("ports", len(ports), _MAX_PORTS))
     names: set[str] = set()
     for index, port in enumerate(ports):
         path, name = f"ports[{index}]", port.get("name", "")
-        if name and (len(name) > 63 or not _LABEL.fullmatch(name)):
-            problems.append(invalid_value(f"{path}.name", name, services.DNS_LABEL_DETAIL))
+        if name:
+            problems += dns_label_problems(f"{path}.name", name)
         if name in names:
             problems.append(Problem(f"{path}.name", "FieldValueDuplicate", f'Duplicate value: "{name}"'))
         names.add(name)

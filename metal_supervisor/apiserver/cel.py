@@ -8,9 +8,11 @@ enforced later by the real cluster, while a misread one would wrongly refuse obj
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import eq, ge, gt, le, lt, ne, neg, not_
 from typing import Any, TypeAlias
 
 from .codec import listed
@@ -29,12 +31,14 @@ _UNCHECKED = (
     "Invalid value: null: some validation rules were not checked because the object was invalid; "
     "correct the existing errors to complete validation"
 )
-_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-}
+_SPELLINGS = {"&&": "and", "||": "or", "!": "~", "true": "True", "false": "False", "null": "None", "in": "in"}
+_PREFIX = "cel_"
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: eq, ast.NotEq: ne, ast.Lt: lt, ast.LtE: le, ast.Gt: gt, ast.GtE: ge, ast.In: lambda a, b: a in b,
+}  # fmt: skip
+_MACROS: dict[str, Callable[[list[bool]], bool]] = {
+    "all": all, "exists": any, "exists_one": lambda hits: sum(hits) == 1,
+}  # fmt: skip
 _TEXT_METHODS: dict[str, Callable[[str, str], bool]] = {
     "startsWith": str.startswith,
     "endsWith": str.endswith,
@@ -53,10 +57,8 @@ class Failed(Exception):
 
 def problems(schema: Json, value: Any, found: list[Problem]) -> list[Problem]:
     """Problems by rules. `found`: those by the schema itself, which is validated first."""
-    if not _has_rules(schema):
-        return []
     if any(problem.reason.removeprefix("FieldValue") in _BLOCKING for problem in found):
-        return [Problem("<nil>", "FieldValueInvalid", _UNCHECKED)]
+        return [Problem("<nil>", "FieldValueInvalid", _UNCHECKED)] if _has_rules(schema) else []
     return list(_broken(schema, value, ""))
 
 
@@ -107,163 +109,123 @@ def evaluate(rule: str, value: Any) -> bool:
         raise Unsupported("nested too deeply") from None
 
 
+def _python(rule: str) -> str:
+    """A rule in Python's grammar, which has the same precedences if `!` is spelled `~`.
+
+    Names get a prefix: some that are free in CEL are keywords of Python.
+    """
+    tokens: list[str] = []
+    place = 0
+    while rule[place:].strip():
+        found = _TOKEN.match(rule, place)
+        if found is None or found.lastgroup is None:
+            raise Unsupported(rule[place:])
+        text, place = found[found.lastgroup], found.end()
+        if found.lastgroup == "text":
+            text = repr(text[1:-1])
+        elif text in _SPELLINGS:
+            text = _SPELLINGS[text]
+        elif found.lastgroup == "name":
+            text = _PREFIX + text
+        tokens.append(text)
+    return _group(iter(tokens))
+
+
+def _group(tokens: Iterator[str]) -> str:
+    """The expressions up to the end of a bracket, in Python's grammar."""
+    text = ""
+    parts: list[str] = []
+    for token in tokens:
+        if token in ("(", "["):
+            parts.append(token + _group(tokens))
+        elif token in (")", "]", ","):
+            text, parts = text + _choice(parts) + token, []
+            if token != ",":
+                return text
+        else:
+            parts.append(token)
+    return text + _choice(parts)
+
+
+def _choice(parts: list[str]) -> str:
+    """One expression; `condition ? yes : no` is `yes if condition else no`."""
+    if "?" not in parts or ":" not in parts:
+        return " ".join(parts)
+    middle, end = parts.index("?"), parts.index(":")
+    condition, yes = " ".join(parts[:middle]), " ".join(parts[middle + 1 : end])
+    return f"({yes}) if ({condition}) else ({_choice(parts[end + 1 :])})"
+
+
 @lru_cache(maxsize=512)
 def _compiled(rule: str) -> Node:
-    return _Parser(rule).whole()
+    try:
+        return _node(ast.parse(_python(rule).strip(), mode="eval").body, frozenset({"self"}))
+    except (SyntaxError, ValueError, MemoryError) as problem:
+        raise Unsupported(str(problem)) from None
 
 
-class _Parser:
-    """Recursive-descent parser that turns a rule into a function of its scope."""
+def _node(tree: ast.AST, names: frozenset[str]) -> Node:
+    """An expression as a function of its scope. Raises Unsupported for anything but the subset."""
 
-    def __init__(self, rule: str) -> None:
-        self._tokens: list[tuple[str, str]] = []
-        self._names = ["self"]
-        place = 0
-        while rule[place:].strip():
-            found = _TOKEN.match(rule, place)
-            if found is None or found.lastgroup is None:
-                raise Unsupported(rule[place:])
-            self._tokens.append((found.lastgroup, found[found.lastgroup]))
-            place = found.end()
+    def inner(part: ast.AST) -> Node:
+        return _node(part, names)
 
-    def whole(self) -> Node:
-        node = self._choice()
-        if self._tokens:
-            raise Unsupported(self._tokens[0][1])
-        return node
-
-    def _take(self, *marks: str) -> str:
-        """The next token if it is one of these, else nothing."""
-        if self._tokens and self._tokens[0][0] in ("mark", "name") and self._tokens[0][1] in marks:
-            return self._tokens.pop(0)[1]
-        return ""
-
-    def _need(self, mark: str) -> None:
-        if not self._take(mark):
-            raise Unsupported(f"{mark} is missing")
-
-    def _choice(self) -> Node:
-        condition = self._either()
-        if not self._take("?"):
-            return condition
-        yes = self._choice()
-        self._need(":")
-        no = self._choice()
-        return lambda scope: yes(scope) if condition(scope) else no(scope)
-
-    def _either(self) -> Node:
-        node = self._both()
-        while self._take("||"):
-            node = _logic(node, self._both(), decisive=True)
-        return node
-
-    def _both(self) -> Node:
-        node = self._relation()
-        while self._take("&&"):
-            node = _logic(node, self._relation(), decisive=False)
-        return node
-
-    def _relation(self) -> Node:
-        left = self._unary()
-        while operator := self._take("==", "!=", "<", "<=", ">", ">=", "in"):
-            left = _relation(operator, left, self._unary())
-        return left
-
-    def _unary(self) -> Node:
-        if self._take("!"):
-            inner = self._unary()
-            return lambda scope: not inner(scope)
-        if self._take("-"):
-            inner = self._unary()
-            return lambda scope: -inner(scope)
-        return self._postfix(self._primary())
-
-    def _primary(self) -> Node:
-        if not self._tokens:
-            raise Unsupported("the rule ends early")
-        if self._take("("):
-            node = self._choice()
-            self._need(")")
-            return node
-        if self._take("["):
-            items = self._list("]")
+    match tree:
+        case ast.Constant(value=value):
+            return lambda _: value
+        case ast.Name(id=name) if name.removeprefix(_PREFIX) in names:
+            return lambda scope: scope[name.removeprefix(_PREFIX)]
+        case ast.List(elts=elements):
+            items = [inner(element) for element in elements]
             return lambda scope: [item(scope) for item in items]
-        kind, text = self._tokens.pop(0)
-        if kind == "number":
-            number = float(text) if re.search(r"[.eE]", text) else int(text)
-            return lambda _: number
-        if kind == "text":
-            return lambda _: text[1:-1]
-        if kind == "name" and text in ("true", "false", "null"):
-            constant = {"true": True, "false": False, "null": None}[text]
-            return lambda _: constant
-        if kind == "name" and self._take("("):
-            return self._function(text)
-        if kind != "name" or text not in self._names:
-            raise Unsupported(text)
-        return lambda scope: scope[text]
+        case ast.BoolOp(op=operator, values=values):
+            decisive = isinstance(operator, ast.Or)
+            return reduce(lambda left, right: _logic(left, right, decisive=decisive), map(inner, values))
+        case ast.Compare(left=first, ops=operators, comparators=others):
+            return reduce(_relation, zip(operators, map(inner, others), strict=True), inner(first))
+        case ast.UnaryOp(op=ast.Invert() | ast.USub() as operator, operand=operand):
+            change: Callable[[Any], Any] = not_ if isinstance(operator, ast.Invert) else neg
+            return _called(change, inner(operand))
+        case ast.IfExp(test=test, body=body, orelse=otherwise):
+            condition, yes, no = inner(test), inner(body), inner(otherwise)
+            return lambda scope: yes(scope) if condition(scope) else no(scope)
+        case ast.Attribute(value=whole, attr=name):
+            return _selected(inner(whole), name.removeprefix(_PREFIX))
+        case ast.Subscript(value=whole, slice=index):
+            return _indexed(inner(whole), inner(index))
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]):
+            return _function(name.removeprefix(_PREFIX), inner(argument))
+        case ast.Call(func=ast.Attribute(value=whole, attr=name), args=arguments, keywords=[]):
+            return _method(inner(whole), name.removeprefix(_PREFIX), arguments, names)
+    raise Unsupported(type(tree).__name__)
 
-    def _list(self, end: str) -> list[Node]:
-        items: list[Node] = []
-        while not self._take(end):
-            items.append(self._choice())
-            if not self._take(","):
-                self._need(end)
-                break
-        return items
 
-    def _function(self, name: str) -> Node:
-        arguments = self._list(")")
-        if name not in ("has", "size", "double", "int", "string") or len(arguments) != 1:
-            raise Unsupported(name)
-        (inner,) = arguments
-        if name == "has":
-            return lambda scope: _present(inner, scope)
-        if name == "size":
-            return lambda scope: len(inner(scope))
-        convert: Callable[[Any], Any] = {"double": float, "int": int, "string": str}[name]
-        return lambda scope: _converted(convert, name, inner(scope))
+def _called(function: Callable[..., Any], *arguments: Node) -> Node:
+    return lambda scope: function(*[argument(scope) for argument in arguments])
 
-    def _postfix(self, node: Node) -> Node:
-        while True:
-            if self._take("["):
-                index = self._choice()
-                self._need("]")
-                node = _indexed(node, index)
-            elif self._take("."):
-                kind, name = self._tokens.pop(0) if self._tokens else ("", "")
-                if kind != "name":
-                    raise Unsupported("a name is missing")
-                node = self._method(node, name) if self._take("(") else _selected(node, name)
-            else:
-                return node
 
-    def _method(self, node: Node, name: str) -> Node:
-        if name in ("all", "exists", "exists_one"):
-            return self._macro(node, name)
-        arguments = self._list(")")
-        if name == "size" and not arguments:
-            return lambda scope: len(node(scope))
-        if name not in _TEXT_METHODS or len(arguments) != 1:
-            raise Unsupported(name)
-        test, argument = _TEXT_METHODS[name], arguments[0]
-        return lambda scope: test(node(scope), argument(scope))
+def _function(name: str, argument: Node) -> Node:
+    if name == "has":
+        return lambda scope: _present(argument, scope)
+    if name == "size":
+        return _called(len, argument)
+    conversions: dict[str, Callable[[Any], Any]] = {"double": float, "int": int, "string": str}
+    if name not in conversions:
+        raise Unsupported(name)
+    return lambda scope: _converted(conversions[name], name, argument(scope))
 
-    def _macro(self, node: Node, name: str) -> Node:
-        kind, variable = self._tokens.pop(0) if self._tokens else ("", "")
-        if kind != "name":
-            raise Unsupported(name)
-        self._need(",")
-        self._names.append(variable)
-        inner = self._choice()
-        self._names.pop()
-        self._need(")")
 
-        def decided(scope: Scope) -> bool:
-            hits = [bool(inner({**scope, variable: item})) for item in node(scope)]
-            return sum(hits) == 1 if name == "exists_one" else all(hits) if name == "all" else any(hits)
-
-        return decided
+def _method(whole: Node, name: str, arguments: list[ast.expr], names: frozenset[str]) -> Node:
+    match arguments:
+        case [] if name == "size":
+            return _called(len, whole)
+        case [argument] if name in _TEXT_METHODS:
+            return _called(_TEXT_METHODS[name], whole, _node(argument, names))
+        case [ast.Name(id=variable), test] if name in _MACROS:
+            variable = variable.removeprefix(_PREFIX)
+            holds = _node(test, names | {variable})
+            return lambda scope: _MACROS[name]([bool(holds({**scope, variable: item})) for item in whole(scope)])
+    raise Unsupported(name)
 
 
 def _logic(left: Node, right: Node, *, decisive: bool) -> Node:
@@ -282,20 +244,12 @@ def _logic(left: Node, right: Node, *, decisive: bool) -> Node:
     return decided
 
 
-def _relation(operator: str, left: Node, right: Node) -> Node:
-    if operator == "in":
-        return lambda scope: left(scope) in right(scope)
-    if operator in ("==", "!="):
-        return lambda scope: (left(scope) == right(scope)) is (operator == "==")
-    compare = _COMPARISONS[operator]
-
-    def compared(scope: Scope) -> bool:
-        try:
-            return compare(left(scope), right(scope))
-        except TypeError as problem:
-            raise Failed("no such overload") from problem
-
-    return compared
+def _relation(left: Node, comparison: tuple[ast.cmpop, Node]) -> Node:
+    operator, right = comparison
+    compare = _COMPARISONS.get(type(operator))
+    if compare is None:
+        raise Unsupported(type(operator).__name__)
+    return _called(compare, left, right)
 
 
 def _present(inner: Node, scope: Scope) -> bool:

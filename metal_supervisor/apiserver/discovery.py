@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .errors import Json, no_such_path
 from .resources import Registry, Resource
 
 AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 _STATUS_VERBS = ["get", "patch", "update"]
+_SCALE = {"group": "autoscaling", "version": "v1", "kind": "Scale"}
 
 VERSION: Json = {
     "major": "1",
@@ -50,13 +49,15 @@ def _group(registry: Registry, name: str) -> Json:
 
 def resource_list(registry: Registry, group_name: str, version: str) -> Json:
     """`/api/v1` and `/apis/<group>/<version>`; 404 when there is none."""
-    members = [r for r in registry.all() if (r.group, r.version) == (group_name, version)]
-    if not members:
-        raise no_such_path()
+    members = registry.members(group_name, version)
     entries: list[Json] = []
     for resource in members:
-        entries.append(_legacy_entry(resource))
-        entries += [_legacy_subresource(resource, name) for name in subresources(resource)]
+        common = {"namespaced": resource.namespaced, "kind": resource.kind}
+        own = {"name": resource.plural, "singularName": resource.singular_name, **common}
+        entries.append({**own, "verbs": list(resource.verbs), **_other_names(resource)})
+        for name in resource.subresources:
+            entry = {"name": f"{resource.plural}/{name}", "singularName": "", **common, "verbs": _STATUS_VERBS}
+            entries.append({**entry, **_SCALE} if name == "scale" else entry)
     return {
         "kind": "APIResourceList",
         "apiVersion": "v1",
@@ -65,74 +66,41 @@ def resource_list(registry: Registry, group_name: str, version: str) -> Json:
     }
 
 
-def subresources(resource: Resource) -> list[str]:
-    """Names of the subresources a resource has."""
-    return [name for name, has in (("status", resource.status), ("scale", resource.scale is not None)) if has]
-
-
-def _legacy_entry(resource: Resource) -> Json:
-    entry: Json = {
-        "name": resource.plural,
-        "singularName": resource.singular_name,
-        "namespaced": resource.namespaced,
-        "kind": resource.kind,
-        "verbs": list(resource.verbs),
-    }
-    if resource.short_names:
-        entry["shortNames"] = list(resource.short_names)
-    if resource.categories:
-        entry["categories"] = list(resource.categories)
-    return entry
-
-
-def _legacy_subresource(resource: Resource, name: str) -> Json:
-    entry: Json = {
-        "name": f"{resource.plural}/{name}",
-        "singularName": "",
-        "namespaced": resource.namespaced,
-        "kind": resource.kind,
-        "verbs": _STATUS_VERBS,
-    }
-    if name == "scale":
-        entry |= {"group": "autoscaling", "version": "v1", "kind": "Scale"}
-    return entry
+def _other_names(resource: Resource) -> Json:
+    names = {"shortNames": list(resource.short_names), "categories": list(resource.categories)}
+    return {field: found for field, found in names.items() if found}
 
 
 def aggregated(registry: Registry, *, core: bool) -> Json:
     """`/api` or `/apis` with everything in one document."""
-    names = [""] if core else registry.groups()
     items: list[Json] = []
-    for name in names:
-        versions: list[Json] = []
-        for version in registry.versions(name):
-            members = [r for r in registry.all() if (r.group, r.version) == (name, version)]
-            resources = [_aggregated_entry(resource) for resource in members]
-            versions.append({"version": version, "resources": resources, "freshness": "Current"})
-        metadata: dict[str, Any] = {"creationTimestamp": None}
-        if name:
-            metadata["name"] = name
+    for name in [""] if core else registry.groups():
+        versions = [
+            {
+                "version": version,
+                "resources": [_aggregated_entry(resource) for resource in registry.members(name, version)],
+                "freshness": "Current",
+            }
+            for version in registry.versions(name)
+        ]
+        metadata = {"creationTimestamp": None, **({"name": name} if name else {})}
         items.append({"metadata": metadata, "versions": versions})
     return {"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items}
 
 
 def _aggregated_entry(resource: Resource) -> Json:
     own = {"group": resource.group, "version": resource.version, "kind": resource.kind}
-    scale = {"group": "autoscaling", "version": "v1", "kind": "Scale"}
     entry: Json = {
         "resource": resource.plural,
         "responseKind": own,
         "scope": "Namespaced" if resource.namespaced else "Cluster",
         "singularResource": resource.singular_name,
         "verbs": list(resource.verbs),
+        **_other_names(resource),
     }
-    if resource.short_names:
-        entry["shortNames"] = list(resource.short_names)
-    if resource.categories:
-        entry["categories"] = list(resource.categories)
-    names = subresources(resource)
-    if names:
+    if resource.subresources:
         entry["subresources"] = [
-            {"subresource": name, "responseKind": scale if name == "scale" else own, "verbs": _STATUS_VERBS}
-            for name in names
+            {"subresource": name, "responseKind": _SCALE if name == "scale" else own, "verbs": _STATUS_VERBS}
+            for name in resource.subresources
         ]
     return entry

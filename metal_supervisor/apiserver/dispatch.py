@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from . import discovery, openapi, protobuf, swagger
 from .codec import decode_body, decode_object, encode
-from .errors import ApiError, Json, expired, forbidden, no_such_path, not_found, unknown_format
-from .faults import Call
+from .errors import Json, expired, no_such_path, unknown_format
+from .faults import Call, failure
 from .kernel import Kernel
 from .reads import Form, form_of, selection
 from .routes import (
@@ -29,6 +29,7 @@ from .views import scale_of
 from .watch import Subscription, check_query
 
 _JSON = "application/json"
+_GARBAGE = b"\x00<html>not what you expected</html>"
 _HEALTH = ("/healthz", "/livez", "/readyz")
 _REVIEWS: dict[str, Json] = {
     "SelfSubjectAccessReview": {"allowed": True},
@@ -72,7 +73,6 @@ class Dispatcher:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._never = threading.Event()
 
     def answer(self, request: Request) -> Response | Stream:
         """The answer to a request. Raises ApiError, and Hangup when a fault says so."""
@@ -231,46 +231,41 @@ class Dispatcher:
         action = self._kernel.faults.action_for(call) if self._kernel.options.faults else None
         if not action:
             return None
-        if "latency_s" in action:
-            self._never.wait(float(action["latency_s"]))
+        watching = call.verb == "watch"
+        time.sleep(float(action.get("latency_s", 0)))
         if action.get("reset_rv"):
             self._kernel.store.restart_versions()
             self._kernel.close_watches({})
         if "status" in action:
-            raise _failure(int(action["status"]), action, call)
+            raise failure(int(action["status"]), action, call)
         if action.get("expire"):
             self._kernel.store.forget_history()
             problem = expired("The resourceVersion for the provided request is too old.")
-            if call.verb != "watch":
+            if not watching:
                 raise problem
             return _lines(encode({"type": "ERROR", "object": problem.status()}) + b"\n")
-        return self._broken(action, call)
-
-    def _broken(self, action: Json, call: Call) -> Response | Stream | None:
         if "hang_s" in action:
-            return self._hang(float(action["hang_s"]), call)
+            return _silence(float(action["hang_s"]), watching=watching)
         if action.get("drop"):
-            if call.verb == "watch":
-                return _lines(b'{"type":"MODIFIED","object":{"kin', cut=True)
-            raise Hangup
+            if not watching:
+                raise Hangup
+            return _lines(b'{"type":"MODIFIED","object":{"kin', cut=True)
         if action.get("garbage"):
-            if call.verb == "watch":
-                return _lines(b"\x00<html>not what you expected</html>\n")
-            return Response(200, b"\x00<html>not what you expected</html>")
+            return _lines(_GARBAGE + b"\n") if watching else Response(200, _GARBAGE)
         return None
 
-    def _hang(self, seconds: float, call: Call) -> Stream:
-        """Silence: for a watch after the headers, for everything else before them."""
-        gone = threading.Event()
 
-        def run(_send: Callable[[bytes], None]) -> None:
-            gone.wait(seconds)
-            raise Hangup
+def _silence(seconds: float, *, watching: bool) -> Stream:
+    """No answer and then the end: for a watch after the headers, for everything else before them."""
+    gone = threading.Event()
 
-        if call.verb != "watch":
-            gone.wait(seconds)
-            raise Hangup
-        return Stream(run, gone.set)
+    def run(_send: Callable[[bytes], None]) -> None:
+        gone.wait(seconds)
+        raise Hangup
+
+    if not watching:
+        run(lambda _: None)
+    return Stream(run, gone.set)
 
 
 def _object(request: Request) -> Json:
@@ -288,29 +283,6 @@ def _lines(data: bytes, *, cut: bool = False) -> Stream:
             raise Hangup
 
     return Stream(run, lambda: None)
-
-
-def _failure(code: int, action: Json, call: Call) -> ApiError:
-    headers: dict[str, str] = {}
-    details: dict[str, Any] | None = None
-    if "retry_after_s" in action:
-        headers["Retry-After"] = str(action["retry_after_s"])
-        details = {"retryAfterSeconds": action["retry_after_s"]}
-    if code == 403:
-        return forbidden("", call.resource, call.name, str(action.get("message", "a fault says so")))
-    if code == 404:
-        return not_found("", call.resource, call.name)
-    reasons = {
-        401: ("Unauthorized", "Unauthorized"),
-        409: ("Conflict", "the object has been modified; please apply your changes to the latest version"),
-        410: ("Expired", "The resourceVersion for the provided request is too old."),
-        429: ("TooManyRequests", "too many requests, please try again later"),
-        500: ("InternalError", "Internal error occurred: a fault says so"),
-        503: ("ServiceUnavailable", "the server is currently unable to handle the request"),
-        504: ("Timeout", "the request did not complete within the allotted time"),
-    }
-    reason, message = reasons.get(code, ("", "a fault says so"))
-    return ApiError(code, reason, str(action.get("message", message)), details=details, headers=headers)
 
 
 def _deleted(target: RequestTarget, last: Json) -> Json:

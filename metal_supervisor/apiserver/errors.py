@@ -135,6 +135,17 @@ def json_type(value: Any) -> str:
     return "array" if isinstance(value, list) else "object"
 
 
+def as_go_prints(value: Any) -> str:
+    """A value as Go's `%v` prints it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "map[" + " ".join(f"{name}:{as_go_prints(value[name])}" for name in sorted(value)) + "]"
+    if isinstance(value, list):
+        return "[" + " ".join(map(as_go_prints, value)) + "]"
+    return str(value)
+
+
 # ---- whole requests ----------------------------------------------------------------------------
 
 
@@ -148,23 +159,27 @@ def no_such_path() -> ApiError:
     return ApiError(404, "NotFound", "the server could not find the requested resource", details={})
 
 
+def _about(group: str, plural: str, name: str) -> Json:
+    """Details that name an object."""
+    return {"name": name, "kind": plural, **({"group": group} if group else {})}
+
+
 def not_found(group: str, plural: str, name: str) -> ApiError:
     """An object that does not exist."""
-    details = {"name": name, "kind": plural, **({"group": group} if group else {})}
-    return ApiError(404, "NotFound", f'{qualified(plural, group)} "{name}" not found', details=details)
+    message = f'{qualified(plural, group)} "{name}" not found'
+    return ApiError(404, "NotFound", message, details=_about(group, plural, name))
 
 
 def already_exists(group: str, plural: str, name: str) -> ApiError:
     """A create for a name that is taken."""
-    details = {"name": name, "kind": plural, **({"group": group} if group else {})}
-    return ApiError(409, "AlreadyExists", f'{qualified(plural, group)} "{name}" already exists', details=details)
+    message = f'{qualified(plural, group)} "{name}" already exists'
+    return ApiError(409, "AlreadyExists", message, details=_about(group, plural, name))
 
 
 def conflict(group: str, plural: str, name: str, why: str) -> ApiError:
     """A write based on an outdated state."""
-    details = {"name": name, "kind": plural, **({"group": group} if group else {})}
     message = f'Operation cannot be fulfilled on {qualified(plural, group)} "{name}": {why}'
-    return ApiError(409, "Conflict", message, details=details)
+    return ApiError(409, "Conflict", message, details=_about(group, plural, name))
 
 
 def invalid(group: str, kind: str, name: str, problems: Sequence[Problem]) -> ApiError:
@@ -184,7 +199,7 @@ def bad_request(message: str) -> ApiError:
 
 def forbidden(group: str, plural: str, name: str, why: str, causes: list[Json] | None = None) -> ApiError:
     """A request that is understood and refused."""
-    details: Json = {"name": name, "kind": plural, **({"group": group} if group else {})}
+    details = _about(group, plural, name)
     if causes:
         details["causes"] = causes
     return ApiError(403, "Forbidden", f'{qualified(plural, group)} "{name}" is forbidden: {why}', details=details)

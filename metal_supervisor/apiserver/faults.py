@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
-from .errors import Json, bad_request
+from .errors import ApiError, Json, bad_request, forbidden, not_found
 
 ACTIONS = ("status", "hang_s", "drop", "garbage", "latency_s", "expire", "reset_rv")
 _MATCHED = ("verb", "resource", "name", "subresource", "namespace")
@@ -77,3 +78,21 @@ def matches(rule: Json, call: Call) -> bool:
     if rule.get("verb") == "patch" and call.verb == "apply":
         rule = {**rule, "verb": "apply"}
     return all(rule.get(field) in (None, getattr(call, field)) for field in _MATCHED)
+
+
+_REASONS = {410: "Expired", 500: "InternalError", 504: "Timeout"}
+"""Reasons that are not the phrase of their code."""
+
+
+def failure(code: int, action: Json, call: Call) -> ApiError:
+    """The error that an action asks for."""
+    message = str(action.get("message", "a fault says so"))
+    if code == 403:
+        return forbidden("", call.resource, call.name, message)
+    if code == 404:
+        return not_found("", call.resource, call.name)
+    problem = ApiError(code, _REASONS.get(code) or HTTPStatus(code).phrase.replace(" ", ""), message)
+    if "retry_after_s" in action:
+        problem.headers["Retry-After"] = str(action["retry_after_s"])
+        problem.details = {"retryAfterSeconds": action["retry_after_s"]}
+    return problem

@@ -14,47 +14,21 @@ from typing import Any, TypeAlias
 from .codec import clone, listed
 from .errors import Json
 from .schema import child_schema, keeps_unknown
+from .schemas import METADATA
 
 Path: TypeAlias = tuple[str, ...]
 
 PRESENT: Any = object()
 """Value of a path that stands for a container, where only its existence can differ."""
 
-METADATA_SCHEMA: Json = {
-    "type": "object",
-    "properties": {
-        "labels": {"type": "object", "additionalProperties": {"type": "string"}},
-        "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
-        "generateName": {"type": "string"},
-        "finalizers": {"type": "array", "items": {"type": "string"}, "x-kubernetes-list-type": "set"},
-        "ownerReferences": {
-            "type": "array",
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["uid"],
-            "x-kubernetes-patch-merge-key": "uid",
-            "items": {
-                "type": "object",
-                "x-kubernetes-map-type": "atomic",
-                "properties": {
-                    "apiVersion": {"type": "string"},
-                    "kind": {"type": "string"},
-                    "name": {"type": "string"},
-                    "uid": {"type": "string"},
-                    "controller": {"type": "boolean"},
-                    "blockOwnerDeletion": {"type": "boolean"},
-                },
-            },
-        },
-    },
-}
+OWNABLE_METADATA = ("labels", "annotations", "generateName", "finalizers", "ownerReferences")
 """The part of `metadata` that can be owned; the rest belongs to the server."""
-OWNABLE_METADATA = frozenset(METADATA_SCHEMA["properties"])
 
 
 def inner_schema(schema: Json, name: str, path: Path) -> Json:
     """Schema of a field; `metadata` of an object is the same everywhere."""
     if not path and name == "metadata":
-        return METADATA_SCHEMA
+        return METADATA
     return child_schema(schema, name) or {}
 
 

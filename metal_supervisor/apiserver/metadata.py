@@ -7,12 +7,12 @@ import uuid
 
 from .codec import clone, listed, section, timestamp
 from .errors import Json, Problem, forbidden_value, invalid_value, required, too_long
+from .schema import settle
+from .schemas import METADATA
 
 _FROM_CLIENTS = ("generateName", "namespace", "labels", "annotations", "ownerReferences", "finalizers")
 _FROM_SERVER = ("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp",
                 "deletionGracePeriodSeconds")  # fmt: skip
-_ACCEPTED = {"name", "managedFields", "selfLink", "clusterName", *_FROM_CLIENTS, *_FROM_SERVER}
-_OWNER_FIELDS = {"apiVersion", "kind", "name", "uid", "controller", "blockOwnerDeletion"}
 
 
 def settled(before: Json | None, sent: Json, *, subresource: str) -> tuple[Json, list[str]]:
@@ -20,7 +20,7 @@ def settled(before: Json | None, sent: Json, *, subresource: str) -> tuple[Json,
 
     Fields of the server stay as they were, or are made for a new object. A write of the status changes no metadata.
     """
-    unknown = [f"metadata.{name}" for name in sent if name not in _ACCEPTED]
+    sent, unknown = readable(sent)
     if before and subresource == "status":
         kept = clone(before["metadata"])
         kept.pop("managedFields", None)
@@ -28,11 +28,7 @@ def settled(before: Json | None, sent: Json, *, subresource: str) -> tuple[Json,
     result: Json = {"name": sent["name"]}
     for name in _FROM_CLIENTS:
         if sent.get(name) not in (None, "", {}, []):
-            result[name] = clone(sent[name])
-    for index, owner in enumerate(listed(result.get("ownerReferences"))):
-        for name in [name for name in owner if name not in _OWNER_FIELDS]:
-            unknown.append(f"metadata.ownerReferences[{index}].{name}")
-            del owner[name]
+            result[name] = sent[name]
     if before:
         current = before["metadata"]
         result |= {name: current[name] for name in _FROM_SERVER if name in current}
@@ -41,7 +37,15 @@ def settled(before: Json | None, sent: Json, *, subresource: str) -> tuple[Json,
     return result, unknown
 
 
+def readable(sent: Json) -> tuple[Json, list[str]]:
+    """(a copy of what clients may set of metadata, paths of the unknown fields)."""
+    # Ownership is long, and has a reader of its own.
+    own = clone({name: value for name, value in sent.items() if name != "managedFields" or not isinstance(value, list)})
+    return own, settle(METADATA, own, "metadata")
+
+
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 MAX_ANNOTATIONS_BYTES = 256 * 1024
 """Limit on all keys and values together."""
@@ -54,6 +58,11 @@ LABEL_VALUE_DETAIL = (
     "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and "
     "end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is "
     "'(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
+)
+DNS_LABEL_DETAIL = (
+    "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with "
+    "an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is "
+    "'[a-z0-9]([-a-z0-9]*[a-z0-9])?')"
 )
 QUALIFIED_DETAIL = (
     "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric "
@@ -94,6 +103,11 @@ def validate(metadata: Json, *, before: Json, named_elsewhere: bool = False) -> 
     return problems + _owner_problems(listed(metadata.get("ownerReferences")))
 
 
+def dns_label_problems(path: str, text: str) -> list[Problem]:
+    """Problems of a name that is one part of a domain."""
+    return [] if len(text) <= 63 and DNS_LABEL.fullmatch(text) else [invalid_value(path, text, DNS_LABEL_DETAIL)]
+
+
 def label_problems(path: str, labels: Json) -> list[Problem]:
     """Problems of labels, or of a selector for them."""
     problems: list[Problem] = []
@@ -130,54 +144,3 @@ def _owner_problems(owners: list[Json]) -> list[Problem]:
         detail = "Only one reference can have Controller set to true"
         problems.append(invalid_value("metadata.ownerReferences", owners, detail))
     return problems
-
-
-_TYPES: dict[str, tuple[type, str]] = {
-    "name": (str, "string"),
-    "generateName": (str, "string"),
-    "namespace": (str, "string"),
-    "labels": (dict, "map[string]string"),
-    "annotations": (dict, "map[string]string"),
-    "finalizers": (list, "[]string"),
-    "ownerReferences": (list, "[]v1.OwnerReference"),
-    "managedFields": (list, "[]v1.ManagedFieldsEntry"),
-    "resourceVersion": (str, "string"),
-    "uid": (str, "string"),
-}
-
-
-def type_problem(metadata: Json) -> str:
-    """Go's message about the first field of metadata with a wrong type, "" if there is none."""
-    for name, (expected, shown) in _TYPES.items():
-        value = metadata.get(name)
-        if value is not None and not isinstance(value, expected):
-            return _mismatch(value, name, shown)
-    for name in ("labels", "annotations"):
-        for value in section(metadata, name).values():
-            if not isinstance(value, str):
-                return _mismatch(value, name, "string")
-    for value in listed(metadata.get("finalizers")):
-        if not isinstance(value, str):
-            return _mismatch(value, "finalizers", "string")
-    for owner in listed(metadata.get("ownerReferences")):
-        if not isinstance(owner, dict):
-            return _mismatch(owner, "ownerReferences", "v1.OwnerReference")
-        for name, value in owner.items():
-            expected = bool if name in ("controller", "blockOwnerDeletion") else str
-            if name in _OWNER_FIELDS and value is not None and not isinstance(value, expected):
-                return _mismatch(value, f"ownerReferences.{name}", "bool" if expected is bool else "string")
-    return ""
-
-
-def _mismatch(value: object, name: str, expected: str) -> str:
-    return f"json: cannot unmarshal {_go_type(value)} into Go struct field ObjectMeta.{name} of type {expected}"
-
-
-def _go_type(value: object) -> str:
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, (int, float)):
-        return "number"
-    if isinstance(value, str):
-        return "string"
-    return "array" if isinstance(value, list) else "object"

@@ -9,10 +9,10 @@ import hashlib
 from typing import Any
 
 from .codec import clone, encode
-from .errors import Json, no_such_path
+from .errors import Json
 from .resources import Registry, Resource
+from .schemas import METADATA, fields, text
 
-_TIME: Json = {"type": "string", "format": "date-time"}
 _OBJECT_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 _LIST_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta"
 _REF = "#/components/schemas/"
@@ -20,84 +20,13 @@ _REF = "#/components/schemas/"
 INFO: Json = {"title": "metal-supervisor", "version": "v1.36.0"}
 
 _META_SCHEMAS: Json = {
-    _OBJECT_META: {
-        "type": "object",
-        "description": "ObjectMeta is what every stored object has: its name, labels, owners and versions.",
-        "properties": {
-            "name": {"type": "string", "description": "Name, unique in its namespace. Cannot be changed."},
-            "generateName": {"type": "string", "description": "Prefix of a name the server completes."},
-            "namespace": {"type": "string", "description": "The scope of the name."},
-            "labels": {
-                "type": "object",
-                "additionalProperties": {"type": "string"},
-                "description": "Keys and values by which objects are selected.",
-            },
-            "annotations": {
-                "type": "object",
-                "additionalProperties": {"type": "string"},
-                "description": "Keys and values that tools keep with an object.",
-            },
-            "finalizers": {
-                "type": "array",
-                "items": {"type": "string"},
-                "x-kubernetes-list-type": "set",
-                "x-kubernetes-patch-strategy": "merge",
-                "description": "Who must let go before a deleted object vanishes.",
-            },
-            "ownerReferences": {
-                "type": "array",
-                "description": "Objects with which this one is deleted.",
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["uid"],
-                "x-kubernetes-patch-merge-key": "uid",
-                "x-kubernetes-patch-strategy": "merge",
-                "items": {
-                    "type": "object",
-                    "x-kubernetes-map-type": "atomic",
-                    "required": ["apiVersion", "kind", "name", "uid"],
-                    "properties": {
-                        "apiVersion": {"type": "string"},
-                        "kind": {"type": "string"},
-                        "name": {"type": "string"},
-                        "uid": {"type": "string"},
-                        "controller": {"type": "boolean"},
-                        "blockOwnerDeletion": {"type": "boolean"},
-                    },
-                },
-            },
-            "uid": {"type": "string", "description": "Identity of this object in time and space."},
-            "resourceVersion": {"type": "string", "description": "Changes with every write."},
-            "generation": {"type": "integer", "format": "int64", "description": "Counts changes of the spec."},
-            "creationTimestamp": _TIME,
-            "deletionTimestamp": _TIME,
-            "deletionGracePeriodSeconds": {"type": "integer", "format": "int64"},
-            "selfLink": {"type": "string"},
-            "managedFields": {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "properties": {
-                        "apiVersion": {"type": "string"},
-                        "fieldsType": {"type": "string"},
-                        "fieldsV1": {"type": "object"},
-                        "manager": {"type": "string"},
-                        "operation": {"type": "string"},
-                        "subresource": {"type": "string"},
-                        "time": _TIME,
-                    },
-                },
-            },
-        },
-    },
-    _LIST_META: {
-        "type": "object",
-        "properties": {
-            "continue": {"type": "string"},
+    _OBJECT_META: METADATA,
+    _LIST_META: fields(
+        {
+            **{name: text() for name in ("continue", "resourceVersion", "selfLink")},
             "remainingItemCount": {"type": "integer", "format": "int64"},
-            "resourceVersion": {"type": "string"},
-            "selfLink": {"type": "string"},
-        },
-    },
+        }
+    ),
 }
 
 
@@ -117,9 +46,7 @@ def _group_versions(registry: Registry) -> list[tuple[str, str]]:
 
 def document(registry: Registry, group: str, version: str) -> Json:
     """The document of one group and version; 404 when there is none."""
-    members = [r for r in registry.all() if (r.group, r.version) == (group, version)]
-    if not members:
-        raise no_such_path()
+    members = registry.members(group, version)
     schemas: Json = clone(_META_SCHEMAS)
     found: Json = {}
     for resource in members:

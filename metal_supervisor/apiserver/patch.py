@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from .codec import clone, listed
-from .errors import ApiError, Json, bad_request
-from .fields import METADATA_SCHEMA
+from .codec import MAX_BODY_BYTES, clone, encode, listed
+from .errors import ApiError, Json, as_go_prints, bad_request
 from .schema import child_schema
+from .schemas import METADATA
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +47,15 @@ def json_patch(target: Json, operations: Any) -> Json:
         message = f"The allowed maximum operations in a JSON patch is {_MAX_OPERATIONS}, got {len(operations)}"
         raise ApiError(413, "RequestEntityTooLarge", message)
     document: Any = clone(target)
+    copied_bytes = 0
     for operation in operations:
         if not isinstance(operation, dict) or not isinstance(operation.get("path"), str):
             raise bad_request("error decoding patch: every operation needs a path")
+        if operation.get("op") == "copy":
+            # Each copy of the whole document doubles it.
+            copied_bytes += len(encode(_look(document, _pointer(str(operation.get("from", ""))))))
+            if copied_bytes > MAX_BODY_BYTES:
+                raise _unfitting(f"its copies are larger than {MAX_BODY_BYTES} bytes")
         document = _operate(document, operation)
     if not isinstance(document, dict):
         raise _unfitting("the result is not an object")
@@ -162,12 +168,12 @@ def strategic_patch(schema: Json, target: Any, patch: Any, *, root: bool = True)
         elif value is None:
             merged.pop(name, None)
         else:
-            inner = METADATA_SCHEMA if root and name == "metadata" else child_schema(schema, name) or {}
+            inner = METADATA if root and name == "metadata" else child_schema(schema, name) or {}
             merged[name] = _strategic_value(inner, merged.get(name), value)
     for name, order in patch.items():
         if name.startswith("$setElementOrder/"):
             field = name.partition("/")[2]
-            inner = METADATA_SCHEMA if root and field == "metadata" else child_schema(schema, field) or {}
+            inner = METADATA if root and field == "metadata" else child_schema(schema, field) or {}
             _reorder(merged, field, listed(order), merge_key(inner))
     return merged
 
@@ -206,7 +212,7 @@ def _merge_items(items: Json, key: str, current: list[Any], patch: list[Any]) ->
     merged = list(current)
     for item in patch:
         if not isinstance(item, dict) or key not in item:
-            raise ApiError(500, "", f"map: {_as_go_prints(item)} does not contain declared merge key: {key}")
+            raise ApiError(500, "", f"map: {as_go_prints(item)} does not contain declared merge key: {key}")
         place = next((n for n, old in enumerate(merged) if isinstance(old, dict) and old.get(key) == item[key]), None)
         if item.get("$patch") == "delete":
             if place is not None:
@@ -230,11 +236,6 @@ def _in_order(merged: list[Any], key: str, current: list[Any], named: list[Any])
         later = name in before and other in before and before.index(name) > before.index(other)
         ordered.append((theirs if later else ours).pop(0))
     return ordered + ours + theirs
-
-
-def _as_go_prints(item: Any) -> str:
-    pairs = sorted(item.items()) if isinstance(item, dict) else []
-    return "map[" + " ".join(f"{name}:{value}" for name, value in pairs) + "]"
 
 
 def _reorder(merged: Json, field: str, order: list[Any], key: str | None) -> None:

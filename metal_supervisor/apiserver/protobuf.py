@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator
-from datetime import datetime, timezone
 from typing import Any, TypeAlias
 
-from .codec import timestamp
 from .errors import ApiError, Json, bad_request
 
 MEDIA_TYPE = "application/vnd.kubernetes.protobuf"
@@ -22,7 +20,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 Shape: TypeAlias = "dict[int, tuple[str, Any]]"
 """Field number → (name, how to read it): one of the words below, or the shape of a message.
 
-`text`, `number`, `flag`, `time`, `texts`, `map`, `bytesmap`, `port`; a list holds the shape of its items.
+`text`, `number`, `flag`, `texts`, `map`, `bytesmap`, `port`; a list holds the shape of its items.
 """
 
 _OWNER: Shape = {
@@ -152,8 +150,6 @@ def _scalar(raw: Any, how: Any) -> Any:
         return raw.decode()
     if how == "flag":
         return bool(raw)
-    if how == "time":
-        return timestamp(datetime.fromtimestamp(dict(_fields(raw)).get(1, 0), timezone.utc))
     if how == "port":
         parts = dict(_fields(raw))
         return parts.get(3, b"").decode() if parts.get(1) else _signed(parts.get(2, 0))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from . import schemas
 from .codec import listed, section
-from .errors import Json
+from .errors import Json, no_such_path
 
 ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
 _VERSION = re.compile(r"v(\d+)(?:(alpha|beta)(\d+))?")
@@ -67,6 +67,11 @@ class Resource:
     def storage_key(self) -> str:
         """Name of the storage of its objects."""
         return self.storage or f"{self.group}/{self.plural}"
+
+    @property
+    def subresources(self) -> list[str]:
+        """Names of its subresources."""
+        return [name for name, has in (("status", self.status), ("scale", self.scale is not None)) if has]
 
     @property
     def singular_name(self) -> str:
@@ -191,6 +196,13 @@ class Registry:
     def all(self) -> list[Resource]:
         """Every resource, in the order of installation."""
         return list(self._by_address.values())
+
+    def members(self, group: str, version: str) -> list[Resource]:
+        """The resources of a group in one version. Raises ApiError 404 when there are none."""
+        found = [resource for resource in self.all() if (resource.group, resource.version) == (group, version)]
+        if not found:
+            raise no_such_path()
+        return found
 
     def of_kind(self, api_version: str, kind: str) -> Resource | None:
         """The resource that an object reference names; any version of its group will do."""

@@ -75,8 +75,7 @@ def resource_target(registry: Registry, path: str) -> RequestTarget | None:
         raise no_such_path()
     if name and resource.namespaced and not namespace:
         raise no_such_path()
-    known = (subresource == "status" and resource.status) or (subresource == "scale" and resource.scale is not None)
-    if subresource and not known:
+    if subresource and subresource not in resource.subresources:
         raise no_such_path()
     return RequestTarget(resource, namespace, name, subresource)
 

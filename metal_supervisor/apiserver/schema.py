@@ -1,8 +1,8 @@
-"""Structural schemas: pruning of unknown fields, defaults, and validation.
+"""Structural schemas: removal of unknown fields, defaults, and validation.
 
-CRDs bring their own schema; the built-in resources have one in `schemas.py`. One walker for each of
-the three steps serves both, and the messages are those of a real server, because people search for
-them. Rules written in CEL (`x-kubernetes-validations`) are evaluated in `cel.py`.
+CRDs bring their own schema; the built-in resources have one in `schemas.py`. One walker settles an object and one
+validates it; the messages are those of a real server, because people search for them. Rules written in CEL
+(`x-kubernetes-validations`) are evaluated in `cel.py`.
 """
 
 from __future__ import annotations
@@ -62,53 +62,39 @@ def child_schema(schema: Json, name: str) -> Json | None:
     return None
 
 
-def prune(schema: Json, value: Any, path: str = "") -> list[str]:
-    """Removes undeclared fields and meaningless nulls in place; returns the paths of the unknown fields."""
+def settle(schema: Json, value: Any, path: str = "") -> list[str]:
+    """Remove undeclared fields and meaningless nulls and fill in defaults, in place.
+
+    Returns the paths of the unknown fields.
+    """
     if isinstance(value, list):
         items = schema.get("items")
         if not isinstance(items, dict):
             return []
-        return [name for index, item in enumerate(value) for name in prune(items, item, f"{path}[{index}]")]
+        return [name for index, item in enumerate(value) for name in settle(items, item, f"{path}[{index}]")]
     if not isinstance(value, dict):
         return []
     unknown: list[str] = []
     embedded = path == "" or schema.get("x-kubernetes-embedded-resource")
-    for name in list(value):
+    declared = schema.get("properties") or {}
+    missing = [name for name, inner in declared.items() if "default" in inner and name not in value]
+    for name in [*value, *missing]:
         if embedded and name in _ROOT_FIELDS:
             continue
         inner = child_schema(schema, name)
         if inner is None:
             unknown.append(join(path, name))
             del value[name]
-        elif inner.get("type") == "integer" and isinstance(value[name], float) and value[name].is_integer():
+            continue
+        if value.get(name) is None and "default" in inner and not inner.get("nullable"):
+            value[name] = clone(inner["default"])
+        if inner.get("type") == "integer" and isinstance(value[name], float) and value[name].is_integer():
             value[name] = int(value[name])
         elif value[name] is None and not inner.get("nullable") and inner.get("type"):
             del value[name]
         else:
-            unknown += prune(inner, value[name], join(path, name))
+            unknown += settle(inner, value[name], join(path, name))
     return unknown
-
-
-def apply_defaults(schema: Json, value: Any, path: str = "") -> None:
-    """Fills in defaults, in place, wherever the parent exists."""
-    if isinstance(value, list):
-        items = schema.get("items")
-        if isinstance(items, dict):
-            for item in value:
-                apply_defaults(items, item, path + "[]")
-        return
-    if not isinstance(value, dict):
-        return
-    for name, inner in (schema.get("properties") or {}).items():
-        if "default" in inner and name not in value:
-            value[name] = clone(inner["default"])
-        if name in value and not (path == "" and name == "metadata"):
-            apply_defaults(inner, value[name], join(path, name))
-    extra = schema.get("additionalProperties")
-    if isinstance(extra, dict):
-        for name, item in value.items():
-            if name not in (schema.get("properties") or {}):
-                apply_defaults(extra, item, join(path, name))
 
 
 def validate(schema: Json, value: Any, path: str = "") -> list[Problem]:

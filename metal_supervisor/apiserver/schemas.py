@@ -70,6 +70,42 @@ def _root(description: str, **properties: Json) -> Json:
     return fields({**head, **properties}, description)
 
 
+TIME: Json = {"type": "string", "format": "date-time"}
+METADATA = fields(
+    {
+        "name": text("Name, unique in its namespace. Cannot be changed."),
+        "generateName": text("Prefix of a name the server completes."),
+        "namespace": text("The scope of the name."),
+        "labels": mapping("Keys and values by which objects are selected."),
+        "annotations": mapping("Keys and values that tools keep with an object."),
+        "finalizers": texts(
+            "Who must let go before a deleted object vanishes.",
+            **{"x-kubernetes-list-type": "set", "x-kubernetes-patch-strategy": "merge"},
+        ),
+        "ownerReferences": items(
+            fields(
+                {
+                    **{name: text() for name in ("apiVersion", "kind", "name", "uid")},
+                    **{name: flag() for name in ("controller", "blockOwnerDeletion")},
+                },
+                required=["apiVersion", "kind", "name", "uid"],
+                **{"x-kubernetes-map-type": "atomic"},
+            ),
+            "Objects with which this one is deleted.",
+            keys=["uid"],
+            merge_key="uid",
+        ),
+        "uid": text("Identity of this object in time and space."),
+        "resourceVersion": text("Changes with every write."),
+        "generation": {"type": "integer", "format": "int64", "description": "Counts changes of the spec."},
+        "creationTimestamp": TIME,
+        "deletionTimestamp": TIME,
+        "deletionGracePeriodSeconds": {"type": "integer", "format": "int64"},
+        "selfLink": text(),
+        "managedFields": items(anything()),
+    },
+    "ObjectMeta is what every stored object has: its name, labels, owners and versions.",
+)
 CONDITIONS = items(
     fields(
         {
@@ -149,7 +185,7 @@ ENDPOINT_SLICE = _root(
     endpoints=items(
         fields(
             {
-                "addresses": texts("Addresses of one endpoint; consumers use the first."),
+                "addresses": texts("Addresses of one endpoint; consumers use the first.", maxItems=100),
                 "conditions": fields({"ready": flag(), "serving": flag(), "terminating": flag()}, default={}),
                 "hostname": text(),
                 "nodeName": text(),
@@ -160,7 +196,8 @@ ENDPOINT_SLICE = _root(
             }
         ),
         "The endpoints, owned whole: one slice has one writer.",
-    ),
+    )
+    | {"maxItems": 1000},
     ports=items(
         fields(
             {
@@ -171,8 +208,9 @@ ENDPOINT_SLICE = _root(
             }
         ),
         "The ports every endpoint listens on.",
-    ),
-)
+    )
+    | {"maxItems": 20_000},
+) | {"required": ["addressType"]}
 
 LEASE = _root(
     "A claim on something, or a sign of life.",
@@ -181,8 +219,8 @@ LEASE = _root(
             "holderIdentity": text("Who holds it."),
             "acquireTime": text("When the holder took it, with microseconds."),
             "renewTime": text("When the holder last renewed it, with microseconds."),
-            "leaseDurationSeconds": whole("How long others wait after the last renewal."),
-            "leaseTransitions": whole(),
+            "leaseDurationSeconds": whole("How long others wait after the last renewal.", minimum=1),
+            "leaseTransitions": whole(minimum=0),
             "preferredHolder": text(),
             "strategy": text(),
         }
@@ -232,15 +270,50 @@ SECRET = _root(
 )
 NODE = _root("A machine.", spec=anything(), status=fields({"conditions": CONDITIONS}) | anything())
 
+_LABEL = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+_VERSION = fields(
+    {
+        "name": text(pattern=_LABEL),
+        "served": flag(default=True),
+        "storage": flag(default=False),
+        "deprecated": flag(),
+        "deprecationWarning": text(),
+        "schema": fields({"openAPIV3Schema": anything()}, required=["openAPIV3Schema"]),
+        "subresources": fields(
+            {
+                "status": anything(),
+                "scale": fields(
+                    {
+                        "specReplicasPath": text(pattern=r"^\.spec\."),
+                        "statusReplicasPath": text(pattern=r"^\.status\."),
+                        "labelSelectorPath": text(),
+                    },
+                    required=["specReplicasPath", "statusReplicasPath"],
+                ),
+            }
+        ),
+        "additionalPrinterColumns": items(
+            fields(
+                {
+                    **{name: text() for name in ("name", "type", "format", "description", "jsonPath")},
+                    "priority": whole(),
+                },
+                required=["name", "type", "jsonPath"],
+            )
+        ),
+        "selectableFields": items(fields({"jsonPath": text()})),
+    },
+    required=["name", "schema"],
+)
 CRD = _root(
     "A kind of object that is added to this API.",
     spec=fields(
         {
-            "group": text(),
+            "group": text(pattern="^.+[.].+$"),
             "names": fields(
                 {
-                    "plural": text(),
-                    "singular": text(),
+                    "plural": text(pattern=_LABEL),
+                    "singular": text(pattern=_LABEL),
                     "kind": text(),
                     "listKind": text(),
                     "shortNames": texts(),
@@ -249,7 +322,7 @@ CRD = _root(
                 required=["kind", "plural"],
             ),
             "scope": choice(["Cluster", "Namespaced"]),
-            "versions": items(anything(), "All versions, owned whole."),
+            "versions": items(_VERSION, "All versions, owned whole."),
             "conversion": fields(
                 {"strategy": choice(["None", "Webhook"]), "webhook": anything()}, default={"strategy": "None"}
             ),

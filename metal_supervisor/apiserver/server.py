@@ -1,14 +1,13 @@
 """HTTP: connections, answers and streams.
 
-One thread per connection (they are few and local), an accept loop that also notices when the client of
-a watch has gone, and answers in a single send, so that no delayed acknowledgement holds them up.
+One thread per connection (they are few and local), another per watch that notices when its client has
+gone, and answers in a single send, so that no delayed acknowledgement holds them up.
 """
 
 from __future__ import annotations
 
 import hmac
 import logging
-import selectors
 import signal
 import socket
 import socketserver
@@ -16,7 +15,7 @@ import threading
 import time
 from contextlib import suppress
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from .codec import MAX_BODY_BYTES, encode
@@ -155,18 +154,24 @@ class _Handler(BaseHTTPRequestHandler):
     def _stream(self, stream: Stream) -> None:
         headers = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
         self.wfile.write(self._head(200, headers))
-        self.server.attend(self.connection, stream)
-        try:
-            stream.run(self._send_chunk)
-        finally:
-            self.server.dismiss(self.connection)
+        threading.Thread(target=self._await_hangup, args=(stream,), name="apiserver-hangup", daemon=True).start()
+        stream.run(self._send_chunk)
         self.wfile.write(b"0\r\n\r\n")
+
+    def _await_hangup(self, stream: Stream) -> None:
+        """Notify a stream when its client hangs up. Clients send nothing during a watch; data is the next request."""
+        with suppress(OSError):
+            while True:
+                with suppress(TimeoutError):
+                    self.connection.recv(1, socket.MSG_PEEK)
+                    break
+        stream.hang_up()
 
     def _send_chunk(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
 
 
-class _HttpServer(socketserver.ThreadingMixIn, HTTPServer):
+class _HttpServer(socketserver.ThreadingTCPServer):
     """The listening socket and its connections."""
 
     daemon_threads = True
@@ -175,101 +180,44 @@ class _HttpServer(socketserver.ThreadingMixIn, HTTPServer):
     allow_reuse_address = True
 
     def __init__(self, address: tuple[str, int], prefix: str, dispatcher: Dispatcher) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._wake_here, self._wake_there = socket.socketpair()
         super().__init__(address, _Handler)
         self.prefix = prefix
         self.dispatcher = dispatcher
-        self._lock = threading.Lock()
         self.connections = Connections()
         self._stopping = False
-        self._wake_there.setblocking(False)
-        self.socket.setblocking(False)
-        self._selector.register(self.socket, selectors.EVENT_READ)
-        self._selector.register(self._wake_here, selectors.EVENT_READ)
-
-    def server_bind(self) -> None:
-        """Binds without asking DNS for our name, which HTTPServer does."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = "localhost", self.server_address[1]
 
     def loop(self) -> None:
-        """Accept connections, and notice when clients of watches hang up, until `finish`."""
+        """Accept connections until `finish`; unlike `serve_forever` it never wakes without a reason."""
         while not self._stopping:
-            for key, _ in self._selector.select():
-                if key.fileobj is self.socket:
-                    self._accept()
-                elif key.fileobj is self._wake_here:
-                    self._wake_here.recv(4096)
-                else:
-                    self._gone(key)
-
-    def _accept(self) -> None:
-        try:
-            connection, address = self.socket.accept()
-        except BlockingIOError:
-            return
-        except OSError:
-            # Out of descriptors, most likely: it stays readable, so do not spin until one is free.
-            time.sleep(_ACCEPT_PAUSE_S)
-            return
-        connection.setblocking(True)
-        if self.connections.admit(connection):
-            self.process_request(connection, address)
-        else:
-            connection.close()
-
-    def _gone(self, key: selectors.SelectorKey) -> None:
-        """Handle a readable socket of a watch: clients send nothing during a watch, so this one has hung up."""
-        with self._lock:
-            # Looked up by number: the socket may have been closed meanwhile, and the number belong to another.
-            current = self._selector.get_map().get(key.fd)
-            if current is None or current.data is not key.data:
-                return
-            self._selector.unregister(key.fd)
-        key.data.hang_up()
-
-    def attend(self, connection: socket.socket, stream: Stream) -> None:
-        """Notify the stream when its client hangs up. The kernel's queue may be changed while the loop waits on it."""
-        with self._lock:
-            if not self._stopping:
-                self._selector.register(connection, selectors.EVENT_READ, stream)
-
-    def dismiss(self, connection: socket.socket) -> None:
-        """Undo `attend`. Call it before the connection is closed, as its descriptor will be reused."""
-        with self._lock:
-            if not self._stopping and connection in self._selector.get_map():
-                self._selector.unregister(connection)
-
-    def wake(self) -> None:
-        """Wake the loop, so that it notices changes."""
-        try:
-            self._wake_there.send(b".")
-        except OSError:
-            return  # the server has stopped, or so many wake-ups wait already that one more means nothing
+            try:
+                connection, address = self.socket.accept()
+            except OSError:
+                # Out of descriptors, most likely: the next attempt fails at once too, so do not spin until one is free.
+                time.sleep(_ACCEPT_PAUSE_S)
+                continue
+            if not self._stopping and self.connections.admit(connection):
+                self.process_request(connection, address)
+            else:
+                connection.close()
 
     def shutdown_request(self, request: Any) -> None:
         """Called by socketserver when a connection ends."""
         self.connections.gone(request)
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a hang-up
         super().shutdown_request(request)
 
     def finish(self) -> None:
-        """Ends the loop and every connection."""
-        with self._lock:
-            self._stopping = True
-        self.wake()
+        """Have the loop end once it wakes, and end every connection."""
+        self._stopping = True
         for connection in self.connections.all():
-            try:
+            with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue
 
-    def server_close(self) -> None:
-        """Frees the listening socket and the means to wake the loop."""
-        super().server_close()
-        self._selector.close()
-        self._wake_here.close()
-        self._wake_there.close()
+    def wake(self) -> None:
+        """Wake the loop with a connection: closing a socket does not end an `accept` everywhere."""
+        with suppress(OSError), socket.create_connection(self.socket.getsockname()[:2], _PARTING_S):
+            pass
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print no traceback for a broken connection."""
@@ -291,7 +239,7 @@ class ApiServer:
     @property
     def port(self) -> int:
         """The TCP port in use."""
-        return int(self._http.server_port)
+        return int(self._http.server_address[1])
 
     @property
     def url(self) -> str:
@@ -309,7 +257,9 @@ class ApiServer:
         """Ends all watches and connections and closes the data file. Takes well under a second."""
         self.kernel.close_watches({})
         self._http.finish()
-        self._thread.join()
+        while self._thread.is_alive():  # without descriptors, a first attempt to wake it fails
+            self._http.wake()
+            self._thread.join(_ACCEPT_PAUSE_S)
         self._http.server_close()
         self.kernel.stop()
 
@@ -327,9 +277,9 @@ class ApiServer:
 def serve(options: Options) -> None:
     """Runs an API server in the foreground until SIGTERM or SIGINT. Call it from the main thread."""
     server = ApiServer(options)
-    done = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: done.set())
+    ends = {signal.SIGTERM, signal.SIGINT}
+    # Blocked in every thread: the system may deliver a signal to any, and Python handles it only once this one wakes.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     server.start()
-    done.wait()
+    signal.sigwait(ends)
     server.stop()

@@ -13,7 +13,7 @@ from typing import Any
 
 from .codec import listed, section
 from .errors import Json, Problem, duplicate_value, forbidden_value, invalid_value, required, too_long
-from .metadata import label_problems, qualified_problems
+from .metadata import DNS_LABEL, DNS_LABEL_DETAIL, label_problems, qualified_problems
 
 CLUSTER_RANGE = ipaddress.ip_network("10.96.0.0/16")
 _FIRST_HOST = 10
@@ -21,12 +21,6 @@ _FIRST_HOST = 10
 NODE_PORTS = range(30000, 32768)
 IP_DETAIL = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"
 _EXPOSED = ("NodePort", "LoadBalancer")
-_PORT_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-DNS_LABEL_DETAIL = (
-    "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with "
-    "an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is "
-    "'[a-z0-9]([-a-z0-9]*[a-z0-9])?')"
-)
 
 
 def default_service(service: Json, previous: Json | None, others: Iterable[Json]) -> None:
@@ -121,7 +115,7 @@ def validate_service(service: Json, previous: Json | None, others: Iterable[Json
         problems.append(invalid_value("metadata.name", name, "must be no more than 63 characters"))
     if "." in name:
         problems.append(invalid_value("metadata.name", name, "must not contain dots"))
-    elif name and not _PORT_NAME.fullmatch(name):
+    elif name and not DNS_LABEL.fullmatch(name):
         problems.append(invalid_value("metadata.name", name, DNS_LABEL_DETAIL))
     problems += label_problems("spec.selector", section(spec, "selector"))
     problems += _family_problems(spec)
@@ -149,7 +143,7 @@ def _port_problems(port: Json, path: str, *, several: bool) -> list[Problem]:
     name = port.get("name", "")
     if several and not name:
         problems.append(required(f"{path}.name"))
-    if name and not _PORT_NAME.fullmatch(name):
+    if name and not DNS_LABEL.fullmatch(name):
         problems.append(invalid_value(f"{path}.name", name, DNS_LABEL_DETAIL))
     if len(name) > 63:
         problems.append(too_long(f"{path}.name", 63))

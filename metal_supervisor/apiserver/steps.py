@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import times
-from .apply import read_entries
+from .apply import Entries
 from .codec import clone, listed, section
 from .errors import ApiError, Json, bad_request, conflict, invalid, invalid_value, unknown_format
+from .metadata import readable
 from .patch import APPLY, JSON, MERGE, STRATEGIC, json_patch, merge_patch, strategic_patch
 from .resources import Resource
-from .schema import prune, validate
+from .schema import settle, validate
+from .schemas import METADATA
 from .targets import RequestTarget, WriteOptions
 
 _GO_NAMES = {"integer": "number", "boolean": "bool"}
@@ -118,20 +120,34 @@ def isolated(target: RequestTarget, before: Json | None, candidate: Json) -> Jso
 
 
 def decoded(resource: Resource, new: Json) -> list[str]:
-    """Drops unknown fields and returns their paths; for built-in kinds a wrong type is not even an object."""
-    unknown = prune(resource.schema, new)
+    """Settle an object; return the paths of its unknown fields. A built-in kind with a wrong type is no object."""
+    unknown = settle(resource.schema, new)
     if not resource.custom:
-        for problem in validate(resource.schema, new):
-            if problem.reason == "FieldValueTypeInvalid":
-                found, _, expected = problem.body.partition("must be of type ")
-                name = found.split('"')[1]
-                detail = f"json: cannot unmarshal {_GO_NAMES.get(name, name)} into Go struct field "
-                where = f"{resource.kind}.{problem.field} of type {expected.partition(':')[0]}"
-                raise Undecodable(resource, detail + where)
-        complaint = times.settle(resource.kind, new)
+        complaint = mistyped(resource.schema, new, resource.kind) or times.settle(resource.kind, new)
         if complaint:
             raise Undecodable(resource, complaint)
     return unknown
+
+
+def mistyped(schema: Json, value: Json, struct: str) -> str:
+    """Go's message about the first field of a wrong type, "" if there is none."""
+    for problem in validate(schema, value):
+        if problem.reason == "FieldValueTypeInvalid":
+            found, _, expected = problem.body.partition("must be of type ")
+            name = found.split('"')[1]
+            where = f"{struct}.{problem.field} of type {expected.partition(':')[0]}"
+            return f"json: cannot unmarshal {_GO_NAMES.get(name, name)} into Go struct field {where}"
+    return ""
+
+
+def readable_metadata(resource: Resource, raw: Any) -> Json:
+    """The metadata of a body; 400 for what Go could not read."""
+    if raw is not None and not isinstance(raw, dict):
+        raise Undecodable(resource, "json: cannot unmarshal metadata into an object")
+    complaint = mistyped(METADATA, readable(raw or {})[0], "ObjectMeta")
+    if complaint:
+        raise Undecodable(resource, complaint)
+    return dict(raw or {})
 
 
 def unconvertible(resource: Resource, declaration: Json, why: str) -> ApiError:
@@ -146,13 +162,11 @@ class Undecodable(ApiError):
     """400 for what is not an object of this kind."""
 
     def __init__(self, resource: Resource, why: str) -> None:
-        super().__init__(400, "BadRequest", unreadable(resource, why))
+        kind = resource.kind
+        super().__init__(
+            400, "BadRequest", f'{kind} in version "{resource.version}" cannot be handled as a {kind}: {why}'
+        )
         self.why = why
-
-
-def unreadable(resource: Resource, why: str) -> str:
-    """Message for a body that is not an object of this kind."""
-    return f'{resource.kind} in version "{resource.version}" cannot be handled as a {resource.kind}: {why}'
 
 
 def unknown_fields(resource: Resource, unknown: list[str], options: WriteOptions, *, complain: bool) -> tuple[str, ...]:
@@ -177,7 +191,6 @@ def count_generation(resource: Resource, before: Json | None, new: Json) -> None
     new["metadata"]["generation"] = generation if old_spec == new_spec else generation + 1
 
 
-def same_owners(before: Json, new: Json) -> bool:
+def same_owners(before: Entries, after: Entries) -> bool:
     """True if ownership is unchanged; changed times alone do not make a new version."""
-    old, fresh = read_entries(before), read_entries(new)
-    return {i: e.paths for i, e in old.items()} == {i: e.paths for i, e in fresh.items()}
+    return {i: e.paths for i, e in before.items()} == {i: e.paths for i, e in after.items() if e.paths}

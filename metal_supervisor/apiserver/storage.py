@@ -123,14 +123,7 @@ class ObjectStore:
         """Stores an object under the next resourceVersion and returns it with that version in it."""
         previous = self.get(kind, name)
         version = self.version + 1
-        stored = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}}
-        written_s = time.time()
-        with self._db:
-            row = (kind, *name, written_s, encode(stored))
-            self._db.execute("REPLACE INTO objects VALUES (?, ?, ?, ?, ?)", row)
-            self._save_version(version)
-        self.version = version
-        self._keep(kind, name, stored, written_s)
+        stored = self._save(kind, name, obj, version, time.time())
         self._remember(kind, StoredChange(version, "MODIFIED" if previous else "ADDED", stored, previous))
         return stored
 
@@ -148,6 +141,16 @@ class ObjectStore:
         last = {**previous, "metadata": {**previous["metadata"], "resourceVersion": str(version)}}
         self._remember(kind, StoredChange(version, "DELETED", last, previous))
         return last
+
+    def _save(self, kind: str, name: Name, obj: Json, version: int, written_s: float) -> Json:
+        stored = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}}
+        with self._db:
+            row = (kind, *name, written_s, encode(stored))
+            self._db.execute("REPLACE INTO objects VALUES (?, ?, ?, ?, ?)", row)
+            self._save_version(version)
+        self.version = version
+        self._keep(kind, name, stored, written_s)
+        return stored
 
     def _save_version(self, version: int) -> None:
         self._db.execute("REPLACE INTO counters VALUES ('version', ?)", (version,))
@@ -203,13 +206,7 @@ class ObjectStore:
         with self.lock:
             self.version = 1
             for kind, name, obj in self.everything():
-                self.version += 1
-                fresh = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self.version)}}
-                self._keep(kind, name, fresh, self.written_s(kind, name))
-                with self._db:
-                    row = (kind, *name, self.written_s(kind, name), encode(fresh))
-                    self._db.execute("REPLACE INTO objects VALUES (?, ?, ?, ?, ?)", row)
-                    self._save_version(self.version)
+                self._save(kind, name, obj, self.version + 1, self.written_s(kind, name))
             self.forget_history()
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
+from . import events
 from .codec import listed, now, parse_time, section
 from .errors import Json
 from .resources import Resource
@@ -50,7 +51,8 @@ def table(resource: Resource, objects: Iterable[Json], metadata: Json, *, includ
     columns = columns_of(resource)
     rows: list[Json] = []
     for obj in objects:
-        row: Json = {"cells": [column.cell(obj) for column in columns]}
+        told = events.to_core(obj) if events.is_event(resource) else obj
+        row: Json = {"cells": [column.cell(told) for column in columns]}
         if include == "Object":
             row["object"] = obj
         elif include != "None":
@@ -240,29 +242,24 @@ def _slice_addresses(obj: Json) -> str:
 
 
 def _event_object(event: Json) -> str:
-    about = section(event, "involvedObject") or section(event, "regarding")
+    about = section(event, "involvedObject")
     return f"{str(about.get('kind', '')).lower()}/{about.get('name', '')}"
 
 
 def _event_last_seen(event: Json) -> str:
     last = section(event, "series").get("lastObservedTime") or event.get("lastTimestamp")
-    return age_of(last or event.get("deprecatedLastTimestamp") or event.get("eventTime"))
-
-
-def _event_first_seen(event: Json) -> str:
-    return age_of(event.get("firstTimestamp") or event.get("deprecatedFirstTimestamp") or event.get("eventTime"))
+    return age_of(last or event.get("eventTime"))
 
 
 def _event_source(event: Json) -> str:
-    source = section(event, "source") or section(event, "deprecatedSource")
-    if source.get("component"):
-        return ", ".join(str(part) for part in (source.get("component"), source.get("host")) if part)
-    controller = event.get("reportingComponent") or event.get("reportingController") or ""
-    return ", ".join(part for part in (str(controller), str(event.get("reportingInstance") or "")) if part)
+    parts = [section(event, "source").get(name) for name in ("component", "host")]
+    if not parts[0]:
+        parts = [event.get(name) for name in ("reportingComponent", "reportingInstance")]
+    return ", ".join(str(part) for part in parts if part)
 
 
 def _event_count(event: Json) -> int:
-    return int(section(event, "series").get("count") or event.get("count") or event.get("deprecatedCount") or 1)
+    return int(section(event, "series").get("count") or event.get("count") or 1)
 
 
 def _node_status(obj: Json) -> str:
@@ -294,8 +291,8 @@ _BUILT_IN: dict[str, list[Column]] = {
         Column("Object", _event_object),
         Column("Subobject", _at(".involvedObject.fieldPath", ""), priority=1),
         Column("Source", _event_source, priority=1),
-        Column("Message", lambda event: str(event.get("message") or event.get("note") or "").strip()),
-        Column("First Seen", _event_first_seen, priority=1),
+        Column("Message", lambda event: str(event.get("message") or "").strip()),
+        Column("First Seen", lambda obj: age_of(obj.get("firstTimestamp") or obj.get("eventTime")), priority=1),
         Column("Count", _event_count, "integer", priority=1),
         Column("Name", lambda obj: obj["metadata"]["name"], format="name", priority=1),
     ],

@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from .codec import listed
-from .errors import ApiError, Json
+from .errors import ApiError, Json, as_go_prints, json_type
 from .fields import Path, is_atomic_map, item_key, list_kind, show
 from .schema import child_schema
 
 _SCALARS: dict[str, tuple[type, ...]] = {
     "string": (str,), "boolean": (bool,), "integer": (int, float), "number": (int, float)
 }  # fmt: skip
+_NAMES = {"object": "map", "array": "list"}
+"""Types that structured-merge-diff calls by other names."""
 
 
 def check(schema: Json, declaration: Json, group_version: str) -> None:
@@ -86,28 +88,9 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _unexpected(kind: str, value: Any, path: Path) -> str:
-    where, shown = show(path), _as_go_prints(value)
+    where, shown, found = show(path), as_go_prints(value), json_type(value)
     if kind in ("integer", "number"):
-        return f"{where}: expected numeric (int or float), got {_type_name(value)}"
+        return f"{where}: expected numeric (int or float), got {_NAMES.get(found, found)}"
     if kind == "string":
         return f"{where}: expected string, got &value.valueUnstructured{{Value:{shown}}}"
-    wanted = {"object": "map", "array": "list", "boolean": "boolean"}[kind]
-    return f"{where}: expected {wanted}, got &{{{shown}}}"
-
-
-def _type_name(value: Any) -> str:
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, str):
-        return "string"
-    return "map" if isinstance(value, dict) else "list"
-
-
-def _as_go_prints(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, dict):
-        return "map[" + " ".join(f"{name}:{_as_go_prints(value[name])}" for name in sorted(value)) + "]"
-    if isinstance(value, list):
-        return "[" + " ".join(_as_go_prints(item) for item in value) + "]"
-    return str(value)
+    return f"{where}: expected {_NAMES.get(kind, kind)}, got &{{{shown}}}"

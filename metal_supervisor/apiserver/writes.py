@@ -17,7 +17,6 @@ from .apply import (
     Entries,
     Manager,
     apply,
-    managed_copy,
     read_entries,
     same_apart_from_bookkeeping,
     track_update,
@@ -39,7 +38,7 @@ from .errors import (
 )
 from .patch import APPLY
 from .resources import Registry, Resource, from_crd
-from .schema import apply_defaults, child_schema, validate
+from .schema import child_schema, validate
 from .steps import (
     Undecodable,
     check_kind,
@@ -52,11 +51,11 @@ from .steps import (
     isolated,
     patched,
     preconditions,
+    readable_metadata,
     refused_as_patch,
     same_owners,
     unconvertible,
     unknown_fields,
-    unreadable,
 )
 from .storage import ObjectStore
 from .targets import Outcome, RequestTarget, WriteOptions
@@ -185,13 +184,7 @@ class Writer:
         """Check a body against the path it was sent to; return it with its namespace and name filled in."""
         resource = target.resource
         check_type(resource, body)
-        raw = body.get("metadata")
-        if raw is not None and not isinstance(raw, dict):
-            raise bad_request(unreadable(resource, "json: cannot unmarshal metadata into an object"))
-        own = dict(raw or {})
-        problem = metadata.type_problem(own)
-        if problem:
-            raise bad_request(unreadable(resource, problem))
+        own = readable_metadata(resource, body.get("metadata"))
         if own.get("namespace") not in (None, "", target.namespace) and resource.namespaced:
             message = "the namespace of the provided object does not match the namespace sent on the request"
             raise bad_request(message)
@@ -231,16 +224,16 @@ class Writer:
         unknown += decoded(resource, new)
         warnings = unknown_fields(resource, unknown, options, complain=entries is None)
         self._complete_and_check(target, previous, new)
+        held = read_entries(before)
         if entries is None:
-            given = managed_copy(candidate)
-            base = read_entries(candidate if given else before)
+            base = read_entries(candidate) if sent.get("managedFields") else held
             manager = Manager(options.manager, "Update", target.subresource, resource.group_version)
             seen, made = builtins.as_written(resource, before, asked, new)
             entries = track_update(resource.schema, seen, made, base, manager, resource.status)
         write_entries(new, entries)
         if resource.generation:
             count_generation(resource, before, new)
-        if before and same_apart_from_bookkeeping(before, new) and same_owners(before, new):
+        if before and same_apart_from_bookkeeping(before, new) and same_owners(held, entries):
             return Outcome(before, warnings=warnings)
         if options.dry_run:
             return Outcome(new, before is None, warnings)
@@ -248,7 +241,6 @@ class Writer:
 
     def _complete_and_check(self, target: RequestTarget, previous: Json | None, new: Json) -> None:
         resource = target.resource
-        apply_defaults(resource.schema, new)
         stored = stored_form(resource, new)
         others = self._others(resource, new) if resource.kind == "Service" else []
         is_crd = resource.storage_key == crds.KIND

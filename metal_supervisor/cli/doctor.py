@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
 from typing import Any
 
+from metal_supervisor.cli.terminal import say
 from metal_supervisor.settings import loader
 
 
-def add(commands: Any, say: Callable[[str], None]) -> None:
+def add(commands: Any) -> None:
     """Add the command."""
     text = "what is right and wrong with this Mac, its engines and its cluster, and what to do about it"
     command = commands.add_parser("doctor", help=text, description=text)
@@ -19,10 +19,10 @@ def add(commands: Any, say: Callable[[str], None]) -> None:
         "--bundle", metavar="FILE.tar.gz", help="also write an archive to show to others, without secrets and names"
     )
     loader.add_flags(command)
+    command.set_defaults(action=_doctor)
 
-    def doctor(arguments: argparse.Namespace) -> int:
-        from metal_supervisor.doctor import command as doctor_command
 
-        return doctor_command.main(arguments, os.environ, say)
+def _doctor(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.doctor import command
 
-    command.set_defaults(action=doctor)
+    return command.main(arguments, os.environ, say)

@@ -10,12 +10,15 @@ from dataclasses import asdict
 from typing import TextIO
 
 from metal_supervisor.cli.explanation import Case, explain, numbers
-from metal_supervisor.cli.terminal import Live
-from metal_supervisor.controller.controller_status import FILE
+from metal_supervisor.cli.terminal import columns
+from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.names import Unknown, aliases, meant
-from metal_supervisor.spec.types import Json, Record
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.terminal_text import encodable, escaped
+from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import StateDir
-from metal_supervisor.supervisord.ctl_plugin import NOT_FOUND, escaped, still_so
+from metal_supervisor.state.reports import controller_report
+from metal_supervisor.supervisord.ctl_plugin import NOT_FOUND, still_so
 
 LABEL = 11
 MOST_AHEAD = 5
@@ -24,17 +27,15 @@ MOST_AHEAD = 5
 def run(state: StateDir, name: str, as_json: bool, out: TextIO, say: Callable[[str], None]) -> int:
     """Print the explanation. Returns the exit code: 4 if there is no such service."""
     records, unreadable = state.records()
-    told = _told(state)
+    told = controller_report(state.path)
     try:
         program = meant(name, {each.program: aliases(each) for each in records.values() if not each.is_daemon})
     except Unknown as unknown:
         say(escaped(_elsewhere(name, told) or _unreadable(name, unreadable) or str(unknown)))
         return NOT_FOUND
     case = _case(state, records[program], told, _ahead(records[program], records.values()))
-    width = Live(out).size().columns if Live.possible(out) else None
-    text = json.dumps(_as_json(case), indent=2) if as_json else "\n".join(lines(case, width))
-    encoding = getattr(out, "encoding", None) or "utf-8"
-    out.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    text = json.dumps(_as_json(case), indent=2) if as_json else "\n".join(lines(case, columns(out)))
+    out.write(encodable(f"{text}\n", out.encoding))
     return 0
 
 
@@ -77,19 +78,9 @@ def _case(state: StateDir, record: Record, told: Json, ahead: tuple[str, ...]) -
     return Case(record, observed, note, program, told, time.time(), ahead)
 
 
-def _told(state: StateDir) -> Json:
-    """The controller's report, {} without a readable one."""
-    try:
-        found = json.loads((state.path / FILE).read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _elsewhere(name: str, told: Json) -> str:
     """Message why a service is not this Mac's, "" if the controller did not leave it out."""
-    found = told.get("elsewhere")
-    why = found.get(name.replace("/", ".", 1)) if isinstance(found, dict) else None
+    why = mapping(told, "elsewhere").get(name.replace("/", ".", 1))
     return f"{name} is not this Mac's: {why}" if why else ""
 
 

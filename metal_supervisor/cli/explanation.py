@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
 
-from metal_supervisor.cluster.report import Report, confinement, report
+from metal_supervisor.cluster.report import Report, confinement, report, rests
 from metal_supervisor.memory.ledger import over_limit
+from metal_supervisor.spec.document import mapping, string, whole
+from metal_supervisor.spec.instants import utc
+from metal_supervisor.spec.processes import Observed, RunNote
 from metal_supervisor.spec.progress import duration
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sizes import amount
-from metal_supervisor.spec.types import Json, Observed, Record, RunNote, Standing
+from metal_supervisor.spec.types import Json, Standing
 
 STALE_S = 60.0
 """Age from which a report of the controller is out of date; it makes a pass every quarter of a minute."""
@@ -76,7 +79,7 @@ def explain(case: Case) -> tuple[Report, list[Sentence]]:
 
 def numbers(case: Case) -> Json:
     """The numbers of the sentences, for scripts; null for unknown ones. Bytes, and Unix times."""
-    record, observed, memory = case.record, case.observed, _memory_told(case)
+    record, observed, memory = case.record, case.observed, mapping(case.told, "memory")
     return {
         "reservedBytes": record.reserved_bytes or None,
         "measuredBytes": _measured(case) or None,
@@ -98,21 +101,14 @@ def _ago(then: float, now: float) -> str:
     return f"{duration(max(0.0, now - then))} ago"
 
 
-def stamp(then: float) -> str:
-    """A Unix time as `2026-03-01T12:00:00Z`; one outside the calendar as its number."""
-    try:
-        return f"{datetime.fromtimestamp(then, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
-    except (ValueError, OverflowError, OSError):
-        return str(then)
-
-
 # ── what is asked for ────────────────────────────────────────────────────────────────────────────
 
 
 def _wanted(case: Case) -> Iterator[str]:
     record, verdict = case.record, case.record.verdict
     why = f" ({verdict.reason})" if verdict.reason else ""
-    yield f"{STANDINGS[verdict.standing]}{why}, decided {_ago(verdict.since, case.now)} at {stamp(verdict.since)}"
+    said = "it runs on demand, and rests" if rests(record) else STANDINGS[verdict.standing]
+    yield f"{said}{why}, decided {_ago(verdict.since, case.now)} at {utc(verdict.since)}"
     many = "s" if record.replicas != 1 else ""
     yield (
         f"generation {record.generation} asks for {record.replicas} replica{many} in mode {record.mode}, "
@@ -130,14 +126,12 @@ def _wanted(case: Case) -> Iterator[str]:
 
 def _model(case: Case) -> Iterator[str]:
     record = case.record
-    rows = case.told.get("models")
-    row = rows.get(f"{record.namespace}/{record.model}") if isinstance(rows, dict) else None
-    file = row.get("file") if isinstance(row, dict) else None
-    if not isinstance(file, dict):
+    file = mapping(mapping(mapping(case.told, "models"), f"{record.namespace}/{record.model}"), "file")
+    if not file:
         yield f"Model {record.model}: nothing is told of its file" if record.model else ""
         return
-    got, total, said = _number(file, "got_bytes"), _number(file, "total_bytes"), str(file.get("message") or "")
-    size, path = _number(file, "size_bytes"), str(file.get("path") or "")
+    got, total, said = whole(file, "got_bytes"), whole(file, "total_bytes"), str(file.get("message") or "")
+    size, path = whole(file, "size_bytes"), str(file.get("path") or "")
     text = f"Model {record.model}: its file is {file.get('phase')}"
     text += f" at {path}" if path else ""
     text += f", {amount(size)}" if size else ""
@@ -157,11 +151,6 @@ def _runtime(case: Case) -> Iterator[str]:
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def _memory_told(case: Case) -> Json:
-    found = case.told.get("memory")
-    return found if isinstance(found, dict) else {}
 
 
 def _measured(case: Case) -> int:
@@ -185,7 +174,7 @@ def _memory(case: Case) -> Iterator[str]:
         yield over or f"its Model allows it {amount(record.limit_bytes, 'down')}"
     yield from _room(case)
     if record.queue_position:
-        since = f", since {stamp(record.queued_at)}" if record.queued_at else ""
+        since = f", since {utc(record.queued_at)}" if record.queued_at else ""
         ahead = f", behind {', '.join(case.ahead)}" if case.ahead else ""
         yield f"it is number {record.queue_position} in the queue for memory{since}{ahead}"
     if record.displaced_by:
@@ -193,7 +182,7 @@ def _memory(case: Case) -> Iterator[str]:
     if record.next_bytes:
         yield f"when it starts next it will take {amount(record.next_bytes, 'up')}"
     if record.evicted_at is not None:
-        yield f"it was stopped at {stamp(record.evicted_at)} because {record.evicted_why}"
+        yield f"it was stopped at {utc(record.evicted_at)} because {record.evicted_why}"
     if record.evictions:
         yield f"it had to go {record.evictions} times for want of memory"
     if record.pressure is not None:
@@ -201,8 +190,9 @@ def _memory(case: Case) -> Iterator[str]:
 
 
 def _room(case: Case) -> Iterator[str]:
-    memory, record = _memory_told(case), case.record
-    budget, charged, left = (_number(memory, name) for name in ("budget", "charged", "left"))
+    memory, record = mapping(case.told, "memory"), case.record
+    budget, charged = whole(memory, "budget"), whole(memory, "charged")
+    left = budget - charged  # negative if engines outgrew it
     if not budget:
         return
     yield f"this Mac's budget is {memory.get('because') or amount(budget)}"
@@ -223,6 +213,8 @@ def _port(case: Case) -> Iterator[str]:
     else:
         where = f" on {record.host}" if record.host else ""
         yield f"{record.port}{where}, which stays its own until the InferenceService is deleted"
+    if record.front_port is not None and record.idle_s is not None:
+        yield f"it is on demand: clients reach it at {record.front_port}, which is the gateway's"
 
 
 def _process(case: Case) -> Iterator[str]:
@@ -233,7 +225,7 @@ def _process(case: Case) -> Iterator[str]:
     if not pid:
         yield f"none; {word}"
     else:
-        since = f", started at {stamp(note.starts[-1])}" if note is not None and note.pid == pid and note.starts else ""
+        since = f", started at {utc(note.starts[-1])}" if note is not None and note.pid == pid and note.starts else ""
         yield f"pid {pid}{since}; {word}"
     if note is not None and note.pid and note.pid == pid and note.launcher_pid != pid:
         yield f"its engine outlived a supervisord; launcher {note.launcher_pid} stands in for it"
@@ -259,7 +251,7 @@ def _probe(case: Case) -> Iterator[str]:
     word = "it has answered as it should" if observed.ready else "it does not count as ready"
     path = record.probe.path
     said = f": {observed.message}" if observed.message else ""
-    yield f"{word} since {stamp(observed.since)}, asked at {path}{said}"
+    yield f"{word} since {utc(observed.since)}, asked at {path}{said}"
     if observed.hung:
         yield f"it hangs: {observed.hung}"
     if observed.busy:
@@ -300,7 +292,7 @@ def _restarts(case: Case) -> Iterator[str]:
     due = _due(case)
     if due is not None:
         left_s = due - case.now
-        yield f"it is held; the next attempt is {f'in {left_s:.0f} s' if left_s > 0 else 'due'}, at {stamp(due)}"
+        yield f"it is held; the next attempt is {f'in {left_s:.0f} s' if left_s > 0 else 'due'}, at {utc(due)}"
 
 
 def _next(case: Case) -> Iterator[str]:
@@ -310,7 +302,7 @@ def _next(case: Case) -> Iterator[str]:
     if record.withdraw:
         yield "its endpoint is to be withdrawn before the process is stopped"
     if record.edit_queued_at is not None:
-        yield f"an edit that takes more memory waits since {stamp(record.edit_queued_at)}"
+        yield f"an edit that takes more memory waits since {utc(record.edit_queued_at)}"
     at = case.told.get("at")
     if not isinstance(at, int | float) or isinstance(at, bool):
         yield "the controller has left no report"
@@ -319,11 +311,4 @@ def _next(case: Case) -> Iterator[str]:
 
 
 def _reason(case: Case, which: str) -> str:
-    reasons = case.told.get("reasons")
-    found = reasons.get(case.record.program) if isinstance(reasons, dict) else None
-    return str(found.get(which) or "") if isinstance(found, dict) else ""
-
-
-def _number(item: Json, key: str) -> int:
-    found = item.get(key)
-    return found if isinstance(found, int) and not isinstance(found, bool) else 0
+    return string(mapping(mapping(case.told, "reasons"), case.record.program), which)

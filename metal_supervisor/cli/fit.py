@@ -31,7 +31,8 @@ from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.gguf import BadGguf
 from metal_supervisor.spec.sizes import amount
-from metal_supervisor.spec.sources import FORMS, Artifact, canonical, library_model, shown
+from metal_supervisor.spec.sources import FORMS, Artifact, canonical, library_model, shown, without_quantization
+from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Endpoint, Model, Service, Standing
 from metal_supervisor.state.directory import StateDir
 
@@ -78,6 +79,8 @@ class _Subject:
     """Tokens of context that it was trained for, 0 if it does not tell."""
     plan: FitPlan
     charge: Charge
+    contexts: tuple[int, ...] = ()
+    """Tokens of a slot to choose from, the most first, where the question names none."""
 
 
 def main(settings: Settings, question: Question, as_json: bool, complain: Callable[[str], None]) -> int:
@@ -85,15 +88,10 @@ def main(settings: Settings, question: Question, as_json: bool, complain: Callab
     try:
         found = answer(settings, question)
     except CannotTell as error:
-        complain(_printable(str(error)))
+        complain(printable(str(error)))
         return CANNOT_TELL
-    print(json.dumps(found.body, indent=2) if as_json else "\n".join(map(_printable, found.lines)))
+    print(json.dumps(found.body, indent=2) if as_json else "\n".join(map(printable, found.lines)))
     return FITS if found.fits else DOES_NOT_FIT
-
-
-def _printable(text: str) -> str:
-    """Text made safe for a terminal: a header and a file's name may hold anything."""
-    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def answer(settings: Settings, question: Question) -> FitAnswer:
@@ -105,8 +103,9 @@ def answer(settings: Settings, question: Question) -> FitAnswer:
         raise CannotTell(f"--kv-type must be one of {', '.join(CACHE_TYPES)}, not {question.kv_type!r:.40}")
     subject = _subject(settings, question)
     allowed, running = budget_of(settings), _running(settings)
-    made = subject.charge(subject.plan)
     free = allowed.bytes - sum(running.values())
+    subject = _with_context(subject, free, allowed.bytes)
+    made = subject.charge(subject.plan)
     fits = made.total_bytes <= free
     advice = _possible(subject, free) if fits else _advice(subject, free, allowed.bytes, made)
     trained = f", trained for {subject.trained} tokens" if subject.trained else ""
@@ -142,6 +141,14 @@ def answer(settings: Settings, question: Question) -> FitAnswer:
         "advice": advice,
     }
     return FitAnswer(fits, tuple(lines), body)
+
+
+def _with_context(subject: _Subject, free: int, allowed: int) -> _Subject:
+    """The subject with the context that the controller would choose for it."""
+    plans = [replace(subject.plan, context=tokens * subject.plan.slots) for tokens in subject.contexts]
+    needs = {plan: subject.charge(plan).total_bytes for plan in plans}
+    fitting = [plan for room in (free, allowed) for plan, need in needs.items() if need <= room]
+    return replace(subject, plan=next(iter([*fitting, *plans[-1:], subject.plan])))
 
 
 def _verdict(need: int, free: int, fits: bool) -> str:
@@ -213,12 +220,13 @@ def _subject(settings: Settings, question: Question) -> _Subject:
 
 def _remote(settings: Settings, question: Question) -> _Subject:
     """A model on a server; only its header is read. Raises CannotTell, Bad."""
-    place = canonical(question.source, "SOURCE")
+    written, quantization = without_quantization(question.source)
+    place = canonical(written, "SOURCE")
     if library_model(place):
         raise CannotTell(f"{place}: a model of Ollama's library is judged when a service asks for it")
     client = Client(SourcePolicy(lax=True), headers.READ_S)
     try:
-        listing = _listed(settings, place, client)
+        listing = _listed(settings, place, quantization, client)
         if listing.path:
             return _subject(settings, replace(question, source=listing.path))
         name = shown(place).rpartition("/")[2]
@@ -232,12 +240,12 @@ def _remote(settings: Settings, question: Question) -> _Subject:
     return _gguf(settings, question, listing.pieces[0].name, reading)
 
 
-def _listed(settings: Settings, place: str, client: Client) -> Listing:
+def _listed(settings: Settings, place: str, quantization: str, client: Client) -> Listing:
     """One GGUF file, else a directory for MLX. Raises Unusable."""
     try:
-        return locate(Artifact(place), {}, client, settings.hub)
+        return locate(Artifact(place, quantization=quantization), {}, client, settings.hub)
     except Unusable as error:
-        if error.reason != "InvalidModel":
+        if error.reason != "InvalidModel" or quantization:
             raise
         try:
             return locate(Artifact(place, directory=True), {}, client, settings.hub)
@@ -267,7 +275,9 @@ def _gguf(settings: Settings, question: Question, name: str, reading: Reading) -
         return made
 
     plan = FitPlan(question.context or llama_server.DEFAULT_CONTEXT, question.slots, question.kv_type)
-    return _Subject(name, header.architecture or "unknown architecture", reading.size_bytes, trained, plan, charge)
+    contexts = () if question.context else llama_server.offered_contexts(reading)
+    architecture = header.architecture or "unknown architecture"
+    return _Subject(name, architecture, reading.size_bytes, trained, plan, charge, contexts)
 
 
 def _argv(plan: FitPlan, binary: Binary, reading: Reading) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -25,23 +24,26 @@ from metal_supervisor.cli.incoming import Incoming
 from metal_supervisor.cli.terminal import Live
 from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.cluster.manifests import direct_url
-from metal_supervisor.cluster.report import report
+from metal_supervisor.cluster.report import UNLOADED, WAKING, report
 from metal_supervisor.controller import boot
-from metal_supervisor.controller.controller_status import FILE
 from metal_supervisor.host import local_status, machine
-from metal_supervisor.settings.loader import Overrides, Settings
-from metal_supervisor.spec.progress_bar import printable
+from metal_supervisor.settings.loader import Overrides, Settings, found_state_dir
+from metal_supervisor.spec.document import mapping, string
+from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Key, Standing
 from metal_supervisor.state.directory import StateDir, StateError
+from metal_supervisor.state.reports import CONTROLLER_REPORT, read_object
 from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
 
-LOOK_EVERY_S = 0.1
+LOOK_EVERY_S, TICK_NS = 0.1, 50_000_000
 ASK_S = 2.0
 API_WAIT_S = 15.0
 HINT_AFTER_S = 30.0
 STOP_WAIT_S, STOP_EACH_S, RETRY_S = 75.0, 0.5, 2.0
 QUICK_END_S = 3.0
 KUBECTL_TIMEOUT_S = 60.0
+READY = frozenset({"Ready", UNLOADED})
+"""Phases in which a request is answered."""
 COMING = ("Downloading",)
 
 
@@ -59,7 +61,7 @@ class Foreground:
         self._child_at = 0.0
         self._hinted = False
         self._joining = False
-        self._written: list[tuple[str, int]] = []
+        self._written: list[int] = []
         self._advised = 0, ""
         self._live = Live(out) if Live.possible(out) else None
         self._incoming = Incoming()
@@ -110,7 +112,7 @@ class Foreground:
     def _check(self, directory: StateDir) -> None:
         """Check settings that would prevent the start. Raises CannotBoot, BadKubeconfig."""
         if not self.settings.embedded:
-            Kube(Path(self.settings.kubeconfig).expanduser(), self.settings.context).close()
+            Kube(self.settings.kubeconfig_path, self.settings.context).close()
         elif self.example is not None:
             if not self.example.exists():
                 raise boot.CannotBoot(f"--apply {self.example}: there is no such file")
@@ -162,8 +164,10 @@ class Foreground:
         if settings.embedded:
             self.say("  cluster  the embedded Kubernetes API; everything stays on this machine's loopback")
         else:
-            self._reach(Kube(Path(settings.kubeconfig).expanduser(), settings.context))
+            self._reach(Kube(settings.kubeconfig_path, settings.context))
         self.say(f"  state    {self._shown(directory.path)}")
+        if settings.gateway_on:
+            self.say(f"  gateway  {settings.gateway_url} for all models")
 
     def _reach(self, kube: Kube) -> None:
         """Print which cluster this is, before anything is changed in it."""
@@ -235,7 +239,7 @@ class Foreground:
             self._look(directory)
             self._advise(directory)
             self._show_downloads(directory)
-            ready = any(phase == "Ready" for phase, _, _ in self._phases.values())
+            ready = any(phase in READY for phase, _, _ in self._phases.values())
             if not self._hinted and (ready or time.monotonic() - self._started > HINT_AFTER_S):
                 self._hint(directory)
             if self._child is not None and self._child.poll() is not None and not self._stop:
@@ -277,13 +281,12 @@ class Foreground:
 
     def _look(self, directory: StateDir) -> None:
         """Print what has changed since the last call."""
-        written = []
-        for path in sorted([*directory.path.glob("records/*.json"), *directory.path.glob("observed/*.json")]):
-            with contextlib.suppress(FileNotFoundError):
-                written.append((str(path), path.stat().st_mtime_ns))
+        # Files are replaced, never edited in place: each change shows in the time of their directory.
+        written = [(directory.path / name).stat().st_mtime_ns for name in ("records", "observed")]
         if written == self._written:
             return
-        self._written = written
+        # Two changes within a tick of the file system's clock have one time, so a time just past is not relied upon.
+        self._written = written if time.time_ns() - max(written) > TICK_NS else []
         records, _ = directory.records()
         observed = directory.observations()
         seen = set()
@@ -292,9 +295,11 @@ class Foreground:
             told = report(record, observed.get(program))
             gone = record.verdict.standing is Standing.REMOVING
             phase, text = ("Stopping", "deleted") if gone else (told.phase, told.message)
-            if told.phase == "Ready":
+            if told.reason in (UNLOADED, WAKING):
+                phase = told.reason
+            if told.phase == "Ready" and phase != WAKING:
                 where = local_status.asked_at(record.host or self.settings.bind_address)
-                text = direct_url(where, record.port or 0, "/v1")
+                text = direct_url(where, told.port or 0, "/v1")
             if record.warning:
                 text += f" [{record.warning[0]}: {record.warning[1]}]"
             state = phase, told.reason, text
@@ -310,10 +315,10 @@ class Foreground:
 
     def _advise(self, directory: StateDir) -> None:
         """Print the controller's advice about the cluster whenever it changes."""
-        path = directory.path / FILE
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        path = directory.path / CONTROLLER_REPORT
+        with contextlib.suppress(OSError):
             if (written := path.stat().st_mtime_ns) != self._advised[0]:
-                advice = str(json.loads(path.read_text("utf-8"))["cluster"]["advice"])
+                advice = string(mapping(read_object(path), "cluster"), "advice")
                 if advice and advice != self._advised[1]:
                     self.tell("cluster", "", advice)
                 self._advised = written, advice
@@ -331,19 +336,27 @@ class Foreground:
         # What the reader's own shell finds; make puts our environment first on its PATH.
         theirs = [place for place in os.environ.get("PATH", "").split(os.pathsep) if Path(place) != beside]
         tool = {}
-        for name in ("supervisorctl", "kubectl"):
+        for name in ("supervisorctl", "kubectl", "metal-supervisor"):
             found = shutil.which(name, path=os.pathsep.join(theirs)) or not (beside / name).exists()
             tool[name] = name if found else self._shown(beside / name)
         lines = [f"{tool['supervisorctl']} -c {conf} status"]
         if self.settings.embedded:
             lines.append(f"{tool['kubectl']} --kubeconfig {kubeconfig} get isvc,models,svc,endpointslices")
         lines.append(f"curl localhost:{self.settings.port}/healthz")
-        ready = [(key, text) for key, (phase, _, text) in self._phases.items() if phase == "Ready"]
+        ready = [(key, text) for key, (phase, _, text) in self._phases.items() if phase in READY]
         if ready:
             (_, name), url = ready[0][0], ready[0][1].partition(" ")[0]
             body = f'{{"model":"{name}","messages":[{{"role":"user","content":"hi"}}]}}'
             lines.append(f"curl {url}/chat/completions -d '{body}'")
+            lines.append(f"{tool['metal-supervisor']} chat {name}{self._where(directory)}")
+        if self.settings.embedded:
+            lines.append(f"{tool['metal-supervisor']} serve OWNER/REPO:Q4_K_M{self._where(directory)}")
         self.say("\n  try   " + "\n        ".join(lines) + "\n  Ctrl-C stops everything.\n")
+
+    def _where(self, directory: StateDir) -> str:
+        """The flag by which a command typed here finds this system, "" if it needs none."""
+        found = Path(found_state_dir(os.environ)).expanduser().absolute()
+        return "" if found == directory.path else f" --state-dir {self._shown(directory.path)}"
 
     def _down(self, directory: StateDir, supervisord: Supervisord) -> None:
         """Shut down supervisord and everything below it, and wait until all has ended."""
@@ -380,7 +393,7 @@ class Foreground:
         pids: dict[int, str] = {}
         with contextlib.suppress(Unavailable, Refused):
             pids = {row.pid: name for name, row in supervisord.table().items() if row.pid}
-        own = boot.own_processes(directory)
+        own = [*boot.own_processes(directory), *boot.outliving(directory)]
         pids |= {note.pid: name for name, note in directory.run_notes().items() if note.pid}
         found = [(name, pid, launch.start_time(pid)) for pid, name in pids.items()]
         notes = {note.pid: note.started for note in directory.run_notes().values()}
@@ -391,7 +404,7 @@ class Foreground:
 
 def run(settings: Settings, overrides: Overrides, example: Path | None) -> int:
     """Run the command. Raises CannotBoot, StateError, BadKubeconfig."""
-    if not settings.embedded and not Path(settings.kubeconfig).expanduser().is_file():
+    if not settings.embedded and not settings.kubeconfig_path.is_file():
         text = f"kubeconfig {settings.kubeconfig} does not exist; check --kubeconfig (CLUSTER=… with make)"
         raise BadKubeconfig(text)
     return Foreground(settings, overrides, example, sys.stdout).run()

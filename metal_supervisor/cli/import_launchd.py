@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import plistlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.parsers.expat import ExpatError
 
+from metal_supervisor.cli.terminal import say
 from metal_supervisor.install import go_agent
 from metal_supervisor.install.go_agent import GoAgentJob, Import, Remark
 from metal_supervisor.settings import loader
@@ -24,24 +24,23 @@ PLIST_BYTES = 1 << 20
 TEXT_CHARS = 400
 TEMPLATE_MARKS = ("__HOME__", "__LLMKUBE_USER__")
 EXITS = "exits with 0 if all could be taken over, 1 if something was refused, 2 if there is nothing to read or write"
-Say = Callable[[str], None]
 
 
 class BadPlist(Exception):
     """A file that is no plist of the agent; the message names the key, and what it should hold."""
 
 
-def add(commands: Any, say: Say) -> None:
+def add(commands: Any) -> None:
     """Add the command."""
     text = "turn the launchd plist of LLMKube's Go agent into a settings file"
     command = commands.add_parser("import-launchd", help=text, description=f"{text}; {EXITS}")
     command.add_argument("plist", metavar="PLIST", help="e.g. ~/Library/LaunchAgents/com.llmkube.metal-agent.plist")
     command.add_argument("--output", metavar="FILE", help="file to write, for your eyes only; default: print it")
     command.add_argument("--force", action="store_true", help="overwrite")
-    command.set_defaults(action=lambda arguments: _run(arguments, say))
+    command.set_defaults(action=_run)
 
 
-def _run(arguments: argparse.Namespace, say: Say) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     output = Path(arguments.output).expanduser() if arguments.output else None
     try:
         if output and (output.exists() or output.is_symlink()) and not arguments.force:
@@ -52,16 +51,16 @@ def _run(arguments: argparse.Namespace, say: Say) -> int:
         return UNREADABLE
     if output is None:
         print(text_of(found), end="")
-    elif not _write(output, text_of(found), say):
+    elif not _write(output, text_of(found)):
         return UNREADABLE
     for kind, remarks in (("warning", found.warnings), ("refused", found.refused)):
         for each in remarks:
             say(f"{kind}: {each.subject}: {each.text}")
-    _tell_left(say)
+    _tell_left()
     return REFUSED if found.refused else 0
 
 
-def _tell_left(say: Say) -> None:
+def _tell_left() -> None:
     """Name the engines that the agent left behind, which hold memory and ports beside ours."""
     from metal_supervisor.host import machine
     from metal_supervisor.host.left_engines import left_by_agent
@@ -72,7 +71,7 @@ def _tell_left(say: Say) -> None:
         say(f"warning: {text}")
 
 
-def _write(path: Path, text: str, say: Say) -> bool:
+def _write(path: Path, text: str) -> bool:
     from metal_supervisor.state.directory import write_atomic
 
     try:

@@ -11,8 +11,7 @@ from pathlib import Path
 from metal_supervisor.spec import progress_bar
 from metal_supervisor.spec.progress import DownloadProgress
 from metal_supervisor.state.downloads import Download, counts, downloads
-
-REPORT = "controller.json"
+from metal_supervisor.state.reports import CONTROLLER_REPORT
 
 
 class Incoming:
@@ -25,7 +24,7 @@ class Incoming:
 
     def lines(self, state: Path, now: float, width: int) -> list[str]:
         """A line for each, by name. `now`: seconds of a steady clock; `width`: columns of the terminal."""
-        self._read(state / REPORT, now)
+        self._read(state / CONTROLLER_REPORT, now)
         return self.shown(width)
 
     def shown(self, width: int) -> list[str]:

@@ -7,17 +7,15 @@ import grp
 import os
 import pwd
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from metal_supervisor.cli.terminal import say
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.schema import Settings
 
-Say = Callable[[str], None]
 
-
-def add(commands: Any, say: Say) -> None:
+def add(commands: Any) -> None:
     """Add both commands."""
     text = "make this Mac run it from its next boot on, and now; again, to change what was said"
     command = commands.add_parser("install", help=text, description=text)
@@ -27,12 +25,12 @@ def add(commands: Any, say: Say) -> None:
     command.add_argument("--agent", action="store_true", help="as a LaunchAgent: no sudo; runs while you are logged in")
     command.add_argument("--force", action="store_true", help="write launchd's file anew, though it was edited by hand")
     loader.add_flags(command)
-    command.set_defaults(action=lambda arguments: _install(arguments, say))
+    command.set_defaults(action=_install)
     text = "stop it, and take it out of this Mac; weights stay"
     remove = commands.add_parser("uninstall", help=text, description=text)
     remove.add_argument("--purge", action="store_true", help="settings, logs and the embedded API's objects too")
     remove.add_argument("--state-dir", default=loader.usual_state_dir(os.environ))
-    remove.set_defaults(action=lambda arguments: _uninstall(arguments, say))
+    remove.set_defaults(action=_uninstall)
     for each in (command, remove):
         each.add_argument("--dry-run", action="store_true", help="only print every file and command")
 
@@ -55,7 +53,7 @@ def _machine(dry_run: bool) -> Any:
     return Machine(Path("/"), Path.home(), account.pw_name, group, os.getuid(), commands.run_here)
 
 
-def _install(arguments: argparse.Namespace, say: Say) -> int:
+def _install(arguments: argparse.Namespace) -> int:
     from metal_supervisor.install import install, plan
 
     overrides = loader.overrides_from(arguments, os.environ)
@@ -78,7 +76,7 @@ def _install(arguments: argparse.Namespace, say: Say) -> int:
     return code
 
 
-def _uninstall(arguments: argparse.Namespace, say: Say) -> int:
+def _uninstall(arguments: argparse.Namespace) -> int:
     from metal_supervisor.install import uninstall
 
     machine = _machine(arguments.dry_run)

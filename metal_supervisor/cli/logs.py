@@ -19,13 +19,18 @@ from typing import TextIO
 
 from metal_supervisor.settings.logging import entry_in, text_lines
 from metal_supervisor.spec.names import Aliases, Unknown, aliases, meant
+from metal_supervisor.spec.terminal_text import encodable, escaped
+from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import StateDir
-from metal_supervisor.supervisord.ctl_plugin import NOT_FOUND, escaped
+from metal_supervisor.supervisord.ctl_plugin import NOT_FOUND
 from metal_supervisor.supervisord.logfile import CUT, LogFile
 
 FAILED = 1
 LOOK_EVERY_S = 0.2
-OURS = ("controller", "sidecar", "apiserver", "supervisord", "power", "sleepwatch", "caffeinate", "boot")
+OURS = (
+    "controller", "sidecar", "apiserver", "supervisord", "power", "sleepwatch", *gateway_note.PROGRAMS, "caffeinate",
+    "boot",
+)  # fmt: skip
 LAYOUT = frozenset("\n\t")
 LONGEST_LINE = 1 << 20
 """In characters; the end of a longer line is not waited for, as our own programs write none."""
@@ -102,7 +107,6 @@ class _Writer:
     def __init__(self, out: TextIO, ours: bool) -> None:
         self._out = out
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if out.isatty() else None
-        self._encoding = getattr(out, "encoding", None) or "utf-8"
         self._ended = True
         """The last line on the terminal is complete."""
         self._ours = ours
@@ -146,7 +150,7 @@ class _Writer:
 
     def _text(self, text: str) -> None:
         plain = "".join(char if char in LAYOUT else escaped(char) for char in text)
-        self._out.write(plain.encode(self._encoding, "backslashreplace").decode(self._encoding))
+        self._out.write(encodable(plain, self._out.encoding))
         self._ended = plain.endswith("\n") if plain else self._ended
 
 

@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from typing import Any
 
+from metal_supervisor.cli.terminal import say
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.logging import LEVEL_FILE, LEVELS
 
-Say = Callable[[str], None]
 STATE = ("state_dir",)
 LINES = 100
 SETTING = "setting"
 NAME_HELP = "NAMESPACE/NAME of an InferenceService, or its name alone where only one has it"
 
 
-def add(commands: Any, say: Say) -> None:
+def add(commands: Any) -> None:
     """Add the commands."""
     text = "what runs and what does not, and why: services, memory, downloads, cluster"
     status = commands.add_parser("status", help=text, description=text)
     status.add_argument("--json", action="store_true", help="print JSON, the document that /status answers with")
     status.add_argument("--watch", action="store_true", help="go on, and show every change, until Ctrl-C")
     loader.add_flags(status)
-    status.set_defaults(action=lambda arguments: _status(arguments, say))
+    status.set_defaults(action=_status)
     text = "why a service is as it is: the last decisions about it, with the numbers that were used"
     explain = commands.add_parser("explain", help=text, description=text)
     explain.add_argument("name", metavar="NAME", help=NAME_HELP)
     explain.add_argument("--json", action="store_true", help="print JSON, with the numbers")
     loader.add_flags(explain, STATE)
-    explain.set_defaults(action=lambda arguments: _explain(arguments, say))
+    explain.set_defaults(action=_explain)
     text = "what an engine, or one of our own programs, wrote"
     logs = commands.add_parser("logs", help=text, description=text)
-    ours = "; or controller, sidecar, apiserver, supervisord, power"
+    ours = "; or controller, sidecar, apiserver, gateway, supervisord, power"
     logs.add_argument("name", metavar="NAME", help=NAME_HELP + ours)
     logs.add_argument("-f", "--follow", action="store_true", help="go on with what it writes, until Ctrl-C")
     logs.add_argument(
@@ -42,23 +41,23 @@ def add(commands: Any, say: Say) -> None:
     )  # fmt: skip
     logs.add_argument("--previous", action="store_true", help="what it wrote before it crashed last")
     loader.add_flags(logs, STATE)
-    logs.set_defaults(action=lambda arguments: _logs(arguments, say))
-    text = "how much the controller and the sidecar log from now on, without a restart of either"
+    logs.set_defaults(action=_logs)
+    text = "how much controller, sidecar and gateway log from now on, without a restart of any"
     level = commands.add_parser("log-level", help=text, description=text)
     words = (*LEVELS, SETTING)
     level.add_argument("level", choices=words, help=f"{', '.join(LEVELS)}; or {SETTING}: what --log-level says")
     loader.add_flags(level, STATE)
-    level.set_defaults(action=lambda arguments: _log_level(arguments, say))
+    level.set_defaults(action=_log_level)
 
 
-def _status(arguments: argparse.Namespace, say: Say) -> int:
+def _status(arguments: argparse.Namespace) -> int:
     from metal_supervisor.cli import status as status_command
 
-    how = status_command.How(arguments.json, arguments.watch)
-    return status_command.Status(loader.settings_of(arguments), sys.stdout, say).run(how)
+    status = status_command.Status(loader.settings_of(arguments), sys.stdout, say)
+    return status.watch(arguments.json) if arguments.watch else status.once(arguments.json)
 
 
-def _explain(arguments: argparse.Namespace, say: Say) -> int:
+def _explain(arguments: argparse.Namespace) -> int:
     from metal_supervisor.cli import explain
     from metal_supervisor.state.directory import StateDir
 
@@ -75,7 +74,7 @@ def _lines(text: str) -> int | None:
     return int(text)
 
 
-def _logs(arguments: argparse.Namespace, say: Say) -> int:
+def _logs(arguments: argparse.Namespace) -> int:
     from metal_supervisor.cli import logs as logs_command
     from metal_supervisor.state.directory import StateDir
 
@@ -83,7 +82,7 @@ def _logs(arguments: argparse.Namespace, say: Say) -> int:
     return logs_command.run(StateDir(loader.settings_of(arguments).state_path), order, sys.stdout, say)
 
 
-def _log_level(arguments: argparse.Namespace, say: Say) -> int:
+def _log_level(arguments: argparse.Namespace) -> int:
     from metal_supervisor.state.directory import write_atomic
     from metal_supervisor.state.doorbell import ring
 
@@ -97,6 +96,6 @@ def _log_level(arguments: argparse.Namespace, say: Say) -> int:
     except OSError as error:
         say(f"{path}: {error.strerror}; see --state-dir")
         return 1
-    for name in ("controller", "sidecar"):
+    for name in ("controller", "sidecar", "gateway"):
         ring(state, name)
     return 0

@@ -12,26 +12,23 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from metal_supervisor import __version__
-from metal_supervisor.cli import completion, import_launchd, install, look, model_flags
+from metal_supervisor.cli import completion, import_launchd, install, keys, look, model_flags, use
 from metal_supervisor.cli import doctor as doctor_flags
+from metal_supervisor.cli.command_parser import CommandParser
+from metal_supervisor.cli.terminal import say
 from metal_supervisor.runtimes import setting_checks  # noqa: F401 - settings are read from here on
 from metal_supervisor.settings import loader
+from metal_supervisor.state import gateway_note
 
 BAD_CONFIG = 78
-PROGRAMS = ("controller", "sidecar", "apiserver", "sleepwatch", "power")
-"""Programs that supervisord starts."""
 PARENT_EVERY_S = 2.0
 # While this file is in the state directory, the embedded API can be told to fail; only tests put it there.
 FAULTS_FILE = "apiserver.faults"
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"metal-supervisor: {text}\n")
 
 
 def _end(command: str, text: str) -> None:
@@ -39,7 +36,7 @@ def _end(command: str, text: str) -> None:
     if command in PROGRAMS and logging.getLogger().handlers:
         logging.getLogger(command).error("the program cannot go on", extra={"why": text})
     else:
-        _say(text)
+        say(text)
 
 
 class _Stop:
@@ -81,8 +78,8 @@ def _boot(arguments: argparse.Namespace) -> int:
         overrides = loader.overrides_from(arguments, os.environ)
         state = Path(str(overrides.values.get("state_dir", loader.Settings().state_dir))).expanduser()
         settings, _ = loader.load_good(state.absolute())
-        _say(f"{error}; going on with the last settings that were in order")
-    boot.boot(settings, overrides, _say)
+        say(f"{error}; going on with the last settings that were in order")
+    boot.boot(settings, overrides, say)
     return 1
 
 
@@ -90,11 +87,14 @@ def _upgrade(arguments: argparse.Namespace) -> int:
     """Have this installation take over a running system."""
     from metal_supervisor.install import upgrade
 
-    return upgrade.upgrade(Path(arguments.state_dir).expanduser().resolve(), _say)
+    return upgrade.upgrade(Path(arguments.state_dir).expanduser().resolve(), say)
 
 
-def _program(arguments: argparse.Namespace) -> tuple[loader.Settings, Any, str]:
-    """(settings, state directory, problem of the settings on file) for a program that supervisord started."""
+def _program(arguments: argparse.Namespace, outlives: bool = False) -> tuple[loader.Settings, Any, str]:
+    """(settings, state directory, problem of the settings on file) for a program that supervisord started.
+
+    `outlives`: it goes on when supervisord is killed, and beside the one that the next supervisord starts.
+    """
     from metal_supervisor.controller import boot
     from metal_supervisor.settings import logging as logs
     from metal_supervisor.state.directory import StateDir
@@ -110,6 +110,9 @@ def _program(arguments: argparse.Namespace) -> tuple[loader.Settings, Any, str]:
     parent = os.getppid()
     if parent == 1:
         raise boot.CannotBoot("supervisord is gone already")
+    if outlives:
+        boot.outlive(directory, arguments.command)
+        return settings, directory, problem
     _held.append(boot.own(directory, arguments.command))
     threading.Thread(target=_follow_parent, args=(parent,), name="parent", daemon=True).start()
     return settings, directory, problem
@@ -123,10 +126,6 @@ def _follow_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(PARENT_EVERY_S)
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _kubeconfig(settings: loader.Settings) -> Path:
-    return Path(settings.kubeconfig).expanduser() if settings.kubeconfig else settings.state_path / "kubeconfig"
 
 
 def _each_pass(stop: Callable[[], bool], settings: loader.Settings) -> Callable[[], bool]:
@@ -149,7 +148,7 @@ def _controller(arguments: argparse.Namespace) -> int:
 
     stop = _Stop()
     settings, directory, problem = _program(arguments)
-    kube = Kube(_kubeconfig(settings), settings.context)
+    kube = Kube(settings.kubeconfig_path, settings.context)
     controller = Controller(settings, directory, kube, Supervisord(directory.socket))
     if problem:
         controller.controller_status.tell("settings", problem)
@@ -160,6 +159,7 @@ def _controller(arguments: argparse.Namespace) -> int:
 
 def _sidecar(arguments: argparse.Namespace) -> int:
     from metal_supervisor.cluster.kube import Kube
+    from metal_supervisor.sidecar import exit_messages
     from metal_supervisor.sidecar.http import app, metrics_server, server
     from metal_supervisor.sidecar.loop import Sidecar
     from metal_supervisor.supervisord.client import Supervisord
@@ -167,9 +167,10 @@ def _sidecar(arguments: argparse.Namespace) -> int:
     stop = _Stop()
     settings, directory, _ = _program(arguments)
     sidecar = Sidecar(
-        settings, directory, Kube(_kubeconfig(settings), settings.context), Supervisord(directory.socket)
+        settings, directory, Kube(settings.kubeconfig_path, settings.context), Supervisord(directory.socket)
     )
-    server.serve(app.create_app(sidecar.current), settings.port)
+    page = app.create_app(sidecar.current, log_of=lambda program: exit_messages.last_lines(directory, program))
+    server.serve(page, settings.port)
     if settings.metrics_listen:
         address, port = settings.metrics_address
         server.serve(metrics_server.create_app(sidecar.current), port, address, metrics_server.TAKEN)
@@ -220,6 +221,35 @@ def _power(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _gateway(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.gateway.worker import Worker
+
+    settings, directory, _ = _program(arguments, outlives=True)
+    Worker(settings, directory, _each_pass(lambda: False, settings)).run()
+    return 0
+
+
+def _gateway_holder(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.gateway.holder import SOCKET_FILE, Holder
+
+    stop = _Stop()
+    settings, directory, _ = _program(arguments)
+    Holder(Path(directory.home) / SOCKET_FILE).run(_each_pass(stop, settings))
+    return 0
+
+
+PROGRAMS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "controller": _controller,
+    "sidecar": _sidecar,
+    "apiserver": _apiserver,
+    "sleepwatch": _sleepwatch,
+    "power": _power,
+    **dict.fromkeys(gateway_note.WORKERS, _gateway),
+    "gateway-holder": _gateway_holder,
+}
+"""Programs that supervisord starts."""
+
+
 def _cordon(arguments: argparse.Namespace) -> int:
     from metal_supervisor.placement import cordon
     from metal_supervisor.state.directory import StateDir
@@ -227,7 +257,7 @@ def _cordon(arguments: argparse.Namespace) -> int:
     state = Path(arguments.state_dir).expanduser().resolve()
     settings, _ = loader.load_good(state)
     if not settings.uses_claims:
-        _say("this Mac is the only one: without a cluster, or with claims = off, nothing can move to another")
+        say("this Mac is the only one: without a cluster, or with claims = off, nothing can move to another")
         return 1
     directory = StateDir(state)
     if arguments.command == "drain":
@@ -241,7 +271,7 @@ def _fit(arguments: argparse.Namespace) -> int:
 
     settings = loader.settings_of(arguments)
     question = fit.Question(arguments.source, arguments.ctx, arguments.slots, arguments.kv_type)
-    return fit.main(settings, question, arguments.json, _say)
+    return fit.main(settings, question, arguments.json, say)
 
 
 def _add_fit(commands: Any) -> None:
@@ -294,30 +324,25 @@ def _version(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The argument parser, every setting a flag of the commands that take settings."""
-    top = argparse.ArgumentParser(prog="metal-supervisor", description="Kubernetes models, native on this Mac.")
+    top = CommandParser(prog="metal-supervisor", description="Kubernetes models, native on this Mac.")
     top.add_argument("--version", action="version", version=f"metal-supervisor {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, action, help_text in (
-        ("run", _run, "everything in this terminal, until Ctrl-C"),
-        ("boot", _boot, "prepare, then become supervisord: what launchd runs"),
-    ):
-        command = commands.add_parser(name, help=help_text, description=help_text)
-        command.set_defaults(action=action)
-        loader.add_flags(command)
-        if name == "run":
-            command.add_argument("--apply", metavar="FILE", help="manifest to apply once, to the embedded API only")
-    for name, action in (
-        ("controller", _controller),
-        ("sidecar", _sidecar),
-        ("apiserver", _apiserver),
-        ("sleepwatch", _sleepwatch),
-        ("power", _power),
-    ):
-        command = commands.add_parser(name, help=f"the {name}; supervisord starts it")
+    use.add(commands)
+    text = "everything in this terminal, until Ctrl-C"
+    command = commands.add_parser("run", help=text, description=text)
+    command.add_argument("--apply", metavar="FILE", help="manifest to apply once, to the embedded API only")
+    loader.add_flags(command)
+    command.set_defaults(action=_run)
+    # Commands without a help text are internal: they work, and neither --help nor completion offers them.
+    command = commands.add_parser("boot", description="prepare, then become supervisord: what launchd runs")
+    loader.add_flags(command)
+    command.set_defaults(action=_boot)
+    for name, program in PROGRAMS.items():
+        command = commands.add_parser(name, description=f"the {name}; supervisord starts it")
         command.add_argument("--state-dir", required=True)
-        command.set_defaults(action=action)
+        command.set_defaults(action=program)
     for name, help_text in (
         ("cordon", "take nothing new on this Mac; what it runs goes on"),
         ("uncordon", "take part again"),
@@ -332,17 +357,19 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("upgrade", help=text, description=text)
     command.add_argument("--state-dir", default=loader.found_state_dir(os.environ))
     command.set_defaults(action=_upgrade)
-    look.add(commands, _say)
+    look.add(commands)
     _add_kubeconfig(commands)
     _add_fit(commands)
-    doctor_flags.add(commands, _say)
-    model_flags.add(commands, _say)
-    install.add(commands, _say)
-    import_launchd.add(commands, _say)
+    doctor_flags.add(commands)
+    model_flags.add(commands)
+    keys.add(commands)
+    install.add(commands)
+    import_launchd.add(commands)
     completion.add(commands, parser)
     command = commands.add_parser("version", help="print the version")
     command.add_argument("--json", action="store_true", help="print JSON, with the versions that matter")
     command.set_defaults(action=_version)
+    top.with_help_all()
     return top
 
 
@@ -372,7 +399,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return 0
     except loader.ConfigError as error:
-        _say(str(error))
+        say(str(error))
         return BAD_CONFIG
     except KeyboardInterrupt:
         return 130

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from metal_supervisor.cli.terminal import say
 from metal_supervisor.models import housekeeping
 from metal_supervisor.settings import loader
 from metal_supervisor.spec.fields import Bad
@@ -13,19 +14,18 @@ from metal_supervisor.spec.fields import Bad
 USAGE = 2
 STORE = ("state_dir", "model_store")
 FETCHING = (*STORE, "hf_endpoint", "allowed_hosts", "private_hosts", "allowed_roots", "stall_timeout")
-Say = Callable[[str], None]
 
 
-def add(commands: Any, say: Say) -> None:
+def add(commands: Any) -> None:
     """Add both commands."""
-    _add_pull(commands, say)
+    _add_pull(commands)
     help_text = "the models in the store of this Mac: list, check, remove"
     models = commands.add_parser("models", help=help_text, description=help_text)
     under = models.add_subparsers(dest="models_command", required=True, metavar="COMMAND")
 
-    def command(name: str, action: Callable[[argparse.Namespace, Say], int], text: str) -> argparse.ArgumentParser:
+    def command(name: str, action: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
         made: argparse.ArgumentParser = under.add_parser(name, help=text, description=text)
-        made.set_defaults(action=lambda arguments: action(arguments, say))
+        made.set_defaults(action=action)
         return made
 
     ls = command("ls", _ls, "what is in the store: size, last use, what uses it, where it is from")
@@ -46,7 +46,7 @@ def add(commands: Any, say: Say) -> None:
         loader.add_flags(each, STORE)
 
 
-def _add_pull(commands: Any, say: Say) -> None:
+def _add_pull(commands: Any) -> None:
     help_text = "fetch a model into the store of this Mac, and print its path"
     pull = commands.add_parser("pull", help=help_text, description=help_text)
     pull.add_argument("source", metavar="SOURCE", help="what spec.source may be: hf://O/R/FILE, https://…, s3://…")
@@ -60,29 +60,29 @@ def _add_pull(commands: Any, say: Say) -> None:
         "HF_TOKEN for a server that is not the Hub; may be given several times",
     )
     loader.add_flags(pull, FETCHING)
-    pull.set_defaults(action=lambda arguments: _pull(arguments, say))
+    pull.set_defaults(action=_pull)
 
 
-def _ls(arguments: argparse.Namespace, say: Say) -> int:
+def _ls(arguments: argparse.Namespace) -> int:
     from metal_supervisor.cli import models
 
-    return models.carried_out(lambda: models.ModelsCommand(loader.settings_of(arguments)).ls(arguments.json), say)
+    return models.carried_out(loader.settings_of(arguments), lambda command: command.ls(arguments.json), say)
 
 
-def _verify(arguments: argparse.Namespace, say: Say) -> int:
+def _verify(arguments: argparse.Namespace) -> int:
     from metal_supervisor.cli import models
 
-    return models.carried_out(lambda: models.ModelsCommand(loader.settings_of(arguments)).verify(arguments.slots), say)
+    return models.carried_out(loader.settings_of(arguments), lambda command: command.verify(arguments.slots), say)
 
 
-def _rm(arguments: argparse.Namespace, say: Say) -> int:
+def _rm(arguments: argparse.Namespace) -> int:
     from metal_supervisor.cli import models
 
     how = models.Removal(arguments.yes, arguments.force)
-    return models.carried_out(lambda: models.ModelsCommand(loader.settings_of(arguments)).rm(arguments.slots, how), say)
+    return models.carried_out(loader.settings_of(arguments), lambda command: command.rm(arguments.slots, how), say)
 
 
-def _gc(arguments: argparse.Namespace, say: Say) -> int:
+def _gc(arguments: argparse.Namespace) -> int:
     from metal_supervisor.cli import models
 
     try:
@@ -95,10 +95,10 @@ def _gc(arguments: argparse.Namespace, say: Say) -> int:
         return USAGE
     bounds = housekeeping.Bounds(arguments.keep, size, older)
     how = models.Removal(arguments.yes, dry_run=arguments.dry_run)
-    return models.carried_out(lambda: models.ModelsCommand(loader.settings_of(arguments)).gc(bounds, how), say)
+    return models.carried_out(loader.settings_of(arguments), lambda command: command.gc(bounds, how), say)
 
 
-def _pull(arguments: argparse.Namespace, say: Say) -> int:
+def _pull(arguments: argparse.Namespace) -> int:
     from metal_supervisor.cli import pull
 
     files = tuple(each.strip() for each in (arguments.files or "").split(",") if each.strip())

@@ -23,9 +23,9 @@ from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import progress_bar
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.progress import DownloadProgress
-from metal_supervisor.spec.progress_bar import printable
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.sources import canonical, shown
+from metal_supervisor.spec.terminal_text import printable, table
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import StateDir
 
@@ -77,20 +77,14 @@ class ModelsCommand:
         now = time.time()
         if found.entries:
             rows = [("SLOT", "SIZE", "LAST USE", "USED BY", "SOURCE"), *(_row(each, now) for each in found.entries)]
-            self._table(rows)
+            for line in table([[printable(cell) for cell in row] for row in rows]):
+                self._print(line)
         if found.others_bytes:
             self._print(f"beside them Ollama's own models, {amount(found.others_bytes)}: see `ollama list`")
         total, free = amount(found.size_bytes), amount(found.free_bytes, "down")
         self._print(f"{total} in {found.path}, {free} free")
         self._warn_of(found)
         return OK
-
-    def _table(self, rows: Sequence[Sequence[str]]) -> None:
-        plain = [[printable(cell) for cell in row] for row in rows]
-        widths = [max(progress_bar.cells(row[at]) for row in plain) for at in range(len(plain[0]))]
-        for row in plain:
-            padded = (cell + " " * (width - progress_bar.cells(cell)) for cell, width in zip(row, widths, strict=True))
-            self._print("  ".join(padded).rstrip())
 
     def _warn_of(self, found: Stock) -> None:
         if found.unread:
@@ -344,10 +338,10 @@ def _named(found: Stock, word: str) -> StoredModel:
     raise NotDone(f"{what} may be any of {names}; give more of the slot's name")
 
 
-def carried_out(command: Callable[[], int], complain: Callable[[str], None]) -> int:
-    """Run a command and return its exit code; on NotDone, complain and return 1."""
+def carried_out(settings: Settings, act: Callable[[ModelsCommand], int], complain: Callable[[str], None]) -> int:
+    """Run a subcommand and return its exit code; on NotDone, complain and return 1."""
     try:
-        return command()
+        return act(ModelsCommand(settings))
     except NotDone as error:
         complain(printable(str(error)))
         return FAILED

@@ -2,27 +2,39 @@
 
 The document may come from another version, and has text of users and of engines in it: only its outline is relied on,
 and none of it gets onto the terminal unescaped. On a narrow terminal the least important columns are left out; a table
-in a file has them all.
+in a file has them all. Services that do not serve come first, each with its reason on a line of its own.
 """
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from metal_supervisor.cluster.report import UNLOADED, WAKING
+from metal_supervisor.spec.document import mapping, objects, string, whole
 from metal_supervisor.spec.progress import duration
-from metal_supervisor.spec.progress_bar import cells, fitted
 from metal_supervisor.spec.sizes import GIB, MIB, amount
+from metal_supervisor.spec.terminal_text import cells, escaped, fitted, table
 from metal_supervisor.spec.types import Json
+from metal_supervisor.state import gateway_note
 from metal_supervisor.state.downloads import Download
-from metal_supervisor.supervisord.ctl_plugin import LONGEST_WHY, escaped, table
+from metal_supervisor.supervisord.ctl_plugin import LONGEST_WHY
 
-COLUMNS = ("NAMESPACE/NAME", "PHASE", "RUNTIME", "PORT", "MEMORY", "RESTARTS", "UPTIME", "TOKENS/S", "WHY")
-LEFT_OUT = ("TOKENS/S", "RUNTIME", "UPTIME", "RESTARTS", "PORT", "MEMORY")
+COLUMNS = ("NAMESPACE/NAME", "PHASE", "RUNTIME", "URL", "MEMORY", "RESTARTS", "UPTIME", "TOKENS/S")
+LEFT_OUT = ("TOKENS/S", "RUNTIME", "UPTIME", "RESTARTS", "URL", "MEMORY")
 """Columns left out on a narrow terminal, the least important first."""
-LEAST_WHY, LEAST_NAME = 24, 20
+FIRST = "Failed", "Stopped", "Pending"
+"""Phases listed first, in this order; then what is under way, and last what is Ready or rests."""
+LEAST_NAME, INDENT = 20, 4
+GREEN, YELLOW, RED, PLAIN = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
+COLOURS = {
+    "Ready": GREEN,
+    "Failed": RED,
+    **dict.fromkeys(("Pending", "Creating", "Progressing", "Downloading", WAKING), YELLOW),
+}
+STATE_WORD = re.compile(rf"(\S+/\S+ +)({'|'.join(COLOURS)})(?= |$)")
 LONGEST_BAR, SHORTEST_BAR = 40, 10
 LABEL = 10
 DAY_S = 86400
@@ -38,8 +50,8 @@ class Beside:
 
     name: str
     """`namespace/name`, with the number of the engine where a service has several."""
-    port: int = 0
-    """0: not known."""
+    url: str = ""
+    """Base URL for clients on this Mac; "": not known."""
     started: float | None = None
     """Unix time at which its process was started."""
     tokens_per_s: float | None = None
@@ -56,14 +68,12 @@ def services(document: Json) -> list[Json]:
 
 def downloads(document: Json) -> tuple[Download, ...]:
     """The downloads in the document."""
-    found = document.get("downloads")
     return tuple(
         Download(
-            _text(each, "namespace"), _text(each, "model"), "", _text(each, "phase"),
-            _whole(each, "gotBytes"), _whole(each, "totalBytes"), _text(each, "message"),
+            string(each, "namespace"), string(each, "model"), "", string(each, "phase"),
+            whole(each, "gotBytes"), whole(each, "totalBytes"), string(each, "message"),
         )
-        for each in (found if isinstance(found, list) else [])
-        if isinstance(each, dict)
+        for each in objects(document, "downloads")
     )  # fmt: skip
 
 
@@ -78,30 +88,40 @@ def lines(
     rows = services(document)
     found = [*_machine(document, width), *_memory(document, rows, width)]
     found += [f"{'fetches':<{LABEL}}{escaped(each)}" for each in coming]
-    found += [_said("notice", f"{_text(each, 'name')}: {_text(each, 'reason')}", width) for each in _notices(document)]
+    notices = objects(mapping(document, "controller"), "notices")
+    found += [_said("notice", f"{string(each, 'name')}: {string(each, 'reason')}", width) for each in notices]
     if open_ones := [row for row in rows if row.get("confined") is False]:
-        names = ", ".join(f"{_text(row, 'namespace')}/{_text(row, 'name')}" for row in open_ones)
-        found.append(_said("unconfined", f"{names}: {_text(open_ones[0], 'unconfinedWhy')}", width))
+        names = ", ".join(f"{string(row, 'namespace')}/{string(row, 'name')}" for row in open_ones)
+        found.append(_said("unconfined", f"{names}: {string(open_ones[0], 'unconfinedWhy')}", width))
     if rows:
-        made = [_row(row, beside.get(_text(row, "program")), now) for row in rows]
-        found += ["", *_table(made, width)]
+        rows = sorted(rows, key=_rank)
+        head, *made = _table([_row(row, beside.get(string(row, "program")), now) for row in rows], width)
+        found += ["", head]
+        for row, line in zip(rows, made, strict=True):
+            found += [line, *_below(_why(row, now), width)]
     else:
         found += ["", "no InferenceService is this Mac's"]
     each_line = [line for text in found for line in text.split("\n")]
     return [fitted(line, width) if width else line for line in each_line]
 
 
+def painted(line: str) -> str:
+    """A line of a service with its state in colour; any other as it is."""
+    return STATE_WORD.sub(lambda found: f"{found[1]}{COLOURS[found[2]]}{found[2]}{PLAIN}", line, count=1)
+
+
 def facts(document: Json) -> object:
     """The values whose change is worth printing again: all but clocks, and numbers that always move."""
     rows = services(document)
     words = "phase", "reason", "message", "ready", "warning", "pid", "restarts", "address", "runtime"
-    memory = _mapping(document, "memory")
+    memory = mapping(document, "memory")
     return (
-        [[_text(row, "program"), *(str(row.get(word)) for word in words)] for row in rows],
-        [str(_mapping(document, "cluster").get(word)) for word in ("server", "reachable", "error", "advice", "cloned")],
+        [[string(row, "program"), *(str(row.get(word)) for word in words)] for row in rows],
+        [str(mapping(document, "cluster").get(word)) for word in ("server", "reachable", "error", "advice", "cloned")],
         [str(memory.get(word)) for word in ("budget", "charged", "waiting", "pressure")],
         [(each.key, each.phase, each.got_bytes * 10 // max(each.total_bytes, 1)) for each in downloads(document)],
-        str(document.get("programs")), str(document.get("supervisord")), str(_notices(document)),
+        str(document.get("programs")), str(document.get("supervisord")),
+        str(objects(mapping(document, "controller"), "notices")),
     )  # fmt: skip
 
 
@@ -109,30 +129,28 @@ def facts(document: Json) -> object:
 
 
 def _machine(document: Json, width: int | None) -> list[str]:
-    cluster, supervisord = _mapping(document, "cluster"), _mapping(document, "supervisord")
-    version = _text(document, "version")
-    reached = "reachable" if cluster.get("reachable") else _text(cluster, "error") or "not reachable"
-    address = _text(_mapping(document, "address"), "address")
+    cluster, supervisord = mapping(document, "cluster"), mapping(document, "supervisord")
+    version, gateway = string(document, "version"), mapping(document, "gateway")
+    reached = "reachable" if cluster.get("reachable") else string(cluster, "error") or "not reachable"
+    address = string(mapping(document, "address"), "address")
     told = [
-        ("node", f"{_text(document, 'node')}{f', metal-supervisor {version}' if version else ''}"),
-        ("cluster", f"{_text(cluster, 'server')} {reached}{f'; pods reach this Mac at {address}' if address else ''}"),
-        ("", _text(cluster, "advice")),
-        ("", _text(cluster, "cloned")),
-        ("", "" if supervisord.get("reachable", True) else f"supervisord: {_text(supervisord, 'error')}"),
+        ("node", f"{string(document, 'node')}{f', metal-supervisor {version}' if version else ''}"),
+        ("cluster", f"{string(cluster, 'server')} {reached}{f'; pods reach this Mac at {address}' if address else ''}"),
+        ("", string(cluster, "advice")),
+        ("", string(cluster, "cloned")),
+        ("", "" if supervisord.get("reachable", True) else f"supervisord: {string(supervisord, 'error')}"),
+        ("gateway", string(gateway, "problem") or string(gateway, "url")),
         ("", ", ".join(f"{name} is {word}" for name, word in _unwell(document))),
     ]
     return [_said(label, text.strip(), width) for label, text in told if text.strip()]
 
 
 def _unwell(document: Json) -> list[tuple[str, str]]:
-    """Our own programs that are not running."""
-    programs = _mapping(document, "programs")
-    return [(str(name), str(word)) for name, word in sorted(programs.items()) if word not in ("RUNNING", "STARTING")]
-
-
-def _notices(document: Json) -> list[Json]:
-    found = _mapping(document, "controller").get("notices")
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    """Our own programs that are not running; a worker of the gateway may stand by."""
+    programs = {str(name): str(word) for name, word in sorted(mapping(document, "programs").items())}
+    fine = {name for name, word in programs.items() if word in ("RUNNING", "STARTING")}
+    standby = gateway_note.WORKERS if fine & set(gateway_note.WORKERS) else ()
+    return [(name, word) for name, word in programs.items() if name not in fine and name not in standby]
 
 
 def _said(label: str, text: str, width: int | None) -> str:
@@ -148,19 +166,19 @@ def _said(label: str, text: str, width: int | None) -> str:
 
 def _memory(document: Json, rows: Sequence[Json], width: int | None) -> list[str]:
     """The memory bar and its numbers: `#` is measured, `=` is reserved beyond that."""
-    memory = _mapping(document, "memory")
-    budget, charged = _whole(memory, "budget"), _whole(memory, "charged")
+    memory = mapping(document, "memory")
+    budget, charged = whole(memory, "budget"), whole(memory, "charged")
     if not budget:
         return []
-    measured = sum(_whole(_mapping(row, "memory"), "measuredBytes") for row in rows if row.get("pid"))
-    waiting, pressure = _whole(memory, "waiting"), _text(memory, "pressure")
+    measured = sum(whole(mapping(row, "memory"), "measuredBytes") for row in rows if row.get("pid"))
+    waiting, pressure = whole(memory, "waiting"), string(memory, "pressure")
     length = max(SHORTEST_BAR, min(LONGEST_BAR, (width or 999) - LABEL - 8))
     held, kept = (min(length, length * part // budget) for part in (measured, max(charged, measured)))
     picture = f"[{'#' * held}{'=' * (kept - held)}{' ' * (length - kept)}] {100 * charged // budget} %"
     numbers = [f"{amount(charged)} of {amount(budget)} charged", f"{amount(measured)} measured"]
     numbers += [f"{waiting} waiting"] if waiting else []
     numbers += [f"pressure {pressure}"] if pressure else []
-    why = _text(memory, "why") if pressure not in ("Normal", "") else ""
+    why = string(memory, "why") if pressure not in ("Normal", "") else ""
     return [f"{'memory':<{LABEL}}{picture}", _said("", f"{', '.join(numbers)}{f' ({why})' if why else ''}", width)]
 
 
@@ -169,23 +187,45 @@ def _memory(document: Json, rows: Sequence[Json], width: int | None) -> list[str
 
 def _row(row: Json, beside: Beside | None, now: float) -> tuple[str, ...]:
     """One service, as the columns have it."""
-    beside = beside or Beside(f"{_text(row, 'namespace')}/{_text(row, 'name')}")
-    port = str(beside.port or "") or _text(row, "address").rpartition(":")[2]
+    beside = beside or Beside(f"{string(row, 'namespace')}/{string(row, 'name')}")
+    address = string(row, "address")
+    url = beside.url or (f"http://{address}/v1" if address else "")
     runs = bool(row.get("pid"))
     written = (
-        beside.name, _text(row, "phase"), _text(row, "runtime"), port, _held(_mapping(row, "memory"), runs),
-        str(_whole(row, "restarts")),
+        beside.name, _state(row), string(row, "runtime"), url, _held(mapping(row, "memory"), runs),
+        str(whole(row, "restarts")),
         uptime(now - beside.started) if runs and beside.started is not None else "",
         "" if (rate := beside.tokens_per_s) is None else f"{rate:.1f}" if rate < 100 else f"{rate:.0f}",
-        _why(row, now),
     )  # fmt: skip
     return tuple(escaped(cell) or "-" for cell in written)
 
 
+def _rank(row: Json) -> int:
+    """Position of a service in the list, by its phase: those that need attention first."""
+    phase = string(row, "phase")
+    if phase in FIRST:
+        return FIRST.index(phase)
+    return len(FIRST) + (phase in ("Ready", "Suspended"))
+
+
+def _below(why: str, width: int | None) -> list[str]:
+    """The line, or lines, with the reason below a service; none without a reason."""
+    indent = " " * INDENT
+    if not why or not width or width < 2 * LEAST_NAME:
+        return [f"{indent}{why}"] if why else []
+    return textwrap.wrap(why, width, initial_indent=indent, subsequent_indent=indent)
+
+
+def _state(row: Json) -> str:
+    """Phase of a service; of one on demand without an engine, which is Ready in the cluster, the reason."""
+    reason = string(row, "reason")
+    return reason if reason in (UNLOADED, WAKING) else string(row, "phase")
+
+
 def _held(memory: Json, runs: bool) -> str:
     """`1.2/3.0 GiB`: measured of charged; "" for a service that does not run."""
-    measured = _whole(memory, "measuredBytes") if runs else 0
-    charged = max(measured, _whole(memory, "reservedBytes"))
+    measured = whole(memory, "measuredBytes") if runs else 0
+    charged = max(measured, whole(memory, "reservedBytes"))
     if not runs or not charged:
         return ""
     if not measured:
@@ -206,8 +246,10 @@ def _why(row: Json, now: float) -> str:
     """Reason why a service is not Ready, or its warning although it is; "" without either."""
     warning, due = row.get("warning"), row.get("nextAttempt")
     text = ": ".join(map(str, warning)) if isinstance(warning, list) else ""
-    if row.get("phase") != "Ready":
-        text = f"{_text(row, 'reason')}: {_text(row, 'message')}"
+    if _state(row) in (UNLOADED, WAKING):
+        text = text or string(row, "message")
+    elif row.get("phase") != "Ready":
+        text = f"{string(row, 'reason')}: {string(row, 'message')}"
     text = escaped(text)
     text = f"{text[:LONGEST_WHY]}…" if len(text) > LONGEST_WHY else text
     if isinstance(due, int | float) and row.get("phase") != "Ready":
@@ -219,33 +261,13 @@ def _table(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
     """The table, with the columns that there is room for."""
     if not width:
         return table([COLUMNS, *rows])
-    quiet = all(row[-1] == "-" for row in rows)
     shown = list(COLUMNS)
     longest = max(LEAST_NAME, width // 3)
     for each in (None, *LEFT_OUT):
         if each:
             shown.remove(each)
         at = [COLUMNS.index(name) for name in shown]
-        chosen = [[fitted(row[i], longest) if i == 0 else row[i] for i in at] for row in [COLUMNS, *rows]]
-        needed = max(cells(line) for line in table([row[:-1] for row in chosen]))
-        if needed + (len("  WHY") if quiet else LEAST_WHY) <= width:
+        chosen = table([[fitted(row[i], longest) if i == 0 else row[i] for i in at] for row in [COLUMNS, *rows]])
+        if max(map(cells, chosen)) <= width:
             break
-    return table(chosen)
-
-
-# ── what is in a document that may be anything ───────────────────────────────────────────────────
-
-
-def _mapping(item: Json, key: str) -> Json:
-    found = item.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def _text(item: Json, key: str) -> str:
-    found: Any = item.get(key)
-    return "" if found is None else str(found)
-
-
-def _whole(item: Json, key: str) -> int:
-    found = item.get(key)
-    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else 0
+    return chosen

@@ -28,6 +28,7 @@ from metal_supervisor.spec.progress import DownloadProgress, duration
 from metal_supervisor.spec.resources import read_artifact
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.sources import Artifact, Keys, bucket_key, library_model, shown
+from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import ModelFile
 from metal_supervisor.state.downloads import AGAIN, counts
 
@@ -60,7 +61,7 @@ def for_a_terminal(text: str) -> str:
     """A message about fields of a Model, reworded for this command's arguments, and printable."""
     for name, flag in FIELDS.items():
         text = text.replace(name, flag)
-    return progress_bar.printable(text)
+    return printable(text)
 
 
 def artifact_of(order: PullOrder) -> Artifact:

@@ -10,20 +10,20 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TextIO, cast
 
 from metal_supervisor.cli.incoming import Incoming
-from metal_supervisor.cli.overview import Beside, Strange, downloads, facts, lines, services
-from metal_supervisor.cli.terminal import Live
+from metal_supervisor.cli.overview import Beside, Strange, downloads, facts, lines, painted, services
+from metal_supervisor.cli.terminal import Live, colours, columns
 from metal_supervisor.host import local_status, machine
 from metal_supervisor.runtimes import probing
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec.progress_bar import fitted
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.terminal_text import encodable, escaped, fitted
 from metal_supervisor.spec.throughput import tokens_per_s
-from metal_supervisor.spec.types import Json, Record
+from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import StateDir
-from metal_supervisor.supervisord.ctl_plugin import escaped, listing
+from metal_supervisor.supervisord.ctl_plugin import endpoint, listing
 
 NOT_RUNNING = 3
 LOOK_EVERY_S = 1.0
@@ -38,14 +38,6 @@ class Silent(Exception):
     """No answer from the sidecar; the text says so, and what to do."""
 
 
-@dataclass(frozen=True)
-class How:
-    """Options of `status`."""
-
-    as_json: bool = False
-    watch: bool = False
-
-
 class Status:
     """The command, for one system."""
 
@@ -53,27 +45,28 @@ class Status:
         self._settings, self._out, self._say = settings, out, say
         self._state = StateDir(settings.state_path)
         self._incoming = Incoming()
-        self._live = Live(out)
+        self._paint: Callable[[str], str] = painted if colours(out) else str
+        self._live = Live(out, self._paint)
 
-    def run(self, how: How) -> int:
+    def once(self, as_json: bool) -> int:
         """Show the status. Returns the exit code: 3 if nothing answers."""
-        return self._watch(how.as_json) if how.watch else self._once(how.as_json)
-
-    def _once(self, as_json: bool) -> int:
         try:
             document = self._ask()
-            text = json.dumps(document, indent=2) if as_json else "\n".join(self._lines(document, self._width()))
+            found = [json.dumps(document, indent=2)] if as_json else self._lines(document, columns(self._out))
         except Silent as silent:
             self._say(str(silent))
-            if not as_json and (found := self._on_file()):
+            if not as_json and (on_file := self._on_file()):
                 self._say("this is what its files say:")
-                self._print(found)
+                self._print(on_file)
             return NOT_RUNNING
-        self._print([text])
+        self._print(found if as_json else [self._paint(line) for line in found])
         return 0
 
-    def _watch(self, as_json: bool) -> int:
-        """Redraw the lines on a terminal; elsewhere print everything again whenever it has changed."""
+    def watch(self, as_json: bool) -> int:
+        """Show every change until Ctrl-C: redraw the lines on a terminal; elsewhere print everything again.
+
+        Returns the exit code.
+        """
         redrawn = not as_json and Live.possible(self._out)
         before: object = None
         try:
@@ -107,13 +100,8 @@ class Status:
             why = f"{silent}; this is what its files say:" if found else str(silent)
             return [escaped(why), *found], ("silent", *found)
 
-    def _width(self) -> int | None:
-        return self._live.size().columns if Live.possible(self._out) else None
-
     def _print(self, found: Sequence[str]) -> None:
-        encoding = getattr(self._out, "encoding", None) or "utf-8"
-        text = "".join(f"{line}\n" for line in found)
-        self._out.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        self._out.write(encodable("".join(f"{line}\n" for line in found), self._out.encoding))
         self._out.flush()
 
     # ── what there is to show ────────────────────────────────────────────────────────────────────
@@ -155,8 +143,8 @@ class Status:
     def _of(self, record: Record, row: Json) -> Beside:
         pid = row.get("pid")
         started = machine.started_at(pid) if isinstance(pid, int) and pid > 0 else None
-        rate = self._rate(record) if row.get("ready") is True else None
-        return Beside("/".join(record.key), record.port or 0, started, rate)
+        rate = self._rate(record) if row.get("ready") is True and started is not None else None
+        return Beside("/".join(record.key), endpoint(record, self._settings.bind_address), started, rate)
 
     def _rate(self, record: Record) -> float | None:
         """Generation speed of an engine, None if unknown. One that may sleep is not asked, as that keeps it awake."""
@@ -166,10 +154,8 @@ class Status:
         return tokens_per_s(probing.metrics(where, record.port, ENGINE_S))
 
     def _on_file(self) -> list[str]:
-        return [fitted(line, width) if (width := self._width()) else line for line in self._listing()]
-
-    def _listing(self) -> list[str]:
-        return listing(self._state, (), time.time())[0]
+        width = columns(self._out)
+        return [fitted(line, width) if width else line for line in listing(self._state, (), time.time())[0]]
 
 
 def capped(found: Sequence[str], height: int) -> list[str]:

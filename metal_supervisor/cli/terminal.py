@@ -7,21 +7,40 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from metal_supervisor.spec.progress_bar import fitted
+from metal_supervisor.spec.terminal_text import fitted
 
 UP_AND_CLEAR = "\x1b[{}A\r\x1b[J"
 CLEAR = "\r\x1b[J"
 USUAL = os.terminal_size((80, 24))
 
 
-class Live:
-    """Block of live lines. Not safe to use from more than one thread."""
+def say(text: str) -> None:
+    """Print a message about the command itself."""
+    sys.stderr.write(f"metal-supervisor: {text}\n")
 
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
+
+def columns(out: TextIO) -> int | None:
+    """Columns of the output if it is a terminal, else None."""
+    return Live(out).size().columns if Live.possible(out) else None
+
+
+def colours(out: TextIO) -> bool:
+    """True if the output is a terminal, and the user has not set NO_COLOR."""
+    return Live.possible(out) and not os.environ.get("NO_COLOR")
+
+
+class Live:
+    """Block of live lines. Not safe to use from more than one thread.
+
+    `paint` colours a line after it was cut to the size of the terminal.
+    """
+
+    def __init__(self, out: TextIO, paint: Callable[[str], str] = str) -> None:
+        self._out, self._paint = out, paint
         self._shown: list[str] = []
 
     @staticmethod
@@ -43,7 +62,7 @@ class Live:
     def draw(self, lines: Sequence[str]) -> None:
         """Show exactly these lines, cut to the size of the terminal."""
         size = self.size()
-        fresh = [fitted(each, size.columns - 1) for each in lines[: max(1, size.lines - 1)]]
+        fresh = [self._paint(fitted(each, size.columns - 1)) for each in lines[: max(1, size.lines - 1)]]
         if fresh == self._shown:
             return
         self._write(self._back() + "\n".join(fresh))

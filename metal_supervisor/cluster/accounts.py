@@ -16,13 +16,13 @@ import time
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from metal_supervisor.cluster import credentials
 from metal_supervisor.cluster.credentials import BadKubeconfig, Chosen
 from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.spec.instants import utc
 from metal_supervisor.spec.resources import GROUP, VERSION
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import write_atomic
@@ -89,14 +89,6 @@ def request_token(kube: Kube, namespace: str, account: str, life_s: float) -> To
     if token is None or (token.namespace, token.account) != (namespace, account):
         raise AccountError(f"{kube.server_name} gave no token of {namespace}/{account}; is it a Kubernetes API?")
     return token
-
-
-def utc(seconds: float) -> str:
-    """Format a Unix time as `2026-11-21T01:45:00Z`; one that is out of range as a plain number."""
-    try:
-        return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (ValueError, OverflowError, OSError):
-        return f"{seconds:.0f}"
 
 
 # ── the command ──────────────────────────────────────────────────────────────────────────────────

@@ -80,10 +80,12 @@ def http_date(text: str) -> float | None:
         return None
 
 
-def retry_after_s(headers: Mapping[str, str], status: Json) -> float:
-    """Seconds that the server asks to wait, from a number, a date by its own clock or the status; 0.0 if not asked.
+def retry_after_s(
+    headers: Mapping[str, str], status: Json | None = None, longest_s: float = LONGEST_RETRY_AFTER_S
+) -> float:
+    """Seconds that a server asks to wait, from a number, a date by its own clock or the status; 0.0 if not asked.
 
-    At most LONGEST_RETRY_AFTER_S.
+    At most `longest_s`.
     """
     text = headers.get("Retry-After", "").strip()
     pause_s = 0.0
@@ -91,10 +93,10 @@ def retry_after_s(headers: Mapping[str, str], status: Json) -> float:
         pause_s = float(text[:9])
     elif (until := http_date(text)) is not None:
         pause_s = until - (http_date(headers.get("Date", "")) or time.time())
-    elif isinstance(details := status.get("details"), dict):
+    elif isinstance(details := (status or {}).get("details"), dict):
         asked = details.get("retryAfterSeconds")
         pause_s = float(asked) if isinstance(asked, int) and 0 <= asked < 10**9 else 0.0
-    return min(max(pause_s, 0.0), LONGEST_RETRY_AFTER_S)
+    return min(max(pause_s, 0.0), longest_s)
 
 
 def forbidden(method: str, path: str, watch: bool, told: str) -> str:

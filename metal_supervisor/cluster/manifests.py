@@ -10,13 +10,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from metal_supervisor.cluster.report import Condition, Happening, Report
+from metal_supervisor.cluster.report import Condition, Happening, Report, rests
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import GROUP, VERSION, rank_of
-from metal_supervisor.spec.types import Endpoint, Json, ModelFile, Record, Standing
+from metal_supervisor.spec.types import Endpoint, Json, ModelFile, Standing
 
 KIND = "InferenceService"
 MANAGED_BY = "metal-supervisor"
-METAL_READY = "MetalReady"
+METAL_READY, READY = "MetalReady", "Ready"
 OWN_CONDITIONS = frozenset({METAL_READY, "MemoryPressure"})
 HEARTBEAT = "llmkube.ai/agent-heartbeat"
 HEARTBEAT_LIMIT_S = 180.0
@@ -74,12 +75,13 @@ def status(record: Record, told: Report, before: Json, now: str, direct: str = "
         "phase": told.phase,
         "mode": record.mode,
         "modelReady": record.verdict.standing in (Standing.RUN, Standing.STOPPED, Standing.SUSPENDED)
-        or record.queued_at is not None,
+        or record.queued_at is not None
+        or rests(record),
         "readyReplicas": told.ready_replicas,
         "replicas": told.replicas,
         "desiredReplicas": told.replicas,
         "effectivePriority": rank_of(record.priority),
-        "conditions": timed(told.conditions, before.get("conditions") or [], record.generation, now),
+        "conditions": timed([*told.conditions, _ready(told)], before.get("conditions") or [], record.generation, now),
         "lastUpdated": now,
     }
     if endpoint := _endpoint(record, told, before, direct):
@@ -92,13 +94,26 @@ def status(record: Record, told: Report, before: Json, now: str, direct: str = "
     return {**body, "lastUpdated": before["lastUpdated"]} if same == before else body
 
 
+def _ready(told: Report) -> Condition:
+    """The condition that `kubectl wait --for=condition=Ready` looks for: MetalReady, summed over all Macs."""
+    metal = next(each for each in told.conditions if each.type == METAL_READY)
+    status = "True" if told.ready_replicas else "False"
+    reason = metal.reason if status == metal.status else "Serving"
+    return Condition(READY, status, reason, "see MetalReady")
+
+
+def without_ready(body: Json) -> Json:
+    """A status without the condition Ready, where that belongs to another field manager."""
+    return {**body, "conditions": [each for each in body["conditions"] if each["type"] != READY]}
+
+
 def _endpoint(record: Record, told: Report, before: Json, direct: str) -> str:
     """`status.endpoint`, "" for none; an engine's own address is published from its first Ready on."""
     if not record.endpoint:
         return ""
     if not direct:
         return url_of(record.namespace, record.endpoint)
-    url = direct_url(direct, record.port, record.endpoint.path) if record.port else ""
+    url = direct_url(direct, told.port, record.endpoint.path) if told.port else ""
     return url if told.ready_replicas or before.get("endpoint") == url else ""
 
 
@@ -218,7 +233,7 @@ def slice_object(
                 },
             }
         ],
-        "ports": [{"name": "http", "port": record.port, "protocol": "TCP", "appProtocol": "http"}],
+        "ports": [{"name": "http", "port": told.port, "protocol": "TCP", "appProtocol": "http"}],
     }
 
 

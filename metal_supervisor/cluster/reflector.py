@@ -114,9 +114,13 @@ class Reflector(threading.Thread):
         self.seen = Watched()
         self.reconnects = 0
         """Number of times that a watch was reopened, also after a normal end."""
-        self.failures = 0
-        """Failed attempts since the last successful one."""
+        self._failures = 0
         kube.when_kicked(self.kick)
+
+    @property
+    def failures(self) -> int:
+        """Failed attempts since the last successful one, which is an open watch."""
+        return self._failures if self._broken else 0
 
     def kick(self) -> None:
         """Try again now, instead of after the current pause."""
@@ -132,13 +136,13 @@ class Reflector(threading.Thread):
                     self._list()
                 self._watch()
                 pause_s = 0.0 if time.monotonic() - started > 1.0 else 1.0
-                self.failures = 0
+                self._failures = 0
             except KubeError as error:
                 self._broken = True
                 # A watch that lasted for a while was a success.
-                self.failures = self.failures + 1 if time.monotonic() - started < SETTLED_S else 1
+                self._failures = self._failures + 1 if time.monotonic() - started < SETTLED_S else 1
                 # A kick cuts connections, which is not an error of the cluster.
-                pause_s = self._failed(error, self.failures) if self._kicks == self._kube.kicks else 0.0
+                pause_s = self._failed(error, self._failures) if self._kicks == self._kube.kicks else 0.0
             self.reconnects += 1
             self._kick.wait(pause_s)
             self._kick.clear()

@@ -7,9 +7,12 @@ phase, reasons and messages. `MetalReady` is a condition of this program's own, 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from metal_supervisor.spec.types import Observed, Record, Standing
+from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Standing
 
 WAITING = "Waiting for the host metal-agent to fetch the model and register Endpoints"
 LONGEST_NOTE_BYTES = 1000
@@ -18,6 +21,7 @@ PORT_IN_USE, CLAIM_LOST, HUNG, CRASH_LOOP = "PortInUse", "ClaimLost", "Hung", "C
 NO_METAL = "MetalUnavailable"
 EVICTED = "Evicted"
 ASLEEP = "Asleep"
+UNLOADED, WAKING = "Unloaded", "Waking"
 MOVED = "AddressChanged"
 """Reason of the Event for a new address of this Mac."""
 TROUBLE = frozenset({
@@ -53,6 +57,10 @@ class Report:
 
     phase: str
     ready: bool
+    """Its endpoint is: its engine, or the gateway that holds its requests until there is one."""
+    engine_ready: bool
+    port: int | None
+    """Port at which clients reach it: the gateway's for an on-demand service, else the engine's."""
     ready_replicas: int
     replicas: int
     reason: str
@@ -105,6 +113,8 @@ def _standing(record: Record, observed: Observed | None, asleep: bool = False) -
         return "Stopped", "ManuallyScaledToZero", "spec.replicas=0; workload scaled to zero"
     if verdict.standing is Standing.FAILED:
         return "Failed", verdict.reason, verdict.message
+    if rests(record):
+        return _whole(record, 1), UNLOADED, f"{verdict.message}; the next request loads it"
     if verdict.standing is not Standing.RUN:
         return "Pending", verdict.reason, verdict.message
     if observed and observed.published:
@@ -123,6 +133,19 @@ def _standing(record: Record, observed: Observed | None, asleep: bool = False) -
         missing = f"{count}: each takes a Mac of its own, or see --replicas-per-mac"
         return phase, "Serving", text if phase == "Ready" else f"{text}; {missing}"
     return _creating(record, observed)
+
+
+def rests(record: Record) -> bool:
+    """True if an on-demand service has no engine because nobody asks for it."""
+    return record.idle_s is not None and record.verdict.standing is Standing.WAIT and record.verdict.reason == UNLOADED
+
+
+def _held(record: Record, phase: str) -> bool:
+    """True if the gateway holds the requests of an on-demand service until its engine is ready."""
+    if phase in ("Failed", "Stopped"):  # also once supervisord has given up for a while; before, it tries again
+        return False
+    comes_back = bool(record.queue_position) or record.evicted_at is not None
+    return record.verdict.standing is Standing.RUN or rests(record) or comes_back
 
 
 def confinement(record: Record, observed: Observed) -> tuple[bool, str, str]:
@@ -158,7 +181,7 @@ def _conditions(
     elif phase == "Failed":
         why = f"{serving}; service is not serving (phase {phase})"
         found.append(Condition("Available", "False", "NoReadyReplicas", why))
-        found.append(Condition("Degraded", "True", "Failed", message))
+        found.append(Condition("Degraded", "True", "Failed", "see MetalReady"))
     else:
         why = f"{serving}; service is not serving (phase {phase})"
         if ready:
@@ -181,14 +204,26 @@ def _conditions(
     return tuple(sorted(found, key=lambda condition: condition.type))
 
 
-def report(record: Record, observed: Observed | None, asleep: bool = False) -> Report:
-    """Build the report on one service. `asleep`: True if this Mac is about to sleep, so that it gets no requests."""
+def report(
+    record: Record, observed: Observed | None, asleep: bool = False, fronts: Collection[int] | None = None
+) -> Report:
+    """Build the report on one service.
+
+    `asleep`: True if this Mac is about to sleep, or to stop: it gets no requests. `fronts`: ports at which the gateway
+    listens for on-demand services, None to rely on it.
+    """
     phase, reason, message = _standing(record, observed, asleep)
     if record.peers_ready and phase in ("Creating", "Pending", "Failed"):
         phase = "Progressing"  # other Macs serve it
     standing = record.verdict.standing
     serves = bool(observed and observed.ready) and not asleep
-    ready = standing is Standing.RUN and serves and not record.withdraw
+    engine_ready = standing is Standing.RUN and serves and not record.withdraw
+    front = record.front_port if record.idle_s is not None else None
+    front = front if fronts is None or front in fronts else None
+    held = front is not None and not engine_ready and not asleep and _held(record, phase)
+    if held and not rests(record):
+        phase, reason, message = _whole(record, 1), WAKING, f"{message}; requests wait for it"
+    ready = engine_ready or held
     counted = ready and not (observed and observed.published)
     serving = int(counted) + record.peers_ready
     scheduling = None
@@ -202,6 +237,8 @@ def report(record: Record, observed: Observed | None, asleep: bool = False) -> R
     return Report(
         phase=phase,
         ready=ready,
+        engine_ready=engine_ready,
+        port=record.port if front is None else front,
         ready_replicas=serving,
         replicas=0 if stopped else record.replicas,
         reason=reason,
@@ -209,7 +246,7 @@ def report(record: Record, observed: Observed | None, asleep: bool = False) -> R
         scheduling=scheduling,
         conditions=_conditions(record, observed, phase, (int(counted), serving), reason, message),
         wants_service=claimed and standing is not Standing.REMOVING,
-        wants_slice=claimed and (standing is Standing.RUN or leaving) and standing is not Standing.REMOVING,
+        wants_slice=claimed and (standing is Standing.RUN or leaving or held) and standing is not Standing.REMOVING,
         draining=leaving,
     )
 
@@ -224,21 +261,21 @@ def _fitting(text: str) -> str:
     return f"{head.decode('utf-8', 'ignore')}\n…\n{tail.decode('utf-8', 'ignore')}"
 
 
-def happening(before: Report | None, after: Report, exit_text: str, lines: str = "") -> Happening | None:
+def happening(before: Report | None, after: Report, exit_text: str) -> Happening | None:
     """Event for a change of the report, None if it needs none.
 
-    `exit_text`: how the process ended, "" if it did not. `lines`: the last log lines of a crashing engine.
+    `exit_text`: how the process ended, and the cause in its log; "" if it did not end.
     """
     if before is not None and (before.phase, before.reason) == (after.phase, after.reason):
         return None
     if after.reason == CLAIM_LOST:
         return Happening("Warning", after.reason, after.message)
-    if after.phase == "Ready":
+    if after.reason in (UNLOADED, WAKING):
+        return None  # each wake would be two Events
+    if after.phase == "Ready" and (before is None or before.reason != WAKING):
         return Happening("Normal", "Serving", after.message)
     if before is not None and (before.ready or before.reason == HUNG) and exit_text:
         return Happening("Warning", "Crashed", _fitting(exit_text))
-    if after.reason == CRASH_LOOP:
-        return Happening("Warning", after.reason, _fitting(f"{after.message}\n{lines}"))
     if after.phase == "Failed" or after.reason in TROUBLE:
         return Happening("Warning", after.reason, _fitting(after.message))
     if after.phase in ("Stopped", "Suspended"):

@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from metal_supervisor.cluster.manifests import MANAGED_BY
+from metal_supervisor.spec.document import mapping
+from metal_supervisor.spec.instants import unix
 from metal_supervisor.spec.types import Json
 
 FIELD = "f:lastUpdated"
@@ -66,6 +67,17 @@ def operator_wrote(entries: object) -> str:
     return max(times)
 
 
+def condition_of_others(entries: object, kind: str) -> bool:
+    """True if a field manager other than this program owns a condition, by `metadata.managedFields`."""
+    key = f'k:{{"type":"{kind}"}}'
+    for entry in entries if isinstance(entries, list) else []:
+        fields = entry.get("fieldsV1") if isinstance(entry, dict) else None
+        owned = mapping(mapping(fields if isinstance(fields, dict) else {}, "f:status"), "f:conditions")
+        if key in owned and not is_ours(str(entry.get("manager"))):
+            return True
+    return False
+
+
 def is_ours(manager: str) -> bool:
     """True if a field manager is this program, on this Mac or on another."""
     return manager == MANAGED_BY or manager.startswith("metal/")
@@ -88,20 +100,16 @@ def read_lease(before: Lease | None, answer: Json, now: float) -> Lease | None:
     for each in items if isinstance(items, list) else []:
         with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):
             version, spec = str(each["metadata"]["resourceVersion"]), each["spec"]
-            _unix(spec["renewTime"])
+            unix(spec["renewTime"])
             since = before.since if before is not None and before.version == version else now
             if not isinstance(spec["leaseDurationSeconds"], bool):
                 found.append(Lease(version, spec["renewTime"], float(spec["leaseDurationSeconds"]), since, now))
-    return max(found, key=lambda each: _unix(each.renewed), default=None)
-
-
-def _unix(time: str) -> float:
-    return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp()
+    return max(found, key=lambda each: unix(each.renewed), default=None)
 
 
 def _age_s(time: str, server_now: float) -> float:
     try:
-        return server_now - _unix(time)
+        return server_now - unix(time)
     except ValueError:
         return float("inf")
 

@@ -29,6 +29,8 @@ from metal_supervisor import __version__
 from metal_supervisor.confinement.access import Access
 from metal_supervisor.confinement.policy import policy
 from metal_supervisor.spec.types import Probe
+from metal_supervisor.state.directory import write_atomic
+from metal_supervisor.state.reports import read_object
 
 MODELS = Path(__file__).parent / "models"
 GGUF, MLX = MODELS / "probe.gguf", MODELS / "mlx"
@@ -136,19 +138,17 @@ class Trials:
         self._on_change()
 
     def _read(self) -> dict[str, TrialVerdict]:
+        found = read_object(self._file)
         try:
-            found = json.loads(self._file.read_text("utf-8"))
             return {key: TrialVerdict(bool(said["works"]), str(said["why"])) for key, said in found.items()}
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        except (LookupError, TypeError):
             return {}
 
     def _keep(self) -> None:
         latest = dict([item for item in self._verdicts.items() if not item[1].slow][-KEPT:])
-        temporary = self._file.with_suffix(".tmp")
+        told = {key: {"works": each.works, "why": each.why} for key, each in latest.items()}
         with contextlib.suppress(OSError):  # it is tried again after the next start
-            told = {key: {"works": each.works, "why": each.why} for key, each in latest.items()}
-            temporary.write_text(json.dumps(told), "utf-8")
-            temporary.replace(self._file)
+            write_atomic(self._file, json.dumps(told), durable=False)
 
 
 def try_out(make: Callable[[Path, int], Trial], launcher: Path) -> TrialVerdict:

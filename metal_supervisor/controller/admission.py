@@ -1,6 +1,6 @@
-"""Memory admission: grant or queue the engines that were decided on as if memory were unlimited.
+"""Memory admission: the engines that were proposed are granted memory or queued, and so become records.
 
-The ledger works on entries; this module turns records into entries, and the ledger's decisions back into records. Each
+The ledger works on entries; this module turns proposals into entries, and the ledger's decisions into records. Each
 service is judged by two values: the memory it has, and the memory it wants.
 
 | it has                         | it wants           | result                                                        |
@@ -12,23 +12,27 @@ service is judged by two values: the memory it has, and the memory it wants.
 | an engine that is stopping     | another in its place | waits for the memory that the old engine does not free      |
 | an evicted or displaced engine | some               | waits; the engine's memory is free only after it has exited   |
 | an engine                      | none               | as above                                                      |
+| an on-demand engine that was to end unused | it again | keeps it                                                   |
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, Literal
 
-from metal_supervisor.cluster.report import EVICTED
-from metal_supervisor.controller import reconcile
+from metal_supervisor.cluster.report import EVICTED, UNLOADED
+from metal_supervisor.controller import on_demand, reconcile
+from metal_supervisor.controller.on_demand import Yielding
 from metal_supervisor.memory import ledger
 from metal_supervisor.memory.ledger import INSUFFICIENT, Decision, Entry, Ledger, LedgerPhase, Pool
 from metal_supervisor.spec.limits import Amount, limit_of
+from metal_supervisor.spec.record import EngineRun, Proposal, Record, Reservation
 from metal_supervisor.spec.resources import rank_of
 from metal_supervisor.spec.sizes import amount
-from metal_supervisor.spec.types import Key, Record, Standing
+from metal_supervisor.spec.types import Key, Standing
 
 EVICTED_DRAIN_S = 20.0
 """How long an engine may finish what it answers while the machine is running out of memory."""
@@ -60,44 +64,46 @@ class AdmissionRules:
 
 
 def settle(
-    decided: Mapping[Key, Record],
+    proposals: Mapping[Key, Proposal],
     before: Mapping[Key, Record],
     ups: Mapping[Key, Up],
     rules: AdmissionRules,
     now: float,
+    yielding: Mapping[Key, Yielding] = MappingProxyType({}),
 ) -> tuple[dict[Key, Record], Ledger]:
-    """Records after admission, and the ledger behind them.
+    """The records of this pass, and the ledger behind them.
 
-    `before`: the records of the last pass. `ups`: the engines that are up, by the key of their record.
+    `before`: the records of the last pass. `ups`: the engines that are up, by the key of their record. `yielding`: the
+    on-demand engines among them that give their memory to others.
     """
     entries: list[Entry] = []
     leaving: Counter[str] = Counter()
-    for key, record in decided.items():
-        found, left = _entries(record, before.get(key), ups.get(key), now)
-        entries += found
-        leaving[record.namespace] += left
+    for key, proposal in proposals.items():
+        found, left = _entries(proposal, before.get(key), ups.get(key), now)
+        entries += [_yielding(each, yielding.get(key)) for each in found]
+        leaving[proposal.namespace] += left
     pools = _pools(rules, leaving)
     book = ledger.admit(
         rules.budget_bytes, entries, rules.mode, rules.preemption, leaving.total(), rules.paused, pools
     )
     displaced = {victim: key for key, said in book.decisions.items() for victim in said.displaces}
     result = {}
-    for key, record in decided.items():
+    for key, proposal in proposals.items():
         was, said = before.get(key), book.decisions.get(key)
-        if not record.runs:
-            result[key] = record
-        elif record.evicted_at is not None:
-            result[key] = _stopped(record, was, EVICTED, _why_evicted(record), now)
+        if proposal.verdict is not None:
+            result[key] = reconcile.recorded(proposal, proposal.verdict)
+        elif proposal.evicted_at is not None:
+            result[key] = _stopped(proposal, was, EVICTED, _why_evicted(proposal), now)
         elif key in displaced:
-            result[key] = _displaced(record, was, displaced[key], decided, now)
+            result[key] = _displaced(proposal, was, displaced[key], proposals, key in yielding, now)
         elif said is None:
-            result[key] = _within(_kept(record, was, ups.get(key), now), book, pools)
+            result[key] = _within(_kept(proposal, was, ups.get(key), now), book, pools)
         elif said.admitted:
-            result[key] = _admitted(record, was, said, now)
+            result[key] = _admitted(proposal, was, said, now)
         elif was is not None and was.runs:
-            result[key] = _as_it_was(record, was, said, now)
+            result[key] = _as_it_was(proposal, was, said, now)
         else:
-            result[key] = _queued(record, was, said, now)
+            result[key] = _queued(proposal, was, said, now)
     return result, book
 
 
@@ -117,67 +123,83 @@ def _within(record: Record, book: Ledger, pools: Mapping[str, Pool]) -> Record:
     return replace(record, warning=(INSUFFICIENT, f"{text}; {KEEPS}"))
 
 
-# ── records to entries ───────────────────────────────────────────────────────────────────────────
+# ── proposals to entries ─────────────────────────────────────────────────────────────────────────
 
 
-def _entries(record: Record, was: Record | None, up: Up | None, now: float) -> tuple[list[Entry], int]:
+def _entries(proposal: Proposal, was: Record | None, up: Up | None, now: float) -> tuple[list[Entry], int]:
     """Ledger entries of a service, and the bytes that its stopping engine still holds."""
     held = up.bytes if up else 0
-    if not record.runs:
+    if not proposal.asks:
         return [], held
-    if record.evicted_at is not None:
-        return [replace(_asking(record, record.queued_at, now), held_back=True)], held
+    if proposal.evicted_at is not None:
+        return [replace(_asking(proposal, proposal.queued_at, now), held_back=True)], held
     if was is not None and was.runs:
         has = max(was.room_bytes, held)
-        keeps = was.spec_file == record.spec_file
+        keeps = was.spec_file == proposal.spec_file
         never_judged = keeps and not was.room_bytes  # by a release without accounting; it counts from now on
-        no_more = record.room_bytes <= has and (keeps or record.room_bytes > 0)
+        no_more = proposal.room_bytes <= has and (keeps or proposal.room_bytes > 0)
         if never_judged or no_more:
-            return [_having(record, up)], 0
-        asking = _asking(record, was.edit_queued_at, now)
-        # Optional when the larger spec only applies at the next start: it never blocks the queue.
-        return [_having(was, up), replace(asking, holds_bytes=has, optional=keeps)], 0
+            return [_having(proposal, up)], 0
+        asking = _asking(proposal, was.edit_queued_at, now)
+        # Optional when the larger spec only applies at the next start: it never blocks the queue. Nor does that of an
+        # on-demand engine, which others may have unloaded before.
+        engine = replace(was, priority=proposal.priority, protected=proposal.protected)  # these follow an edit at once
+        return [_having(engine, up), replace(asking, holds_bytes=has, optional=keeps or proposal.idle_s is not None)], 0
     if up is None:
-        return [_asking(record, record.queued_at, now)], 0
-    if was is None and up.spec_file == record.spec_file:
-        return [_having(record, up)], 0
+        return [_asking(proposal, proposal.queued_at, now)], 0
+    ending = was is not None and was.verdict.reason == UNLOADED and not was.displaced_by
+    if (was is None or ending) and up.spec_file == proposal.spec_file:  # it is asked for again before it has ended
+        return [_having(proposal, up)], 0
     if was is None or was.verdict.standing is not Standing.WAIT:
-        ending = replace(_having(record, up), estimate_bytes=None, protected=True)
-        return [ending, replace(_asking(record, record.queued_at, now), holds_bytes=held)], 0
-    return [_asking(record, record.queued_at, now)], held
+        gone = replace(_having(proposal, up), estimate_bytes=None, protected=True)
+        return [gone, replace(_asking(proposal, proposal.queued_at, now), holds_bytes=held)], 0
+    return [_asking(proposal, proposal.queued_at, now)], held
 
 
-def _having(record: Record, up: Up | None) -> Entry:
+def _having(engine: Proposal | Record, up: Up | None) -> Entry:
     return Entry(
-        record.key,
-        rank_of(record.priority),
-        record.room_bytes or None,
+        engine.key,
+        rank_of(engine.priority),
+        engine.room_bytes or None,
         LedgerPhase.RUNNING if up else LedgerPhase.STARTING,
-        asked=record.queued_at or 0.0,
-        admitted=record.admitted_at,
+        asked=engine.queued_at or 0.0,
+        admitted=engine.admitted_at,
         measured_bytes=up.bytes if up else None,
-        protected=record.protected,
+        protected=engine.protected,
     )
 
 
-def _asking(record: Record, since: float | None, now: float) -> Entry:
+def _yielding(entry: Entry, how: Yielding | None) -> Entry:
+    if how is None or entry.phase is LedgerPhase.WAITING:
+        return entry
+    return replace(entry, yields_before=how.before, busy=how.busy, used_at=how.used_at)
+
+
+def _asking(proposal: Proposal, since: float | None, now: float) -> Entry:
     return Entry(
-        record.key,
-        rank_of(record.priority),
-        record.room_bytes or None,
+        proposal.key,
+        rank_of(proposal.priority),
+        proposal.room_bytes or None,
         LedgerPhase.WAITING,
         asked=now if since is None else since,
-        limit_bytes=record.limit_bytes,
-        weights_bytes=record.mapped_bytes,
-        unknown_why=record.memory,
+        limit_bytes=proposal.limit_bytes,
+        weights_bytes=proposal.mapped_bytes,
+        unknown_why=proposal.memory,
     )
 
 
 # ── decisions to records ─────────────────────────────────────────────────────────────────────────
 
 
-def _kept(record: Record, was: Record | None, up: Up | None, now: float) -> Record:
+def _running(proposal: Proposal, was: Record | None, now: float, **changes: Any) -> Record:
+    """Record of a service that runs."""
+    verdict = reconcile.verdict(was.verdict if was else None, Standing.RUN, "Admitted", "", now)
+    return reconcile.recorded(proposal, verdict, **changes)
+
+
+def _kept(proposal: Proposal, was: Record | None, up: Up | None, now: float) -> Record:
     """Record of a service that keeps the memory it has."""
+    record = _running(proposal, was, now)
     if record.queued_at is None:  # its record was lost, or is of a release without accounting
         record = replace(record, queued_at=now, admitted_at=now)
     if up is not None and was is not None and was.spec_file == record.spec_file:
@@ -192,61 +214,64 @@ def _kept(record: Record, was: Record | None, up: Up | None, now: float) -> Reco
     return replace(record, warning=was.warning) if unknown and was is not None else record
 
 
-def _admitted(record: Record, was: Record | None, said: Decision, now: float) -> Record:
-    queued_at = now if record.queued_at is None else record.queued_at
-    admitted_at = record.admitted_at if was is not None and was.spec_file == record.spec_file else now
-    warning = (said.reason, said.message) if said.reason else record.warning
-    return replace(record, queued_at=queued_at, admitted_at=admitted_at, displaced_by="", warning=warning)
-
-
-def _as_it_was(record: Record, was: Record, said: Decision, now: float) -> Record:
-    """Record of a service whose edit is queued: the engine's fields stay, all others follow the edit at once."""
-    since = now if was.edit_queued_at is None else was.edit_queued_at
-    if was.spec_file == record.spec_file:  # only its next spec takes more
-        return replace(record, next_spec="", next_bytes=0, edit_queued_at=since)
-    return replace(
-        record,
-        **{name: getattr(was, name) for name in OF_THE_ENGINE},
-        edit_queued_at=since,
-        warning=(said.reason, f"{said.message}; {KEEPS}"),
+def _admitted(proposal: Proposal, was: Record | None, said: Decision, now: float) -> Record:
+    queued_at = now if proposal.queued_at is None else proposal.queued_at
+    admitted_at = proposal.admitted_at if was is not None and was.spec_file == proposal.spec_file else now
+    warning = (said.reason, said.message) if said.reason else proposal.warning
+    return _running(
+        proposal, was, now, queued_at=queued_at, admitted_at=admitted_at, displaced_by="", warning=warning
     )
 
 
+def _as_it_was(proposal: Proposal, was: Record, said: Decision, now: float) -> Record:
+    """Record of a service whose edit is queued: its engine stays as it is, all else follows the edit at once."""
+    since = now if was.edit_queued_at is None else was.edit_queued_at
+    if was.spec_file == proposal.spec_file:  # only its next spec takes more
+        return _running(proposal, was, now, next_spec="", next_bytes=0, edit_queued_at=since)
+    engine = {name: getattr(was, name) for name in OF_THE_ENGINE}
+    warning = said.reason, f"{said.message}; {KEEPS}"
+    return reconcile.recorded(proposal, was.verdict, **engine, edit_queued_at=since, warning=warning)
+
+
 OF_THE_ENGINE = (
-    "model", "runtime", "mode", "port", "host", "spec_file", "next_spec", "next_bytes", "asked", "probe", "files",
-    "stopped_by_hand", "reserved_bytes", "mapped_bytes", "memory", "guessed", "queued_at", "admitted_at", "verdict",
+    *(each.name for part in (EngineRun, Reservation) for each in fields(part)),
+    "model", "runtime", "mode", "stopped_by_hand", "queued_at", "admitted_at",
 )  # fmt: skip
 """Fields of a record that describe the running engine rather than the request."""
 
 
-def _queued(record: Record, was: Record | None, said: Decision, now: float) -> Record:
-    message = f"it was stopped for {record.displaced_by}; {said.message}" if record.displaced_by else said.message
-    message += f"; this is a guess by the size of its file: {record.guessed}" if record.guessed else ""
-    queued_at = now if record.queued_at is None else record.queued_at
-    waits = replace(record, queued_at=queued_at, queue_position=said.position)
+def _queued(proposal: Proposal, was: Record | None, said: Decision, now: float) -> Record:
+    message = f"it was stopped for {proposal.displaced_by}; {said.message}" if proposal.displaced_by else said.message
+    message += f"; this is a guess by the size of its file: {proposal.guessed}" if proposal.guessed else ""
+    message += f"; {proposal.advice}" if proposal.advice else ""
+    queued_at = now if proposal.queued_at is None else proposal.queued_at
+    waits = replace(proposal, queued_at=queued_at, queue_position=said.position)
     return _stopped(waits, was, said.reason, message, now)
 
 
-def _displaced(record: Record, was: Record | None, key: Key, records: Mapping[Key, Record], now: float) -> Record:
-    name = f"{'/'.join(key)} (priority {records[key].priority})"
-    return _stopped(replace(record, displaced_by=name), was, INSUFFICIENT, f"it was stopped for {name}", now)
+def _displaced(
+    proposal: Proposal, was: Record | None, key: Key, proposals: Mapping[Key, Proposal], yielding: bool, now: float
+) -> Record:
+    if yielding:
+        name = "/".join(key)
+        rests = on_demand.at_rest(replace(proposal, displaced_by=name), was, f"it made room for {name}", now)
+        assert rests.verdict is not None
+        return reconcile.recorded(rests, rests.verdict)
+    name = f"{'/'.join(key)} (priority {proposals[key].priority})"
+    return _stopped(replace(proposal, displaced_by=name), was, INSUFFICIENT, f"it was stopped for {name}", now)
 
 
-def _stopped(record: Record, was: Record | None, reason: str, message: str, now: float) -> Record:
+def _stopped(proposal: Proposal, was: Record | None, reason: str, message: str, now: float) -> Record:
     """Record of a service that must not run now."""
     verdict = reconcile.verdict(was.verdict if was else None, Standing.WAIT, reason, message, now)
-    drain_s = record.drain_s
-    if record.evicted_at is not None:
+    drain_s = proposal.drain_s
+    if proposal.evicted_at is not None:
         drain_s = EVICTED_DRAIN_S if drain_s is None else min(drain_s, EVICTED_DRAIN_S)
-    return replace(record, verdict=verdict, spec_file=None, next_spec="", next_bytes=0, warning=None, drain_s=drain_s)
+    return reconcile.recorded(
+        proposal, verdict, spec_file=None, next_spec="", next_bytes=0, warning=None, drain_s=drain_s
+    )
 
 
-def evict(record: Record, why: str, now: float) -> Record:
-    """Record of an engine evicted under memory pressure."""
-    chosen = replace(record, evicted_at=now, evictions=record.evictions + 1, evicted_why=why)
-    return _stopped(chosen, record, EVICTED, _why_evicted(chosen), now)
-
-
-def _why_evicted(record: Record) -> str:
-    why = record.evicted_why
+def _why_evicted(proposal: Proposal) -> str:
+    why = proposal.evicted_why
     return f"it was stopped because {why}; it comes back by itself once memory has been ample for a while"

@@ -20,7 +20,8 @@ from metal_supervisor.host import machine
 from metal_supervisor.host.local_status import asked_at
 from metal_supervisor.runtimes import probing
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec.types import LIVE, Diff, Observed, ProgramState, Record, RunNote
+from metal_supervisor.spec.processes import LIVE, Diff, EngineUse, Observed, ProgramState, RunNote
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.withdrawal import WithdrawalToken, withdrawal_token
 from metal_supervisor.state import programs
 from metal_supervisor.state.directory import StateDir, write_atomic
@@ -201,6 +202,7 @@ class Applier:
         diff: Diff,
         notes: Mapping[str, RunNote],
         observed: Mapping[str, Observed],
+        uses: Mapping[str, EngineUse],
         now: float,
         held: Callable[[str], str],
     ) -> list[Step]:
@@ -221,7 +223,8 @@ class Applier:
                 wanted[record.program] = Wanted(spec_file, record.stopped_by_hand, hung)
             if known and record.withdraw:
                 busy = answering.get(record.program)
-                stopping[record.program] = self._on_its_way(known, record, notes.get(record.program), seen, busy)
+                found = self._on_its_way(known, record, notes.get(record.program), seen, busy)
+                stopping[record.program] = plan.with_use(found, uses.get(record.program), record.withdraw)
         stopping = {
             name: replace(each, asked_at=on_wall(each.asked_at), told_at=on_wall(each.told_at))
             for name, each in stopping.items()

@@ -1,20 +1,23 @@
-"""Assignment of the cluster's requests to records: one engine for each slot that this Mac holds of a service.
+"""Assignment of the cluster's requests to engines: one for each slot that this Mac holds of a service.
 
-Memory is ignored here; admission decides on it afterwards. Services that are no longer requested are dismissed; an
+Each becomes a proposal, for admission to decide on. Services that are no longer requested are dismissed; an
 engine whose slot another Mac took over keeps running here until it runs there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
 from metal_supervisor import launch
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.reference_reader import References
-from metal_supervisor.controller import reconcile
+from metal_supervisor.controller import on_demand, reconcile
+from metal_supervisor.controller.gateway_keys import GatewayKeys
 from metal_supervisor.controller.prerequisites import Prerequisites
+from metal_supervisor.controller.reconcile import Ports
 from metal_supervisor.controller.resource_filter import ResourceFilter
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.host import sleep_note
@@ -23,9 +26,14 @@ from metal_supervisor.placement import placement
 from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import limits, references
-from metal_supervisor.spec.types import Key, Observed, Record, Rejected, Service, Standing
+from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.record import Proposal, Record
+from metal_supervisor.spec.types import Key, Rejected, Service, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
 from metal_supervisor.state.directory import StateDir
+
+LEAVE_S = 5.0
+"""Seconds in which a service that never fits here is left to another Mac."""
 
 
 def _doubtful(item: Service | Rejected, record: Record) -> bool:
@@ -39,7 +47,7 @@ def _charged(records: Iterable[Record]) -> frozenset[Key]:
 
 
 class Assignment:
-    """Turns requests into records; keeps the claims and the serving replicas of the latest pass."""
+    """Turns requests into proposals; keeps the claims of the latest pass."""
 
     def __init__(
         self,
@@ -55,51 +63,81 @@ class Assignment:
         self._settings, self._resource_filter, self._placement = settings, resource_filter, placing
         self._store, self._prerequisites = store, prerequisites
         self._references = References(kube, wake)
+        self._gateway_keys = GatewayKeys(settings)
         self._sleep = sleep_note.SleepNoteReader(directory.path)
-        self._serving: Mapping[Key, frozenset[int]] = {}
         self.placed = Placed({})
+        self._left: dict[Key, float] = {}
+        """InferenceService -> monotonic time at which a request asked for an engine that never fits here."""
 
-    def ask(self, before: Mapping[Key, Record], snapshot: Snapshot) -> dict[Key, Record]:
-        """The records after this pass's requests; those of shared daemons unchanged. Raises StateError, OSError."""
-        records = dict(before)
+    def propose(self, before: Mapping[Key, Record], snapshot: Snapshot) -> dict[Key, Proposal]:
+        """Proposals for the engines of this pass, without shared daemons. Raises StateError, OSError.
+
+        `before`: the records of the last pass, with shared daemons.
+        """
+        result = {key: reconcile.unchanged(record) for key, record in before.items() if not record.is_daemon}
         if snapshot.services is None:
-            return records
-        found = self._resource_filter.read(snapshot.services, snapshot.models, records)
-        self._serving = self._ready(records, snapshot.observed)
+            return result
+        found = self._resource_filter.read(snapshot, before)
+        serving = self._ready(before, snapshot.observed)
         self.placed = self._placement.place(
-            found, snapshot.services.keys() - found.keys(), self._serving, self._prerequisites.delay_s,
-            _charged(records.values()),
+            found, snapshot.services.keys() - found.keys(), serving,
+            lambda item: self._prerequisites.delay_s(item, snapshot), _charged(before.values()),
+            self._to_leave(before.values()),
         )  # fmt: skip
-        mine = (item for item in found.values() if isinstance(item, Service) and self._is_mine(item, records))
-        self._prerequisites.daemons.prepare(mine, records)
-        self._look_for(placement.to_serve(found, self.placed, records.values()))
+        ports = Ports(before.values())
+        ours: dict[Key, list[Record]] = {}
+        for record in sorted(before.values(), key=lambda each: each.ordinal):
+            ours.setdefault(record.owner, []).append(record)
+        mine = (
+            item for item in found.values()
+            if isinstance(item, Service) and (self.placed.mine.get(item.key) or item.key in ours)
+        )  # fmt: skip
+        self._prerequisites.daemons.prepare(mine, before)
+        self._look_for(placement.to_serve(found, self.placed, before.values()))
         for item in found.values():
             known = references.filled(item, self._references.look) if isinstance(item, Service) else item
-            self._share_out(known, records, snapshot)
-        for record in [each for each in records.values() if not each.is_daemon]:
+            self._share_out(known, ours.get(item.key, ()), result, ports, serving, snapshot)
+        for record in [each for each in before.values() if not each.is_daemon]:
             if record.owner not in found and (snapshot.complete or record.owner in snapshot.services):
                 why = reconcile.NOT_HERE if record.owner in snapshot.services else reconcile.DELETED
-                records[record.key] = reconcile.dismiss(record, snapshot.now, why)
-        return records
+                result[record.key] = reconcile.unchanged(reconcile.dismiss(record, snapshot.now, why))
+        return result
+
+    def _to_leave(self, records: Iterable[Record]) -> Collection[Key]:
+        """The on-demand services that another Mac should have: one of their requests showed that they never fit."""
+        now = time.monotonic()
+        self._left = {key: at for key, at in self._left.items() if now - at < LEAVE_S}
+        self._left.update((each.owner, now) for each in records if on_demand.never_fits(each))
+        return self._left.keys()
 
     def _look_for(self, serving: list[Service]) -> None:
         """Have the store look for the model files, and the cluster for the referenced Secrets and ConfigMaps."""
         wanted = placement.artifacts(serving)
         opening = {each: (each.secret[0], "secrets", each.secret[1]) for each in wanted if each.secret}
         others = {source for item in serving for source in references.sources(item)}
+        if asked := self._gateway_keys.source:
+            others.add(asked)
         in_vain = {source for each, source in opening.items() if self._store.state(each).phase == "Failed"}
         self._references.want(others.union(opening.values()), in_vain)
+        if asked:
+            self._gateway_keys.keep(self._references.look(asked))
         keys = {each: references.keys_of(each, self._references.look) for each in wanted}
         self._store.want(keys, placement.namespaces_of(serving))
 
-    def _is_mine(self, item: Service, records: Mapping[Key, Record]) -> bool:
-        """True if this Mac holds a slot of the service, or has a record of one of its engines."""
-        return bool(self.placed.mine.get(item.key)) or any(each.owner == item.key for each in records.values())
+    def _share_out(
+        self,
+        item: Service | Rejected,
+        ours: Sequence[Record],
+        result: dict[Key, Proposal],
+        ports: Ports,
+        serving: Mapping[Key, frozenset[int]],
+        snapshot: Snapshot,
+    ) -> None:
+        """Assign an engine to each slot that this Mac holds of a service; an engine that has a slot keeps it.
 
-    def _share_out(self, item: Service | Rejected, records: dict[Key, Record], snapshot: Snapshot) -> None:
-        """Assign an engine to each slot that this Mac holds of a service; an engine that has a slot keeps it."""
+        `ours`: the service's records, by ordinal.
+        """
         placed = self.placed
-        ours = sorted((each for each in records.values() if each.owner == item.key), key=lambda each: each.ordinal)
         if any(not snapshot.complete and _doubtful(item, record) for record in ours):
             return
         slots = placed.mine.get(item.key, ()) if placed.known else tuple(record.slot for record in ours)
@@ -107,38 +145,45 @@ class Assignment:
         for slot in slots:
             if slot not in ordinals:
                 ordinals[slot] = next(each for each in count() if each not in ordinals.values())
+        peers = self._placement.peers_ready(placed, item)
         for slot, ordinal in sorted(ordinals.items()):
-            self.take(replace(item, ordinal=ordinal), slot, records, snapshot)
+            engine = replace(item, ordinal=ordinal) if ordinal != item.ordinal else item
+            others = len(serving.get(item.key, frozenset()) - {slot})
+            record = next((each for each in ours if each.ordinal == ordinal), None)
+            proposal = self.take(engine, record, ports, snapshot)
+            result[engine.key] = replace(proposal, slot=slot, claimed=True, peers_ready=peers + others)
+            ports.hold(proposal)
         for record in ours:
             if record.ordinal not in ordinals.values():
-                records[record.key] = self._let_go(record, max(1, item.replicas), snapshot.now)
+                result[record.key] = self._let_go(record, max(1, item.replicas), snapshot.now)
 
-    def take(self, item: Service | Rejected, slot: int, records: dict[Key, Record], snapshot: Snapshot) -> None:
-        """Decide the record of one engine of this Mac, given the records decided before it."""
-        record = records.get(item.key)
+    def take(
+        self,
+        item: Service | Rejected,
+        record: Record | None,
+        ports: Ports,
+        snapshot: Snapshot,
+    ) -> Proposal:
+        """The proposal for one engine of this Mac, whose last record is `record`."""
         if record is not None and record.verdict.standing is Standing.REMOVING:
             record = replace(record, withdraw=NO_WITHDRAWAL)
         start_refused = self._start_refused(record, snapshot)
         if isinstance(item, Rejected):
-            decided = reconcile.refuse(item, record, snapshot.now, start_refused)
-        else:
-            outlook = self._prerequisites.outlook(item, record, list(records.values()), snapshot.table, snapshot.notes)
-            accepted = reconcile.accept(item, record, outlook, snapshot.now, start_refused)
-            decided = limits.warned(self._prerequisites.with_port_trouble(accepted, item, snapshot.notes), item)
-        here = self._serving.get((item.namespace, item.name), frozenset()) - {slot}
-        peers = self._placement.peers_ready(self.placed, item) + len(here)
-        records[item.key] = replace(decided, slot=slot, claimed=True, peers_ready=peers)
+            return reconcile.refuse(item, record, snapshot.now, start_refused)
+        outlook = self._prerequisites.outlook(item, record, ports, snapshot)
+        accepted = reconcile.accept(item, record, outlook, snapshot.now, start_refused)
+        return limits.warned(self._prerequisites.with_port_trouble(accepted, item, snapshot.notes), item)
 
     def _start_refused(self, record: Record | None, snapshot: Snapshot) -> bool:
         """True once the launcher has refused to start a revoked spec."""
         note = snapshot.notes.get(record.program) if record is not None else None
         return bool(note and record and note.refused == launch.REVOKED and note.spec_file == record.spec_file)
 
-    def _let_go(self, record: Record, slots: int, now: float) -> Record:
-        """Record after its claim was lost or released: dismissed once handed over, kept running here until then."""
+    def _let_go(self, record: Record, slots: int, now: float) -> Proposal:
+        """Proposal after its claim was lost or released: dismissed once handed over, kept running here until then."""
         if self._placement.handed_over(self.placed, record, slots):
             record = reconcile.dismiss(record, now, reconcile.MOVED)
-        return replace(record, claimed=False)
+        return replace(reconcile.unchanged(record), claimed=False)
 
     def _ready(self, records: Mapping[Key, Record], observed: Mapping[str, Observed]) -> dict[Key, frozenset[int]]:
         """The slots of each service that the sidecar saw serving here; none if this Mac is about to sleep."""

@@ -9,7 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
-from metal_supervisor.spec.types import LIVE, ProgramState, Record, Standing
+from metal_supervisor.cluster.report import rests
+from metal_supervisor.spec.processes import LIVE, ProgramState
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Standing
 from metal_supervisor.supervisord.client import Refused, Supervisord
 
 PROGRAM = "caffeinate"
@@ -19,10 +22,10 @@ log = logging.getLogger("controller")
 
 
 def in_use(records: Iterable[Record], table: Mapping[str, ProgramState]) -> bool:
-    """True if an engine is wanted here, its model is on its way, or it has not exited yet and may still be busy."""
+    """True if an engine is wanted here, also on demand, its model is on its way, or it may still be busy."""
     for record in records:
         state, decided = table.get(record.program), record.verdict
-        if decided.standing is Standing.WAIT and decided.reason in COMING:
+        if rests(record) or (decided.standing is Standing.WAIT and decided.reason in COMING):
             return True
         if (record.runs and not record.stopped_by_hand) or (state is not None and state.state in LIVE):
             return True

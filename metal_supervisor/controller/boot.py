@@ -28,16 +28,17 @@ from metal_supervisor import launch
 from metal_supervisor.controller.applier import put_aside_refused
 from metal_supervisor.controller.confinement_policies import complete_specs
 from metal_supervisor.host import machine
-from metal_supervisor.runtimes import metal_device
+from metal_supervisor.runtimes import metal_device, metal_state
 from metal_supervisor.runtimes.shims import mlx_engine, omlx_engine
 from metal_supervisor.settings.loader import Overrides, Settings, conf_dir, save_overrides
-from metal_supervisor.state import programs
+from metal_supervisor.state import gateway_note, programs
 from metal_supervisor.state.directory import StateDir, write_atomic
 from metal_supervisor.supervisord.client import Supervisord
 
-OWN_PROGRAMS = ("apiserver", "controller", "power", "sidecar", "sleepwatch")
+OWN_PROGRAMS = ("apiserver", "controller", *gateway_note.PROGRAMS, "power", "sidecar", "sleepwatch")
 OPTIONAL_PROGRAMS = ("caffeinate",)
 """Programs of the system that not every Mac has; an upgrade takes over their sections, and nothing else of them."""
+OUTLIVING = ".outlives"
 TERM_WAIT_S, KILL_WAIT_S = 5.0, 2.0
 SIDECAR_STOP_S = 10
 HANDOVER_FILE, HANDOVER_S = "handover", 60.0
@@ -179,6 +180,8 @@ def _parts(settings: Settings) -> Iterator[str]:
         yield "apiserver.conf"
     elif sys.platform == "darwin":
         yield "sleepwatch.conf"
+    if settings.gateway_on:
+        yield "gateway.conf"
     if settings.apple_power_enabled:
         yield "power.conf"
     if _keeps_awake(settings):
@@ -267,19 +270,44 @@ def own(directory: StateDir, program: str) -> TextIO:
             time.sleep(0.05)
     lock.seek(0)
     lock.truncate()
-    lock.write(json.dumps({"format": launch.FORMAT, "pid": os.getpid(), "started": launch.start_time(os.getpid())}))
+    lock.write(json.dumps(_this_process()))
     lock.flush()
     return lock
 
 
-def _holder(directory: StateDir, program: str) -> list[tuple[str, int, str]]:
+def outlive(directory: StateDir, program: str) -> None:
+    """Note this process, which goes on when its supervisord is killed, for the system's stop to end."""
+    outliving(directory)
+    launch.write_note(str(directory.path / "runs" / f"{program}.{os.getpid()}{OUTLIVING}"), _this_process())
+
+
+def outliving(directory: StateDir) -> list[tuple[str, int, str]]:
+    """The live processes that `outlive` noted, as `own_processes` has them; forgets those that ended."""
+    found = []
+    for path in (directory.path / "runs").glob(f"*{OUTLIVING}"):
+        if live := _noted(path.name.partition(".")[0], path):
+            found += live
+        else:
+            path.unlink(missing_ok=True)
+    return found
+
+
+def _this_process() -> dict[str, object]:
+    return {"format": launch.FORMAT, "pid": os.getpid(), "started": launch.start_time(os.getpid())}
+
+
+def _noted(program: str, path: Path) -> list[tuple[str, int, str]]:
     """The live process that last registered as the program, in the form that `end_all` takes."""
-    found = launch.read_note(str(directory.path / "runs" / f"{program}.own"))
+    found = launch.read_note(str(path))
     return [(program, int(str(found["pid"])), str(found["started"]))] if _alive(found) else []
 
 
+def _holder(directory: StateDir, program: str) -> list[tuple[str, int, str]]:
+    return _noted(program, directory.path / "runs" / f"{program}.own")
+
+
 def own_processes(directory: StateDir) -> list[tuple[str, int, str]]:
-    """The live processes of our own programs: (program, pid, start identity)."""
+    """The live processes of our own programs that end with their supervisord: (program, pid, start identity)."""
     return [holder for program in OWN_PROGRAMS for holder in _holder(directory, program)]
 
 
@@ -290,7 +318,7 @@ def left_over(directory: StateDir) -> list[tuple[str, int, str]]:
         for program, note in directory.run_notes().items()
         if note.pid and launch.start_time(note.pid) == note.started
     ]
-    return [*own_processes(directory), *notes]
+    return [*own_processes(directory), *outliving(directory), *notes]
 
 
 def _sweep(directory: StateDir, say: Say) -> None:
@@ -338,7 +366,7 @@ def _hold_without_metal(directory: StateDir, question: metal_device.Question | N
     """
     if question is None or question() is not False:
         return
-    say(metal_device.WHY)
+    say(metal_state.WHY)
     for path in sorted((directory.path / "models.d").glob("*.conf")):
         program = path.name.removesuffix(".conf")
         if not _alive(launch.read_note(str(directory.note_path(program)))):

@@ -131,7 +131,7 @@ class Confinement:
         base, models = scratch / runtime, scratch / "models"
         for each in (base, models):
             each.mkdir()
-        read, attach = (_ollama_files if runtime == ollama.NAME else _omlx_files)(scratch, models)
+        read, attach = (_ollama_files if runtime == ollama.NAME else _omlx_files)(scratch)
         engine = row.engine(binary, Place("", LOOPBACK, port, None, str(scratch), daemon_models=str(models)), {})
         path, body = smallest("chat", "probe")
         probe = replace(engine.probe, first_path=path, first_body=body)
@@ -159,7 +159,7 @@ class Confinement:
         return Trial(engine.argv, engine.env, engine.probe, access, port)
 
 
-def _omlx_files(scratch: Path, _models: Path) -> tuple[list[str], LoadRequest]:
+def _omlx_files(scratch: Path) -> tuple[list[str], LoadRequest]:
     """(paths that oMLX is to read, how it is given the shipped model), with all it expects in the state directory."""
     served, key = scratch / omlx.SERVED, secrets.token_urlsafe(16)
     served.mkdir(parents=True)
@@ -169,14 +169,14 @@ def _omlx_files(scratch: Path, _models: Path) -> tuple[list[str], LoadRequest]:
     return [str(served), str(MLX)], LoadRequest("PUT", f"{MODELS}/probe", body, key)
 
 
-def _ollama_files(scratch: Path, models: Path) -> tuple[list[str], LoadRequest]:
+def _ollama_files(scratch: Path) -> tuple[list[str], LoadRequest]:
     """As `_omlx_files`, for Ollama."""
     gate = scratch / "current" / "ollama-gate"
     gate.parent.mkdir()
     gate.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -m {ollama_engine.__name__} "$@"\n')
     gate.chmod(0o700)
     digest = hashlib.sha256(GGUF.read_bytes()).hexdigest()
-    blobs = models / "blobs"
+    blobs = scratch / "models" / "blobs"
     blobs.mkdir()
     (blobs / f"sha256-{digest}").symlink_to(GGUF)
     asked = {"model": "probe", "files": {"probe.gguf": f"sha256:{digest}"}, "stream": False}

@@ -23,12 +23,13 @@ from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import histogram, resources
 from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sources import Artifact
-from metal_supervisor.spec.types import Json, Key, ModelFile, Record
+from metal_supervisor.spec.types import Json, Key, ModelFile
 from metal_supervisor.state.directory import StateDir, write_atomic
 from metal_supervisor.state.doorbell import ring
+from metal_supervisor.state.reports import CONTROLLER_REPORT
 
-FILE = "controller.json"
 FORMAT = 1
 MOST_NOTICES = 20
 log = logging.getLogger("controller")
@@ -42,13 +43,13 @@ class ControllerStatus:
         self._notices: list[dict[str, str]] = []
         self._signs = status_mode.OperatorEvidence(believed=self._believed_before())
         self._missing = False
+        self._told: Json = {}
+        """The last report, without what counts on with every pass."""
         self._passes = histogram.empty(histogram.PASS_S)
         self._lease = OperatorLease(kube, settings.namespace)
         self._silence = ""
         self.operator: bool | None = None
         """Whether LLMKube's operator writes status here; None while that is not known."""
-        self.metal = ""
-        """Metal device: `there`, `absent`, or "" while that is unknown or irrelevant."""
 
     def quarantined(self, name: str, reason: str) -> None:
         """Add a quarantined file to the report."""
@@ -66,16 +67,16 @@ class ControllerStatus:
     def _believed_before(self) -> bool | None:
         """`operator` of the previous controller, None if unknown: a restart must not change who writes what."""
         try:
-            told = json.loads((self._state.path / FILE).read_text("utf-8"))["cluster"]["operator"]
+            told = json.loads((self._state.path / CONTROLLER_REPORT).read_text("utf-8"))["cluster"]["operator"]
         except (OSError, ValueError, LookupError, TypeError):
             return None
         return told if isinstance(told, bool) else None
 
-    def look_for_operator(self, services: Mapping[Key, Json] | None, models: Mapping[Key, Json]) -> None:
-        """Find out whether LLMKube's operator writes status here; if so, the sidecar leaves it the rest."""
+    def look_for_operator(self, services: Mapping[Key, Json] | None, models: Mapping[Key, Json]) -> bool | None:
+        """True if LLMKube's operator writes status here: the sidecar leaves it the rest. None while it is not known."""
         if self._settings.embedded and self._settings.status_mode == "auto":
             self.operator = False
-            return
+            return self.operator
         if services is not None:
             items = [*services.values(), *models.values()]
             server_now = time.time() + self._kube.clock_offset_s
@@ -88,6 +89,7 @@ class ControllerStatus:
         if present is not None and present != self.operator:
             log.info("status", extra={"mode": "operator" if present else "standalone"})
         self.operator = present
+        return present
 
     def _no_namespace(self, watches: Sequence[Reflector]) -> str:
         """Advice for a watched namespace that does not exist, "" if it exists or the cluster does not tell."""
@@ -110,15 +112,16 @@ class ControllerStatus:
         memory: Json,
         slots: Sequence[str] = (),
         reasons: Json | None = None,
+        metal: str = "",
     ) -> None:
         """Write the report. `found`: services and models; `file_of`: state of a Model's file on this Mac.
 
         `slots`: names of the store's slots that are wanted. `reasons`: see `controller.reasons`.
+        `metal`: `there`, `absent`, or "" while that is unknown or irrelevant.
         """
         (services, models), (placer, placed) = found, placing
-        body = {
+        body: Json = {
             "format": FORMAT,
-            "at": now,
             "did": did or "nothing to do",
             "cluster": {
                 "server": self._kube.server_name,
@@ -126,14 +129,12 @@ class ControllerStatus:
                 "error": next((each.seen.error for each in watches if each.seen.error), placer.error),
                 "doubtful": any(each.seen.doubtful_until for each in watches),
                 "reconnects": sum(each.reconnects for each in watches),
-                "requests": self._kube.requests,
                 "operator": self.operator,
                 "operatorSilence": self._silence,
                 "advice": self._no_namespace(watches) or placer.unwatched,
                 "cloned": placement.CLONED if placer.cloned else "",
             },
             "watches": {each.kind: {"reconnects": each.reconnects, "failures": each.failures} for each in watches},
-            "passes": self._passes.as_json(),
             "namespaces": sorted(placed.namespaces),
             "silent": [list(where) for where in placed.silent],
             "elsewhere": {".".join(key): why for key, why in placer.foreign().items()},
@@ -146,11 +147,18 @@ class ControllerStatus:
             },
             "notices": self._notices,
             "memory": memory,
-            "metal": self.metal,
+            "metal": metal,
             "slots": list(slots),
             "reasons": reasons or {},
         }
-        if write_atomic(self._state.path / FILE, json.dumps(body, indent=1), durable=False):
+        counted = {
+            "at": now,
+            "cluster": {**body["cluster"], "requests": self._kube.requests},
+            "passes": self._passes.as_json(),
+        }
+        write_atomic(self._state.path / CONTROLLER_REPORT, json.dumps({**body, **counted}, indent=1), durable=False)
+        if body != self._told:  # what only counts on is read with the sidecar's next pass
+            self._told = body
             ring(self._state.path, "sidecar")
 
 

@@ -20,19 +20,21 @@ from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.confinement_policies import Confined
 from metal_supervisor.controller.own_ollama import Own
 from metal_supervisor.controller.plan import live_note
+from metal_supervisor.controller.reconcile import Ports
 from metal_supervisor.host import machine
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.places import places_of
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 from metal_supervisor.runtimes.builds import Broken, Builds
 from metal_supervisor.runtimes.ollama import NAME as OLLAMA
-from metal_supervisor.runtimes.ollama import SERVED as OLLAMA_SERVED
-from metal_supervisor.runtimes.omlx import BASE, CACHE_DIRECTORY, KEY, KEY_FILE, MODELS
+from metal_supervisor.runtimes.omlx import BASE, CACHE_DIRECTORY, KEY, KEY_FILE
 from metal_supervisor.runtimes.omlx import NAME as OMLX
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import limits
+from metal_supervisor.spec.processes import LIVE, ProgramState, RunNote
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sources import library_model
-from metal_supervisor.spec.types import LIVE, Json, Key, Probe, ProgramState, Record, RunNote, Service, Standing
+from metal_supervisor.spec.types import Json, Key, Probe, Service, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
 from metal_supervisor.state import programs
 from metal_supervisor.state.directory import StateDir, write_atomic
@@ -91,19 +93,18 @@ class Daemons:
                 self._services.setdefault(each.runtime, []).append(each)
         self.own.want(OLLAMA in self._services or _is_own(records.get(key_of(OLLAMA))))
 
-    def address(self, program: str) -> tuple[str, int] | None:
+    def address(self, program: str, ports: Ports) -> tuple[str, int] | None:
         """(host, port) of a daemon; None before it is known, or without a free port."""
         if self._uses_own(program):
             return self.own.address
         record = self._records.get(key_of(program))
         if record is not None and record.port not in (None, self._strange.get(program)) and not _is_own(record):
             return record.host, record.port or 0
-        others = [each for each in self._records.values() if each.runtime != program]
-        taken = reconcile.taken_ports(others, key_of(program))
-        taken |= {self._strange.get(program, 0): key_of(program)}
+        bind = self._settings.bind_address
         for port in self._settings.port_range:
-            if port not in taken and machine.port_free(port, self._settings.bind_address):
-                return self._settings.bind_address, port
+            taken = port == self._strange.get(program) or ports.holder(port, key_of(program), program)
+            if not taken and machine.port_free(port, bind):
+                return bind, port
         return None
 
     def needs_binary(self, program: str) -> bool:
@@ -207,7 +208,7 @@ class Daemons:
         """Record of a daemon in use; as it was (None without one) while the new record cannot be composed."""
         if not (self._asked and self.is_known(program)):
             return known
-        where = self.address(program)
+        where = self.address(program, Ports(self._records.values()))
         if where is None:
             return known
         if self._uses_own(program):
@@ -276,8 +277,8 @@ class Daemons:
             self.again_in_s = min(left_s, self.again_in_s or left_s)
             return
         result[known.key] = reconcile.dismiss(known, now, ("Unused", "no service uses it"))
-        models = self._state.path / (MODELS if known.program == OMLX else OLLAMA_SERVED)
-        shutil.rmtree(models, ignore_errors=True)  # of an attacher that was killed
+        left = self._state.path / "served" / known.program / "models"  # by an attacher that was killed
+        shutil.rmtree(left, ignore_errors=True)
 
     def _uses_own(self, program: str) -> bool:
         """True if the user's own daemon is used. A choice once made is kept as long as possible."""

@@ -19,8 +19,7 @@ from metal_supervisor.cluster import status_mode
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.network_watcher import NetworkWatcher
 from metal_supervisor.cluster.reflector import Reflector
-from metal_supervisor.controller import plan, reasons
-from metal_supervisor.controller.admission import Up
+from metal_supervisor.controller import on_demand, plan, reasons
 from metal_supervisor.controller.applier import Applier
 from metal_supervisor.controller.assignment import Assignment
 from metal_supervisor.controller.awake import Awake, in_use
@@ -41,15 +40,17 @@ from metal_supervisor.runtimes.builds import Builds
 from metal_supervisor.runtimes.metal_device import Metal, Question, question_of
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import resources
-from metal_supervisor.spec.types import LIVE, Json, Key, ProgramState, Record, Standing, State
-from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
+from metal_supervisor.spec.processes import LIVE, ProgramState
+from metal_supervisor.spec.record import Proposal, Record
+from metal_supervisor.spec.types import Json, Key
+from metal_supervisor.state import use_notes
 from metal_supervisor.state.directory import StateDir, StateError
 from metal_supervisor.state.doorbell import Doorbell, ring
 from metal_supervisor.supervisord.client import BrokenFile, Refused, Supervisord, Unavailable
 
 TICK_S = 15.0
 RETRY_S = 1.0
-SOONEST_S = 0.02
+SOONEST_S, ACKNOWLEDGED_S = 0.02, 0.1
 log = logging.getLogger("controller")
 
 
@@ -111,7 +112,7 @@ class Controller:
         headers, builds = Headers(self.wake), Builds(settings, self.wake)
         self.metal = Metal(metal or question_of(settings), self.wake)
         self.prerequisites = Prerequisites(settings, directory, self.store, headers, builds, self.wake)
-        resource_filter = ResourceFilter(settings, self.node, self.controller_status)
+        resource_filter = ResourceFilter(settings, self.node)
         self.assignment = Assignment(
             settings, directory, kube, resource_filter, self.placement, self.store, self.prerequisites, self.wake
         )
@@ -160,44 +161,48 @@ class Controller:
     def one_pass(self) -> float:
         """One pass; returns the seconds after which the next is worthwhile without a wake."""
         self.state.refresh_link()
-        self.prerequisites.metal = self.metal.seen
-        snapshot = self._snapshot()
-        self.controller_status.look_for_operator(snapshot.services, snapshot.models)
-        self._notice_hands(snapshot)
-        self._relieve(snapshot)
-        self._decide(snapshot)
+        snapshot = self._observe()
+        before = self._relieved(plan.with_hands(self.records, snapshot.table, snapshot.notes), snapshot)
+        proposals = self.assignment.propose(before, snapshot)
+        self.records = self._admitted(proposals, before, snapshot)
         # A spec before the record that names it, and both before the section: an interruption leaves a runnable state.
         self.applier.write_specs(self.records.values(), self.prerequisites.specs)
         self._keep_records()
         self.applier.write_sections(self.records.values(), snapshot.complete, snapshot.table, snapshot.notes)
         diff = self.applier.reload(self.controller_status.quarantined)
-        world = snapshot.table, diff, snapshot.notes, snapshot.observed
-        steps = self.applier.plan(self.records.values(), *world, snapshot.now, self._held())
+        world = snapshot.table, diff, snapshot.notes, snapshot.observed, snapshot.uses
+        steps = self.applier.plan(self.records.values(), *world, snapshot.now, self._held(snapshot))
         done = [step for step in steps if self._tried(step, snapshot)]
         self._settle(snapshot, steps)
         self.applier.sweep(snapshot.table, snapshot.notes)
         self.awake.look(in_use(self.records.values(), snapshot.table), snapshot.table)
         self._publish(snapshot, steps, done)
         self.exits.watch_only(self._pids(snapshot))
-        if done or self.applier.lacks:
+        return self._pause_s(snapshot, steps, done)
+
+    def _pause_s(self, snapshot: Snapshot, steps: Sequence[Step], done: Sequence[Step]) -> float:
+        """Seconds after which another pass is worthwhile without a wake."""
+        if self.applier.lacks or any(step.do is not Action.WITHDRAW for step in done):
             return SOONEST_S
         self.applier.collect(self.records.values(), snapshot.notes.values())
         later = [step.again_in_s for step in steps if step.do is Action.WAIT]
+        later += [ACKNOWLEDGED_S for _ in done]  # withdrawals, whose acknowledgement rings
         if any(self._stopped_just_now(record, snapshot.table.get(record.program)) for record in self.records.values()):
             later.append(plan.HAND_GRACE_S)
         again = (
             self.assignment.placed.again_in_s,
             self.memory.again_in_s(self.records),
             self.prerequisites.daemons.again_in_s,
+            on_demand.again_in_s(self.records, snapshot.uses, snapshot.observed, snapshot.now),
         )
         later += [each for each in again if each is not None]
-        if self.controller_status.operator is None and snapshot.services is not None:
+        if snapshot.operator is None and snapshot.services is not None:
             later.append(status_mode.UNDECIDED_S)
         return min([TICK_S, *(max(SOONEST_S, pause_s) for pause_s in later)])
 
-    def _held(self) -> Callable[[str], str]:
+    def _held(self, snapshot: Snapshot) -> Callable[[str], str]:
         """Program -> reason why it must not be started now, "" if it may. Models on the user's own daemon may."""
-        why = self.prerequisites.metal.held
+        why = snapshot.metal.held
         if not why:
             return lambda _program: ""
         theirs = {
@@ -205,48 +210,49 @@ class Controller:
         }
         return lambda program: "" if program in theirs else why
 
-    def _snapshot(self) -> Snapshot:
+    def _observe(self) -> Snapshot:
         services, models = self.services.seen, self.models.seen
         synced = services.synced and models.synced
         edited = _editions(services.items), _editions(models.items)
         if edited != self._seen:  # our own status writes are no reason to look again
             self._seen = edited
             self.store.look_again()
+        wanted = services.items if synced else None
         return Snapshot(
             now=time.time(),
-            services=services.items if synced else None,
+            services=wanted,
             complete=synced and not services.doubtful_until and not models.doubtful_until,
             models=models.items,
             table=self.supervisord.table(),
             notes=self.state.run_notes(),
             observed=self.state.observations(),
+            uses=use_notes.read(self.state.path),
+            operator=self.controller_status.look_for_operator(wanted, models.items),
+            metal=self.metal.seen,
+            room=self.memory.room,
         )
 
-    def _relieve(self, snapshot: Snapshot) -> None:
-        """Evict or readmit engines under memory pressure. Works while the API is unreachable."""
-        ups, own = self._ups(self.records, self.records, snapshot), _own(self.records)
-        self.records = {**self.memory.relieve(own, ups, snapshot.notes, snapshot.now), **_daemons(self.records)}
-        self.prerequisites.room = self.memory.room
+    def _relieved(self, records: Mapping[Key, Record], snapshot: Snapshot) -> dict[Key, Record]:
+        """The records with those marked that memory pressure evicts or readmits, also while the API is unreachable."""
+        own = _own(records)
+        ups = self.memory.ups(own, {}, snapshot.table, snapshot.notes, snapshot.observed)
+        return {**self.memory.relieve(own, ups, snapshot.notes, snapshot.now), **_daemons(records)}
 
-    def _ups(
-        self, before: Mapping[Key, Record], records: Mapping[Key, Record], snapshot: Snapshot
-    ) -> Mapping[Key, Up]:
-        """The engines that are up. `before`: the records by which they were started."""
-        return self.memory.ups(before, records, snapshot.table, snapshot.notes, snapshot.observed)
-
-    def _decide(self, snapshot: Snapshot) -> None:
-        """Bring the records up to date with the cluster's requests, as far as memory allows."""
-        before = self.records
-        # Never persist a decision that admission has not approved.
-        asked = self.assignment.ask(before, snapshot)
-        ups = self._ups(before, asked, snapshot)
+    def _admitted(
+        self, proposals: Mapping[Key, Proposal], before: Mapping[Key, Record], snapshot: Snapshot
+    ) -> dict[Key, Record]:
+        """The records of this pass: the proposals as far as memory allows, and the shared daemons that they need."""
+        own = _own(before)
+        ups = self.memory.ups(own, proposals, snapshot.table, snapshot.notes, snapshot.observed)
         had = {
             key: record if key in ups or self._can_start(record) else replace(record, spec_file=None)
-            for key, record in before.items()
-            if not record.is_daemon
+            for key, record in own.items()
         }
-        settled = {**self.memory.settle(_own(asked), had, ups, snapshot.now), **_daemons(asked)}
-        self.records = self.prerequisites.daemons.keep(settled, snapshot.table, snapshot.notes, snapshot.now)
+        budget_bytes = None if self.settings.uses_claims else self.memory.budget.bytes
+        asked = on_demand.settle(proposals, had, snapshot.uses, snapshot.observed, ups, snapshot.now, budget_bytes)
+        yielding = on_demand.yields(asked, had, snapshot.uses, snapshot.observed, snapshot.now)
+        settled = {**self.memory.settle(asked, had, ups, yielding, snapshot.now), **_daemons(before)}
+        return self.prerequisites.daemons.keep(settled, snapshot.table, snapshot.notes, snapshot.now)
 
     def _can_start(self, record: Record) -> bool:
         """True if the spec that a record names exists. A lost spec cannot be restored, only composed anew."""
@@ -254,16 +260,6 @@ class Controller:
         return not spec or spec in self.prerequisites.specs or bool(self.state.read_spec(spec))
 
     # ── after the decisions ──────────────────────────────────────────────────────────────────────
-
-    def _notice_hands(self, snapshot: Snapshot) -> None:
-        """Detect programs stopped or started with supervisorctl."""
-        for key, record in self.records.items():
-            state_now, note = snapshot.table.get(record.program), snapshot.notes.get(record.program)
-            if record.runs and not record.withdraw:
-                by_hand = plan.stopped_by_hand(
-                    record.stopped_by_hand, record.stop_sent, record.spec_file, state_now, note
-                )
-                self.records[key] = replace(record, stopped_by_hand=by_hand)
 
     def _stopped_just_now(self, record: Record, state_now: ProgramState | None) -> bool:
         """True if a stop by hand is too recent to be kept over a restart."""
@@ -282,7 +278,8 @@ class Controller:
             self.controller_status.tell("records", problem)
         self._unkept = problem or (self._unkept if only is not None else "")
         if changed:
-            ring(self.state.path, "sidecar")
+            for reader in ("sidecar", "gateway"):
+                ring(self.state.path, reader)
 
     def _tried(self, step: Step, snapshot: Snapshot) -> bool:
         """Carry one step out; one that supervisord refuses must not prevent the others."""
@@ -318,28 +315,18 @@ class Controller:
         """Forget finished business: removed services, completed withdrawals, past retries."""
         busy = {step.program for step in steps if step.do not in (Action.START, Action.ADD)}
         for key, record in list(self.records.items()):
-            held = snapshot.table.get(record.program)
-            retry = None
-            if held is not None and held.state is State.FATAL and record.verdict.standing is Standing.RUN:
-                retry = plan.retry_at(snapshot.notes.get(record.program), held)
-            leaving = record.program in busy
-            runs = held is not None and held.state in (State.STARTING, State.RUNNING) and not leaving
-            self.records[key] = replace(
-                record,
-                retry_at=retry,
-                withdraw=record.withdraw if leaving else NO_WITHDRAWAL,
-                stop_sent=record.stop_sent and held is not None and not runs,
-            )
-            gone = record.program not in snapshot.table and record.program not in busy
-            if record.verdict.standing is Standing.REMOVING and gone:
-                self.state.forget(record.program)
+            name = record.program
+            kept = plan.after_steps(record, snapshot.table.get(name), snapshot.notes.get(name), name in busy)
+            if kept is None:
+                self.state.forget(name)
                 del self.records[key]
-                ring(self.state.path, "sidecar")
+                for reader in ("sidecar", "gateway"):
+                    ring(self.state.path, reader)
+            else:
+                self.records[key] = kept
         self.applier.forget_all_but(busy)
         self._keep_records()
-        self.prerequisites.keep_specs(
-            {name for each in self.records.values() for name in (each.spec_file, each.next_spec)}
-        )
+        self.prerequisites.keep(self.records.values())
 
     def _pids(self, snapshot: Snapshot) -> set[int]:
         """Pids of the processes whose exit wakes the controller."""
@@ -354,7 +341,7 @@ class Controller:
         watches, placing = (self.services, self.models), (self.placement, self.assignment.placed)
         found = snapshot.services or {}, snapshot.models
         said, slots = self.memory.said(), self.store.slots()
-        self.controller_status.metal = self.prerequisites.metal.word
         why = reasons.reasons(self.records.values(), *found, steps, self.settings.runtime)
         files = partial(file_of, records=self.records.values(), store=self.store)
-        self.controller_status.publish(snapshot.now, sentence, watches, found, files, placing, said, slots, why)
+        told = said, slots, why, snapshot.metal.word
+        self.controller_status.publish(snapshot.now, sentence, watches, found, files, placing, *told)

@@ -1,7 +1,6 @@
 """Memory management of the controller: footprints, admission, eviction and readmission of engines.
 
-Pure functions decide (`controller.admission`, `memory.eviction`); this module feeds them with measurements and turns
-their decisions into records.
+Pure functions decide (`controller.admission`, `memory.eviction`); this module feeds them with measurements.
 """
 
 from __future__ import annotations
@@ -15,17 +14,20 @@ from typing import Literal
 
 from metal_supervisor.controller import admission
 from metal_supervisor.controller.admission import AdmissionRules, Up
+from metal_supervisor.controller.on_demand import Yielding
 from metal_supervisor.controller.plan import live_note
-from metal_supervisor.controller.prerequisites import Room
 from metal_supervisor.controller.pressure_watch import Asked, MemoryState, Watchdog
+from metal_supervisor.controller.snapshot import Room
 from metal_supervisor.memory import eviction
 from metal_supervisor.memory.budget import Budget
 from metal_supervisor.memory.eviction import Candidate, Returning
 from metal_supervisor.memory.ledger import Ledger
 from metal_supervisor.memory.pressure import Level, Watch
 from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.processes import LIVE, Observed, ProgramState, RunNote
+from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.resources import rank_of
-from metal_supervisor.spec.types import LIVE, Json, Key, Observed, ProgramState, Record, RunNote
+from metal_supervisor.spec.types import Json, Key
 from metal_supervisor.state.directory import StateDir
 
 CALM = Level.NORMAL.value
@@ -75,28 +77,30 @@ class Memory:
     def ups(
         self,
         records: Mapping[Key, Record],
-        decided: Mapping[Key, Record],
+        proposals: Mapping[Key, Proposal],
         table: Mapping[str, ProgramState],
         notes: Mapping[str, RunNote],
         observed: Mapping[str, Observed],
     ) -> dict[Key, Up]:
         """The engines that are up, and what each holds.
 
-        `records`: those by which they were started. Of `decided` only the names count, for engines whose record was
+        `records`: those by which they were started. Of `proposals` only the names count, for engines whose record was
         lost: what is wanted now says nothing about what runs.
         """
         found, reserved = {}, {}
-        for key, record in {**decided, **records}.items():
-            state, seen = table.get(record.program), observed.get(record.program)
-            if record.is_daemon or state is None or state.state not in LIVE:
+        engines: dict[Key, Proposal | Record] = {**proposals, **records}
+        for key, each in engines.items():
+            state, seen = table.get(each.program), observed.get(each.program)
+            if each.is_daemon or state is None or state.state not in LIVE:
                 continue
-            note = live_note(notes.get(record.program), state)
+            note = live_note(notes.get(each.program), state)
             # Before its launcher writes a note, the section names its spec: a new section is kept aside until it exits.
-            spec_file = note.spec_file if note else self._state.section_spec(record.program)
+            spec_file = note.spec_file if note else self._state.section_spec(each.program)
             pid = note.pid if note else state.pid
             said = self._state.read_spec(spec_file).get("reserved_bytes")
-            same = key in records and record.spec_file in (None, spec_file)
-            ours = record.reserved_bytes if same or (not spec_file and key in records) else 0
+            record = records.get(key)
+            started = record is not None and (record.spec_file in (None, spec_file) or not spec_file)
+            ours = record.reserved_bytes if record is not None and started else 0
             known = self._reserved.get(pid, 0)  # specs of an older release do not have it, and records change
             reserved[pid] = max(said if isinstance(said, int) else 0, ours, known)
             measured = seen.memory_bytes if seen and note and seen.pid == pid else 0
@@ -107,13 +111,18 @@ class Memory:
     # ── admission ────────────────────────────────────────────────────────────────────────────────
 
     def settle(
-        self, decided: Mapping[Key, Record], before: Mapping[Key, Record], ups: Mapping[Key, Up], now: float
+        self,
+        proposals: Mapping[Key, Proposal],
+        before: Mapping[Key, Record],
+        ups: Mapping[Key, Up],
+        yielding: Mapping[Key, Yielding],
+        now: float,
     ) -> dict[Key, Record]:
-        """Records after admission by memory."""
+        """The records of this pass, by the memory there is. `yielding`: as for `admission.settle`."""
         limits = self._settings.limits.memory
         mode: Literal["enforce", "warn"] = "warn" if self._settings.memory_check_mode == "warn" else "enforce"
         rules = AdmissionRules(self.budget.bytes, mode, self._settings.preemption, self._paused(before), limits)
-        records, self.ledger = admission.settle(decided, before, ups, rules, now)
+        records, self.ledger = admission.settle(proposals, before, ups, rules, now, yielding)
         return records
 
     def _paused(self, records: Mapping[Key, Record]) -> str:
@@ -133,7 +142,7 @@ class Memory:
     def relieve(
         self, records: Mapping[Key, Record], ups: Mapping[Key, Up], notes: Mapping[str, RunNote], now: float
     ) -> dict[Key, Record]:
-        """Records after a check of the memory pressure: at most one engine is evicted or readmitted."""
+        """Records after a check of the memory pressure: at most one engine is marked as evicted, or as readmitted."""
         self._seen = seen = self.watchdog.seen
         level = self.watchdog.level(seen)
         result = {key: _forgiven(self._pressed(record, level), now) for key, record in records.items()}
@@ -142,11 +151,15 @@ class Memory:
             self._exited_at = time.monotonic()
         self._leaving = leaving
         running = {key: record for key, record in records.items() if key in ups and record.runs}
-        self.watchdog.engines = {
-            key: Asked(notes[record.program].pid, record.host or self._settings.bind_address, record.port, record.probe)
-            for key, record in running.items()
-            if record.port is not None and record.program in notes
-        }
+        self.watchdog.ask_about(
+            {
+                key: Asked(
+                    notes[record.program].pid, record.host or self._settings.bind_address, record.port, record.probe
+                )
+                for key, record in running.items()
+                if record.port is not None and record.program in notes
+            }
+        )
         if level is Level.CRITICAL:
             ending = any(key in ups and (not record.runs or record.withdraw) for key, record in records.items())
             self._evict(result, running, ups, ending, now)
@@ -195,7 +208,9 @@ class Memory:
         self._skipping = ""
         self._evictions += 1
         log.warning("evicted", extra={"service": "/".join(choice.victim), "why": choice.text, "level": watch.why})
-        records[choice.victim] = admission.evict(records[choice.victim], f"{watch.why}; {choice.text}", now)
+        victim = records[choice.victim]
+        why, evictions = f"{watch.why}; {choice.text}", victim.evictions + 1
+        records[choice.victim] = replace(victim, evicted_at=now, evicted_why=why, evictions=evictions)
         return None
 
     def _skip(self, reason: str, text: str) -> None:

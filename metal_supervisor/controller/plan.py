@@ -9,10 +9,13 @@ not stop one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
-from metal_supervisor.spec.types import LIVE, Diff, ProgramState, RunNote, State
+from metal_supervisor.spec.processes import LIVE, Diff, EngineUse, ProgramState, RunNote, State
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Key, Standing
+from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken
 
 WITHDRAW_WAIT_S = 2.0
 RESEND_AFTER_S, INSIST_AFTER_S, CUT_AFTER_S = 1.0, 3.0, 0.2
@@ -105,6 +108,16 @@ class Stopping:
 
 
 NOT_STOPPING = Stopping()
+
+
+def with_use(stopping: Stopping, use: EngineUse | None, token: WithdrawalToken) -> Stopping:
+    """State of an engine that is to stop, with what the gateway says of it; None: it has none of its requests."""
+    if use is None:
+        return stopping
+    if use.in_flight:
+        return replace(stopping, busy=True, drained=False)
+    # Until the gateway has seen the withdrawal, it may still send a request.
+    return stopping if use.withdrawn == token else replace(stopping, drained=False)
 
 
 def retry_at(note: RunNote | None, state: ProgramState) -> float:
@@ -262,7 +275,8 @@ def _settles_s(note: RunNote | None, now: float) -> float:
     if note is None or len(note.starts) != 1:  # a crash loop is not left alone: the edit may fix it
         return 0.0
     left_s = note.starts[0] + SETTLE_S - now
-    return left_s if 0 < left_s <= SETTLE_S else 0.0
+    # The note may be later than `now`, which was taken before it was read; one far ahead is of a clock since set back.
+    return left_s if 0 < left_s <= 2 * SETTLE_S else 0.0
 
 
 def stopped_by_hand(
@@ -279,6 +293,39 @@ def stopped_by_hand(
     if state.state is State.STOPPED:
         return was or (state.start > 0 and not stop_sent)
     return was and state.state is State.UNKNOWN  # any other state takes a start
+
+
+def with_hands(
+    records: Mapping[Key, Record], table: Mapping[str, ProgramState], notes: Mapping[str, RunNote]
+) -> dict[Key, Record]:
+    """The records with programs marked that were stopped or started with supervisorctl."""
+    result = dict(records)
+    for key, record in records.items():
+        if record.runs and not record.withdraw:
+            state, note = table.get(record.program), notes.get(record.program)
+            by_hand = stopped_by_hand(record.stopped_by_hand, record.stop_sent, record.spec_file, state, note)
+            if by_hand != record.stopped_by_hand:
+                result[key] = replace(record, stopped_by_hand=by_hand)
+    return result
+
+
+def after_steps(
+    record: Record, state: ProgramState | None, note: RunNote | None, busy: bool
+) -> Record | None:
+    """The record with finished business forgotten: past retries, completed withdrawals. None once it may go.
+
+    `busy`: the steps of this pass move its program, and not to a start.
+    """
+    if record.verdict.standing is Standing.REMOVING and state is None and not busy:
+        return None
+    held = state is not None and state.state is State.FATAL and record.verdict.standing is Standing.RUN
+    up = state is not None and state.state in (State.STARTING, State.RUNNING) and not busy
+    due = retry_at(note, state) if held and state is not None else None
+    withdraw = record.withdraw if busy else NO_WITHDRAWAL
+    stop_sent = record.stop_sent and state is not None and not up
+    if (record.retry_at, record.withdraw, record.stop_sent) == (due, withdraw, stop_sent):
+        return record
+    return replace(record, retry_at=due, withdraw=withdraw, stop_sent=stop_sent)
 
 
 def stays_stopped(state: ProgramState) -> bool:

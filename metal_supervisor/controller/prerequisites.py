@@ -6,45 +6,40 @@ The controller asks for every service in every pass; this module looks at the ma
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 from metal_supervisor.cluster.report import PORT_IN_USE
-from metal_supervisor.controller import reconcile
+from metal_supervisor.controller import context_choice, reconcile
+from metal_supervisor.controller.composer import Composer, EngineParts
 from metal_supervisor.controller.confinement_policies import Confined, Confinement
+from metal_supervisor.controller.context_choice import Composition
 from metal_supervisor.controller.daemons import Daemons
 from metal_supervisor.controller.plan import live_note
-from metal_supervisor.controller.reconcile import Outlook, Running
+from metal_supervisor.controller.reconcile import Outlook, Ports, Running, choose_port, front_key
+from metal_supervisor.controller.remembered import Remembered, nothing
+from metal_supervisor.controller.snapshot import Room, Snapshot
 from metal_supervisor.host import machine
 from metal_supervisor.memory.ledger import over_pool, too_large
 from metal_supervisor.models.headers import Headers
 from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.models.store import Store
-from metal_supervisor.runtimes import RUNTIMES, Binary, Place
+from metal_supervisor.runtimes import RUNTIMES, Binary
 from metal_supervisor.runtimes.builds import Broken, Builds
-from metal_supervisor.runtimes.metal_device import ASKED, MetalState
+from metal_supervisor.runtimes.metal_state import ASKED
+from metal_supervisor.runtimes.runtime import Runtime
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.limits import limit_of
+from metal_supervisor.spec.processes import RunNote
+from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.sources import Artifact, library_model
-from metal_supervisor.spec.types import (
-    Engine,
-    Json,
-    ModelFile,
-    PartKey,
-    ProgramState,
-    Record,
-    Rejected,
-    RunNote,
-    Service,
-)
+from metal_supervisor.spec.types import Engine, Json, ModelFile, PartKey, Program, Rejected, Service
 from metal_supervisor.state import programs
 from metal_supervisor.state.directory import StateDir
 
 Files: TypeAlias = dict[PartKey | None, tuple[Artifact, ModelFile]]
 """The file's role in a service, None for its model -> the artifact, and its state on this Mac."""
-Look: TypeAlias = Callable[[str], Reading | None]
-"""Path of a file in a command line -> its metadata; None while it is being read."""
 READY_S, FETCH_S, CANNOT_S = 0.0, 2.0, 8.0
 ASKING = ModelFile("Checking", message="the engine's program is being asked what it knows")
 METAL_ASKED = ModelFile("Checking", message=ASKED)
@@ -54,19 +49,6 @@ LIBRARY = ModelFile("Ready")
 """State of a model in Ollama's library, which Ollama stores itself."""
 FOREIGN = Reading(None, problem="a manifest may not name it")
 READING = ModelFile("Checking", message="the header of the model file is being read")
-
-
-@dataclass(frozen=True)
-class Room:
-    """Memory of this Mac, in bytes."""
-
-    total: int
-    """Of the machine."""
-    budget: int
-    left: int
-    """Of the budget."""
-    charged: Mapping[str, int] = field(default_factory=dict)
-    """Namespace with a limit -> reservations of its engines."""
 
 
 class Prerequisites:
@@ -82,16 +64,20 @@ class Prerequisites:
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings, self._state = settings, directory
-        self.metal = MetalState()
-        """State of the Metal device, for one pass."""
         self._store, self._headers, self._builds = store, headers, builds
         self._read: set[str] = set()
         """Files whose headers were asked for in this pass."""
-        self.room = Room(0, 0, 0)
+        self._builds_seen: dict[str, tuple[Binary | None, tuple[str, str] | None]] = {}
+        """Runtime -> its build, as this pass found it."""
         self._offered_bytes = 0
         """Memory of the services that this Mac has offered to run in this pass."""
         self.specs: dict[str, str] = {}
         """Content of the specs composed so far, by file name."""
+        self._composer = Composer(settings, directory.home)
+        self._advised: Remembered[Demand, str, Reading | None] = Remembered()
+        self._composed: Remembered[tuple[Composition, ...] | None, str, Reading | None] = Remembered()
+        self._lacks: Remembered[tuple[str, str] | None, str, None] = Remembered()
+        self._programs: Remembered[Program, str, None] = Remembered()
         self._confinement = Confinement(settings, directory, wake)
         self.daemons = Daemons(settings, directory, builds, self._keep_spec, wake, self._confine)
 
@@ -106,33 +92,40 @@ class Prerequisites:
         judged = [path for each in services for _, file in self._files(each).values() for path in file.real]
         return self._confinement.daemon(program, binary, port, [*own, *judged], write)
 
-    def keep_specs(self, wanted: Collection[str | None]) -> None:
-        """Drop specs that no record names any more, and headers not requested since the last call."""
+    def keep(self, records: Collection[Record]) -> None:
+        """Drop what no record needs any more, and headers not requested since the last call."""
+        wanted = {name for each in records for name in (each.spec_file, each.next_spec)}
         self.specs = {name: text for name, text in self.specs.items() if name in wanted}
+        keys = {record.key for record in records}
+        for remembered in (self._composed, self._advised, self._lacks, self._programs):
+            remembered.forget_all_but(keys)
         self._headers.keep(self._read)
         self._read, self._offered_bytes = set(), 0
+        self._builds_seen.clear()
 
     def outlook(
         self,
         service: Service,
         record: Record | None,
-        records: Collection[Record],
-        table: Mapping[str, ProgramState],
-        notes: Mapping[str, RunNote],
+        ports: Ports,
+        snapshot: Snapshot,
     ) -> Outlook:
         """The service's prerequisites on this Mac, as of now."""
         name = programs.program_name(service.key)
-        up = live_note(notes.get(name), table.get(name))
+        up = live_note(snapshot.notes.get(name), snapshot.table.get(name))
         if RUNTIMES[service.runtime].shared is None:
-            found = self._found(service, record, self._port(service, record, records, notes), up)
-            return replace(found, host=self._settings.bind_address, live=self._live(up))
+            found = self._found(service, record, self._port(service, record, ports, snapshot.notes), up, snapshot)
+            front = self._front_port(service, record, found.port, ports)
+            return replace(found, host=self._settings.bind_address, live=self._live(up), front_port=front)
         if not self.daemons.is_known(service.runtime):
             return Outlook(LOOKING, record.port if record else None)
-        where, problem = self.daemons.address(service.runtime), self.daemons.problem(service)
+        where, problem = self.daemons.address(service.runtime, ports), self.daemons.problem(service)
         if where is None:
             problem = problem or self._no_port()
-        found = self._found(service, record, (None if problem or where is None else where[1], problem), up)
-        return replace(found, host=where[0] if where else "")
+        chosen = None if problem or where is None else where[1], problem
+        found = self._found(service, record, chosen, up, snapshot)
+        front = self._front_port(service, record, found.port, ports)
+        return replace(found, host=where[0] if where else "", front_port=front)
 
     def _found(
         self,
@@ -140,13 +133,14 @@ class Prerequisites:
         record: Record | None,
         chosen: tuple[int | None, tuple[str, str] | None],
         up: RunNote | None,
+        snapshot: Snapshot,
     ) -> Outlook:
         """The outlook without the running engine's address. `chosen`: (port, None), or (None, its problem)."""
         files = self._files(service)
         port, problem = chosen
         binary = None
         if problem is None:
-            binary, problem = self._binary(service)
+            binary, problem = self._binary(service, snapshot)
         if problem or port is None:
             for artifact, _ in files.values():
                 self._store.give_leave(artifact)  # its files can be fetched while it waits
@@ -154,17 +148,31 @@ class Prerequisites:
         if binary is None:
             return Outlook(ASKING, port)
         new = up is None and not (record and record.runs)  # a record may be lost while its engine serves
-        if self.metal.asking and new:
+        if snapshot.metal.asking and new:
             return Outlook(METAL_ASKED, port)
         if any(file.phase != "Ready" for _, file in files.values()):
-            return self._before_all_is_here(service, binary, files, port)
+            return self._before_all_is_here(service, binary, files, port, snapshot.room)
         file, further = files[None][1], {role: each.path for role, (_, each) in files.items() if role is not None}
         library = library_model(service.model.source)
         reading = self._library(service.model.source) if library else self._look(file.path)
-        composed = self._composed(service, binary, file.path, port, reading, further, self._look_from_home, file.real)
-        if composed is None:
+        known = context_choice.known(service, record)
+        parts = EngineParts(service, binary, file.path, port, reading, further, file.real)
+        compositions = self._composed.of(
+            service.key, (known, parts), self._look_from_home,
+            lambda look: self._composer.alternatives(known, parts, look),
+        )  # fmt: skip
+        if compositions is None:
             return Outlook(READING, port)
-        engine, demand = composed
+        has = record.room_bytes if record is not None and record.runs else 0
+        free = self._free(service, snapshot.room) + has
+        composed = context_choice.choose(compositions, free, snapshot.room.budget)
+        engine, demand = composed.engine, composed.demand
+        budget = snapshot.room.budget
+        if demand.bytes is not None and demand.bytes > budget:
+            demand = self._advised.of(
+                service.key, (parts, demand, budget), self._look_from_home,
+                lambda look: replace(demand, advice=self._composer.advice(parts, demand, budget, look)),
+            )  # fmt: skip
         judged = [path for _, each in files.values() for path in each.real]
         confined = self._confinement.of(service, binary, engine, judged, port)
         if confined is None and new:
@@ -176,13 +184,17 @@ class Prerequisites:
         bind, home, name = self._settings.bind_address, self._state.home, programs.program_name(service.key)
         sizes = demand.bytes or 0, demand.mapped_bytes
         policy = False if engine.daemon else confined.policy if confined else None  # an attacher is ours
-        program = programs.compose(name, engine, port, bind, home, service.asked, *sizes, policy)
+        program = self._programs.of(
+            service.key, (engine, port, service.asked, sizes, policy), nothing,
+            lambda _: programs.compose(name, engine, port, bind, home, service.asked, *sizes, policy),
+        )  # fmt: skip
         self.specs[program.spec_file] = program.spec
         running = self._running(name, record, engine, up)
-        limit = service.model.limit.resolve(self.room.total)
+        limit = service.model.limit.resolve(snapshot.room.total)
         return Outlook(
             file, port, engine, program, running=running, demand=demand, limit_bytes=limit,
-            unconfined=confined.why if confined else "", warning=confined.warning if confined else None,
+            slot_context=composed.slot_context, unconfined=confined.why if confined else "",
+            warning=confined.warning if confined else None,
         )
 
     def _files(self, service: Service) -> Files:
@@ -195,20 +207,29 @@ class Prerequisites:
             found[each.key] = each.artifact, reconcile.fitting(self._store.state(each.artifact), "gguf")
         return found
 
-    def _binary(self, service: Service) -> tuple[Binary | None, tuple[str, str] | None]:
+    def _binary(self, service: Service, snapshot: Snapshot) -> tuple[Binary | None, tuple[str, str] | None]:
         """(the engine's binary, its problem); either may be None, and both are while the binary is being probed."""
         runtime = RUNTIMES[service.runtime]
         if runtime.shared is not None and not self.daemons.needs_binary(service.runtime):
             return Binary("", frozenset()), None  # the user's own daemon, in a context of its own
-        if self.metal.problem:
-            return None, self.metal.problem
+        if snapshot.metal.problem:
+            return None, snapshot.metal.problem
+        if runtime.name not in self._builds_seen:
+            self._builds_seen[runtime.name] = self._build_of(runtime)
+        binary, problem = self._builds_seen[runtime.name]
+        if binary is None:
+            return None, problem
+        lacks = self._lacks.of(service.key, (service, binary), nothing, lambda _: runtime.lacks(service, binary))
+        return binary, lacks
+
+    def _build_of(self, runtime: Runtime) -> tuple[Binary | None, tuple[str, str] | None]:
+        """(a runtime's build, its problem); both None while it is being probed."""
         try:
-            binary = self._builds.look(runtime.executables)
+            return self._builds.look(runtime.executables), None
         except machine.NoBinary as error:
             return None, ("RuntimeBinaryMissing", str(error))
         except Broken as error:
             return None, ("RuntimeBroken", str(error))
-        return binary, runtime.lacks(service, binary) if binary is not None else None
 
     def _look_from_home(self, path: str) -> Reading | None:
         """Metadata of a file in a command line. A file that a manifest may not name is never opened."""
@@ -224,35 +245,15 @@ class Prerequisites:
         self._read.add(path)
         return self._headers.look(path)
 
-    def _composed(
-        self,
-        service: Service,
-        binary: Binary,
-        path: str,
-        port: int,
-        reading: Reading | None,
-        further: Mapping[PartKey, str],
-        look: Look,
-        judged: tuple[str, ...] = (),
-    ) -> tuple[Engine, Demand] | None:
-        """The engine of a service and its memory estimate; None while a header is being read."""
-        if reading is None:
-            return None
-        cores, runtime = machine.performance_cores(), RUNTIMES[service.runtime]
-        mirror, models = self._settings.ollama_registry, self._settings.ollama_models_path
-        bind, home = self._settings.bind_address, self._state.home
-        place = Place(path, bind, port, cores, home, reading, further, mirror, models, judged)
-        engine = runtime.engine(service, binary, place)
-        demand = runtime.demand(service, engine.argv, reading, look)
-        return None if demand is None else (engine, demand)
-
-    def _before_all_is_here(self, service: Service, binary: Binary, files: Files, port: int) -> Outlook:
+    def _before_all_is_here(
+        self, service: Service, binary: Binary, files: Files, port: int, room: Room
+    ) -> Outlook:
         """Outlook while files are missing. Headers are checked first: 80 GB that can never fit are not downloaded."""
         awaited = {role: each for role, each in files.items() if each[1].phase != "Ready"}
         failed = {role: each for role, each in awaited.items() if each[1].phase == "Failed"}
         asking = [artifact for artifact, _ in awaited.values() if self._store.asks_leave(artifact)]
         if asking and not failed:  # what lacks a part would not run, so nothing of it is fetched
-            refusal = self._too_large(service, binary, files, port)
+            refusal = self._too_large(service, binary, files, port, room)
             if refusal is None:
                 return Outlook(READING, port)
             for artifact in asking:
@@ -270,7 +271,9 @@ class Prerequisites:
             return Outlook(ModelFile("Pending"), port, problem=(file.reason, f"{field}: {file.message}"))
         return Outlook(replace(file, message=f"{field}: {file.message or 'its file is being looked at'}"), port)
 
-    def _too_large(self, service: Service, binary: Binary, files: Files, port: int) -> ModelFile | None:
+    def _too_large(
+        self, service: Service, binary: Binary, files: Files, port: int, room: Room
+    ) -> ModelFile | None:
         """Refusal to download a service's missing files, without a reason if they may be; None while a header is read.
 
         The phase is always Pending; `reason` and `message` are set if the service can never fit.
@@ -285,17 +288,20 @@ class Prerequisites:
         if reading is None:
             return None
         known = reading.header or reading.config
-        composed = self._composed(service, binary, paths[None], port, reading, further, look) if known else None
+        parts = EngineParts(service, binary, paths[None], port, reading, further)
+        composed = self._composer.compose(parts, look) if known else None
         if composed is None and known:
             return None
         if composed is not None:
-            limit, pool = service.model.limit.resolve(self.room.total), self._limit(service)
+            limit, pool = service.model.limit.resolve(room.total), self._limit(service, room)
             need, weights = composed[1].bytes, composed[1].mapped_bytes
-            refusal = too_large(need, limit, self.room.budget, self.room.left, weights)
+            refusal = too_large(need, limit, room.budget, room.left, weights)
             if refusal is None and pool is not None:
                 refusal = over_pool(need or 0, pool, service.namespace, weights)
             if refusal:
                 reason, message = refusal
+                if advice := self._composer.advice(parts, composed[1], room.budget, look):
+                    message += f"; {advice}"
                 return ModelFile("Pending", reason=reason, message=f"{message}; it is not fetched")
         return ModelFile("Pending")
 
@@ -321,46 +327,49 @@ class Prerequisites:
         demand = Demand(record.reserved_bytes or None, record.mapped_bytes, record.memory)
         return Running(up.spec_file, record.asked, record.probe, record.port, demand)
 
-    def delay_s(self, item: Service | Rejected) -> float:
+    def delay_s(self, item: Service | Rejected, snapshot: Snapshot) -> float:
         """Seconds to leave a free slot to Macs that could serve it sooner."""
         if isinstance(item, Rejected) or not item.replicas or item.suspended:
             return READY_S
         parts = item.model.artifact, *(each.artifact for each in item.companions)
         nears = [self._store.near(artifact) for artifact in parts]
         near = None if None in nears else all(nears)
-        binary, problem = self._binary(item)
+        binary, problem = self._binary(item, snapshot)
         if problem or (RUNTIMES[item.runtime].shared is not None and self.daemons.foreign(item)):
             return CANNOT_S
         if near:
-            fits = self._has_room(item, binary) if binary is not None else None
+            fits = self._has_room(item, binary, snapshot.room) if binary is not None else None
             return FETCH_S if fits is None else READY_S if fits else CANNOT_S
         return CANNOT_S if near is None else FETCH_S
 
-    def _limit(self, service: Service) -> int | None:
+    def _limit(self, service: Service, room: Room) -> int | None:
         """The memory that the models of its namespace may take together, None without a limit."""
         limit = limit_of(self._settings.limits.memory, service.namespace)
-        return None if limit is None else limit.of(self.room.budget)
+        return None if limit is None else limit.of(room.budget)
 
-    def _has_room(self, service: Service, binary: Binary) -> bool | None:
+    def _free(self, service: Service, room: Room) -> int:
+        """Memory that is left for a service, by the budget and its namespace's limit."""
+        limit = self._limit(service, room)
+        return room.left if limit is None else min(room.left, limit - room.charged.get(service.namespace, 0))
+
+    def _has_room(self, service: Service, binary: Binary, room: Room) -> bool | None:
         """True if a service fits beside the engines of this Mac and the earlier offers of this pass.
 
         None while the header of its model is being read; True for a model whose size is known only once it runs.
         """
         path = str(self._store.here(service.model.artifact) or "")
         further = {each.key: str(self._store.here(each.artifact) or "") for each in service.companions}
-        parts = {path, *further.values()} - {""}
+        files = {path, *further.values()} - {""}
 
         def look(named: str) -> Reading | None:
-            return self._look(named) if named in parts else self._look_from_home(named)
+            return self._look(named) if named in files else self._look_from_home(named)
 
-        composed = self._composed(service, binary, path, 0, self._look(path) if path else None, further, look)
+        parts = EngineParts(service, binary, path, 0, self._look(path) if path else None, further)
+        composed = self._composer.compose(parts, look)
         if composed is None and path:
             return None
         needs = composed[1].bytes or 0 if composed else 0
-        left, limit = self.room.left, self._limit(service)
-        if limit is not None:
-            left = min(left, limit - self.room.charged.get(service.namespace, 0))
-        if self._offered_bytes + needs > max(left, 0):
+        if self._offered_bytes + needs > max(self._free(service, room), 0):
             return False
         self._offered_bytes += needs
         return True
@@ -373,14 +382,14 @@ class Prerequisites:
         port = self._spec_on_file(program).get("port")
         return port if isinstance(port, int) else None
 
-    def with_port_trouble(self, record: Record, service: Service, notes: Mapping[str, RunNote]) -> Record:
+    def with_port_trouble(self, record: Proposal, service: Service, notes: Mapping[str, RunNote]) -> Proposal:
         """Warn of a port that another program holds, or that `--ports` does not allow."""
         note, wanted = notes.get(record.program), service.container_port
         if note is not None and note.refused == PORT_IN_USE and note.spec_file == record.spec_file:
             holder = machine.port_holder(record.port or 0)
             text = f"spec.containerPort {wanted} is taken by {holder}; free it, or choose another"
             return replace(record, warning=(PORT_IN_USE, text))
-        if wanted is None or wanted in self._settings.port_range or record.warning or not record.runs:
+        if wanted is None or wanted in self._settings.port_range or record.warning or not record.asks:
             return record
         text = f"spec.containerPort {wanted} is not within this Mac's --ports {self._settings.ports}"
         if record.port == wanted:
@@ -391,29 +400,46 @@ class Prerequisites:
         self,
         service: Service,
         record: Record | None,
-        records: Collection[Record],
+        ports: Ports,
         notes: Mapping[str, RunNote],
     ) -> tuple[int | None, tuple[str, str] | None]:
         """(the service's port, None), or (None, its problem)."""
-        taken = reconcile.taken_ports(records, service.key)
         kept = self._kept_ports(service, record)
         note = notes.get(record.program) if record else None
         allowed = self._settings.port_range
         wanted = service.container_port if service.container_port in allowed else None
-        if wanted in taken:
-            other = ".".join(taken[wanted])
+        holder = None if wanted is None else ports.holder(wanted, service.key)
+        if holder is not None:
+            other = ".".join(holder)
             return None, (PORT_IN_USE, f"spec.containerPort {wanted} belongs to {other} already; choose another")
         if wanted is not None and wanted == self._settings.port:
             return None, (PORT_IN_USE, f"spec.containerPort {wanted} is this Mac's own --port; choose another")
         refused = note is not None and note.refused == PORT_IN_USE and record and note.spec_file == record.spec_file
-        if refused and wanted is None:
-            taken |= dict.fromkeys(kept, service.key)  # a foreign process has it: move, rather than wait for ever
-        port = reconcile.choose_port(wanted, kept, allowed, taken)
-        own, bind = {*kept, wanted}, self._settings.bind_address
-        while port is not None and port not in own and not machine.port_free(port, bind):
-            taken[port] = service.key
-            port = reconcile.choose_port(None, (), allowed, taken)
+        bind = self._settings.bind_address
+        barred = kept if refused and wanted is None else ()  # a foreign process has it: move, rather than wait for ever
+
+        def is_free(port: int) -> bool:
+            if port in barred or ports.holder(port, service.key) is not None:
+                return False
+            return port in kept or machine.port_free(port, bind)
+
+        port = choose_port(wanted, kept, allowed, is_free)
         return (None, self._no_port()) if port is None else (port, None)
+
+    def _front_port(
+        self, service: Service, record: Record | None, own: int | None, ports: Ports
+    ) -> int | None:
+        """Port for the gateway to answer at for an on-demand service; None if it is not one, or none is free."""
+        if service.idle_s is None or own is None:
+            return None
+        kept = record.front_port if record is not None else None
+
+        def is_free(port: int) -> bool:
+            if port in (own, self._settings.port) or ports.holder(port, front_key(service.key)) is not None:
+                return False
+            return port == kept or machine.port_free(port, self._settings.bind_address)
+
+        return choose_port(None, () if kept is None else (kept,), self._settings.port_range, is_free)
 
     def _kept_ports(self, service: Service, record: Record | None) -> tuple[int, ...]:
         """Ports of a service: of its record, and of specs that it is about to start from."""

@@ -84,12 +84,16 @@ class Watchdog(threading.Thread):
         log.info("memory budget", extra={"budget": self.budget.explain()})
         self.pace = pace_of(settings)
         self.seen = MemoryState()
-        self.engines: Mapping[Key, Asked] = {}
-        """Candidates for eviction; set by the controller."""
+        self._engines: Mapping[Key, Asked] = {}
+        """Candidates for eviction."""
 
     def level(self, seen: MemoryState) -> Level | None:
         """The level that may be acted on, None while it is unknown."""
         return in_force(seen.watch, time.monotonic(), self.pace)
+
+    def ask_about(self, engines: Mapping[Key, Asked]) -> None:
+        """Replace the engines that are asked whether they are busy while one may have to be evicted."""
+        self._engines = engines
 
     def run(self) -> None:
         interval_s = self._settings.memory_watchdog_interval
@@ -125,7 +129,7 @@ class Watchdog(threading.Thread):
         )
         now = watch(before, sample, limits, self.pace)
         critical = now.level is Level.CRITICAL
-        busy = frozenset(key for key, each in self.engines.items() if _busy(each)) if critical else frozenset()
+        busy = frozenset(key for key, each in self._engines.items() if _busy(each)) if critical else frozenset()
         self.seen = MemoryState(now, sample, limits.warning_bytes, busy)
         if now.level is not before.level:
             detail = {"level": now.level.value, "was": before.level.value, "why": now.why}

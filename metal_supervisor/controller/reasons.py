@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from metal_supervisor.controller.plan import Step
 from metal_supervisor.spec import resources
 from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sources import library_model
-from metal_supervisor.spec.types import Json, Key, Record
+from metal_supervisor.spec.types import Json, Key
 
 MOST = 500
 """Most programs in the report: more engines than any Mac has memory for."""

@@ -1,5 +1,7 @@
 """Reconciliation of one InferenceService: its next record, from the request and this Mac's prerequisites.
 
+An engine that may run is proposed: `controller.admission` decides whether there is memory for it, and makes the record.
+
 An engine that serves keeps its last valid spec while a bad edit, a missing Model, file or binary is reported
 beside it. It is stopped only by a clear request: suspended, scaled to zero, deleted, or its Model not for a
 Mac (then LLMKube runs it in a pod).
@@ -7,24 +9,23 @@ Mac (then LLMKube runs it in a pod).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from metal_supervisor.models.metadata import Demand
+from metal_supervisor.spec.record import RULES, Proposal, Record, Verdict
 from metal_supervisor.spec.types import (
     DIRECTORY_FORMATS,
     FIELD_IGNORED,
-    RULES,
     Engine,
     Key,
     ModelFile,
     Probe,
     Program,
-    Record,
     Rejected,
     Service,
     Standing,
-    Verdict,
 )
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
 from metal_supervisor.state.programs import program_name
@@ -59,10 +60,14 @@ class Outlook:
     """(reason, message) of a problem on this Mac that prevents a start, e.g. a missing binary."""
     running: Running | None = None
     """Set while an engine runs from the spec that this Mac wants it to run from."""
+    front_port: int | None = None
+    """Port at which the gateway answers for an on-demand service."""
     host: str = ""
     """Address that a new engine is to listen on."""
     demand: Demand = NOTHING_KNOWN
     """The engine's memory estimate."""
+    slot_context: int = 0
+    """As `EngineRun.slot_context`."""
     limit_bytes: int | None = None
     """Memory limit of its Model."""
     unconfined: str = ""
@@ -92,8 +97,18 @@ def verdict(before: Verdict | None, standing: Standing, reason: str, message: st
     return Verdict(standing, reason, message, before.since if before is not None and same else now)
 
 
-def refuse(rejected: Rejected, record: Record | None, now: float, start_refused: bool = False) -> Record:
-    """The record of an InferenceService that cannot run as it is written.
+def unchanged(record: Record) -> Proposal:
+    """The proposal to leave a record as it is: its engine asks to keep its memory, if it runs."""
+    return Proposal(**{**vars(record), "verdict": None if record.runs else record.verdict})
+
+
+def recorded(proposal: Proposal, decided: Verdict, **changes: Any) -> Record:
+    """The record of a proposal. `changes`: fields that it has instead of the proposal's."""
+    return Record(**{**vars(proposal), "verdict": decided, **changes})
+
+
+def refuse(rejected: Rejected, record: Record | None, now: float, start_refused: bool = False) -> Proposal:
+    """The proposal for an InferenceService that cannot run as it is written.
 
     `start_refused`: its spec was revoked, and the launcher has refused to start it; nothing is left to interrupt.
     """
@@ -107,7 +122,7 @@ def refuse(rejected: Rejected, record: Record | None, now: float, start_refused:
     decided = verdict(before, Standing.FAILED, rejected.reason, rejected.message, now)
     if off:  # switching off must work even if the rest of the manifest is invalid
         decided = _off(rejected.suspended, before, now)
-    return Record(
+    return Proposal(
         namespace=rejected.namespace,
         name=rejected.name,
         uid=rejected.uid,
@@ -121,6 +136,9 @@ def refuse(rejected: Rejected, record: Record | None, now: float, start_refused:
         verdict=decided,
         endpoint=rejected.endpoint,
         port=record.port if record else None,
+        front_port=record.front_port if record else None,
+        slot_context=record.slot_context if record else 0,
+        idle_s=record.idle_s if record else None,
         host=record.host if record else "",
         withdraw=record.withdraw if record else NO_WITHDRAWAL,
         stop_sent=bool(record and record.stop_sent),
@@ -141,15 +159,15 @@ def _off(suspended: bool, before: Verdict | None, now: float) -> Verdict:
     return verdict(before, Standing.STOPPED, "ManuallyScaledToZero", "spec.replicas=0", now)
 
 
-def _warned(record: Record, uid: str, generation: int, reason: str, message: str) -> Record:
+def _warned(record: Record, uid: str, generation: int, reason: str, message: str) -> Proposal:
     text = f"{message}; the engine keeps running as it last could"
-    return replace(record, uid=uid, generation=generation, warning=(reason, text))
+    return replace(unchanged(record), uid=uid, generation=generation, warning=(reason, text))
 
 
-def _revoked(record: Record, uid: str, generation: int, reason: str, message: str) -> Record:
+def _revoked(record: Record, uid: str, generation: int, reason: str, message: str) -> Proposal:
     """Let an engine of an older release finish, and keep anything of that release from being started again."""
     why = f"{message}; an older release allowed it: the engine runs until its next start, which is refused"
-    kept = replace(record, uid=uid, generation=generation, warning=(reason, why))
+    kept = replace(unchanged(record), uid=uid, generation=generation, warning=(reason, why))
     return replace(kept, revoked=f"{reason}: {message}"[:LONGEST_TEXT], next_spec="", next_bytes=0)
 
 
@@ -158,7 +176,7 @@ def _left_out(ignored: Sequence[str]) -> tuple[str, str] | None:
     if not ignored:
         return None
     more = f" and {len(ignored) - MOST_NAMED} more" if len(ignored) > MOST_NAMED else ""
-    return FIELD_IGNORED, f"{', '.join(ignored[:MOST_NAMED])}{more}: of no meaning on a Mac, and left out"
+    return FIELD_IGNORED, f"{', '.join(ignored[:MOST_NAMED])}{more}: not known, or of no meaning on a Mac, and left out"
 
 
 def same_request(before: str, now: str) -> bool:
@@ -185,12 +203,12 @@ def _waiting(service: Service, outlook: Outlook) -> tuple[Standing, str, str] | 
 
 def accept(
     service: Service, record: Record | None, outlook: Outlook, now: float, start_refused: bool = False
-) -> Record:
-    """The record of a valid InferenceService. `start_refused`: as for `refuse`."""
+) -> Proposal:
+    """The proposal for a valid InferenceService. `start_refused`: as for `refuse`."""
     before = record.verdict if record else None
     # Until it has exited, the running engine is probed, drained and published at its own address.
     host, port = outlook.live or (outlook.host, outlook.port)
-    fresh = Record(
+    fresh = Proposal(
         namespace=service.namespace,
         name=service.name,
         uid=service.uid,
@@ -201,9 +219,10 @@ def accept(
         replicas=service.replicas,
         mode=service.mode,
         priority=service.priority,
-        verdict=verdict(before, Standing.RUN, "Admitted", "", now),
         endpoint=service.endpoint,
         port=port,
+        front_port=outlook.front_port,
+        slot_context=outlook.slot_context or (record.slot_context if record else 0),
         host=host,
         model_uid=service.model.uid,
         withdraw=record.withdraw if record else NO_WITHDRAWAL,
@@ -212,6 +231,8 @@ def accept(
         drain_s=service.drain_s,
         ordinal=service.ordinal,
         protected=service.protected,
+        aliases=service.aliases,
+        idle_s=service.idle_s,
         queued_at=record.queued_at if record else None,
         admitted_at=record.admitted_at if record else 0.0,
         displaced_by=record.displaced_by if record else "",
@@ -232,30 +253,39 @@ def accept(
         if record is not None and record.runs and not start_refused:
             if reason in UNSAFE and record.rules < RULES:
                 return _revoked(record, service.uid, service.generation, reason, message)
-            kept = replace(record, warning=None)
-            return _warned(kept, service.uid, service.generation, reason, message)
+            return _warned(replace(record, warning=None), service.uid, service.generation, reason, message)
         return replace(fresh, verdict=verdict(before, standing, reason, message, now))
     assert outlook.program is not None and outlook.engine is not None
     now_spec, running, asked = outlook.program.spec_file, outlook.running, service.asked
-    files = (outlook.file.path,) if outlook.file.path else ()
-    fresh = replace(fresh, files=files, asked=asked, limit_bytes=outlook.limit_bytes, daemon=outlook.engine.daemon)
-    fresh = replace(fresh, rules=RULES, unconfined=outlook.unconfined)
-    fresh = _charged(fresh, outlook.demand)
+    granted: dict[str, Any] = {
+        "files": (outlook.file.path,) if outlook.file.path else (),
+        "asked": asked,
+        "limit_bytes": outlook.limit_bytes,
+        "daemon": outlook.engine.daemon,
+        "rules": RULES,
+        "unconfined": outlook.unconfined,
+    }
     if running is not None and same_request(running.asked, asked) and running.spec_file != now_spec:
         # No edit: the change is ours (a release, a setting, another build of the engine), and can wait.
-        where = port if outlook.engine.daemon else running.port
-        kept = replace(fresh, spec_file=running.spec_file, probe=running.probe, port=where)
-        return _charged(replace(kept, next_spec=now_spec, next_bytes=outlook.demand.bytes or 0), running.demand)
+        granted |= _estimate(running.demand)
+        granted |= {"spec_file": running.spec_file, "probe": running.probe}
+        granted |= {"next_spec": now_spec, "next_bytes": outlook.demand.bytes or 0}
+        return replace(fresh, **granted, port=port if outlook.engine.daemon else running.port)
     unedited = record is not None and (record.spec_file == now_spec or same_request(record.asked, asked))
     by_hand = bool(record and record.stopped_by_hand and unedited)
-    return replace(fresh, spec_file=now_spec, probe=outlook.engine.probe, stopped_by_hand=by_hand)
+    granted |= _estimate(outlook.demand)
+    return replace(fresh, **granted, spec_file=now_spec, probe=outlook.engine.probe, stopped_by_hand=by_hand)
 
 
-def _charged(record: Record, demand: Demand) -> Record:
-    return replace(
-        record, reserved_bytes=demand.bytes or 0, mapped_bytes=demand.mapped_bytes, memory=demand.text[:LONGEST_TEXT],
-        guessed=demand.guessed[:LONGEST_TEXT],
-    )
+def _estimate(demand: Demand) -> dict[str, Any]:
+    """The fields of a record that hold an estimate."""
+    return {
+        "reserved_bytes": demand.bytes or 0,
+        "mapped_bytes": demand.mapped_bytes,
+        "memory": demand.text[:LONGEST_TEXT],
+        "guessed": demand.guessed[:LONGEST_TEXT],
+        "advice": demand.advice[:LONGEST_TEXT],
+    }
 
 
 DELETED = "Deleted", "the InferenceService is gone"
@@ -274,7 +304,7 @@ def dismiss(record: Record, now: float, why: tuple[str, str] = DELETED) -> Recor
 
 
 def choose_port(
-    wanted: int | None, kept: Sequence[int], allowed: range, taken: Mapping[int, Key]
+    wanted: int | None, kept: Sequence[int], allowed: range, is_free: Callable[[int], bool]
 ) -> int | None:
     """Choose a service's port within the `allowed` range: the wanted one, else one it has, else the first free one.
 
@@ -283,10 +313,37 @@ def choose_port(
     """
     if wanted is not None and wanted in allowed:
         return wanted
-    stays = (port for port in kept if port in allowed and port not in taken)
-    return next(stays, None) or next((port for port in allowed if port not in taken), None)
+    stays = (port for port in kept if port in allowed and is_free(port))
+    return next(stays, None) or next((port for port in allowed if is_free(port)), None)
 
 
-def taken_ports(records: Collection[Record], but: Key) -> dict[int, Key]:
-    """Port -> the service that holds it, without the given one."""
-    return {record.port: record.key for record in records if record.port is not None and record.key != but}
+def front_key(key: Key) -> Key:
+    """Key of the port at which the gateway answers for an engine."""
+    return key[0], f"{key[1]}/front"
+
+
+class Ports:
+    """The ports that this Mac's engines hold. The services of a shared daemon all have its port."""
+
+    def __init__(self, engines: Iterable[Record | Proposal]) -> None:
+        self._of: dict[Key, int] = {}
+        self._holders: dict[int, dict[Key, str]] = {}
+        for engine in engines:
+            self.hold(engine)
+
+    def hold(self, engine: Record | Proposal) -> None:
+        """Note the port of an engine, in place of the one that it had."""
+        self._hold(engine.key, engine.port, engine.runtime)
+        self._hold(front_key(engine.key), engine.front_port, "gateway")
+
+    def _hold(self, key: Key, port: int | None, runtime: str) -> None:
+        if key in self._of:
+            del self._holders[self._of.pop(key)][key]
+        if port is not None:
+            self._of[key] = port
+            self._holders.setdefault(port, {})[key] = runtime
+
+    def holder(self, port: int, but: Key, but_runtime: str = "") -> Key | None:
+        """An engine that holds a port, other than the one named, and of another runtime than the one named."""
+        found = self._holders.get(port, {}).items()
+        return next((key for key, runtime in found if key != but and runtime != but_runtime), None)

@@ -5,17 +5,24 @@ from __future__ import annotations
 import contextlib
 import platform
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 
-from metal_supervisor.controller.controller_status import ControllerStatus
+from metal_supervisor.controller.remembered import Remembered, nothing
+from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.host import chip, darwin_memory, machine
 from metal_supervisor.placement import placement
 from metal_supervisor.runtimes import RUNTIMES, VOCABULARIES, builds
 from metal_supervisor.runtimes.setting_checks import offered
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import limits, resources
-from metal_supervisor.spec.types import Json, Key, Record, Rejected, Service, Standing
+from metal_supervisor.spec.arguments import Problem
+from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.nearest import did_you_mean
+from metal_supervisor.spec.on_demand import OnDemandPolicy
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Json, Key, Rejected, Service, Standing
 
 LOOK_EVERY_S = 10.0
 
@@ -23,8 +30,8 @@ LOOK_EVERY_S = 10.0
 class ResourceFilter:
     """Reads custom resources by what this Mac offers."""
 
-    def __init__(self, settings: Settings, node: str, controller_status: ControllerStatus) -> None:
-        self._settings, self._controller_status = settings, controller_status
+    def __init__(self, settings: Settings, node: str) -> None:
+        self._settings = settings
         label = chip.quick(darwin_memory.mac()).label
         self._labels = placement.node_labels(settings, node, platform.system(), platform.machine(), label)
         self._look_at = 0.0
@@ -35,18 +42,32 @@ class ResourceFilter:
             allowed_args=settings.allowed_args,
             allowed_env=settings.allowed_env,
             vocabularies=VOCABULARIES,
+            on_demand=OnDemandPolicy(settings.gateway_on, settings.on_demand, settings.idle_ttl),
         )
+        self._read: Remembered[Service | Bad, Key, Json | None] = Remembered()
+        self._refused: Remembered[Problem | None, Key, None] = Remembered()
 
-    def read(
-        self, services: Mapping[Key, Json], models: Mapping[Key, Json], records: Mapping[Key, Record]
-    ) -> dict[Key, Service | Rejected]:
-        """Every InferenceService that is for this Mac, accepted or rejected."""
+    def read(self, snapshot: Snapshot, records: Mapping[Key, Record]) -> dict[Key, Service | Rejected]:
+        """Every InferenceService that is for this Mac, accepted or rejected; none while they are not known."""
+        services, models = snapshot.services or {}, snapshot.models
         running = {key: record for key, record in records.items() if record.verdict.standing is Standing.RUN}
         kept = {key: (record.generation, record.runtime) for key, record in running.items()}
-        read = resources.interpret(services, models, self._offered(), running.keys(), kept)
+        read = resources.interpret(services, models, self._offered(), running.keys(), kept, self._service_of)
+        self._read.forget_all_but(services.keys())
+        self._refused.forget_all_but(services.keys())
+        read = {key: _with_nearest(item, models) for key, item in read.items()}
         read = {key: limits.granted(item, self._settings.limits) for key, item in read.items()}
         owners = {record.owner for record in records.values()}
-        return self._for_this_mac(_refused_by_runtime(read, services), services, owners)
+        return self._for_this_mac(self._refused_by_runtime(read, services), services, owners, snapshot.operator)
+
+    def _service_of(
+        self, resource: Json, model_of: Callable[[Key], Json | None], policy: resources.Policy, kept: str
+    ) -> Service | Bad:
+        """As `resources.read_service`, and anew only for a resource that changed, or whose Models did."""
+        key = resource["metadata"]["namespace"], resource["metadata"]["name"]
+        return self._read.of(
+            key, (resource, policy, kept), model_of, lambda look: resources.read_service(resource, look, policy, kept)
+        )
 
     def _offered(self) -> resources.Policy:
         """The policy with the runtimes that are installed now; looked up again every LOOK_EVERY_S."""
@@ -60,15 +81,31 @@ class ResourceFilter:
             self._look_at = time.monotonic() + LOOK_EVERY_S
         return self._policy
 
+    def _refused_by_runtime(
+        self, found: Mapping[Key, Service | Rejected], written: Mapping[Key, Json]
+    ) -> dict[Key, Service | Rejected]:
+        """`found` with services rejected whose runtime does not support what they ask for."""
+        result = dict(found)
+        for key, item in found.items():
+            if isinstance(item, Service):
+                problem = self._refused.of(key, (item,), nothing, partial(_refusal, item))
+                if problem:
+                    result[key] = resources.rejected(written[key], *problem)
+        return result
+
     def _for_this_mac(
-        self, found: Mapping[Key, Service | Rejected], written: Mapping[Key, Json], known: Collection[Key]
+        self,
+        found: Mapping[Key, Service | Rejected],
+        written: Mapping[Key, Json],
+        known: Collection[Key],
+        operator: bool | None,
     ) -> dict[Key, Service | Rejected]:
         """`found` without services for other Macs. With the embedded API there are no others: they are rejected."""
         result = {}
         for key, item in found.items():
             misfit = placement.unplaced(written[key], self._labels)
             if not self._settings.embedded:
-                if not misfit and not self._unclaimed(item, known):
+                if not misfit and not _unclaimed(item, known, operator):
                     result[key] = item
             elif misfit:
                 text = f"{misfit}, which this Mac does not have; change it, or set --node-labels"
@@ -77,21 +114,21 @@ class ResourceFilter:
                 result[key] = item
         return result
 
-    def _unclaimed(self, item: Service | Rejected, known: Collection[Key]) -> bool:
-        """True if a service is not known to be for any Mac: it is not metal, or has no Model and never ran here."""
-        if not isinstance(item, Rejected):
-            return False
-        strange = item.key not in known and self._controller_status.operator is not False
-        return item.reason == "NotMetal" or (item.reason == "ModelNotFound" and strange)
+def _with_nearest(item: Service | Rejected, models: Mapping[Key, Json]) -> Service | Rejected:
+    """A service whose Model does not exist, with the most similar name of its namespace in the message."""
+    if not isinstance(item, Rejected) or item.reason != "ModelNotFound":
+        return item
+    near = did_you_mean(item.model_name, [name for namespace, name in models if namespace == item.namespace])
+    return replace(item, message=item.message + near)
 
 
-def _refused_by_runtime(
-    found: Mapping[Key, Service | Rejected], written: Mapping[Key, Json]
-) -> dict[Key, Service | Rejected]:
-    """`found` with services rejected whose runtime does not support what they ask for."""
-    result = dict(found)
-    for key, item in found.items():
-        problem = RUNTIMES[item.runtime].refuse(item) if isinstance(item, Service) else None
-        if problem:
-            result[key] = resources.rejected(written[key], *problem)
-    return result
+def _refusal(item: Service, _look: object) -> Problem | None:
+    return RUNTIMES[item.runtime].refuse(item)
+
+
+def _unclaimed(item: Service | Rejected, known: Collection[Key], operator: bool | None) -> bool:
+    """True if a service is not known to be for any Mac: it is not metal, or has no Model and never ran here."""
+    if not isinstance(item, Rejected):
+        return False
+    strange = item.key not in known and operator is not False
+    return item.reason == "NotMetal" or (item.reason == "ModelNotFound" and strange)

@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from metal_supervisor.spec.types import Json, Key, Observed, ProgramState, RunNote
+from metal_supervisor.runtimes.metal_state import MetalState
+from metal_supervisor.spec.processes import EngineUse, Observed, ProgramState, RunNote
+from metal_supervisor.spec.types import Json, Key
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory of this Mac, in bytes."""
+
+    total: int
+    """Of the machine."""
+    budget: int
+    left: int
+    """Of the budget."""
+    charged: Mapping[str, int] = field(default_factory=dict)
+    """Namespace with a limit -> reservations of its engines."""
 
 
 @dataclass(frozen=True)
@@ -25,3 +40,10 @@ class Snapshot:
     """Notes of launchers, by program."""
     observed: Mapping[str, Observed]
     """The sidecar's observations, by program."""
+    uses: Mapping[str, EngineUse] = field(default_factory=dict)
+    """Use of on-demand engines through the gateway, by program."""
+    operator: bool | None = False
+    """Whether LLMKube's operator writes status here; None while that is not known."""
+    metal: MetalState = field(default_factory=MetalState)
+    room: Room = field(default_factory=lambda: Room(0, 0, 0))
+    """Memory as the last pass left it."""

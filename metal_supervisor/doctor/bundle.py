@@ -26,13 +26,14 @@ from metal_supervisor import __version__
 from metal_supervisor.cluster.credentials import BadKubeconfig
 from metal_supervisor.doctor.findings import Finding, summary
 from metal_supervisor.doctor.redact import redact_json, redactor
-from metal_supervisor.doctor.surroundings import Surroundings, read_json
+from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.settings.logging import entry_in, json_line
 from metal_supervisor.state.directory import write_atomic
+from metal_supervisor.state.reports import CONTROLLER_REPORT, read_object
 
 ROOT = "metal-supervisor-doctor"
 LOG_BYTES, LOG_LINES, MOST_BYTES = 64 << 10, 300, 1 << 20
-JSON_FILES = ("controller.json", "records/*.json", "observed/*.json", "runs/*.json", "attached/*.json")
+JSON_FILES = (CONTROLLER_REPORT, "records/*.json", "observed/*.json", "runs/*.json", "attached/*.json")
 TEXT_FILES = ("supervisord.conf", "models.d/*.conf", "quarantine/*.why")
 LOG_FILES = ("log/*.log", "log/crashed/*.log")
 PACKAGES = (
@@ -51,8 +52,8 @@ def secrets_of(around: Surroundings) -> Iterator[str]:
     """All known secrets on this Mac: in specs, the kubeconfig, the embedded API's state and our own environment."""
     state = around.settings.state_path
     for path in (state / "specs").glob("*.json"):
-        yield from secrets_of_spec(read_json(path))
-    prefix = read_json(state / "apiserver.json").get("prefix")
+        yield from secrets_of_spec(read_object(path))
+    prefix = read_object(state / "apiserver.json").get("prefix")
     if isinstance(prefix, str):
         yield prefix
     with contextlib.suppress(BadKubeconfig, OSError, UnicodeDecodeError):

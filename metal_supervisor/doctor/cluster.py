@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import shlex
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 
 from metal_supervisor.cluster.credentials import BadKubeconfig
 from metal_supervisor.cluster.kube import Kube, KubeError
@@ -18,8 +17,10 @@ from metal_supervisor.host.addresses import AddressChoice
 from metal_supervisor.host.machine import Interface
 from metal_supervisor.placement.claims import KIND, NODE, REAPER_LEASE
 from metal_supervisor.settings.loader import conf_dir
+from metal_supervisor.spec.instants import unix
 from metal_supervisor.spec.resources import GROUP, VERSION
 from metal_supervisor.spec.types import Json
+from metal_supervisor.state import gateway_note
 
 KINDS = ("inferenceservices", "models")
 SKEW_WARN_S, SKEW_FAIL_S = 10.0, 300.0
@@ -123,7 +124,7 @@ def judge_watch(leases: Sequence[Json], server_now: float, namespace: str, fence
 def _time(text: str) -> float:
     """Unix time of a Lease's renewTime, 0 if it has none."""
     try:
-        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+        return unix(text)
     except (ValueError, OverflowError):
         return 0.0
 
@@ -208,7 +209,7 @@ def judge_ports(taken: Mapping[str, tuple[int, str]], range_text: str, wanted: i
     """Finding about the ports. `taken`: owner -> (port, other process that holds it); `wanted`: number of our ports."""
     if taken:
         told = "; ".join(f"{port} of {name} is held by {holder}" for name, (port, holder) in sorted(taken.items()))
-        return fail(told, "end what holds it, or choose others: --port, --ports, spec.containerPort")
+        return fail(told, "end what holds it, or choose others: --port, --gateway, --ports, spec.containerPort")
     return ok(f"each that was given out ({wanted}) is ours or free; engines get theirs from {range_text}")
 
 
@@ -223,6 +224,10 @@ def _ports(around: Surroundings) -> Sequence[Finding]:
     table = table_of(around.supervisord) or {}
     notes = state.run_notes()
     owners = {"the sidecar": (settings.port, "127.0.0.1", [table["sidecar"].pid] if "sidecar" in table else [])}
+    if settings.gateway_on:
+        address, port = settings.gateway_address
+        pids = [table[name].pid for name in gateway_note.PROGRAMS if name in table]
+        owners["the gateway"] = port, address, pids
     for program, record in state.records()[0].items():
         if record.port and not record.daemon:
             pids = [table[program].pid] if program in table else []
@@ -233,8 +238,9 @@ def _ports(around: Surroundings) -> Sequence[Finding]:
         if machine.port_free(port, address) or any(machine.listens(pid, port) != frozenset() for pid in pids if pid):
             continue
         taken[name] = port, machine.port_holder(port)
-    other = local_status.other_system_on(settings.port, settings.state_path, ASK_S) if "the sidecar" in taken else ""
-    if other:
+    ours = "the sidecar" in taken
+    # A stranger may say nothing: that must leave time for the rest of the check.
+    if ours and (other := local_status.other_system_on(settings.port, settings.state_path, ASK_S / 2)):
         del taken["the sidecar"]
         return [judge_other_system(settings.port, other), judge_ports(taken, settings.ports, len(owners) - 1)]
     return [judge_ports(taken, settings.ports, len(owners))]
@@ -261,8 +267,8 @@ CHECKS = (
         "`--host-ip`", _address,
     ),
     Check(
-        "ports", "the port of health and metrics, and those of the engines",
+        "ports", "the ports of health and metrics and of the gateway, and those of the engines",
         "fails if a stranger holds one; warns if another system of yours does",
-        "`--port`, `--ports`", _ports,
+        "`--port`, `--gateway`, `--ports`", _ports,
     ),
 )  # fmt: skip

@@ -18,7 +18,9 @@ from metal_supervisor.doctor.findings import Finding, sound, summary
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.loader import ConfigError, Overrides, Settings
-from metal_supervisor.supervisord.ctl_plugin import escaped
+from metal_supervisor.spec.document import string
+from metal_supervisor.spec.terminal_text import escaped
+from metal_supervisor.state.reports import read_object
 
 WELL, FAILED, USAGE = 0, 1, 2
 Say = Callable[[str], None]
@@ -68,10 +70,7 @@ def _in_spite_of(state: Path, overrides: Overrides) -> Settings:
 
 def _file_of(state: Path) -> str:
     """Path of the settings file of the system with this state directory, "" without one."""
-    try:
-        return str(json.loads((state / loader.OVERRIDES_FILE).read_text("utf-8"))["config"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return ""
+    return string(read_object(state / loader.OVERRIDES_FILE), "config")
 
 
 def lines(findings: Sequence[Finding]) -> list[str]:

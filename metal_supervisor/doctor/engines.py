@@ -15,13 +15,14 @@ from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, 
 from metal_supervisor.doctor.software import table_of
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.doctor.together import together
-from metal_supervisor.host import launchd
+from metal_supervisor.host import chip, launchd
 from metal_supervisor.host import machine as host
 from metal_supervisor.host.commands import TIMED_OUT, Done
 from metal_supervisor.runtimes import RUNTIMES, Executable, builds
 from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
 from metal_supervisor.runtimes.setting_checks import offered
-from metal_supervisor.spec.types import LIVE, Observed, ProgramState, Record
+from metal_supervisor.spec.processes import LIVE, Observed, ProgramState
+from metal_supervisor.spec.record import Record
 
 XATTR = "/usr/bin/xattr"
 QUARANTINE = "com.apple.quarantine"
@@ -84,9 +85,8 @@ def judge_version(engine: FoundEngine, done: Done) -> Finding:
     if done.code == TIMED_OUT:
         text = f"{name} at {path} did not tell its version within {ASK_S:g} s"
         return warn(text, "the first start after an installation takes long; ask again")
-    said = (done.err or done.out).strip().splitlines()
     how = f"ended by signal {-done.code}" if done.code < 0 else f"exit code {done.code}"
-    return fail(f"{name} at {path} does not work: {how} {said[-1][:160] if said else ''}".rstrip(), _again(engine))
+    return fail(f"{name} at {path} does not work: {how} {done.last_line[:160]}".rstrip(), _again(engine))
 
 
 def _again(engine: FoundEngine) -> str:
@@ -154,7 +154,7 @@ def _head(path: Path) -> bytes:
 
 def _binaries(around: Surroundings) -> Sequence[Finding]:
     here, _ = found(around)
-    arm = around.mac is not None and around.mac.text("machdep.cpu.brand_string").startswith("Apple")
+    arm = chip.quick(around.mac).name.startswith("Apple")
     bad: list[Finding] = []
     for each in here:
         found_here = [judge_processor(each, macho.processors(_head(each.real)), arm)]
@@ -197,7 +197,7 @@ def judge_firewall(state: Done, apps: Done, engines: Sequence[Path], loopback: b
         return [ok("engines listen on loopback only, where no firewall asks")]
     told = re.search(r"State = (\d)", state.out)
     if not state.ok or not told:
-        return [unknown(f"the firewall's state ({(state.err or state.out).strip()[:100]})")]
+        return [unknown(f"the firewall's state ({state.said:.100})")]
     if told[1] == "0":
         return [ok("the application firewall is off")]
     if told[1] == "2":
@@ -252,8 +252,10 @@ def _builds(around: Surroundings) -> Sequence[Finding]:
     state, bad, running = around.directory, [], 0
     for program, row in sorted(table.items()):
         note = state.run_note(program)
-        argv = state.read_spec(note.spec_file).get("argv") if note else None
-        if note is None or row.state not in LIVE or not isinstance(argv, list) or not argv:
+        if note is None or row.state not in LIVE:
+            continue
+        argv = state.read_spec(note.spec_file).get("argv")
+        if not isinstance(argv, list) or not argv:
             continue
         running += 1
         binary = Path(str(argv[0]))

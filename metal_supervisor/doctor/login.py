@@ -13,7 +13,7 @@ import urllib.parse
 from collections.abc import Sequence
 from functools import partial
 
-from metal_supervisor.cluster.accounts import Token, read_token, utc
+from metal_supervisor.cluster.accounts import Token, read_token
 from metal_supervisor.cluster.answers import KubeError
 from metal_supervisor.cluster.credentials import BadKubeconfig, Chosen
 from metal_supervisor.doctor import expiry
@@ -21,6 +21,7 @@ from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, 
 from metal_supervisor.doctor.software import START
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.doctor.together import answers
+from metal_supervisor.spec.instants import utc
 
 SOON_S = 3 * 86400.0
 ANSWER_S = 4.0
@@ -38,7 +39,7 @@ LOCAL_NETWORK = (
 
 
 def _kubeconfig(around: Surroundings) -> Sequence[Finding]:
-    if around.settings.embedded and not around.kubeconfig.exists():
+    if around.settings.embedded and not around.settings.kubeconfig_path.exists():
         return []  # written at the first start
     try:
         chosen = around.chosen()
@@ -171,7 +172,7 @@ def _not_there(around: Surroundings, finding: Finding) -> Finding:
 
 def _api(around: Surroundings) -> Sequence[Finding]:
     link = around.link
-    if around.settings.embedded and not around.kubeconfig.exists():
+    if around.settings.embedded and not around.settings.kubeconfig_path.exists():
         return [_not_there(around, unknown(""))]
     try:
         chosen = around.chosen()
@@ -186,7 +187,7 @@ def _api(around: Surroundings) -> Sequence[Finding]:
         return [_not_there(around, judge_connection(server, error, around.on_mac))]
     until = time.monotonic() + ANSWER_S
     try:
-        (kube,) = answers([partial(around.login, around.kubeconfig, around.settings.context)], ANSWER_S)
+        (kube,) = answers([partial(around.login, around.settings.kubeconfig_path, around.settings.context)], ANSWER_S)
     except TimeoutError:
         text = f"the login took longer than {ANSWER_S:g} s, so the server was not asked"
         return [warn(text, "run the kubeconfig's exec plugin by hand: does it wait for a browser, or for the network?")]

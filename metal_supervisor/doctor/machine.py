@@ -10,15 +10,15 @@ from metal_supervisor import launch
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
 from metal_supervisor.doctor.software import table_of
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
-from metal_supervisor.host import machine
+from metal_supervisor.host import chip, machine
 from metal_supervisor.host.commands import Done
-from metal_supervisor.host.darwin_memory import Mac
 from metal_supervisor.memory.budget import Budget
 from metal_supervisor.memory.machine_memory import device_mib
 from metal_supervisor.memory.pressure import MemorySample
 from metal_supervisor.runtimes import RUNTIMES, builds
+from metal_supervisor.spec.processes import ProgramState, RunNote
 from metal_supervisor.spec.sizes import MIB, amount
-from metal_supervisor.spec.types import Json, ProgramState, RunNote
+from metal_supervisor.spec.types import Json
 
 PMSET, FDESETUP = "/usr/bin/pmset", "/usr/bin/fdesetup"
 NEVER_SLEEP = f"sudo {PMSET} -a sleep 0 disksleep 0 womp 1 autorestart 1 powernap 0"
@@ -29,13 +29,15 @@ FILES_NEEDED = 3072
 # ── the chip, and Metal on it ────────────────────────────────────────────────────────────────────
 
 
-def judge_chip(chip: str, macos: str, translated: bool) -> Finding:
-    """Finding about chip and macOS. `translated`: True if our own Python is built for Intel and runs under Rosetta."""
-    shown = f"{chip or 'unknown chip'}, macOS {macos or 'of unknown version'}"
+def judge_chip(name: str, macos: str, translated: bool) -> Finding:
+    """Finding about chip and macOS. `name`: the chip's; `translated`: True if our own Python, built for Intel, runs
+    under Rosetta.
+    """
+    shown = f"{name or 'unknown chip'}, macOS {macos or 'of unknown version'}"
     if translated:
         text = f"{shown}; this Python is built for Intel and runs under Rosetta, and so would what it starts"
         return fail(text, "make the environment anew with a Python for Apple chips (/opt/homebrew/bin/python3)")
-    if not chip.startswith("Apple"):
+    if not name.startswith("Apple"):
         return fail(f"{shown}: without an Apple chip there is no unified memory", "use a Mac with Apple Silicon")
     major = re.match(r"\d+", macos)
     if major and int(major[0]) < OLDEST_MACOS:
@@ -43,29 +45,17 @@ def judge_chip(chip: str, macos: str, translated: bool) -> Finding:
     return ok(shown)
 
 
-def _text(mac: Mac, name: str) -> str:
-    try:
-        return mac.text(name)
-    except OSError:
-        return ""
-
-
 def _chip(around: Surroundings) -> Sequence[Finding]:
     if around.mac is None:
         return []
-    try:
-        translated = around.mac.number("sysctl.proc_translated") == 1
-    except OSError:  # unknown to a Mac with an Intel chip
-        translated = False
-    chip, macos = (_text(around.mac, name) for name in ("machdep.cpu.brand_string", "kern.osproductversion"))
-    return [judge_chip(chip, macos, translated)]
+    found = chip.quick(around.mac)
+    return [judge_chip(found.name, found.macos, found.rosetta)]
 
 
 def judge_metal(listed: Done) -> Finding:
     """Finding about Metal. `listed`: of `llama-server --list-devices`, run in this very context."""
     if not listed.ok:
-        said = (listed.err or listed.out).strip().splitlines()
-        return unknown(f"llama-server does not list its devices ({said[-1][:120] if said else listed.code})")
+        return unknown(f"llama-server does not list its devices ({listed.last_line[:120] or listed.code})")
     device = re.search(r"(?m)^\s*((?:MTL|Metal)\d*: .*?) \(", listed.out + listed.err)
     mib = device_mib(listed.out + listed.err)
     if not device or not mib:
@@ -161,7 +151,7 @@ def judge_filevault(done: Done) -> Finding:
     if "FileVault is On" in done.out:
         text = "FileVault is on: after a power cut nothing starts until the disk is unlocked"
         return warn(text, f"before a planned restart: sudo {FDESETUP} authrestart")
-    return unknown(f"fdesetup says {(done.out or done.err).strip()[:100]!r}")
+    return unknown(f"fdesetup says {done.said[:100]!r}")
 
 
 def _sleep(around: Surroundings) -> Sequence[Finding]:

@@ -15,7 +15,8 @@ from metal_supervisor import __version__
 from metal_supervisor.controller.boot import OWN_PROGRAMS
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
-from metal_supervisor.spec.types import ProgramState, State
+from metal_supervisor.spec.processes import ProgramState, State
+from metal_supervisor.state import gateway_note
 from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
 
 OLDEST_PYTHON, OLDEST_SUPERVISOR = (3, 10), (4, 2)
@@ -181,8 +182,10 @@ def table_of(supervisord: Supervisord) -> Mapping[str, ProgramState] | None:
 def judge_programs(table: Mapping[str, ProgramState], embedded: bool, logs: Path) -> Finding:
     """Finding about our own programs under supervisord. `logs`: their directory."""
     needed = {"controller", "sidecar", *(["apiserver"] if embedded else [])}
-    wanted = [each for each in OWN_PROGRAMS if each in needed or each in table]
     good = State.RUNNING, State.STARTING
+    serving = [each for each in gateway_note.WORKERS if each in table and table[each].state in good]
+    standby = set(gateway_note.WORKERS if serving else gateway_note.WORKERS[1:]) - set(serving)
+    wanted = [each for each in OWN_PROGRAMS if (each in needed or each in table) and each not in standby]
     wrong = [
         f"{name} {table[name].state.value if name in table else 'is missing'}"
         for name in wanted

@@ -78,7 +78,7 @@ def judge_backups(store: Path, done: Done) -> Finding:
     if "[Included]" in done.out:
         text = f"Time Machine copies {store}: what can be fetched again fills its disk"
         return warn(text, f"{TMUTIL} addexclusion {shlex.quote(str(store))}")
-    return unknown(f"tmutil says {(done.out or done.err).strip()[:100]!r}")
+    return unknown(f"tmutil says {done.said[:100]!r}")
 
 
 def _backups(around: Surroundings) -> Sequence[Finding]:

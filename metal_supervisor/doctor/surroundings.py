@@ -5,7 +5,6 @@ All of them are injected, so that tests can replay the recorded answers of a Mac
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
@@ -27,6 +26,7 @@ from metal_supervisor.memory.pressure import MemorySample
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.reports import controller_report
 from metal_supervisor.supervisord.client import Supervisord
 
 ASK_S = 4.0
@@ -93,24 +93,10 @@ class Surroundings:
         """A new client: the checks run in parallel."""
         return Supervisord(self.directory.socket)
 
-    @property
-    def kubeconfig(self) -> Path:
-        said = self.settings.kubeconfig
-        return Path(said).expanduser() if said else self.settings.state_path / "kubeconfig"
-
     def chosen(self) -> Chosen:
         """The context of the kubeconfig. Raises BadKubeconfig."""
-        return choose(self.kubeconfig, self.settings.context)
+        return choose(self.settings.kubeconfig_path, self.settings.context)
 
     def report(self) -> Json:
         """The controller's own report, {} without one."""
-        return read_json(self.settings.state_path / "controller.json")
-
-
-def read_json(path: Path) -> Json:
-    """The JSON object in a small file, {} if it cannot be read."""
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return controller_report(self.settings.state_path)

@@ -7,9 +7,9 @@ process.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from typing import TypeVar
 
 from metal_supervisor.cluster.exec_plugin import scrub
 from metal_supervisor.doctor.findings import Finding, unknown
@@ -18,45 +18,34 @@ T = TypeVar("T")
 Question = Callable[[], Sequence[Finding]]
 
 
-class _Asked(Generic[T]):
-    """One function that runs in a thread, and its result."""
+def _asked(question: Callable[[], T]) -> Future[T]:
+    """The coming result of a function that runs in a thread."""
+    future: Future[T] = Future()
 
-    def __init__(self, question: Callable[[], T]) -> None:
-        self._question = question
-        self._done = threading.Event()
-        self._answer: list[T] = []
-        self._error: Exception | None = None
-        threading.Thread(target=self._run, name="doctor", daemon=True).start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._answer.append(self._question())
+            future.set_result(question())
         except Exception as error:  # noqa: BLE001 - a check that fails must not stop the others
-            self._error = error
-        finally:
-            self._done.set()
+            future.set_exception(error)
 
-    def answer(self, until: float) -> T:
-        """The result, waited for until then (monotonic time). Raises the function's exception, or TimeoutError."""
-        if not self._done.wait(max(0.0, until - time.monotonic())):
-            raise TimeoutError
-        if self._error is not None:
-            raise self._error
-        return self._answer[0]
+    threading.Thread(target=run, name="doctor", daemon=True).start()
+    return future
 
 
 def answers(questions: Sequence[Callable[[], T]], within_s: float) -> list[T]:
-    """The results of all functions, in their order. Raises the first one's exception, or TimeoutError."""
-    until = time.monotonic() + within_s
-    asked = [_Asked(each) for each in questions]
-    return [each.answer(until) for each in asked]
+    """The results of all functions, in their order. Raises an exception of one of them, or TimeoutError."""
+    asked = [_asked(each) for each in questions]
+    done, late = wait(asked, within_s, FIRST_EXCEPTION)
+    if late and not any(each.exception() for each in done):
+        raise TimeoutError
+    return [each.result() for each in asked if each in done]
 
 
 def each_of(questions: Sequence[Question], within_s: float) -> list[Sequence[Finding]]:
     """The findings of each check, in order, within that time; `unknown` for a late or failed one. Raises nothing."""
-    until = time.monotonic() + within_s
-    asked = [_Asked(each) for each in questions]
-    return [_found(each, until, within_s) for each in asked]
+    asked = [_asked(each) for each in questions]
+    wait(asked, within_s)
+    return [_found(each, within_s) for each in asked]
 
 
 def together(questions: Sequence[Question], within_s: float) -> list[Finding]:
@@ -64,17 +53,13 @@ def together(questions: Sequence[Question], within_s: float) -> list[Finding]:
     return [finding for found in each_of(questions, within_s) for finding in found]
 
 
-def _found(asked: _Asked[Sequence[Finding]], until: float, within_s: float) -> Sequence[Finding]:
-    try:
-        return asked.answer(until)
-    except TimeoutError as error:
-        if error.args:  # raised by a system call of the check
-            return (_failed(error),)
+def _found(asked: Future[Sequence[Finding]], within_s: float) -> Sequence[Finding]:
+    if not asked.done():
         return (unknown(f"no answer within {within_s:g} s"),)
-    except Exception as error:  # noqa: BLE001 - as above
-        return (_failed(error),)
+    error = asked.exception()
+    return asked.result() if error is None else (_failed(error),)
 
 
-def _failed(error: Exception) -> Finding:
+def _failed(error: BaseException) -> Finding:
     text = getattr(error, "strerror", None) or str(error) or "no reason was given"
     return unknown(scrub(f"{type(error).__name__}: {text}")[:300])

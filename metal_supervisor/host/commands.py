@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 TIMEOUT_S = 5.0
+SAID_CHARS = 300
 NOT_FOUND, TIMED_OUT = 127, 124
 """Exit codes for a program that is missing, or that did not end in time, as a shell has them."""
 
@@ -28,6 +29,22 @@ class Done:
     @property
     def ok(self) -> bool:
         return self.code == 0
+
+    @property
+    def text(self) -> str:
+        """Output and errors together; "" if it could not be run, or was ended at its time limit."""
+        return "" if self.code in (NOT_FOUND, TIMED_OUT) else self.out + self.err
+
+    @property
+    def said(self) -> str:
+        """Its errors, or else its output, on one line."""
+        return " ".join((self.err or self.out).split())[:SAID_CHARS] or "it said nothing"
+
+    @property
+    def last_line(self) -> str:
+        """The last line of its errors, or else of its output."""
+        lines = (self.err or self.out).strip().splitlines()
+        return lines[-1] if lines else ""
 
 
 Runner = Callable[[Sequence[str], float], Done]

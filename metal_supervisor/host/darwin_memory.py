@@ -13,10 +13,11 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import subprocess
 import sys
 from functools import lru_cache
 from typing import Any
+
+from metal_supervisor.host import commands
 
 SYSCTL = "/usr/sbin/sysctl"
 SYSCTL_TIMEOUT_S = 5.0
@@ -57,11 +58,8 @@ class RusageInfo(ctypes.Structure):
 
 def _told(name: str) -> int:
     """A sysctl that is a number, from the system's own tool; 0 if that prints none."""
-    try:
-        text = subprocess.run([SYSCTL, "-n", name], capture_output=True, timeout=SYSCTL_TIMEOUT_S).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    return int(text) if text.isdigit() else 0
+    text = commands.run((SYSCTL, "-n", name), SYSCTL_TIMEOUT_S).out.strip()
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 class Mac:

@@ -54,7 +54,7 @@ def job(run: Runner, domain: str, label: str) -> LoadedJob | None:
     if done.code in NOT_LOADED:
         return None
     if not done.ok:
-        raise LaunchdError(f"launchctl print {domain}/{label} failed with {done.code}: {_said(done)}")
+        raise LaunchdError(f"launchctl print {domain}/{label} failed with {done.code}: {done.said}")
     found = _keys(done.out)
     return LoadedJob(
         state=found.get("state", ""),
@@ -65,10 +65,6 @@ def job(run: Runner, domain: str, label: str) -> LoadedJob | None:
         spawn_type=found.get("spawn type", ""),
         program=found.get("program", ""),
     )
-
-
-def _said(done: Done) -> str:
-    return " ".join((done.err or done.out).split())[:300] or "it said nothing"
 
 
 def _keys(text: str) -> dict[str, str]:
@@ -154,4 +150,4 @@ class Launchctl:
         hint = ""
         if done.code == NO_DOMAIN:
             hint = "; no user is logged in at the screen: log in there, or install without --agent"
-        raise LaunchdError(f"launchctl {verb} failed with {done.code}: {_said(done)}{hint}")
+        raise LaunchdError(f"launchctl {verb} failed with {done.code}: {done.said}{hint}")

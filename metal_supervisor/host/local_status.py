@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from metal_supervisor.spec.progress_bar import printable
+from metal_supervisor.spec.terminal_text import printable
 
 MOST_BYTES = 64 << 20
 ANY_V4, ANY_V6 = "0.0.0.0", "::"

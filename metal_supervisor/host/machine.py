@@ -10,7 +10,6 @@ import platform
 import re
 import shutil
 import socket
-import subprocess
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,13 +18,13 @@ from pathlib import Path
 import psutil
 
 from metal_supervisor import launch
-from metal_supervisor.host import darwin_memory
+from metal_supervisor.host import commands, darwin_memory
 from metal_supervisor.host.chip import Chip
 from metal_supervisor.host.left_engines import Process
 from metal_supervisor.host.liveness import LivenessSigns
 
 HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")
-TIMEOUT_S = 5.0
+IOREG = "ioreg", "-rd1", "-c", "IOPlatformExpertDevice"
 BROADCAST = "255.255.255.255"
 
 
@@ -43,15 +42,6 @@ class Interface:
     up: bool
     netmask: str = ""
     """As the system tells it, "" if it tells none."""
-
-
-def _output(*command: str, timeout_s: float = TIMEOUT_S) -> str:
-    """Standard output of a small system command, "" if it fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=timeout_s)
-        return done.stdout.decode("utf-8", "replace")
-    except (OSError, subprocess.SubprocessError):
-        return ""
 
 
 def node_name(state: Path, setting: str = "") -> str:
@@ -79,7 +69,7 @@ def node_name(state: Path, setting: str = "") -> str:
 def _machine_id() -> str:
     """Unique id of this machine, "" if the system has none."""
     if sys.platform == "darwin":
-        found = re.search(r'"IOPlatformUUID" = "([^"]+)"', _output("ioreg", "-rd1", "-c", "IOPlatformExpertDevice"))
+        found = re.search(r'"IOPlatformUUID" = "([^"]+)"', commands.run(IOREG).out)
         if found:
             return found[1]
     with contextlib.suppress(OSError):
@@ -178,8 +168,11 @@ def route_to(host: str, port: int) -> str | None:
         return None
 
 
-def find_binary(setting: str, name: str, install: str, flag: str = "") -> Path:
-    """An engine's executable: the configured one, else PATH, else Homebrew's prefixes. Raises NoBinary."""
+def find_binary(setting: str, name: str, install: str, flag: str | None = "") -> Path:
+    """An engine's executable: the configured one, else PATH, else Homebrew's prefixes. Raises NoBinary.
+
+    `flag`: of the setting, "" if it is named like the executable, None without one.
+    """
     if setting:
         path = Path(setting).expanduser().absolute()
         if path.is_file() and os.access(path, os.X_OK):
@@ -190,13 +183,14 @@ def find_binary(setting: str, name: str, install: str, flag: str = "") -> Path:
     found = shutil.which(name, path=os.pathsep.join([*places, *HOMEBREW]))
     if found:
         return Path(found).absolute()
-    raise NoBinary(f"{name} was not found on PATH or in Homebrew's prefixes; {install}, or set {flag or f'--{name}'}")
+    more = "" if flag is None else f", or set {flag or f'--{name}'}"
+    raise NoBinary(f"{name} was not found on PATH or in Homebrew's prefixes; {install}{more}")
 
 
 _known_helps: dict[tuple[Path, float], str] = {}
 
 
-def help_of(path: Path, timeout_s: float = TIMEOUT_S, asking: tuple[str, ...] = ("--help",)) -> str:
+def help_of(path: Path, timeout_s: float = commands.TIMEOUT_S, asking: tuple[str, ...] = ("--help",)) -> str:
     """Output of a binary's `--help`, "" if there is none; cached per build of the binary once it names a flag."""
     try:
         build = path, path.stat().st_mtime
@@ -204,7 +198,7 @@ def help_of(path: Path, timeout_s: float = TIMEOUT_S, asking: tuple[str, ...] = 
         return ""
     found = _known_helps.get(build)
     if found is None:
-        found = _output(str(path), *asking, timeout_s=timeout_s)
+        found = commands.run((str(path), *asking), timeout_s).out
         if flags_in(found):
             _known_helps[build] = found
     return found
@@ -215,7 +209,7 @@ def flags_in(help_text: str) -> frozenset[str]:
     return frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", help_text))
 
 
-def flags_of(path: Path, timeout_s: float = TIMEOUT_S) -> frozenset[str]:
+def flags_of(path: Path, timeout_s: float = commands.TIMEOUT_S) -> frozenset[str]:
     """The `--flags` a binary names in its help."""
     return flags_in(help_of(path, timeout_s))
 
@@ -230,11 +224,7 @@ def version_of(path: Path) -> str:
     except OSError:
         return ""
     if build not in _known_versions:
-        try:
-            done = subprocess.run([str(path), "--version"], capture_output=True, timeout=TIMEOUT_S)
-            text = (done.stdout + done.stderr).decode("utf-8", "replace")
-        except (OSError, subprocess.SubprocessError):
-            text = ""
+        text = commands.run((str(path), "--version")).text
         found = re.search(r"version(?:\s+is)?:?\s+v?([0-9][\w.+-]{0,60})", text)
         _known_versions[build] = found[1] if found else ""
     return _known_versions[build]
@@ -242,9 +232,8 @@ def version_of(path: Path) -> str:
 
 def package_version(python: str, package: str, timeout_s: float) -> str:
     """The version of a package that an interpreter finds, "" if it finds none."""
-    said = _output(
-        python, "-E", "-c", f"import importlib.metadata as m; print(m.version({package!r}))", timeout_s=timeout_s
-    )
+    code = f"import importlib.metadata as m; print(m.version({package!r}))"
+    said = commands.run((python, "-E", "-c", code), timeout_s).out
     return said.strip() if re.fullmatch(r"[0-9][\w.+!-]{0,60}\s*", said, re.ASCII) else ""
 
 

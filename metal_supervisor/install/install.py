@@ -25,7 +25,6 @@ from metal_supervisor.install.checks import refuse_anothers, refuse_kept_place, 
 from metal_supervisor.install.plan import InstallPaths, InstallPlan, places, read
 from metal_supervisor.install.steps import (
     PLACE,
-    SUDO,
     FileStep,
     InstallError,
     LinkStep,
@@ -36,7 +35,7 @@ from metal_supervisor.install.steps import (
     ask_for_sudo,
     needs_root,
 )
-from metal_supervisor.spec.types import State
+from metal_supervisor.spec.processes import State
 from metal_supervisor.state.directory import StateDir, write_atomic
 from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
 
@@ -51,7 +50,7 @@ def show(found: InstallPlan, machine: Machine, say: Say) -> None:
     for step in found.due():
         for line in step.lines():
             say(line)
-    launchctl = _launchctl(found.places, machine)
+    launchctl = found.places.launchctl(machine)
     for line in _exchange_lines(found, launchctl):
         say(line)
     if any(isinstance(step, FileStep) and step.root for step in found.due()):
@@ -68,7 +67,7 @@ def install(found: InstallPlan, machine: Machine, say: Say) -> int:
     Raises InstallError, LaunchdError, StateError, OSError.
     """
     where = found.places
-    launchctl = _launchctl(where, machine)
+    launchctl = where.launchctl(machine)
     _refuse(found, machine, launchctl)
     for note in found.notes:
         say(f"note      {note}")
@@ -101,10 +100,6 @@ def install(found: InstallPlan, machine: Machine, say: Say) -> int:
         return 1
     write_atomic(where.launchd / RUNNING, _running(where))
     return 0
-
-
-def _launchctl(where: InstallPaths, machine: Machine) -> Launchctl:
-    return Launchctl(machine.run, where.domain, (SUDO,) if where.root else (), machine.pause)
 
 
 def _is_plist(step: Step, where: InstallPaths) -> bool:
@@ -142,7 +137,7 @@ def _refuse(found: InstallPlan, machine: Machine, launchctl: Launchctl) -> None:
             sudo = "sudo " if domain == "system" else ""
             raise InstallError(f"{text}; end it first: {sudo}launchctl bootout {domain}/{INCUMBENT}")
     other = places(machine, where.state, agent=where.root)
-    if other.plist.exists() or Launchctl(machine.run, other.domain).job(other.label) is not None:
+    if other.plist.exists() or other.job(machine) is not None:
         text = f"it is installed as {other.domain}/{other.label} already; `metal-supervisor uninstall` first"
         raise InstallError(f"{text}, or install {'with' if where.root else 'without'} --agent")
     refuse_anothers(where)
@@ -216,7 +211,7 @@ def _answers(found: InstallPlan) -> bool:
     if not found.settings.embedded:
         return True
     try:
-        Kube(found.places.state / "kubeconfig").request("GET", "/version")
+        Kube(found.settings.kubeconfig_path).request("GET", "/version")
     except (BadKubeconfig, KubeError):
         return False
     return True

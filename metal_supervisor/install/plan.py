@@ -18,8 +18,8 @@ from typing import Any
 from metal_supervisor.cluster import kubeconfig_copy
 from metal_supervisor.cluster.kubeconfig_copy import Copy
 from metal_supervisor.host import launchd
-from metal_supervisor.host.launchctl import LABEL
-from metal_supervisor.install.steps import Directory, FileStep, InstallError, LinkStep, Machine, Remove, Step
+from metal_supervisor.host.launchctl import LABEL, Launchctl, LoadedJob
+from metal_supervisor.install.steps import SUDO, Directory, FileStep, InstallError, LinkStep, Machine, Remove, Step
 from metal_supervisor.settings import loader as config
 from metal_supervisor.settings.schema import Settings
 
@@ -68,6 +68,14 @@ class InstallPaths:
     root: bool
     """Plist and programs belong to root."""
     label: str = LABEL
+
+    def launchctl(self, machine: Machine) -> Launchctl:
+        """launchctl for the job's domain."""
+        return Launchctl(machine.run, self.domain, (SUDO,) if self.root else (), machine.pause)
+
+    def job(self, machine: Machine) -> LoadedJob | None:
+        """The loaded job, None if there is none. Raises LaunchdError."""
+        return self.launchctl(machine).job(self.label)
 
     @property
     def settings(self) -> Path:

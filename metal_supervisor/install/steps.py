@@ -53,8 +53,7 @@ class Machine:
         """Run one command by sudo, with what it reads on standard input. Raises InstallError."""
         done = self.run([SUDO, *argv], COMMAND_S, content)
         if not done.ok:
-            said = " ".join((done.err or done.out).split())[:300] or "it said nothing"
-            raise InstallError(f"{shown_as_root(argv)} failed with {done.code}: {said}")
+            raise InstallError(f"{shown_as_root(argv)} failed with {done.code}: {done.said}")
 
 
 def shown_as_root(argv: Sequence[str]) -> str:

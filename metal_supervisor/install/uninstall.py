@@ -19,22 +19,22 @@ from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.controller import boot
 from metal_supervisor.host import launchd
 from metal_supervisor.host import machine as host
-from metal_supervisor.host.launchctl import Launchctl
 from metal_supervisor.host.power_meter import FRAGMENT
 from metal_supervisor.install.checks import refuse_anothers, refuse_running
 from metal_supervisor.install.plan import CLUSTER, MARK, SETTINGS_FILE, InstallPaths, places, read
-from metal_supervisor.install.steps import SUDO, Machine, Remove, Say, ask_for_sudo
+from metal_supervisor.install.steps import Machine, Remove, Say, ask_for_sudo
 from metal_supervisor.placement import claims
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.schema import Settings
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.state.directory import DIRECTORIES, StateDir
+from metal_supervisor.state.reports import CONTROLLER_REPORT
 
 KEPT = ("log", "hub")
 PASSING = (
     *(name for name in DIRECTORIES if name not in KEPT), "kubectl-cache", "omlx", "served", "launchd", "log-level",
     CLUSTER,
-    "apiserver.json", "kubeconfig", "controller.json", "controller.bell", "sidecar.bell", "overrides.json",
+    "apiserver.json", "kubeconfig", CONTROLLER_REPORT, "controller.bell", "sidecar.bell", "overrides.json",
     "settings.json", "session", "supervisord.conf", "supervisord.pid", "supervisor.sock", "run.lock", "omlx.key",
     "sleepwatch.bell", "asleep.json", "withdrawn.json", "chip.json", "power.json", "cordon", "handover", "app",
     "confinement.json",
@@ -65,7 +65,7 @@ def find(machine: Machine, state: Path) -> Found:
         for name in ("metal-supervisor", "supervisorctl"):
             if MARK.encode() in read(where.programs / name):
                 ours.append(Remove(where.programs / name, where.root))
-        if any(step.due() for step in ours) or Launchctl(machine.run, where.domain).job(where.label) is not None:
+        if any(step.due() for step in ours) or where.job(machine) is not None:
             here.append(where)
             steps += ours
     logs = machine.home / "Library" / "Logs" / "metal-supervisor"
@@ -80,8 +80,8 @@ def find(machine: Machine, state: Path) -> Found:
 def show(found: Found, machine: Machine, purge: bool, say: Say) -> None:
     """Print everything that would be done; change nothing."""
     for where in found.places:
-        launchctl = _launchctl(where, machine)
-        if launchctl.job(where.label) is not None:
+        launchctl = where.launchctl(machine)
+        if where.job(machine) is not None:
             say(f"run    {launchctl.line('bootout', f'{where.domain}/{where.label}')}")
     for step in found.steps:
         for line in step.lines():
@@ -95,16 +95,15 @@ def show(found: Found, machine: Machine, purge: bool, say: Say) -> None:
 def uninstall(found: Found, machine: Machine, purge: bool, say: Say) -> None:
     """Shut the system down in order and remove it. Raises InstallError, LaunchdError, OSError."""
     settings = found.settings
-    if not any(_launchctl(where, machine).job(where.label) for where in found.places):
+    if not any(where.job(machine) for where in found.places):
         refuse_running(settings.state_path)
     if any(where.root for where in found.places):
         ask_for_sudo(machine, "the job's file and launchd's commands are root's", say)
     for where in found.places:
-        launchctl = _launchctl(where, machine)
-        if launchctl.job(where.label) is not None:
+        if where.job(machine) is not None:
             bound = f"at most {settings.stop_timeout:g} s"
             say(f"stopping  {where.domain}/{where.label}: answers end ({bound}), then the models")
-            launchctl.unload(where.label, launchd.exit_timeout_s(settings.stop_timeout))
+            where.launchctl(machine).unload(where.label, launchd.exit_timeout_s(settings.stop_timeout))
     directory = StateDir(settings.state_path)
     boot.end_all(boot.left_over(directory))
     for line in _leave_cluster(directory, settings):
@@ -124,10 +123,6 @@ def uninstall(found: Found, machine: Machine, purge: bool, say: Say) -> None:
         say(line)
 
 
-def _launchctl(where: InstallPaths, machine: Machine) -> Launchctl:
-    return Launchctl(machine.run, where.domain, (SUDO,) if where.root else (), machine.pause)
-
-
 def _going(settings: Settings, purge: bool) -> Iterator[Path]:
     """The files and directories to remove from the state directory, by name: it may also have foreign ones."""
     for name in (*PASSING, *(USERS if purge else ())):
@@ -145,7 +140,7 @@ def _leave_cluster(directory: StateDir, settings: Settings) -> Iterator[str]:
         return
     node = host.node_name(directory.path, settings.node_name)
     try:
-        kube = Kube(Path(settings.kubeconfig).expanduser(), settings.context)
+        kube = Kube(settings.kubeconfig_path, settings.context)
         for namespace in namespaces:
             slices = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
             for item in kube.request("GET", slices, {"labelSelector": f"{claims.NODE}={node}"}).get("items", []):

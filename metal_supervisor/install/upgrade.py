@@ -16,7 +16,8 @@ from metal_supervisor import __version__
 from metal_supervisor.controller import boot
 from metal_supervisor.controller.confinement_policies import complete_specs
 from metal_supervisor.settings import loader
-from metal_supervisor.spec.types import LIVE, State
+from metal_supervisor.spec.processes import LIVE, State
+from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.supervisord.client import BrokenFile, Supervisord, Unavailable
 
@@ -41,7 +42,10 @@ def upgrade(state: Path, say: Callable[[str], None]) -> int:
         boot.embedded_access(directory)  # it may be new here; one that lives keeps its port
     boot.write_conf(directory, settings)
     fresh = _take_over(supervisord, say)
-    failed = [program for program in boot.OWN_PROGRAMS if not _renewed(supervisord, program, program in fresh)]
+    own = [program for program in boot.OWN_PROGRAMS if program not in gateway_note.WORKERS]
+    failed = [program for program in own if not _renewed(supervisord, program, program in fresh)]
+    if not fresh & frozenset(gateway_note.WORKERS) and not _succeeded(supervisord, directory, say):
+        failed.append(gateway_note.WORKERS[0])
     for program in failed:
         say(f"{program} does not come up; see {directory.log_path(program)}, or go back with the old installation")
     if not failed:
@@ -79,13 +83,9 @@ def _take_over(supervisord: Supervisord, say: Callable[[str], None]) -> frozense
     return (diff.added | diff.changed) & ours
 
 
-def _ended(supervisord: Supervisord, program: str) -> None:
+def _ended(supervisord: Supervisord, program: str) -> bool:
     """Wait until a program that is stopping has no process."""
-    until = time.monotonic() + WAIT_S
-    while time.monotonic() < until:
-        if not _lives(supervisord, program):
-            return
-        time.sleep(0.05)
+    return _waited(lambda: not _lives(supervisord, program))
 
 
 def _renewed(supervisord: Supervisord, program: str, fresh: bool) -> bool:
@@ -103,13 +103,51 @@ def _renewed(supervisord: Supervisord, program: str, fresh: bool) -> bool:
     return _comes_up(supervisord, program, before.pid)
 
 
+def _succeeded(supervisord: Supervisord, directory: StateDir, say: Callable[[str], None]) -> bool:
+    """Start the worker of the gateway that stands by; the one that serves then finishes its answers and ends.
+
+    False if the new one does not come to serve; then the other goes on. While the one before is still finishing, there
+    is no place for another: True, after a wait, with advice.
+    """
+    if gateway_note.WORKERS[0] not in supervisord.table():
+        return True  # the gateway is off
+    until = time.monotonic() + WAIT_S
+    while len(live := [each for each in gateway_note.WORKERS if _lives(supervisord, each)]) > 1:
+        if time.monotonic() > until:
+            say(f"the gateway stays with the release before: a worker still finishes answers ({', '.join(live)})")
+            say("run `metal-supervisor upgrade` again once it has ended")
+            return True
+        time.sleep(0.1)
+    successor = next(each for each in gateway_note.WORKERS if each not in live)
+    supervisord.start(successor)
+    if not live:
+        return _comes_up(supervisord, successor, 0)
+    while time.monotonic() < until:
+        with contextlib.suppress(Unavailable):
+            row = supervisord.table().get(successor)
+            note = gateway_note.read(directory.path)
+            if row is not None and row.pid and note.get("pid") == row.pid:
+                return not note.get("problem")
+        time.sleep(0.05)
+    return False
+
+
 def _comes_up(supervisord: Supervisord, program: str, former_pid: int) -> bool:
     """Wait until a program runs, in another process than before."""
+
+    def is_up() -> bool:
+        now = supervisord.table().get(program)
+        return now is not None and now.state is State.RUNNING and now.pid != former_pid
+
+    return _waited(is_up)
+
+
+def _waited(reached: Callable[[], bool]) -> bool:
+    """Wait until a state is reached; False if it is not within WAIT_S."""
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
         with contextlib.suppress(Unavailable):  # it may be slow for a moment
-            now = supervisord.table().get(program)
-            if now is not None and now.state is State.RUNNING and now.pid != former_pid:
+            if reached():
                 return True
         time.sleep(0.05)
     return False

@@ -12,8 +12,8 @@ is larger than the whole budget blocks nothing.
 A namespace may have a limit of its own. It is enforced by the same rules among the engines of that namespace, and an
 engine that waits only for that limit blocks none of another namespace.
 
-With preemption, engines of lower priority are stopped to make room, and that room is reserved for the engine that they
-were stopped for. `admit` is a pure function: the order of the entries does not matter.
+Engines that yield are stopped to make room, and with preemption also those of lower priority; that room is reserved
+for the engine that they were stopped for. `admit` is a pure function: the order of the entries does not matter.
 """
 
 from __future__ import annotations
@@ -69,6 +69,12 @@ class Entry:
     """Weights within the estimate, 0 if unknown."""
     optional: bool = False
     """If it waits: it never blocks the queue."""
+    yields_before: float = float("-inf")
+    """If it runs: it gives its memory to an engine of no lower priority that has waited since before this Unix time."""
+    busy: bool = False
+    """If it yields: it works, and others are asked to yield first."""
+    used_at: float = 0.0
+    """If it yields: Unix time of its latest use."""
 
     @property
     def charge_bytes(self) -> int:
@@ -135,7 +141,8 @@ def _smaller(need: int, weights: int) -> tuple[str, ...]:
     """Changes that reduce an engine's need. `weights`: bytes of its weights, 0 if unknown."""
     if weights and 2 * weights < need:
         return (f"a shorter context, as {amount(need - weights)} of that are not weights",)
-    return "a smaller quantization", "a shorter context"
+    share = f", as {amount(weights)} of that are weights" if weights else ""
+    return f"a smaller quantization{share}", "a shorter context"
 
 
 def _advice(need: int, weights: int, namespace: str = "") -> str:
@@ -146,7 +153,7 @@ def _advice(need: int, weights: int, namespace: str = "") -> str:
 
 
 def _arithmetic(need: int, left: int, budget: int, weights: int) -> str:
-    return f"needs {amount(need, 'up')}, {_room(left, budget)}; {_advice(need, weights)}"
+    return f"needs {amount(need, 'up')}, {_room(left, budget)}, so it never fits here; {_advice(need, weights)}"
 
 
 def _room(left: int, budget: int) -> str:
@@ -212,23 +219,24 @@ class _Book:
         passed = [each for each in self.admitted if _rank(each) > _rank(entry) and each.admitted >= entry.asked]
         self.blocked.append((entry, {each.key: each.charge_bytes for each in passed}))
 
-    def victims(self, entry: Entry) -> list[Entry]:
-        """Engines to stop so that an entry fits: lowest priority, then largest, then oldest; [] if that is not enough.
+    def victims(self, entry: Entry, preemption: bool) -> list[Entry]:
+        """Engines to stop so that an entry fits; [] if that is not enough. None of them is protected.
 
-        Only engines of a lower priority that are not protected.
+        First those that yield: lowest priority, idle before busy, longest unused. Then, with preemption, those of a
+        lower priority: the lowest first, then the largest, then the oldest.
         """
         candidates = sorted(
             (
                 each
                 for each in self.admitted
-                if each.priority < entry.priority
+                if (_yields(each, entry) or (preemption and each.priority < entry.priority))
                 and not each.protected
                 and each.key not in self.leaving
                 and each.key not in self.queued
                 and each.phase is not LedgerPhase.WAITING
                 and each.charge_bytes
             ),
-            key=lambda each: (each.priority, -each.charge_bytes, each.admitted, each.key),
+            key=lambda each: _order(each, _yields(each, entry)),
         )
         missing, chosen = entry.needs_bytes - self.left - self.coming, []
         for each in candidates:
@@ -251,6 +259,18 @@ class _Book:
         expected = min(missing, self.coming)
         self.coming -= expected
         self.kept += missing - expected
+
+
+def _yields(each: Entry, entry: Entry) -> bool:
+    """True if an engine gives its memory to a waiting entry of its own accord."""
+    return entry.asked <= each.yields_before and each.priority <= entry.priority
+
+
+def _order(each: Entry, yields: bool) -> tuple[object, ...]:
+    """Order in which engines are stopped for another."""
+    if yields:
+        return 0, each.priority, each.busy, each.used_at, each.key
+    return 1, each.priority, -each.charge_bytes, each.admitted, each.key
 
 
 def _hopeless(entry: Entry, budget: int, left: int, mode: str) -> Decision | None:
@@ -315,7 +335,7 @@ def admit(
     """
     running = [entry for entry in entries if entry.phase is not LedgerPhase.WAITING]
     waiting = sorted((entry for entry in entries if entry.phase is LedgerPhase.WAITING), key=_rank)
-    queued = frozenset(entry.key for entry in waiting)
+    queued = frozenset(entry.key for entry in waiting if not entry.optional)
     book = _Book(budget_bytes, running, queued, leaving_bytes)
     own = {}
     for name, pool in (pools or {}).items():
@@ -343,7 +363,8 @@ def admit(
                 each.admit(entry)
             decisions[entry.key] = Decision(True, CHECK_FAILED, UNKNOWN_STARTED) if entry.unknown else Decision(True)
         elif entry.optional:
-            decisions[entry.key] = Decision(False, INSUFFICIENT)
+            need = amount(entry.charge_bytes, "up")
+            decisions[entry.key] = Decision(False, INSUFFICIENT, f"needs {need}, {book.room(entry)}")
         else:
             position += 1
             decisions[entry.key] = _wait(books, entry, position, preemption)
@@ -380,7 +401,7 @@ def _queued(book: _Book, entry: Entry, position: int, preemption: bool) -> Decis
             f"needs {amount(entry.charge_bytes, 'up')}, {there}, "
             f"but {_named(held_up.key)} needs {amount(held_up.charge_bytes, 'up')} and waits ahead of it"
         )
-    victims = book.victims(entry) if preemption and held_up is None else []
+    victims = book.victims(entry, preemption) if held_up is None else []
     if victims:
         book.reserve(entry, victims)
         message += f"; {', '.join(_named(each.key) for each in victims)} will be stopped for it"

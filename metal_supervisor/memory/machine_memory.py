@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import errno
 import re
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from metal_supervisor import launch
-from metal_supervisor.host import cgroups, darwin_memory
+from metal_supervisor.host import cgroups, commands, darwin_memory
 from metal_supervisor.host import machine as host
 from metal_supervisor.host.cgroups import CGROUPS, PROC, container_bytes
 from metal_supervisor.memory.budget import Budget, budget, metal_limit
@@ -242,14 +241,7 @@ def _devices_of(binary: Path, again_s: float) -> str:
     again_s = again_s if text else DEVICES_AGAIN_S
     if device_mib(text) or (at and time.monotonic() - at < again_s):
         return text
-    try:
-        done = subprocess.run(
-            [str(binary), "--list-devices"],
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=DEVICES_TIMEOUT_S,
-        )  # fmt: skip
-        text = (done.stdout + done.stderr).decode("utf-8", "replace")
-    except (OSError, subprocess.SubprocessError):
-        text = ""
+    text = commands.run((str(binary), "--list-devices"), DEVICES_TIMEOUT_S).text
     _devices[build] = text, time.monotonic()
     return text
 

@@ -5,33 +5,31 @@ Temporary directories are detected as well, because macOS empties them.
 
 from __future__ import annotations
 
-import subprocess
+import functools
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from metal_supervisor.host import commands
 
 TMUTIL = "/usr/bin/tmutil"
 TIMEOUT_S = 10.0
 TEMPORARY = ("/tmp", "/private/tmp", "/var/tmp", "/private/var/tmp", "/var/folders", "/private/var/folders")
 
 
+@functools.cache
 def exclude(
-    directory: Path, run: Callable[..., Any] = subprocess.run, platform: str = sys.platform
+    directory: Path, run: commands.Runner = commands.run, platform: str = sys.platform
 ) -> Sequence[str] | None:
     """Exclude a directory from Time Machine, also after it is moved. Returns the command, None if none could be run.
 
-    A failure is ignored: it is no reason not to fetch a model.
+    Done once in each process. A failure is ignored: it is no reason not to fetch a model.
     """
     if platform != "darwin":
         return None
     command = (TMUTIL, "addexclusion", str(directory))
-    try:
-        run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return command
+    return None if run(command, TIMEOUT_S).code == commands.NOT_FOUND else command
 
 
 def is_temporary(directory: Path) -> bool:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from metal_supervisor.models import backups, fetch, model_files, takeover
+from metal_supervisor.models import backups, fetch, model_files, repository, takeover
 from metal_supervisor.models.disk_space import Space
 from metal_supervisor.models.listing import Listing, Piece, Retry, Unusable
-from metal_supervisor.models.model_directory import Contents, ModelDirectory, PinnedFiles, kept, with_file
+from metal_supervisor.models.model_directory import Contents, ModelDirectory, kept, with_file
 from metal_supervisor.models.origins import locate
 from metal_supervisor.models.places import Places, places_of
 from metal_supervisor.models.source_policy import SourcePolicy
@@ -27,7 +27,7 @@ from metal_supervisor.settings.loader import HUB, Settings
 from metal_supervisor.spec.limits import Amount
 from metal_supervisor.spec.progress import DownloadProgress
 from metal_supervisor.spec.sizes import amount
-from metal_supervisor.spec.sources import NO_KEYS, Artifact, Keys, hub_parts, shown
+from metal_supervisor.spec.sources import NO_KEYS, Artifact, Keys, shown
 from metal_supervisor.spec.types import ModelFile
 
 TELL_EVERY_S, SAY_EVERY_S = 2.0, 10.0
@@ -67,13 +67,6 @@ class StoreContext:
         self.directory, self.terms = directory, terms
         self.turns = threading.Semaphore(terms.at_once)
         self.space = Space(directory, limits=terms.disk)
-        self._told = False
-
-    def keep_out_of_backups(self) -> None:
-        """Exclude the store from backups, once for each process: repeating it in the next one costs nothing."""
-        told, self._told = self._told, True
-        if not told:
-            backups.exclude(self.directory)
 
     def slot(self, artifact: Artifact) -> ModelDirectory:
         return ModelDirectory(self.directory, artifact.slot)
@@ -174,7 +167,7 @@ class DownloadJob:
         self.check()
         self._ask(listing, self.client)
         self.slot.prepare()
-        self.shelf.keep_out_of_backups()
+        backups.exclude(self.shelf.directory)
         with self._alone():
             return self.slot.model_path() or self._fill(listing)  # another process may have fetched it meanwhile
 
@@ -203,7 +196,7 @@ class DownloadJob:
     def _fill(self, listing: Listing) -> Path:
         """Fetch the files that the slot lacks; note each as soon as it is whole. Raises Unusable, Stopped, OSError."""
         artifact, slot = self.artifact, self.slot
-        base = f"{directory_name(artifact)}/" if artifact.directory else ""
+        base = f"{repository.directory_name(artifact)}/" if artifact.directory else ""
         model = base.rstrip("/") or listing.pieces[0].name
         noted = slot.read()
         known = noted or Contents(shown(artifact.source), model, artifact.directory)
@@ -219,10 +212,10 @@ class DownloadJob:
         missing = []
         for piece in listing.pieces:
             name = base + piece.name
-            target = slot.place(name)
+            target, hashed = slot.place(name), Hashing(self, piece.size_bytes or 0)
             if self._has(name, piece):
                 self.meter.got(piece.size_bytes or 0)
-            elif found := self._taken_over(piece, target, noted is None):
+            elif found := takeover.taken_over(piece, target, self.shelf.directory, artifact, noted is None, hashed):
                 self.meter.got(piece.size_bytes or 0)
                 contents = with_file(contents, name, found)
                 slot.write(contents)
@@ -232,10 +225,6 @@ class DownloadJob:
             contents = self._fetch(missing, listing, contents)
         slot.write(replace(contents, whole=True))
         return slot.path / model
-
-    def _taken_over(self, piece: Piece, target: Path, unnoted: bool) -> PinnedFiles | None:
-        hashed = Hashing(self, piece.size_bytes or 0)
-        return takeover.taken_over(piece, target, self.shelf.directory, self.artifact, unnoted, hashed)
 
     def _fetch(self, missing: Sequence[tuple[str, Piece, Path]], listing: Listing, contents: Contents) -> Contents:
         """Fetch files, each (name, piece, target), and return the note with them. Raises Unusable, Stopped, OSError."""
@@ -335,14 +324,6 @@ class Progress:
     def synced(self) -> None:
         """Raise Unusable if the disk is getting full. Raises OSError."""
         self._job.shelf.space.check()
-
-
-def directory_name(artifact: Artifact) -> str:
-    """Name of the directory, within its slot, of a model that is a whole repository."""
-    parts = hub_parts(artifact.source)
-    last = (parts[0] if parts else artifact.source.rstrip("/")).rpartition("/")[2]
-    plain = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in last)
-    return plain[-96:].lstrip(".") or "model"
 
 
 def _size(path: Path) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -30,7 +29,6 @@ SLOWEST_BYTES = 64 << 10
 """Least that must arrive within the stall timeout: a server that only drips counts as stalled."""
 HASH_BYTES = 4 << 20
 MAGIC = b"GGUF"
-CONTENT_RANGE = re.compile(r"bytes +(\d{1,18})-\d{1,18}/(\d{1,18}|\*)", re.ASCII)
 
 
 class FetchWatcher(Protocol):
@@ -64,18 +62,11 @@ class Journal:
 
 def fetch(client: web.Client, piece: Piece, target: Path, secret: Mapping[str, str], watcher: FetchWatcher) -> None:
     """Fetch a piece to `target`, whose directory must exist. Raises Unusable, Stopped, OSError."""
-    part, note = partial(target), target.with_name(f"{target.name}{PARTIAL}.json")
-    journal = Journal(piece.validator, piece.size_bytes, piece.sha256, boot=machine.boot_id())
-    have = _usable(part, note, journal)
-    if have:
-        watcher.got(have)
-    watcher.begin()
+    part = partial(target)
     try:
-        if piece.size_bytes == 0:
-            os.close(open_own(part, os.O_WRONLY | os.O_CREAT))
-        elif piece.size_bytes is None or have < piece.size_bytes:
-            _download(client, piece, part, note, journal, secret, watcher, have)
-        check_beginning(part, piece)
+        _Fetch(client, piece, part, watcher).run(secret)
+        with part.open("rb") as file:
+            check_head(file.read(512), piece)
     except Unusable as error:
         if error.reason == "InvalidModelFile":
             discard(target)
@@ -140,62 +131,129 @@ def _usable(part: Path, note: Path, wanted: Journal) -> int:
     return 0
 
 
-def _download(
-    client: web.Client,
-    piece: Piece,
-    part: Path,
-    note: Path,
-    journal: Journal,
-    secret: Mapping[str, str],
-    watcher: FetchWatcher,
-    have: int,
-) -> None:
-    """Download the file from byte `have` on. Raises Unusable, Stopped, OSError."""
-    asked = {"Range": f"bytes={have}-"} if have else {}
-    if have and (piece.validator.startswith('"') or not (piece.sha256 or piece.validator.startswith("W/"))):
-        asked["If-Range"] = piece.validator
-    answer = client.get(piece.url, asked, secret)
-    try:
-        if answer.status == 416 and have:
-            discard(part.with_name(part.name.removesuffix(PARTIAL)))
-            raise Unusable("DownloadFailed", f"{shown(piece.url)} has become shorter; it is fetched anew", Retry.SOON)
-        if answer.status not in (200, 206):
-            refusal = web.refusal(piece.url, answer, bool(secret))
-            if answer.status in (401, 403):
-                refusal.retry = Retry.SOON  # the listing was allowed: the link has expired since
-            raise refusal
-        if answer.headers.get("Content-Encoding", "identity") != "identity":
-            text = f"{shown(piece.url)} answers with an encoding of the file, not with its bytes"
-            raise Unusable("DownloadFailed", text)
-        start, size = _extent(answer, piece, have)
-        if start != have:
-            watcher.got(start - have)
-        with os.fdopen(open_own(part, os.O_WRONLY | os.O_CREAT), "wb", buffering=0) as file:
-            file.truncate(start)
-            file.seek(start)
-            journal.size_bytes, journal.durable_bytes = size, min(journal.durable_bytes, start)
-            if answer.status == 200:  # may be another version than the listed one
-                journal.validator = web.validator(answer) or piece.validator
-            write_text(note, json.dumps(asdict(journal)))
-            got = _stream(client, piece, answer, file.fileno(), start, note, journal, watcher)
-        ends = "chunked" in answer.headers.get("Transfer-Encoding", "").lower()
-    finally:
-        answer.close()
-    if size is None and not (ends or piece.digest):
-        _check_end(part, piece, got)
-    if size is not None and got != size:
-        raise Unusable("DownloadFailed", f"{shown(piece.url)} ended after {got} of {size} bytes", Retry.SOON)
+class _Fetch:
+    """The transfer of one piece to its partial file."""
+
+    def __init__(self, client: web.Client, piece: Piece, part: Path, watcher: FetchWatcher) -> None:
+        self._client, self._piece, self._part, self._watcher = client, piece, part, watcher
+        self._note = part.with_name(f"{part.name}.json")
+        self._journal = Journal(piece.validator, piece.size_bytes, piece.sha256, boot=machine.boot_id())
+        self._what = shown(piece.url)
+
+    def run(self, secret: Mapping[str, str]) -> None:
+        """Fetch what the partial file lacks. Raises Unusable, Stopped, OSError."""
+        piece = self._piece
+        have = _usable(self._part, self._note, self._journal)
+        if have:
+            self._watcher.got(have)
+        self._watcher.begin()
+        if piece.size_bytes == 0:
+            os.close(open_own(self._part, os.O_WRONLY | os.O_CREAT))
+        elif piece.size_bytes is None or have < piece.size_bytes:
+            self._download(secret, have)
+
+    def _download(self, secret: Mapping[str, str], have: int) -> None:
+        """Download the file from byte `have` on."""
+        piece = self._piece
+        asked = {"Range": f"bytes={have}-"} if have else {}
+        if have and (piece.validator.startswith('"') or not (piece.sha256 or piece.validator.startswith("W/"))):
+            asked["If-Range"] = piece.validator
+        answer = self._client.get(piece.url, asked, secret)
+        try:
+            if answer.status == 416 and have:
+                self._begin_anew()
+                raise self._failed("has become shorter; it is fetched anew")
+            if answer.status not in (200, 206):
+                refusal = web.refusal(piece.url, answer, bool(secret))
+                if answer.status in (401, 403):
+                    refusal.retry = Retry.SOON  # the listing was allowed: the link has expired since
+                raise refusal
+            if answer.headers.get("Content-Encoding", "identity") != "identity":
+                raise self._failed("answers with an encoding of the file, not with its bytes", Retry.LATER)
+            start, size = self._extent(answer, have)
+            if start != have:
+                self._watcher.got(start - have)
+            with os.fdopen(open_own(self._part, os.O_WRONLY | os.O_CREAT), "wb", buffering=0) as file:
+                file.truncate(start)
+                file.seek(start)
+                self._journal.size_bytes = size
+                if answer.status == 200:  # may be another version than the listed one
+                    self._journal.validator = web.validator(answer) or piece.validator
+                self._write_journal(min(self._journal.durable_bytes, start))
+                got = self._stream(answer, file.fileno(), start)
+            ends = "chunked" in answer.headers.get("Transfer-Encoding", "").lower()
+        finally:
+            answer.close()
+        if size is None and not (ends or piece.digest):
+            self._check_end(got)
+        if size is not None and got != size:
+            raise self._failed(f"ended after {got} of {size} bytes")
+
+    def _extent(self, answer: web.Answer, have: int) -> tuple[int, int | None]:
+        """Return (offset of an answer's first byte, size of the whole file or None). Raises Unusable."""
+        piece, (start, size) = self._piece, web.extent(answer)
+        # Status 200 is the whole file: the server has no ranges, or the file has changed.
+        if start is None or (answer.status == 206 and start != have):
+            raise self._failed("does not give the range that it is asked for", Retry.LATER)
+        if start and not piece.sha256 and _is_other(answer.headers.get("ETag", ""), piece.validator):
+            raise self._failed("has changed; it is fetched anew")
+        if piece.size_bytes is not None and size is not None and size != piece.size_bytes:
+            raise self._failed(f"has {size} bytes, and should have {piece.size_bytes}; is it being replaced?")
+        return start, size if size is not None else piece.size_bytes
+
+    def _stream(self, answer: web.Answer, descriptor: int, start: int) -> int:
+        """Write the body to the disk, and return the file's size then. Raises Unusable, Stopped, OSError."""
+        piece, most, watcher = self._piece, self._journal.size_bytes, self._watcher
+        got, unsynced, window, window_at = start, 0, 0, time.monotonic()
+        head = b"" if start == 0 else MAGIC
+        for chunk in web.body(self._client, piece.url, answer, CHUNK_BYTES):
+            if len(head) < len(MAGIC):
+                head += chunk[:512]
+                if len(head) >= len(MAGIC):
+                    check_head(head, piece)
+            if most is not None and got + len(chunk) > most:
+                raise self._failed(f"sends more than the {most} bytes that it has")
+            view = memoryview(chunk)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            size = len(chunk)
+            got, unsynced, window = got + size, unsynced + size, window + size
+            watcher.got(size)
+            if unsynced >= SYNC_BYTES:
+                sync(descriptor)
+                unsynced = 0
+                self._write_journal(got)
+                watcher.synced()
+                window, window_at = 0, time.monotonic()  # a slow disk is not a slow server
+            if window >= SLOWEST_BYTES:
+                window, window_at = 0, time.monotonic()
+            elif time.monotonic() - window_at > self._client.stall_s:
+                raise self._failed(f"sent only {window} bytes in {self._client.stall_s:.0f} s")
+        return got
+
+    def _write_journal(self, durable_bytes: int) -> None:
+        self._journal.durable_bytes = durable_bytes
+        write_text(self._note, json.dumps(asdict(self._journal)))
+
+    def _check_end(self, size: int) -> None:
+        """Raise Unusable unless the file's own header shows that a body without a length is complete."""
+        try:
+            with self._part.open("rb") as file:
+                read_header(Opened(file.fileno()), size)
+        except BadGguf as error:
+            self._begin_anew()
+            raise self._failed(f"tells no length, and what came of it does not end as it should: {error}") from None
+
+    def _begin_anew(self) -> None:
+        discard(self._part.with_name(self._part.name.removesuffix(PARTIAL)))
+
+    def _failed(self, text: str, retry: Retry = Retry.SOON) -> Unusable:
+        return Unusable("DownloadFailed", f"{self._what} {text}", retry)
 
 
-def _check_end(part: Path, piece: Piece, size: int) -> None:
-    """Raise Unusable unless the file's own header shows that a body without a length is complete."""
-    try:
-        with part.open("rb") as file:
-            read_header(Opened(file.fileno()), size)
-    except BadGguf as error:
-        discard(part.with_name(part.name.removesuffix(PARTIAL)))
-        text = f"{shown(piece.url)} tells no length, and what came of it does not end as it should: {error}"
-        raise Unusable("DownloadFailed", text, Retry.SOON) from None
+def _is_other(tag: str, validator: str) -> bool:
+    """True if an ETag differs from the validator, and that is an ETag too: a date cannot be compared with one."""
+    return bool(tag) and validator.endswith('"') and tag != validator
 
 
 class Opened:
@@ -208,80 +266,8 @@ class Opened:
         return os.pread(self._descriptor, size, offset)
 
 
-def _extent(answer: web.Answer, piece: Piece, have: int) -> tuple[int, int | None]:
-    """Return (offset of an answer's first byte, size of the whole file or None). Raises Unusable."""
-    start, size = 0, None
-    if answer.status == 206:
-        found = CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", "").strip())
-        if found is None or int(found[1]) != have:
-            raise Unusable("DownloadFailed", f"{shown(piece.url)} does not give the range that it is asked for")
-        if have and not piece.sha256 and _is_other(answer.headers.get("ETag", ""), piece.validator):
-            raise Unusable("DownloadFailed", f"{shown(piece.url)} has changed; it is fetched anew", Retry.SOON)
-        start, size = have, None if found[2] == "*" else int(found[2])
-    else:  # the whole file: the server has no ranges, or the file has changed
-        said = answer.headers.get("Content-Length", "")
-        size = int(said) if re.fullmatch(r"\d{1,18}", said, re.ASCII) else None
-    if piece.size_bytes is not None and size is not None and size != piece.size_bytes:
-        text = f"{shown(piece.url)} has {size} bytes, and should have {piece.size_bytes}; is it being replaced?"
-        raise Unusable("DownloadFailed", text, Retry.SOON)
-    return start, size if size is not None else piece.size_bytes
-
-
-def _is_other(tag: str, validator: str) -> bool:
-    """True if an ETag differs from the validator, and that is an ETag too: a date cannot be compared with one."""
-    return bool(tag) and validator.endswith('"') and tag != validator
-
-
-def _stream(
-    client: web.Client,
-    piece: Piece,
-    answer: web.Answer,
-    descriptor: int,
-    start: int,
-    note: Path,
-    journal: Journal,
-    watcher: FetchWatcher,
-) -> int:
-    """Write the body to the disk, and return the file's size then. Raises Unusable, Stopped, OSError."""
-    got, unsynced, window, window_at = start, 0, 0, time.monotonic()
-    head = b"" if start == 0 else MAGIC
-    for chunk in web.body(client, piece.url, answer, CHUNK_BYTES):
-        if len(head) < len(MAGIC):
-            head = _beginning(piece, head + chunk[:512]) if piece.is_gguf else MAGIC
-        if journal.size_bytes is not None and got + len(chunk) > journal.size_bytes:
-            text = f"{shown(piece.url)} sends more than the {journal.size_bytes} bytes that it has"
-            raise Unusable("DownloadFailed", text, Retry.SOON)
-        view = memoryview(chunk)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        size = len(chunk)
-        got, unsynced, window = got + size, unsynced + size, window + size
-        watcher.got(size)
-        if unsynced >= SYNC_BYTES:
-            sync(descriptor)
-            journal.durable_bytes, unsynced = got, 0
-            write_text(note, json.dumps(asdict(journal)))
-            watcher.synced()
-            window, window_at = 0, time.monotonic()  # a slow disk is not a slow server
-        if window >= SLOWEST_BYTES:
-            window, window_at = 0, time.monotonic()
-        elif time.monotonic() - window_at > client.stall_s:
-            text = f"{shown(piece.url)} sent only {window} bytes in {client.stall_s:.0f} s"
-            raise Unusable("DownloadFailed", text, Retry.SOON)
-    return got
-
-
-def _beginning(piece: Piece, head: bytes) -> bytes:
-    """Return a file's first bytes unchanged. Raises Unusable if no GGUF file begins with them."""
-    if len(head) >= len(MAGIC) and not head.startswith(MAGIC):
-        raise Unusable("InvalidModelFile", f"{shown(piece.url)} is {kind(head)}, not a GGUF file")
-    return head
-
-
-def check_beginning(path: Path, piece: Piece) -> None:
-    """Raise Unusable for a GGUF file without its magic number, or another file that is a program. Raises OSError."""
-    with path.open("rb") as file:
-        head = file.read(512)
+def check_head(head: bytes, piece: Piece) -> None:
+    """Raise Unusable for the first bytes of a GGUF file without its magic number, or of another that is a program."""
     if not piece.is_gguf:
         if repository.is_program(head):
             raise Unusable("InvalidModelFile", f"{shown(piece.url)} is a program; no program of a model is ever run")
@@ -289,7 +275,7 @@ def check_beginning(path: Path, piece: Piece) -> None:
     if not head:
         raise Unusable("InvalidModelFile", f"{shown(piece.url)} is empty")
     if not head.startswith(MAGIC):
-        raise Unusable("InvalidModelFile", f"{shown(piece.url)} is {kind(head)}, not a GGUF file")
+        raise Unusable("InvalidModelFile", f"{shown(piece.url)} is {kind(head)}, not a GGUF file; check spec.source")
 
 
 def kind(head: bytes) -> str:

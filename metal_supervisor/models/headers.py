@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import stat
 import threading
 import time
-import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import urllib3
-
 from metal_supervisor.models.fetch import Opened
 from metal_supervisor.models.listing import Listing, Piece, Unusable
 from metal_supervisor.models.metadata import Reading
-from metal_supervisor.models.model_files import CONFIG, WEIGHTS
 from metal_supervisor.models.ollama_library import NotThere, blob_url
-from metal_supervisor.models.repository import MOST_CONFIG_BYTES
+from metal_supervisor.models.repository import CONFIG, MOST_CONFIG_BYTES, WEIGHTS
 from metal_supervisor.models.source_policy import SourcePolicy
-from metal_supervisor.models.web import Client, Stopped
+from metal_supervisor.models.web import Answer, Client, extent, read_part
 from metal_supervisor.spec.gguf import MAX_DATA_BYTES, MAX_HEADER_BYTES, BadGguf, NeedMore, Prefix, read_header
 from metal_supervisor.spec.shards import merge, shard_names
 from metal_supervisor.spec.sources import shown
@@ -39,11 +34,6 @@ FIRST_BYTES, CHUNK_BYTES = 1 << 20, 1 << 16
 LOOK_WAIT_S = 0.1
 LOCAL_AGAIN_S, REMOTE_AGAIN_S = 10.0, 60.0
 """Age after which the next request checks a file, or tries a failed server, again."""
-CONTENT_RANGE = re.compile(r"bytes +(\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
-
-
-class _HeaderFailed(Exception):
-    """A server did not give the bytes asked for; the text says what it did instead."""
 
 
 # ── files on this Mac ────────────────────────────────────────────────────────────────────────────
@@ -115,11 +105,11 @@ def _together(names: Sequence[str], readings: Sequence[Reading]) -> Reading:
 
 
 class _Remote:
-    """The first bytes of a file on a server, as many as have been requested so far."""
+    """The first bytes of a file on a server, as many as were requested so far. Requests raise Unusable, Stopped."""
 
     def __init__(self, client: Client, url: str, secret: Mapping[str, str], until: float) -> None:
         self._client, self._url, self._secret, self._until = client, url, secret, until
-        self._whole: urllib3.BaseHTTPResponse | None = None
+        self._whole: Answer | None = None
         """Answer of a server that ignores ranges and sends the file from its start."""
         self.data = b""
         self.size_bytes: int | None = None
@@ -130,7 +120,7 @@ class _Remote:
             self._whole.close()
 
     def read_on(self, upto: int) -> bool:
-        """Read on towards the first `upto` bytes; False if none came. Raises _HeaderFailed, and what urllib3 raises."""
+        """Read on towards the first `upto` bytes; False if none came."""
         before = len(self.data)
         if self._whole is None:
             self._ask(upto)
@@ -138,14 +128,11 @@ class _Remote:
             self._take(self._whole, upto)
         return len(self.data) > before
 
-    def _take(self, answer: urllib3.BaseHTTPResponse, upto: int) -> None:
+    def _take(self, answer: Answer, upto: int) -> None:
         parts, have = [self.data], len(self.data)
-        while have < upto:
+        while have < upto and (part := read_part(self._client, self._url, answer, min(CHUNK_BYTES, upto - have))):
             if time.monotonic() > self._until:
-                raise _HeaderFailed("takes too long")
-            part = answer.read1(min(CHUNK_BYTES, upto - have))  # what has arrived; `read` would wait for all of it
-            if not part:
-                break
+                raise self._failed("takes too long")
             parts.append(part)
             have += len(part)
         self.data = b"".join(parts)
@@ -153,64 +140,50 @@ class _Remote:
     def _ask(self, upto: int) -> None:
         have = len(self.data)
         answer = self._client.get(self._url, {"Range": f"bytes={have}-{upto - 1}"}, self._secret)
+        start, size = extent(answer)
         try:
             if answer.headers.get("Content-Encoding", "identity") != "identity":
-                raise _HeaderFailed("answers with an encoding of the file, not with its bytes")
+                raise self._failed("answers with an encoding of the file, not with its bytes")
             if answer.status == 416 and have:
                 self.size_bytes = have
-            elif answer.status == 206:
-                self._check_range(answer.headers.get("Content-Range", ""), have)
+            elif answer.status not in (200, 206):
+                raise self._failed(f"answered {answer.status}")
+            elif answer.status == 206 and start != have:
+                said = answer.headers.get("Content-Range", "")
+                raise self._failed(f"was asked for a range from byte {have}, and gives {said!r:.80}")
+            elif size is not None and self.size_bytes not in (None, size):
+                raise self._failed("gives another size each time; is the file being replaced?")
+            elif size is not None and size <= MAX_DATA_BYTES:
+                self.size_bytes = size
+            if answer.status == 206:
                 self._take(answer, upto)
                 if answer.headers.get("Content-Length") == str(len(self.data) - have):
                     answer.drain_conn()  # fully read: return the connection to the pool
             elif answer.status == 200:
-                said = answer.headers.get("Content-Length", "")
-                self._learn(int(said) if re.fullmatch(r"\d{1,18}", said, re.ASCII) else None)
                 self.data, self._whole = b"", answer
-            else:
-                raise _HeaderFailed(f"answered {answer.status}")
         finally:
             if answer is not self._whole:
                 answer.close()
 
-    def _check_range(self, said: str, have: int) -> None:
-        found = CONTENT_RANGE.fullmatch(said.strip())
-        if found is None or int(found[1]) != have:
-            raise _HeaderFailed(f"was asked for a range from byte {have}, and gives {said!r:.80}")
-        self._learn(None if found[3] == "*" else int(found[3]))
+    def _failed(self, text: str) -> Unusable:
+        return Unusable("DownloadFailed", f"{shown(self._url)} {text}")
 
-    def _learn(self, size: int | None) -> None:
-        if size is not None and self.size_bytes not in (None, size):
-            raise _HeaderFailed("gives another size each time; is the file being replaced?")
-        if size is not None and size <= MAX_DATA_BYTES:
-            self.size_bytes = size
-
-
-def read_remote(url: str, client: Client | None = None, headers: Mapping[str, str] | None = None) -> Reading:
-    """Read the header of a GGUF file on a server from its first bytes, merged with its other shards.
-
-    `headers`: sent with every request, but not to other hosts. Never raises: an error is the reading's problem, which
-    shows the URL without credentials or query.
-    """
-    try:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https"):
-            return Reading(None, problem=f"{shown(url)} is no URL of a web server")
-        directory, slash, name = parts.path.rpartition("/")
-        names = shard_names(urllib.parse.unquote(name))
-        paths = [directory + slash + urllib.parse.quote(each) for each in names] if len(names) > 1 else [parts.path]
-        urls = [urllib.parse.urlunsplit(parts._replace(path=path)) for path in paths]
-    except ValueError:
-        return Reading(None, problem=f"{shown(url)} is no URL")
-    pieces = tuple(Piece(name, each) for name, each in zip(names, urls, strict=True))
-    own = client or Client(SourcePolicy(lax=True), READ_S)
-    try:
-        return read_listing(Listing(pieces, headers=headers or {}), own)
-    except Stopped:
-        return Reading(None, problem=f"{shown(url)} is not wanted any more")
-    finally:
-        if client is None:
-            own.close()
+    def header(self) -> Reading:
+        """Read as many first bytes as the header needs. Raises BadGguf."""
+        wanted = FIRST_BYTES
+        while True:
+            if not self.read_on(wanted):
+                if self.size_bytes is not None and len(self.data) < self.size_bytes:
+                    raise self._failed(f"ended after {len(self.data)} of {self.size_bytes} bytes")
+                self.size_bytes = len(self.data)  # the end of the file
+            try:
+                header = read_header(Prefix(self.data, self.size_bytes), self.size_bytes)
+            except NeedMore as more:
+                # Up to the longest header allowed: the reader itself refuses a longer one.
+                wanted = min(max(more.total_bytes_wanted, wanted), MAX_HEADER_BYTES)
+                continue
+            size = self.size_bytes
+            return Reading(header.data_offset + header.data_bytes if size is None else size, header)
 
 
 def read_listing(listing: Listing, client: Client) -> Reading:
@@ -232,10 +205,10 @@ def _read_config(client: Client, config: Piece, listing: Listing, until: float) 
         while len(remote.data) < MOST_CONFIG_BYTES and remote.read_on(MOST_CONFIG_BYTES):
             pass
         found = json.loads(remote.data)
-    except (Unusable, _HeaderFailed) as error:
+    except Unusable as error:
         return Reading(size, problem=str(error))
-    except Exception as error:  # noqa: BLE001 - whatever a server makes a library raise
-        return Reading(size, problem=_why(client, config.url, error))
+    except (ValueError, RecursionError):
+        return Reading(size, problem=f"{shown(config.url)} cannot be read")
     finally:
         remote.close()
     if not isinstance(found, dict):
@@ -243,50 +216,14 @@ def _read_config(client: Client, config: Piece, listing: Listing, until: float) 
     return Reading(size, config=found)
 
 
-def _why(client: Client, url: str, error: Exception) -> str:
-    """Error text for a failed request, which quotes neither the server nor the library. Raises Stopped."""
-    if isinstance(error, ValueError | RecursionError):
-        return f"{shown(url)} cannot be read"
-    trouble = client.trouble(url, error)
-    if isinstance(trouble, Stopped):
-        raise trouble
-    return str(trouble)
-
-
 def _read_url(client: Client, url: str, headers: Mapping[str, str], until: float) -> Reading:
     remote = _Remote(client, url, headers, until)
     try:
-        return _read_prefix(remote)
-    except BadGguf as error:
+        return remote.header()
+    except (BadGguf, Unusable) as error:
         return Reading(remote.size_bytes, problem=str(error))
-    except _HeaderFailed as error:
-        return Reading(remote.size_bytes, problem=f"{shown(url)} {error}")
-    except Unusable as error:
-        return Reading(remote.size_bytes, problem=str(error))
-    except Stopped:
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever a URL or a server makes a library raise
-        return Reading(remote.size_bytes, problem=_why(client, url, error))
     finally:
         remote.close()
-
-
-def _read_prefix(remote: _Remote) -> Reading:
-    """Read as many first bytes as the header needs. Raises BadGguf, _HeaderFailed, and what urllib3 raises."""
-    wanted = FIRST_BYTES
-    while True:
-        if not remote.read_on(wanted):
-            if remote.size_bytes is not None and len(remote.data) < remote.size_bytes:
-                raise _HeaderFailed(f"ended after {len(remote.data)} of {remote.size_bytes} bytes")
-            remote.size_bytes = len(remote.data)  # the end of the file
-        try:
-            header = read_header(Prefix(remote.data, remote.size_bytes), remote.size_bytes)
-        except NeedMore as more:
-            # Up to the longest header allowed: the reader itself refuses a longer one.
-            wanted = min(max(more.total_bytes_wanted, wanted), MAX_HEADER_BYTES)
-            continue
-        size = remote.size_bytes
-        return Reading(header.data_offset + header.data_bytes if size is None else size, header)
 
 
 def _state_of(path: str) -> object:
@@ -325,7 +262,6 @@ class Headers:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._looks: dict[str, _Look] = {}
-        self._http = urllib3.PoolManager(retries=False)
 
     def look(self, path: str) -> Reading | None:
         """Return the latest reading of a file on this Mac; None until it has been read."""
@@ -337,10 +273,13 @@ class Headers:
         return self._asked(source, lambda: self._read_library(source, registry), 0.0, REMOTE_AGAIN_S, None)
 
     def _read_library(self, source: str, registry: str) -> Reading:
+        client = Client(SourcePolicy(lax=True), READ_S)
         try:
-            return read_remote(blob_url(source, registry, self._http))
+            return read_listing(Listing((Piece("model", blob_url(source, registry, client)),)), client)
         except NotThere as error:
             return Reading(None, problem=str(error))
+        finally:
+            client.close()
 
     def keep(self, sources: Iterable[str]) -> None:
         """Forget all paths and URLs but these; one that is asked for later is read again."""

@@ -1,7 +1,8 @@
 """Resolution of Hugging Face sources: on the Hub, on a mirror, or in a local directory for Macs without a network.
 
-The Hub's own library is used for names, revisions and sizes; bytes are fetched elsewhere. All files of one model are of
-one commit, however often the download is interrupted and whatever is uploaded meanwhile.
+The Hub's own library is used for names, revisions and sizes. Bytes are fetched by `fetch`, because the library begins a
+killed download anew, and checks neither the range that it is sent nor how much. All files of one model are of one
+commit, however often the download is interrupted and whatever is uploaded meanwhile.
 """
 
 from __future__ import annotations
@@ -10,15 +11,13 @@ import os
 import posixpath
 import re
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metal_supervisor.models import repository
 from metal_supervisor.models.listing import Listing, Piece, Retry, Unusable
-from metal_supervisor.spec.fields import Bad
-from metal_supervisor.spec.shards import shard_names
+from metal_supervisor.models.web import Client
 from metal_supervisor.spec.sources import Artifact, hub_parts, shown
 
 if TYPE_CHECKING:
@@ -57,8 +56,10 @@ def _import_library() -> None:
 # ── on a server ──────────────────────────────────────────────────────────────────────────────────
 
 
-def listing(artifact: Artifact, endpoint: str, token: str, pinned: str = "", timeout_s: float = 20.0) -> Listing:
-    """List the files of an artifact whose source is a canonical `hf://…`, all of one commit. Raises Unusable.
+def listing(
+    artifact: Artifact, endpoint: str, token: str, client: Client, pinned: str = "", timeout_s: float = 20.0
+) -> Listing:
+    """List the files of an artifact whose source is a canonical `hf://…`, all of one commit. Raises Unusable, Stopped.
 
     `endpoint`: URL of the Hub or of a mirror, without a slash at its end. `token`: "" for none; the library does not
     look for one itself. `pinned`: the commit of an earlier try, "" if there was none; if it is gone, the revision is
@@ -73,7 +74,7 @@ def listing(artifact: Artifact, endpoint: str, token: str, pinned: str = "", tim
         raise Unusable("SourceUnauthorized", f"{text}; write it again")
     repo, revision, path = hub_client.parsed(artifact.source)
     _check_name(path or "-", artifact.source)
-    hub = hub_client.Hub(endpoint, token, repo, timeout_s)
+    hub = hub_client.Hub(endpoint, token, repo, client, timeout_s)
     if COMMIT.fullmatch(pinned):
         try:
             return _at(hub, artifact, pinned, path, token)
@@ -90,7 +91,7 @@ def _at(hub: Hub, artifact: Artifact, revision: str, path: str, token: str) -> L
     else:
         if not path:
             revision = hub.commit(revision)
-            path = _gguf(hub.files(revision), artifact, hub.repo)
+            path = repository.chosen(hub.files(revision), artifact, hub.repo)[0]
         commit, pieces = _shards(hub, revision, path)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     return Listing(pieces, commit, headers)
@@ -101,18 +102,17 @@ def _shards(hub: Hub, revision: str, path: str) -> tuple[str, tuple[Piece, ...]]
 
     Raises Unusable.
     """
-    folder, base = posixpath.split(path)
     commit = revision if COMMIT.fullmatch(revision) else ""
     pieces = []
-    for name in shard_names(base):
-        found = hub.head(commit or revision, posixpath.join(folder, name))
+    for name in repository.shards(path):
+        found = hub.head(commit or revision, name)
         if not commit and not found.commit and (commit := _told_apart(hub, revision)):
             found = hub.head(commit, found.name)
         commit = commit or found.commit
         if found.commit not in ("", commit):
             text = f"{shown(hub.endpoint)} serves another commit of {hub.repo} than it was asked for"
             raise Unusable("DownloadFailed", f"{text}; is it a mirror of Hugging Face?")
-        pieces.append(_piece(hub, found, name, commit or revision))
+        pieces.append(_piece(hub, found, posixpath.basename(name), commit or revision))
     return commit, tuple(pieces)
 
 
@@ -130,10 +130,7 @@ def _told_apart(hub: Hub, revision: str) -> str:
 def _directory(hub: Hub, artifact: Artifact, commit: str, path: str) -> tuple[Piece, ...]:
     held, prefix = hub.files(commit), f"{path}/" if path else ""
     below = {name.removeprefix(prefix): entry for name, entry in held.items() if name.startswith(prefix)}
-    try:
-        names = repository.directory(below, artifact.files, _shown(hub.repo, path))
-    except Bad as error:
-        raise Unusable(error.reason, error.message) from None
+    names = repository.chosen(below, artifact, _shown(hub.repo, path))
     # The list of names is public even where the files are not: only a request for one shows that they may be read.
     hub.head(commit, below[names[0]].name)
     return tuple(_piece(hub, below[name], name, commit) for name in names)
@@ -143,14 +140,6 @@ def _piece(hub: Hub, entry: HubEntry, name: str, revision: str) -> Piece:
     # The library strips the quotes; with them it is the ETag that the file's server sends.
     validator = entry.etag if entry.sha256 or not entry.etag else f'"{entry.etag}"'
     return Piece(name, hub.url(revision, entry.name), entry.size_bytes, entry.sha256, validator)
-
-
-def _gguf(names: Iterable[str], artifact: Artifact, of: str) -> str:
-    wanted = [name for name in names if not artifact.files or name in artifact.files]
-    try:
-        return repository.gguf(wanted, artifact.quantization, of)
-    except Bad as error:
-        raise Unusable(error.reason, error.message) from None
 
 
 def _shown(repo: str, path: str) -> str:
@@ -237,24 +226,12 @@ def _commit_of(cache: Path, revision: str) -> str:
 
 def _looked_up(mirror: _Mirror, artifact: Artifact, path: str) -> Path | None:
     """Find an artifact's model in one place; None unless all of it is there. Raises Unusable if it cannot be used."""
-    if artifact.directory:
-        return _whole(_Mirror(mirror.root, mirror.repository / path), artifact)
-    if not path:
-        names = mirror.files()
-        if not names:
+    if path and not artifact.directory:
+        names = repository.shards(path)
+    else:
+        mirror = _Mirror(mirror.root, mirror.repository / path)
+        if not (held := mirror.files()):
             return None
-        path = _gguf(names, artifact, str(mirror.repository))
-    folder, base = posixpath.split(path)
-    found = [mirror.file(posixpath.join(folder, name)) for name in shard_names(base)]
-    return found[0] if all(found) else None
-
-
-def _whole(mirror: _Mirror, artifact: Artifact) -> Path | None:
-    names = mirror.files()
-    if not names:
-        return None
-    try:
-        wanted = repository.directory(names, artifact.files, str(mirror.repository))
-    except Bad as error:
-        raise Unusable(error.reason, error.message) from None
-    return mirror.repository if all(mirror.file(name) for name in wanted) else None
+        names = repository.chosen(held, artifact, str(mirror.repository))
+    found = [mirror.file(name) for name in names]
+    return None if None in found else mirror.repository if artifact.directory else found[0]

@@ -1,15 +1,14 @@
 """Hugging Face's own library, as far as it is used: the files of a repository, and the metadata of one file.
 
 Importing this costs 140 ms and 30 MiB, so only `hub` does, when a model of the Hub is requested. The library retries
-for 23 s, or for ever where it has no timeout, follows redirects to any host, reads answers of any length, and quotes
-URLs and headers in its errors. So it is given an HTTP client (a documented hook) that does none of that, and its errors
-are replaced with this program's own.
+for 23 s, or for ever where it has no timeout, connects to any address, follows redirects to any host, reads answers of
+any length, and quotes URLs and headers in its errors. So it is given an HTTP client (a documented hook) that sends its
+requests through `web.Client`, which does none of that, and its errors are replaced with this program's own.
 """
 
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import logging
 import re
 import time
@@ -23,21 +22,18 @@ import huggingface_hub
 from huggingface_hub import constants, errors
 from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
 
-from metal_supervisor.cluster.answers import UP, line_trouble
-from metal_supervisor.models import repository
+from metal_supervisor.models import repository, web
 from metal_supervisor.models.listing import Retry, Unusable
+from metal_supervisor.models.source_policy import SourcePolicy
 from metal_supervisor.spec.sources import DEFAULT_REVISION, shown
 
 ALTOGETHER = 6
 """Timeout of all requests about one source, as a multiple of the timeout of one."""
-MOST_BYTES = 16 << 20
 REDIRECTS = 5
 OWN_TOKEN_S = 10.0
-LONGEST_AFTER_S = 300.0
 ALSO_THE_HUB = ("https", "huggingface.co", 443)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
-PORTS = {"http": 80, "https": 443}
 
 
 class RevisionGone(Unusable):
@@ -65,105 +61,60 @@ class HubEntry:
 
 @dataclass(frozen=True)
 class _Call:
-    """Limits of the current thread's requests."""
+    """Client and limits of the current thread's requests."""
 
-    origin: tuple[str, str, int]
+    client: web.Client
+    endpoint: str
     timeout_s: float
     until: float
     """On the monotonic clock."""
-
-
-class _Failed(Exception):
-    """No answer, or an unusable one. Not a subclass of httpx2's errors, because the library retries those."""
-
-    def __init__(self, what: str, after_s: float = 0.0, retry: Retry = Retry.SOON, advice: str = UP) -> None:
-        super().__init__(what)
-        self.after_s, self.retry, self.advice = after_s, retry, advice
 
 
 _call: ContextVar[_Call | None] = ContextVar("_call", default=None)
 
 
 class _CheckedTransport(httpx2.BaseTransport):
-    """Transport that sends only a call's requests: in its time, to its host, with a bounded answer. Raises _Failed."""
+    """Transport that sends only a call's requests: by its client, in its time, to its host.
 
-    def __init__(self) -> None:
-        self._plain = httpx2.HTTPTransport(limits=httpx2.Limits(keepalive_expiry=5.0))
+    Raises Unusable and Stopped, which the library does not retry, unlike httpx2's own errors.
+    """
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        call = _call.get()
+        call, url = _call.get(), str(request.url)
         if call is None:
-            raise _Failed("it was asked out of turn", retry=Retry.LATER)
-        self._prepare(request, call)
-        try:
-            answer = self._plain.handle_request(request)
-            try:
-                _refuse_failures(answer)
-                body = _body(answer, call) if request.method != "HEAD" else b""
-            finally:
-                answer.close()
-        except httpx2.TransportError as error:
-            what, advice = line_trouble(error)
-            raise _Failed(what, advice=advice) from None
-        return httpx2.Response(
-            answer.status_code, headers=answer.headers, stream=httpx2.ByteStream(body), extensions=answer.extensions
-        )
-
-    def _prepare(self, request: httpx2.Request, call: _Call) -> None:
+            raise Unusable("DownloadFailed", f"{shown(url)} was asked out of turn")
         left_s = call.until - time.monotonic()
         if left_s <= 0:
-            raise _Failed("it takes too long")
-        origin = _origin(str(request.url))
-        if origin != call.origin:
-            request.headers.pop("Authorization", None)
-            if origin not in (("https", call.origin[1], 443), ALSO_THE_HUB):
-                raise _Failed("it sends us to another server", retry=Retry.LATER)
+            raise Unusable("DownloadFailed", f"{shown(url)} takes too long", Retry.SOON)
+        _judge(request, call)
         request.headers["Accept-Encoding"] = "identity"
-        request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), min(call.timeout_s, left_s))
-
-    def close(self) -> None:
-        self._plain.close()
-
-
-def _origin(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port of a URL. Raises _Failed."""
-    try:
-        parts = urllib.parse.urlsplit(url)
-        return parts.scheme, parts.hostname or "", parts.port or PORTS.get(parts.scheme, 0)
-    except ValueError:
-        raise _Failed("its address is no URL", retry=Retry.LATER) from None
+        page = call.client.page(request.method, url, request.headers, min(call.timeout_s, left_s), call.until)
+        if page.status in (408, 429) or page.status >= 500:
+            raise _failure(url, page)
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in page.headers.items()]
+        return httpx2.Response(page.status, headers=headers, stream=httpx2.ByteStream(page.body))
 
 
-def _refuse_failures(answer: httpx2.Response) -> None:
-    if answer.status_code in (408, 429) or answer.status_code >= 500:
-        raise _Failed(f"it answered {answer.status_code}", _after_s(answer.headers))
+def _judge(request: httpx2.Request, call: _Call) -> None:
+    """Strip the token from a request to another origin than the call's. Raises Unusable if it leads elsewhere."""
+    own, origin = web.origin(call.endpoint), web.origin(str(request.url))
+    if origin == own:
+        return
+    request.headers.pop("Authorization", None)
+    if origin not in (("https", own[1], 443), ALSO_THE_HUB):
+        raise _no_mirror(call.endpoint, "sends us to another server")
 
 
-def _after_s(headers: httpx2.Headers) -> float:
-    """Seconds to wait before the next request, by the server's headers; 0 without one, at most LONGEST_AFTER_S."""
-    said = headers.get("Retry-After", "").strip()
-    wait_s = 0.0
-    if said.isascii() and said.isdigit():
-        wait_s = float(said[:9])
-    elif said:
-        with contextlib.suppress(ValueError, TypeError, OverflowError):
-            wait_s = email.utils.parsedate_to_datetime(said).timestamp() - time.time()
-    elif (limit := parse_ratelimit_headers(headers)) and limit.remaining == 0:
-        wait_s = float(limit.reset_in_seconds)
-    return min(LONGEST_AFTER_S, max(0.0, wait_s))
+def _no_mirror(endpoint: str, trouble: str) -> Unusable:
+    return Unusable("DownloadFailed", f"{shown(endpoint)} {trouble}; is it a mirror of Hugging Face?")
 
 
-def _body(answer: httpx2.Response, call: _Call) -> bytes:
-    body = bytearray()
-    if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise _Failed("it answered compressed, unasked", retry=Retry.LATER)
-    for chunk in answer.iter_raw():
-        body += chunk
-        if len(body) > MOST_BYTES:
-            raise _Failed("its answer is too long", retry=Retry.LATER)
-        if time.monotonic() > call.until:
-            raise _Failed("it takes too long")
-    return bytes(body)
+def _failure(url: str, page: web.WholeAnswer) -> Unusable:
+    """Error for a server in trouble, with the wait that it asks for, in a header of either kind."""
+    error = web.refusal(url, page)
+    if not error.after_s and (limit := parse_ratelimit_headers(page.headers)) and limit.remaining == 0:
+        error.after_s = min(web.LONGEST_WAIT_S, float(limit.reset_in_seconds))
+    return error
 
 
 def _client() -> httpx2.Client:
@@ -171,7 +122,7 @@ def _client() -> httpx2.Client:
 
 
 huggingface_hub.set_client_factory(_client)
-for _name in ("huggingface_hub", "httpx2", "httpcore2"):
+for _name in ("huggingface_hub", "httpx2"):
     logging.getLogger(_name).setLevel(logging.CRITICAL + 1)  # they log URLs; what matters is in a condition
 
 
@@ -181,11 +132,11 @@ for _name in ("huggingface_hub", "httpx2", "httpcore2"):
 class Hub:
     """Client for one repository on one server, within a bounded time. Its requests raise Unusable."""
 
-    def __init__(self, endpoint: str, token: str, repo: str, timeout_s: float) -> None:
+    def __init__(self, endpoint: str, token: str, repo: str, client: web.Client, timeout_s: float) -> None:
         self.endpoint, self.repo = endpoint, repo
         self._token: str | bool = token or False  # False: the library shall not look for one itself
         self._api = huggingface_hub.HfApi(endpoint=endpoint, token=self._token)
-        self._timeout_s, self._until = timeout_s, time.monotonic() + ALTOGETHER * timeout_s
+        self._call = _Call(client, endpoint, timeout_s, time.monotonic() + ALTOGETHER * timeout_s)
 
     def url(self, revision: str, path: str) -> str:
         """URL of a file of the repository; the server may redirect from there."""
@@ -195,7 +146,7 @@ class Hub:
         """Metadata of one file, from a HEAD request."""
         with self._asking(revision, path):
             found = huggingface_hub.get_hf_file_metadata(
-                self.url(revision, path), token=self._token, timeout=self._timeout_s, endpoint=self.endpoint
+                self.url(revision, path), token=self._token, timeout=self._call.timeout_s, endpoint=self.endpoint
             )
             etag = found.etag or ""
             sha256 = etag if SHA256.fullmatch(etag) else ""
@@ -204,9 +155,9 @@ class Hub:
     def commit(self, revision: str) -> str:
         """Commit that a revision points to now."""
         with self._asking(revision):
-            commit = _commit(self._api.model_info(self.repo, revision=revision, timeout=self._timeout_s).sha)
+            commit = _commit(self._api.model_info(self.repo, revision=revision, timeout=self._call.timeout_s).sha)
             if not commit:
-                raise _Failed("it names no commit", retry=Retry.LATER)
+                raise _no_mirror(self.endpoint, f"names no commit of {self.repo}")
             return commit
 
     def files(self, commit: str) -> dict[str, HubEntry]:
@@ -233,26 +184,20 @@ class Hub:
         """Apply the limits to the library's requests, and turn its errors into Unusable without quoting them."""
         if huggingface_hub.is_offline_mode():
             raise Unusable("DownloadFailed", "HF_HUB_OFFLINE is set, so the Hub is not asked; unset it", Retry.SOON)
-        token = None
+        token = _call.set(self._call)
         try:
-            token = _call.set(_Call(_origin(self.endpoint), self._timeout_s, self._until))
             yield
-        except Unusable:
+        except (Unusable, web.Stopped):
             raise
-        except _Failed as error:
-            text = f"{shown(self.endpoint)} does not tell of {self.repo}: {error}"
-            text += f"; {error.advice if error.retry is Retry.SOON else 'is it a mirror of Hugging Face?'}"
-            raise Unusable("DownloadFailed", text, error.retry, error.after_s) from None
         except errors.HfHubHTTPError as error:
             raise self._refusal(error, revision, path) from None
         except errors.HFValidationError:
             raise Unusable("InvalidModel", f"{self.repo} is no name of a repository", Retry.NEVER) from None
         except Exception as error:  # noqa: BLE001 - whatever a server's answer makes the library raise
-            text = f"what {shown(self.endpoint)} says of {self.repo} is not understood ({type(error).__name__})"
-            raise Unusable("DownloadFailed", f"{text}; is it a mirror of Hugging Face?") from None
+            text = f"gives an answer on {self.repo} that is not understood ({type(error).__name__})"
+            raise _no_mirror(self.endpoint, text) from None
         finally:
-            if token is not None:
-                _call.reset(token)
+            _call.reset(token)
 
     def _refusal(self, error: errors.HfHubHTTPError, revision: str, path: str) -> Unusable:
         status = error.response.status_code
@@ -303,10 +248,12 @@ def parsed(source: str) -> tuple[str, str, str]:
 
 def own_token() -> str:
     """The token of this Mac's user, "" if none can be read. The library may renew a browser login for it."""
-    call = _call.set(_Call(_origin(constants.ENDPOINT), OWN_TOKEN_S, time.monotonic() + OWN_TOKEN_S))
+    client = web.Client(SourcePolicy(lax=True))
+    call = _call.set(_Call(client, constants.ENDPOINT, OWN_TOKEN_S, time.monotonic() + OWN_TOKEN_S))
     try:
         return huggingface_hub.get_token() or ""
     except Exception:  # noqa: BLE001 - a file that cannot be read, a login that has ended: as good as none
         return ""
     finally:
         _call.reset(call)
+        client.close()

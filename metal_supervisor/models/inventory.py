@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from metal_supervisor.models.housekeeping import Item, Kind
-from metal_supervisor.models.listing import Unusable
-from metal_supervisor.models.model_directory import PARTIAL, Contents, ModelDirectory
+from metal_supervisor.models.model_directory import OURS, PARTIAL, Contents, ModelDirectory
 from metal_supervisor.spec.fields import Bad
-from metal_supervisor.spec.sources import canonical, shown
+from metal_supervisor.spec.sources import canonical, shown, without_quantization
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.downloads import downloads
+from metal_supervisor.state.reports import controller_report
 
 SLOT_NAME = re.compile(r"[0-9a-f]{16}", re.ASCII)
 GOING = ".removed-"
-OUR_OWN = {"slot.json", ".used", ".lock", "slot.json.new", ".fetched-for", ".fetched-for.new"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class StoredModel:
 
     @property
     def size_bytes(self) -> int:
-        return sum(each.size_bytes for each in self.files if each.path.name not in OUR_OWN)
+        return sum(each.size_bytes for each in self.files if each.path.name not in OURS)
 
     @property
     def total_bytes(self) -> int:
@@ -132,7 +131,7 @@ def _entry(
 ) -> StoredModel | None:
     slot, files = ModelDirectory(store, path.name), tuple(files_of(path))
     going = path.name.startswith(GOING)
-    contents = None if going else _noted(slot)
+    contents = None if going else slot.note()
     own = bool(SLOT_NAME.fullmatch(path.name))
     if not own and not going:
         return StoredModel(slot, Kind.LLMKUBE, None, files, slot.last_used(), _users(path, texts)) if files else None
@@ -140,7 +139,7 @@ def _entry(
     if going:
         kind = Kind.PARTIAL
     elif contents is None:
-        rest = [each for each in files if each.path.name not in OUR_OWN and PARTIAL not in each.path.name]
+        rest = [each for each in files if each.path.name not in OURS and PARTIAL not in each.path.name]
         kind = Kind.UNKNOWN if rest else Kind.PARTIAL
     elif contents.model.startswith("/"):
         kind = Kind.IN_PLACE
@@ -154,13 +153,6 @@ def _entry(
     used_at = 0.0 if going else slot.last_used()
     files = tuple(StoredFile(f.path, f.inode, f.links, f.size_bytes, 0.0) for f in files) if going else files
     return StoredModel(slot, kind, contents, files, used_at, users, waiting, not going and slot.busy())
-
-
-def _noted(slot: ModelDirectory) -> Contents | None:
-    try:
-        return slot.read()
-    except Unusable:
-        return None  # a link where the note should be
 
 
 def files_of(path: Path) -> Iterable[StoredFile]:
@@ -233,17 +225,13 @@ def _users(path: Path, texts: Sequence[tuple[str, str]]) -> tuple[str, ...]:
 
 def _wanted(state: StateDir) -> list[tuple[str, str]]:
     """Pairs (who wants it, a slot's name or its source) of what the controller wants, whether or not it is used now."""
-    try:
-        told = json.loads((state.path / "controller.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return []
-    if not isinstance(told, dict):
-        return []
+    told = controller_report(state.path)
     slots = told.get("slots")
     found = [("a service", str(name)) for name in slots] if isinstance(slots, list) else []
     for each in downloads(told):
         with contextlib.suppress(Bad):
-            found.append((f"Model {each.namespace}/{each.model}", shown(canonical(each.source))))
+            source = canonical(without_quantization(each.source)[0])
+            found.append((f"Model {each.namespace}/{each.model}", shown(source)))
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from metal_supervisor.spec.progress_bar import printable
+from metal_supervisor.spec.terminal_text import printable
 
 
 class Retry(Enum):

@@ -39,3 +39,5 @@ class Demand:
     """The arithmetic in one line, or the reason why it is not known."""
     guessed: str = ""
     """Reason why it is only a guess by the file's size, "" if it is from the header."""
+    advice: str = ""
+    """Parts of an estimate that can never fit, and the context that would; "" if it fits."""

@@ -106,6 +106,12 @@ class ModelDirectory:
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
+    def note(self) -> Contents | None:
+        """Read the note; None if there is none that can be read, or a link in its place."""
+        with contextlib.suppress(Unusable):
+            return self.read()
+        return None
+
     def write(self, contents: Contents) -> None:
         """Write the note durably: it survives a power cut. Raises OSError."""
         write_text(self.path / NOTE, json.dumps({"format": FORMAT, **asdict(contents)}, indent=1))

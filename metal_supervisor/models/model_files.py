@@ -16,11 +16,9 @@ from metal_supervisor.models import repository
 from metal_supervisor.models.fetch import MAGIC, kind
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.places import Places, named
-from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.types import ModelFile
 
-CONFIG, WEIGHTS = "config.json", (".safetensors", ".npz")
 MOST_FOLDERS, MAGIC_BYTES = 256, 8
 ANYWHERE = Places()
 """Places for files that this program put there itself: everything is allowed."""
@@ -68,8 +66,8 @@ def check_directory(path: Path) -> int:
         sizes = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
     except OSError as error:
         raise Unusable("ModelFileUnreadable", f"{named(path)}: {error.strerror}") from None
-    weights = sum(size for name, size in sizes.items() if name.endswith(WEIGHTS))
-    lacks = "config.json" if CONFIG not in sizes else "" if weights else "*.safetensors"
+    weights = sum(size for name, size in sizes.items() if name.endswith(repository.WEIGHTS))
+    lacks = repository.CONFIG if repository.CONFIG not in sizes else "" if weights else "*.safetensors"
     if lacks:
         text = f"{named(path)} is a directory without {lacks}"
         raise Unusable("InvalidModelFile", f"{text}; spec.source must name one .gguf file, or an MLX model's directory")
@@ -89,8 +87,6 @@ def check_content(path: Path) -> None:
             raise Unusable("InvalidModelFile", f"{named(path)} is a program; no program of a model is ever run")
         if path.name in repository.CONFIGS:
             repository.check_config(text, named(path))
-    except Bad as bad:
-        raise Unusable(bad.reason, bad.message) from None
     except OSError as error:
         raise Unusable("ModelFileUnreadable", f"{named(path)}: {error.strerror}") from None
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 import json
 import re
 
-import urllib3
-
+from metal_supervisor.models.listing import Unusable
+from metal_supervisor.models.web import Client
 from metal_supervisor.spec.sources import library_model
 
 REGISTRY = "https://registry.ollama.ai"
 MODEL = "application/vnd.ollama.image.model"
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 TIMEOUT_S = 10.0
-MOST_BYTES = 1 << 20
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -24,23 +23,19 @@ class NotThere(Exception):
     """The registry has no such model, or does not answer; the message says which."""
 
 
-def blob_url(source: str, registry: str, http: urllib3.PoolManager) -> str:
+def blob_url(source: str, registry: str, client: Client) -> str:
     """URL of the GGUF of a library model. `registry`: a mirror, "" for the library itself. Raises NotThere."""
     name, _, tag = library_model(source).partition(":")
     path = name if "/" in name else f"library/{name}"
     base = f"{(registry or REGISTRY).rstrip('/')}/v2/{path}"
     try:
-        answer = http.request(
-            "GET", f"{base}/manifests/{tag}", headers={"Accept": MANIFEST}, timeout=TIMEOUT_S, preload_content=False
-        )
-        text = answer.read(MOST_BYTES)
-        answer.release_conn()
-    except urllib3.exceptions.HTTPError as error:
-        raise NotThere(f"Ollama's library does not answer: {type(error).__name__}") from None
+        answer = client.page("GET", f"{base}/manifests/{tag}", {"Accept": MANIFEST}, TIMEOUT_S)
+    except Unusable as error:
+        raise NotThere(f"Ollama's library does not answer: {error}") from None
     if answer.status != 200:
         raise NotThere(f"Ollama's library has no {name}:{tag} (it answered {answer.status})")
     try:
-        layers = json.loads(text)["layers"]
+        layers = json.loads(answer.body)["layers"]
         digest = next(each["digest"] for each in layers if each.get("mediaType") == MODEL)
         if not DIGEST.fullmatch(digest):
             raise ValueError(digest)

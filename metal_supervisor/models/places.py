@@ -11,14 +11,14 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from metal_supervisor.models import repository
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec.progress_bar import printable
+from metal_supervisor.spec.terminal_text import printable
 
 LONGEST_NAME = 300
 SYSTEM = (Path("/proc"), Path("/dev"), Path("/sys"))
@@ -119,16 +119,15 @@ def _below(above: Above, directory: Path) -> tuple[str, ...] | None:
     folded, identity = _folded(directory), _identity(directory)
     whole = _folded(above[0][0])
     for each, known in above:
-        if (known is not None and known == identity) or _folded(each) == folded:
-            return whole[len(each.parts) :]
+        depth = len(each.parts)
+        if (known is not None and known == identity) or whole[:depth] == folded:
+            return whole[depth:]
     return None
 
 
 def _folded(path: Path) -> tuple[str, ...]:
     """Parts of a path, folded: equal for names that a Mac's disk does not tell apart."""
-    return tuple(
-        unicodedata.normalize("NFD", unicodedata.normalize("NFD", part).casefold()) for part in path.parts
-    )
+    return tuple(map(repository.folded, path.parts))
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

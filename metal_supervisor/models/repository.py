@@ -10,11 +10,12 @@ import json
 import posixpath
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from metal_supervisor.spec.fields import Bad
+from metal_supervisor.models.listing import Unusable
 from metal_supervisor.spec.shards import shard_names
+from metal_supervisor.spec.sources import Artifact, hub_parts
 
 CONFIG = "config.json"
 WEIGHTS = (".safetensors", ".npz")
@@ -47,20 +48,34 @@ def is_safe(name: str) -> bool:
     return len(name.encode()) <= LONGEST_NAME_BYTES
 
 
+def chosen(names: Collection[str], artifact: Artifact, of: str) -> tuple[str, ...]:
+    """Choose an artifact's files; of a set of shards all, whether or not they are there. Raises Unusable."""
+    if artifact.directory:
+        return directory(names, artifact.files, of)
+    wanted = [name for name in names if not artifact.files or name in artifact.files]
+    return shards(gguf(wanted, artifact.quantization, of))
+
+
+def shards(path: str) -> tuple[str, ...]:
+    """Paths of all shards of a file; its own if it has none."""
+    folder, base = posixpath.split(path)
+    return tuple(posixpath.join(folder, name) for name in shard_names(base))
+
+
 def gguf(names: Iterable[str], quantization: str, of: str) -> str:
-    """Choose the one GGUF file, of a set of shards the first. `of`: the repository, for messages. Raises Bad."""
-    held = sorted({posixpath.join(posixpath.dirname(name), shard_names(posixpath.basename(name))[0])
-                   for name in names if _is_model(name)})  # fmt: skip
+    """Choose the one GGUF file, of a set of shards the first. `of`: the repository, for messages. Raises Unusable."""
+    held = sorted({shards(name)[0] for name in names if _is_model(name)})
     wanted = _quantized(held, quantization) if quantization else held
     if len(wanted) == 1:
         return wanted[0]
     if not held:
-        raise Bad("InvalidModel", f"{of} has no GGUF file; set spec.format to mlx if it is an MLX model")
+        raise Unusable("InvalidModel", f"{of} has no GGUF file; set spec.format to mlx if it is an MLX model")
     if not wanted:
         text = f"{of} has no GGUF file of quantization {quantization!r:.40}; it has {_some(held)}"
-        raise Bad("InvalidModel", f"{text}; correct spec.quantization, or set spec.files to one of them")
+        advice = "correct spec.quantization (or the end of spec.source), or set spec.files"
+        raise Unusable("InvalidModel", f"{text}; {advice}")
     text = f"{of} has {len(wanted)} GGUF files ({_some(wanted)})"
-    raise Bad("AmbiguousSource", f"{text}; set spec.files to one of them, or spec.quantization")
+    raise Unusable("AmbiguousSource", f"{text}; set spec.files to one of them, or spec.quantization")
 
 
 def _is_model(name: str) -> bool:
@@ -82,23 +97,24 @@ def _quantized(names: Sequence[str], quantization: str) -> list[str]:
 
 
 def directory(names: Iterable[str], files: Sequence[str], of: str) -> tuple[str, ...]:
-    """Choose the files that an MLX engine reads, or exactly `files` if any; config.json is first. Raises Bad.
+    """Choose the files that an MLX engine reads, or exactly `files` if any; config.json is first. Raises Unusable.
 
     `of`: the repository, for messages.
     """
     there = set(names)
     wanted = _named(there, files, of) if files else _read_by_engines(there)
     if strange := next((name for name in sorted(wanted) if not is_safe(name)), None):
-        raise Bad("InvalidModelFile", f"{of} has {strange!r:.120}, which is no name of a file on this Mac")
+        raise Unusable("InvalidModelFile", f"{of} has {strange!r:.120}, which is no name of a file on this Mac")
     top = {name for name in wanted if "/" not in name}
     lacks = CONFIG if CONFIG not in top else "" if any(name.endswith(WEIGHTS) for name in top) else "*.safetensors"
     if lacks:
         if files:
-            raise Bad("InvalidModelFile", f"spec.files leaves out {lacks} of {of}, which an engine needs; add it")
+            raise Unusable("InvalidModelFile", f"spec.files leaves out {lacks} of {of}, which an engine needs; add it")
         text = f"{of} has no {lacks} at its top, so it is no MLX model"
-        raise Bad("InvalidModelFile", f"{text}; set spec.source to one that is, or spec.format to gguf")
+        raise Unusable("InvalidModelFile", f"{text}; set spec.source to one that is, or spec.format to gguf")
     if len(wanted) > MOST_FILES:
-        raise Bad("InvalidModelFile", f"{of} has {len(wanted)} files, more than {MOST_FILES}; name some in spec.files")
+        text = f"{of} has {len(wanted)} files, more than {MOST_FILES}"
+        raise Unusable("InvalidModelFile", f"{text}; name some in spec.files")
     _refuse_collisions(wanted, of)
     return tuple(sorted(wanted, key=lambda name: (name != CONFIG, name)))
 
@@ -107,10 +123,18 @@ def _named(there: set[str], files: Sequence[str], of: str) -> set[str]:
     for index, name in enumerate(files):
         if not name.endswith(READ_BY_ENGINES):
             text = f"spec.files[{index}] {name!r:.120} is no file that engines read ({', '.join(READ_BY_ENGINES)})"
-            raise Bad("InvalidModel", f"{text}; remove it")
+            raise Unusable("InvalidModel", f"{text}; remove it")
         if name not in there:
-            raise Bad("InvalidModel", f"spec.files[{index}] {name!r:.120} is not in {of}; correct or remove it")
+            raise Unusable("InvalidModel", f"spec.files[{index}] {name!r:.120} is not in {of}; correct or remove it")
     return set(files)
+
+
+def directory_name(artifact: Artifact) -> str:
+    """Name of the directory, within its slot, of a model that is a whole repository."""
+    parts = hub_parts(artifact.source)
+    last = (parts[0] if parts else artifact.source.rstrip("/")).rpartition("/")[2]
+    plain = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in last)
+    return plain[-96:].lstrip(".") or "model"
 
 
 def is_program(head: bytes) -> bool:
@@ -119,7 +143,7 @@ def is_program(head: bytes) -> bool:
 
 
 def check_config(text: bytes, where: str) -> None:
-    """Raise Bad for a configuration that names code for the engine to run, or that is not JSON. `where`: its path.
+    """Raise Unusable for a configuration that names code for the engine to run, or that is not JSON. `where`: its path.
 
     `auto_map` names code too, but only for --trust-remote-code: that flag is refused, so the key is allowed.
     """
@@ -129,7 +153,7 @@ def check_config(text: bytes, where: str) -> None:
             code = key in NAMES_CODE and isinstance(value, str) and value and not MODULE.fullmatch(value)
             if code or (key == "model_file" and value is not None):
                 text = f"{where} names code to be run ({key}), and no code of a model is ever run"
-                raise Bad("InvalidModelFile", f"{text}; use a model whose architecture the engine knows")
+                raise Unusable("InvalidModelFile", f"{text}; use a model whose architecture the engine knows")
         return dict(pairs)
 
     try:
@@ -137,7 +161,7 @@ def check_config(text: bytes, where: str) -> None:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise Bad("InvalidModelFile", f"{where} cannot be read as JSON; fetch it again")
+        raise Unusable("InvalidModelFile", f"{where} cannot be read as JSON; fetch it again")
 
 
 def _read_by_engines(there: set[str]) -> set[str]:
@@ -155,21 +179,22 @@ def _read_by_engines(there: set[str]) -> set[str]:
 
 
 def _refuse_collisions(wanted: set[str], of: str) -> None:
-    """Raise Bad for names that collide on a Mac's disk: A.json and a.json, or a file and a directory of one name."""
+    """Raise Unusable for names that collide on a Mac's disk: A.json and a.json, a file and a directory of one name."""
     seen: dict[str, str] = {}
     for name in sorted(wanted):
-        other = seen.setdefault(_on_a_mac(name), name)
+        other = seen.setdefault(folded(name), name)
         if other != name:
-            raise Bad("InvalidModelFile", f"{of} has {other!r:.120} and {name!r:.120}, which are one file on a Mac")
+            text = f"{of} has {other!r:.120} and {name!r:.120}"
+            raise Unusable("InvalidModelFile", f"{text}, which are one file on a Mac")
     for name in sorted(wanted):
-        parent = posixpath.dirname(_on_a_mac(name))
+        parent = posixpath.dirname(folded(name))
         while parent:
             if parent in seen:
-                raise Bad("InvalidModelFile", f"{of} has {seen[parent]!r:.120} as a file and as a directory")
+                raise Unusable("InvalidModelFile", f"{of} has {seen[parent]!r:.120} as a file and as a directory")
             parent = posixpath.dirname(parent)
 
 
-def _on_a_mac(name: str) -> str:
+def folded(name: str) -> str:
     """Fold a name: equal for names that a Mac's disk does not tell apart."""
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
 

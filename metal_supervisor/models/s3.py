@@ -14,12 +14,13 @@ import re
 import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
+from metal_supervisor.cluster.answers import retry_after_s
 from metal_supervisor.models import repository
 from metal_supervisor.models.listing import Listing, Piece, Retry, Unusable
-from metal_supervisor.models.s3_xml import Listed, elements, page
-from metal_supervisor.spec.fields import Bad
+from metal_supervisor.models.s3_xml import Listed, document, fields, page
+from metal_supervisor.models.web import WholeAnswer, extent
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sources import Artifact, bucket_key, is_file
 
@@ -33,7 +34,6 @@ MOST_KEYS, PAGE_KEYS, MOST_PAGES = 4096, 1000, 64
 LONGEST_PAUSE_S = 3600.0
 REGION = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
 EXPECTED = re.compile(r"expecting ['\"]([a-z0-9-]{1,32})['\"]", re.ASCII)
-CONTENT_RANGE = re.compile(r"bytes (?:0-0|\*)/([0-9]{1,18})", re.ASCII)
 NONE: Mapping[str, str] = {}
 CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
 REFUSED = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId", "SignatureDoesNotMatch")
@@ -49,21 +49,7 @@ ADVICE = {
 }
 
 
-class S3Answer(Protocol):
-    """Answer to one request; redirects are not followed, and are answers too."""
-
-    @property
-    def status(self) -> int: ...
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Headers, by names in any letter case."""
-
-    @property
-    def body(self) -> bytes:
-        """Body, of a few MiB at most."""
-
-
-Get: TypeAlias = Callable[[str, str, Mapping[str, str]], S3Answer]
+Get: TypeAlias = Callable[[str, str, Mapping[str, str]], WholeAnswer]
 """(method, URL, headers) → the answer, without following redirects. Raises Unusable for a failed connection."""
 
 
@@ -196,25 +182,12 @@ def _asked(artifact: Artifact, bucket: Bucket, get: Get) -> Listing:
         return Listing(tuple(_object(bucket, folder + each, each, get) for each in names))
     prefix = key if key.endswith("/") or not key else f"{key}/"
     found = {each.name: each for each in _below(bucket, prefix, get)}
-    taken = _taken(bucket, prefix, artifact, tuple(found))
+    taken = repository.chosen(found, artifact, of := _place(bucket, prefix))
+    if missing := next((name for name in taken if name not in found), None):
+        raise Unusable("SourceNotFound", f"{of} has no {missing!r:.120}, but other shards of it")
     _check_names(bucket, prefix, taken)
     pieces = (_piece(bucket, prefix, found[name], get) for name in taken)
     return Listing(tuple(each if artifact.directory else _alone(each) for each in pieces))
-
-
-def _taken(bucket: Bucket, prefix: str, artifact: Artifact, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Choose the names below a prefix that make up the model. Raises Unusable."""
-    of = _place(bucket, prefix)
-    try:
-        if artifact.directory:
-            return repository.directory(names, artifact.files, of)
-        first = repository.gguf(names, artifact.quantization, of)
-    except Bad as bad:
-        raise Unusable(bad.reason, bad.message) from None
-    shards = tuple(posixpath.join(posixpath.dirname(first), each) for each in shard_names(posixpath.basename(first)))
-    if missing := next((each for each in shards if each not in names), None):
-        raise Unusable("SourceNotFound", f"{of} has no {missing!r:.120}, but other shards of it")
-    return shards
 
 
 def _alone(piece: Piece) -> Piece:
@@ -236,13 +209,11 @@ def _object(bucket: Bucket, key: str, name: str, get: Get) -> Piece:
     """
     url = bucket.url(key)
     answer = get("GET", url, {"Range": "bytes=0-0"})
-    counted = CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
-    if answer.status == 416 or (answer.status == 206 and counted and int(counted[1]) == 0):
+    _, size_bytes = extent(answer)
+    if answer.status == 416 or (answer.status == 206 and size_bytes == 0):
         raise Unusable("InvalidModelFile", f"{_place(bucket, key)} is empty; put the file there")
     if answer.status not in (200, 206):
         raise _refusal(bucket, key, answer)
-    length = answer.headers.get("content-length", "") if answer.status == 200 else ""
-    size_bytes = int(counted[1]) if counted else int(length) if re.fullmatch("[0-9]{1,18}", length, re.ASCII) else None
     return Piece(name, url, size_bytes, _checksum(bucket, key, get), answer.headers.get("etag", ""))
 
 
@@ -294,11 +265,11 @@ def _below(bucket: Bucket, prefix: str, get: Get) -> list[Listed]:
 # ── what went wrong ──────────────────────────────────────────────────────────────────────────────
 
 
-def _refusal(bucket: Bucket, key: str, answer: S3Answer) -> Exception:
+def _refusal(bucket: Bucket, key: str, answer: WholeAnswer) -> Exception:
     """Error for a failed request, by its status and S3's error code. S3's text is not shown: it holds the signature."""
     place, status = _place(bucket, key), answer.status
     try:
-        said = {path[-1]: text for path, text in elements(answer.body) if path[0] == "Error"}
+        said = fields(document(answer.body, "Error"))
     except ValueError:
         said = {}
     code = said.get("Code", "")
@@ -315,15 +286,14 @@ def _refusal(bucket: Bucket, key: str, answer: S3Answer) -> Exception:
             advice = f"it is not public; set spec.sourceSecretRef to a Secret with {ID} and {SECRET}"
         return Unusable("SourceUnauthorized", f"{words}; {advice}")
     if status == 429 or status >= 500:
-        pause = answer.headers.get("retry-after", "")
-        after_s = min(float(pause), LONGEST_PAUSE_S) if re.fullmatch("[0-9]{1,9}", pause, re.ASCII) else 0.0
+        after_s = retry_after_s(answer.headers, longest_s=LONGEST_PAUSE_S)
         return Unusable("DownloadFailed", f"{words}; it is asked again", Retry.SOON, after_s)
     if 300 <= status < 400:
         return Unusable("DownloadFailed", f"{words}; set {REGIONS[0]} or {ENDPOINTS[1]} in the Secret to where it is")
     return Unusable("DownloadFailed", words)
 
 
-def _region(answer: S3Answer, said: Mapping[str, str]) -> str:
+def _region(answer: WholeAnswer, said: Mapping[str, str]) -> str:
     """Region of the bucket by an answer's headers or body, "" if it names none."""
     told = answer.headers.get("x-amz-bucket-region", "") or said.get("Region", "")
     if REGION.fullmatch(told):

@@ -18,7 +18,6 @@ from pathlib import Path
 from metal_supervisor.models.download_job import DownloadJob, StoreContext, Terms
 from metal_supervisor.models.listing import Listing, Retry, Unusable
 from metal_supervisor.models.metadata import Reading
-from metal_supervisor.models.model_directory import Contents
 from metal_supervisor.models.web import Client, Stopped
 from metal_supervisor.spec.progress import duration
 from metal_supervisor.spec.sources import Artifact, Keys, shown
@@ -251,9 +250,10 @@ class Store:
 
     def _wait(self, task: _Task, wait_s: float) -> None:
         """Wait for the next try. After a final failure, wait until `again` is set or the slot's note is removed."""
-        noted = _note(task.job)
+        slot = task.job.slot
+        noted = slot.note()
         while not task.again.wait(LOOK_AT_NOTE_S if task.final else wait_s) and task.final:
-            if noted is not None and _note(task.job) is None:
+            if noted is not None and slot.note() is None:
                 break  # the slot was removed
         task.again.clear()
 
@@ -264,13 +264,6 @@ def _real(path: str) -> tuple[str, ...]:
         return (os.path.realpath(path, strict=True),)
     except OSError:
         return ()
-
-
-def _note(job: DownloadJob) -> Contents | None:
-    try:
-        return job.slot.read()
-    except (Unusable, OSError):
-        return None
 
 
 def _trouble(job: DownloadJob, error: Exception) -> Unusable:

@@ -37,18 +37,17 @@ def taken_over(
                 sync_directory(target.parent)
             return kept(target, piece.digest, piece.validator)
         except (OSError, Unusable):
-            continue  # it cannot be read or linked, or is a symbolic link: fetch it
+            continue  # it cannot be read or linked, is no model, or a symbolic link: fetch it
     return None
 
 
 def _is_it(found: Path, piece: Piece, store: Path, hashed: Callable[[int], None]) -> bool:
-    """True if a file in the store is the wanted piece. Raises Unusable for a link, OSError, and what `hashed` does."""
+    """True if a file in the store is the wanted piece. Raises Unusable, OSError, and what `hashed` does."""
     status_below(store, str(found.relative_to(store)))
     if not model_files.is_whole(found, piece.size_bytes):
         return False
     with found.open("rb") as file:
-        if piece.is_gguf and file.read(len(fetch.MAGIC)) != fetch.MAGIC:
-            return False
+        fetch.check_head(file.read(512), piece)
     return not piece.digest or fetch.digest(found, hashed) == piece.digest
 
 

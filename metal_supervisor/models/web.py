@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import math
 import re
 import socket
 import ssl
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
-from metal_supervisor.cluster.answers import line_trouble
+from metal_supervisor.cluster.answers import line_trouble, retry_after_s
 from metal_supervisor.host.addresses import networks_near
 from metal_supervisor.host.machine import interfaces
 from metal_supervisor.models.listing import Retry, Unusable
@@ -34,10 +37,22 @@ CONNECT_S, STALL_S = 10.0, 60.0
 REDIRECTS = 5
 MOVED = (301, 302, 303, 307, 308)
 LONGEST_WAIT_S = 300.0
+LONGEST_PAGE_BYTES = 16 << 20
+CONTENT_RANGE = re.compile(r"bytes +(?:(\d{1,18})-\d{1,18}|\*)/(\d{1,18}|\*)", re.ASCII)
 
 
 class Stopped(Exception):
     """The request was stopped, because its model is no longer wanted."""
+
+
+@dataclass(frozen=True)
+class WholeAnswer:
+    """An answer whose body has been read."""
+
+    status: int
+    headers: Mapping[str, str] = field(repr=False)
+    """Headers, by names in any letter case."""
+    body: bytes = field(repr=False)
 
 
 class Client:
@@ -48,7 +63,7 @@ class Client:
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self.stopped = False
-        self._http = urllib3.PoolManager(retries=False, timeout=urllib3.Timeout(connect=CONNECT_S, read=stall_s))
+        self._http = urllib3.PoolManager(retries=False)
         self._http.pool_classes_by_scheme = _pools(self)
 
     def stop(self) -> None:
@@ -72,10 +87,10 @@ class Client:
 
         `secret`: headers for the origin of `url` only. Raises Unusable, Stopped.
         """
-        first, current = _origin(url), url
+        first, current = origin(url), url
         for _ in range(REDIRECTS + 1):
-            own = secret if secret and _origin(current) == first else {}
-            answer = self.once("GET", current, {"Accept-Encoding": "identity", **(headers or {}), **(own or {})})
+            own = secret if secret and origin(current) == first else {}
+            answer = self._once("GET", current, {"Accept-Encoding": "identity", **(headers or {}), **(own or {})})
             where = answer.headers.get("Location")
             if answer.status not in MOVED or not where:
                 return answer
@@ -84,20 +99,11 @@ class Client:
         text = f"{shown(url)} leads to more than {REDIRECTS} other addresses; check spec.source"
         raise Unusable("DownloadFailed", text)
 
-    def check(self, url: str) -> None:
-        """Check a URL that a library will connect to by itself. Raises Unusable if that is not allowed, Stopped."""
-        self._check_name(url)
-        _, host, port = _origin(url)
-        try:
-            self.addresses(host, port)
-        except (_Forbidden, OSError, UnicodeError) as error:
-            raise self.trouble(url, error) from None
-
     def check_plain(self, url: str) -> None:
         """Raise Unusable for plain http to a host that this Mac's settings do not name: the file may be changed in
         transit. Raises Stopped.
         """
-        scheme, host, port = _origin(url)
+        scheme, host, port = origin(url)
         if scheme != "http":
             return
         self._check_name(url)
@@ -109,20 +115,48 @@ class Client:
             text = f"{shown(url)} is plain http, and can be changed on the way; use https, or set spec.sha256"
             raise Unusable("SourceNotAllowed", f"{text} (one file), or name its host in --private-hosts of this Mac")
 
-    def once(self, method: str, url: str, headers: Mapping[str, str]) -> Answer:
-        """Send one request, and return the answer, which may be a redirect. Raises Unusable, Stopped."""
+    def page(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        wait_s: float | None = None,
+        until: float = math.inf,
+    ) -> WholeAnswer:
+        """Send one request, and return the answer, which may be a redirect, with its body. Raises Unusable, Stopped.
+
+        `wait_s`: for each wait on the network, `stall_s` by default; `until`: monotonic time by which it must be over.
+        """
+        answer = self._once(method, url, headers, wait_s)
+        try:
+            if method != "HEAD" and answer.headers.get("Content-Encoding", "identity").lower() != "identity":
+                unasked = Unusable("DownloadFailed", f"{shown(url)} answered compressed, unasked")
+                raise refusal(url, answer) if answer.status >= 400 else unasked
+            found = bytearray()
+            for part in body(self, url, answer, 1 << 16):
+                found += part
+                if len(found) > LONGEST_PAGE_BYTES:
+                    raise Unusable("DownloadFailed", f"{shown(url)}: its answer is too long")
+                if time.monotonic() > until:
+                    raise Unusable("DownloadFailed", f"{shown(url)}: its answer takes too long", Retry.SOON)
+            return WholeAnswer(answer.status, answer.headers, bytes(found))
+        finally:
+            answer.close()
+
+    def _once(self, method: str, url: str, headers: Mapping[str, str], wait_s: float | None = None) -> Answer:
         self._check_name(url)
         try:
             return self._http.request(
-                method, url, headers=dict(headers), preload_content=False, decode_content=False, redirect=False
-            )
+                method, url, headers=dict(headers), preload_content=False, decode_content=False, redirect=False,
+                timeout=urllib3.Timeout(connect=min(CONNECT_S, wait_s or CONNECT_S), read=wait_s or self.stall_s),
+            )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - whatever a URL or a server makes a library raise
             raise self.trouble(url, error) from None
 
     def _check_name(self, url: str) -> None:
         if self.stopped:
             raise Stopped
-        host = _origin(url)[1]
+        host = origin(url)[1]
         if not host:
             raise Unusable("InvalidModel", f"{shown(url)} is no URL; check spec.source")
         if not self._rules.allows_host(host):
@@ -225,7 +259,7 @@ def _pools(client: Client) -> dict[str, type[HTTPConnectionPool]]:
     return {"http": PlainPool, "https": SecurePool}
 
 
-def _origin(url: str) -> tuple[str, str, int]:
+def origin(url: str) -> tuple[str, str, int]:
     """(scheme, host, port) of a URL, with an empty host if it is none.
 
     Parsed by urllib3, which also connects: other parsers read some URLs differently.
@@ -244,7 +278,7 @@ def _following(first: str, current: str, where: str) -> str:
         following = urllib.parse.urljoin(current, where)
     except ValueError:
         raise Unusable("DownloadFailed", f"{shown(first)} leads to what is no URL; check spec.source") from None
-    schemes = _origin(current)[0], _origin(following)[0]
+    schemes = origin(current)[0], origin(following)[0]
     if schemes[1] not in ("http", "https") or schemes == ("https", "http"):
         text = f"{shown(first)} leads to a {schemes[1]!r:.20} address, which is not followed; check spec.source"
         raise Unusable("SourceNotAllowed", text)
@@ -253,16 +287,22 @@ def _following(first: str, current: str, where: str) -> str:
 
 def body(client: Client, url: str, answer: Answer, chunk_bytes: int) -> Iterator[bytes]:
     """Yield the body as it arrives, in parts of at most `chunk_bytes`. Raises Unusable, Stopped."""
+    while part := read_part(client, url, answer, chunk_bytes):
+        yield part
+
+
+def read_part(client: Client, url: str, answer: Answer, most_bytes: int) -> bytes:
+    """Read what has arrived of a body, at most `most_bytes`; b"" at its end. Raises Unusable, Stopped."""
     try:
-        while part := answer.read1(chunk_bytes, decode_content=False):
-            yield part
+        part = answer.read1(most_bytes, decode_content=False)
     except Exception as error:  # noqa: BLE001 - whatever a server makes a library raise
         raise client.trouble(url, error, underway=True) from None
-    if client.stopped:  # a stop ends a body of unknown length as if it were complete
+    if not part and client.stopped:  # a stop ends a body of unknown length as if it were complete
         raise Stopped
+    return part
 
 
-def refusal(url: str, answer: Answer, has_secret: bool = False) -> Unusable:
+def refusal(url: str, answer: Answer | WholeAnswer, has_secret: bool = False) -> Unusable:
     """Error for an answer whose status is not a success."""
     status, what = answer.status, shown(url)
     if status in (404, 410):
@@ -271,16 +311,21 @@ def refusal(url: str, answer: Answer, has_secret: bool = False) -> Unusable:
         advice = "is what spec.sourceSecretRef holds right?" if has_secret else "it needs a key, or the link is too old"
         return Unusable("SourceUnauthorized", f"{what} answered {status}; {advice}")
     if status == 429 or status >= 500 or status == 408:
-        return Unusable("DownloadFailed", f"{what} answered {status}", Retry.SOON, retry_after_s(answer))
+        wait_s = retry_after_s(answer.headers, longest_s=LONGEST_WAIT_S)
+        return Unusable("DownloadFailed", f"{what} answered {status}", Retry.SOON, wait_s)
     return Unusable("DownloadFailed", f"{what} answered {status}; check spec.source")
+
+
+def extent(answer: Answer | WholeAnswer) -> tuple[int | None, int | None]:
+    """(offset of an answer's first byte, size of the whole file), None for what it does not tell."""
+    if answer.status == 200:
+        said = answer.headers.get("Content-Length", "")
+        return 0, int(said) if re.fullmatch(r"\d{1,18}", said, re.ASCII) else None
+    found = CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", "").strip())
+    start, size = found.groups() if found else (None, None)
+    return int(start) if start else None, int(size) if size and size != "*" else None
 
 
 def validator(answer: Answer) -> str:
     """Value that changes with the file: an ETag, else a date; "" if there is none."""
     return answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
-
-
-def retry_after_s(answer: Answer) -> float:
-    """Seconds that the server asks to wait, at most five minutes; 0 if it does not say so in seconds."""
-    said = answer.headers.get("Retry-After", "")
-    return min(float(said), LONGEST_WAIT_S) if re.fullmatch(r"\d{1,9}", said, re.ASCII) else 0.0

@@ -86,6 +86,8 @@ class Ask:
     """0 for a Mac that has the model at hand; more for one that would have to fetch it, or cannot run it."""
     ready: frozenset[int] = frozenset()
     """The slots that are served here."""
+    leave: bool = False
+    """Give its slots to another Mac, if there is one."""
 
 
 class ClaimAction(str, Enum):
@@ -307,7 +309,7 @@ def decide(
         )
         usable: list[Claim] = []
         for claim in sorted(held.get(key, []), key=lambda each: each.slot[2]):
-            if claim.slot[2] < ask.slots and len(usable) < most:
+            if claim.slot[2] < ask.slots and len(usable) < most and (alone or not ask.leave):
                 usable.append(claim)
             else:
                 moves.append(Move(ClaimAction.RELEASE, claim.slot, ask.uid, claim.version))

@@ -20,8 +20,9 @@ from metal_supervisor.placement import claims
 from metal_supervisor.placement.claimer import Claimer
 from metal_supervisor.placement.claims import Ask, Life, Sighting, SlotId
 from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sources import Artifact, library_model
-from metal_supervisor.spec.types import Json, Key, Record, Rejected, Service, Standing
+from metal_supervisor.spec.types import Json, Key, Rejected, Service, Standing
 from metal_supervisor.state.directory import SESSION_FILE, StateDir
 
 CLONED = "another Mac uses this one's identity (a copied state directory?); set --node-name on one of them"
@@ -91,11 +92,13 @@ class Placement:
         ready: Mapping[Key, frozenset[int]],
         delay_s: Callable[[Service | Rejected], float],
         begun: Collection[Key] = (),
+        leave: Collection[Key] = (),
     ) -> Placed:
         """Slots of `found` that this Mac holds, and the state of its peers.
 
         `ready`: slots that serve here. `delay_s`: delay in seconds before an offer for a service; called for each one
-        that will take memory here and is not among `begun`, whose memory is counted already.
+        that will take memory here and is not among `begun`, whose memory is counted already. `leave`: services that
+        another Mac should have, if there is one.
         """
         most = self._settings.replicas_per_mac
         if not self.on:
@@ -121,6 +124,7 @@ class Placement:
                 max(1, item.replicas),
                 delay_s(item) if self._open(key, item, held, lives) else 0.0,
                 ready.get(key, frozenset()),
+                key in leave,
             )
             for key, item in found.items()
         }

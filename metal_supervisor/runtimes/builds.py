@@ -37,8 +37,8 @@ def find(settings: object, executables: Sequence[Executable]) -> tuple[Executabl
     missing = []
     for each in executables:
         try:
-            flag = "--" + each.setting.replace("_", "-")
-            return each, machine.find_binary(getattr(settings, each.setting), each.name, each.install, flag)
+            flag = "--" + each.setting.replace("_", "-") if each.setting else None
+            return each, machine.find_binary(getattr(settings, each.setting, ""), each.name, each.install, flag)
         except machine.NoBinary as error:
             missing.append(str(error))
     raise machine.NoBinary("; ".join(missing))

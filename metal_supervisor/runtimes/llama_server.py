@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from metal_supervisor.memory.shape import shape_of
+from metal_supervisor.models.metadata import Reading
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR, VOCABULARY
 from metal_supervisor.runtimes.llama_flags import (
     LOAD_MODE,
@@ -24,14 +26,18 @@ from metal_supervisor.runtimes.llama_flags import (
     as_built,
     options_of,
 )
-from metal_supervisor.runtimes.llama_memory import VALUES, checkpoints, prompt_cache_mib
-from metal_supervisor.runtimes.place import Binary, Place
+from metal_supervisor.runtimes.llama_memory import VALUES, checkpoints, demand, prompt_cache_mib
+from metal_supervisor.runtimes.place import Binary, Executable, Place
+from metal_supervisor.runtimes.runtime import Runtime
 from metal_supervisor.spec.arguments import FlagVerdict, ParsedArguments, named_files, parse, refusal, with_files
 from metal_supervisor.spec.auxiliary_files import DRAFTED, argument_source
 from metal_supervisor.spec.environment import as_arguments
 from metal_supervisor.spec.first_request import smallest
+from metal_supervisor.spec.gguf import BadGguf
 from metal_supervisor.spec.types import Engine, PartKey, Probe, Role, Service
 
+CONTEXTS = (8192, 4096, 2048)
+"""Tokens of a slot to choose from where the spec names no context: the most that fits."""
 DEFAULT_CONTEXT, DEFAULT_BATCH, DEFAULT_GPU_LAYERS = 2048, 2048, 99
 
 SLEEP = "--sleep-idle-seconds"
@@ -188,6 +194,23 @@ def _capacity(service: Service, place: Place) -> list[str]:
     return argv
 
 
+def contexts(service: Service, model: Reading) -> tuple[int, ...]:
+    """Tokens of a slot to choose from, the most first; () if the spec names them."""
+    given = "contextSize" in service.options or _given(service, *VALUES["context"])
+    return () if given else offered_contexts(model)
+
+
+def offered_contexts(model: Reading) -> tuple[int, ...]:
+    """As `contexts`, by what a model was trained for; () if that is not known."""
+    try:
+        if model.header is None:
+            return ()
+        trained = shape_of(model.header).context
+    except BadGguf:
+        return ()
+    return tuple(dict.fromkeys(min(each, trained or DEFAULT_CONTEXT) for each in CONTEXTS))
+
+
 def _behaviour(options: Mapping[str, Any]) -> list[str]:
     """The remaining fields of the spec, each as its flag."""
     argv = ["--flash-attn", "off" if options.get("flashAttention") is False else "on"]
@@ -237,7 +260,7 @@ def _mode(service: Service) -> list[str]:
     return [part for flag in wanted if not _given(service, *spellings.get(flag[0], (flag[0],))) for part in flag]
 
 
-def _housekeeping(service: Service, binary: Binary, prompt_cache: int, kept: int | None) -> list[str]:
+def _housekeeping(service: Service, binary: Binary, place: Place, prompt_cache: int, kept: int | None) -> list[str]:
     """Flags that not every build has: those that this build lists and the user did not give.
 
     `prompt_cache`: in MiB. `kept`: checkpoints of each slot, None to leave the flag out.
@@ -247,7 +270,8 @@ def _housekeeping(service: Service, binary: Binary, prompt_cache: int, kept: int
         ("--fit", ["off"]),
         ("--cache-ram", [str(prompt_cache)]),
         *([] if kept is None else [(CHECKPOINTS, [str(kept)])]),
-        ("--no-webui", []),
+        # Its own chat is for a browser on this Mac.
+        *([] if place.host in ("127.0.0.1", "::1") else [("--no-webui", [])]),
         ("--offline", []),
         # By default a web page of any host may read its answers.
         ("--cors-origins", ["localhost"]),
@@ -287,7 +311,7 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
     if service.mode == "chat" and not _given(service, *VALUES["checkpoints"]):
         # Nor does the engine bound these, by anything but their number.
         kept = checkpoints([*argv, "--cache-ram", str(prompt_cache), *service.extra_args], place.model)
-    argv += _housekeeping(service, binary, prompt_cache, kept) + list(service.extra_args)
+    argv += _housekeeping(service, binary, place, prompt_cache, kept) + list(service.extra_args)
     sleeps = parse(tuple(argv), GRAMMAR).given(SLEEP)
     path, body = smallest(service.mode, service.name)
     if _unpooled(argv):
@@ -300,3 +324,17 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
         first_body=body,
     )
     return Engine(argv=tuple(argv), env=env, cwd=place.cwd, probe=probe)
+
+
+RUNTIME = Runtime(
+    name="llama-server",
+    executables=(Executable("llama-server", "llama_server", "install it (brew install llama.cpp)"),),
+    formats=frozenset({"gguf"}),
+    refuse=refuse,
+    engine=engine,
+    demand=lambda _service, argv, model, reading_of: demand(argv, model, reading_of),
+    lacks=lacks,
+    contexts=contexts,
+    vocabulary=VOCABULARY,
+    metrics_path="/metrics",
+)

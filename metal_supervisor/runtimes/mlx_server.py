@@ -11,8 +11,9 @@ from collections.abc import Mapping
 
 from metal_supervisor.confinement.access import Access
 from metal_supervisor.runtimes.mlx_arguments import MLX
-from metal_supervisor.runtimes.mlx_memory import estimate_of, prompt_cache_bytes, slot_tokens
-from metal_supervisor.runtimes.place import Binary, Place
+from metal_supervisor.runtimes.mlx_memory import demand, estimate_of, prompt_cache_bytes, slot_tokens
+from metal_supervisor.runtimes.place import Binary, Executable, Place
+from metal_supervisor.runtimes.runtime import Runtime
 from metal_supervisor.spec.arguments import parse, refusal
 from metal_supervisor.spec.first_request import smallest
 from metal_supervisor.spec.types import Engine, Probe, Service
@@ -123,3 +124,20 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
     path, body = smallest(service.mode, service.name)
     probe = Probe(expects='"status"', identity=service.name, busy_path="", first_path=path, first_body=body)
     return Engine(tuple(argv), env, place.cwd, probe)
+
+
+RUNTIME = Runtime(
+    name="mlx-server",
+    executables=(
+        Executable(SWIFT, "mlx_server", "install it (github.com/defilantech/mlx-server)"),
+        Executable(MLX_LM, "mlx_lm_server", "install it (pipx install mlx-lm)", True, package="mlx-lm"),
+    ),
+    formats=frozenset({"mlx", "safetensors"}),
+    refuse=refuse,
+    engine=engine,
+    demand=demand,
+    lacks=lacks,
+    vocabulary=MLX,
+    access=access,
+    runs_code=runs_code,
+)

@@ -16,12 +16,13 @@ from metal_supervisor.runtimes import llama_memory
 from metal_supervisor.runtimes.attached import attended
 from metal_supervisor.runtimes.llama_server import DEFAULT_CONTEXT
 from metal_supervisor.runtimes.mlx_server import meaningless
-from metal_supervisor.runtimes.place import Binary, Place
+from metal_supervisor.runtimes.place import Binary, Executable, Place
+from metal_supervisor.runtimes.runtime import Runtime, Shared
 from metal_supervisor.spec.sources import library_model
 from metal_supervisor.spec.types import Engine, Probe, Service
 
 NAME = "ollama"
-BASE, SERVED = "ollama", "served/ollama"
+BASE, MODELS = "ollama", "served/ollama/models"
 """Directories in the state directory: the daemon's home, and the files attached to it, which it may read."""
 PROBE = Probe(path="/", expects="Ollama is running", busy_path="")
 SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}\.gguf$")
@@ -113,3 +114,15 @@ def demand(
     argv = ["--ctx-size", str(made["num_ctx"]), "--parallel", "1", "--cache-ram", "0", "--ctx-checkpoints", "0"]
     argv += ["--batch-size", str(made.get("num_batch", 512)), "--ubatch-size", str(made.get("num_batch", 512))]
     return llama_memory.demand([*argv, *(["--embedding"] if service.mode == "embedding" else [])], model, reading_of)
+
+
+RUNTIME = Runtime(
+    name=NAME,
+    executables=(Executable("ollama", "ollama", "install it (brew install ollama)", help=("serve", "--help")),),
+    formats=frozenset({"gguf"}),
+    refuse=refuse,
+    engine=engine,
+    demand=demand,
+    shared=Shared(daemon, per_file=parameters),
+    access=access,
+)

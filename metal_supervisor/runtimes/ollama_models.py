@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
-from metal_supervisor.runtimes.ollama import SERVED
+from metal_supervisor.runtimes.ollama import MODELS
 from metal_supervisor.spec.types import Json
 
 STALL_S = 120.0
@@ -201,7 +201,7 @@ def _blob(daemon: Daemon, job: Json, timeout_s: float, progress: Callable[[str],
 
 def _served(job: Json) -> Path:
     """Where a confined daemon reads the file of the service."""
-    return Path(job["book"]).resolve().parent / SERVED / str(job["name"])
+    return Path(job["book"]).resolve().parent / MODELS / str(job["name"])
 
 
 def _has(daemon: Daemon, url: str) -> bool:

@@ -16,7 +16,8 @@ from metal_supervisor.runtimes import mlx_memory
 from metal_supervisor.runtimes.attached import attended
 from metal_supervisor.runtimes.mlx_server import NOT_HERE as NOT_MLX
 from metal_supervisor.runtimes.mlx_server import meaningless
-from metal_supervisor.runtimes.place import Binary, Place
+from metal_supervisor.runtimes.place import Binary, Executable, Place
+from metal_supervisor.runtimes.runtime import Runtime, Shared
 from metal_supervisor.spec.types import Engine, Probe, Service
 
 NAME = "omlx"
@@ -115,3 +116,15 @@ def demand(
 def cache_bytes(said: str) -> int:
     """A size as oMLX parses it, in bytes: `8GB` is 2^33."""
     return int(float(said[:-2]) * 1024 ** (1 + "KMGT".index(said[-2])))
+
+
+RUNTIME = Runtime(
+    name=NAME,
+    executables=(Executable("omlx", "omlx", "install it (brew install jundot/omlx/omlx)", True, ("serve", "--help")),),
+    formats=frozenset({"mlx", "safetensors"}),
+    refuse=refuse,
+    engine=engine,
+    demand=demand,
+    shared=Shared(daemon, options=DAEMON_OPTIONS),
+    access=access,
+)

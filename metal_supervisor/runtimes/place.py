@@ -16,7 +16,7 @@ class Executable:
     name: str
     """Its name on PATH, e.g. `llama-server`."""
     setting: str
-    """Name of the setting that holds its path."""
+    """Name of the setting that holds its path, "" if it is only looked for on PATH."""
     install: str
     """Advice if it is missing."""
     script: bool = False

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 
 from metal_supervisor.spec import first_request
-from metal_supervisor.spec.progress_bar import printable
+from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Probe
 
 TIMEOUT_S = 2.0

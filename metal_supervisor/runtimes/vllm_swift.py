@@ -15,7 +15,8 @@ from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.runtimes.mlx_arguments import VLLM
 from metal_supervisor.runtimes.mlx_memory import whole
 from metal_supervisor.runtimes.mlx_server import NOT_HERE, meaningless
-from metal_supervisor.runtimes.place import Binary, Place
+from metal_supervisor.runtimes.place import Binary, Executable, Place
+from metal_supervisor.runtimes.runtime import Runtime
 from metal_supervisor.spec.arguments import parse, refusal
 from metal_supervisor.spec.sizes import MIB
 from metal_supervisor.spec.types import Engine, Probe, Service
@@ -107,3 +108,15 @@ def _estimate(context: int, slots: int, compressed: bool, model: Reading) -> Est
             return replace(made, compute_bytes=scratch, overhead_bytes=PYTHON_BYTES)
     made = by_size(model.size_bytes, CacheSettings(context=context, slots=slots, mmap=False), why)
     return replace(made, overhead_bytes=made.overhead_bytes + PYTHON_BYTES)
+
+
+RUNTIME = Runtime(
+    name=NAME,
+    executables=(Executable(NAME, "vllm_swift", "install it (brew install TheTom/tap/vllm-swift)"),),
+    formats=frozenset({"mlx", "safetensors"}),
+    refuse=refuse,
+    engine=engine,
+    demand=demand,
+    vocabulary=VLLM,
+    metrics_path="/metrics",
+)

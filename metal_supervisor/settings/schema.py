@@ -18,8 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from metal_supervisor.spec import limits
+from metal_supervisor.spec.on_demand import IDLE_TTL_S, LONGEST_IDLE_S
 
 HUB = "https://huggingface.co"
+GATEWAY = "127.0.0.1:9100"
+SECRET_KEYS = "gateway.keys"
+"""File of the state directory with a copy of `gateway_keys_secret`."""
 
 
 def _setting(default: Any, help_text: str, check: Callable[[Any], str | None] | None = None) -> Any:
@@ -42,6 +46,12 @@ def _address(value: str) -> str | None:
     return None
 
 
+def _named(value: str) -> str | None:
+    dns = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
+    good = not value or re.fullmatch(f"{dns}/{dns}", value, re.ASCII)
+    return None if good else "must look like llm/gateway-keys: a namespace and a name in it"
+
+
 def _listen(value: str) -> str | None:
     if not value:
         return None
@@ -49,6 +59,12 @@ def _listen(value: str) -> str | None:
     if found is None or _address(found[1].strip("[]")) or not 1 <= int(found[2]) <= 65535:
         return "must look like 192.168.1.20:9091, or [fd00::1]:9091: an IP address of this Mac and a port"
     return None
+
+
+def _gateway(value: str) -> str | None:
+    if value in ("", "off") or _listen(value) is None:
+        return None
+    return "must be off, or look like 127.0.0.1:9100, or [::1]:9100: an IP address of this Mac and a port"
 
 
 def _node_name(value: str) -> str | None:
@@ -136,6 +152,33 @@ class Settings:
     metrics_listen: str = _setting(
         "", "ADDRESS:PORT on which /metrics and /healthz, and nothing else, can be asked for from the cluster, without "
         "a password; empty: nowhere but on loopback.", _listen,
+    )
+    gateway: str = _setting(
+        "", "ADDRESS:PORT of the gateway, one URL for all models of this Mac, or off; empty: 127.0.0.1:9100 with the "
+        "embedded API, else off.", _gateway,
+    )
+    gateway_keys: str = _setting(
+        "", "File with the keys that the gateway asks for, made with `metal-supervisor key add`, read anew when it "
+        "changes; empty: it asks for none.",
+    )
+    gateway_keys_secret: str = _setting(
+        "", "NAMESPACE/NAME of a Secret whose `keys` is such a file, in place of gateway_keys; a change is seen within "
+        "30 s.", _named,
+    )
+    gateway_tls_cert: str = _setting(
+        "", "PEM file with the gateway's certificate and its chain, read anew when it changes; empty: no TLS."
+    )
+    gateway_tls_key: str = _setting("", "PEM file with the certificate's key.")
+    gateway_insecure: bool = _setting(
+        False, "Let the gateway listen beyond loopback without keys: anyone in the network may use every model."
+    )
+    on_demand: bool = _setting(
+        False, "Run a service only while it is used, if it does not say (annotation metal-supervisor.io/on-demand): "
+        "the gateway starts its engine with the first request."
+    )
+    idle_ttl: float = _setting(
+        IDLE_TTL_S, "Seconds without a request after which the engine of an on-demand service is unloaded; 0: only to "
+        "make room for another.", _between(0, LONGEST_IDLE_S),
     )
     engine_metrics: bool = _setting(
         False, "Add the engines' own metrics, e.g. tokens per second, to /metrics, scraped every 15 s."
@@ -369,6 +412,45 @@ class Settings:
         return address.strip("[]"), int(port)
 
     @property
+    def gateway_on(self) -> bool:
+        """True if the gateway is to run."""
+        return self.gateway != "off" and (bool(self.gateway) or self.embedded)
+
+    @property
+    def gateway_address(self) -> tuple[str, int]:
+        """Address and port of the gateway, which must be on."""
+        address, _, port = (self.gateway or GATEWAY).rpartition(":")
+        return address.strip("[]"), int(port)
+
+    @property
+    def gateway_url(self) -> str:
+        """Base URL of the gateway for clients on this Mac."""
+        address, port = self.gateway_address
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address, f"[{address}]" if ":" in address else address)
+        return f"{'https' if self.gateway_tls_cert else 'http'}://{host}:{port}/v1"
+
+    @property
+    def gateway_keys_path(self) -> Path | None:
+        """File of the gateway's keys, None if it asks for none."""
+        if self.gateway_keys_secret:
+            return self.state_path / SECRET_KEYS
+        return Path(self.gateway_keys).expanduser() if self.gateway_keys else None
+
+    @property
+    def gateway_problem(self) -> str:
+        """Reason why the gateway must not listen with these settings, and what to do; "" if it may."""
+        if bool(self.gateway_tls_cert) != bool(self.gateway_tls_key):
+            missing = "gateway_tls_key" if self.gateway_tls_cert else "gateway_tls_cert"
+            return f"{missing} is missing: certificate and key go together"
+        if self.gateway_keys and self.gateway_keys_secret:
+            return "gateway_keys and gateway_keys_secret are both set: keys come from a file or from a Secret"
+        loopback = ipaddress.ip_address(self.gateway_address[0]).is_loopback
+        if not (loopback or self.gateway_keys_path or self.gateway_insecure):
+            text = f"gateway is {self.gateway}, beyond loopback, and there are no keys"
+            return f"{text}; set --gateway-keys, or --gateway-insecure if everyone in that network may use it"
+        return ""
+
+    @property
     def roots(self) -> tuple[Path, ...]:
         """The directories whose files a Model may name."""
         usual = (*(("~",) if self.embedded else ()), "/Users/Shared", "/Volumes")
@@ -404,6 +486,11 @@ class Settings:
         return Path(self.state_dir).expanduser().resolve()
 
     @property
+    def kubeconfig_path(self) -> Path:
+        """The kubeconfig; of the embedded API its own."""
+        return Path(self.kubeconfig).expanduser() if self.kubeconfig else self.state_path / "kubeconfig"
+
+    @property
     def ollama_models_path(self) -> str:
         return self.ollama_models or str(self.store_path / "ollama")
 
@@ -414,6 +501,6 @@ class Settings:
 
 PATHS = frozenset({
     "state_dir", "model_store", "kubeconfig", "llama_server", "mlx_server", "mlx_lm_server", "vllm_swift", "omlx",
-    "ollama", "ollama_models", "procfs", "caffeinate",
+    "ollama", "ollama_models", "procfs", "caffeinate", "gateway_keys", "gateway_tls_cert", "gateway_tls_key",
 })  # fmt: skip
 FIELDS = {item.name: item for item in dataclasses.fields(Settings)}

@@ -11,7 +11,10 @@ from metal_supervisor.runtimes.engine_metrics import Told
 from metal_supervisor.sidecar.counters import Counted
 from metal_supervisor.sidecar.inventory import Offer, rows
 from metal_supervisor.sidecar.power import PowerReading, shown_power
-from metal_supervisor.spec.types import Json, Observed, Record
+from metal_supervisor.spec.document import mapping, string
+from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Json
 from metal_supervisor.state.downloads import Download, downloads
 
 STALLED_AFTER_S = 60.0
@@ -77,15 +80,17 @@ class Board:
     """The engines' own metrics; empty unless enabled."""
     power: PowerReading | None = None
     """Power draw of the chip; None unless enabled."""
+    gateway: Json = field(default_factory=dict)
+    """The gateway's note; empty unless it runs."""
+    gateway_at: float = 0.0
+    """Monotonic time at which the gateway last looked at its services; 0 unless it runs."""
     happenings: tuple[Recent, ...] = ()
     """The latest Events of this run, oldest first."""
 
 
 def cluster_trouble(board: Board) -> str:
     """Reason why the cluster cannot be read or written, or "" if it can."""
-    told = board.controller.get("cluster")
-    error = told.get("error", "") if isinstance(told, dict) else ""
-    return str(error or board.cluster_error)
+    return string(mapping(board.controller, "cluster"), "error") or board.cluster_error
 
 
 def health(board: Board, now: float) -> tuple[int, Json]:
@@ -98,6 +103,7 @@ def health(board: Board, now: float) -> tuple[int, Json]:
     for what, seen in (
         ("the sidecar's loop has not run", board.passed_at),
         ("the controller has not finished a pass", board.controller_at),
+        ("the gateway has not looked at its services", board.gateway_at),
     ):
         if seen and now - seen > STALLED_AFTER_S:
             return 503, {"status": "stalled", "reason": f"{what} for {now - seen:.0f} s"}
@@ -114,8 +120,7 @@ def readiness(board: Board, now: float) -> tuple[int, list[tuple[str, bool, str]
     wanted = [row for row in board.rows if row.report.replicas and row.report.phase not in ("Stopped", "Suspended")]
     serving = [row for row in wanted if row.report.ready]
     status, body = health(board, now)
-    told = board.controller.get("cluster")
-    synced = bool(told.get("synced")) if isinstance(told, dict) else False
+    synced = bool(mapping(board.controller, "cluster").get("synced"))
     checks = [
         ("supervisord", not board.supervisord_error, board.supervisord_error),
         ("controller", status == 200, str(body.get("reason", ""))),
@@ -143,6 +148,7 @@ def status(board: Board, version: str) -> Json:
         "engines": rows(board.engines),
         "memory": board.controller.get("memory"),
         "power": shown_power(board.power),
+        "gateway": {name: board.gateway.get(name) for name in ("url", "problem", "active")},
         "controller": {key: board.controller.get(key) for key in ("at", "did", "notices", "elsewhere", "silent")},
         "downloads": [_download(each) for each in downloads(board.controller)],
         "services": [_service(row) for row in board.rows],

@@ -13,6 +13,7 @@ from metal_supervisor.placement.claims import PREFIX, UNSCHEDULABLE
 from metal_supervisor.sidecar.board import Row
 from metal_supervisor.sidecar.inventory import Inventory, noted
 from metal_supervisor.sidecar.registrar import Around
+from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.types import Json
 
 
@@ -20,7 +21,7 @@ def around(watched: str, rows: Iterable[Row], told: Json, notes: Mapping[str, st
     """The cluster context of this Mac. `watched`: the namespace, "" for all; `told`: the controller's report; `notes`:
     annotations of the node Lease.
     """
-    cluster: Json = told["cluster"] if isinstance(told.get("cluster"), dict) else {}
+    cluster = mapping(told, "cluster")
     where = {watched} if watched else {row.record.namespace for row in rows} | set(told.get("namespaces") or [])
     silent = [tuple(each) for each in told.get("silent") or [] if isinstance(each, list) and len(each) == 2]
     operator = cluster.get("operator")
@@ -36,7 +37,7 @@ def around(watched: str, rows: Iterable[Row], told: Json, notes: Mapping[str, st
 
 def node_notes(inventory: Inventory, address: str, told: Json, cordoned: str) -> dict[str, str]:
     """Annotations of the node Lease. `cordoned`: why this Mac accepts no new services, "" if it does."""
-    memory = told["memory"] if isinstance(told.get("memory"), dict) else {}
+    memory = mapping(told, "memory")
     notes = {
         **{PREFIX + name: text for name, text in machine.capabilities(inventory.chip).items()},
         **noted(inventory.offers),

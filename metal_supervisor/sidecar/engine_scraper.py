@@ -20,7 +20,8 @@ from metal_supervisor.runtimes.engine_metrics import NO_PAGE, Block, Told
 from metal_supervisor.runtimes.metric_families import Unreadable
 from metal_supervisor.sidecar import exposition
 from metal_supervisor.sidecar.board import Row
-from metal_supervisor.spec.types import Key, RunNote
+from metal_supervisor.spec.processes import RunNote
+from metal_supervisor.spec.types import Key
 
 EVERY_S = 15.0
 LONGEST_S = 120.0

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
-import time
+from collections.abc import Sequence
 
 from metal_supervisor import launch
-from metal_supervisor.spec.types import Observed, Record, RunNote
+from metal_supervisor.spec.instants import utc
+from metal_supervisor.spec.processes import Observed, RunNote
+from metal_supervisor.spec.record import Record
 from metal_supervisor.state.directory import StateDir
 
 LINES = 20
+ERROR = re.compile(r"error|fail|fatal|cannot|unable|invalid|abort|assert|exception|terminat|denied", re.IGNORECASE)
+USAGE = re.compile(r"usage\b|-|\s|to show", re.IGNORECASE)
+LLAMA_ERROR = re.compile(r"[0-9.]+ E ")
 HELD = f"{launch.SAYS}{launch.CRASHED}"
 
 
@@ -33,10 +38,24 @@ def last_lines(state: StateDir, program: str) -> list[str]:
     return [line for line in lines if not line.startswith(HELD)][-LINES:]
 
 
+def cause(lines: Sequence[str]) -> str:
+    """The line of a log that best tells why its engine ended: the last that reports an error, else the last.
+
+    llama-server reports the fault first, and then each function that failed by it: the first of these counts. An engine
+    that refuses its command line prints the error first, and then how to use it.
+    """
+    told = [index for index, line in enumerate(lines) if ERROR.search(line) and not USAGE.match(line)]
+    found = told[-1] if told else len(lines) - 1
+    chain = {index for index, line in enumerate(lines) if LLAMA_ERROR.match(line)}
+    while found in chain and chain & {found - 1, found - 2}:
+        found = max(chain & {found - 1, found - 2})
+    return lines[found][:300] if lines else ""
+
+
 def why_down(state: StateDir, record: Record, note: RunNote | None, ended: str) -> str:
-    """Reason why an engine does not stay up: `ended`, the last line of its log, and the time of the next start."""
+    """Reason why an engine does not stay up: `ended`, the cause in its log, and the time of the next start."""
     lines = last_lines(state, record.program)
     due = record.retry_at or (note.not_before if note else 0.0)
-    again = f"next start at {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(due))}" if due else ""
-    parts = ended, lines[-1][:300] if lines else "", again
+    again = f"next start at {utc(due)}" if due else ""
+    parts = ended, cause(lines), again
     return "; ".join(part for part in parts if part)

@@ -26,7 +26,7 @@ from metal_supervisor.runtimes.metric_families import (
     Sample,
     Unreadable,
 )
-from metal_supervisor.spec.progress_bar import printable
+from metal_supervisor.spec.terminal_text import printable
 
 MOST_SERIES = 2000
 MOST_LINES = 20_000

@@ -15,13 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from metal_supervisor import launch
 from metal_supervisor.cluster.accounts import Renewal
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.network_watcher import AddressBook
-from metal_supervisor.cluster.report import CRASH_LOOP, MOVED, Happening, Report, happening, report
+from metal_supervisor.cluster.report import MOVED, Happening, Report, happening, report
 from metal_supervisor.host import local_status, machine
 from metal_supervisor.host.exit_watch import ExitWatch
 from metal_supervisor.host.liveness import HangLimits
@@ -43,19 +42,13 @@ from metal_supervisor.sidecar.sleep_notice import SleepNotice
 from metal_supervisor.sidecar.statuses import WantedModel, WantedStatus
 from metal_supervisor.spec import first_request
 from metal_supervisor.spec.attachment import Attachment
-from metal_supervisor.spec.types import (
-    LIVE,
-    Json,
-    Key,
-    ModelFile,
-    Observed,
-    ProgramState,
-    Record,
-    RunNote,
-    State,
-)
+from metal_supervisor.spec.processes import LIVE, Observed, ProgramState, RunNote, State
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Json, Key, ModelFile
+from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import SESSION_FILE, StateDir
 from metal_supervisor.state.doorbell import Doorbell
+from metal_supervisor.state.reports import CONTROLLER_REPORT
 from metal_supervisor.supervisord.client import Refused, ShuttingDown, Supervisord, Unavailable
 
 TICK_S = 15.0
@@ -77,6 +70,8 @@ class Sidecar:
         self._attached: dict[str, Attachment | None] = {}
         """The attachers' notes, as read in this pass, by program."""
         self._rows: list[Row] = []
+        self._gateway: Json = {}
+        """The gateway's note."""
         """Rows of the latest pass, shared daemons included."""
         session = session_kept(directory.path / SESSION_FILE)
         self.membership = Membership(kube, self.node, settings.lease_duration, session)
@@ -111,7 +106,7 @@ class Sidecar:
 
     def _renew_token(self) -> None:
         """Renew this Mac's own token before it expires, if it has one."""
-        path = Path(self.settings.kubeconfig).expanduser()
+        path = self.settings.kubeconfig_path
         renewal = Renewal(path, self.settings.context, self.kube)
         while True:
             time.sleep(renewal.step())
@@ -212,6 +207,7 @@ class Sidecar:
         records = self._read_records()
         notes = self.state.run_notes()
         told = self._controller()
+        self._gateway = gateway_note.read(self.state.path) if self.settings.gateway_on else {}
         found = {name: self._engine_pid(self._table.get(name), notes.get(name)) for name in records}
         pids = sharing.pids_with_daemons(records, found)
         self._attached = {name: self.state.attachment(name) for name, record in records.items() if record.daemon}
@@ -254,6 +250,8 @@ class Sidecar:
             node=self.node,
             address=self.addresses.choice,
             engines=self._inventory.offers,
+            gateway=self._gateway,
+            gateway_at=self._heard_of_gateway(),
             happenings=tuple(self._happenings),
             programs={
                 name: row.state.value
@@ -292,7 +290,7 @@ class Sidecar:
 
     def _controller(self) -> Json:
         try:
-            told = json.loads((self.state.path / "controller.json").read_text("utf-8"))
+            told = json.loads((self.state.path / CONTROLLER_REPORT).read_text("utf-8"))
         except (OSError, ValueError):
             return self.board.controller
         return told if isinstance(told, dict) else {}
@@ -302,6 +300,14 @@ class Sidecar:
         if told.get("at") == self.board.controller.get("at") and self.board.controller_at:
             return self.board.controller_at
         return time.monotonic() if told.get("at") else 0.0
+
+    def _heard_of_gateway(self) -> float:
+        """Monotonic time at which the gateway last looked at its services, 0 if no worker of it runs."""
+        workers = (self._table.get(name) for name in gateway_note.WORKERS)
+        if not any(worker and worker.state is State.RUNNING for worker in workers):
+            return 0.0
+        same = self._gateway.get("at") == self.board.gateway.get("at") and self.board.gateway_at
+        return self.board.gateway_at if same else time.monotonic()
 
     def _engine_pid(self, row: ProgramState | None, note: RunNote | None) -> int:
         """Pid of the engine of a program, 0 if there is none.
@@ -344,12 +350,17 @@ class Sidecar:
         engine, attachment = self._engine(record, notes, pid), self._attached.get(record.program)
         look = ServiceView(record, row, notes.get(record.program), pid, engine, self._target(record, pid), attachment)
         seen = self._observer.see(look, records, self._leaving.is_set())
-        told = report(record, seen.observed, self._slumber.coming is not None)
+        told = report(record, seen.observed, self._slumber.coming is not None or self._leaving.is_set(), self._fronts())
         if seen.settled:
             self._announce(record, told, seen.observed, seen.crashed)
         address = self.addresses.address
-        where = f"{address}:{record.port}" if told.wants_slice and address and seen.settled else ""
+        where = f"{address}:{told.port}" if told.wants_slice and address and seen.settled else ""
         return Row(record, seen.observed, told, where, seen.rss_bytes)
+
+    def _fronts(self) -> list[int]:
+        """Ports at which the gateway listens for on-demand services."""
+        found = self._gateway.get("fronts")
+        return found if isinstance(found, list) else []
 
     def _engine(self, record: Record, notes: Mapping[str, RunNote], pid: int) -> SampledEngine:
         """The process whose memory is measured; for a model on a shared daemon, the daemon."""
@@ -365,10 +376,9 @@ class Sidecar:
         if before is None or (before.phase, before.reason) != (told.phase, told.reason):
             detail = {"service": record.program, "phase": told.phase, "reason": told.reason, "why": told.message}
             log.info("service", extra=detail)
-        crashed = died or told.reason == CRASH_LOOP
-        lines = "\n".join(exit_messages.last_lines(self.state, record.program)) if crashed else ""
-        ended = f"the engine ended: {observed.last_exit or 'unknown'}\n{lines}" if died else ""
-        what = happening(before, told, ended, lines)
+        cause = exit_messages.cause(exit_messages.last_lines(self.state, record.program)) if died else ""
+        ended = f"the engine ended: {observed.last_exit or 'unknown'}{f'; {cause}' if cause else ''}" if died else ""
+        what = happening(before, told, ended)
         if what and not record.is_daemon and not (before is None and what.type == "Normal"):
             self.registrar.tell(record, what)
             self._happenings.append(Recent(time.time(), "/".join(record.key), what))

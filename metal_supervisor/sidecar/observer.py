@@ -19,7 +19,9 @@ from metal_supervisor.sidecar.memory_sampler import MemorySampler, SampledEngine
 from metal_supervisor.sidecar.probes import ProbeFinding, Prober, ProbeTarget
 from metal_supervisor.sidecar.publisher import Published
 from metal_supervisor.spec.attachment import Attachment
-from metal_supervisor.spec.types import LIVE, Key, Observed, ProgramState, Record, RunNote, Standing, State
+from metal_supervisor.spec.processes import LIVE, Observed, ProgramState, RunNote, State
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Key, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken, requested_at
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.doorbell import ring
@@ -149,6 +151,7 @@ class Observer:
         self._before[record.program] = observed
         if self._state.write_observed(observed):
             ring(self._state.path, "controller")
+            ring(self._state.path, "gateway")
         return LastSeen(observed, held.rss_bytes if held else 0, crashed)
 
     def _just_died(self, before: Observed) -> LastSeen:

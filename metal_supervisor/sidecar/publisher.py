@@ -19,7 +19,8 @@ from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
 from metal_supervisor.cluster.report import Happening
 from metal_supervisor.host import machine
 from metal_supervisor.sidecar.statuses import Statuses, WantedStatus, now_seconds
-from metal_supervisor.spec.types import Json, Key, Record
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Json, Key
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken
 
 HEARTBEAT_S = 60.0

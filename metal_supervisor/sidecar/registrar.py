@@ -25,7 +25,9 @@ from metal_supervisor.sidecar.fleetnode import FleetNode
 from metal_supervisor.sidecar.membership import Membership
 from metal_supervisor.sidecar.publisher import CONFLICT_RETRY_S, Published, Publisher
 from metal_supervisor.sidecar.statuses import WantedModel, WantedStatus
-from metal_supervisor.spec.types import Key, Observed, Record
+from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Key
 
 LONGEST_PAUSE_S, FORBIDDEN_PAUSE_S = 1.5, 5.0
 CONFLICT_PAUSE_S = 1.0
@@ -120,7 +122,7 @@ class Registrar(threading.Thread):
         with self._lock:
             wanted, models, around = self._wanted, self._models, self._around
         ends = Observed("", 0, False, time.time(), "STOPPING")
-        ending = {key: replace(each, report=report(each.record, ends)) for key, each in wanted.items()}
+        ending = {key: replace(each, report=report(each.record, ends, asleep=True)) for key, each in wanted.items()}
         self.want(ending, models, around)
 
     def _note_withdrawals(self, wanted: Mapping[Key, WantedStatus]) -> None:

@@ -12,7 +12,8 @@ from dataclasses import replace
 from metal_supervisor.memory.machine_memory import Held
 from metal_supervisor.sidecar.probes import ProbeFinding
 from metal_supervisor.spec.attachment import Attachment, Phase
-from metal_supervisor.spec.types import Observed, Record
+from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.record import Record
 
 UNREACHABLE = "DaemonUnreachable: "
 

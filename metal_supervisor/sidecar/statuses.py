@@ -10,14 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 
 from metal_supervisor.cluster import manifests
-from metal_supervisor.cluster.answers import now_micro
+from metal_supervisor.cluster.answers import KubeError, now_micro
 from metal_supervisor.cluster.kube import MERGE, Kube
 from metal_supervisor.cluster.report import Report
+from metal_supervisor.cluster.status_mode import condition_of_others
+from metal_supervisor.spec.instants import utc
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import GROUP, VERSION
-from metal_supervisor.spec.types import Json, Key, ModelFile, Record, Standing
+from metal_supervisor.spec.types import Json, Key, ModelFile, Standing
 
 CLEAR_AFTER_S = (2.0, 60.0)
 """Seconds after readiness at which to look for a stale schedulingStatus: the operator may write late once."""
@@ -71,7 +73,7 @@ class _Written:
 
 def now_seconds(kube: Kube) -> str:
     """Current time by the API server's clock, in RFC 3339 with whole seconds."""
-    return datetime.fromtimestamp(time.time() + kube.clock_offset_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return utc(time.time() + kube.clock_offset_s)
 
 
 def _path(kind: str, key: Key) -> str:
@@ -130,7 +132,7 @@ class Statuses:
             written.beside = False
             body = manifests.status(record, want.report, written.body, now, want.direct)
             if body != written.body:
-                self._apply("InferenceService", record.owner, body, force=True)
+                self._whole(record.owner, body)
                 written.body = body
             return
         body = manifests.own_status(record, want.report, written.body, now, self.silence)
@@ -138,6 +140,22 @@ class Statuses:
             self._apply("InferenceService", record.owner, body)
             written.body, written.beside = body, True
         self._scheduling(want, written)
+
+    def _whole(self, owner: Key, body: Json) -> None:
+        """Write a whole status; its condition Ready only if no other field manager owns that one.
+
+        Ready is a common type, and two writers of it would overwrite each other for ever. Everything else is taken over
+        by force, also from an operator that is gone.
+        """
+        try:
+            self._apply("InferenceService", owner, body)
+        except KubeError as error:
+            if not error.conflict:
+                raise
+            metadata = self._kube.request("GET", _path("inferenceservices", owner))["metadata"]
+            if condition_of_others(metadata.get("managedFields"), manifests.READY):
+                body = manifests.without_ready(body)
+            self._apply("InferenceService", owner, body, force=True)
 
     def _scheduling(self, want: WantedStatus, written: _Written) -> None:
         """Write or clear the two scheduling fields, which the operator writes as well."""

@@ -16,6 +16,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import TypeAlias
 
+from metal_supervisor.spec.nearest import did_you_mean
+
 Problem: TypeAlias = tuple[str, str]
 """(reason, message) of a refusal."""
 
@@ -276,7 +278,12 @@ def _refused(
             return "InvalidSpec", f"{shown}: {engine} takes no '='; write {plain} and its value as two items"
         if allowed:
             return None
-        return "UnsupportedField", f"{shown} is not known to {engine}; remove it; {opens(plain, 'extra-args')}"
+        first, *rest = item.written.split(None, 1)
+        if rest and folded(first, grammar) in grammar.flags:
+            return "InvalidSpec", f"{shown} is one item; split it into two items: {first!r:.80} and {rest[0]!r:.80}"
+        offered = (name for name, flag in grammar.flags.items() if flag.verdict is FlagVerdict.VALUE)
+        text = f"{shown} is not known to {engine}{did_you_mean(plain, offered)}; remove it"
+        return "UnsupportedField", f"{text}; {opens(plain, 'extra-args')}"
     if item.ambiguous:
         return "InvalidSpec", f"{shown} could be several flags; write its name in full"
     if not item.complete:

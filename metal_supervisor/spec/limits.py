@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.record import Proposal
 from metal_supervisor.spec.resources import PRIORITIES, rank_of
 from metal_supervisor.spec.sizes import quantity
-from metal_supervisor.spec.types import FIELD_IGNORED, Record, Rejected, Service
+from metal_supervisor.spec.types import FIELD_IGNORED, Rejected, Service
 
 ANY = "*"
 SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer")
@@ -121,7 +122,7 @@ def limit_of(limits: Mapping[str, T], namespace: str) -> T | None:
 
 def granted(item: Service | Rejected, limits: Limits) -> Service | Rejected:
     """The item within its namespace's limits; `Service.not_granted` names what was not granted."""
-    refused: list[tuple[str, str]] = []
+    refused = list(item.not_granted) if isinstance(item, Service) else []
     kind = item.endpoint.type if item.endpoint else ""
     if item.endpoint and kind != "ClusterIP" and kind not in limits.service_types:
         item = replace(item, endpoint=replace(item.endpoint, type="ClusterIP", node_port=None))
@@ -141,10 +142,10 @@ def granted(item: Service | Rejected, limits: Limits) -> Service | Rejected:
     return replace(item, not_granted=tuple(refused)) if refused else item
 
 
-def warned(record: Record, service: Service) -> Record:
-    """The record with a warning of what was not granted, unless it has one that matters more."""
-    before = record.warning
-    if not service.not_granted or not record.runs or (before is not None and before[0] != FIELD_IGNORED):
-        return record
+def warned(proposal: Proposal, service: Service) -> Proposal:
+    """The proposal with a warning of what was not granted, unless it has one that matters more."""
+    before = proposal.warning
+    if not service.not_granted or not proposal.asks or (before is not None and before[0] != FIELD_IGNORED):
+        return proposal
     told = [text for _, text in service.not_granted] + ([before[1]] if before else [])
-    return replace(record, warning=(service.not_granted[0][0], "; ".join(told)))
+    return replace(proposal, warning=(service.not_granted[0][0], "; ".join(told)))

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TypeAlias
 
-from metal_supervisor.spec.types import Record
+from metal_supervisor.spec.record import Record
 
 Aliases: TypeAlias = Sequence[Collection[str]]
 """The names of one thing, the most specific first: a later one counts only if no earlier one matches."""

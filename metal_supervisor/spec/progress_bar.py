@@ -6,41 +6,12 @@ and users wrote is made harmless first.
 
 from __future__ import annotations
 
-import unicodedata
-
 from metal_supervisor.spec.progress import DownloadProgress, duration, speed
 from metal_supervisor.spec.sizes import GIB, amount
+from metal_supervisor.spec.terminal_text import cells, fitted
 
 SHORTEST_NAME, LONGEST_NAME = 12, 40
 SHORTEST_BAR, LONGEST_BAR = 10, 30
-
-
-def printable(text: str) -> str:
-    """Fit for a terminal: no character that moves the cursor, colours, or turns the writing round."""
-    return "".join(char if char.isprintable() else "?" for char in text)
-
-
-def cells(text: str) -> int:
-    """Width of a printable text in a terminal's cells."""
-    return sum(_width(char) for char in text)
-
-
-def _width(char: str) -> int:
-    return 0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
-
-
-def fitted(text: str, width: int) -> str:
-    """A text made printable and cut to `width` cells, with `…` at the cut."""
-    plain = printable(text)
-    if cells(plain) <= width:
-        return plain
-    kept, used = "", 0
-    for char in plain:
-        used += _width(char)
-        if used > width - 1:
-            break
-        kept += char
-    return f"{kept}…" if width > 0 else ""
 
 
 def line(name: str, meter: DownloadProgress, width: int, note: str = "") -> str:

@@ -8,14 +8,17 @@ and no other service is affected.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from metal_supervisor.spec import auxiliary_files as companions
-from metal_supervisor.spec import fields, sources
+from metal_supervisor.spec import fields, misspelled, sources
 from metal_supervisor.spec.arguments import NO_FLAGS, ParsedArguments, parse
 from metal_supervisor.spec.environment import Vocabulary
 from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.nearest import did_you_mean
+from metal_supervisor.spec.on_demand import OnDemandPolicy, unloading
 from metal_supervisor.spec.references import OBJECT_NAME, read_environment
 from metal_supervisor.spec.sizes import fraction, quantity
 from metal_supervisor.spec.sources import Artifact, library_model
@@ -35,8 +38,9 @@ from metal_supervisor.spec.types import (
 GROUP = "inference.llmkube.dev"
 VERSION = "v1alpha1"
 RUNTIME_ANNOTATION = "metal-supervisor.io/runtime"
-IDLE_TTL_ANNOTATION = "metal-supervisor.io/idle-ttl"
-SHORTEST_IDLE_S, LONGEST_IDLE_S = 10, 7 * 86_400
+ALIASES_ANNOTATION = "metal-supervisor.io/aliases"
+ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+MOST_ALIASES = 32
 ACCELERATOR = "metal"
 DEFAULT_PORT, DEFAULT_PATH = 8080, "/v1/chat/completions"
 PRIORITIES: Mapping[str, int] = {"critical": 1_000_000, "high": 100_000, "normal": 10_000, "low": 1_000, "batch": 100}
@@ -73,6 +77,7 @@ class Policy:
     """Variables of `spec.env` that are refused by default."""
     vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
     """Runtime name -> the flags and variables that a manifest may give to its engine; without one, none."""
+    on_demand: OnDemandPolicy = field(default_factory=OnDemandPolicy)
     installed: frozenset[str] = frozenset()
     """The `runtimes` whose program is installed: a service that names none gets one of these if possible."""
 
@@ -139,7 +144,10 @@ def read_limit(model: Json) -> ModelLimit:
 def read_artifact(resource: Json) -> Artifact:
     """The artifact that a Model's `spec.source` names, with the fields that select a file of it; raises Bad."""
     metadata, spec = resource.get("metadata", {}), {"spec": resource.get("spec")}
-    place = sources.canonical(fields.text(fields.get(spec, "spec.source", str, ""), "spec.source").strip())
+    written, named = sources.without_quantization(
+        fields.text(fields.get(spec, "spec.source", str, ""), "spec.source").strip()
+    )
+    place = sources.canonical(written)
     directory = fields.get(spec, "spec.format", str, "gguf") in DIRECTORY_FORMATS
     files = fields.texts(spec, "spec.files")
     digest = fields.get(spec, "spec.sha256", str, "").lower()
@@ -151,6 +159,8 @@ def read_artifact(resource: Json) -> Artifact:
     if name and not OBJECT_NAME.fullmatch(name):
         raise Bad("InvalidSpec", f"spec.sourceSecretRef.name {name!r:.80} is not the name of a Secret")
     remote = not place.startswith("/") and not library_model(place)
+    if named:
+        _check_quantization(named, spec, directory, files)
     quantization = ""
     if directory and remote:
         _check_directory(place, files)
@@ -158,11 +168,22 @@ def read_artifact(resource: Json) -> Artifact:
         if files:
             place = sources.beside(place, files[0], "spec.files[0]")
         else:
-            quantization = fields.word(spec, "spec.quantization") or ""
+            quantization = named or fields.word(spec, "spec.quantization") or ""
     return Artifact(
         place, directory, files if directory and remote else (), quantization, digest,
         (metadata.get("namespace", ""), name) if name and remote else None, metadata.get("name", ""),
     )
+
+
+def _check_quantization(named: str, spec: Json, directory: bool, files: tuple[str, ...]) -> None:
+    """Raises Bad if other fields do not go with the `:QUANT` of a source."""
+    other = fields.word(spec, "spec.quantization")
+    if other and other.lower() != named.lower():
+        text = f"spec.source names the quantization {named}, and spec.quantization {other!r:.40}; remove one of the two"
+        raise Bad("InvalidSpec", text)
+    if files or directory:
+        what = "spec.files" if files else "a spec.format that is a directory"
+        raise Bad("InvalidSpec", f"spec.source ends in :{named}, which has no meaning beside {what}; remove it")
 
 
 def _check_directory(place: str, files: tuple[str, ...]) -> None:
@@ -248,7 +269,9 @@ def _runtime(resource: Json, written_model: Json, model: Model, policy: Policy, 
     if runtime in ELSEWHERE:
         raise Bad("UnsupportedRuntime", f"{origin} is {runtime!r}, {ELSEWHERE[runtime]}; {_offers(policy)}")
     if runtime not in policy.runtimes:
-        raise Bad("UnsupportedRuntime", f"{origin} is {runtime!r:.80}, which this Mac does not run; {_offers(policy)}")
+        near = did_you_mean(runtime, policy.runtimes)
+        text = f"{origin} is {runtime!r:.80}, which this Mac does not run{near}"
+        raise Bad("UnsupportedRuntime", f"{text}; {_offers(policy)}")
     if model.format not in policy.runtimes[runtime]:
         serves = ", ".join(sorted(policy.runtimes[runtime]))
         able = ", ".join(name for name, formats in policy.runtimes.items() if model.format in formats)
@@ -292,10 +315,15 @@ def _drain_s(resource: Json) -> float | None:
     return None if longest is None else float(longest)
 
 
-def _idle_ttl_s(resource: Json) -> int | None:
-    """Seconds without a request after which the engine unloads its model; None: never."""
-    said = fields.get(resource, "metadata.annotations", dict, {}).get(IDLE_TTL_ANNOTATION)
-    return fields.duration(said, f"annotation {IDLE_TTL_ANNOTATION}", SHORTEST_IDLE_S, LONGEST_IDLE_S)
+def _aliases(resource: Json) -> tuple[str, ...]:
+    """Further names by which the gateway's clients may ask for the service. Raises Bad."""
+    said = fields.get(resource, "metadata.annotations", dict, {}).get(ALIASES_ANNOTATION)
+    names = [each.strip() for each in said.split(",")] if isinstance(said, str) and said else []
+    good = said is None or (isinstance(said, str) and len(names) <= MOST_ALIASES and all(map(ALIAS.fullmatch, names)))
+    if not good:
+        wanted = f"must be at most {MOST_ALIASES} names of letters, digits and . _ : / -, separated by commas"
+        raise Bad("InvalidSpec", f"annotation {ALIASES_ANNOTATION} {wanted}, not {said!r:.80}")
+    return tuple(dict.fromkeys(names))
 
 
 def _readable(written: Json, draft: str = "") -> Model:
@@ -307,7 +335,7 @@ def _readable(written: Json, draft: str = "") -> Model:
 
 
 def _files(
-    namespace: str, written: Json, speculation: Json | None, models: Mapping[Key, Json]
+    namespace: str, written: Json, speculation: Json | None, model_of: Callable[[Key], Json | None]
 ) -> tuple[Model, tuple[Companion, ...]]:
     """(the Model of a service, the further files that its engine loads); raises Bad."""
     said = speculation or {}
@@ -315,18 +343,18 @@ def _files(
     model = _readable(written, beside)
     draft = companions.draft_beside(model.artifact, beside) if beside else None
     if name := said.get("draftModelRef"):
-        draft = _draft(namespace, name, models)
+        draft = _draft(namespace, name, model_of)
     origin = replace(model.artifact, source=model.projector, sha256="", quantization="")
     projector = Companion(Role.PROJECTOR, f'Model "{model.name}": spec.mmproj', model.projector, origin=origin)
     return model, tuple(each for each in (projector, draft) if each is not None and each.source)
 
 
-def _draft(namespace: str, name: str, models: Mapping[Key, Json]) -> Companion:
+def _draft(namespace: str, name: str, model_of: Callable[[Key], Json | None]) -> Companion:
     """The draft model that is a Model of its own; raises Bad, which names the field."""
     path = f"{companions.SPECULATION}.draftModelRef"
     if not OBJECT_NAME.fullmatch(name):
         raise Bad("InvalidSpec", f"{path} {name!r:.80} is not the name of a Model; name one of the same namespace")
-    found = models.get((namespace, name))
+    found = model_of((namespace, name))
     if found is None:
         text = f'{path} names "{name}", and namespace "{namespace}" has no such Model; apply it, or change the name'
         raise Bad("DraftModelNotFound", text)
@@ -340,25 +368,37 @@ def _draft(namespace: str, name: str, models: Mapping[Key, Json]) -> Companion:
     return Companion(Role.DRAFT, path, artifact.source, edition, model.gpu_layers, artifact)
 
 
-def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy, kept: str) -> Service:
+Reader: TypeAlias = Callable[[Json, Callable[[Key], Json | None], Policy, str], "Service | Bad"]
+"""As `read_service`."""
+
+
+def read_service(resource: Json, model_of: Callable[[Key], Json | None], policy: Policy, kept: str) -> Service | Bad:
+    """The Service of one InferenceService, or its refusal. `kept`: the runtime that it runs on, "" if it is open."""
+    try:
+        return _interpret(resource, model_of, policy, kept)
+    except Bad as bad:
+        return bad
+
+
+def _interpret(resource: Json, model_of: Callable[[Key], Json | None], policy: Policy, kept: str) -> Service:
     """The Service of one InferenceService; raises Bad."""
     namespace, name = resource["metadata"]["namespace"], resource["metadata"]["name"]
     reference = fields.get(resource, "spec.modelRef", str, "")
     if not OBJECT_NAME.fullmatch(reference):
         text = f"spec.modelRef {reference!r:.80} is not the name of a Model; name one of the same namespace"
         raise Bad("InvalidSpec", text)
-    found = models.get((namespace, reference))
+    found = model_of((namespace, reference))
     if found is None:
         text = f'Model not found: spec.modelRef names "{reference}", and namespace "{namespace}" has no such Model'
-        raise Bad("ModelNotFound", text)
+        raise Bad("ModelNotFound", f"{text}; apply it, or change the name")
     if not is_metal(found):
-        text = f'Model "{reference}" is not for a Mac: its spec.hardware.accelerator is not "{ACCELERATOR}"'
+        text = f'Model "{reference}" is not for a Mac: its spec.hardware.accelerator is not "{ACCELERATOR}"; set it'
         raise Bad("NotMetal", text, keeps_running=False)
     if resource["metadata"].get("deletionTimestamp"):
         held = ", ".join(map(str, resource["metadata"].get("finalizers") or ["nothing any more"]))
         raise Bad("Deleting", f"it is being deleted; its finalizers are waited for: {held}", keeps_running=False)
     speculation = companions.speculation(resource)
-    model, further = _files(namespace, found, speculation, models)
+    model, further = _files(namespace, found, speculation, model_of)
     endpoint = _endpoint(resource, name)
     if len(endpoint.service) > 63:
         text = f"metadata.name has {len(name)} characters, but the Service it is reached by may have 63; shorten it"
@@ -380,7 +420,8 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy, kept:
     for option in OMLX_OPTIONS:
         if options[option] is not None and runtime != "omlx":
             raise Bad("UnsupportedField", f"spec.{option} is not supported by {runtime}: only the runtime omlx has it")
-    options["idleTtlS"], options["speculativeDecoding"] = _idle_ttl_s(resource), speculation
+    unload = unloading(resource, found, policy.on_demand)
+    options["idleTtlS"], options["speculativeDecoding"] = unload.engine_s, speculation
     env, references, ignored = read_environment(resource, known, policy.allowed_env, policy.allowed_args)
     if runtime != "llama-server" and (speculation or further):
         field_name = further[0].field if further else companions.SPECULATION
@@ -403,10 +444,18 @@ def _interpret(resource: Json, models: Mapping[Key, Json], policy: Policy, kept:
         env=env,
         drain_s=_drain_s(resource),
         protected=fields.boolean(resource, "spec.evictionProtection") or False,
+        aliases=_aliases(resource),
         allowed_args=policy.allowed_args,
         companions=further,
         references=references,
-        ignored=(*(f"spec.extraArgs[{each.index}] {each.name}" for each in arguments.ignored), *ignored),
+        idle_s=unload.idle_s,
+        not_granted=unload.not_granted,
+        ignored=(
+            *misspelled.misspelled(resource, misspelled.SERVICE),
+            *misspelled.misspelled(found, misspelled.MODEL, f'Model "{reference}" '),
+            *(f"spec.extraArgs[{each.index}] {each.name}" for each in arguments.ignored),
+            *ignored,
+        ),
     )
 
 
@@ -450,6 +499,7 @@ def interpret(
     policy: Policy,
     running: Collection[Key] = (),
     kept: Mapping[Key, tuple[int, str]] | None = None,
+    read: Reader = read_service,
 ) -> dict[Key, Service | Rejected]:
     """Interpret every InferenceService of this Mac. Those not on the allowlist are left out.
 
@@ -466,7 +516,9 @@ def interpret(
         try:
             generation, runtime = (kept or {}).get((namespace, name), (None, ""))
             unedited = generation == resource["metadata"].get("generation")
-            service = _interpret(resource, models, policy, runtime if unedited else "")
+            service = read(resource, models.get, policy, runtime if unedited else "")
+            if isinstance(service, Bad):
+                raise service.with_traceback(None)
             holder = taken.setdefault((namespace, service.endpoint.service), name)
             if holder != name:
                 text = f'metadata.name: "{name}" and "{holder}" both need the Service "{service.endpoint.service}"'

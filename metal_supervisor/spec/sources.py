@@ -30,12 +30,13 @@ HUB_PAGE = re.compile(
     rf"(?:/(?:resolve|blob|raw|tree)/({REVISION})(?:/(.*))?)?/?", re.ASCII
 )  # fmt: skip
 HUB_URI = re.compile(rf"hf://(?:models/)?({REPOSITORY})(?:@({REVISION}))?(?:/(.*))?", re.ASCII)
+QUANTIZED = re.compile(rf"((?:hf://)?(?:models/)?{REPOSITORY}(?:@(?:{REVISION}))?):(\w[\w.-]{{0,62}})", re.ASCII)
 BARE = re.compile(REPOSITORY, re.ASCII)
 BUCKET_KEY = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(.*)", re.ASCII | re.DOTALL)
-FORMS = "an absolute path, file:///…, http(s)://…, hf://O/R[@REV][/FILE] or s3://BUCKET/KEY"
+FORMS = "an absolute path, file:///…, http(s)://…, hf://O/R[@REV][/FILE], hf://O/R:QUANT or s3://BUCKET/KEY"
 ELSEWHERE = {
-    "pvc": "names a volume of the cluster, which no Mac can mount",
-    "oci": "names an image of a container registry, which is not supported",
+    "pvc": "names a volume of the cluster, which no Mac can mount; name a file of the Mac, or hf://O/R",
+    "oci": "names an image of a container registry, which is not supported; name the model by hf://O/R or https://…",
     "ollama": "is no source of a Model; write https://ollama.com/library/NAME:TAG",
 }
 
@@ -125,6 +126,12 @@ def same_origin(one: str, other: str) -> bool:
     return first.scheme == second.scheme and (first.scheme in ("hf", "s3") or first.netloc == second.netloc)
 
 
+def without_quantization(written: str) -> tuple[str, str]:
+    """(source, QUANT) of a source like `hf://O/R:QUANT`; (the source, "") for any other."""
+    found = QUANTIZED.fullmatch(written)
+    return (found[1], found[2]) if found else (written, "")
+
+
 def canonical(written: str, where: str = "spec.source") -> str:
     """The canonical spelling of a source. Raises Bad, which names the field, for one that this Mac cannot fetch."""
     fields.text(written, where)
@@ -178,7 +185,7 @@ def _first_shard(place: str) -> str:
 def _hub_uri(written: str, where: str) -> str:
     found = HUB_URI.fullmatch(written)
     if found is None or re.match(r"hf://(datasets|spaces)/", written):
-        raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} must look like hf://O/R, hf://O/R@REV or hf://O/R@REV/FILE")
+        raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} must look like hf://O/R, hf://O/R:QUANT or hf://O/R@REV/FILE")
     return _hub(found[1], found[2] or "", found[3] or "", where)
 
 

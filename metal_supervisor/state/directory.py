@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from metal_supervisor.spec.attachment import Attachment
-from metal_supervisor.spec.types import Observed, Record, RunNote
+from metal_supervisor.spec.processes import Observed, RunNote
+from metal_supervisor.spec.record import Record
 from metal_supervisor.state import programs
 
 T = TypeVar("T")
@@ -93,6 +94,7 @@ class StateDir:
         self.home = str(self.link or path)
         self._known: dict[Path, tuple[tuple[int, int, int], Any]] = {}
         self._written: dict[Path, tuple[Any, tuple[int, int, int]]] = {}
+        self._paths: dict[tuple[str, str], Path] = {}
 
     @property
     def socket(self) -> str:
@@ -153,15 +155,24 @@ class StateDir:
             word = ""
         return word if word in ("cordon", "drain") else "cordon"
 
+    def _path(self, folder: str, name: str) -> Path:
+        """Path of a file, made once: a pass asks for some twenty of each engine."""
+        found = self._paths.get((folder, name))
+        if found is None:
+            if len(self._paths) > MOST_KNOWN:
+                self._paths.clear()
+            found = self._paths[folder, name] = self.path / folder / name
+        return found
+
     def record_path(self, program: str) -> Path:
-        return self.path / "records" / f"{program}.json"
+        return self._path("records", f"{program}.json")
 
     def section_path(self, program: str) -> Path:
-        return self.path / "models.d" / f"{program}.conf"
+        return self._path("models.d", f"{program}.conf")
 
     def pending_path(self, program: str) -> Path:
         """Path of the pending section, which replaces the one in `models.d` when its engine does not run."""
-        return self.path / "pending" / f"{program}.conf"
+        return self._path("pending", f"{program}.conf")
 
     def section_text(self, program: str) -> str:
         """A program's section on file, "" without one that can be read."""
@@ -176,7 +187,7 @@ class StateDir:
         return programs.section_spec(_text_of(self.pending_path(program)))
 
     def spec_path(self, spec_file: str) -> Path:
-        return self.path / "specs" / spec_file
+        return self._path("specs", spec_file)
 
     def read_spec(self, spec_file: str) -> dict[str, Any]:
         """A spec as it is on file, {} if it cannot be read."""
@@ -193,17 +204,17 @@ class StateDir:
         return self.path / "scratch" / programs.scratch_name(program, self.home)
 
     def note_path(self, program: str) -> Path:
-        return self.path / "runs" / f"{program}.json"
+        return self._path("runs", f"{program}.json")
 
     def specs_of(self, program: str) -> str:
         """Common prefix of the paths of a program's specs, in the form that launchers are given."""
         return f"{self.home}/specs/{program}"
 
     def attached_path(self, program: str) -> Path:
-        return self.path / "attached" / f"{program}.json"
+        return self._path("attached", f"{program}.json")
 
     def log_path(self, program: str) -> Path:
-        return self.path / "log" / f"{program}.log"
+        return self._path("log", f"{program}.log")
 
     def _read_all(self, directory: str, parse: Callable[[str], T]) -> tuple[dict[str, T], dict[str, str]]:
         """(readable files, reasons why the others cannot be read), both by program name."""
@@ -301,7 +312,7 @@ class StateDir:
 
         Without a sync: it is made anew in every pass, and a full disk must not stop the pass.
         """
-        path = self.path / "observed" / f"{observed.program}.json"
+        path = self._path("observed", f"{observed.program}.json")
         try:
             return self._kept(path, observed, programs.observed_text, durable=False)
         except OSError:
@@ -320,7 +331,7 @@ class StateDir:
 
     def forget_observed(self, program: str) -> None:
         """Remove the sidecar's observation."""
-        (self.path / "observed" / f"{program}.json").unlink(missing_ok=True)
+        self._path("observed", f"{program}.json").unlink(missing_ok=True)
 
     def quarantine(self, path: Path, reason: str) -> None:
         """Move a file aside, with a note of the reason beside it; never deletes it."""

@@ -46,6 +46,10 @@ class Doorbell:
         # Open for writing too, so that the last ringer's close is not an end of file.
         self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
+    def fileno(self) -> int:
+        """Descriptor that becomes readable with a ring."""
+        return self._descriptor
+
     def ring(self) -> None:
         """Ring from within the process, from any thread or a signal handler."""
         with contextlib.suppress(BlockingIOError):  # full, so it will wake

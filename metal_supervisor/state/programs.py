@@ -18,7 +18,9 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from metal_supervisor.spec.attachment import Attachment
-from metal_supervisor.spec.types import Engine, Json, Key, Observed, Program, Record, RunNote
+from metal_supervisor.spec.processes import Observed, RunNote
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Engine, Json, Key, Program
 
 T = TypeVar("T")
 RECORD_FORMAT = 1

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from xml.parsers.expat import ExpatError
 
-from metal_supervisor.spec.types import Diff, ProgramState, State
+from metal_supervisor.spec.processes import Diff, ProgramState, State
 
 TIMEOUT_S = 5.0
 # A reload takes supervisord half a second with 500 programs, and one that timed out would only be repeated: on a busy

@@ -6,7 +6,6 @@ a user wrote or an engine printed is shown on one line and escaped.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -18,8 +17,10 @@ from supervisor.supervisorctl import ControllerPluginBase
 from metal_supervisor import launch
 from metal_supervisor.cluster.report import CRASH_LOOP, report
 from metal_supervisor.host.local_status import asked_at
+from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sizes import amount
-from metal_supervisor.spec.types import Observed, Record
+from metal_supervisor.spec.terminal_text import encodable, escaped, table
 from metal_supervisor.state.directory import StateDir
 
 COLUMNS = ("NAME", "PHASE", "RUNTIME", "PORT", "MEMORY", "RESTARTS", "ENDPOINT", "WHY")
@@ -32,17 +33,13 @@ HELP = (
 )
 
 
-def escaped(text: str) -> str:
-    """The text on one line, without control sequences."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
 def endpoint(record: Record, spec_host: str) -> str:
-    """Address at which a service is reached on this Mac, "" without a port."""
-    if not record.port:
+    """URL at which a service is reached on this Mac, "" without a port. On demand that is the gateway's."""
+    port = report(record, None).port
+    if not port:
         return ""
     host = asked_at(record.host or spec_host or "127.0.0.1")
-    return f"http://{f'[{host}]' if ':' in host else host}:{record.port}/v1"
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
 def row(record: Record, observed: Observed | None, reached: str, now: float) -> tuple[str, ...]:
@@ -68,12 +65,6 @@ def row(record: Record, observed: Observed | None, reached: str, now: float) -> 
         why,
     )
     return tuple(escaped(cell) or "-" for cell in cells)
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows as lines, columns aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(each, widths, strict=True)).rstrip() for each in rows]
 
 
 def meant(record: Record, names: Iterable[str]) -> set[str]:
@@ -142,8 +133,7 @@ class ModelsPlugin(ControllerPluginBase):  # type: ignore[misc]  # supervisor ha
             self._say(line)
 
     def _say(self, line: str) -> None:
-        encoding = getattr(self.ctl.stdout, "encoding", None) or sys.getdefaultencoding()
-        self.ctl.output(line.encode(encoding, "backslashreplace").decode(encoding))
+        self.ctl.output(encodable(line, getattr(self.ctl.stdout, "encoding", None)))
 
 
 def make(controller: Any, state: str) -> ModelsPlugin:

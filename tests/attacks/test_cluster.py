@@ -21,8 +21,10 @@ from metal_supervisor.cluster.kube import APPLY, MERGE, Kube, KubeError
 from metal_supervisor.cluster.report import Report
 from metal_supervisor.placement import claims
 from metal_supervisor.placement.claims import ClaimAction, Move
-from metal_supervisor.spec.types import Endpoint, Record, Standing, Verdict
+from metal_supervisor.spec.record import Record, Verdict
+from metal_supervisor.spec.types import Endpoint, Standing
 from tests.cluster.server import ROOT, KubeCluster, crd_directory
+from tests.support.records import a_record
 from tests.support.system import eventually
 
 Object = dict[str, Any]
@@ -38,9 +40,8 @@ def record(name: str = "tiny", kind: str = "ClusterIP", ordinal: int = 0, space:
     """A service as the controller hands it to the sidecar."""
     endpoint = Endpoint(name.replace(".", "-"), 8080, "/v1/chat/completions", kind, None)
     verdict = Verdict(Standing.RUN, "Admitted", "", 1.0)
-    return Record(
-        space, name, f"uid-{name}", 1, f"{space}.{name}", "phi", "llama-server", 1, "chat", "normal", verdict,
-        endpoint, 18100, ordinal=ordinal,
+    return a_record(
+        name, space, uid=f"uid-{name}", verdict=verdict, endpoint=endpoint, port=18100, ordinal=ordinal,
     )  # fmt: skip
 
 
@@ -50,7 +51,7 @@ def slice_of(
     """An EndpointSlice as the sidecar of `node` applies it."""
     asked = record(name, ordinal=ordinal)
     assert asked.endpoint
-    told = Report("Ready", ready, 1, 1, "Serving", "", None, (), True, True, False)
+    told = Report("Ready", ready, ready, asked.port, 1, 1, "Serving", "", None, (), True, True, False)
     return dict(manifests.slice_object(asked, asked.endpoint, told, node, address, NOW, "0.1.0"))
 
 

@@ -13,7 +13,6 @@ from metal_supervisor.models.download_job import DownloadJob, StoreContext, Term
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.repository import NAMES_CODE, READ_BY_ENGINES, directory
 from metal_supervisor.models.source_policy import SourcePolicy
-from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import ModelFile
 from tests.support import mlx
@@ -88,9 +87,9 @@ def below(store: Path) -> Iterator[Path]:
 def test_no_file_that_could_be_code_is_fetched(name: str) -> None:
     names = [*GOOD, name]
     assert name not in directory(names, (), "o/r")
-    with pytest.raises(Bad) as caught:
+    with pytest.raises(Unusable) as caught:
         directory(names, ("config.json", "model.safetensors", name), "o/r")
-    assert "spec.files[2]" in caught.value.message
+    assert "spec.files[2]" in str(caught.value)
 
 
 def test_the_code_of_a_good_repository_stays_there(store: Path) -> None:

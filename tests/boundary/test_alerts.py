@@ -29,4 +29,4 @@ def test_an_alert_that_says_something_else_fails_them(tmp_path: Path) -> None:
     rules = tmp_path / "alerts.yaml"
     rules.write_text(rules.read_text().replace("> 60", "> 6000"))
     done = promtool(tmp_path, "test", "rules", "alerts_test.yaml")
-    assert done.returncode and "LoopStalled" in done.stdout + done.stderr
+    assert done.returncode and "MetalSupervisorLoopStalled" in done.stdout + done.stderr

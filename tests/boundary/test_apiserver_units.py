@@ -13,7 +13,7 @@ from metal_supervisor.apiserver.codec import clone
 from metal_supervisor.apiserver.errors import ApiError
 from metal_supervisor.apiserver.fields import PRESENT, decode_set, encode_set, leaves
 from metal_supervisor.apiserver.patch import json_patch, merge_patch, strategic_patch
-from metal_supervisor.apiserver.schema import apply_defaults, prune, validate
+from metal_supervisor.apiserver.schema import settle, validate
 from metal_supervisor.apiserver.tables import find, human_age
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -103,6 +103,16 @@ def test_a_json_patch_that_does_not_fit_is_refused(operation: dict[str, Any]) ->
         json_patch({"a": [1], "s": "text"}, [operation])
 
 
+def test_copies_in_a_json_patch_cannot_become_gigabytes() -> None:
+    doubling = [{"op": "copy", "from": "", "path": f"/{number}"} for number in range(25)]
+    repeating = [{"op": "copy", "from": "/a", "path": f"/{number}"} for number in range(9000)]
+    for operations in (doubling, repeating):
+        with pytest.raises(ApiError) as refused:
+            json_patch({"a": "x" * 1000}, operations)
+        assert refused.value.code == 422
+    assert len(json_patch({"a": "x" * 1000}, repeating[:2000])) == 2001
+
+
 @given(DECLARATIONS)
 def test_field_sets_survive_their_encoding(declared: dict[str, Any]) -> None:
     paths = frozenset(leaves(KEYED, declared))
@@ -169,8 +179,7 @@ def test_a_schema_prunes_defaults_and_complains_in_kubernetes_words() -> None:
         },
     }
     obj: dict[str, Any] = {"spec": {"many": [{"m": 1}, {}], "count": None, "size": 1.5, "other": 1}}
-    assert sorted(prune(schema, obj)) == ["spec.many[0].m", "spec.other"]
-    apply_defaults(schema, obj)
+    assert sorted(settle(schema, obj)) == ["spec.many[0].m", "spec.other"]
     assert obj["spec"]["kind"] == "x" and "count" not in obj["spec"]
     assert [str(problem) for problem in validate(schema, obj)] == [
         "spec.need: Required value",

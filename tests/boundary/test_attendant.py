@@ -17,8 +17,10 @@ from metal_supervisor.runtimes import model_attacher
 from metal_supervisor.runtimes.model_attacher import ModelAttacher
 from metal_supervisor.runtimes.omlx_models import MODELS
 from metal_supervisor.spec.attachment import JOB, Attachment, Phase
-from metal_supervisor.spec.types import Record, Standing, Verdict
+from metal_supervisor.spec.record import Verdict
+from metal_supervisor.spec.types import Standing
 from metal_supervisor.state.directory import StateDir
+from tests.support.records import a_record
 from tests.support.system import eventually, free_ports
 
 PROGRAM, NAME = "default.tiny", "tiny"
@@ -45,7 +47,10 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateDir:
 def listens(state: StateDir, daemon: str, port: int) -> None:
     """Makes a daemon's record, as the controller does."""
     verdict = Verdict(Standing.RUN, "Needed", "", 0.0)
-    record = Record("", daemon, "", 0, daemon, "", daemon, 1, "", "critical", verdict, None, port, "127.0.0.1")
+    record = a_record(
+        daemon, "", uid="", generation=0, program=daemon, model="", runtime=daemon, mode="", priority="critical",
+        verdict=verdict, endpoint=None, port=port, host="127.0.0.1",
+    )  # fmt: skip
     state.write_record(record)
 
 

@@ -13,7 +13,9 @@ import pytest
 from metal_supervisor.controller import boot
 from metal_supervisor.controller.awake import PROGRAM, Awake, in_use
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec.types import ProgramState, Record, Standing, State, Verdict
+from metal_supervisor.spec.processes import ProgramState, State
+from metal_supervisor.spec.record import Record, Verdict
+from metal_supervisor.spec.types import Standing
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.supervisord.client import Refused, Unavailable
 
@@ -93,6 +95,12 @@ def test_an_engine_that_is_wanted_or_has_not_ended_keeps_it_awake(
     table = {} if state is None else {record.program: ProgramState(record.program, state, 9, 0.0, 0.0, 0.0, "")}
     assert in_use([record], table) is expected
     assert not in_use([], table)
+
+
+def test_a_service_on_demand_keeps_it_awake_also_without_an_engine() -> None:
+    verdict = Verdict(Standing.WAIT, "Unloaded", "", 1.0)
+    rests = replace(WANTED, spec_file=None, idle_s=60.0, verdict=verdict)
+    assert in_use([rests], {}) and not in_use([replace(rests, idle_s=None)], {})
 
 
 def test_there_is_a_program_for_it_only_where_there_is_one_to_run(tmp_path: Path) -> None:

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from metal_supervisor.host.commands import Done
 from metal_supervisor.models import backups
 
 
 def test_time_machine_is_told_on_a_mac_and_nobody_elsewhere(tmp_path: Path) -> None:
     ran: list[Any] = []
-    command = backups.exclude(tmp_path, lambda *args, **more: ran.append((args, more)), "darwin")
-    assert command == ("/usr/bin/tmutil", "addexclusion", str(tmp_path)) and ran[0][0] == (command,)
-    assert ran[0][1]["timeout"] == backups.TIMEOUT_S
-    assert backups.exclude(tmp_path, lambda *args, **more: ran.append(args), "linux") is None and len(ran) == 1
+    def run(argv: Sequence[str], timeout_s: float) -> Done:
+        ran.append((argv, timeout_s))
+        return Done(0, "", "")
+
+    command = backups.exclude(tmp_path, run, "darwin")
+    assert command == ("/usr/bin/tmutil", "addexclusion", str(tmp_path))
+    assert ran == [(command, backups.TIMEOUT_S)]
+    assert backups.exclude(tmp_path, run, "linux") is None and len(ran) == 1
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError(2, "x"), subprocess.TimeoutExpired("tmutil", 1)])
-def test_a_mac_without_it_fetches_all_the_same(error: Exception, tmp_path: Path) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    assert backups.exclude(tmp_path, fail, "darwin") is None
+def test_a_mac_without_it_fetches_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backups, "TMUTIL", str(tmp_path / "none"))
+    assert backups.exclude(tmp_path, platform="darwin") is None
 
 
 @pytest.mark.parametrize(

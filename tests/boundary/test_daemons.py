@@ -18,27 +18,18 @@ from daemon_support import Stand, said, standing
 from metal_supervisor.controller import daemons, own_ollama
 from metal_supervisor.controller.confinement_policies import Confined
 from metal_supervisor.controller.daemons import Daemons, key_of
-from metal_supervisor.controller.reconcile import Outlook, accept
+from metal_supervisor.controller.reconcile import Outlook, Ports
 from metal_supervisor.host import machine
 from metal_supervisor.runtimes import Binary
 from metal_supervisor.runtimes.daemon_client import DaemonRefused
 from metal_supervisor.runtimes.omlx_models import OmlxModel
 from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.processes import ProgramState, RunNote, State
+from metal_supervisor.spec.record import Record, Verdict
 from metal_supervisor.spec.sources import Artifact, canonical
-from metal_supervisor.spec.types import (
-    Endpoint,
-    Key,
-    Model,
-    ModelFile,
-    ProgramState,
-    Record,
-    RunNote,
-    Service,
-    Standing,
-    State,
-    Verdict,
-)
+from metal_supervisor.spec.types import Endpoint, Key, Model, ModelFile, Service, Standing
 from metal_supervisor.state.directory import StateDir
+from tests.support.records import a_record, accept
 from tests.support.system import eventually, free_ports
 
 ENDPOINT = Endpoint("one", 8080, "/v1/chat/completions", "ClusterIP", None)
@@ -95,9 +86,9 @@ def service(name: str = "one", runtime: str = "omlx", source: str = "/m", **more
 def record_of(asked: Service) -> Record:
     """As it is once it was accepted."""
     verdict = Verdict(Standing.RUN, "Accepted", "", 0.0)
-    return Record(
-        asked.namespace, asked.name, "u", 1, f"{asked.namespace}.{asked.name}", "phi", asked.runtime, 1, "chat",
-        "normal", verdict, ENDPOINT, spec_file="spec", daemon=asked.runtime,
+    return a_record(
+        asked.name, asked.namespace, runtime=asked.runtime, verdict=verdict, endpoint=ENDPOINT, spec_file="spec",
+        daemon=asked.runtime,
     )  # fmt: skip
 
 
@@ -126,7 +117,7 @@ def test_a_port_of_a_service_is_not_taken_and_its_own_is_kept(keeper: Keeper) ->
     other = replace(record_of(service("gguf", "llama-server")), port=first, daemon="")
     keeper.records[other.key] = other
     keeper.daemons.prepare([service()], keeper.records)
-    assert keeper.daemons.address("omlx") == (keeper.settings.bind_address, first + 1)
+    assert keeper.daemons.address("omlx", Ports(keeper.records.values())) == (keeper.settings.bind_address, first + 1)
     found = keeper.one_pass(service())
     assert found is not None
     with socket.create_server((keeper.settings.bind_address, found.port or 0)):

@@ -98,7 +98,7 @@ def test_what_is_installed_says_its_version_and_finds_its_files(home: Path, tmp_
     command = home / "bin" / "metal-supervisor"
     assert done(command, "--version", cwd=tmp_path) == f"metal-supervisor {__version__}\n"
     assert json.loads(done(command, "version", "--json", cwd=tmp_path))["version"] == __version__
-    assert "--model-store" in done(command, "boot", "--help", cwd=tmp_path)
+    assert "--model-store" in done(command, "boot", "--help-all", cwd=tmp_path)
     text = "from metal_supervisor.settings import loader; "
     text += "print(loader.__file__, loader.conf_dir(), loader.launchd_dir(), sep='\\n')"
     module, conf, launchd = done(home / "bin" / "python", "-c", text, cwd=tmp_path).splitlines()

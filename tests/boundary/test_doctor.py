@@ -24,8 +24,10 @@ from metal_supervisor.doctor.findings import Check, Finding, ok
 from metal_supervisor.doctor.registry import CHECKS, examine
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.host.commands import TIMED_OUT, Done
-from metal_supervisor.spec.types import Engine, Probe, Record, Standing, Verdict
+from metal_supervisor.spec.record import Verdict
+from metal_supervisor.spec.types import Engine, Probe, Standing
 from metal_supervisor.state.programs import compose
+from tests.support.records import a_record
 from tests.support.system import eventually, free_ports
 
 GUI = f"/bin/launchctl print gui/{os.getuid()}"
@@ -165,8 +167,10 @@ def test_engines_that_are_missing_matter_where_somebody_wants_them(tmp_path: Pat
     assert [each.status for each in told] == ["fail", "ok"] and "--omlx is '/none'" in told[0].text
     around = surroundings(tmp_path, settings=gone)
     around.directory.create()
-    record = Record("default", "tiny", "u", 1, "default.tiny", "m", "llama-server", 1, "chat", "normal",
-                    Verdict(Standing.RUN, "", "", 0.0), None, spec_file="default.tiny.0123456789ab.json")  # fmt: skip
+    record = a_record(
+        model="m", verdict=Verdict(Standing.RUN, "", "", 0.0), endpoint=None,
+        spec_file="default.tiny.0123456789ab.json",
+    )  # fmt: skip
     around.directory.write_record(record)
     assert "llama-server is wanted by default/tiny" in shown(found(around, "engines")["engines"])
 
@@ -317,8 +321,10 @@ def test_services_whose_files_a_manifest_may_no_longer_name_are_told(tmp_path: P
         made = compose(program, engine, 18100, "127.0.0.1", state.home)
         (state.path / "specs" / made.spec_file).write_text(made.spec)
         verdict = Verdict(Standing.RUN, "Admitted", "", 1.0)
-        state.write_record(Record("default", name, "u", 1, program, "m", "llama-server", 1, "chat", "normal",
-                                  verdict, None, spec_file=made.spec_file, files=(str(model),)))  # fmt: skip
+        state.write_record(a_record(
+            name, program=program, model="m", verdict=verdict, endpoint=None, spec_file=made.spec_file,
+            files=(str(model),),
+        ))  # fmt: skip
 
     runs("fetched", own)
     runs("allowed", allowed, "--api-prefix", "/v1")

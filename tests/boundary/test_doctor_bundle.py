@@ -74,7 +74,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Surroundings:
         "argv": ["llama-server", "--api-key", SECRETS["flag"]], "env": {"GREETING": ENV, "SHORT": "1"},
     }))  # fmt: skip
     (state / "apiserver.json").write_text(json.dumps({"port": 1, "prefix": WAY}))
-    around.kubeconfig.write_text(json.dumps({
+    around.settings.kubeconfig_path.write_text(json.dumps({
         "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
         "clusters": [{"name": "c", "cluster": {"server": "https://api.test"}}],
         "users": [{"name": "u", "user": {"token": "opaque-kube-token"}}],
@@ -87,7 +87,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Surroundings:
                  "attached/default.tiny.json"):  # fmt: skip
         (state / name).write_text(said)
     (state / "records" / "broken.json").write_text("{" + text)
-    (state / "records" / "link.json").symlink_to(around.kubeconfig)
+    (state / "records" / "link.json").symlink_to(around.settings.kubeconfig_path)
     return around
 
 

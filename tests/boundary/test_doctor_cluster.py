@@ -170,7 +170,7 @@ def test_a_single_mac_without_a_reaper_is_a_warning(tmp_path: Path) -> None:
 
 def test_the_embedded_api_is_in_order_and_its_way_in_is_not_shown(tmp_path: Path, api: ApiServer) -> None:
     made = surroundings(tmp_path)
-    made.kubeconfig.write_text(boot.kubeconfig(f"http://127.0.0.1:{api.port}{PREFIX}"))
+    made.settings.kubeconfig_path.write_text(boot.kubeconfig(f"http://127.0.0.1:{api.port}{PREFIX}"))
     told = found(made, *CLUSTER)
     assert all(each.status == "ok" for findings in told.values() for each in findings), told
     assert "all 26 rights" in shown(told["rights"])
@@ -183,7 +183,7 @@ def test_only_of_an_embedded_api_is_it_well_that_it_does_not_tell_of_rights(tmp_
     cluster.status = {REVIEW: 404}
     made = surroundings(tmp_path)
     with web(cluster) as url:
-        made.kubeconfig.write_text(boot.kubeconfig(url))
+        made.settings.kubeconfig_path.write_text(boot.kubeconfig(url))
         assert "lets everybody" in shown(found(made, "api", "rights")["rights"])
     assert asked(tmp_path, cluster, "api", "rights")["rights"].startswith("warn could not be asked")
 

@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.spec.types import Observed, Record, Standing, Verdict
+from metal_supervisor.spec.processes import Observed
 from metal_supervisor.state.directory import StateDir
 from tests.support.pseudo import WITHIN_S, Terminal
+from tests.support.records import a_record
 
 SPEC = "default.tiny.0123456789ab.json"
-TINY = Record(
-    "default", "tiny", "u", 1, "default.tiny", "phi", "llama-server", 1, "chat", "normal",
-    Verdict(Standing.RUN, "Admitted", "", 1.0), None, 18100, spec_file=SPEC,
-)  # fmt: skip
+TINY = a_record(endpoint=None, port=18100, spec_file=SPEC)
 HIDDEN = "hf_never_to_be_seen"
 EVIL = "x\r\n\x1b[2J\u202e\x9b31m"
 

@@ -12,14 +12,16 @@ import pytest
 
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.cluster.report import Happening, report
-from metal_supervisor.controller.reconcile import Outlook, accept
+from metal_supervisor.controller.reconcile import Outlook
 from metal_supervisor.host import sleep_note
 from metal_supervisor.sidecar.membership import Membership
 from metal_supervisor.sidecar.registrar import Around, Registrar
 from metal_supervisor.sidecar.sleep_notice import SleepNotice
 from metal_supervisor.sidecar.statuses import WantedStatus
-from metal_supervisor.spec.types import Endpoint, Engine, Json, Model, ModelFile, Observed, Probe, Program, Service
+from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.types import Endpoint, Engine, Json, Model, ModelFile, Probe, Program, Service
 from tests.support.macs import LEASES, embedded_cluster
+from tests.support.records import accept
 from tests.support.system import ISVC, SLICES, api_faults, eventually, service
 
 ENDPOINT = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import socket
 import subprocess
 import threading
 from collections import namedtuple
@@ -218,6 +219,19 @@ def test_one_that_is_dropped_lets_go_within_a_second(home: Home, web: Uneven) ->
     home.store.want({})
     eventually(lambda: not any(t.name == "store" for t in threading.enumerate()), 1.0, "it to end")
     assert fetch_module.partial(home.slot(artifact) / "m.gguf").stat().st_size == 1 << 16
+
+
+def test_one_that_is_dropped_while_its_hub_is_silent_lets_go_within_a_second(home: Home) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(WITHIN_S)
+        home.terms = replace(NEAR, hub=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        home.restart()
+        home.want(of("hf://o/r@main/m.gguf"))
+        peer, _ = silent.accept()
+        with peer:
+            assert peer.recv(1 << 16).startswith(b"HEAD /o/r/")
+            home.store.want({})
+            eventually(lambda: not any(t.name == "store" for t in threading.enumerate()), 1.0, "it to end")
 
 
 # ── resumed and whole ────────────────────────────────────────────────────────────────────────────

@@ -21,9 +21,12 @@ from metal_supervisor.models.metadata import Reading
 from metal_supervisor.runtimes.llama_memory import demands
 from metal_supervisor.runtimes.place import Binary
 from metal_supervisor.spec.gguf import Prefix, read_header
-from metal_supervisor.spec.types import Observed, Record, Standing, Verdict
+from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.record import Verdict
+from metal_supervisor.spec.types import Standing
 from metal_supervisor.state.directory import StateDir
 from tests.support import kv_models
+from tests.support.records import a_record
 from tests.support.system import tiny_gguf
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -77,7 +80,7 @@ class Shell:
         self.state.create()
         program = f"default.{name}"
         verdict = Verdict(standing, "", "", 0.0)
-        record = Record("default", name, "u", 1, program, "m", "llama-server", 1, "chat", "normal", verdict, None)
+        record = a_record(name, program=program, model="m", verdict=verdict, endpoint=None)
         self.state.write_record(replace(record, reserved_bytes=reserved))
         if measured:
             self.state.write_observed(Observed(program, 1, True, 0.0, "RUNNING", memory_bytes=measured))
@@ -93,7 +96,7 @@ def test_a_small_model_fits_and_says_why(shell: Shell, models: Path) -> None:
     said = shell.fit(models / "tiny.gguf")
     assert (said.code, said.err) == (0, "")
     assert said.lines[0] == "tiny.gguf: llama, 1 MiB, trained for 131072 tokens"
-    assert said.lines[1].startswith("needs    101 MiB = weights 1 MiB + KV cache (1 x 2048 tokens) 1 MiB + ")
+    assert said.lines[1].startswith("needs    110 MiB = weights 1 MiB + KV cache (1 x 8192 tokens) 4 MiB + ")
     assert said.lines[2] == "budget   10.7 GiB (67 % of 16.0 GiB; 2.0 GiB stay with the system: 14.0 GiB)"
     assert said.lines[3:5] == [
         "running  nothing on this Mac", "It fits: 10.7 GiB are left, 10.6 GiB of them after it.",
@@ -147,7 +150,7 @@ def test_where_there_is_no_room_at_all_nothing_is_promised(shell: Shell, models:
     shell.runs("large", BUDGET + GIB)
     said = shell.fit(models / "tiny.gguf")
     assert said.code == 1
-    assert "It does not fit: 0 MiB are left, 101 MiB too little." in said.lines
+    assert "It does not fit: 0 MiB are left, 110 MiB too little." in said.lines
     assert "it would take no quantization of it" in said.out
 
 

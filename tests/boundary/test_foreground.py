@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor.cli.foreground import Foreground
-from metal_supervisor.controller.controller_status import FILE
 from metal_supervisor.settings.loader import Overrides, Settings
-from metal_supervisor.spec.types import Endpoint, Observed, Record, Standing, Verdict
+from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.types import Endpoint
 from metal_supervisor.state.directory import StateDir, write_atomic
+from metal_supervisor.state.reports import CONTROLLER_REPORT
+from tests.support.records import a_record
 
-RECORD = Record(
-    "default", "tiny", "u", 1, "default.tiny", "phi", "llama-server", 1, "chat", "normal",
-    Verdict(Standing.RUN, "Admitted", "", 1.0), Endpoint("tiny", 8080, "/v1", "ClusterIP", None), 18100,
-)  # fmt: skip
+RECORD = a_record(endpoint=Endpoint("tiny", 8080, "/v1", "ClusterIP", None), port=18100)
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def test_advice_of_the_controller_is_told_once_for_each_text(state: StateDir) ->
     missing = "no namespace\x1b[2J"
     texts = [json.dumps({"cluster": {"advice": each}}) for each in ("", missing, missing, "")]
     for at, text in enumerate([*texts, "{"]):
-        write_atomic(state.path / FILE, text)
-        os.utime(state.path / FILE, (at, at))  # a clock that ticks between two writes
+        write_atomic(state.path / CONTROLLER_REPORT, text)
+        os.utime(state.path / CONTROLLER_REPORT, (at, at))  # a clock that ticks between two writes
         run._advise(state)
     assert out.getvalue().count("no namespace?[2J") == 1 and out.getvalue().count("\n") == 1

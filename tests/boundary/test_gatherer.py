@@ -16,7 +16,8 @@ from metal_supervisor.runtimes import probing
 from metal_supervisor.runtimes.engine_metrics import REASONS
 from metal_supervisor.sidecar.board import Row
 from metal_supervisor.sidecar.engine_scraper import EVERY_S, HOLDS_S, EngineScraper, source_of
-from metal_supervisor.spec.types import Probe, RunNote
+from metal_supervisor.spec.processes import RunNote
+from metal_supervisor.spec.types import Probe
 from tests.support.boards import row
 from tests.support.system import eventually, free_ports
 

@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 import tracemalloc
+import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from range_server import Web, serving
 
 from metal_supervisor.models import headers as headers_module
-from metal_supervisor.models.headers import Headers, read_file, read_listing, read_remote
+from metal_supervisor.models.headers import Headers, read_file, read_listing
 from metal_supervisor.models.listing import Listing, Piece
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.models.source_policy import SourcePolicy
@@ -48,6 +49,16 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def web() -> Iterator[Web]:
     with serving() as server:
         yield server
+
+
+def remote(*urls: str) -> Reading:
+    """What the files at these addresses are read to be: one, or all shards of one."""
+    client = Client(SourcePolicy(lax=True))
+    try:
+        names = [urllib.parse.unquote(url.partition("?")[0].rpartition("/")[2]) for url in urls]
+        return read_listing(Listing(tuple(map(Piece, names, urls))), client)
+    finally:
+        client.close()
 
 
 def header_of(path: Path) -> Header:
@@ -193,18 +204,18 @@ def test_a_directory_is_read_by_its_config_and_weighed_by_its_weights(tmp_path: 
 def test_a_remote_header_is_the_one_of_the_file(how: str, web: Web, tiny: Path) -> None:
     web.files["tiny.gguf"] = tiny.read_bytes()
     size = tiny.stat().st_size
-    found = read_remote(f"{web.url}/{how}/tiny.gguf", None)
+    found = remote(f"{web.url}/{how}/tiny.gguf")
     assert found.header == header_of(tiny), found.problem
     assert found.size_bytes == {"larger": size * 10}.get(how, size)
 
 
 def test_only_the_beginning_of_a_large_model_is_fetched(web: Web, tiny: Path) -> None:
     web.files["tiny.gguf"], web.padding["tiny.gguf"] = tiny.read_bytes(), 70 << 30
-    found = read_remote(f"{web.url}/range/tiny.gguf", None)
+    found = remote(f"{web.url}/range/tiny.gguf")
     assert found.header is not None and found.size_bytes == tiny.stat().st_size + (70 << 30)
     assert web.asked == [("/range/tiny.gguf", "bytes=0-1048575")]
     assert web.sent_bytes <= 1 << 20
-    found = read_remote(f"{web.url}/plain/tiny.gguf", None)
+    found = remote(f"{web.url}/plain/tiny.gguf")
     assert found.header is not None and found.size_bytes == tiny.stat().st_size + (70 << 30)
     assert web.sent_bytes < 64 << 20, "what was on its way when the client left"
 
@@ -212,7 +223,7 @@ def test_only_the_beginning_of_a_large_model_is_fetched(web: Web, tiny: Path) ->
 @pytest.mark.parametrize(("how", "requests"), [("range", 3), ("star", 3), ("plain", 1), ("unsized", 1)])
 def test_a_long_header_is_read_on_from_where_it_was(how: str, requests: int, web: Web) -> None:
     web.files["m.gguf"] = data = long_header()
-    found = read_remote(f"{web.url}/{how}/m.gguf", None)
+    found = remote(f"{web.url}/{how}/m.gguf")
     assert found.header is not None and found.header.tokens == 130_000, found.problem
     assert found.size_bytes == len(data)
     assert len(web.asked) == requests
@@ -224,10 +235,11 @@ def test_a_long_header_is_read_on_from_where_it_was(how: str, requests: int, web
 
 def test_remote_shards_are_judged_together(web: Web, shards: list[Path]) -> None:
     web.files |= {path.name.replace(" ", "%20"): path.read_bytes() for path in shards}
-    found = read_remote(f"{web.url}/range/{shards[1].name.replace(' ', '%20')}?token=secret", None)
+    urls = [f"{web.url}/range/{path.name.replace(' ', '%20')}?token=secret" for path in shards]
+    found = remote(*urls)
     assert found == read_file(shards[0])
     del web.files[shards[2].name.replace(" ", "%20")]
-    found = read_remote(f"{web.url}/range/{shards[0].name.replace(' ', '%20')}?token=secret", None)
+    found = remote(*urls)
     assert found.header is None and found.size_bytes is None
     assert found.problem.startswith(f"{shards[2].name}: http://127.0.0.1") and found.problem.endswith("answered 404")
     assert "secret" not in found.problem
@@ -244,7 +256,7 @@ def test_remote_shards_are_judged_together(web: Web, shards: list[Path]) -> None
 def test_a_server_that_does_it_wrong_is_told_from_one_that_does_not(how: str, text: str, web: Web, tiny: Path) -> None:
     web.files["tiny.gguf"] = tiny.read_bytes()
     url = f"{web.url.replace('//', '//user:pass@')}/{how}/tiny.gguf?token=secret"
-    found = read_remote(url, None)
+    found = remote(url)
     assert found.header is None and found.problem
     assert text in found.problem
     assert not any(word in found.problem for word in ("secret", "pass@", "root:"))
@@ -253,14 +265,14 @@ def test_a_server_that_does_it_wrong_is_told_from_one_that_does_not(how: str, te
 
 def test_a_file_that_is_replaced_meanwhile_is_told(web: Web) -> None:
     web.files["m.gguf"] = long_header()
-    assert "another size each time" in read_remote(f"{web.url}/changing/m.gguf", None).problem
+    assert "another size each time" in remote(f"{web.url}/changing/m.gguf").problem
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>please log in</html>"])
 @pytest.mark.parametrize("how", ["range", "plain", "unsized"])
 def test_a_page_is_no_model(how: str, content: bytes, web: Web) -> None:
     web.files["m.gguf"] = content
-    found = read_remote(f"{web.url}/{how}/m.gguf", None)
+    found = remote(f"{web.url}/{how}/m.gguf")
     assert found.header is None and found.problem
 
 
@@ -269,7 +281,7 @@ def test_a_header_without_end_is_given_up(web: Web) -> None:
     value = struct.pack("<IQ", 8, 1 << 13) + bytes(1 << 13)
     entries = b"".join(struct.pack("<Q", 6) + b"%06d" % number + value for number in range(9000))
     web.files["m.gguf"] = b"GGUF" + struct.pack("<IQQ", 3, 0, 16_000) + entries
-    found = read_remote(f"{web.url}/range/m.gguf", None)
+    found = remote(f"{web.url}/range/m.gguf")
     assert "more than 64 MiB" in found.problem
     assert web.sent_bytes <= 64 << 20
 
@@ -278,7 +290,7 @@ def test_a_server_that_drips_is_given_up(web: Web, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(headers_module, "ALTOGETHER_S", 0.3)
     web.files["m.gguf"], web.padding["m.gguf"] = b"GGUF", 1 << 30
     start = time.monotonic()
-    assert "takes too long" in read_remote(f"{web.url}/dripping/m.gguf", None).problem
+    assert "takes too long" in remote(f"{web.url}/dripping/m.gguf").problem
     assert time.monotonic() - start < WITHIN_S
 
 
@@ -286,7 +298,8 @@ def test_headers_of_the_caller_go_to_the_server_and_its_own_connection_is_used(w
     web.files["tiny.gguf"] = tiny.read_bytes()
     client = Client(SourcePolicy(lax=True))
     for _ in range(2):
-        found = read_remote(f"{web.url}/range/tiny.gguf", client, {"Authorization": "Bearer t"})
+        pieces = (Piece("tiny.gguf", f"{web.url}/range/tiny.gguf"),)
+        found = read_listing(Listing(pieces, headers={"Authorization": "Bearer t"}), client)
         assert found.header is not None
     client.close()
     assert [each["Authorization"] for each in web.headers] == ["Bearer t"] * 2
@@ -298,15 +311,14 @@ def test_headers_of_the_caller_go_to_the_server_and_its_own_connection_is_used(w
             "http://h:99999/m", "http://\udcff/m", "http://127.0.0.1:1/\udcff", "http://127.0.0.1:1/a%00b"]
 )  # fmt: skip
 def test_a_url_that_makes_no_sense_is_a_problem(url: str) -> None:
-    found = read_remote(url, None)
+    found = remote(url)
     assert found.header is None and found.size_bytes is None and found.problem
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
     (port,) = free_ports(1)
-    assert f"127.0.0.1:{port}/m.gguf: connection refused; is the server up?" in read_remote(
-        f"http://127.0.0.1:{port}/m.gguf?token=secret", None
-    ).problem
+    found = remote(f"http://127.0.0.1:{port}/m.gguf?token=secret")
+    assert f"127.0.0.1:{port}/m.gguf: connection refused; is the server up?" in found.problem
 
 
 # ── in the background ────────────────────────────────────────────────────────────────────────────

@@ -6,6 +6,8 @@ import contextlib
 import json
 import socketserver
 import ssl
+import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -107,6 +109,19 @@ def test_apply_creates_conflicts_and_is_forced(kube: Kube) -> None:
     assert kube.apply(path, config_map("a", k="2"), "two", force=True)["data"] == {"k": "2"}
     assert kube.request("GET", CONFIG_MAPS, {"limit": 1})["items"][0]["metadata"]["name"] == "a"
     assert kube.requests == 4
+
+
+def test_the_official_client_is_not_imported_for_the_embedded_api(api: ApiServer, tmp_path: Path) -> None:
+    """It costs 0.25 s, in every process and every command."""
+    asks = f"""
+import sys
+from pathlib import Path
+from metal_supervisor.cluster.kube import Kube
+kube = Kube(Path({str(config(tmp_path / "kubeconfig", api.url))!r}))
+print(kube.request("GET", "/version")["major"], "kubernetes" in sys.modules)
+kube.close()
+"""
+    assert subprocess.check_output([sys.executable, "-I", "-c", asks], text=True).split() == ["1", "False"]
 
 
 def test_what_the_schema_refuses_is_said_by_field(kube: Kube) -> None:

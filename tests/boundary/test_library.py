@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import urllib3
 from daemon_support import Answer, Stand, said, standing
 
-from metal_supervisor.models import ollama_library
+from metal_supervisor.models import ollama_library, web
 from metal_supervisor.models.ollama_library import MODEL, NotThere, blob_url
+from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.models.web import Client
 from tests.support.system import free_ports
 
 SOURCE = "https://ollama.com/library/phi4-mini:3.8b"
@@ -24,8 +25,7 @@ def stand() -> Iterator[Stand]:
 
 
 def found(stand: Stand, source: str = SOURCE) -> str:
-    with urllib3.PoolManager(retries=False) as http:
-        return blob_url(source, stand.url, http)
+    return blob_url(source, stand.url, Client(SourcePolicy(lax=True)))
 
 
 def manifest(*layers: object) -> Answer:
@@ -80,14 +80,14 @@ def test_a_registry_that_is_away_stalls_or_is_cut_off_does_not_answer(
         stand.answers["GET", PATH] = answer
         with pytest.raises(NotThere, match="does not answer"):
             found(stand)
-    with urllib3.PoolManager(retries=False) as http, pytest.raises(NotThere, match="does not answer"):
-        blob_url(SOURCE, f"http://127.0.0.1:{free_ports(1)[0]}", http)
+    with pytest.raises(NotThere, match="does not answer"):
+        blob_url(SOURCE, f"http://127.0.0.1:{free_ports(1)[0]}", Client(SourcePolicy(lax=True)))
 
 
 def test_a_vast_manifest_is_not_read_to_its_end(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ollama_library, "MOST_BYTES", 100)
+    monkeypatch.setattr(web, "LONGEST_PAGE_BYTES", 100)
     stand.answers["GET", PATH] = manifest(*[OTHER_LAYER] * 1000, MODEL_LAYER)
-    with pytest.raises(NotThere, match="names no model"):
+    with pytest.raises(NotThere, match="too long"):
         found(stand)
 
 

@@ -15,15 +15,12 @@ import psutil
 import pytest
 
 from metal_supervisor.cli import logs as logs_command
-from metal_supervisor.spec.types import Record, Standing, Verdict
 from metal_supervisor.state.directory import StateDir
 from tests.support.pseudo import WITHIN_S, Following, Terminal
+from tests.support.records import a_record
 from tests.support.system import eventually
 
-TINY = Record(
-    "default", "tiny", "u", 1, "default.tiny", "phi", "llama-server", 1, "chat", "normal",
-    Verdict(Standing.RUN, "Admitted", "", 1.0), None,
-)  # fmt: skip
+TINY = a_record(endpoint=None)
 EVIL = b"\x1b]0;title\x07\x1b[2J\x9b31m\r\xff caf\xc3\xa9\ttab\n"
 
 

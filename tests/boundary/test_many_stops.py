@@ -16,13 +16,15 @@ from metal_supervisor.controller import applier as applier_module
 from metal_supervisor.controller.applier import Applier
 from metal_supervisor.controller.loop import Controller
 from metal_supervisor.controller.plan import Action, Step, Stopping
-from metal_supervisor.controller.reconcile import accept
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec.types import Diff, ProgramState, Record, RunNote, Standing, State
+from metal_supervisor.spec.processes import Diff, ProgramState, RunNote, State
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Standing
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.programs import program_name
 from tests.boundary.test_failure_registrar import OUTLOOK, SERVICE
 from tests.boundary.test_placement import NoKube
+from tests.support.records import accept
 
 ENGINES, GONE = 12, Standing.REMOVING
 
@@ -82,7 +84,7 @@ def test_stopping_engines_are_asked_all_at_once_while_the_sidecar_is_down(
         applier._stopping[each.program] = Stopping(asked_at=time.monotonic() - 60)
     diff = Diff(removed=frozenset(table))
     steps = applier.plan([replace(each, verdict=replace(each.verdict, standing=GONE)) for each in records],
-                         table, diff, notes, {}, now, lambda _: "")
+                         table, diff, notes, {}, {}, now, lambda _: "")
     assert {step.program for step in steps if step.do is Action.STOP} == set(table)
 
 

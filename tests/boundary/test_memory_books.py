@@ -8,14 +8,17 @@ from pathlib import Path
 
 from metal_supervisor.controller.memory_manager import Memory
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec.types import Observed, ProgramState, Record, RunNote, Standing, State, Verdict
+from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, State
+from metal_supervisor.spec.record import Verdict
+from metal_supervisor.spec.types import Standing
 from metal_supervisor.state import programs
 from metal_supervisor.state.directory import StateDir
+from tests.support.records import a_record
 
 OLD, NEW = "default.one.000000000001.json", "default.one.000000000002.json"
-RECORD = Record(
-    "default", "one", "u", 1, "default.one", "m", "llama-server", 1, "chat", "normal",
-    Verdict(Standing.RUN, "Admitted", "", 0.0), None, spec_file=OLD, reserved_bytes=100,
+RECORD = a_record(
+    "one", program="default.one", model="m", verdict=Verdict(Standing.RUN, "Admitted", "", 0.0), endpoint=None,
+    spec_file=OLD, reserved_bytes=100,
 )  # fmt: skip
 UP = {"default.one": ProgramState("default.one", State.RUNNING, 7, 1.0, 0.0, 2.0, "")}
 NOTE = RunNote(7, 7, "x", OLD, (), 0.0, "", "")

@@ -14,7 +14,8 @@ from metal_supervisor.host import darwin_memory
 from metal_supervisor.host.darwin_memory import Mac
 from metal_supervisor.memory import machine_memory
 from metal_supervisor.runtimes import metal_device
-from metal_supervisor.runtimes.metal_device import ASKED, Metal, MetalState, question_of
+from metal_supervisor.runtimes.metal_device import Metal, question_of
+from metal_supervisor.runtimes.metal_state import ASKED, MetalState
 from metal_supervisor.settings.loader import Settings
 from tests.boundary.mac_memory import DEVICES, M4_MAX, FakeLibc
 

@@ -19,10 +19,12 @@ import pytest
 
 from metal_supervisor.models import inventory
 from metal_supervisor.models.model_directory import Contents, ModelDirectory, kept, with_file
+from metal_supervisor.spec.record import Verdict
 from metal_supervisor.spec.sources import Artifact, canonical, shown
-from metal_supervisor.spec.types import ModelFile, Record, Standing, Verdict
+from metal_supervisor.spec.types import ModelFile, Standing
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.programs import record_text
+from tests.support.records import a_record
 
 DAY = 86400.0
 MIB = 1 << 20
@@ -77,9 +79,7 @@ class Mac:
     def uses(self, path: Path | str, name: str = "tiny", argv: tuple[str, ...] = ()) -> None:
         """A service whose engine has this file."""
         verdict = Verdict(Standing.RUN, "Running", "", 0.0)
-        record = Record(
-            "default", name, "u", 1, f"default.{name}", "m", "llama-server", 1, "chat", "normal", verdict, None
-        )  # fmt: skip
+        record = a_record(name, model="m", verdict=verdict, endpoint=None)
         if argv:
             spec_file = f"default.{name}.0123456789ab.json"
             self.state.spec_path(spec_file).write_text(json.dumps({"argv": list(argv)}))

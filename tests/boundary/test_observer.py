@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from metal_supervisor.controller.reconcile import accept
 from metal_supervisor.sidecar.counters import Counters
 from metal_supervisor.sidecar.memory_sampler import SampledEngine
 from metal_supervisor.sidecar.observer import Observer, ServiceView
 from metal_supervisor.sidecar.probes import ProbeFinding, ProbeTarget
 from metal_supervisor.sidecar.publisher import Published
-from metal_supervisor.spec.types import Observed, ProgramState, RunNote, State
+from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, State
 from metal_supervisor.state.directory import StateDir
 from tests.boundary.test_failure_registrar import OUTLOOK, SERVICE
+from tests.support.records import accept
 
 RECORD = accept(SERVICE, None, OUTLOOK, 100.0)
 NAME = RECORD.program

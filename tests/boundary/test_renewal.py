@@ -15,6 +15,7 @@ from accounts_support import DAY, SIGNATURE, Api, jwt, kubeconfig, serving, toke
 from metal_supervisor.cluster import accounts
 from metal_supervisor.cluster.accounts import Renewal
 from metal_supervisor.cluster.kube import Kube
+from metal_supervisor.spec.instants import utc
 from tests.support.system import free_ports
 
 T0 = 1_800_000_000.0
@@ -100,7 +101,7 @@ def test_a_failure_keeps_the_old_token_and_says_until_when(
         assert 0 < mac.renewal.step() <= 60.0
     assert len(mac.api.asked) == 1, "it waits before it asks again"
     assert mac.file.read_text().strip() == mac.old
-    assert accounts.utc(T0 + 30 * DAY) in mac.renewal.problem and "llm/metal-mac-a" in mac.renewal.problem
+    assert utc(T0 + 30 * DAY) in mac.renewal.problem and "llm/metal-mac-a" in mac.renewal.problem
     assert mac.renewal.problem in {vars(each).get("problem") for each in caplog.records}
 
 

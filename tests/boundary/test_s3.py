@@ -17,10 +17,12 @@ import pytest
 import urllib3
 from hypothesis import given
 from hypothesis import strategies as st
+from urllib3 import HTTPHeaderDict
 
 from metal_supervisor.models import s3
 from metal_supervisor.models.listing import Listing, Retry, Unusable
-from metal_supervisor.models.s3_xml import elements, page
+from metal_supervisor.models.s3_xml import page
+from metal_supervisor.models.web import WholeAnswer
 from metal_supervisor.spec.sources import Artifact
 from tests.support.s3 import ID, REGION, SECRET, Server
 from tests.support.system import ROOT
@@ -188,9 +190,9 @@ class Played:
     headers: Mapping[str, str] = field(default_factory=lambda: {"content-range": "bytes 0-0/7"})
     asked: list[str] = field(default_factory=list)
 
-    def get(self, method: str, url: str, headers: Mapping[str, str]) -> Played:
+    def get(self, method: str, url: str, headers: Mapping[str, str]) -> WholeAnswer:
         self.asked.append(url)
-        return self
+        return WholeAnswer(self.status, HTTPHeaderDict(self.headers), self.body)
 
 
 @pytest.mark.parametrize(
@@ -320,12 +322,12 @@ def test_a_server_that_sends_us_round_in_circles_is_left(status: int, told: str)
     regions = iter(["a-1", "b-1", "c-1"])
     asked: list[str] = []
 
-    def get(method: str, url: str, headers: Mapping[str, str]) -> Played:
+    def get(method: str, url: str, headers: Mapping[str, str]) -> WholeAnswer:
         asked.append(url)
         region = next(regions)
         element = {"element": f"<Region>{region}</Region>", "words": f"<Message>expecting '{region}'</Message>"}
         body = f"<Error><Code>PermanentRedirect</Code>{element.get(told, '')}</Error>".encode()
-        return Played(status, body, {"x-amz-bucket-region": region} if told == "header" else {})
+        return WholeAnswer(status, {"x-amz-bucket-region": region} if told == "header" else {}, body)
 
     assert refused(Artifact("s3://models/m.gguf"), KEYS, get).reason == "DownloadFailed"
     assert [urllib.parse.urlsplit(url).hostname for url in asked] == [
@@ -394,11 +396,11 @@ OUTSIDE = b'<!DOCTYPE l [<!ENTITY a SYSTEM "file:///etc/passwd">]><ListBucketRes
         LAUGHS, OUTSIDE, b"", b"<html>log in</html>", b"<ListBucketResult>", b"\xff\xfe", b"<Error/>",
         b"<ListBucketResult>" + b"<a>" * 9, b"<ListBucketResult>" + b" " * (8 << 20) + b"</ListBucketResult>",
         b'<?xml version="1.0" encoding="no-such"?><ListBucketResult/>', listed("n/other.json"),
-        listed("m/config.json")[:-9],
+        listed("m/config.json")[:-9], LAUGHS.decode().encode("utf-16"), LAUGHS.decode().encode("utf-16-le"),
         b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
         b"<ListBucketResult><EncodingType>url</EncodingType><Contents><Key>m/%FF</Key></Contents></ListBucketResult>",
     ],
-    ids=range(14),
+    ids=range(16),
 )  # fmt: skip
 def test_what_is_no_listing_is_refused(body: bytes) -> None:
     error = refused(Artifact("s3://models/m", True), KEYS, Played(200, body, {}).get)
@@ -415,8 +417,6 @@ TREES = st.recursive(
 @given(st.one_of(st.binary(), TREES.map(lambda text: f"<ListBucketResult>{text}</ListBucketResult>".encode())))
 def test_no_answer_does_worse_than_not_being_one(body: bytes) -> None:
     try:
-        for path, _ in elements(body):
-            assert path
         found, _ = page(body, "m/")
     except ValueError:
         return

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.spec.types import Observed, Record, Standing, Verdict
+from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.record import Record, Verdict
+from metal_supervisor.spec.types import Standing
 from metal_supervisor.state.directory import StateDir, StateError, write_atomic
+from tests.support.records import a_record
 
 LONGEST_SOCKET = 103
 """Bytes of a socket path on macOS, without the closing NUL."""
@@ -22,8 +25,7 @@ LONGEST_SOCKET = 103
 
 def record(name: str = "tiny", namespace: str = "default", spec_file: str | None = None) -> Record:
     verdict = Verdict(Standing.RUN, "Running", "", 1.0)
-    return Record(namespace, name, "uid", 1, f"{namespace}.{name}", "m", "llama-server", 1, "chat", "normal", verdict,
-                  None, spec_file=spec_file)
+    return a_record(name, namespace, uid="uid", model="m", verdict=verdict, endpoint=None, spec_file=spec_file)
 
 
 @pytest.fixture

@@ -18,9 +18,12 @@ from typing import Any
 import pytest
 
 from metal_supervisor.settings.loader import Overrides, save_overrides
-from metal_supervisor.spec.types import Endpoint, Observed, Record, Standing, Verdict
+from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Endpoint
 from metal_supervisor.state.directory import StateDir
 from tests.support.pseudo import Terminal
+from tests.support.records import a_record
 
 WITHIN_S = 30.0
 EVIL = "x\r\n\x1b[2J\u202e\x9b31m"
@@ -70,10 +73,9 @@ def sidecar() -> Iterator[Sidecar]:
 
 
 def record(port: int) -> Record:
-    return Record(
-        "default", "tiny", "u", 1, "default.tiny", "phi", "llama-server", 1, "chat", "normal",
-        Verdict(Standing.RUN, "Admitted", "", 1.0), Endpoint("tiny", 8080, "/v1", "ClusterIP", None), port,
-        host="127.0.0.1", spec_file="default.tiny.0123456789ab.json",
+    return a_record(
+        endpoint=Endpoint("tiny", 8080, "/v1", "ClusterIP", None), port=port, host="127.0.0.1",
+        spec_file="default.tiny.0123456789ab.json",
     )  # fmt: skip
 
 
@@ -115,7 +117,7 @@ def test_the_table_has_what_the_sidecar_the_process_and_the_engine_tell(state: S
     done = status(state)
     assert (done.returncode, done.stderr) == (0, "")
     row = done.stdout.splitlines()[-1].split()
-    assert row[:4] == ["default/tiny", "Ready", "llama-server", str(sidecar.port)]
+    assert row[:4] == ["default/tiny", "Ready", "llama-server", f"http://127.0.0.1:{sidecar.port}/v1"]
     assert row[4:6] == ["512", "MiB/1.0"], "another unit for each"
     assert "48.0" in row and sidecar.asked.count("/metrics") == 1
 
@@ -189,17 +191,18 @@ def test_a_reader_that_has_seen_enough_ends_it_without_a_word(state: StateDir, s
         assert process.wait(WITHIN_S) == 0 and process.stderr.read() == b""
 
 
-@pytest.mark.parametrize("columns", [40, 200])
+@pytest.mark.parametrize(("columns", "no_colour"), [(40, "1"), (200, "1"), (200, "")])
 def test_on_a_terminal_it_is_drawn_anew_and_ends_clean_with_ctrl_c(
-    state: StateDir, sidecar: Sidecar, columns: int
+    state: StateDir, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch, columns: int, no_colour: str
 ) -> None:
+    monkeypatch.setenv("NO_COLOR", no_colour)
     sidecar.document = document("Creating", f"{EVIL} {'words ' * 60}")
     terminal = Terminal(command(state, "--watch"), columns)
     first = terminal.until("Why: x\\r\\n\\x1b[2J" if columns == 200 else "Creating")
     assert first.lstrip("\r\n").startswith("node ")
     sidecar.document = document("Ready")
     terminal.until("\x1b[J")  # up, and clear what is below
-    drawn = terminal.until("Ready")
+    drawn = terminal.until("Ready " if no_colour else "\x1b[32mReady\x1b[0m")
     assert all(len(line) < columns for line in drawn.split("\r\n"))
     terminal.process.send_signal(signal.SIGINT)
     rest = terminal.rest()

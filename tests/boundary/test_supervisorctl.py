@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor.settings.loader import conf_dir
-from metal_supervisor.spec.types import Endpoint, Observed, Record, Standing, Verdict
+from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.record import Record, Verdict
+from metal_supervisor.spec.terminal_text import escaped
+from metal_supervisor.spec.types import Standing
 from metal_supervisor.state.directory import StateDir
-from metal_supervisor.supervisord.ctl_plugin import COLUMNS, LONGEST_WHY, NOT_FOUND, escaped, row
+from metal_supervisor.supervisord.ctl_plugin import COLUMNS, LONGEST_WHY, NOT_FOUND, row
+from tests.support.records import a_record
 
 NOW = 1000.0
-RECORD = Record(
-    "default", "tiny", "u", 1, "default.tiny", "phi", "llama-server", 1, "chat", "normal",
-    Verdict(Standing.RUN, "Admitted", "", 1.0), Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None),
-    18100, spec_file="default.tiny.0123456789ab.json",
-)  # fmt: skip
+RECORD = a_record(port=18100, spec_file="default.tiny.0123456789ab.json")
 UP = Observed("default.tiny", os.getpid(), True, 1.0, "RUNNING", memory_bytes=3 << 30, restarts=2)
 EVIL = "x\nevil/other  Ready\r\x1b[2J\u202egpj\u2028%(here)s;`id`"
 

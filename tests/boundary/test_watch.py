@@ -255,11 +255,12 @@ def test_a_first_list_that_fails_is_not_an_empty_list(reflect: Reflect, client: 
 def test_a_crd_that_is_missing_is_named_and_found_once_it_is_there(reflect: Reflect, client: Client) -> None:
     seen = reflect(WIDGETS)
     seen.error("widgets are not served: the CRD is not installed")
-    assert not seen.reflector.seen.synced
+    assert not seen.reflector.seen.synced and seen.reflector.failures
     assert client.post(CRD_PATH, WIDGET_CRD).code == 201
     assert client.post(WIDGETS, widget("w")).code == 201
     seen.become("w")
     seen.connected()
+    assert not seen.reflector.failures, "a watch that is open goes well, however long it lasts"
 
 
 def test_a_forbidden_verb_is_named(reflect: Reflect, client: Client) -> None:

@@ -16,8 +16,11 @@ import urllib3
 from range_server import Quiet, QuietPage
 
 from metal_supervisor.models.listing import Retry, Unusable
+from metal_supervisor.models.origins import locate
 from metal_supervisor.models.source_policy import SourcePolicy
 from metal_supervisor.models.web import Client, Stopped, body
+from metal_supervisor.spec.sources import Artifact
+from tests.support.hub import COMMIT, Hub
 from tests.support.pace import patience
 from tests.support.system import free_ports
 
@@ -268,8 +271,6 @@ def test_a_public_name_with_another_address_is_refused(names: Names, address: st
             Client(SourcePolicy()), "http://models.example.com/m?x=hunter2", "SourceNotAllowed", address, *REFUSED
         )
     assert error.retry is Retry.LATER and connected == []
-    with pytest.raises(Unusable, match="no public address"):
-        Client(SourcePolicy()).check("https://models.example.com")
 
 
 @pytest.mark.parametrize(
@@ -286,10 +287,6 @@ def test_an_answer_that_changes_between_the_check_and_the_connection_does_not_he
     url = f"http://models.example.com:{web.port}/x"
     refused(Client(SourcePolicy()), url, "SourceNotAllowed", "203.0.113.1")
     refused(Client(SourcePolicy()), url, "SourceNotAllowed", "127.0.0.1")
-    client = Client(SourcePolicy(private=("203.0.113.0/24",)))
-    names.answers["models.example.com"] = [["203.0.113.1"], ["127.0.0.1"]]
-    client.check(url)
-    refused(client, url, "SourceNotAllowed", "127.0.0.1")
     assert web.asked == []
 
 
@@ -300,6 +297,17 @@ def test_of_many_addresses_only_those_that_are_allowed_are_connected_to(web: Web
     assert read(client, f"http://models.example.com:{web.port}/x") == b"ok"
     assert names.asked == ["models.example.com"]  # nobody looks it up again
     assert web.asked[0][0] == "models.example.com"
+
+
+def test_the_hub_is_looked_up_once_for_each_connection_and_that_address_is_checked(names: Names) -> None:
+    names.answers["hub.example.com"] = [["10.0.0.1", "127.0.0.1"]]
+    with Hub({"o/r": {"m.gguf": b"GGUF"}}) as hub:
+        url, artifact = hub.url.replace("127.0.0.1", "hub.example.com"), Artifact("hf://o/r@main/m.gguf")
+        found = locate(artifact, {"HF_TOKEN": "t"}, Client(SourcePolicy(private=("127.0.0.1/32",))), url)
+        assert found.commit == COMMIT and names.asked == ["hub.example.com"] and len(hub.log) == 1
+        with pytest.raises(Unusable, match="no public address") as caught:
+            locate(artifact, {"HF_TOKEN": "t"}, Client(SourcePolicy()), url)
+        assert caught.value.reason == "SourceNotAllowed" and len(hub.log) == 1
 
 
 @pytest.mark.parametrize("private", ["models.example.com", "example.com", "127.0.0.0/8", "127.0.0.1"])

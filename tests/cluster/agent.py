@@ -16,7 +16,7 @@ from typing import Any
 
 from metal_supervisor.cluster.kube import Kube, KubeError
 from tests.cluster.server import KubeCluster
-from tests.support.macs import Fleet, Mac, show
+from tests.support.macs import Fleet, Mac, ended
 from tests.support.system import SLICES
 
 Object = dict[str, Any]
@@ -125,14 +125,8 @@ class AgentFleet(Fleet):
 @contextlib.contextmanager
 def agents(base: Path, cluster: KubeCluster, namespace: str, *flags: str) -> Iterator[AgentFleet]:
     """Macs that are gone afterwards; what they said is shown if the test fails."""
-    found = AgentFleet(base, cluster, namespace, *flags)
-    try:
+    with ended(AgentFleet(base, cluster, namespace, *flags)) as found:
         yield found
-    except BaseException:
-        show(found)
-        raise
-    finally:
-        found.close()
 
 
 class Sampler:

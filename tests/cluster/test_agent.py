@@ -64,6 +64,7 @@ def test_an_applied_model_is_ready_for_kubectl_and_its_objects_are_as_designed(
     mac.kubectl("apply", "--validate=strict", "-f", "-", stdin=TINY.format(name=name, path=mac.tiny))
     mac.kubectl("wait", "isvc", name, "--for=jsonpath={.status.phase}=Ready", "--timeout=50s")
     mac.kubectl("wait", "isvc", name, "--for=condition=Available", "--timeout=20s")
+    mac.kubectl("wait", "isvc", name, "--for=condition=Ready", "--timeout=20s")
     mac.kubectl("wait", "model", name, "--for=jsonpath={.status.phase}=Ready", "--timeout=20s")
     row = mac.kubectl("get", "isvc", name, "--no-headers").split()
     assert row[:3] == [name, "Ready", name]
@@ -100,7 +101,8 @@ def test_an_applied_model_is_ready_for_kubectl_and_its_objects_are_as_designed(
         "conditions", "lastUpdated", "endpoint",
     }
     assert status["endpoint"] == url and (status["readyReplicas"], status["desiredReplicas"]) == (1, 1)
-    assert {each["type"] for each in status["conditions"]} == {"Available", "Confined", "MetalReady", "Suspended"}
+    types = {"Available", "Confined", "MetalReady", "Ready", "Suspended"}
+    assert {each["type"] for each in status["conditions"]} == types
     for each in status["conditions"]:
         assert each.keys() == {"type", "status", "reason", "message", "observedGeneration", "lastTransitionTime"}
     assert mac.get(f"{MODELS}/{name}")["status"].keys() == {

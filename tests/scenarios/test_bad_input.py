@@ -59,8 +59,8 @@ def failed(system: System, name: str, reason: str) -> str:
     eventually(lambda: system.condition("MetalReady", name).get("reason") == reason, what=f"{name}: {reason}")
     assert system.status(name)["phase"] == "Failed"
     degraded = system.condition("Degraded", name)
-    assert (degraded["status"], degraded["reason"]) == ("True", "Failed")
-    return str(degraded["message"])
+    assert (degraded["status"], degraded["reason"], degraded["message"]) == ("True", "Failed", "see MetalReady")
+    return str(system.condition("MetalReady", name)["message"])
 
 
 def gone(system: System, *names: str) -> None:

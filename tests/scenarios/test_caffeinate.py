@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from metal_supervisor.spec.types import State
+from metal_supervisor.spec.processes import State
 from tests.support.downloads import MIB, at, downloading, from_web, padded
 from tests.support.hub import Hub
 from tests.support.system import System, eventually, kill, running, service

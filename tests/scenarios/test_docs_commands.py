@@ -12,7 +12,7 @@ import plistlib
 import re
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.doc_commands import PAGES, ROOT, Block, Shown, blocks, run
+from tests.support.gateway import with_gateway
 from tests.support.system import System, eventually, running, service
 
 HERE = [page for page in PAGES if any(block.here for block in blocks(page))]
@@ -94,20 +95,27 @@ def test_a_command_that_is_answered_with_an_error_fails(tmp_path: Path) -> None:
         absent.check()
 
 
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """The system of a reader who tries one page after another, with a gateway as `make run` has one."""
+    with with_gateway(tmp_path_factory.mktemp("docs")) as up:
+        reader(up.system, up.system.base)
+        yield up.system
+
+
 @pytest.mark.parametrize("page", HERE, ids=lambda page: page.stem)
-def test_every_command_of_a_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
-    with running(tmp_path) as system:
-        serve(system)
-        place, port = reader(system, tmp_path), system.port()
+def test_every_command_of_a_page_does_what_it_says(page: Path, system: System) -> None:
+    serve(system)
+    port = system.port()
 
-        def typed(command: str) -> str:
-            ours = command.replace("localhost:9090", f"localhost:{system.http}")
-            return ours.replace("127.0.0.1:18100", f"127.0.0.1:{port}")
+    def typed(command: str) -> str:
+        ours = command.replace("localhost:9090", f"localhost:{system.http}")
+        return ours.replace("127.0.0.1:18100", f"127.0.0.1:{port}")
 
-        for ran in run([each for each in blocks(page) if each.here], place, environment(system), typed):
-            ran.check()
-            if ran.shown.output:
-                assert shape(ran.said.splitlines()) == shape(ran.shown.output), f"{ran.block.where}:\n{ran.said}"
+    for ran in run([each for each in blocks(page) if each.here], system.base / "reader", environment(system), typed):
+        ran.check()
+        if ran.shown.output:
+            assert shape(ran.said.splitlines()) == shape(ran.shown.output), f"{ran.block.where}:\n{ran.said}"
 
 
 def test_a_backup_brings_a_lost_state_directory_back(tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ def dripping(place: Place, *names: str) -> tuple[dict[str, Any], ...]:
         ("bare", "o/bare", {"files": ["m.gguf"]}),
         ("page", "https://huggingface.co/o/page/blob/main/m.gguf?download=true", {}),
         ("quants", "hf://o/quants", {"quantization": "Q4_K_M"}),
+        ("named-quants", "hf://o/quants:Q4_K_M", {}),
         ("old", f"hf://o/old@{COMMIT}/m.gguf", {}),
         ("small", "https://huggingface.co/o/small", {}),
     ],

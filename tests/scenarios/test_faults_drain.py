@@ -163,7 +163,7 @@ def test_a_rollout_policy_bounds_the_wait(system: System, figure: Figure) -> Non
     for name, policy in (
         ("forced", {"force": True}), ("unwaited", {"waitForIdle": False}), ("short", {"idleTimeoutSeconds": 2}),
     ):
-        # Longer than an engine may take to end: llama-server goes on with its answers until a second TERM.
+        # It outlasts the stop: llama-server keeps answering until a second TERM.
         engine, stream = streaming(system, name, 8 * LONG, rolloutPolicy=policy)
         started = time.monotonic()
         system.apply(roomy(name, rolloutPolicy=policy, parallelSlots=2))

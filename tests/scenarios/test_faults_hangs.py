@@ -92,7 +92,7 @@ def other_loopback() -> str:
 
 
 # What is read and written is work as good as a processor's, of which a crowded machine may give too little to see.
-WORK = {"flood_lines_per_s": 4000}
+WORK = {"flood_lines_per_s": 2000}
 LOADING: dict[str, dict[str, Any]] = {
     "mute": {"bind_delay_s": 3600}, "works": {"never_ready": True, **WORK}, "idle": {"never_ready": True},
     "open": {"bind_host": "0.0.0.0"}, "aside": {"bind_host": other_loopback()}, "page": {"html": True},

@@ -6,9 +6,11 @@ A recording of a real squeeze (tests/data) is played to the real reader of Linux
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -17,11 +19,12 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.engines import Stopwatch, events, is_gone
+from tests.support.engines import Stopwatch, either, events, is_gone
 from tests.support.faults import Figure, fault
+from tests.support.gateway import with_gateway
 from tests.support.own_logs import logged
 from tests.support.psi import Replay, Step
-from tests.support.system import System, api_faults, eventually
+from tests.support.system import FAKE_FLAGS, System, api_faults, eventually
 from tests.support.tight import LARGE, SMALL, Tight, lean, tight
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pressure figures are Linux's")
@@ -161,6 +164,50 @@ def test_a_squeeze_stops_the_least_important_and_brings_all_back(
         machine.condition(name, "MemoryPressure", "False", "Normal")
     assert system.pid("high") == engines["high"]
     eventually(lambda: machine.metric("llmkube_metal_agent_memory_pressure_level") == 0, what="its metric")
+
+
+@fault(
+    "W20", "other programs take the memory, before a request for a model on demand and while its engine loads",
+    happens="its request waits; an engine that loads is ended, and started again once there is memory",
+    sees="an answer, later; MetalReady Waking, with MemoryPressure or Evicted in its message", bound="200",
+)
+def test_a_wake_waits_until_there_is_memory(squeeze: Squeeze, tmp_path: Path) -> None:
+    flags = (
+        "--procfs", str(squeeze.procfs), "--memory-watchdog-interval", str(LOOK_S), "--eviction-enabled",
+        "--memory-recovery", str(RECOVERY_S), "--idle-ttl", "2", f"--allow-extra-args={','.join(FAKE_FLAGS)}",
+    )  # fmt: skip
+    with (
+        with_gateway(tmp_path, *flags, engine=either(tmp_path)) as gateway,
+        ThreadPoolExecutor() as clients,
+    ):
+        system = gateway.system
+        slow = lean("slow", SMALL, "--fake-load-s", "3", priority="low")
+        slow["metadata"]["annotations"] = {"metal-supervisor.io/on-demand": "true"}
+        system.apply(system.tiny_model(), lean("always"), slow)
+        system.ready("always")
+
+        def said(text: str) -> None:
+            eventually(lambda: text in str(system.condition("MetalReady", "slow")), 30, f"{text}; {system.said()}")
+
+        for loading in (True, False):
+            said("Unloaded")
+            if not loading:
+                squeeze.put(squeeze.worst)
+                eventually(lambda: pressure(system) == "Critical", 20, "the level to be Critical")
+            asked = clients.submit(gateway.chat, "slow", timeout_s=60)
+            if loading:
+                engine = eventually(lambda: system.pid("slow"), 20, "its engine to load")
+                squeeze.put(squeeze.worst)
+                eventually(lambda engine=engine: is_gone(engine), 30, "its engine to be ended")
+            said("it was stopped because" if loading else "the machine is short of memory")
+            said("Waking")
+            assert not asked.done()
+            squeeze.put(squeeze.quiet)
+            assert asked.result()[0] == 200
+
+
+def pressure(system: System) -> str:
+    return str((json.loads(system.fetch("/status")[1])["memory"] or {}).get("pressure"))
 
 
 # ── M 100 – 103: who stays ───────────────────────────────────────────────────────────────────────

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from metal_supervisor.controller import boot
-from metal_supervisor.spec.types import State
+from metal_supervisor.spec.processes import State
 from tests.support.faults import Figure, fault
 from tests.support.system import FAKE_ENGINE, System, eventually, free_ports, kill, running, service
 

@@ -6,6 +6,7 @@ one, as it is on a Mac that sleeps.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -19,8 +20,12 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor import launch
+from metal_supervisor.controller import on_demand
+from metal_supervisor.gateway import access
 from tests.support.faults import Figure, fault
-from tests.support.system import System, eventually, kill, running, service
+from tests.support.gateway import with_gateway
+from tests.support.system import Stream, System, eventually, kill, running, service
+from tests.support.tight import room_for
 
 HOUR_S = 3600
 
@@ -49,10 +54,9 @@ class Clock:
         temporary.replace(self._path)
 
 
-@pytest.fixture(scope="module")
-def timed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[System, Clock]]:
-    base = tmp_path_factory.mktemp("clock")
-    clock = Clock(base / "offset")
+@contextlib.contextmanager
+def with_clock(base: Path) -> Iterator[Clock]:
+    """A clock for what is started meanwhile."""
     faked = {
         "LD_PRELOAD": str(library()), "FAKETIME_TIMESTAMP_FILE": str(base / "offset"), "FAKETIME_NO_CACHE": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1",
@@ -60,14 +64,18 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[System, Cl
     with pytest.MonkeyPatch.context() as patch:
         for name, value in faked.items():
             patch.setenv(name, value)
-        system = running(base)
-        up = system.__enter__()
-    try:
+        yield Clock(base / "offset")
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[System, Clock]]:
+    base = tmp_path_factory.mktemp("clock")
+    with contextlib.ExitStack() as stack:
+        with with_clock(base) as clock:
+            up = stack.enter_context(running(base))
         up.apply(up.tiny_model(), service("tiny", contextSize=32768))
         up.ready()
         yield up, clock
-    finally:
-        system.__exit__(None, None, None)
 
 
 def told_time(system: System) -> float:
@@ -123,6 +131,40 @@ def test_a_clock_that_is_set_restarts_nothing_and_hides_nothing(
         assert system.pid() == engine
     finally:
         clock.set(0)
+
+
+@fault(
+    "W22", "the clock is set eight hours ahead and then back while models on demand are used through the gateway",
+    happens="an engine that answers is not unloaded; limits per minute hold; an idle model makes room at once",
+    sees="nothing", bound="the stream is whole; every request answered",
+)
+def test_the_gateway_does_not_care_what_time_it_is(tmp_path: Path) -> None:
+    keys = tmp_path / "gateway.keys"
+    token = access.new_key()
+    keys.write_text(access.line_of(access.AccessKey("laptop", access.digest_of(token), per_minute=4)))
+    own = {"Authorization": f"Bearer {token}"}
+    with contextlib.ExitStack() as stack:
+        with with_clock(tmp_path) as clock:
+            flags = "--gateway-keys", str(keys), "--memory-fraction", room_for(1.5, tmp_path)
+            gateway = stack.enter_context(with_gateway(tmp_path, *flags))
+        system = gateway.system
+        demanded = [service(name, contextSize=32768) for name in ("one", "two")]
+        for each in demanded:
+            each["metadata"]["annotations"] = {"metal-supervisor.io/on-demand": "true"}
+        system.apply(system.tiny_model(), *demanded)
+        for name in ("one", "two"):
+            eventually(lambda name=name: system.condition("MetalReady", name).get("reason") == "Unloaded", 30, name)
+        stream = Stream(system.port("one"), 3000).flowing().last()
+        engine = system.pid("one")
+        clock.set(8 * HOUR_S)
+        assert gateway.chat("one", own)[0] == 200
+        assert stream.completed(), stream.error
+        assert system.pid("one") == engine
+        clock.set(-HOUR_S)
+        began = time.monotonic()
+        assert gateway.chat("two", own)[0] == 200
+        assert time.monotonic() - began < on_demand.MIN_AWAKE_S / 2, "it was taken for one that is in use"
+        assert [gateway.chat("two", own)[0] for _ in range(3)] == [200, 200, 429]
 
 
 @fault(

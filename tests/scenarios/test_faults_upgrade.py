@@ -28,7 +28,7 @@ CHANGES = {
         ("startretries=3", "startretries=4"),
         ("-I -S {home}/current/launch.py ", "-I -S -B {home}/current/launch.py "),
     ],
-    "spec/types.py": [
+    "spec/record.py": [
         (
             "    uid: str\n    generation: int\n    program: str",
             '    uid: str\n    generation: int\n    shape: str\n    """It has no default."""\n    program: str',

@@ -84,11 +84,12 @@ def test_kubectl_apply_get_describe_wait_explain_diff_scale_and_delete(system: S
     manifest.write_text(yaml.safe_dump_all([system.tiny_model("second"), service("second", "second")]))
     assert "inferenceservice.inference.llmkube.dev/second created" in system.kubectl("apply", "-f", str(manifest))
     system.kubectl("wait", "--for=jsonpath={.status.phase}=Ready", "isvc/second", "--timeout=30s")
-    system.kubectl("wait", "--for=condition=Available", "isvc/second", "--timeout=10s")
+    for condition in ("Available", "Ready"):
+        system.kubectl("wait", f"--for=condition={condition}", "isvc/second", "--timeout=10s")
     table = system.kubectl("get", "isvc,models")
     assert "PHASE" in table and "REPLICAS" in table and "ACCELERATOR" in table
     row = next(line for line in table.splitlines() if line.startswith("inferenceservice.inference.llmkube.dev/second"))
-    assert row.split()[1:4] == ["Ready", "second", "1"]
+    assert row.split()[1:5] == ["Ready", "second", "1", "Serving"]
     told = system.kubectl("describe", "isvc", "second")
     assert "InferenceReady" in told and "Serving" in told
     assert "contextSize" in system.kubectl("explain", "isvc.spec")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from metal_supervisor.spec.types import State
+from metal_supervisor.spec.processes import State
 from tests.support.faults import Figure, fault
 from tests.support.system import SLICES, System, eventually, halted, kill, running, service
 

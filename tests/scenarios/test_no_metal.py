@@ -13,7 +13,7 @@ import pytest
 from metal_supervisor.controller import boot, plan
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.loader import Overrides
-from metal_supervisor.spec.types import State
+from metal_supervisor.spec.processes import State
 from tests.support.engines import Stopwatch
 from tests.support.faults import Figure, fault
 from tests.support.mac_part import say, standing_in

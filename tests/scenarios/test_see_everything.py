@@ -73,8 +73,14 @@ def explained(machine: Tight, name: str, says: str = "") -> dict[str, list[str]]
 
 
 def rows_of(out: str) -> dict[str, str]:
-    """The lines of the services, by name."""
-    return {line.split()[0]: line for line in out.splitlines() if line.startswith("default/")}
+    """The lines of the services, by name, each with the reason below it."""
+    rows: dict[str, str] = {}
+    name = ""
+    for line in out.splitlines():
+        name = line.split()[0] if line.startswith("default/") else name if line.startswith(" ") else ""
+        if name:
+            rows[name] = f"{rows.get(name, '')} {line.strip()}".strip()
+    return rows
 
 
 def test_the_table_shows_all_services_their_memory_and_why_they_are_not_ready(machine: Tight) -> None:
@@ -89,8 +95,8 @@ def test_the_table_shows_all_services_their_memory_and_why_they_are_not_ready(ma
     rows = rows_of(out)
     assert set(rows) == {"default/first", "default/second", "default/refused", "default/loops"}
     cells = rows["default/first"].split()
-    assert cells[1:4] == ["Ready", "llama-server", str(machine.system.port("first"))] and cells[-1] == "-"
-    assert float(cells[-2]) > 0, "tokens per second, as the engine counts them"
+    assert cells[1:4] == ["Ready", "llama-server", f"http://127.0.0.1:{machine.system.port('first')}/v1"]
+    assert float(cells[-1]) > 0, "tokens per second, as the engine counts them"
     assert "/82 MiB" in rows["default/first"]
     assert " Pending " in rows["default/second"] and "InsufficientMemory: needs 82 MiB" in rows["default/second"]
     assert " Failed " in rows["default/refused"] and "'--nonsense' is not known" in rows["default/refused"]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +20,11 @@ from metal_supervisor.cluster.answers import now_micro
 from metal_supervisor.placement import claims
 from tests.support.engines import Stopwatch
 from tests.support.faults import Figure, fault
+from tests.support.gateway import with_gateway
 from tests.support.mac_part import say, standing_in
 from tests.support.macs import LEASES, Mac, embedded_cluster
 from tests.support.own_logs import logged
-from tests.support.system import ROOT, SLICES, eventually, service
+from tests.support.system import ROOT, SLICES, System, eventually, halted, service
 
 WITHIN_S, AWAKE_WITHIN_S = 1.0, 15.0
 HOUR_S = 3600
@@ -28,7 +34,7 @@ NAMES = "one", "two"
 class Watch:
     """A sleepwatch of that Mac, to which the system speaks through us."""
 
-    def __init__(self, mac: Mac) -> None:
+    def __init__(self, mac: System) -> None:
         command = [sys.executable, "-m", "tests.support.iokit", str(mac.files.path)]
         self._log = mac.state / "log" / "sleepwatch.log"
         with self._log.open("wb") as log:
@@ -179,3 +185,33 @@ def test_a_watch_that_dies_with_its_note_in_place_keeps_nothing_out(mac: Mac, wa
     watch.close()
     assert Path(mac.state / "asleep.json").exists()
     eventually(lambda: back(mac), 5, "both to be back")
+
+
+@fault(
+    "W21", "the Mac sleeps while a request waits for a model on demand",
+    happens="its endpoint is out meanwhile; once the Mac is awake its engine goes on loading",
+    sees="an answer, later, if its connection outlasts the sleep", bound="200",
+)
+def test_a_wake_goes_on_after_a_sleep(tmp_path: Path) -> None:
+    demanded = service("tiny")
+    demanded["metadata"]["annotations"] = {"metal-supervisor.io/on-demand": "true"}
+    with with_gateway(tmp_path) as gateway, ThreadPoolExecutor() as clients:
+        system = gateway.system
+        system.apply(system.tiny_model(), demanded)
+        eventually(lambda: system.condition("MetalReady").get("reason") == "Unloaded", 30, system.said())
+        with contextlib.closing(Watch(system)) as watch:
+            with halted(system.own_pid("sidecar")):  # nobody finds it ready
+                asked = clients.submit(gateway.chat, "tiny", timeout_s=90)
+                engine = eventually(system.pid, what="its engine to load")
+                os.kill(engine, signal.SIGSTOP)
+            watch.say("will")
+            assert watch.withdrawn() and not system.slice_ready()
+            with contextlib.ExitStack() as asleep:
+                for name in ("controller", "sidecar", "gateway"):
+                    asleep.enter_context(halted(system.own_pid(name)))
+                time.sleep(2)
+            os.kill(engine, signal.SIGCONT)
+            assert not asked.done()
+            watch.say("on")
+            assert asked.result()[0] == 200
+            eventually(system.slice_ready, WITHIN_S, "its endpoint to be back")

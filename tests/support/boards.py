@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from metal_supervisor.cluster.report import report
+from metal_supervisor.gateway.traffic import Traffic
 from metal_supervisor.runtimes import engine_metrics
 from metal_supervisor.runtimes.engine_metrics import Told
 from metal_supervisor.sidecar import exposition
@@ -13,7 +14,9 @@ from metal_supervisor.sidecar.board import Board, Row
 from metal_supervisor.sidecar.counters import Counters
 from metal_supervisor.sidecar.power import PowerReading
 from metal_supervisor.spec import histogram
-from metal_supervisor.spec.types import Endpoint, Observed, Record, Standing, Verdict
+from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.types import Json
+from tests.support.records import a_record
 
 TOLD: dict[str, Any] = {
     "at": 900.0,
@@ -34,10 +37,8 @@ def row(name: str = "tiny", **observed: Any) -> Row:
     """A service that serves."""
     program = "default.tiny"
     seen = replace(Observed(program, 7, True, 1.0, "RUNNING", memory_bytes=9), **observed)
-    record = Record(
-        "default", name, "u", 1, program, "phi", "llama-server", 1, "chat", "normal",
-        Verdict(Standing.RUN, "Admitted", "", 1.0), Endpoint(name, 8080, "/v1/chat/completions", "ClusterIP", None),
-        18100, f"{program}.a.json", reserved_bytes=11, retry_at=5.0,
+    record = a_record(
+        name, program=program, port=18100, host=f"{program}.a.json", reserved_bytes=11, retry_at=5.0,
     )  # fmt: skip
     return Row(record, seen, report(record, seen), "127.0.0.1:18100", 8)
 
@@ -70,5 +71,14 @@ def full_board() -> Board:
     power = PowerReading("powermetrics", watts=dict.fromkeys(("combined", "gpu", "cpu", "ane"), 1.5), every_s=1e12)
     return Board(
         at=1000.0, rows=(row(restarts=2, exits={"SIGKILL": 2, "stopped": 1}),), controller=TOLD, node="mac-a",
-        requests=5, power=power, counted=counters.counted(), told=told(),
+        requests=5, power=power, counted=counters.counted(), told=told(), gateway=gateway_note(),
     )
+
+
+def gateway_note(name: str = "tiny") -> Json:
+    """What the gateway notes of a request that has ended, and of another that has not."""
+    traffic = Traffic()
+    traffic.ended("laptop", ("default", name), 200, 0.2, 3.0, 64)
+    traffic.waited(("default", name), 2.0)
+    counts = {"inFlight": [["default", name, 1]], "waiting": [["default", name, 2]]}
+    return {"url": "http://127.0.0.1:9100/v1", **counts, **traffic.as_json()}

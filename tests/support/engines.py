@@ -145,6 +145,10 @@ class Moment:
     pid: int
 
 
+LOOK_EVERY_S = 0.2
+"""Of a timeline: each look costs three processes, and its bounds are of many seconds."""
+
+
 class Timeline(threading.Thread):
     """Watches the endpoints and engines of all services, so that several faults can take their time at once."""
 
@@ -156,7 +160,7 @@ class Timeline(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        while not self._over.wait(0.05):
+        while not self._over.wait(LOOK_EVERY_S):
             with contextlib.suppress(KubeError, OSError, http.client.HTTPException, ValueError):
                 self._look()
 

@@ -445,7 +445,7 @@ def background(faults: Faults, started: float) -> None:
             say("\n".join([line] * count))
         if faults.junk:
             with contextlib.suppress(OSError):
-                sys.stderr.buffer.write(b"\x1b[31m\x1b]0;title\x07\xff\xfe\x00\x9b31mred\r\n" * 3)
+                sys.stderr.buffer.write(b"\x1b[31m\x1b]0;title\x07\xff\xfe\x00\x9b31mred error\r\n" * 3)
                 sys.stderr.flush()
         if faults.grow_mib_per_s > 0:
             grow(faults, held)

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -142,7 +142,16 @@ def embedded_cluster(base: Path, faults: bool = False) -> Iterator[Path]:
 @contextlib.contextmanager
 def fleet(base: Path, kubeconfig: Path, *flags: str) -> Iterator[Fleet]:
     """Macs that are gone afterwards; what they said is shown if the test fails."""
-    found = Fleet(base, kubeconfig, *flags)
+    with ended(Fleet(base, kubeconfig, *flags)) as found:
+        yield found
+
+
+AnyFleet = TypeVar("AnyFleet", bound=Fleet)
+
+
+@contextlib.contextmanager
+def ended(found: AnyFleet) -> Iterator[AnyFleet]:
+    """A fleet that is closed afterwards, and shown if the test fails."""
     try:
         yield found
     except BaseException:

@@ -19,7 +19,10 @@ from metal_supervisor.sidecar.http.app import create_app
 from metal_supervisor.sidecar.http.server import bound
 from metal_supervisor.sidecar.inventory import Offer
 from metal_supervisor.spec import histogram
-from metal_supervisor.spec.types import Endpoint, ModelFile, Observed, Record, Standing, Verdict
+from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.record import Verdict
+from metal_supervisor.spec.types import ModelFile, Standing
+from tests.support.records import a_record
 
 GIB = 1 << 30
 NOW = 1_790_000_000.0
@@ -35,11 +38,10 @@ def row(number: int = 0, name: str = "", message: str = "", **changes: Any) -> R
     name = name or f"model-{number:03}"
     standing = Standing.WAIT if kind == 3 else Standing.RUN
     waits = "needs 61.2 GiB, 10.3 GiB of 48.0 GiB left; try a smaller quantization"
-    record = Record(
-        "default", name, f"uid-{number}", 1, f"default.{name}", "phi", "llama-server", 1, "chat", "normal",
-        Verdict(standing, "InsufficientMemory" if kind == 3 else "Admitted", message or waits, NOW),
-        Endpoint(name, 8080, "/v1/chat/completions", "ClusterIP", None), 18100 + number,
-        None if kind == 3 else f"default.{name}.a.json", reserved_bytes=GIB // 3,
+    record = a_record(
+        name, uid=f"uid-{number}",
+        verdict=Verdict(standing, "InsufficientMemory" if kind == 3 else "Admitted", message or waits, NOW),
+        port=18100 + number, host=None if kind == 3 else f"default.{name}.a.json", reserved_bytes=GIB // 3,
     )  # fmt: skip
     observed = Observed(
         f"default.{name}", 0 if kind > 1 else 4000 + number, kind == 0, NOW,

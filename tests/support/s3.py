@@ -12,6 +12,7 @@ from pathlib import Path
 import urllib3
 
 from metal_supervisor.models import s3
+from metal_supervisor.models.web import WholeAnswer
 from tests.support import parts
 from tests.support.finders import find_s3
 from tests.support.system import eventually, free_ports
@@ -22,13 +23,6 @@ ID, SECRET, REGION = "AKIATESTTESTTESTTEST", "secret/of+the=tests", "eu-central-
 def program() -> Path:
     """A real S3 server; the test is skipped where none is to be had, and says why."""
     return parts.found(find_s3.find)
-
-
-class Reply:
-    """What came of a request, as models/s3.py wants it."""
-
-    def __init__(self, answer: urllib3.BaseHTTPResponse) -> None:
-        self.status, self.headers, self.body = answer.status, answer.headers, answer.data
 
 
 class Server:
@@ -52,11 +46,12 @@ class Server:
             )  # fmt: skip
         eventually(lambda: self.put("ready", "", b""), 30, "the S3 server to make a bucket")
 
-    def get(self, method: str, url: str, headers: Mapping[str, str]) -> Reply:
+    def get(self, method: str, url: str, headers: Mapping[str, str]) -> WholeAnswer:
         """One request, as the product's client would make it."""
         self.asked.append((method, url))
         try:
-            return Reply(self._http.request(method, url, headers=dict(headers), retries=False, redirect=False))
+            answer = self._http.request(method, url, headers=dict(headers), retries=False, redirect=False)
+            return WholeAnswer(answer.status, answer.headers, answer.data)
         except urllib3.exceptions.HTTPError as error:
             raise ConnectionError(type(error).__name__) from None
 

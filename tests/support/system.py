@@ -42,10 +42,15 @@ SERVICES = "/api/v1/namespaces/default/services"
 FAKE_ENGINE = ROOT / "tests/support/fake_runtime.py"
 
 
+SHORTEST_LOOK_S, LONGEST_LOOK_S = 0.01, 0.1
+"""Between two looks of `eventually`."""
+
+
 def eventually(look: Callable[[], T | None], within_s: float = 20.0, what: str = "") -> T:
     """The first true value of `look`, or a failure that says what was waited for.
 
     `within_s` is for an idle machine of two cores. Once it has passed, it becomes as much longer as this one is slower.
+    It looks each 10 ms, and less often after a while: each look costs this process and the one that it asks.
     """
     start = time.monotonic()
     until, stretched_s = start + within_s, 0.0
@@ -63,7 +68,8 @@ def eventually(look: Callable[[], T | None], within_s: float = 20.0, what: str =
             last = found
         except (KubeError, BadKubeconfig, Unavailable, OSError, LookupError, http.client.HTTPException) as error:
             last = error
-        time.sleep(0.01)
+        waited_s = time.monotonic() - start
+        time.sleep(min(max(SHORTEST_LOOK_S, waited_s / 20), LONGEST_LOOK_S))
 
 
 @functools.cache
@@ -108,11 +114,15 @@ def seccomp(pid: int) -> str:
     return next(line.split()[1] for line in lines if line.startswith("Seccomp:"))
 
 
+BREATH_S = 0.5
+"""Between two answers of a stream: an engine that never rests takes a core from all that is tested beside it."""
+
+
 class Stream:
     """Chat answers that stream one after another, in a thread of their own, until told to end."""
 
-    def __init__(self, port: int, tokens: int) -> None:
-        self._port, self._tokens = port, tokens
+    def __init__(self, port: int, tokens: int, path: str = "/v1/chat/completions") -> None:
+        self._port, self._tokens, self._path = port, tokens, path
         self.chunks = 0
         self.answers = 0
         self.error = ""
@@ -124,6 +134,7 @@ class Stream:
         try:
             while not self._last.is_set():
                 self._one()
+                self._last.wait(BREATH_S)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.error = repr(error)
 
@@ -136,7 +147,7 @@ class Stream:
         }
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         try:
-            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+            connection.request("POST", self._path, json.dumps(body), {"Content-Type": "application/json"})
             lines = [line for line in self._lines(connection) if line.startswith(b"data:")]
         finally:
             connection.close()
@@ -189,7 +200,8 @@ class System:
         self.state = state or base / "run"
         self._ports = ports.Range()
         self.http = self._ports.last
-        opened = OPENED if self.python == sys.executable else ()  # an older release does not know all of them
+        known = (*OPENED, "--gateway", "off")
+        opened = known if self.python == sys.executable else ()  # an older release does not know all of them
         self.flags = [
             "--state-dir", str(self.state), "--port", str(self.http), "--ports", f"{self._ports.first}-{self.http - 1}",
             "--llama-server", str(engine or engine_path()), *LOOPBACK, *opened, *flags,

@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import tiny_gguf
 
 from metal_supervisor.memory import machine_memory as memory
 from metal_supervisor.settings.loader import FIELDS
@@ -27,9 +31,20 @@ def lean(name: str, context: int = SMALL, *more: str, model: str = "tiny", **spe
     return service(name, model, contextSize=context, extraArgs=[*SPARSE, *more], **spec)
 
 
-def share(budget_bytes: int) -> float:
+def share(budget_bytes: float) -> float:
     """The `memory_fraction` that makes exactly this budget on this machine."""
     return budget_bytes / memory.host_budget(None, None).total_bytes
+
+
+def room_for(count: float, base: Path, context: int = LARGE) -> str:
+    """The `--memory-fraction` with room for so many engines of the tiny model, which is made in `base`."""
+    base.mkdir(exist_ok=True)
+    tiny_gguf.write_tiny_gguf(base / "tiny.gguf", context=context)
+    command = [sys.executable, "-I", "-m", "metal_supervisor", "fit", str(base / "tiny.gguf")]
+    asked = subprocess.run(
+        [*command, "--ctx", str(context), "--json"], capture_output=True, text=True, timeout=60, check=False
+    )
+    return f"{share(count * json.loads(asked.stdout)['needBytes']):.9f}"
 
 
 class Tight:

@@ -15,7 +15,7 @@ from typing import Any
 import urllib3
 
 from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
-from metal_supervisor.spec.types import State
+from metal_supervisor.spec.processes import State
 from tests.support.system import ISVC, SLICES, System, eventually, kill
 
 Object = dict[str, Any]

@@ -47,22 +47,10 @@ from metal_supervisor.memory.budget import Budget
 from metal_supervisor.memory.ledger import Ledger
 from metal_supervisor.memory.pressure import Pace
 from metal_supervisor.models.metadata import Demand
-from metal_supervisor.runtimes import metal_device
 from metal_supervisor.spec.limits import Limits
-from metal_supervisor.spec.types import (
-    Endpoint,
-    Engine,
-    Model,
-    ModelFile,
-    Observed,
-    Probe,
-    Program,
-    ProgramState,
-    Record,
-    RunNote,
-    Service,
-    State,
-)  # fmt: skip
+from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, State
+from metal_supervisor.spec.record import Proposal, Record
+from metal_supervisor.spec.types import Endpoint, Engine, Model, ModelFile, Probe, Program, Service
 from metal_supervisor.state import programs
 from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
 
@@ -402,7 +390,7 @@ def composed(name: str, edition: int, release: int = 0) -> tuple[Service, Engine
 @lru_cache(maxsize=256)
 def asked_for(name: str, edition: int, suspended: bool) -> Service:
     service = composed(name, edition)[0]
-    return Service(**{**vars(service), "suspended": suspended})
+    return replace(service, suspended=suspended)
 
 
 def program(name: str) -> str:
@@ -417,7 +405,7 @@ EDITION = {
     for name in NAMES for edition in range(EDITIONS) for release in range(RELEASES)
 }  # fmt: skip
 SETTINGS: Any = SimpleNamespace(
-    limits=Limits(), confinement="off",
+    limits=Limits(), confinement="off", uses_claims=False,
     log_size=20, log_files=3, drain_timeout=DRAIN_S, bind_address="::", ollama_url="off",
     memory_check_mode="enforce", preemption=False, eviction_enabled=False,
 )  # fmt: skip
@@ -432,10 +420,10 @@ class Lookout(prerequisites.Prerequisites):
         super().__init__(SETTINGS, mac.files, nobody, headers, nobody)  # type: ignore[arg-type]
         self._mac = mac
 
-    def outlook(self, service: Service, record: Any, records: Any, table: Any, notes: Any) -> Outlook:
+    def outlook(self, service: Service, record: Any, engines: Any, snapshot: Snapshot) -> Outlook:
         _, engine, made = composed(service.name, service.generation - 1, self._mac.release)
         self.specs[made.spec_file] = made.spec
-        up = plan.live_note(notes.get(made.name), table.get(made.name))
+        up = plan.live_note(snapshot.notes.get(made.name), snapshot.table.get(made.name))
         running = self._running(made.name, record, engine, up)
         ready, port = ModelFile("Ready", "/m"), PORTS[service.name]
         return Outlook(ready, port, engine, made, running=running, demand=self._mac.demand(service))
@@ -451,7 +439,7 @@ class Purse(Memory):
         self._reserved = {}
         self._exited_at = self._returned_at = None
         self.watchdog: Any = SimpleNamespace(
-            level=lambda _: None, seen=MemoryState(), engines={}, pace=Pace(),
+            level=lambda _: None, seen=MemoryState(), ask_about=lambda _: None, pace=Pace(),
             budget=Budget(mac.budget_bytes, mac.budget_bytes, "all of it", {}),
         )  # fmt: skip
 
@@ -461,39 +449,37 @@ class Asked(Assignment):
 
     def __init__(self, mac: Mac, prerequisites: Any) -> None:
         self.mac, self._prerequisites = mac, prerequisites
-        self._placement: Any = SimpleNamespace(peers_ready=lambda *_: 0)
         self.placed: Any = SimpleNamespace(again_in_s=None)
-        self._serving = {}
 
-    def ask(self, before: Mapping[Any, Record], snapshot: Snapshot) -> dict[Any, Record]:
-        found, records = self.mac.wanted, dict(before)
+    def propose(self, before: Mapping[Any, Record], snapshot: Snapshot) -> dict[Any, Proposal]:
+        found, result = self.mac.wanted, {}
         for name in reversed(found) if self.mac.reverse else found:
-            self.take(asked_for(name, *found[name]), 0, records, snapshot)
-        for record in list(records.values()):
+            item = asked_for(name, *found[name])
+            result[item.key] = self.take(item, before.get(item.key), list(result.values()), snapshot)
+        for record in before.values():
             if record.name not in found:
-                records[record.key] = reconcile.dismiss(record, snapshot.now)
-        return records
+                result[record.key] = reconcile.unchanged(reconcile.dismiss(record, snapshot.now))
+        return result
 
 
 class Brain(Controller):
     """The controller, with a cluster, a store and a placement that answer at once. Its passes are the real ones."""
 
     def __init__(self, mac: Mac) -> None:
-        self.mac, self.supervisord = mac, Client(mac)
+        self.mac, self.supervisord, self.settings = mac, Client(mac), SETTINGS
         self.state: Any = mac.files
         self.records = {record.key: record for record in mac.files.kept.values()}
         self.applier = Applier(self.state, self.supervisord, SETTINGS)
         self.prerequisites: Any = Lookout(mac)
-        self.metal: Any = SimpleNamespace(seen=metal_device.MetalState())
         self.memory = Purse(mac)
         self.controller_status: Any = SimpleNamespace(
-            operator=False, look_for_operator=lambda *_: None, quarantined=lambda *_: None
+            quarantined=lambda *_: None
         )
         self.assignment: Any = Asked(mac, self.prerequisites)
         self.exits: Any = SimpleNamespace(watch_only=lambda _: None)
         self.awake: Any = SimpleNamespace(look=lambda *_: None)
 
-    def _snapshot(self) -> Snapshot:
+    def _observe(self) -> Snapshot:
         now, table = self.mac.clock.time(), self.supervisord.table()
         return Snapshot(now, {}, True, {}, table, self.state.run_notes(), self.state.observations())
 

@@ -7,29 +7,45 @@ The histories play what the controller does: every pass decides all services as 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from metal_supervisor.controller import admission
-from metal_supervisor.controller.admission import AdmissionRules, Up, settle
+from metal_supervisor.controller import admission, reconcile
+from metal_supervisor.controller.admission import AdmissionRules, Up
+from metal_supervisor.memory.ledger import Ledger
 from metal_supervisor.spec.limits import Amount
+from metal_supervisor.spec.record import RULES, Record, Verdict
 from metal_supervisor.spec.sizes import GIB
-from metal_supervisor.spec.types import Key, Record, Standing, Verdict
+from metal_supervisor.spec.types import Key, Standing
 from tests.support.effort import cases
+from tests.support.records import a_record
 
 BUDGET = 48 * GIB
 
 
 def wants(name: str, gib: float | None, priority: str = "normal", digest: str = "a", **other: Any) -> Record:
     """A service as it is decided on while nobody has looked at the memory."""
-    record = Record(
-        "default", name, "uid", 1, f"default.{name}", "model", "llama-server", 1, "chat", priority,
-        Verdict(Standing.RUN, "Admitted", "", 0.0), None, spec_file=f"default.{name}.{digest}.json",
-        reserved_bytes=round(gib * GIB) if gib else 0, memory="weights 1 GiB",
+    record = a_record(
+        name, uid="uid", model="model", priority=priority, verdict=Verdict(Standing.RUN, "Admitted", "", 0.0),
+        endpoint=None, spec_file=f"default.{name}.{digest}.json", reserved_bytes=round(gib * GIB) if gib else 0,
+        memory="weights 1 GiB",
     )  # fmt: skip
     return replace(record, **other)
+
+
+def settle(
+    proposed: Mapping[Key, Record],
+    before: Mapping[Key, Record],
+    ups: Mapping[Key, Up],
+    rules: AdmissionRules,
+    now: float,
+) -> tuple[dict[Key, Record], Ledger]:
+    """`admission.settle` of records that ask to be kept as they are given."""
+    proposals = {key: reconcile.unchanged(record) for key, record in proposed.items()}
+    return admission.settle(proposals, before, ups, rules, now)
 
 
 def of(*records: Record) -> dict[Key, Record]:
@@ -104,6 +120,15 @@ def test_an_edit_that_does_not_fit_leaves_the_engine_as_it_was_and_says_so() -> 
     alone = {a.key: edited}
     taken, _ = settle(alone, kept, {a.key: held[a.key]}, AdmissionRules(BUDGET), 3.0)
     assert (taken[a.key].spec_file, taken[a.key].warning) == (edited.spec_file, None)
+
+
+def test_a_revoked_engine_stays_revoked_while_its_edit_waits_for_memory() -> None:
+    first = admitted(wants("a", 20, revoked="NotAllowed: x"), wants("b", 20))
+    a = first["default", "a"]
+    edited = replace(wants("a", 40, digest="b", rules=RULES), queued_at=a.queued_at)
+    held = {record.key: up(record) for record in first.values()}
+    kept, _ = settle({**first, a.key: edited}, first, held, AdmissionRules(BUDGET), 2.0)
+    assert (kept[a.key].revoked, kept[a.key].rules) == ("NotAllowed: x", 0), "its spec is the one of before"
 
 
 def test_an_engine_that_crashes_while_its_edit_waits_keeps_its_room_and_starts_as_it_was() -> None:
@@ -208,7 +233,8 @@ def test_while_memory_is_short_nothing_new_starts_and_nothing_stops() -> None:
 
 def test_an_evicted_one_stays_away_and_keeps_its_reason_until_it_may_return() -> None:
     first = admitted(wants("a", 10))
-    gone = admission.evict(first["default", "a"], "1.0 GiB of 24.0 GiB available", 5.0)
+    evicted = replace(first["default", "a"], evicted_at=5.0, evictions=1, evicted_why="1.0 GiB of 24.0 GiB available")
+    gone = settle(of(evicted), of(evicted), {evicted.key: up(evicted)}, AdmissionRules(BUDGET), 5.0)[0][evicted.key]
     assert (gone.verdict.reason, gone.evicted_at, gone.evictions) == ("Evicted", 5.0, 1)
     assert gone.drain_s == admission.EVICTED_DRAIN_S
     decided = replace(wants("a", 10), evicted_at=5.0, evictions=1, queued_at=1.0, evicted_why=gone.evicted_why)

@@ -20,7 +20,8 @@ def defined(path: Path) -> set[str]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+            methods = (each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+            found |= {f"{node.name}.{each.name}" for each in methods}
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             found |= {each.id for each in targets if isinstance(each, ast.Name)}

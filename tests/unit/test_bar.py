@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from metal_supervisor.spec.progress import DownloadProgress
-from metal_supervisor.spec.progress_bar import cells, fitted, line, printable
+from metal_supervisor.spec.progress_bar import line
+from metal_supervisor.spec.terminal_text import cells, fitted, printable
 
 GIB = 1 << 30
 

@@ -57,6 +57,14 @@ def test_a_mac_does_not_take_itself_for_alone_before_its_own_lease_is_seen() -> 
     assert found.moves == () and found.again_in_s is not None and found.again_in_s >= 8.0
 
 
+def test_a_mac_gives_away_what_never_fits_if_there_is_another() -> None:
+    held, leaving = claim(ME), ask(leave=True, delay_s=8.0)
+    found = decide(held, asked=leaving)
+    assert (kinds(found), found.mine) == ([(ClaimAction.RELEASE, 0)], {})
+    alone = decide(held, asked=leaving, lives={(NS, ME): Life.LIVE})
+    assert (kinds(alone), alone.mine) == ([], {KEY: (0,)})
+
+
 def test_among_several_one_that_has_to_fetch_the_model_holds_back() -> None:
     first = decide(asked=ask(delay_s=2.0))
     assert first.moves == ()

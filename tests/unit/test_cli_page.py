@@ -36,9 +36,9 @@ def test_a_page_that_is_not_is_noticed_and_it_is_said_how_to_mend_it(
 
 def test_every_command_is_on_it_with_every_flag_of_its_own() -> None:
     text = cli_page.page()
-    (group,) = cli_page._groups(main.parser())
-    for name, parser in group.choices.items():
-        section = text.partition(f"## `metal-supervisor {name}`\n")[2].partition("\n## ")[0]
+    for name, parser in main.parser().commands().items():
+        section = text.partition(f"\n### `metal-supervisor {name}`\n")[2].partition("\n### ")[0]
+        assert section, name
         for action in parser._actions:
             own = not isinstance(action, (argparse._HelpAction, argparse._SubParsersAction))
             if own and action.dest not in loader.FIELDS:

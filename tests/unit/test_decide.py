@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,29 +12,29 @@ from hypothesis import strategies as st
 
 from metal_supervisor.controller.reconcile import (
     Outlook,
+    Ports,
     Running,
-    accept,
     choose_port,
     dismiss,
     fitting,
-    refuse,
-    taken_ports,
     verdict,
 )
+from metal_supervisor.spec.record import RULES, Record
 from metal_supervisor.spec.types import (
-    RULES,
     Endpoint,
     Engine,
+    Key,
     Model,
     ModelFile,
     Probe,
     Program,
-    Record,
     Rejected,
     Service,
     Standing,
 )
+from tests.support.records import accept, refuse
 
+TINY = "default", "tiny"
 ENDPOINT = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
 MODEL = Model("default", "phi", "m", 1, "/m.gguf", "gguf", "metal", None, None)
 SERVICE = Service(
@@ -353,14 +354,29 @@ def test_progress_of_a_download_does_not_move_since() -> None:
 def test_the_port_is_the_wanted_else_a_kept_else_the_first_free_of_those_allowed(
     wanted: int | None, kept: tuple[int, ...], taken: tuple[int, ...], expected: int | None
 ) -> None:
-    assert choose_port(wanted, kept, range(100, 103), dict.fromkeys(taken, ("a", "b"))) == expected
+    assert choose_port(wanted, kept, range(100, 103), lambda port: port not in taken) == expected
 
 
 def test_the_ports_of_all_others_are_taken_also_those_at_rest() -> None:
     other = replace(dismiss(running(), 1.0), name="other", port=18101)
     none = replace(running(), name="none", port=None)
-    assert taken_ports([running(), other, none], ("default", "tiny")) == {18101: ("default", "other")}
-    assert 18100 in taken_ports([running(), other], ("default", "other"))
+    ports = Ports([running(), other, none])
+    assert (ports.holder(18101, TINY), ports.holder(18100, TINY)) == (("default", "other"), None)
+    assert ports.holder(18100, ("default", "other")) == TINY
+
+
+def test_an_engine_that_moves_leaves_its_port_and_a_daemon_shares_its_own() -> None:
+    ports = Ports([running(), replace(running(), name="shares")])
+    ports.hold(replace(running(), port=18102))
+    assert (ports.holder(18102, ("", "")), ports.holder(18100, ("", ""))) == (TINY, ("default", "shares"))
+    assert ports.holder(18100, ("", ""), "llama-server") is None, "the daemon's own services"
+    ports.hold(replace(running(), name="shares", port=None))
+    assert ports.holder(18100, ("", "")) is None
+
+
+def free_of(records: list[Record], key: Key) -> Callable[[int], bool]:
+    ports = Ports(records)
+    return lambda port: ports.holder(port, key) is None
 
 
 @given(st.lists(st.booleans(), max_size=12))
@@ -372,10 +388,11 @@ def test_no_two_services_ever_get_one_port_and_each_keeps_its_own(arrivals: list
             records.pop(0)
             continue
         key = ("default", f"s{number}")
-        port = choose_port(None, (), range(100, 120), taken_ports(records, key))
+        port = choose_port(None, (), range(100, 120), free_of(records, key))
         records.append(replace(running(), name=key[1], port=port))
         for record in records:
-            assert choose_port(None, (record.port,), range(100, 120), taken_ports(records, record.key)) == record.port
+            free = free_of(records, record.key)
+            assert choose_port(None, (record.port,), range(100, 120), free) == record.port
     ports = [record.port for record in records]
     assert len(set(ports)) == len(ports)
 

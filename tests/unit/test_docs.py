@@ -43,6 +43,7 @@ FOREIGN = {
     "--check",  # of the tools that write pages
     "--no-index", "--find-links", "--dest", "--require-hashes", "--only-binary", "--no-deps",  # pip
     "--force-reinstall",  # pip
+    "--from-file",  # kubectl
     "--upgrade",  # tests/support/finders/lock.py
     "--flag", "--other-flag",  # an example in a check of ours
     *NAMES, *SWITCHES, *GRAMMAR.flags, *MLX.grammar.flags, *LOADING,
@@ -82,6 +83,13 @@ def test_every_file_that_is_named_is_there(path: Path) -> None:
         assert "://" in link or (path.parent / link).exists(), link
     for name in re.findall(r"(?<![\w./-])(?:conf|docs|tests|tools|launchd|metal_supervisor)/[\w./-]*\w", text):
         assert (REPOSITORY / name).exists(), name
+
+
+def test_the_readme_is_short_and_the_index_has_every_page() -> None:
+    assert len(README.read_text().splitlines()) <= 120
+    index = REPOSITORY / "docs" / "README.md"
+    pages = {path.name for path in index.parent.glob("*.md")} - {index.name}
+    assert set(re.findall(r"\]\(([\w-]+\.md)[)#]", index.read_text())) == pages
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.stem)

@@ -52,7 +52,7 @@ def test_the_test_that_runs_it_is_there_and_names_what_it_does(block: Block) -> 
 
 def test_there_are_commands_that_are_run_here() -> None:
     pages = {each.page for each in RUN if each.here}
-    assert {"README.md", "docs/concepts.md", "docs/models.md", "docs/operations.md", "docs/settings.md"} <= pages
+    assert {"docs/concepts.md", "docs/models.md", "docs/operations.md", "docs/settings.md", "docs/tour.md"} <= pages
 
 
 @pytest.mark.parametrize(

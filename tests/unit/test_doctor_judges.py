@@ -26,8 +26,11 @@ from metal_supervisor.host.machine import Interface
 from metal_supervisor.memory.budget import budget, metal_limit
 from metal_supervisor.memory.pressure import MemorySample
 from metal_supervisor.runtimes import RUNTIMES
+from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, State
+from metal_supervisor.spec.record import Verdict
 from metal_supervisor.spec.sizes import GIB
-from metal_supervisor.spec.types import Observed, ProgramState, Record, RunNote, Standing, State, Verdict
+from metal_supervisor.spec.types import Standing
+from tests.support.records import a_record
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "doctor.md"
 RBAC = Path(__file__).resolve().parents[2] / "conf" / "rbac"
@@ -73,8 +76,7 @@ APPS = """Total number of apps = 2
 """
 ON, OFF = said("Firewall is enabled. (State = 1)\n"), said("Firewall is disabled. (State = 0)\n")
 NOTE = RunNote(40, 40, "tv 1 2", "default.tiny.ab.json", (), 0.0, "", "")
-RECORD = Record("default", "tiny", "u", 1, "default.tiny", "tiny", "llama-server", 1, "chat", "normal",
-                Verdict(Standing.RUN, "Admitted", "", 0.0), None)  # fmt: skip
+RECORD = a_record(model="tiny", verdict=Verdict(Standing.RUN, "Admitted", "", 0.0), endpoint=None)
 SEEN = Observed("default.tiny", 40, True, 0.0, "RUNNING")
 EN0 = Interface("en0", "192.168.1.20", True)
 INCOMING = {"models": {"llm/big": {"source": "s", "file": {

@@ -14,15 +14,18 @@ from metal_supervisor.cli.explanation import Case, explain, numbers
 from metal_supervisor.cluster.report import report
 from metal_supervisor.controller.plan import Action, Step
 from metal_supervisor.controller.reasons import LONGEST_TEXT, MOST, reasons
-from metal_supervisor.spec.types import Endpoint, Observed, Record, RunNote, Standing, Verdict
+from metal_supervisor.spec.processes import Observed, RunNote
+from metal_supervisor.spec.record import Record, Verdict
+from metal_supervisor.spec.types import Endpoint, Standing
+from tests.support.records import a_record
 
 MIB, GIB = 1 << 20, 1 << 30
 NOW = 1_800_000_000.0
 SPEC = "default.tiny.0123456789ab.json"
-RECORD = Record(
-    "default", "tiny", "u", 3, "default.tiny", "phi", "llama-server", 1, "chat", "high",
-    Verdict(Standing.RUN, "Admitted", "", NOW - 60), Endpoint("tiny", 8080, "/v1", "ClusterIP", None), 18100,
-    host="127.0.0.1", spec_file=SPEC, reserved_bytes=3 * GIB, memory="3.0 GiB = weights 2.0 GiB + KV cache 1.0 GiB",
+RECORD = a_record(
+    generation=3, priority="high", verdict=Verdict(Standing.RUN, "Admitted", "", NOW - 60),
+    endpoint=Endpoint("tiny", 8080, "/v1", "ClusterIP", None), port=18100, host="127.0.0.1", spec_file=SPEC,
+    reserved_bytes=3 * GIB, memory="3.0 GiB = weights 2.0 GiB + KV cache 1.0 GiB",
 )  # fmt: skip
 ENDED = "exit status 1"
 UP = Observed("default.tiny", 41, True, NOW - 50, "RUNNING", memory_bytes=2 * GIB, restarts=2, last_exit=ENDED)

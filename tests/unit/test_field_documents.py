@@ -17,7 +17,8 @@ from test_crds import EXAMPLES, FIELD, REPOSITORY, documents, problems, root
 
 from metal_supervisor.cluster.manifests import service_object
 from metal_supervisor.spec.resources import GROUP, VERSION, Policy, interpret
-from metal_supervisor.spec.types import Endpoint, Json, Key, Record, Rejected, Service, Standing, Verdict
+from metal_supervisor.spec.types import Endpoint, Json, Key, Rejected, Service
+from tests.support.records import a_record
 
 SEEDS = REPOSITORY.parent / "shared" / "seeds"
 CURRENT, OLD = f"{GROUP}/{VERSION}", "llmkube.io/v1alpha1"
@@ -194,9 +195,8 @@ def test_the_router_finds_the_service_that_we_make(name: str, endpoint: Json | N
     resource = {"metadata": metadata, "spec": spec}
     service = interpret({("llm", name): resource}, {("llm", "m"): model}, POLICY)["llm", name]
     assert isinstance(service, Service)
-    record = Record(
-        "llm", name, "u", 1, f"llm.{name}", "m", "llama-server", 1, "chat", "normal",
-        Verdict(Standing.RUN, "Admitted", "", 1.0), service.endpoint, 18100,
+    record = a_record(
+        name, "llm", program=f"llm.{name}", model="m", endpoint=service.endpoint, port=18100,
     )  # fmt: skip
     made = service_object(record, service.endpoint)
     (port,) = made["spec"]["ports"]

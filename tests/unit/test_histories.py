@@ -31,7 +31,9 @@ from model_supervisord import (
 
 from metal_supervisor.controller.plan import LONGEST_RETRY_S
 from metal_supervisor.memory.ledger import INSUFFICIENT
-from metal_supervisor.spec.types import Record, Standing, State
+from metal_supervisor.spec.processes import State
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Standing
 from metal_supervisor.state import programs
 from tests.support.effort import cases
 

@@ -6,8 +6,9 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from metal_supervisor.cli.incoming import REPORT, Incoming
+from metal_supervisor.cli.incoming import Incoming
 from metal_supervisor.spec.types import ModelFile
+from metal_supervisor.state.reports import CONTROLLER_REPORT
 
 GIB = 1 << 30
 
@@ -16,7 +17,7 @@ def tell(state: Path, **files: ModelFile) -> None:
     body = {"models": {f"default/{name}": {"source": "", "file": asdict(file)} for name, file in files.items()}}
     fresh = state / "fresh"
     fresh.write_text(json.dumps(body))
-    fresh.replace(state / REPORT)
+    fresh.replace(state / CONTROLLER_REPORT)
 
 
 def coming(gib: int) -> ModelFile:
@@ -59,6 +60,6 @@ def test_half_a_report_changes_nothing(tmp_path: Path) -> None:
     tell(tmp_path, m=coming(1))
     before = incoming.lines(tmp_path, 0.0, 100)
     for text in ("{", "[]"):
-        (tmp_path / REPORT).unlink()
-        (tmp_path / REPORT).write_text(text)
+        (tmp_path / CONTROLLER_REPORT).unlink()
+        (tmp_path / CONTROLLER_REPORT).write_text(text)
         assert incoming.lines(tmp_path, 1.0, 100) == (before if text == "{" else [])

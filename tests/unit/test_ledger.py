@@ -10,6 +10,7 @@ import pytest
 from metal_supervisor.memory.ledger import Decision, Entry, Ledger, LedgerPhase, Pool, admit
 from metal_supervisor.spec.sizes import GIB, MIB
 from metal_supervisor.spec.types import Key
+from tests.support.effort import cases
 
 HIGH, NORMAL, LOW = 100_000, 10_000, 1_000
 
@@ -47,7 +48,7 @@ def test_what_does_not_fit_is_told_with_its_arithmetic() -> None:
     assert found.decisions[key("b")] == Decision(
         False,
         "InsufficientMemory",
-        "needs 61.2 GiB, 10.3 GiB of 48.0 GiB left; "
+        "needs 61.2 GiB, 10.3 GiB of 48.0 GiB left, so it never fits here; "
         "try a smaller quantization, a shorter context, or --memory-fraction",
     )
 
@@ -322,9 +323,9 @@ def never_kept_out(before: dict[Key, Entry], found: Ledger) -> None:
         assert admit(BUDGET, after).decisions[name].admitted
 
 
-def test_ten_thousand_random_histories() -> None:
+def test_random_histories_keep_every_rule() -> None:
     seen = {"admitted": 0, "waiting": 0, "displaced": 0}
-    for seed in range(10_000):
+    for seed in range(cases(10_000)):
         history = History(seed)
         for _ in range(5):
             history.now += 1
@@ -342,11 +343,11 @@ def test_ten_thousand_random_histories() -> None:
         # In another order of entries nothing is different.
         ordered = admit(BUDGET, list(history.entries.values()), "enforce", history.preemption)
         assert history.decide() == ordered
-    assert min(seen.values()) > 1000, f"the histories reach everything: {seen}"
+    assert min(seen.values()) > cases(1000), f"the histories reach everything: {seen}"
 
 
 def test_asking_again_changes_nothing() -> None:
-    for seed in range(2000):
+    for seed in range(cases(2000)):
         history = History(seed)
         history.preemption = False
         for _ in range(4):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from metal_supervisor.controller import reconcile
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import limits
 from metal_supervisor.spec.limits import Amount, Limits
@@ -101,7 +102,7 @@ def test_a_service_type_that_is_not_allowed_is_a_cluster_ip() -> None:
 def test_what_is_not_granted_is_named_beside_an_engine_that_runs() -> None:
     held = Limits(priority={"*": "low"}, protection=frozenset())
     item = understood(limits.granted(service(evictionProtection=True), held))
-    runs = record(spec_file="x.json")
+    runs = reconcile.unchanged(record(spec_file="x.json"))
     told = limits.warned(runs, item).warning
     assert told is not None and told[0] == "PriorityCapped"
     assert "spec.priority normal counts as low" in told[1] and "spec.evictionProtection" in told[1]

@@ -48,8 +48,14 @@ def test_a_bare_service_gives_the_documented_command_line() -> None:
 
 
 def test_a_current_build_gets_the_housekeeping_flags_it_names() -> None:
-    housekeeping = ["--metrics", "--fit", "off", "--cache-ram", "512", "--no-webui", "--offline"]
+    housekeeping = ["--metrics", "--fit", "off", "--cache-ram", "512", "--offline"]
     assert argv(service(), FULL) == [*HEAD, *CAPACITY, "--flash-attn", "on", "--jinja", *housekeeping]
+
+
+def test_its_own_chat_is_for_this_mac_alone() -> None:
+    assert "--no-webui" not in argv(service(), FULL)
+    assert "--no-webui" not in argv(service(), FULL, replace(PLACE, host="::1"))
+    assert all("--no-webui" in argv(service(), FULL, replace(PLACE, host=each)) for each in ("0.0.0.0", "10.0.0.5"))
 
 
 def test_checkpoints_are_bounded_only_where_the_engine_makes_any() -> None:
@@ -190,7 +196,7 @@ def test_the_environment_is_the_users_alone() -> None:
 
 @pytest.mark.parametrize("flag", sorted(FULL.flags))
 def test_an_optional_flag_is_given_only_to_a_binary_that_names_it(flag: str) -> None:
-    assert flag in argv(service(), Binary("/x", frozenset({flag})))
+    assert flag in argv(service(), Binary("/x", frozenset({flag})), replace(PLACE, host="10.0.0.5"))
     assert flag not in argv(service(), Binary("/x", FULL.flags - {flag}))
 
 
@@ -360,6 +366,8 @@ SWITCHES = Binary("/x", frozenset({"--mlock"}), help=HELP + "--mlock      lock\n
     ("extra", "reason", "named"),
     [
         (("-t", "1", "--no-such", "2"), "UnsupportedField", "spec.extraArgs[2] '--no-such' is not known"),
+        (("--tmp", "1"), "UnsupportedField", "'--tmp' is not known to llama-server (did you mean --temp?); remove it"),
+        (("--temp 0.2",), "InvalidSpec", "[0] '--temp 0.2' is one item; split it into two items: '--temp' and '0.2'"),
         (("--threads=4",), "InvalidSpec", "write --threads and its value as two items"),
         (("-t", "1", "2"), "InvalidSpec", "spec.extraArgs[2] '2' is neither a flag nor the value of one"),
         (("--threads",), "InvalidSpec", "spec.extraArgs[0] '--threads' needs a value"),

@@ -29,8 +29,9 @@ def test_the_page_is_that_of_the_sources_as_they_are() -> None:
 
 
 def test_what_the_page_shows_as_json_is_what_it_shows_as_text() -> None:
-    (as_json,) = re.findall(r"(?s)```json\n(.*?)\n```", logs_page.page())
-    (as_text,) = re.findall(r"(?s)```text\n(.*?)\n```", logs_page.page())
+    page = logs_page.page()
+    (as_json,) = re.findall(r"(?s)```json\n(.*?)\n```", page)
+    (as_text,) = re.findall(r"(?s)```text\n(.*?)\n```", page)
     found = logging.entry_in(as_json)
     assert found is not None and logging.text_lines(found) == as_text
 

@@ -25,8 +25,11 @@ from metal_supervisor.cluster.manifests import (
     url_of,
 )
 from metal_supervisor.cluster.report import Condition, Happening, report
+from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.record import Record, Verdict
 from metal_supervisor.spec.resources import service_name
-from metal_supervisor.spec.types import Endpoint, Json, ModelFile, Observed, Record, Standing, Verdict
+from metal_supervisor.spec.types import Endpoint, Json, ModelFile, Standing
+from tests.support.records import a_record
 
 PROPERTY = settings(max_examples=100, deadline=None, database=None, derandomize=True)
 LABEL_VALUE = re.compile(r"(|[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)")
@@ -41,10 +44,10 @@ NAMES = st.from_regex(r"\A[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?(\.[a-z0-9]([-a-z0-9
 
 
 def record(standing: Standing = Standing.RUN, reason: str = "Admitted", message: str = "", **other: Any) -> Record:
-    base = Record(
-        "default", "tiny", "u-1", 4, "default.tiny", "phi", "llama-server", 1, "chat", "high",
-        Verdict(standing, reason, message, 1.0), ENDPOINT, 18100,
-    )
+    base = a_record(
+        uid="u-1", generation=4, priority="high", verdict=Verdict(standing, reason, message, 1.0),
+        endpoint=ENDPOINT, port=18100,
+    )  # fmt: skip
     return replace(base, **other)
 
 

@@ -18,9 +18,10 @@ from metal_supervisor.sidecar.counters import Counters
 from metal_supervisor.sidecar.http.metric_table import INCUMBENT, OURS, PHASES, SERVED, TABLE, UNSERVED
 from metal_supervisor.sidecar.http.metrics import Exposition, exposition
 from metal_supervisor.spec import histogram
-from metal_supervisor.spec.types import Observed
+from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.types import Json
 from metal_supervisor.state import programs
-from tests.support.boards import full_board, row
+from tests.support.boards import full_board, gateway_note, row
 
 HOSTILE = 'a"b\\n\\x\\', "line one\nline_two{x=\"1\"} 7", "émoji 🙂 \ud800", "} 1\n# TYPE evil counter\nevil 1"
 THEIRS = {
@@ -185,7 +186,7 @@ def test_a_report_of_another_version_takes_nothing_else_down(told: dict[str, Any
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0,text/plain;q=0.5"])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_stays_in_its_label(name: str, accept: str) -> None:
-    board = replace(full_board(), rows=(row(name, exits={name: 1}),), node=name)
+    board = replace(full_board(), rows=(row(name, exits={name: 1}),), node=name, gateway=gateway_note(name))
     text = name.encode("utf-8", "replace").decode()
     found = scraped(board, accept)
     assert found[INCUMBENT + "process_healthy", frozenset({("name", text), ("namespace", "default")})] == 1.0
@@ -245,3 +246,19 @@ def test_a_histogram_of_another_version_is_none(change: dict[str, Any]) -> None:
 
 def test_the_page_is_written_from_the_table() -> None:
     assert metrics_page.PAGE.read_text() == metrics_page.page(), "run `python tools/metrics_page.py`"
+
+
+def test_the_gateways_requests_are_counted_by_key_service_and_status() -> None:
+    board, service = full_board(), {"name": "tiny", "namespace": "default"}
+    assert value(board, OURS + "gateway_requests_total", **service, key="laptop", code="200") == 1
+    assert value(board, OURS + "gateway_in_flight", **service) == 1
+    assert value(board, OURS + "gateway_waiting", **service) == 2
+    assert value(board, OURS + "gateway_wait_seconds_count", **service) == 1
+    assert value(board, OURS + "gateway_first_byte_seconds_bucket", **service, key="laptop", le="0.25") == 1
+    assert value(board, OURS + "gateway_events_total", **service, key="laptop") == 64
+    assert value(board, OURS + "gateway_request_seconds_sum", **service) == 3.0
+
+
+@pytest.mark.parametrize("note", [{}, {"requests": 7}, {"requests": [[1]]}, {"whole": [["a", "b", 1]]}])
+def test_a_note_of_another_version_costs_no_scrape(note: Json) -> None:
+    assert scraped(replace(full_board(), gateway=note))

@@ -10,9 +10,10 @@ from test_decide import running
 from test_resources import model, refused, service
 
 from metal_supervisor.controller.controller_status import file_of
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import read_artifact
 from metal_supervisor.spec.sources import Artifact
-from metal_supervisor.spec.types import ModelFile, Record
+from metal_supervisor.spec.types import ModelFile
 
 READY = ModelFile("Ready", "/models/tiny.gguf", 10)
 

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metal_supervisor.spec.names import Aliases, Unknown, aliases, meant
-from metal_supervisor.spec.types import Record, Standing, Verdict
+from metal_supervisor.spec.record import Record, Verdict
+from metal_supervisor.spec.types import Standing
+from tests.support.records import a_record
 
 
 def record(namespace: str, name: str, ordinal: int = 0) -> Record:
     program = f"{namespace}.{name}" + (f"@{ordinal}" if ordinal else "")
     verdict = Verdict(Standing.RUN, "Admitted", "", 1.0)
-    return Record(
-        namespace, name, "u", 1, program, "m", "llama-server", 1, "chat", "normal", verdict, None, ordinal=ordinal
-    )
+    return a_record(name, namespace, program=program, model="m", verdict=verdict, endpoint=None, ordinal=ordinal)
 
 
 def known(*records: Record) -> dict[str, Aliases]:

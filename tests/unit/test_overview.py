@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metal_supervisor.cli.overview import COLUMNS, Beside, Strange, downloads, facts, lines, uptime
-from metal_supervisor.spec.progress_bar import cells
+from metal_supervisor.cli.overview import COLUMNS, Beside, Strange, downloads, facts, lines, painted, uptime
+from metal_supervisor.spec.terminal_text import cells
 from metal_supervisor.spec.throughput import tokens_per_s
 
 NOW = 10_000.0
@@ -40,44 +40,53 @@ def shown(body: dict[str, Any], width: int | None = None, **beside: Beside) -> l
 
 
 def cell(body: dict[str, Any], column: str, **beside: Beside) -> str:
-    """What the last row has in a column."""
-    *_, head, row = shown(body, **beside)
+    """What the only service has in a column."""
+    found = shown(body, **beside)
+    start = next(i for i, line in enumerate(found) if line.startswith(COLUMNS[0]))
+    head, row = found[start : start + 2]
     at = head.index(column)
     end = head.find("  ", at + len(column))
-    following = len(head) if end < 0 else next(i for i in range(end, len(head) + 1) if i == len(head) or head[i] != " ")
-    return row[at:].strip() if column == COLUMNS[-1] else row[at:following].strip()
+    following = len(row) if end < 0 else next(i for i in range(end, len(head)) if head[i] != " ")
+    return row[at:following].strip()
+
+
+def why(body: dict[str, Any]) -> str:
+    """The reason below the last service; "" if there is none."""
+    last = shown(body)[-1]
+    return last.strip() if last.startswith(" ") else ""
 
 
 def test_a_service_that_serves() -> None:
-    beside = Beside("default/tiny", 18101, NOW - 3900, 41.26)
+    beside = Beside("default/tiny", "http://127.0.0.1:18101/v1", NOW - 3900, 41.26)
     found = {column: cell(document(service()), column, tiny=beside) for column in COLUMNS}
     assert found == {
-        "NAMESPACE/NAME": "default/tiny", "PHASE": "Ready", "RUNTIME": "llama-server", "PORT": "18101",
-        "MEMORY": "2.0/3.0 GiB", "RESTARTS": "2", "UPTIME": "65 min", "TOKENS/S": "41.3", "WHY": "-",
+        "NAMESPACE/NAME": "default/tiny", "PHASE": "Ready", "RUNTIME": "llama-server", "URL": "http://127.0.0.1:18101/v1",
+        "MEMORY": "2.0/3.0 GiB", "RESTARTS": "2", "UPTIME": "65 min", "TOKENS/S": "41.3",
     }  # fmt: skip
+    assert why(document(service())) == ""
 
 
 def test_what_is_not_known_beside_the_document_is_left_open() -> None:
     found = {column: cell(document(service()), column) for column in COLUMNS}
-    assert (found["PORT"], found["UPTIME"], found["TOKENS/S"]) == ("18100", "-", "-")
+    assert (found["URL"], found["UPTIME"], found["TOKENS/S"]) == ("http://127.0.0.1:18100/v1", "-", "-")
 
 
 def test_one_that_does_not_run_has_no_memory_and_no_uptime_and_says_why() -> None:
     row = service(phase="Pending", reason="InsufficientMemory", message="needs 3.0 GiB", pid=0, address="")
     body = document(row)
-    assert cell(body, "MEMORY", tiny=Beside("default/tiny", 0, NOW - 5)) == "-"
-    assert cell(body, "UPTIME", tiny=Beside("default/tiny", 0, NOW - 5)) == "-"
-    assert cell(body, "WHY") == "InsufficientMemory: needs 3.0 GiB"
+    assert cell(body, "MEMORY", tiny=Beside("default/tiny", "", NOW - 5)) == "-"
+    assert cell(body, "UPTIME", tiny=Beside("default/tiny", "", NOW - 5)) == "-"
+    assert why(body) == "InsufficientMemory: needs 3.0 GiB"
 
 
 @pytest.mark.parametrize(("due", "words"), [(NOW + 35, "next attempt in 35 s"), (NOW - 1, "next attempt is due")])
 def test_a_crash_loop_says_when_it_is_tried_again_however_long_its_last_words(due: float, words: str) -> None:
     row = service(phase="Failed", reason="CrashLoopBackOff", message="x" * 999, nextAttempt=due)
-    assert cell(document(row), "WHY").endswith(f"x…; {words}")
+    assert why(document(row)).endswith(f"x…; {words}")
 
 
 def test_a_bad_edit_beside_a_running_engine_is_told() -> None:
-    assert cell(document(service(warning=["InvalidSpec", "no"])), "WHY") == "InvalidSpec: no"
+    assert why(document(service(warning=["InvalidSpec", "no"]))) == "InvalidSpec: no"
 
 
 def test_the_bar_shows_what_is_held_what_is_kept_and_what_is_left() -> None:
@@ -114,6 +123,28 @@ def test_at_every_width_name_and_phase_are_there_and_no_line_is_longer(width: in
     assert any("Pending" in line and "a-service" in line for line in found)
     head = next(line for line in found if line.startswith("NAMESPACE"))
     assert ("MEMORY" in head, "TOKENS/S" in head) == {40: (False, False), 80: (True, False), 200: (True, True)}[width]
+
+
+def test_services_that_need_attention_come_first() -> None:
+    phases = ("Ready", "Creating", "Failed", "Suspended", "Pending", "Failed")
+    rows = [service(f"s{i}", phase=phase, message="no") for i, phase in enumerate(phases)]
+    found = [line.split()[0] for line in shown(document(*rows)) if line.startswith("default/")]
+    assert found == [f"default/s{i}" for i in (2, 5, 4, 1, 0, 3)]
+
+
+def test_a_long_reason_is_wrapped_below_its_service_and_not_cut() -> None:
+    row = service(phase="Failed", reason="CrashLoopBackOff", message="word " * 40 + "end")
+    found = shown(document(row, service("other")), 60)
+    at = next(i for i, line in enumerate(found) if line.startswith("default/tiny"))
+    end = next(i for i, line in enumerate(found) if line.startswith("default/other"))
+    assert " ".join(found[at + 1 : end]).split() == ["CrashLoopBackOff:", *["word"] * 40, "end"]
+
+
+def test_only_the_state_of_a_service_is_coloured() -> None:
+    assert painted("default/Failed  Failed  Failed") == "default/Failed  \x1b[31mFailed\x1b[0m  Failed"
+    assert painted("default/tiny  Ready") == "default/tiny  \x1b[32mReady\x1b[0m"
+    for line in ("    CrashLoopBackOff: Failed Ready", "notice    Failed", "default/tiny  Suspended"):
+        assert painted(line) == line
 
 
 WORDS = st.one_of(st.text(), st.just(EVIL), st.text(st.characters(categories=["Cc", "Cf", "Zl", "Zp", "Cs", "Lo"])))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from metal_supervisor.cluster.report import Happening
 from metal_supervisor.sidecar.board import Board, Recent
 from metal_supervisor.sidecar.http.memory_picture import LENGTH, MOST_PIECES, picture
-from metal_supervisor.sidecar.http.page import LONGEST, POLICY, advice, render, shown, summary, tone
+from metal_supervisor.sidecar.http.page import LONGEST, POLICY, advice, render, shown, shown_programs, summary, tone
 from metal_supervisor.sidecar.http.page import lines as lines_of
 from metal_supervisor.sidecar.power import PowerReading
 from tests.support import page_boards as boards
@@ -79,7 +79,7 @@ def test_it_has_every_service_with_phase_reason_message_and_what_to_do() -> None
     for said in (
         "model-000 default · phi on llama-server Ready Serving llama-server serves model-000 on port 18100",
         "Creating Loading loading the model Nothing to do: it serves once its engine answers.",
-        "Failed CrashLoopBackOff exit status 1 Its last lines: supervisorctl tail default.model-002",
+        "Failed CrashLoopBackOff exit status 1 All of its log: metal-supervisor logs default/model-002",
         "Pending InsufficientMemory needs 61.2 GiB, 10.3 GiB of 48.0 GiB left; try a smaller quantization",
         "256 MiB 341 MiB charged", "1 of 4 services serve, 2 need a look",
     ):  # fmt: skip
@@ -111,6 +111,7 @@ def test_it_tells_downloads_events_notices_cluster_programs_and_power() -> None:
         ({"cluster_error": "connection refused"}, "The cluster is out of reach; what runs goes on. connection refused"),
         ({"supervisord_error": "no socket", "supervisord_since": -60.0}, "Not healthy. supervisord: no socket"),
         ({"passed_at": -100.0}, "Not healthy. the sidecar's loop has not run for 100 s"),
+        ({"gateway_at": -100.0}, "Not healthy. the gateway has not looked at its services for 100 s"),
     ],
 )
 def test_what_concerns_everything_stands_above_it(changes: dict[str, Any], said: str) -> None:
@@ -121,6 +122,13 @@ def test_what_concerns_everything_stands_above_it(changes: dict[str, Any], said:
 def test_an_empty_mac_says_how_to_start() -> None:
     text = page(Board(node="mac")).text
     assert "no service is wanted" in text and "kubectl apply" in text and "Memory" not in text
+
+
+def test_a_worker_of_the_gateway_that_stands_by_is_no_trouble() -> None:
+    waits = {"gateway": "RUNNING", "gateway-2": "STOPPED", "sidecar": "RUNNING"}
+    assert shown_programs(waits) == {"gateway": "RUNNING", "sidecar": "RUNNING"}
+    assert shown_programs({**waits, "gateway-2": "RUNNING"}) == {**waits, "gateway-2": "RUNNING"}
+    assert shown_programs({**waits, "gateway": "FATAL"}) == {**waits, "gateway": "FATAL"}
 
 
 def test_what_is_stopped_on_purpose_is_not_missing() -> None:
@@ -170,10 +178,12 @@ def test_the_policy_allows_its_own_style_and_script_and_nothing_else() -> None:
 
 def test_nothing_of_it_comes_from_elsewhere_and_it_refreshes_without_javascript() -> None:
     document = page(boards.board(4))
-    for _, attributes in document.elements:
+    for tag, attributes in document.elements:
         assert "style" not in attributes and not [name for name in attributes if name.startswith("on")]
         for name in ("src", "href", "action"):
-            assert (attributes.get(name) or "/").startswith(("/", "data:,")) and attributes.get(name) != "//"
+            value = attributes.get(name) or "/"
+            link = tag == "a" and re.fullmatch(r"#downloads|http://10[.]0[.]0[.]5:[0-9]+/v1/models", value)
+            assert link or (value.startswith(("/", "data:image/svg+xml,")) and value != "//"), value
     noscript = [tag for tag, _ in document.elements].index("noscript")
     assert document.elements[noscript + 1] == ("meta", {"http-equiv": "refresh", "content": "5"})
 

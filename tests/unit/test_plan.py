@@ -30,7 +30,7 @@ from metal_supervisor.controller.plan import (
     steps,
     stopped_by_hand,
 )
-from metal_supervisor.spec.types import LIVE, Diff, ProgramState, RunNote, State
+from metal_supervisor.spec.processes import LIVE, Diff, ProgramState, RunNote, State
 
 NAME, NOW, PID = "default.tiny", 1_000_000.0, 77
 OLD, NEW = "default.tiny.old.json", "default.tiny.new.json"

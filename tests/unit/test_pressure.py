@@ -10,6 +10,7 @@ import pytest
 
 from metal_supervisor.memory.pressure import Level, MemorySample, Pace, Thresholds, Watch, in_force, thresholds, watch
 from metal_supervisor.spec.sizes import GIB, MIB
+from tests.support.effort import cases
 
 NORMAL, WARNING, CRITICAL = Level.NORMAL, Level.WARNING, Level.CRITICAL
 TOTAL = 128 * GIB
@@ -298,7 +299,7 @@ def test_an_old_sample_changes_nothing() -> None:
 def test_what_holds_for_random_samples() -> None:
     """The level is always explained by samples of the right kind, and calm always ends in Normal."""
     raised = lowered = 0
-    for seed in range(400):
+    for seed in range(cases(400)):
         chance, now, found = random.Random(seed), 0.0, Watch()
         known: list[tuple[float, Level]] = []
         for index in range(150):
@@ -326,4 +327,4 @@ def test_what_holds_for_random_samples() -> None:
         for index in range(30):
             found = after([sample(now + 5 + index * 5, 50)], found)
         assert found.level is NORMAL
-    assert min(raised, lowered) > 400, (raised, lowered)
+    assert min(raised, lowered) > cases(400), (raised, lowered)

@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from supervisor.options import ServerOptions
 
 from metal_supervisor import launch
-from metal_supervisor.spec.types import Endpoint, Engine, Observed, Probe, Record, RunNote, Standing, Verdict
+from metal_supervisor.spec.processes import Observed, RunNote
+from metal_supervisor.spec.record import Record, Verdict
+from metal_supervisor.spec.types import Endpoint, Engine, Probe, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken, requested_at, withdrawal_token
 from metal_supervisor.state import programs
 from metal_supervisor.state.programs import (
@@ -37,6 +39,7 @@ from metal_supervisor.state.programs import (
     section,
     section_spec,
 )
+from tests.support.records import a_record
 
 PROPERTY = settings(max_examples=60, deadline=None, database=None, derandomize=True)
 HOME = "/state"
@@ -56,7 +59,7 @@ def names() -> st.SearchStrategy[str]:
 
 
 RECORDS = st.builds(
-    lambda namespace, name, **rest: Record(namespace, name, program=program_name((namespace, name)), **rest),
+    lambda namespace, name, **rest: a_record(name, namespace, program=program_name((namespace, name)), **rest),
     namespace=names(), name=names() | st.sampled_from(["a.b", "x" * 253]), uid=WORDS, generation=NUMBERS, model=WORDS,
     runtime=WORDS, replicas=NUMBERS, mode=WORDS, priority=WORDS,
     verdict=st.builds(Verdict, st.sampled_from(Standing), WORDS, TEXT, TIMES),
@@ -70,11 +73,10 @@ OBSERVED = st.builds(
     Observed, WORDS, NUMBERS, st.booleans(), TIMES, WORDS, TEXT, WORDS, NUMBERS, TIMES, TEXT, TEXT,
     exits=st.dictionaries(WORDS, NUMBERS, max_size=3),
 )
-RECORD = Record(
-    "default", "tiny", "u", 1, "default.tiny", "tiny", "llama-server", 1, "chat", "normal",
-    Verdict(Standing.RUN, "Admitted", "", 1.0), Endpoint("tiny", 8080, "/v1", "ClusterIP", None), 18100,
-    "default.tiny.0123456789ab.json", files=("/m.gguf",),
-)
+RECORD = a_record(
+    model="tiny", endpoint=Endpoint("tiny", 8080, "/v1", "ClusterIP", None), port=18100,
+    host="default.tiny.0123456789ab.json", files=("/m.gguf",),
+)  # fmt: skip
 OBSERVATION = Observed("default.tiny", 7, True, 1.0, "RUNNING")
 NOTE = {
     "format": 1, "pid": 7, "launcher_pid": 7, "started": "ticks 1", "spec": "default.tiny.0123456789ab.json",

@@ -59,7 +59,7 @@ def test_the_engines_are_found_by_the_services_that_we_make() -> None:
 
 def test_every_alert_names_metrics_that_are_served_and_says_what_to_do() -> None:
     known = {"up"}.union(*map(series, TABLE.values()))
-    assert {rule["alert"] for rule in rules()} == {
+    assert {rule["alert"].removeprefix("MetalSupervisor") for rule in rules()} == {
         "AgentDown", "LoopStalled", "ClusterUnreachable", "ServiceNotReady", "CrashLooping", "MemoryPressure",
         "EvictionHappened", "DownloadStuck",
     }  # fmt: skip
@@ -68,7 +68,10 @@ def test_every_alert_names_metrics_that_are_served_and_says_what_to_do() -> None
         assert named and named <= known, rule["alert"]
         assert rule["expr"].count(f'job="{JOB}"') == rule["expr"].count("{"), rule["alert"]
         assert rule["labels"]["severity"] in ("warning", "critical")
-        assert set(rule["annotations"]) == {"summary", "description"}
+        assert set(rule["annotations"]) == {"runbook_url", "summary", "description"}
+        page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        titles = re.findall(r"(?m)^##+ (.*)$", (CONF.parents[1] / page).read_text("utf-8"))
+        assert not anchor or anchor in [title.lower().replace(" ", "-") for title in titles], rule["alert"]
 
 
 def test_every_alert_is_tested_both_ways() -> None:
@@ -85,7 +88,7 @@ def test_the_dashboard_names_metrics_that_are_served_of_the_macs_and_the_namespa
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     entries = {name: entry for entry in TABLE.values() for name in series(entry)}
     shown, engines = set(), set()
-    for expression in (target["expr"] for panel in board["panels"] for target in panel["targets"]):
+    for expression in (target["expr"] for panel in board["panels"] for target in panel.get("targets", [])):
         for name, selector in re.findall(r"([a-z_:]+)\{([^}]*)\}", expression):
             assert f'job="{JOB}", instance=~"$instance"' in selector, expression
             if ":" in name:  # an engine's own, which has the labels of its service

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from test_decide import outlook
 from test_resources import ANYTHING, accepted, refused, service, understood
 
-from metal_supervisor.controller.reconcile import accept, same_request
+from metal_supervisor.controller.reconcile import same_request
 from metal_supervisor.spec.references import Holding, Source, filled, keys_of, sources
 from metal_supervisor.spec.sources import Artifact, Keys
 from metal_supervisor.spec.types import Reference, Rejected, Service, Standing
+from tests.support.records import accept
 
 NOW = 100.0
 PATH = "spec.env[0].valueFrom.secretKeyRef"

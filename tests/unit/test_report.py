@@ -10,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metal_supervisor.cluster.report import WAITING, Condition, Report, happening, report
-from metal_supervisor.spec.types import Endpoint, Observed, Record, Standing, Verdict
+from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.record import Record, Verdict
+from metal_supervisor.spec.types import Standing
+from tests.support.records import a_record
 
 PROPERTY = settings(max_examples=200, deadline=None, database=None, derandomize=True)
 PHASES = {"Pending", "Creating", "Progressing", "Ready", "WaitingForGPU", "Stopped", "Suspended", "Failed"}
@@ -19,11 +22,10 @@ LOADING = replace(UP, ready=False)
 
 
 def record(standing: Standing = Standing.RUN, reason: str = "Admitted", message: str = "", **other: Any) -> Record:
-    base = Record(
-        "default", "tiny", "u", 1, "default.tiny", "phi", "llama-server", 1, "chat", "normal",
-        Verdict(standing, reason, message, 1.0), Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None),
-        18100, "default.tiny.a.json" if standing is Standing.RUN else None,
-    )
+    base = a_record(
+        verdict=Verdict(standing, reason, message, 1.0), port=18100,
+        host="default.tiny.a.json" if standing is Standing.RUN else None,
+    )  # fmt: skip
     return replace(base, **other)
 
 
@@ -84,7 +86,7 @@ def test_suspension_is_told_in_the_operators_words_and_keeps_the_service() -> No
 def test_a_failed_service_is_degraded_and_says_why_everywhere() -> None:
     told = report(record(Standing.FAILED, "ModelNotFound", "Model not found: x"), None)
     assert (told.phase, told.reason, told.message) == ("Failed", "ModelNotFound", "Model not found: x")
-    assert condition(told, "Degraded") == ("True", "Failed", "Model not found: x")
+    assert condition(told, "Degraded") == ("True", "Failed", "see MetalReady")
     available = condition(told, "Available")
     assert available is not None and available[:2] == ("False", "NoReadyReplicas")
     assert available[2] == "0/1 replicas ready; service is not serving (phase Failed)"

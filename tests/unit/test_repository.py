@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.repository import MOST_FILES, directory, gguf, is_safe
-from metal_supervisor.spec.fields import Bad
 
 MLX = ("config.json", "model.safetensors")
 
 
 def refused(call: str, *given: object) -> tuple[str, str]:
-    with pytest.raises(Bad) as caught:
+    with pytest.raises(Unusable) as caught:
         {"gguf": gguf, "directory": directory}[call](*given)  # type: ignore[operator]
-    return caught.value.reason, caught.value.message
+    return caught.value.reason, str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from test_crds import EXAMPLES, documents
 from metal_supervisor.controller.reconcile import same_request
 from metal_supervisor.runtimes import VOCABULARIES
 from metal_supervisor.spec.fields import OPTIONS
+from metal_supervisor.spec.on_demand import IDLE_TTL_ANNOTATION
 from metal_supervisor.spec.resources import (
-    IDLE_TTL_ANNOTATION,
+    ALIASES_ANNOTATION,
     OMLX_OPTIONS,
     RUNTIME_ANNOTATION,
     UNSUPPORTED,
@@ -29,6 +30,7 @@ from metal_supervisor.spec.resources import (
     service_name,
 )
 from metal_supervisor.spec.types import Json, Rejected, Service
+from tests.support.effort import cases
 
 KEY = ("default", "tiny")
 POLICY = Policy(
@@ -208,7 +210,7 @@ def damaged(damage: list[tuple[tuple[int, tuple[Any, ...]], int]]) -> list[Json]
     return result
 
 
-@settings(PROPERTY, max_examples=3000)
+@settings(PROPERTY, max_examples=cases(3000))
 @given(damage=DAMAGE, running=st.booleans())
 def test_no_damage_to_any_manifest_raises_and_every_refusal_names_a_field(
     damage: list[tuple[tuple[int, tuple[Any, ...]], int]], running: bool
@@ -388,6 +390,24 @@ def test_an_idle_ttl_that_is_none_is_refused_by_name_with_advice(said: Any) -> N
     assert found.reason == "InvalidSpec"
     assert found.message.startswith(f"annotation {IDLE_TTL_ANNOTATION} must be ")
     assert '"off"' in found.message and len(found.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [(None, ()), ("", ()), ("gpt-4o", ("gpt-4o",)), ("a, b/c:7b ,a", ("a", "b/c:7b"))],
+)
+def test_aliases_are_names_and_change_no_engine(said: str | None, expected: tuple[str, ...]) -> None:
+    plain, resource = accepted(service()), service()
+    resource["metadata"]["annotations"] = {ALIASES_ANNOTATION: said}
+    assert accepted(resource).aliases == expected and accepted(resource).asked == plain.asked
+
+
+@pytest.mark.parametrize("said", [7, ",", "a,,b", "a b", "-a", "a" * 129, ",".join("abcdefghi" * 4), "\n", ["a"]])
+def test_aliases_that_are_none_are_refused_by_name(said: Any) -> None:
+    resource = service()
+    resource["metadata"]["annotations"] = {ALIASES_ANNOTATION: said}
+    found = refused(resource)
+    assert found.reason == "InvalidSpec" and found.message.startswith(f"annotation {ALIASES_ANNOTATION} must be ")
 
 
 def test_another_idle_ttl_is_another_request_though_no_generation_says_so() -> None:

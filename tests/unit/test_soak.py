@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import tiny_gguf
 
-from metal_supervisor.spec.types import Record, Standing, Verdict
+from metal_supervisor.spec.record import Record, Verdict
+from metal_supervisor.spec.types import Standing
+from tests.support.records import a_record
 from tests.support.soak import soak_check, soak_memory, soak_plan
 from tests.support.soak.soak_check import Answer, Claim, Engine, Excuses, Resources, Sample, overdue
 from tests.support.soak.soak_memory import Queue, Reservations, Sizes, Want, first_wants, untrue
@@ -229,8 +231,10 @@ def test_the_budget_of_a_soak_is_tight(tmp_path: Path) -> None:
 def test_waits_are_counted_when_they_begin() -> None:
     def record(name: str, standing: Standing, reason: str, warning: tuple[str, str] | None = None) -> Record:
         verdict = Verdict(standing, reason, "text", 0.0)
-        return Record("default", name, "u", 1, name, "m", "llama.cpp", 1, "chat", "normal", verdict, name, 1,
-                      warning=warning)  # fmt: skip
+        return a_record(
+            name, program=name, model="m", runtime="llama.cpp", verdict=verdict, endpoint=name, port=1,
+            warning=warning,
+        )  # fmt: skip
 
     runs, out = record("a", Standing.RUN, "Admitted"), record("b", Standing.WAIT, "InsufficientMemory")
     edit, loads = record("c", Standing.RUN, "", ("InsufficientMemory", "t")), record("d", Standing.WAIT, "Downloading")

@@ -7,7 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metal_supervisor.spec.fields import Bad
-from metal_supervisor.spec.sources import beside, canonical, hub_parts, is_file, library_model, shown
+from metal_supervisor.spec.resources import read_artifact
+from metal_supervisor.spec.sources import (
+    beside,
+    canonical,
+    hub_parts,
+    is_file,
+    library_model,
+    shown,
+    without_quantization,
+)
+from tests.support.effort import cases
 
 
 @pytest.mark.parametrize(
@@ -111,6 +121,37 @@ def test_what_cannot_be_fetched_is_refused_by_its_field(written: str, reason: st
     assert "spec.draft" in caught.value.message and caught.value.message.isprintable()
 
 
+@pytest.mark.parametrize(("written", "expected"), [
+    ("hf://O/R:Q4_K_M", ("hf://O/R", "Q4_K_M")),
+    ("hf://O/R@v1:IQ2_XS", ("hf://O/R@v1", "IQ2_XS")),
+    ("O/R:Q8_0", ("O/R", "Q8_0")),
+    ("hf://O/R/m.gguf", ("hf://O/R/m.gguf", "")),
+    ("hf://O/R/a:b", ("hf://O/R/a:b", "")),
+    ("hf://O/R:", ("hf://O/R:", "")),
+    ("hf://O/R:../x", ("hf://O/R:../x", "")),
+    ("http://h:80", ("http://h:80", "")),
+])  # fmt: skip
+def test_a_repository_may_name_its_quantization(written: str, expected: tuple[str, str]) -> None:
+    assert without_quantization(written) == expected
+
+
+def test_a_named_quantization_is_that_of_the_field() -> None:
+    named = read_artifact({"spec": {"source": "hf://O/R:Q4_K_M"}})
+    field = read_artifact({"spec": {"source": "hf://O/R", "quantization": "Q4_K_M"}})
+    assert named == field == read_artifact({"spec": {"source": "hf://O/R:Q4_K_M", "quantization": "q4_k_m"}})
+
+
+@pytest.mark.parametrize(("more", "says"), [
+    ({"quantization": "Q8_0"}, "spec.quantization 'Q8_0'; remove one"),
+    ({"files": ["m.gguf"]}, "beside spec.files; remove it"),
+    ({"format": "mlx"}, "beside a spec.format that is a directory; remove it"),
+])  # fmt: skip
+def test_a_named_quantization_beside_what_contradicts_it_is_refused(more: dict[str, object], says: str) -> None:
+    with pytest.raises(Bad) as caught:
+        read_artifact({"spec": {"source": "hf://O/R:Q4_K_M", **more}})
+    assert "spec.source" in caught.value.message and says in caught.value.message
+
+
 @pytest.mark.parametrize("written", ["http://user:hunter2@h/m?sig=hunter2", "http://[hunter2/m?sig=hunter2"])
 def test_no_secret_of_a_url_is_in_a_refusal(written: str) -> None:
     with pytest.raises(Bad) as caught:
@@ -128,7 +169,7 @@ PARTS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=cases(2000), deadline=None)
 @given(st.one_of(st.lists(PARTS, max_size=9).map("".join), st.text(max_size=40)))
 def test_a_spelling_is_its_own_spelling_and_nothing_raises_but_a_refusal(written: str) -> None:
     try:

@@ -4,9 +4,9 @@ Ollama has no key: any client of its port may pull, delete and load models. Thro
 reach all of it, others only lists and inference with the models of services that run here. Their parameters of loading
 (`keep_alive`, the context size and the like in `options`) are dropped, because a model belongs to its service.
 
-Run as `ollama_engine HOST PORT STATE_DIRECTORY PROGRAM`. Ollama keeps the pid that supervisord knows; the gate ends
-with it, and it with the gate, which stays unconfined. Exit codes: 1 the port cannot be bound, 77 Ollama cannot be
-confined, 126 it cannot be executed, others Ollama's.
+Run as `ollama_engine HOST PORT STATE_DIRECTORY PROGRAM`. Ollama keeps the pid that supervisord knows; the gate, which
+stays unconfined, ends with it, and it with the gate, which another process of ours sees to. Exit codes: 1 the port
+cannot be bound, 77 Ollama cannot be confined, 126 it cannot be executed, others Ollama's.
 """
 
 from __future__ import annotations
@@ -264,6 +264,20 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def watch(gate_pid: int, parent: int, started: str) -> None:
+    """Have Ollama end once its gate has, also by a KILL; never returns."""
+    launch.wait_for_exit(gate_pid, launch.start_time(gate_pid))
+    _end(parent, started)
+    os._exit(0)
+
+
+def _end(parent: int, started: str) -> None:
+    """End Ollama, so that it is started again: it cannot be reached without its gate."""
+    with contextlib.suppress(ProcessLookupError):
+        if launch.start_time(parent) == started:
+            os.kill(parent, signal.SIGTERM)
+
+
 def guard(sockets: list[socket.socket], ollama_port: int, home: Path, parent: int, started: str) -> None:
     """Serve as the gate of the process `parent` until that ends; never returns."""
 
@@ -271,9 +285,7 @@ def guard(sockets: list[socket.socket], ollama_port: int, home: Path, parent: in
         try:
             wait()
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                if launch.start_time(parent) == started:
-                    os.kill(parent, signal.SIGTERM)  # Ollama cannot be reached without the gate: have it restarted
+            _end(parent, started)
             os._exit(0)
 
     services = Services(home)
@@ -298,10 +310,12 @@ def main(arguments: list[str]) -> int:
         return launch.EXIT_UNCONFINED
     inner, parent = free_port(), os.getpid()
     started = launch.start_time(parent)
-    if os.fork() == 0:
+    if (gate_pid := os.fork()) == 0:
         guard(sockets, inner, Path(home), parent, started)
     for each in sockets:
         each.close()
+    if os.fork() == 0:
+        watch(gate_pid, parent, started)
     try:
         restrict()
         os.execve(program, [program, "serve"], {**os.environ, "OLLAMA_HOST": f"{LOOPBACK}:{inner}"})

@@ -17,10 +17,10 @@ from metal_supervisor import __version__
 from metal_supervisor.sidecar import board as boards
 from metal_supervisor.sidecar.board import Board
 from metal_supervisor.sidecar.http.metrics import Exposition
-from metal_supervisor.sidecar.http.page import POLICY, render
+from metal_supervisor.sidecar.http.page import POLICY, LogTail, render
 from metal_supervisor.sidecar.http.render_cache import RenderCache
 from metal_supervisor.sidecar.http.server import HEADERS
-from metal_supervisor.spec.progress_bar import printable
+from metal_supervisor.spec.terminal_text import printable
 
 PATHS = ("/", "/healthz", "/livez", "/readyz", "/metrics", "/status")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -31,15 +31,20 @@ def is_named(host: str, names: Collection[str]) -> bool:
     return found is not None and found[1].lower() in names
 
 
-def create_app(board: Callable[[], Board], hosts: Collection[str] = LOOPBACK) -> flask.Flask:
-    """The WSGI application. `board` returns the latest snapshot; `hosts`: accepted names in the Host header."""
+def create_app(
+    board: Callable[[], Board], hosts: Collection[str] = LOOPBACK, log_of: LogTail = lambda _program: ()
+) -> flask.Flask:
+    """The WSGI application.
+
+    `board` returns the latest snapshot; `hosts`: accepted names in the Host header; `log_of`: as for `page.render`.
+    """
     app = flask.Flask("metal_supervisor", static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]
     _guard(app, hosts)
     _health(app, board)
     status = RenderCache(board, lambda found, _: app.json.dumps(boards.status(found, __version__)) + "\n")
     metrics = RenderCache(board, Exposition().render, warm=True)
-    page = RenderCache(board, lambda found, _: render(found, __version__, time.monotonic()), warm=True)
+    page = RenderCache(board, lambda found, _: render(found, __version__, time.monotonic(), log_of), warm=True)
 
     @_route(app, "/")
     def show_page() -> flask.typing.ResponseReturnValue:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from metal_supervisor.sidecar.board import Board, Row
-from metal_supervisor.spec.types import Json
+from metal_supervisor.spec.document import mapping, whole
 
 LENGTH = 1000
 """Length of the bar, in units of the drawing."""
@@ -55,23 +55,17 @@ def charge_bytes(row: Row) -> int:
 
 def picture(board: Board) -> Picture | None:
     """The bar for a board, None while the controller has reported no budget."""
-    told = board.controller.get("memory")
-    budget = _bytes(told, "budget")
+    told = mapping(board.controller, "memory")
+    budget = whole(told, "budget")
     if not budget:
         return None
     pieces = _pieces(board.rows)
-    charged = max(_bytes(told, "charged"), sum(each.charged_bytes for each in pieces))
+    charged = max(whole(told, "charged"), sum(each.charged_bytes for each in pieces))
     if beside := charged - sum(each.charged_bytes for each in pieces):
         pieces.append(BarPiece("charged beside them", 0, beside, 0))
     scale = LENGTH / max(budget, charged)
     measured = sum(each.measured_bytes for each in pieces)
     return Picture(budget, charged, measured, budget - charged, budget * scale, tuple(_placed(pieces, scale)))
-
-
-def _bytes(told: object, name: str) -> int:
-    """A positive integer from the controller's report, else 0: another version may have written it."""
-    value = told.get(name) if isinstance(told, dict) else 0
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def _pieces(rows: Iterable[Row]) -> list[BarPiece]:
@@ -96,9 +90,3 @@ def _placed(pieces: Iterable[BarPiece], scale: float) -> Iterable[BarPiece]:
         measured = min(each.measured_bytes, each.charged_bytes) * scale
         yield BarPiece(each.name, each.services, each.charged_bytes, each.measured_bytes, start, width, measured)
         start += width
-
-
-def pressure(board: Board) -> Json:
-    """The memory section of the controller's report, {} if there is none."""
-    told = board.controller.get("memory")
-    return told if isinstance(told, dict) else {}

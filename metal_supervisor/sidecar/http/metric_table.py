@@ -14,6 +14,7 @@ SERVICE, MODEL = ("name", "namespace"), ("namespace", "model")
 PHASES = ("Pending", "Creating", "Progressing", "Ready", "Stopped", "Suspended", "Failed")
 GAUGE, COUNTER, HISTOGRAM, INFO = "gauge", "counter", "histogram", "info"
 KEPT = "kept in the state directory: it outlives the sidecar and goes with its service"
+GATEWAY = "begins at 0 with every worker of the gateway; up to 20 s old"
 SIDECAR, CONTROLLER = "begins at 0 with every sidecar", "begins at 0 with every controller"
 
 
@@ -115,6 +116,12 @@ SERVED = (
         OURS + "service_phase", GAUGE, "1 for the phase the service is in, 0 for the others.", (*SERVICE, "phase")
     ),
     MetricEntry(
+        OURS + "service_reason",
+        GAUGE,
+        "1, with the reason of the service's condition MetalReady as a label; docs/conditions.md has all of them.",
+        (*SERVICE, "reason"),
+    ),
+    MetricEntry(
         OURS + "service_next_start_timestamp_seconds",
         GAUGE,
         "When an engine that is held is tried again.",
@@ -193,6 +200,55 @@ SERVED = (
         (*SERVICE, "reason"),
         SIDECAR,
     ),
+    MetricEntry(
+        OURS + "gateway_requests_total",
+        COUNTER,
+        "Requests to the gateway that have ended, by the name of their key and by status; 499: the client left.",
+        ("key", *SERVICE, "code"),
+        GATEWAY,
+    ),
+    MetricEntry(
+        OURS + "gateway_events_total",
+        COUNTER,
+        "Events of streamed answers that have ended; of llama-server, each token is one.",
+        ("key", *SERVICE),
+        GATEWAY,
+    ),
+    MetricEntry(
+        OURS + "gateway_in_flight",
+        GAUGE,
+        "Requests of the gateway that the engines of a service are answering.",
+        SERVICE,
+        GATEWAY,
+    ),
+    MetricEntry(
+        OURS + "gateway_waiting",
+        GAUGE,
+        "Requests that wait for the engine of an on-demand service.",
+        SERVICE,
+        GATEWAY,
+    ),
+    MetricEntry(
+        OURS + "gateway_wait_seconds",
+        HISTOGRAM,
+        "Seconds that a request waited for the engine of an on-demand service; counts those that had to.",
+        SERVICE,
+        GATEWAY,
+    ),
+    MetricEntry(
+        OURS + "gateway_first_byte_seconds",
+        HISTOGRAM,
+        "Seconds from a request to the gateway until the first byte of its engine's answer.",
+        ("key", *SERVICE),
+        GATEWAY,
+    ),
+    MetricEntry(
+        OURS + "gateway_request_seconds",
+        HISTOGRAM,
+        "Seconds from a request to the gateway until the end of its engine's answer.",
+        SERVICE,
+        GATEWAY,
+    ),
     MetricEntry(OURS + "api_requests_total", COUNTER, "Requests the sidecar sent to the Kubernetes API.", note=SIDECAR),
     MetricEntry(OURS + "cluster_reachable", GAUGE, "1 if the Kubernetes API can be read and written."),
     MetricEntry(OURS + "supervisord_reachable", GAUGE, "1 if supervisord answers."),
@@ -220,7 +276,7 @@ SERVED = (
 )
 TABLE: Mapping[str, MetricEntry] = {entry.name: entry for entry in SERVED}
 
-_PROXY = "no byte of inference passes through us: clients ask the engines themselves"
+_PROXY = "clients ask the engines themselves, or the gateway, which has metrics of its own"
 UNSERVED: Mapping[str, str] = {
     INCUMBENT + "fatal_exits_total": "nothing is fatal: a lost watch is tried again, a taken port is waited for, and "
     "supervisord restarts what dies; see loop_last_success_timestamp_seconds and watch_consecutive_failures",

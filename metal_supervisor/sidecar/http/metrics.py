@@ -7,7 +7,9 @@ interpreter from the loop for longer than the detection of a crash takes.
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +38,7 @@ from metal_supervisor.sidecar.http.metric_table import (
     MetricEntry,
 )
 from metal_supervisor.spec import histogram
+from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.histogram import Histogram
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.downloads import downloads
@@ -137,6 +140,7 @@ def _service(page: _Page, row: Row) -> None:
         page.add(OURS + "service_confined", int(observed.confined), **service)
     for phase in PHASES:
         page.add(OURS + "service_phase", int(row.report.phase == phase), **service, phase=phase)
+    page.add(OURS + "service_reason", 1, **service, reason=row.report.reason)
     page.add(OURS + "service_next_start_timestamp_seconds", record.retry_at or None, **service)
     page.add(OURS + "service_hung", int(bool(observed.hung)), **service)
     page.add(OURS + "service_revoked", int(bool(record.revoked)), **service)
@@ -169,12 +173,41 @@ def _system(page: _Page, board: Board) -> None:
     page.add(OURS + "endpoint_withdraw_seconds", board.counted.withdrawals)
     for (what, code), count in sorted(board.counted.refused.items()):
         page.add(OURS + "apply_errors_total", count, op=what, code=code)
-    watches = _object(board.controller.get("watches"))
-    found = {kind: _object(each) for kind, each in watches.items()}
+    watches = mapping(board.controller, "watches")
+    found = {kind: mapping(watches, kind) for kind in watches}
     for kind, each in found.items():
         page.add(OURS + "watch_reconnects_total", each.get("reconnects"), kind=kind)
     failures = [each["failures"] for each in found.values() if isinstance(each.get("failures"), int)]
     page.add(INCUMBENT + "watch_consecutive_failures", max(failures, default=None))
+
+
+def _gateway(page: _Page, board: Board) -> None:
+    """Add the gateway's requests, from its note; another version may have written it."""
+    note, known = board.gateway, {("", ""), *(row.record.owner for row in board.rows)}
+    with contextlib.suppress(TypeError, ValueError):
+        for key, namespace, name, status, count in note.get("requests", ()):
+            if (namespace, name) in known:
+                labels = {"namespace": namespace, "name": name, "key": str(key), "code": str(status)}
+                page.add(OURS + "gateway_requests_total", count, **labels)
+        for metric, kind in (("in_flight", "inFlight"), ("waiting", "waiting")):
+            of_engines: Counter[tuple[str, str]] = Counter()
+            for namespace, name, count in note.get(kind, ()):
+                of_engines[namespace, name] += int(count)
+            for (namespace, name), count in of_engines.items():
+                if (namespace, name) in known:
+                    page.add(f"{OURS}gateway_{metric}", count, namespace=namespace, name=name)
+        for key, namespace, name, count in note.get("events", ()):
+            if (namespace, name) in known:
+                page.add(OURS + "gateway_events_total", count, namespace=namespace, name=name, key=str(key))
+        for key, namespace, name, found in note.get("firstByte", ()):
+            if (namespace, name) in known:
+                labels = {"namespace": namespace, "name": name, "key": str(key)}
+                page.add(OURS + "gateway_first_byte_seconds", histogram.read(found), **labels)
+        for metric, kind in (("request", "whole"), ("wait", "wait")):
+            for namespace, name, found in note.get(kind, ()):
+                if (namespace, name) in known:
+                    counted = histogram.read(found)
+                    page.add(f"{OURS}gateway_{metric}_seconds", counted, namespace=namespace, name=name)
 
 
 def _loops(page: _Page, board: Board) -> None:
@@ -185,10 +218,8 @@ def _loops(page: _Page, board: Board) -> None:
     page.add(OURS + "loop_last_success_timestamp_seconds", board.at or None, loop="sidecar")
 
 
-def _memory(page: _Page, told: Any) -> None:
+def _memory(page: _Page, told: Json) -> None:
     """Add the budget, its charges and the memory pressure, from the controller's report."""
-    if not isinstance(told, dict):
-        return
     for name, key in (
         (INCUMBENT + "memory_budget_bytes", "budget"),
         (INCUMBENT + "system_memory_available_bytes", "available"),
@@ -200,7 +231,7 @@ def _memory(page: _Page, told: Any) -> None:
         page.add(name, told.get(key))
     if told.get("pressure") in PRESSURES:
         page.add(INCUMBENT + "memory_pressure_level", PRESSURES.index(told["pressure"]))
-    for reason, count in sorted(_object(told.get("skipped")).items()):
+    for reason, count in sorted(mapping(told, "skipped").items()):
         page.add(INCUMBENT + "evictions_skipped_total", count, reason=reason)
 
 
@@ -213,11 +244,6 @@ def _downloads(page: _Page, told: Json) -> None:
             page.add(OURS + "model_download_total_bytes", each.total_bytes or None, **model)
         elif each.phase == "Failed":
             page.add(OURS + "model_fetch_failed", 1, **model)
-
-
-def _object(found: Any) -> Json:
-    """A JSON object from the controller's report, {} if it is anything else: another version may have written it."""
-    return found if isinstance(found, dict) else {}
 
 
 Encode = Callable[[Any], bytes]
@@ -314,8 +340,9 @@ def _around(board: Board) -> _Page:
     page = _Page()
     _engines(page, board)
     _system(page, board)
+    _gateway(page, board)
     _loops(page, board)
-    _memory(page, board.controller.get("memory"))
+    _memory(page, mapping(board.controller, "memory"))
     _downloads(page, board.controller)
     return page
 

@@ -10,21 +10,24 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import Sequence
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jinja2
 from markupsafe import Markup
 
 from metal_supervisor.cluster.report import CRASH_LOOP, EVICTED, HUNG, TROUBLE
-from metal_supervisor.sidecar.board import Board, Row, cluster_trouble, health
-from metal_supervisor.sidecar.http.memory_picture import charge_bytes, picture, pressure
+from metal_supervisor.sidecar.board import Board, Recent, Row, cluster_trouble, health
+from metal_supervisor.sidecar.http.memory_picture import charge_bytes, picture
 from metal_supervisor.sidecar.power import shown_power
-from metal_supervisor.spec.progress_bar import printable
+from metal_supervisor.spec.document import mapping, objects, string
+from metal_supervisor.spec.instants import utc
 from metal_supervisor.spec.sizes import amount
-from metal_supervisor.spec.types import Json
+from metal_supervisor.spec.terminal_text import printable
+from metal_supervisor.state import gateway_note
 from metal_supervisor.state.downloads import downloads
 
 LONGEST = 600
@@ -38,10 +41,13 @@ ADVICE = {
     EVICTED: "It returns by itself once there is room; close what else takes memory, or stop another model.",
     "ManuallyScaledToZero": "To start it: kubectl -n {namespace} scale isvc/{name} --replicas=1",
     "Suspended": "To start it, set spec.suspend to false.",
-    CRASH_LOOP: "Its last lines: supervisorctl tail {program}",
+    CRASH_LOOP: "All of its log: metal-supervisor logs {namespace}/{name}",
 }
 """Reason -> what to do, where the message does not say."""
 ORDER = ("bad", "busy", "good", "off")
+MOST_LOG, MOST_LOGS = 6, 5
+"""Log lines shown of a service that needs a look, and the number of services whose log is shown."""
+LogTail: TypeAlias = Callable[[str], Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,10 @@ class Line:
     """`good`, `busy`, `bad` or `off`."""
     advice: str
     charged_bytes: int
+    chat: str = ""
+    """Address of llama-server's own chat, "" where a browser on this Mac cannot use it."""
+    log: tuple[str, ...] = ()
+    """The last lines of its log, if it needs a look."""
 
 
 def shown(value: Any) -> Any:
@@ -74,6 +84,10 @@ def _source(text: str) -> str:
 
 
 STYLE, SCRIPT = _own("page.css"), _own("page.js")
+ICON = urllib.parse.quote(
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16" rx="4" fill="#1c7c3c"/>'
+    '<path d="M4 12V5l4 4 4-4v7" fill="none" stroke="#fff" stroke-width="2" stroke-linejoin="round"/></svg>'
+)
 POLICY = (
     f"default-src 'none'; style-src {_source(STYLE)}; script-src {_source(SCRIPT)}; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -91,7 +105,7 @@ ENVIRONMENT = jinja2.Environment(
 ENVIRONMENT.filters["amount"] = amount
 ENVIRONMENT.filters["clock"] = lambda at: time.strftime("%H:%M:%S", time.localtime(at))
 ENVIRONMENT.filters["date"] = lambda at: time.strftime("%d %b %H:%M:%S", time.localtime(at))
-ENVIRONMENT.filters["stamp"] = lambda at: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+ENVIRONMENT.filters["stamp"] = utc
 
 
 def tone(row: Row) -> str:
@@ -107,13 +121,25 @@ def advice(row: Row) -> str:
     """Advice about a service that does not serve, "" if its message has it, or there is none."""
     record = row.record
     text = ADVICE.get(row.report.reason, "")
-    return text.format(namespace=record.namespace, name=record.name, program=record.program)
+    return text.format(namespace=record.namespace, name=record.name)
 
 
-def lines(rows: Sequence[Row]) -> list[Line]:
+def chat(row: Row) -> str:
+    """Address of the chat that llama-server serves itself, where it is on: at loopback, and not on demand."""
+    record = row.record
+    alone = record.runtime == "llama-server" and record.idle_s is None and row.report.engine_ready
+    here = row.address.rpartition(":")[0]
+    return f"http://{row.address}/" if alone and here in ("127.0.0.1", "[::1]") else ""
+
+
+def lines(rows: Sequence[Row], log_of: LogTail = lambda _program: ()) -> list[Line]:
     """The table's lines: by tone, those that need attention first, then by name."""
-    found = [Line(row, tone(row), advice(row), charge_bytes(row)) for row in rows]
-    return sorted(found, key=lambda line: (ORDER.index(line.tone), line.row.record.key))
+    found = sorted(((ORDER.index(tone(row)), row.record.key, row) for row in rows), key=lambda each: each[:2])
+    result = []
+    for index, (order, _, row) in enumerate(found):
+        told = tuple(log_of(row.record.program))[-MOST_LOG:] if ORDER[order] == "bad" and index < MOST_LOGS else ()
+        result.append(Line(row, ORDER[order], advice(row), charge_bytes(row), chat(row), told))
+    return result
 
 
 def summary(found: Sequence[Line]) -> str:
@@ -129,7 +155,7 @@ def summary(found: Sequence[Line]) -> str:
 def troubles(board: Board, now: float) -> list[tuple[str, str]]:
     """[(problem, cause)] of those that concern more than one service; `now`: monotonic."""
     status, body = health(board, now)
-    cluster = _cluster(board)
+    cluster = mapping(board.controller, "cluster")
     found = [
         ("Not healthy", body.get("reason", "") if status != 200 else ""),
         ("The cluster is out of reach; what runs goes on", cluster_trouble(board)),
@@ -138,42 +164,53 @@ def troubles(board: Board, now: float) -> list[tuple[str, str]]:
         ("This Mac and another", cluster.get("cloned")),
         ("The cluster", cluster.get("advice")),
     ]
-    memory = pressure(board)
+    memory = mapping(board.controller, "memory")
     if memory.get("pressure") in ("Warning", "Critical"):
         found.append(("Memory is short", memory.get("why")))
     return [(what, str(why)) for what, why in found if why]
 
 
-def _cluster(board: Board) -> Json:
-    told = board.controller.get("cluster")
-    return told if isinstance(told, dict) else {}
+def told_once(happenings: Sequence[Recent]) -> list[tuple[Recent, int]]:
+    """The latest of each reason and subject with the number of all of them, the latest first."""
+    found: dict[tuple[str, str], tuple[Recent, int]] = {}
+    for each in reversed(happenings):
+        key = each.about, each.what.reason
+        found[key] = found[key][0] if key in found else each, found[key][1] + 1 if key in found else 1
+    return list(found.values())
 
 
 def notices(board: Board) -> list[tuple[str, str]]:
     """[(subject, text)] of the controller's notices, the latest first."""
-    told = board.controller.get("notices")
-    found = [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
-    return [(str(each.get("name", "")), str(each.get("reason", ""))) for each in reversed(found)]
+    return [(string(each, "name"), string(each, "reason")) for each in reversed(objects(board.controller, "notices"))]
 
 
-def render(board: Board, version: str, now: float) -> bytes:
-    """The page, UTF-8; `now`: monotonic."""
-    found = lines(board.rows)
+def shown_programs(programs: Mapping[str, str]) -> dict[str, str]:
+    """Programs and their states, without the gateway's worker that stands by for another."""
+    serves = any(programs.get(name) == "RUNNING" for name in gateway_note.WORKERS)
+    spare = frozenset(gateway_note.WORKERS) if serves else frozenset()
+    return {name: state for name, state in programs.items() if state == "RUNNING" or name not in spare}
+
+
+def render(board: Board, version: str, now: float, log_of: LogTail = lambda _program: ()) -> bytes:
+    """The page, UTF-8; `now`: monotonic, `log_of`: the last lines of a program's log."""
+    found = lines(board.rows, log_of)
     text = ENVIRONMENT.get_template("page.html").render(
         style=STYLE,
         script=SCRIPT,
         edition=EDITION,
+        icon=Markup(ICON),
         version=version,
         board=board,
+        programs=shown_programs(board.programs),
         summary=summary(found),
         troubles=troubles(board, now),
         lines=found,
         picture=picture(board),
-        memory=pressure(board),
+        memory=mapping(board.controller, "memory"),
         downloads=downloads(board.controller),
-        happenings=board.happenings[::-1],
+        happenings=told_once(board.happenings),
         notices=notices(board),
-        cluster=_cluster(board),
+        cluster=mapping(board.controller, "cluster"),
         reachable=not cluster_trouble(board),
         power=shown_power(board.power),
     )

@@ -23,7 +23,6 @@ import fcntl
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -34,8 +33,8 @@ from pathlib import Path
 from find_llama_server import HOMEBREW, default_cache, is_program, missing
 from locked import path as lock_of
 
+from tests.support.finders import go_program
 from tests.support.finders.find_mlx import NotFound, main
-from tests.support.kube.kube_guard import Guard
 
 MODULE, VERSION = "github.com/ollama/ollama", "v0.17.4"
 CHECKSUM = "h1:X3KNm9x4BlHqk/AXMGtC7pBAFd46nmJmy8yDaBZLo9s="
@@ -146,28 +145,10 @@ def _headers(part: Path, place: Path) -> None:
 
 
 def _run(command: list[str], part: Path, cwd: Path) -> str:
-    """Standard output of a command that is killed with us. Raises NotFound with its last lines."""
-    environment = {
-        **os.environ,
-        **compilers(),
-        "CGO_ENABLED": "1", "CGO_CFLAGS": "-O2 -g0", "CGO_CXXFLAGS": "-O2 -g0",
-        "GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": "-mod=readonly -modcacherw -buildvcs=false",
-        "GOCACHE": str(part / "cache"), "GOMODCACHE": str(part / "modules"), "GOTMPDIR": str(part),
-    }  # fmt: skip
-    log = part / "log"
-    log.write_bytes(b"")
-    guard = Guard()
-    try:
-        code = guard.start(command, log, cwd=cwd, env=environment).wait(TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotFound(f"{' '.join(command)}: {error}") from None
-    finally:
-        guard.close()
-    said = log.read_text("utf-8", "replace")
-    if code != 0:
-        last = "\n".join(said.strip().splitlines()[-20:])
-        raise NotFound(f"{' '.join(command)} failed; install Ollama, and set {VARIABLE}:\n{last}")
-    return said
+    """As `go_program.run`, with the compilers of C and C++."""
+    flags = {"CGO_ENABLED": "1", "CGO_CFLAGS": "-O2 -g0", "CGO_CXXFLAGS": "-O2 -g0"}
+    advice = f"install Ollama, and set {VARIABLE}"
+    return go_program.run(command, part, cwd, advice, TIMEOUT_S, **compilers(), **flags)
 
 
 if __name__ == "__main__":

@@ -86,14 +86,15 @@ def build(program: Program, target: Path) -> None:
     started_s = time.monotonic()
     part = Path(tempfile.mkdtemp(prefix=f".{program.name}-part-", dir=target.parent))
     try:
-        said = _run(program, ["go", "mod", "download", "-json", f"{program.module}@{program.version}"], part, part)
+        advice = f"install {program.name}, and set {program.variable}"
+        said = run(["go", "mod", "download", "-json", f"{program.module}@{program.version}"], part, part, advice)
         told = json.loads(said[said.find("{") :])
         if (found := told.get("Sum")) != program.checksum:
             module = f"{program.module} {program.version}"
             raise NotFound(f"{module} has the checksum {found}, which is not {program.checksum}")
         out = part / "out"
         command = ["nice", "-n", "10", "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", f"{out}{os.sep}"]
-        _run(program, [*command, f"./cmd/{program.name}"], part, Path(told["Dir"]))
+        run([*command, f"./cmd/{program.name}"], part, Path(told["Dir"]), advice)
         if not is_program(out / program.name):
             raise NotFound(f"{' '.join(command)} made no program")
         shutil.rmtree(target, ignore_errors=True)
@@ -104,11 +105,15 @@ def build(program: Program, target: Path) -> None:
     say(f"built in {time.monotonic() - started_s:.0f} s, {size_mib} MiB")
 
 
-def _run(program: Program, command: list[str], part: Path, cwd: Path) -> str:
-    """Standard output of a command that is killed with us. Raises NotFound with its last lines."""
+def run(
+    command: list[str], part: Path, cwd: Path, advice: str, timeout_s: float = TIMEOUT_S, **more: str
+) -> str:
+    """Standard output of a command that is killed with us. Raises NotFound with the advice and its last lines.
+
+    `part`: directory of all that it writes; `more`: variables of its environment beside Go's.
+    """
     environment = {
-        **os.environ,
-        "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off",
+        **os.environ, "CGO_ENABLED": "0", **more, "GOTOOLCHAIN": "local", "GOWORK": "off",
         "GOFLAGS": "-mod=readonly -modcacherw -buildvcs=false",
         "GOCACHE": str(part / "cache"), "GOMODCACHE": str(part / "modules"), "GOTMPDIR": str(part),
     }  # fmt: skip
@@ -116,7 +121,7 @@ def _run(program: Program, command: list[str], part: Path, cwd: Path) -> str:
     log.write_bytes(b"")
     guard = Guard()
     try:
-        code = guard.start(command, log, cwd=cwd, env=environment).wait(TIMEOUT_S)
+        code = guard.start(command, log, cwd=cwd, env=environment).wait(timeout_s)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotFound(f"{' '.join(command)}: {error}") from None
     finally:
@@ -124,5 +129,5 @@ def _run(program: Program, command: list[str], part: Path, cwd: Path) -> str:
     said = log.read_text("utf-8", "replace")
     if code != 0:
         last = "\n".join(said.strip().splitlines()[-20:])
-        raise NotFound(f"{' '.join(command)} failed; install {program.name}, and set {program.variable}:\n{last}")
+        raise NotFound(f"{' '.join(command)} failed; {advice}:\n{last}")
     return said

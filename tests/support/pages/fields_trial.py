@@ -39,6 +39,7 @@ from tests.support.pages.fields_samples import (
     VALUES,
     WORDS,
 )
+from tests.support.records import accept
 
 NAME, OTHER, DRAFTING = "tiny", "example", "draft"
 """The Model that services name, one more, and one that drafts."""
@@ -193,7 +194,7 @@ def _run(column: Column, service: Service, asked: Json) -> Outcome:
         ModelFile("Ready", path, 4 * GIB), port, engine, Program("p", "p.json", ""), host=HOST, demand=demand,
         limit_bytes=limit,
     )  # fmt: skip
-    record = reconcile.accept(service, None, outlook, 0.0)
+    record = accept(service, None, outlook, 0.0)
     artifact = service.model.artifact
     facts = {
         **dict(environment(engine)),

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from metal_supervisor.spec.types import State
+from metal_supervisor.spec.processes import State
 from tests.support.soak.soak_check import Checker, Excuses
 from tests.support.soak.soak_memory import Sizes, Want, first_wants
 from tests.support.soak.soak_plan import CALM, Fault

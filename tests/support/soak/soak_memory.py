@@ -19,9 +19,10 @@ from metal_supervisor.memory.machine_memory import host_budget
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.runtimes.llama_memory import demand, prompt_cache_mib
 from metal_supervisor.spec.gguf import Prefix, read_header
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import PRIORITIES
 from metal_supervisor.spec.sizes import amount
-from metal_supervisor.spec.types import Record, Standing
+from metal_supervisor.spec.types import Standing
 from tests.support.soak.soak_check import Claim, Engine
 from tests.support.soak.soak_plan import ANY, EXTRAS
 

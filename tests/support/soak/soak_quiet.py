@@ -11,7 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 
 import psutil
 
-from metal_supervisor.spec.types import Record, Standing, State
+from metal_supervisor.spec.processes import State
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Standing
 from metal_supervisor.supervisord.client import Refused, Unavailable
 from tests.support.soak.soak_check import Resources, overdue
 from tests.support.soak.soak_faults import Hand

@@ -1,0 +1,142 @@
+"""`metal-supervisor chat NAME`: a conversation with a model in the terminal; with a question, one answer."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import ssl
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from metal_supervisor.cli.services import ServiceClient, ServiceError, state_of
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.document import mapping, objects, string
+from metal_supervisor.spec.types import Json
+
+KEY_VARIABLE = "METAL_SUPERVISOR_KEY"
+ANSWER_S = 600.0
+PROMPT = "> "
+
+
+@dataclass(frozen=True)
+class Partner:
+    """Where a model is asked."""
+
+    url: str
+    """Base URL, without a slash at its end."""
+    model: str
+
+
+def partner_of(settings: Settings, name: str) -> Partner:
+    """The address of a service: the gateway's, or its own without one. Raises ServiceError, BadKubeconfig."""
+    services = ServiceClient(settings)
+    try:
+        found = services.named(name)
+    finally:
+        services.close()
+    if state_of(found) not in ("Ready", "Unloaded", "Waking", "Progressing"):
+        why = [string(each, "message") for each in objects(mapping(found, "status"), "conditions")
+               if each.get("type") == "MetalReady"]  # fmt: skip
+        raise ServiceError(f"{name} is {state_of(found)}: {' '.join(why) or 'see metal-supervisor explain'}")
+    metadata = found["metadata"]
+    if settings.gateway_on:
+        return Partner(settings.gateway_url, f"{metadata['namespace']}/{metadata['name']}")
+    return Partner(string(mapping(found, "status"), "endpoint").removesuffix("/chat/completions"), metadata["name"])
+
+
+class Conversation:
+    """What was said so far."""
+
+    def __init__(self, partner: Partner) -> None:
+        self._partner = partner
+        self._said: list[Json] = []
+
+    def answer(self, question: str) -> Iterator[str]:
+        """Ask, and yield the answer as it comes; a part that was heard stays. Raises ServiceError."""
+        self._said.append({"role": "user", "content": question})
+        heard: list[str] = []
+        try:
+            for piece in _streamed(self._partner, self._said):
+                heard.append(piece)
+                yield piece
+        finally:
+            self._said.append({"role": "assistant", "content": "".join(heard)})
+
+
+def _streamed(partner: Partner, said: Sequence[Json]) -> Iterator[str]:
+    parts = urllib.parse.urlsplit(f"{partner.url}/chat/completions")
+    host, port = parts.hostname or "", parts.port
+    if parts.scheme == "https":
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+            host, port, timeout=ANSWER_S, context=ssl.create_default_context()
+        )
+    else:
+        connection = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
+    headers = {"Content-Type": "application/json"}
+    if key := os.environ.get(KEY_VARIABLE):
+        headers["Authorization"] = f"Bearer {key}"
+    try:
+        body = json.dumps({"model": partner.model, "messages": list(said), "stream": True})
+        connection.request("POST", parts.path, body, headers)
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise ServiceError(_refusal(answer.status, answer.read(65536)))
+        yield from _pieces(answer)
+    except (OSError, http.client.HTTPException) as error:
+        raise ServiceError(f"{partner.url} does not answer: {getattr(error, 'strerror', None) or error}") from None
+    finally:
+        connection.close()
+
+
+def _pieces(answer: http.client.HTTPResponse) -> Iterator[str]:
+    for line in answer:
+        if not line.startswith(b"data: {"):
+            continue
+        event = json.loads(line[6:])
+        if "error" in event:
+            raise ServiceError(string(mapping(event, "error"), "message") or "the answer broke off")
+        for choice in objects(event, "choices"):
+            if piece := string(mapping(choice, "delta"), "content"):
+                yield piece
+
+
+def _refusal(status: int, content: bytes) -> str:
+    try:
+        told = string(mapping(json.loads(content), "error"), "message")
+    except (ValueError, RecursionError):
+        told = ""
+    hint = f"; put a key into the environment variable {KEY_VARIABLE}" if status == 401 else ""
+    return f"{told or f'it was answered with {status}'}{hint}"
+
+
+def once(partner: Partner, question: str, out: TextIO) -> int:
+    """Print one answer. Raises ServiceError."""
+    _show(Conversation(partner), question, out)
+    return 0
+
+
+def talk(partner: Partner, ask: Callable[[str], str], out: TextIO) -> int:
+    """Ask for questions until the end of the input. Ctrl-C ends an answer, and without one the conversation."""
+    conversation = Conversation(partner)
+    out.write(f"{partner.model}; Ctrl-C ends an answer, Ctrl-D the chat\n")
+    while True:
+        try:
+            question = ask(PROMPT)
+        except (EOFError, KeyboardInterrupt):
+            out.write("\n")
+            return 0
+        if question.strip():
+            try:
+                _show(conversation, question, out)
+            except KeyboardInterrupt:
+                out.write(" …\n")
+
+
+def _show(conversation: Conversation, question: str, out: TextIO) -> None:
+    for piece in conversation.answer(question):
+        out.write("".join(char if char.isprintable() or char in "\n\t" else "?" for char in piece))
+        out.flush()
+    out.write("\n")

@@ -1,0 +1,107 @@
+"""`metal-supervisor key add | list | remove`: the file of keys that the gateway asks for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any, TextIO
+
+from metal_supervisor.cli.terminal import say
+from metal_supervisor.gateway import access
+from metal_supervisor.gateway.access import AccessKey, BadKeys
+from metal_supervisor.settings import loader
+from metal_supervisor.state.directory import write_atomic
+
+HEAD = "# Keys of the gateway: NAME sha256:DIGEST [services=a,team/*] [per-minute=N] [at-once=N]\n"
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    text = "the keys that the gateway asks for (--gateway-keys); the file holds digests, never a key itself"
+    key = commands.add_parser("key", help=text, description=text)
+    actions = key.add_subparsers(dest="key_action", required=True, metavar="ACTION")
+    for name, help_text in (
+        ("add", "make a key and print it, this once"),
+        ("list", "print names, services and limits"),
+        ("remove", "let a key no longer in"),
+    ):
+        command = actions.add_parser(name, help=help_text, description=help_text)
+        if name != "list":
+            command.add_argument("name", metavar="NAME", help="name of the key, for logs and metrics")
+        command.add_argument("--file", default="", metavar="FILE", help="the file of keys; default: --gateway-keys")
+        if name == "add":
+            command.add_argument(
+                "--services", metavar="LIST", help="services that it may use, as name, namespace/name or namespace/*"
+            )
+            command.add_argument("--per-minute", default="", metavar="N", help="most requests in a minute")
+            command.add_argument("--at-once", default="", metavar="N", help="most requests at the same time")
+        if name == "list":
+            command.add_argument("--json", action="store_true", help="print JSON")
+        loader.add_flags(command, ("state_dir", "gateway_keys"))
+        command.set_defaults(action=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    import sys
+
+    named = arguments.file or loader.settings_of(arguments).gateway_keys
+    if not named:
+        say("no file of keys is set; name one with --file, and give it to the gateway with --gateway-keys")
+        return 1
+    path = Path(named).expanduser().absolute()
+    try:
+        if arguments.key_action == "list":
+            return _list(path, sys.stdout, arguments.json)
+        return _add(path, arguments, sys.stdout) if arguments.key_action == "add" else _remove(path, arguments.name)
+    except (BadKeys, OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        say(f"{path}: {why}")
+        return 1
+
+
+def _text(path: Path) -> str:
+    return path.read_text("utf-8") if path.exists() else ""
+
+
+def _list(path: Path, out: TextIO, as_json: bool) -> int:
+    keys = access.parse(_text(path))
+    if as_json:
+        rows = [
+            {"name": key.name, "services": key.services, "perMinute": key.per_minute, "atOnce": key.at_once}
+            for key in keys
+        ]
+        out.write(json.dumps(rows, indent=2) + "\n")
+        return 0
+    for key in keys:
+        words = access.line_of(key).split()
+        out.write(" ".join([words[0], *words[2:]]) + "\n")
+    return 0
+
+
+def _add(path: Path, arguments: argparse.Namespace, out: TextIO) -> int:
+    """Append the line of a fresh key, and print the key."""
+    text = _text(path)
+    secret = access.new_key()
+    limits = []
+    for flag, value in (("--per-minute", arguments.per_minute), ("--at-once", arguments.at_once)):
+        if value and not re.fullmatch(r"[1-9][0-9]{0,6}", value, re.ASCII):
+            raise BadKeys(f"{flag} must be a whole number from 1 on")
+        limits.append(int(value or 0))
+    services = access.services_of(arguments.services, "--services")
+    line = access.line_of(AccessKey(arguments.name, access.digest_of(secret), services, *limits))
+    whole = f"{text or HEAD}{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n"
+    access.parse(whole)
+    write_atomic(path, whole)
+    out.write(f"{secret}\n")
+    return 0
+
+
+def _remove(path: Path, name: str) -> int:
+    text = _text(path)
+    if name not in {key.name for key in access.parse(text)}:
+        raise BadKeys(f"there is no key called {name}")
+    kept = [line for line in text.splitlines(keepends=True) if line.split()[:1] != [name]]
+    write_atomic(path, "".join(kept))
+    return 0

@@ -1,0 +1,254 @@
+"""`metal-supervisor serve SOURCE`: from the name of a model to its URL.
+
+What it applies is what a user would write: a Model and an InferenceService, which `--print` shows instead. If no system
+runs, this command is one, as `metal-supervisor run` is, until Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TextIO
+
+import yaml
+
+from metal_supervisor.cli import fit, foreground
+from metal_supervisor.cli.model_source import ServedModel, name_of, resolve
+from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.controller.boot import CannotBoot
+from metal_supervisor.models.listing import Unusable
+from metal_supervisor.settings.loader import Overrides, Settings
+from metal_supervisor.spec.document import mapping, objects, string
+from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.on_demand import ON_DEMAND_ANNOTATION
+from metal_supervisor.spec.resources import GROUP, VERSION
+from metal_supervisor.spec.sources import canonical, is_file, library_model
+from metal_supervisor.spec.terminal_text import printable
+from metal_supervisor.spec.types import Json
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.supervisord.client import Supervisord
+
+MANAGER = "metal-supervisor-serve"
+API_WAIT_S, LOOK_EVERY_S = 30.0, 0.3
+USAGE = 2
+REFUSED = frozenset({400, 403, 409, 422})
+
+
+@dataclass(frozen=True)
+class ServeOrder:
+    """What the command line asks for."""
+
+    source: str
+    name: str = ""
+    context: int | None = None
+    on_demand: bool = False
+    detach: bool = False
+    """Do not wait until it is ready."""
+    namespace: str = "default"
+
+
+# ── manifests ────────────────────────────────────────────────────────────────────────────────────
+
+
+def manifests(order: ServeOrder, found: ServedModel) -> list[Json]:
+    """The Model and the InferenceService. Raises Bad for a name that is none."""
+    name = order.name or name_of(found.name or found.source)
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):
+        text = f"--name must be of lower-case letters, digits and dashes, at most 63, not {name!r:.80}"
+        raise Bad("InvalidSpec", text)
+    if order.context is not None and not 1 <= order.context <= fit.MOST_CONTEXT:
+        raise Bad("InvalidSpec", f"--ctx must be from 1 to {fit.MOST_CONTEXT}, not {order.context}")
+    metadata: Json = {"name": name, "namespace": order.namespace}
+    api = f"{GROUP}/{VERSION}"
+    service: Json = {**found.service, "modelRef": name, "replicas": 1}
+    if order.context is not None:
+        service["contextSize"] = order.context
+    annotated = {**metadata, "annotations": {ON_DEMAND_ANNOTATION: "true"}} if order.on_demand else metadata
+    metal = {**mapping(found.model, "hardware"), "accelerator": "metal"}
+    model: Json = {**found.model, "source": found.source, "format": found.format, "hardware": metal}
+    return [
+        {"apiVersion": api, "kind": "Model", "metadata": metadata, "spec": model},
+        {"apiVersion": api, "kind": "InferenceService", "metadata": annotated, "spec": service},
+    ]
+
+
+def path_of(manifest: Json) -> str:
+    """API path of an object."""
+    plural = {"Model": "models", "InferenceService": "inferenceservices"}[manifest["kind"]]
+    metadata = manifest["metadata"]
+    return f"/apis/{GROUP}/{VERSION}/namespaces/{metadata['namespace']}/{plural}/{metadata['name']}"
+
+
+# ── the command ──────────────────────────────────────────────────────────────────────────────────
+
+
+class Serve:
+    """One run of the command."""
+
+    def __init__(self, settings: Settings, overrides: Overrides, order: ServeOrder, out: TextIO) -> None:
+        self._settings, self._overrides, self._order, self._out = settings, overrides, order, out
+        self._failed = False
+
+    def say(self, text: str) -> None:
+        """Print one line."""
+        with contextlib.suppress(BrokenPipeError):
+            self._out.write(printable(text) + "\n")
+            self._out.flush()
+
+    def run(self, only_print: bool, complain: Callable[[str], None]) -> int:
+        """Serve the model; return the exit code."""
+        try:
+            found = resolve(self._settings, self._order.source, self._order.context)
+            made = manifests(self._order, found)
+        except (Bad, Unusable) as error:
+            complain(printable(getattr(error, "message", "") or str(error)))
+            return USAGE
+        if only_print:
+            self._out.write("---\n".join(yaml.safe_dump(each, sort_keys=False) for each in made))
+            return 0
+        if found.note:
+            self.say(found.note)
+        if not self._fits(found, complain):
+            return 1
+        directory = StateDir(self._settings.state_path)
+        if not Supervisord(directory.socket).answers():
+            if self._order.detach:
+                complain("no system runs: metal-supervisor install makes one that stays; or leave out --detach")
+                return USAGE
+            return self._as_the_system(made)
+        return self._beside(Kube(self._settings.kubeconfig_path, self._settings.context), made)
+
+    def _fits(self, found: ServedModel, complain: Callable[[str], None]) -> bool:
+        """True if the model fits into this Mac, or that cannot be told before it is there."""
+        if library_model(found.source):
+            return True
+        source = found.source.removeprefix("file://") if found.source.startswith("file://") else found.source
+        if quantization := string(found.model, "quantization"):
+            source += "" if is_file(canonical(source)) else f":{quantization}"
+        context = self._order.context or found.service.get("contextSize")
+        try:
+            answer = fit.answer(self._settings, fit.Question(source, context, found.service.get("parallelSlots", 1)))
+        except fit.CannotTell as error:
+            self.say(f"whether it fits is not known: {error}")
+            return True
+        self.say(answer.lines[0])
+        if answer.fits or self._order.on_demand:  # others may make room for it
+            return True
+        for line in answer.lines[1:]:
+            complain(printable(line))
+        return False
+
+    def _as_the_system(self, made: list[Json]) -> int:
+        """Run the system in this terminal, with the model in it."""
+        applying = threading.Thread(target=self._apply_soon, args=(made,), name="apply", daemon=True)
+        applying.start()
+        code = foreground.run(self._settings, self._overrides, None)
+        return code or int(self._failed)
+
+    def _apply_soon(self, made: list[Json]) -> None:
+        """Apply the manifests once the API of the system that this command starts answers."""
+        until = time.monotonic() + API_WAIT_S
+        while True:
+            try:
+                kube = Kube(self._settings.kubeconfig_path, self._settings.context)
+                with contextlib.closing(kube):
+                    self._apply(kube, made)
+                return
+            except Exception as error:  # noqa: BLE001 - until the API is up, its kubeconfig may be missing or old
+                refused = isinstance(error, CannotBoot) or (isinstance(error, KubeError) and error.code in REFUSED)
+                if refused or time.monotonic() > until:
+                    self.say(f"the model could not be applied: {error}")
+                    self._failed = True
+                    os.kill(os.getpid(), signal.SIGINT)  # there is nothing to serve
+                    return
+                time.sleep(LOOK_EVERY_S)
+
+    def _apply(self, kube: Kube, made: list[Json]) -> None:
+        """Apply the manifests. Raises KubeError, and CannotBoot where the name belongs to another model."""
+        for each, field in zip(made, ("source", "modelRef"), strict=True):
+            before = _found(kube, path_of(each))
+            if before and string(mapping(before, "spec"), field) != each["spec"][field]:
+                name, said = each["metadata"]["name"], string(mapping(before, "spec"), field)
+                text = f"there is a {each['kind']} {name} already, with spec.{field} {said}"
+                raise CannotBoot(f"{text}; choose another name with --name, or remove it: metal-supervisor rm {name}")
+        for each in made:
+            kube.apply(path_of(each), each, MANAGER, force=True)
+
+    def _beside(self, kube: Kube, made: list[Json]) -> int:
+        """Apply to the system that runs, and follow the service until it is Ready. Raises CannotBoot."""
+        try:
+            self._apply(kube, made)
+            if self._order.detach:
+                self.say(f"{made[-1]['metadata']['name']} is applied; metal-supervisor status shows what becomes of it")
+                return 0
+            return self._follow(kube, path_of(made[-1]))
+        except KubeError as error:
+            raise CannotBoot(f"{error}; metal-supervisor serve --print shows what to apply with kubectl") from None
+        except KeyboardInterrupt:
+            name = made[-1]["metadata"]["name"]
+            self.say(f"{name} stays without this command; see metal-supervisor status, or metal-supervisor rm {name}")
+            return 130
+        finally:
+            kube.close()
+
+    def _follow(self, kube: Kube, path: str) -> int:
+        before = ""
+        while True:
+            found = kube.request("GET", path)
+            status, name = mapping(found, "status"), found["metadata"]["name"]
+            current = status.get("conditions") is not None and self._is_current(found)
+            phase, why = string(status, "phase"), _why(status)
+            if current and f"{phase} {why}" != before:
+                before = f"{phase} {why}"
+                self.say(f"{name}  {phase}  {why}".rstrip())
+            if current and phase == "Ready":
+                for line in hints(self._settings, name, string(status, "endpoint")):
+                    self.say(line)
+                return 0
+            if current and phase == "Failed":
+                return 1
+            time.sleep(LOOK_EVERY_S)
+
+    def _is_current(self, found: Json) -> bool:
+        """True once the status is about the manifest as it is now."""
+        said = [each.get("observedGeneration") for each in objects(mapping(found, "status"), "conditions")]
+        return found["metadata"].get("generation") in said
+
+
+def _found(kube: Kube, path: str) -> Json:
+    """An object, {} if there is none. Raises KubeError."""
+    try:
+        return kube.request("GET", path)
+    except KubeError as error:
+        if error.code == 404:
+            return {}
+        raise
+
+
+def _why(status: Json) -> str:
+    found = [each for each in objects(status, "conditions") if each.get("type") == "MetalReady"]
+    return string(found[0], "message") if found else ""
+
+
+def hints(settings: Settings, name: str, endpoint: str) -> list[str]:
+    """What to type next."""
+    base = settings.gateway_url if settings.gateway_on else endpoint.removesuffix("/chat/completions")
+    body = json.dumps({"model": name, "messages": [{"role": "user", "content": "hi"}]})
+    return [f"  metal-supervisor chat {name}", f"  curl {base}/chat/completions -d '{body}'"]
+
+
+def serve(
+    settings: Settings, overrides: Overrides, order: ServeOrder, only_print: bool, out: TextIO,
+    complain: Callable[[str], None],
+) -> int:  # fmt: skip
+    """Run the command; return its exit code. Raises CannotBoot, BadKubeconfig."""
+    if settings.namespace and order.namespace == "default":
+        order = replace(order, namespace=settings.namespace)
+    return Serve(settings, overrides, order, out).run(only_print, complain)

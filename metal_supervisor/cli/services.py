@@ -1,0 +1,159 @@
+"""`metal-supervisor list`, `stop`, `start` and `rm`: the services of this Mac's API, as kubectl would do it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.document import mapping, objects, string
+from metal_supervisor.spec.resources import GROUP, VERSION
+from metal_supervisor.spec.sizes import amount
+from metal_supervisor.spec.terminal_text import escaped, printable, table
+from metal_supervisor.spec.types import Json
+from metal_supervisor.state.directory import StateDir
+
+COLUMNS = ("NAMESPACE/NAME", "STATE", "MEMORY", "MODEL", "URL")
+
+
+class ServiceError(Exception):
+    """The text says why, and what to do."""
+
+
+class ServiceClient:
+    """The InferenceServices that this Mac's login may see."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises BadKubeconfig, and ServiceError where no system has run yet."""
+        if settings.embedded and not settings.kubeconfig_path.exists():
+            where = settings.state_path
+            raise ServiceError(f"no system has run in {where} (--state-dir); metal-supervisor serve SOURCE starts one")
+        self._kube = Kube(settings.kubeconfig_path, settings.context)
+        self._scope = f"/namespaces/{settings.namespace}" if settings.namespace else ""
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._kube.close()
+
+    def all(self) -> list[Json]:
+        """The InferenceServices. Raises ServiceError."""
+        return objects(self._asked("GET", f"/apis/{GROUP}/{VERSION}{self._scope}/inferenceservices"), "items")
+
+    def named(self, name: str) -> Json:
+        """The service of a name, or of NAMESPACE/NAME. Raises ServiceError."""
+        found = [each for each in self.all() if name in (_key(each), each["metadata"]["name"])]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ServiceError(f"{name} is ambiguous; name one of {', '.join(map(_key, found))}")
+        known = ", ".join(map(_key, self.all())) or "none"
+        raise ServiceError(f"there is no service {name}; there are: {known}")
+
+    def scale(self, name: str, replicas: int) -> str:
+        """Set the number of replicas; returns what was done. Raises ServiceError."""
+        found = self.named(name)
+        before = mapping(found, "spec").get("replicas", 1)
+        if (before == 0) == (replicas == 0):
+            return f"{_key(found)} has {before} replicas already"
+        by_hand = f"scale {_typed(found)} --replicas={replicas}"
+        self._asked("PATCH", _path(found), {"spec": {"replicas": replicas}}, by_hand)
+        return f"{_key(found)}: spec.replicas is {replicas} now"
+
+    def remove(self, name: str) -> str:
+        """Delete a service, and its Model unless another uses it; returns what was done. Raises ServiceError."""
+        found = self.named(name)
+        model, namespace = string(mapping(found, "spec"), "modelRef"), found["metadata"]["namespace"]
+        users = [_key(each) for each in self.all() if _model_of(each) == (namespace, model)]
+        others = [each for each in users if each != _key(found)]
+        self._asked("DELETE", _path(found), by_hand=f"delete {_typed(found)}")
+        if others:
+            return f"{_key(found)} is removed; its Model {model} stays, as {others[0]} uses it"
+        path = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/models/{model}"
+        try:
+            self._asked("DELETE", path, by_hand=f"-n {namespace} delete model {model}")
+        except ServiceError as error:
+            return f"{_key(found)} is removed; its Model {model} stays: {error}"
+        return f"{_key(found)} is removed, and its Model; what was fetched stays: metal-supervisor models ls"
+
+    def _asked(self, method: str, path: str, body: Json | None = None, by_hand: str = "") -> Json:
+        """Ask the API. `by_hand`: what to type after kubectl where this login may not. Raises ServiceError."""
+        try:
+            return self._kube.request(method, path, None, body, MERGE if body is not None else "application/json")
+        except KubeError as error:
+            if method == "DELETE" and error.code == 404:
+                return {}
+            hint = f"; with a login that may: kubectl {by_hand}" if error.code == 403 and by_hand else ""
+            raise ServiceError(f"{error}{hint}") from None
+
+
+def _key(found: Json) -> str:
+    return f"{found['metadata']['namespace']}/{found['metadata']['name']}"
+
+
+def _model_of(found: Json) -> tuple[str, str]:
+    return found["metadata"]["namespace"], string(mapping(found, "spec"), "modelRef")
+
+
+def _typed(found: Json) -> str:
+    return f"-n {found['metadata']['namespace']} isvc/{found['metadata']['name']}"
+
+
+def _path(found: Json) -> str:
+    metadata = found["metadata"]
+    return f"/apis/{GROUP}/{VERSION}/namespaces/{metadata['namespace']}/inferenceservices/{metadata['name']}"
+
+
+def state_of(found: Json) -> str:
+    """State of a service in one word: its phase, or the reason of one that rests or loads."""
+    status = mapping(found, "status")
+    ready = [each for each in objects(status, "conditions") if each.get("type") == "MetalReady"]
+    reason = string(ready[0], "reason") if ready else ""
+    return reason if reason in ("Unloaded", "Waking") else string(status, "phase") or "Pending"
+
+
+def listing(found: list[Json], memory: Mapping[str, int]) -> list[str]:
+    """The table of `list`. `memory`: bytes reserved on this Mac, by NAMESPACE/NAME."""
+    rows = [
+        (
+            _key(each),
+            state_of(each),
+            amount(memory[_key(each)]) if _key(each) in memory else "",
+            _model_of(each)[1],
+            string(mapping(each, "status"), "endpoint"),
+        )
+        for each in found
+    ]
+    return table([COLUMNS, *(tuple(escaped(cell) or "-" for cell in row) for row in sorted(rows))])
+
+
+def _reserved(settings: Settings) -> dict[str, int]:
+    """Bytes that this Mac reserves for each service whose engines run here, by NAMESPACE/NAME."""
+    found: Counter[str] = Counter()
+    for record in StateDir(settings.state_path).records()[0].values():
+        if record.runs and record.reserved_bytes:
+            found["/".join(record.owner)] += record.reserved_bytes
+    return found
+
+
+def show(settings: Settings, as_json: bool, out: TextIO) -> int:
+    """`metal-supervisor list`. Raises ServiceError, BadKubeconfig."""
+    with contextlib.closing(ServiceClient(settings)) as services:
+        found = services.all()
+    if as_json:
+        out.write(json.dumps([{**each, "state": state_of(each)} for each in found], indent=2) + "\n")
+    elif found:
+        out.write("\n".join(listing(found, _reserved(settings))) + "\n")
+    else:
+        out.write("no services; metal-supervisor serve SOURCE adds one\n")
+    return 0
+
+
+def carried_out(settings: Settings, action: Callable[[ServiceClient], str], out: TextIO) -> int:
+    """Do one thing, and say what was done. Raises ServiceError, BadKubeconfig."""
+    with contextlib.closing(ServiceClient(settings)) as services:
+        out.write(printable(action(services)) + "\n")
+    return 0

@@ -1,0 +1,118 @@
+"""Flags of the commands for using models: `serve`, `chat`, `list`, `stop`, `start` and `rm`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from metal_supervisor.cli.terminal import say
+from metal_supervisor.settings import loader
+
+NAME_HELP = "name of an InferenceService, or NAMESPACE/NAME"
+
+
+def add(commands: Any) -> None:
+    """Add the commands."""
+    text = "serve a model: check that it fits, apply it, wait until it is ready, and print its URL"
+    more = "With --on-demand it is loaded by its first request, and unloaded when unused: docs/on-demand.md."
+    serve = commands.add_parser("serve", help=text, description=f"{text}. {more}")
+    serve.add_argument(
+        "source", metavar="SOURCE",
+        help="GGUF file or MLX directory; OWNER/REPO[:QUANT] of Hugging Face; ollama://NAME:TAG; a URL; or a shipped "
+        "example, such as qwen3-4b",
+    )  # fmt: skip
+    serve.add_argument("--name", default="", help="name of the service; default: made of the source")
+    serve.add_argument("--ctx", type=int, metavar="N", help="spec.contextSize: tokens of all slots together")
+    serve.add_argument("--print", action="store_true", dest="only_print", help="print the manifests, and do nothing")
+    serve.add_argument("--detach", action="store_true", help="apply it to the system that runs, and do not wait")
+    loader.add_flags(serve)
+    serve.set_defaults(action=_serve)
+
+    def command(name: str, action: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+        loader.add_flags(made, ("state_dir",))
+        made.set_defaults(action=action)
+        return made
+
+    chat = command("chat", _chat, "talk to a model in this terminal")
+    chat.add_argument("name", metavar="NAME", help=NAME_HELP)
+    chat.add_argument("question", nargs="?", help="ask only this; default: ask for questions, or read one from a pipe")
+    shown = command("list", _list, "the services: state, model and URL")
+    shown.add_argument("--json", action="store_true", help="print JSON, the objects of the API with their `state`")
+    for name, action, text in (
+        ("stop", _stop, "stop a service: spec.replicas 0"),
+        ("start", _start, "start a service that was stopped: spec.replicas 1"),
+        ("rm", _rm, "remove a service, and its Model if no other uses it; fetched files stay"),
+    ):
+        command(name, action, text).add_argument("name", metavar="NAME", help=NAME_HELP)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.cli import serve
+    from metal_supervisor.state.directory import StateDir
+    from metal_supervisor.supervisord.client import Supervisord
+
+    overrides = loader.overrides_from(arguments, os.environ)
+    # --on-demand is about this service here, and not a setting of the system.
+    on_demand = bool(overrides.values.get("on_demand"))
+    values = {name: value for name, value in overrides.values.items() if name != "on_demand"}
+    overrides = replace(overrides, values=values)
+    settings = loader.settings_of(arguments)
+    if not Supervisord(StateDir(settings.state_path).socket).answers():
+        settings = loader.load(overrides)
+    order = serve.ServeOrder(arguments.source, arguments.name, arguments.ctx, on_demand, arguments.detach)
+    return serve.serve(settings, overrides, order, arguments.only_print, sys.stdout, say)
+
+
+def _tried(action: Callable[[], int]) -> int:
+    from metal_supervisor.cli.services import ServiceError
+
+    try:
+        return action()
+    except ServiceError as error:
+        say(str(error))
+        return 1
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.cli import chat
+
+    def talk() -> int:
+        partner = chat.partner_of(loader.settings_of(arguments), arguments.name)
+        if arguments.question is not None or not sys.stdin.isatty():
+            question = sys.stdin.read() if arguments.question is None else arguments.question
+            return chat.once(partner, question, sys.stdout)
+        return chat.talk(partner, input, sys.stdout)
+
+    return _tried(talk)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.cli import services
+
+    return _tried(lambda: services.show(loader.settings_of(arguments), arguments.json, sys.stdout))
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.cli import services
+
+    return _tried(lambda: services.carried_out(
+        loader.settings_of(arguments), lambda found: found.scale(arguments.name, 0), sys.stdout))  # fmt: skip
+
+
+def _start(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.cli import services
+
+    return _tried(lambda: services.carried_out(
+        loader.settings_of(arguments), lambda found: found.scale(arguments.name, 1), sys.stdout))  # fmt: skip
+
+
+def _rm(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.cli import services
+
+    return _tried(lambda: services.carried_out(
+        loader.settings_of(arguments), lambda found: found.remove(arguments.name), sys.stdout))  # fmt: skip

@@ -1,0 +1,131 @@
+"""On-demand services: which of them ask for memory, and which could give theirs to another.
+
+An engine is loaded while requests wait for it, and unloaded once there was none for its idle time. Its memory may go to
+an engine that waits: at once while it is idle. One that is in use keeps it for MIN_AWAKE_S, and gives it to an engine
+that has waited for MAX_WAIT_S, so that two models that do not fit together are served in turns; it always answers first
+what it has. An engine counts as in use until SETTLED_S after its last answer: a client's next request is on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from metal_supervisor.cluster.report import UNLOADED
+from metal_supervisor.controller import reconcile
+from metal_supervisor.memory.ledger import INSUFFICIENT, too_large
+from metal_supervisor.spec.processes import UNUSED, EngineUse, Observed
+from metal_supervisor.spec.record import Proposal, Record
+from metal_supervisor.spec.types import Key, Standing
+
+MIN_AWAKE_S, MAX_WAIT_S, SETTLED_S = 30.0, 30.0, 0.5
+LOOK_EVERY_S, SOONEST_S = 0.5, 0.02
+DRAIN_S = 7 * 86_400.0
+"""An engine that makes room, or was not used, ends after its last answer, however long that takes."""
+FRESH = "nobody has asked for it yet"
+
+
+@dataclass(frozen=True)
+class Yielding:
+    """Readiness of an on-demand engine to give its memory to another."""
+
+    before: float
+    """Unix time: to those that have waited since before it, if they are of no lower priority."""
+    busy: bool
+    used_at: float
+    """Unix time of the latest use."""
+
+
+def settle(
+    proposals: Mapping[Key, Proposal],
+    before: Mapping[Key, Record],
+    uses: Mapping[str, EngineUse],
+    observed: Mapping[str, Observed],
+    up: Iterable[Key],
+    now: float,
+    budget_bytes: int | None = None,
+) -> dict[Key, Proposal]:
+    """The proposals, with those on-demand services at rest that nobody asks for.
+
+    `up`: keys of engines that are up. `budget_bytes`: an engine that needs more does not rest, and the ledger
+    refuses it at once; None where another Mac may have room for it.
+    """
+    result, running = dict(proposals), frozenset(up)
+    for key, proposal in proposals.items():
+        if proposal.idle_s is None or not proposal.asks:
+            continue
+        was, use = before.get(key), uses.get(proposal.program, UNUSED)
+        if use.waiting or proposal.stopped_by_hand or (was is None and key in running):
+            continue
+        if was is not None and was.runs:
+            idle_s = now - used_at(was, use, observed.get(proposal.program))
+            if use.in_flight or not proposal.idle_s or idle_s < proposal.idle_s:
+                continue
+            result[key] = at_rest(proposal, was, f"it had no request for {proposal.idle_s:g} s", now)
+        elif budget_bytes is None or not too_large(proposal.room_bytes or None, proposal.limit_bytes, budget_bytes, 0):
+            same = was is not None and was.verdict.reason == UNLOADED
+            result[key] = at_rest(proposal, was, was.verdict.message if was and same else FRESH, now)
+    return result
+
+
+def used_at(record: Record, use: EngineUse, seen: Observed | None) -> float:
+    """Unix time of an engine's latest use; of its start, if it had none since."""
+    ready_at = seen.since if seen is not None and seen.ready else 0.0
+    return max(use.used_at, record.admitted_at, ready_at)
+
+
+def never_fits(record: Record) -> bool:
+    """True if an on-demand service was refused for its size: it does not wait for memory either."""
+    decided = record.verdict.standing is Standing.WAIT and record.verdict.reason == INSUFFICIENT
+    return record.idle_s is not None and decided and not record.queue_position
+
+
+def at_rest(proposal: Proposal, was: Record | None, why: str, now: float) -> Proposal:
+    """The proposal to have no engine until a request comes."""
+    verdict = reconcile.verdict(was.verdict if was else None, Standing.WAIT, UNLOADED, why, now)
+    return replace(
+        proposal, verdict=verdict, spec_file=None, next_spec="", next_bytes=0, drain_s=DRAIN_S, queued_at=None,
+        edit_queued_at=None, queue_position=0, evicted_at=None, stopped_by_hand=False,
+    )  # fmt: skip
+
+
+def yields(
+    proposals: Mapping[Key, Proposal],
+    before: Mapping[Key, Record],
+    uses: Mapping[str, EngineUse],
+    observed: Mapping[str, Observed],
+    now: float,
+) -> dict[Key, Yielding]:
+    """The on-demand engines whose memory another may have."""
+    found = {}
+    for key, proposal in proposals.items():
+        was, seen = before.get(key), observed.get(proposal.program)
+        if proposal.idle_s is None or proposal.protected or was is None or not was.runs or was.withdraw:
+            continue
+        if seen is None or not seen.ready:
+            continue
+        use = uses.get(proposal.program, UNUSED)
+        last = used_at(was, use, seen)
+        # A time ahead of `now` is of a clock that has been set back since, and counts as long ago.
+        busy = bool(use.in_flight or use.waiting) or 0 <= now - last < SETTLED_S
+        if not busy or not 0 <= now - seen.since < MIN_AWAKE_S:
+            found[key] = Yielding(now - MAX_WAIT_S if busy else now, busy, last)
+    return found
+
+
+def again_in_s(
+    records: Mapping[Key, Record], uses: Mapping[str, EngineUse], observed: Mapping[str, Observed], now: float
+) -> float | None:
+    """Seconds until the next pass that on-demand services need without a wake, None if they need none."""
+    some = [each for each in records.values() if each.idle_s is not None]
+    if any(each.queue_position for each in records.values()) and any(each.runs for each in some):
+        # Until one of them may give up its memory: at the latest that is when it has settled.
+        last = [used_at(each, uses.get(each.program, UNUSED), observed.get(each.program)) for each in some if each.runs]
+        settles = [each + SETTLED_S - now for each in last if each + SETTLED_S > now]
+        return max(SOONEST_S, min([LOOK_EVERY_S, *settles]))
+    left = [
+        used_at(each, uses.get(each.program, UNUSED), observed.get(each.program)) + each.idle_s - now
+        for each in some
+        if each.runs and each.idle_s
+    ]
+    return max(1.0, min(left)) if left else None

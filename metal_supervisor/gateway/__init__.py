@@ -1,0 +1,1 @@
+"""The gateway: one address for all models of this Mac, beside the engines' own addresses."""

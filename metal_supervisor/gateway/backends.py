@@ -1,0 +1,123 @@
+"""The services of this Mac as the gateway sees them: read from the records and the sidecar's observations."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+
+from metal_supervisor.cluster.report import report
+from metal_supervisor.gateway.routing import Backend, ServiceTable
+from metal_supervisor.host import machine
+from metal_supervisor.host.local_status import asked_at
+from metal_supervisor.runtimes.llama_memory import demands
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec import first_request
+from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Json, Standing
+from metal_supervisor.state.directory import StateDir
+
+LLAMA = "llama-server"
+"""It serves one model under any name. Other runtimes want their own name for it."""
+CONTEXT_FLAGS = ("--context", "--max-model-len")
+MOST_KNOWN = 1024
+PAUSE_PART = 4.0
+"""Pause between two readings, in times of what one takes: reading takes a fifth of a core at most."""
+CHECKING = "Checking"
+"""Reason of a service whose prerequisites are looked at, which is over soon."""
+
+
+class BackendReader:
+    """Reads the state directory, and keeps what was read last."""
+
+    def __init__(self, settings: Settings, directory: StateDir) -> None:
+        self._bind, self._state = settings.bind_address, directory
+        self._contexts: dict[str, int] = {}
+        self.services = ServiceTable()
+        self.read_at = 0.0
+        """Monotonic time of the last reading."""
+        self.next_at = 0.0
+        """Monotonic time of the next one: the sidecar rings for each file that it writes."""
+
+    def read(self) -> None:
+        """Read all records and observations; unchanged files cost a stat each. Runs in a thread."""
+        began = time.monotonic()
+        observed = self._state.observations()
+        # A record that cannot be read just now is repaired by the controller: its service stays as it was.
+        records, bad = self._state.records()
+        kept = [each for each in self.services.backends if each.program in bad]
+        found = [
+            self._backend(each, observed.get(name))
+            for name, each in records.items()
+            if not each.is_daemon and each.verdict.standing is not Standing.REMOVING
+        ]
+        self.services = ServiceTable((*found, *kept))
+        self.read_at = time.monotonic()
+        self.next_at = self.read_at + PAUSE_PART * (self.read_at - began)
+
+    def _backend(self, record: Record, observed: Observed | None) -> Backend:
+        told = report(record, observed)
+        note = self._state.run_note(record.program)
+        spec_file = (note.spec_file if note else "") or record.spec_file or ""
+        spec = self._state.read_spec(spec_file)
+        on_demand = record.idle_s is not None
+        # What was seen last of an engine that was unloaded may still say that it is ready.
+        ready = told.engine_ready and not (on_demand and observed and machine.started_at(observed.pid) is None)
+        return Backend(
+            program=record.program,
+            namespace=record.namespace,
+            name=record.name,
+            runtime=record.runtime,
+            ready=ready and record.port is not None,
+            phase=told.phase,
+            reason=told.reason,
+            message=told.message,
+            address=asked_at(record.host or self._bind),
+            port=record.port or 0,
+            pid=observed.pid if observed else 0,
+            key=first_request.key_of(spec.get("env"))[1],
+            checks_model=record.runtime != LLAMA,
+            names_itself=record.probe.names_itself,
+            context=self._context(record.runtime, spec_file, spec),
+            created=int(record.admitted_at),
+            aliases=record.aliases,
+            on_demand=on_demand,
+            held=not ready and (told.ready or (on_demand and told.reason == CHECKING)),
+            withdraw=record.withdraw,
+            front=_front(record, self._bind),
+        )
+
+    def _context(self, runtime: str, spec_file: str, spec: Mapping[str, object]) -> int:
+        """Tokens of one request by the engine's command line, 0 if it does not tell."""
+        if spec_file not in self._contexts:
+            if len(self._contexts) > MOST_KNOWN:
+                self._contexts.clear()
+            argv = spec.get("argv")
+            words = [str(each) for each in argv] if isinstance(argv, list) else []
+            self._contexts[spec_file] = context_of(runtime, words)
+        return self._contexts[spec_file]
+
+
+def _front(record: Record, bind: str) -> str:
+    """Address of a service's own listener, "" without one."""
+    if record.front_port is None or record.idle_s is None:
+        return ""
+    return f"[{bind}]:{record.front_port}" if ":" in bind else f"{bind}:{record.front_port}"
+
+
+def context_of(runtime: str, argv: list[str]) -> int:
+    """Tokens of one request by an engine's command line, 0 if it does not tell."""
+    if runtime == LLAMA:
+        cache = demands(argv[1:]).settings
+        return cache.context if cache.unified else cache.context // cache.slots
+    told = [value for flag, value in itertools.pairwise(argv) if flag in CONTEXT_FLAGS]
+    return int(told[-1]) if told and told[-1].isdecimal() else 0
+
+
+def first_id(document: Json) -> str:
+    """The first model of an engine's `/v1/models`, "" if it lists none."""
+    rows = document.get("data") if isinstance(document, dict) else None
+    first = rows[0] if isinstance(rows, list) and rows else None
+    name = first.get("id") if isinstance(first, dict) else None
+    return name if isinstance(name, str) else ""

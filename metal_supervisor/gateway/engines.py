@@ -1,0 +1,239 @@
+"""The gateway's client of the engines: requests sent to them, and their answers passed on as they come.
+
+Nothing of an answer is kept: a client that reads slowly slows the engine down, and one that hangs up ends the
+connection to the engine. Streams get a connection of their own: llama-server announces keep-alive and closes after each
+streamed answer all the same, so a pooled connection would be reset under the next request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass, field
+
+import aiohttp
+from aiohttp import hdrs, web
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from metal_supervisor.gateway import routing, signs
+from metal_supervisor.gateway.access import ANYONE, Caller
+from metal_supervisor.gateway.backends import LLAMA, first_id
+from metal_supervisor.gateway.errors import GatewayError
+from metal_supervisor.gateway.routing import Backend
+
+PIECE_BYTES = 1 << 18
+CONNECT_S, NAME_S, POOLED_S = 5.0, 5.0, 3.0
+SERVER = "metal-supervisor"
+EVENT_END = b"\n\n"
+HOP_BY_HOP = frozenset({
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+    "transfer-encoding", "upgrade",
+})  # fmt: skip
+KEPT_HERE = HOP_BY_HOP | {
+    "host", "content-length", "expect", "authorization", "x-api-key", "api-key", "cookie", "origin", "accept-encoding",
+}
+"""Headers of a request that no engine gets: a key is the gateway's own."""
+DROPPED = HOP_BY_HOP | {"server", "date", "set-cookie", "x-request-id"}
+
+
+@dataclass
+class Exchange:
+    """One request and what became of it, for the access log and the metrics."""
+
+    path: str
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    began: float = field(default_factory=time.monotonic)
+    caller: Caller = ANYONE
+    backend: Backend | None = None
+    status: int = 0
+    code: str = ""
+    first_byte: float | None = None
+    """Monotonic time of the answer's first byte."""
+    bytes_out: int = 0
+    events: int = 0
+    """Events of a streamed answer so far; of llama-server, each token is one."""
+    streamed: bool = False
+    entered: bool = False
+    """Counted against its key's limits, and to be logged."""
+    early: web.StreamResponse | None = None
+    """An answer that was begun while its engine was being loaded."""
+    end: str = "complete"
+
+
+class EngineClient:
+    """Connections to the engines."""
+
+    def __init__(self) -> None:
+        self._pooled, self._fresh = _session(pooled=True), _session(pooled=False)
+        self._names: dict[tuple[str, int], str] = {}
+        """(program, pid) -> the engine's own model name."""
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._pooled.close()
+        await self._fresh.close()
+
+    async def name_at(self, backend: Backend) -> str:
+        """The name by which an engine knows its model. Raises GatewayError."""
+        if not backend.names_itself:
+            return backend.name
+        known = backend.program, backend.pid
+        if known not in self._names:
+            url = URL.build(scheme="http", host=backend.address, port=backend.port, path=routing.MODELS)
+            try:
+                found = first_id(json.loads(await asyncio.wait_for(self._told(url, backend), NAME_S)))
+            except (aiohttp.ClientError, OSError, ValueError, asyncio.TimeoutError):
+                found = ""
+            if not found:
+                text = f"{backend.name} does not tell its model's name"
+                raise GatewayError(503, "model_loading", text, retry_after_s=1)
+            self._names = {key: name for key, name in self._names.items() if key[0] != backend.program}
+            self._names[known] = found
+        return self._names[known]
+
+    async def _told(self, url: URL, backend: Backend) -> bytes:
+        async with self._fresh.get(url, headers=_own_key(backend)) as answer:
+            return await answer.read()
+
+    async def send(
+        self, request: web.BaseRequest, exchange: Exchange, path: str, body: bytes
+    ) -> aiohttp.ClientResponse:
+        """Send the request to its engine, and wait for the beginning of its answer. Raises GatewayError."""
+        backend = exchange.backend
+        assert backend is not None
+        session = self._pooled if backend.runtime == LLAMA and not exchange.streamed else self._fresh
+        host = f"[{backend.address}]" if ":" in backend.address else backend.address
+        url = URL(f"http://{host}:{backend.port}{path}", encoded=True)
+        headers = _for_engine(request.headers, backend, len(body))
+        try:
+            return await session.post(url, data=_pieces(body) if len(body) > PIECE_BYTES else body, headers=headers)
+        except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError):
+            text = f"{backend.name} does not accept connections just now"
+            raise GatewayError(503, "model_unavailable", text, retry_after_s=1) from None
+        except (aiohttp.ClientError, OSError):
+            raise _lost(backend) from None
+
+    async def pass_on(
+        self, request: web.BaseRequest, exchange: Exchange, upstream: aiohttp.ClientResponse, closing: bool
+    ) -> web.StreamResponse:
+        """Pass an answer on as it comes. Raises GatewayError before its first byte, ConnectionError after it."""
+        event_stream = upstream.content_type == "text/event-stream"
+        begun = exchange.early is not None
+        if begun and not (upstream.status == 200 and event_stream):
+            raise GatewayError(502, "engine_refused", f"the engine answered {upstream.status}, and no stream")
+        response = exchange.early or web.StreamResponse(
+            status=upstream.status, headers=_for_client(upstream.headers, exchange)
+        )
+        exchange.status = upstream.status
+        if closing:
+            response.force_close()
+        if event_stream and not begun:
+            response.headers["X-Accel-Buffering"] = "no"
+        assert exchange.backend is not None
+        try:
+            async for chunk in upstream.content.iter_any():
+                if not begun:
+                    begun = True
+                    await response.prepare(request)
+                exchange.first_byte = exchange.first_byte or time.monotonic()
+                exchange.bytes_out += len(chunk)
+                exchange.events += chunk.count(EVENT_END) if event_stream else 0
+                await response.write(chunk)
+        except (aiohttp.ClientError, asyncio.IncompleteReadError) as error:
+            if isinstance(error, aiohttp.ClientConnectionResetError) and _is_gone(request):
+                raise ConnectionResetError from None
+            lost = _lost(exchange.backend)
+            if not begun:
+                raise lost from None
+            exchange.end = "engine_lost"
+            await cut(request, response, lost.event(exchange.path, exchange.id) if event_stream else b"")
+        if not begun:
+            await response.prepare(request)
+        upstream.release()
+        await response.write_eof()
+        return response
+
+
+async def show_life(request: web.BaseRequest, exchange: Exchange, event: bytes) -> None:
+    """Begin a stream whose engine is still being loaded, or add a sign of life to it. Raises ConnectionError."""
+    if exchange.early is None:
+        exchange.early = web.StreamResponse(headers={**signs.HEADERS, "x-request-id": exchange.id, "Server": SERVER})
+        exchange.status = 200
+        await exchange.early.prepare(request)
+    await exchange.early.write(event)
+
+
+async def cut(request: web.BaseRequest, response: web.StreamResponse, last: bytes) -> None:
+    """End a stream that cannot be completed so that no client takes it for complete. Raises ConnectionResetError."""
+    try:
+        if last:
+            await response.write(last)
+    finally:
+        if request.transport is not None:
+            request.transport.close()  # without the end of the body
+    raise ConnectionResetError
+
+
+def _is_gone(request: web.BaseRequest) -> bool:
+    return request.transport is None or request.transport.is_closing()
+
+
+def _session(pooled: bool) -> aiohttp.ClientSession:
+    """A client that adds nothing of its own to a request, and waits for an answer as long as its client does."""
+    connector = (
+        aiohttp.TCPConnector(limit=0, keepalive_timeout=POOLED_S)
+        if pooled
+        else aiohttp.TCPConnector(limit=0, force_close=True)
+    )
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trust_env=False,
+        skip_auto_headers=(hdrs.USER_AGENT, hdrs.ACCEPT, hdrs.ACCEPT_ENCODING, hdrs.CONTENT_TYPE),
+    )
+
+
+def _own_key(backend: Backend) -> dict[str, str]:
+    return {"Authorization": f"Bearer {backend.key}"} if backend.key else {}
+
+
+def _end_to_end(headers: CIMultiDictProxy[str], dropped: Collection[str]) -> CIMultiDict[str]:
+    """The headers without those that belong to one connection, or are dropped by name."""
+    named = {each.strip().lower() for value in headers.getall("Connection", ()) for each in value.split(",")}
+    kept: CIMultiDict[str] = CIMultiDict()
+    for name, value in headers.items():
+        if (low := name.lower()) not in dropped and low not in named:
+            kept.add(name, value)
+    return kept
+
+
+def _for_engine(headers: CIMultiDictProxy[str], backend: Backend, length: int) -> CIMultiDict[str]:
+    kept = _end_to_end(headers, KEPT_HERE)
+    kept.update(_own_key(backend))
+    kept["Content-Length"] = str(length)
+    return kept
+
+
+def _for_client(headers: CIMultiDictProxy[str], exchange: Exchange) -> CIMultiDict[str]:
+    kept = _end_to_end(headers, DROPPED)
+    for name in [each for each in kept if each.lower().startswith("access-control-")]:
+        kept.popall(name, None)
+    kept["x-request-id"] = exchange.id
+    kept["Server"] = SERVER
+    return kept
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(body), PIECE_BYTES):
+        yield body[at : at + PIECE_BYTES]
+
+
+def _lost(backend: Backend) -> GatewayError:
+    """The answer for a request whose engine ended. It is not sent again: it may be what ended the engine."""
+    return GatewayError(502, "engine_lost", f"the engine of {backend.name} ended before its answer was complete")

@@ -1,0 +1,219 @@
+"""Routes of the gateway: which path is passed on, which service a name means, and which engine gets a request.
+
+Only paths of inference are passed on. Engines have others, which load, unload or configure models.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from metal_supervisor.gateway.errors import GatewayError, quoted
+from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken
+
+_OPENAI = (
+    "chat/completions", "completions", "responses", "embeddings", "rerank", "reranking", "audio/transcriptions",
+    "audio/translations", "audio/speech", "images/generations", "images/edits", "images/variations",
+)  # fmt: skip
+_LLAMA = (
+    "completion", "completions", "chat/completions", "embedding", "embeddings", "infill", "tokenize", "detokenize",
+    "apply-template", "rerank", "reranking",
+)  # fmt: skip
+PATHS = frozenset(
+    {f"/v1/{each}" for each in (*_OPENAI, "messages", "messages/count_tokens")} | {f"/{each}" for each in _LLAMA}
+)
+"""The paths that are passed on, POST only; with `/services/NAMESPACE/NAME` before them too."""
+MODELS = "/v1/models"
+_BY_PATH = re.compile(r"/services/([a-z0-9.-]{1,253})/([a-z0-9.-]{1,253})(/.*)")
+MOST_NAMES = 3
+WHY_STOPPED = frozenset({"Stopped", "Suspended"})
+SHOWN = frozenset({
+    "Loading", "Restarting", "Stopping", "StoppedByHand", "Suspended", "ManuallyScaledToZero", "InsufficientMemory",
+    "MemoryPressure", "Evicted", "Asleep", "Unloaded", "Waking", "MetalUnavailable", "Hung",
+})  # fmt: skip
+"""Reasons whose sentence may be shown to a client; others can hold paths and sources."""
+MEMORY = frozenset({"InsufficientMemory", "MemoryPressure", "Evicted", "MemoryCheckFailed"})
+LOADING_RETRY_S, MEMORY_RETRY_S, CRASH_RETRY_S = 5, 30, 30
+CRASHING = "CrashLoopBackOff"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One engine of this Mac, as the gateway uses it."""
+
+    program: str
+    namespace: str
+    name: str
+    runtime: str
+    ready: bool
+    phase: str
+    reason: str
+    """Reason of the condition MetalReady."""
+    message: str
+    address: str
+    port: int
+    pid: int = 0
+    key: str = ""
+    """API key that the engine itself requires, "" without one."""
+    checks_model: bool = False
+    """The engine serves other models too, or refuses names it does not know: the body must have its own name."""
+    names_itself: bool = False
+    """The engine's own model name has to be asked from it."""
+    context: int = 0
+    """Tokens of one request, 0 if not known."""
+    created: int = 0
+    aliases: tuple[str, ...] = ()
+    on_demand: bool = False
+    held: bool = False
+    """It has no engine that is ready, and requests wait for one."""
+    withdraw: WithdrawalToken = NO_WITHDRAWAL
+    """The controller's request that it be sent nothing more."""
+    front: str = ""
+    """Address of its own listener, as ADDRESS:PORT, "" without one."""
+
+    @property
+    def qualified(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a path asks for."""
+
+    path: str
+    """Path at the engine."""
+    service: tuple[str, str] | None
+    """(namespace, name) if the path names the service, None if the body does."""
+
+
+def target(path: str) -> Target:
+    """The target of a request's path."""
+    found = _BY_PATH.fullmatch(path)
+    return Target(found[3], (found[1], found[2])) if found else Target(path, None)
+
+
+@dataclass(frozen=True)
+class ServiceTable:
+    """The services of this Mac by every name that clients may use."""
+
+    backends: tuple[Backend, ...] = ()
+
+    def of(self, namespace: str, name: str) -> list[Backend]:
+        """The engines of a service."""
+        return [each for each in self.backends if (each.namespace, each.name) == (namespace, name)]
+
+    def key_of(self, program: str) -> tuple[str, str]:
+        """(namespace, name) of the service of an engine, ("", "") if it is gone."""
+        return next(((each.namespace, each.name) for each in self.backends if each.program == program), ("", ""))
+
+    def fronts(self) -> list[str]:
+        """The addresses of the services' own listeners."""
+        return [each.front for each in self.backends if each.front]
+
+    def at_port(self, port: int) -> list[Backend]:
+        """The engines of the service whose own listener has a port."""
+        return [each for each in self.backends if each.front.endswith(f":{port}")]
+
+    def public_name(self, backend: Backend) -> str:
+        """The name in `/v1/models`: short where it is the only one of that name."""
+        alone = len({each.namespace for each in self.backends if each.name == backend.name}) == 1
+        return backend.name if alone else backend.qualified
+
+    def find(self, model: str, allowed: Filter) -> list[Backend]:
+        """The engines that a name means, among the allowed services. Raises GatewayError, with the nearest names."""
+        visible = [each for each in self.backends if allowed(each)]
+        exact = [each for each in visible if model in (each.qualified, f"{each.namespace}.{each.name}")]
+        named = exact or [each for each in visible if each.name == model]
+        named = named or [each for each in visible if model in each.aliases]
+        services = sorted({each.qualified for each in named})
+        if len(services) == 1:
+            return named
+        if services:
+            text = f"the model name {quoted(model)!r} means several services; use {' or '.join(services)}"
+            raise GatewayError(404, "model_not_found", text, final=True)
+        raise GatewayError(404, "model_not_found", self._unknown(model, visible), final=True)
+
+    def _unknown(self, model: str, visible: Sequence[Backend]) -> str:
+        names = dict.fromkeys(self.public_name(each) for each in visible)
+        if not names:
+            return f"there is no model {quoted(model)!r} here: this Mac has no service that you may use"
+        near = difflib.get_close_matches(model[:200], names, n=MOST_NAMES, cutoff=0.4)
+        told = ", ".join(near or list(names)[:MOST_NAMES])
+        return f"there is no model {quoted(model)!r} here; {'the nearest names are' if near else 'there are'}: {told}"
+
+
+Filter: TypeAlias = Callable[[Backend], bool]
+
+
+class Allowed:
+    """The services that a caller may use."""
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        """`names`: services as `name`, `namespace/name` or `namespace/*`; empty: all."""
+        self._names = frozenset(names)
+
+    def __call__(self, backend: Backend) -> bool:
+        names = self._names
+        return not names or bool(names & {backend.name, backend.qualified, f"{backend.namespace}/*"})
+
+
+def choose(backends: Sequence[Backend], in_flight: Mapping[str, int]) -> Backend:
+    """The ready engine with the fewest requests. Raises GatewayError with the service's condition if none is ready."""
+    ready = [each for each in backends if each.ready]
+    if ready:
+        return min(ready, key=lambda each: in_flight.get(each.program, 0))
+    raise unavailable(backends[0])
+
+
+def waited_for(backends: Sequence[Backend]) -> Backend | None:
+    """The engine that a request waits for, None if it does not wait."""
+    return next((each for each in backends if each.held), None)
+
+
+def unavailable(backend: Backend) -> GatewayError:
+    """The answer for a service none of whose engines is ready."""
+    text = backend.message if backend.reason in SHOWN else "`metal-supervisor explain` on this Mac tells why"
+    said = f"{backend.name} is not ready ({backend.reason}): {text}"
+    if backend.phase in WHY_STOPPED:
+        return GatewayError(503, "model_stopped", said, final=True)
+    if backend.reason in MEMORY:
+        return GatewayError(503, "insufficient_memory", said, retry_after_s=MEMORY_RETRY_S)
+    if backend.reason == CRASHING:
+        return GatewayError(503, "model_failed", said, retry_after_s=CRASH_RETRY_S)
+    if backend.phase == "Failed":
+        return GatewayError(503, "model_failed", said, final=True)
+    return GatewayError(503, "model_loading", said, retry_after_s=LOADING_RETRY_S)
+
+
+def listing(services: ServiceTable, allowed: Filter) -> list[dict[str, object]]:
+    """The models of `/v1/models`, one for each service, in OpenAI's shape and with what clients read besides."""
+    rows: dict[str, dict[str, object]] = {}
+    for each in sorted(services.backends, key=lambda each: (each.name, each.namespace, not each.ready)):
+        if not allowed(each) or each.qualified in rows:
+            continue
+        row: dict[str, object] = {
+            "id": services.public_name(each),
+            "object": "model",
+            "created": each.created,
+            "owned_by": each.namespace,
+            "type": "model",  # Anthropic's lists read these
+            "display_name": each.qualified,
+            "runtime": each.runtime,
+            "status": {"value": state(each), "reason": each.reason},
+        }
+        if each.context:
+            row |= {"context_length": each.context, "max_model_len": each.context, "meta": {"n_ctx": each.context}}
+        if each.aliases:
+            row["aliases"] = list(each.aliases)
+        rows[each.qualified] = row
+    return list(rows.values())
+
+
+def state(backend: Backend) -> str:
+    """`loaded`, `loading` or `unloaded`."""
+    if backend.ready:
+        return "loaded"
+    return "loading" if backend.reason in ("Loading", "Restarting", "Waking") else "unloaded"

@@ -1,0 +1,133 @@
+"""Requests that wait for the engine of an on-demand service, and what the controller is told of its use."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+from metal_supervisor.gateway.access import LastMinute
+from metal_supervisor.gateway.errors import GatewayError
+from metal_supervisor.gateway.routing import ServiceTable
+from metal_supervisor.spec.processes import EngineUse
+from metal_supervisor.spec.types import Key
+
+MOST_OF_ONE, MOST_WAITING = 64, 256
+MOST_LOADS = 60
+"""Models that one client may have loaded within a minute: more often than one a second serves nobody."""
+HOLD_S = 280.0
+"""Longest time that a request waits: below the 300 s after which clients give up by themselves."""
+TELL_EVERY_S = 0.2
+"""Shortest time between two notes that nobody waits for."""
+FULL_RETRY_S = 10
+
+
+class WaitingRoom:
+    """Counts who waits for which engine, and tells the controller. All methods are for the event loop's thread."""
+
+    def __init__(
+        self,
+        in_flight: Mapping[str, int],
+        tell: Callable[[Mapping[str, EngineUse]], None],
+        waited: Callable[[Key, float], None] = lambda _service, _seconds: None,
+    ) -> None:
+        """`in_flight`: requests at an engine, by program; `tell`: keeps the uses, and wakes the controller.
+
+        `waited`: counts a request that has waited, and for how many seconds.
+        """
+        self._in_flight, self._keep, self._waited = in_flight, tell, waited
+        self.waiting: Counter[str] = Counter()
+        self._loads = LastMinute()
+        self._used_at: dict[str, float] = {}
+        self._born = time.time()
+        """Counts as a use: of those before, through another worker, nothing is known here."""
+        self._table = ServiceTable()
+        self._told: Mapping[str, EngineUse] | None = None
+        self._later: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    # ── what the records say ─────────────────────────────────────────────────────────────────────
+
+    def look(self, table: ServiceTable) -> None:
+        """Take note of the services as they are now, and have the waiting requests look at them."""
+        if table is not self._table:
+            self._table = table
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
+        self._tell()
+
+    def close(self) -> None:
+        """Refuse those who wait: this worker is to end."""
+        self._closed = True
+        self._changed.set()
+
+    async def change(self, until: float) -> bool:
+        """Wait for news of the services until a monotonic time; False if there was none. Raises GatewayError."""
+        try:
+            if self._closed:
+                raise GatewayError(503, "restarting", "the gateway is stopping", retry_after_s=1, close=True)
+            await asyncio.wait_for(self._changed.wait(), max(0.0, until - time.monotonic()))
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    # ── what the requests do ─────────────────────────────────────────────────────────────────────
+
+    @contextlib.contextmanager
+    def wait_for(self, program: str, client: str) -> Iterator[None]:
+        """Count a waiting request. Raises GatewayError if too many wait, or the client has had too much loaded."""
+        if self.waiting[program] >= MOST_OF_ONE or self.waiting.total() >= MOST_WAITING:
+            text = f"{self.waiting[program]} requests wait for this model, {self.waiting.total()} in all"
+            raise GatewayError(503, "queue_full", text, retry_after_s=FULL_RETRY_S)
+        if not self.waiting[program] and (wait_s := self._loads.enter(client, MOST_LOADS, time.monotonic())):
+            text = f"{client} has had models loaded {MOST_LOADS} times within a minute"
+            raise GatewayError(429, "rate_limit_exceeded", text, retry_after_s=wait_s)
+        self.waiting[program] += 1
+        service, began = self._table.key_of(program), time.monotonic()
+        self._used_at[program] = time.time()
+        if self.waiting[program] == 1:
+            self._tell()
+        try:
+            yield
+        finally:
+            self.waiting[program] -= 1
+            self._waited(service, time.monotonic() - began)
+            self._used(program)
+
+    def sent(self, program: str) -> None:
+        """A request is at the engine; it is counted in `in_flight`."""
+        self._used(program)
+
+    def ended(self, program: str) -> None:
+        """A request that was at the engine has ended."""
+        self._used(program)
+
+    def _used(self, program: str) -> None:
+        on_demand = next((each for each in self._table.backends if each.program == program), None)
+        if on_demand is None or not on_demand.on_demand:
+            return
+        self._used_at[program] = time.time()
+        if on_demand.withdraw and not self._in_flight.get(program, 0):
+            self._tell()  # the controller waits for it
+        elif self._later is None:
+            self._later = asyncio.get_running_loop().call_later(TELL_EVERY_S, self._tell)
+
+    def _tell(self) -> None:
+        """Tell the controller what it does not know yet."""
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        uses = {
+            each.program: EngineUse(
+                self.waiting.get(each.program, 0), self._in_flight.get(each.program, 0),
+                self._used_at.get(each.program, self._born), each.withdraw,
+            )
+            for each in self._table.backends
+            if each.on_demand
+        }  # fmt: skip
+        if uses != (self._told or {}):
+            self._told = uses
+            self._keep(uses)

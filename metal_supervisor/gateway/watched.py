@@ -1,0 +1,80 @@
+"""Files of the gateway that their owner may change while it runs: keys and certificates. The last good ones stay."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+from metal_supervisor.gateway import access, tls
+from metal_supervisor.gateway.access import BadKeys, Doorman
+from metal_supervisor.gateway.tls import BadCertificate
+
+Edition = tuple[tuple[int, int, int], ...]
+log = logging.getLogger("gateway")
+
+
+class WatchedFiles:
+    """One or two files, and what is made of them."""
+
+    def __init__(self, paths: tuple[Path, ...], load: Callable[[], None], kind: str) -> None:
+        self._paths, self._load, self._kind = paths, load, kind
+        self._edition: Edition | None = None
+        self.problem = ""
+        """Why the files on disk are not in use, "" if they are."""
+
+    def look(self) -> None:
+        """Load the files if they were replaced or edited. A problem is logged once for each edition."""
+        now = self._now()
+        if now == self._edition:
+            return
+        again, self._edition = self._edition is not None, now
+        try:
+            self._load()
+        except (BadKeys, BadCertificate, OSError, UnicodeDecodeError) as error:
+            self.problem = f"{self._kind}: {error}"
+            log.error("files cannot be used; the last good ones stay", extra={"kind": self._kind, "why": str(error)})
+            return
+        self.problem = ""
+        if again:
+            log.info("files were loaded anew", extra={"kind": self._kind})
+
+    def _now(self) -> Edition:
+        found = []
+        for path in self._paths:
+            try:
+                stat = path.stat()
+                found.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
+            except OSError:
+                found.append((0, 0, 0))
+        return tuple(found)
+
+
+def keys(path: Path, doorman: Doorman, secret: str = "") -> WatchedFiles:
+    """The file of keys, or the copy of a Secret's. Until there is a good one, every request is refused."""
+    where = f"Secret {secret}" if secret else str(path)
+    doorman.admit_only(())
+
+    def load() -> None:
+        try:
+            text = path.read_text("utf-8")
+        except OSError as error:
+            if secret:
+                text = f"{where} has not been read yet; `metal-supervisor logs controller` says why"
+            else:
+                text = f"{where} cannot be read: {error.strerror}; --gateway-keys names it"
+            raise BadKeys(text) from None
+        try:
+            doorman.admit_only(access.parse(text))
+        except BadKeys as error:
+            raise BadKeys(f"{where}: {error}") from None
+
+    return WatchedFiles((path,), load, "keys")
+
+
+def certificate(cert: Path, key: Path) -> tuple[WatchedFiles, ssl.SSLContext]:
+    """The certificate and its context. Raises BadCertificate if there has never been a good one."""
+    context = tls.loaded(cert, key)
+    watched = WatchedFiles((cert, key), lambda: tls.renew(context, cert, key), "certificate")
+    return watched, context

@@ -1,0 +1,287 @@
+"""A worker of the gateway: it accepts connections, reads what serves, and ends in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from aiohttp import web
+
+from metal_supervisor.gateway import watched
+from metal_supervisor.gateway.access import Doorman
+from metal_supervisor.gateway.backends import BackendReader
+from metal_supervisor.gateway.holder import SOCKET_FILE
+from metal_supervisor.gateway.listeners import Listeners
+from metal_supervisor.gateway.proxy import CONTAINERS, Proxy
+from metal_supervisor.gateway.tls import BadCertificate
+from metal_supervisor.gateway.watched import WatchedFiles
+from metal_supervisor.host import machine
+from metal_supervisor.settings.schema import GATEWAY, Settings
+from metal_supervisor.spec.processes import EngineUse
+from metal_supervisor.spec.types import Json
+from metal_supervisor.state import gateway_note, use_notes
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.doorbell import Doorbell, ring
+
+LOOK_EVERY_S, RETIRED_LOOK_S, RETRY_S = 5.0, 0.2, 10.0
+MOST_CONNECTIONS = 2000
+SPARE_DESCRIPTORS = 64
+HEADER_S = 75.0
+"""Longest time for the headers of a request to arrive, and for an idle connection to be kept."""
+LINGER_S = 2.0
+KEPT_ALIVE_S = 3.0
+"""Time that clients of a retired worker have to be told, with an answer, that their connection ends."""
+FULL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
+TAKEN = "the port of the gateway is taken; free it, or set --gateway"
+log = logging.getLogger("gateway")
+
+
+class _Turned(asyncio.Protocol):
+    """A connection beyond the most there may be: told so, and closed."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(FULL)
+        transport.close()
+
+
+class Worker:
+    """Serves until it is told to end."""
+
+    def __init__(self, settings: Settings, directory: StateDir, each_look: Callable[[], object]) -> None:
+        """`each_look`: called every LOOK_EVERY_S."""
+        self._settings, self._state, self._each_look = settings, directory, each_look
+        self._reader = BackendReader(settings, directory)
+        self._doorman = Doorman()
+        self._watched: list[WatchedFiles] = []
+        self._tls: ssl.SSLContext | None = None
+        self._public = "{}:{}".format(*settings.gateway_address)
+        self._listeners: Listeners | None = None
+        self._fronts = _ports(gateway_note.read(directory.path).get("fronts"))
+        """Ports of on-demand services at which it listens; until it does, those of the worker before."""
+        self._problems: dict[str, str] = {}
+        """Why an address cannot be listened on; of "": why none can."""
+        self._server: web.Server | None = None
+        self._proxy: Proxy | None = None
+        self._news = asyncio.Event()
+        self._retired = False
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        # Each request in flight takes two descriptors: its client's, and its engine's.
+        self._most = min(MOST_CONNECTIONS, max(16, (soft - SPARE_DESCRIPTORS) // 2))
+
+    def run(self) -> None:
+        """Serve until TERM or INT."""
+        asyncio.run(self._main())
+
+    async def _main(self) -> None:
+        loop, leave = asyncio.get_running_loop(), asyncio.Event()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, leave.set)
+        self._reader.read()
+        port = self._settings.gateway_address[1]
+        proxy = self._proxy = Proxy(self._reader, self._doorman, self._hosts(), port, self._keep_uses)
+        proxy.room.look(self._reader.services)
+        self._server = web.Server(
+            proxy, handler_cancellation=True, keepalive_timeout=HEADER_S, lingering_time=LINGER_S,
+            auto_decompress=False, access_log=None, logger=_quiet(),
+        )  # fmt: skip
+        changed = asyncio.Event()
+        tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._listen(changed))]
+        signs = [asyncio.create_task(leave.wait()), asyncio.create_task(changed.wait())]
+        await asyncio.wait((*tasks, *signs), return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()  # it never ends by itself: raise its error
+        tasks[1].cancel()
+        await asyncio.gather(tasks[1], return_exceptions=True)
+        if self._retired and not leave.is_set():
+            await self._finish_unhurried(proxy, leave)
+        await self._finish(proxy)
+        for each in (*tasks, *signs):
+            each.cancel()
+        await asyncio.gather(*tasks, *signs, return_exceptions=True)
+
+    def _open_bell(self) -> None:
+        """Hear the doorbell. Its FIFO wakes one reader only, so a worker that does not serve leaves it alone."""
+        bell, loop = Doorbell(self._state.path, "gateway"), asyncio.get_running_loop()
+
+        def rung() -> None:
+            bell.wait(0)
+            self._news.set()
+            if self._retired:
+                loop.remove_reader(bell.fileno())
+
+        loop.add_reader(bell.fileno(), rung)
+
+    # ── what serves ──────────────────────────────────────────────────────────────────────────────
+
+    async def _follow(self) -> None:
+        """Read the records whenever the doorbell rings, and now and then."""
+        news = self._news
+        while True:
+            with contextlib.suppress(asyncio.TimeoutError):
+                # One that retired does not hear the doorbell any more, and may have requests that wait.
+                waits = self._retired and self._proxy is not None and self._proxy.room.waiting.total()
+                await asyncio.wait_for(news.wait(), RETIRED_LOOK_S if waits else LOOK_EVERY_S)
+            if news.is_set():
+                await asyncio.sleep(max(0.0, self._reader.next_at - time.monotonic()))
+            news.clear()
+            try:
+                await asyncio.to_thread(self._reader.read)
+            except OSError:
+                log.exception("the records cannot be read; what was read last stays")
+            assert self._proxy is not None
+            self._proxy.room.look(self._reader.services)
+            if self._listeners is not None and not self._retired:
+                self._listeners.fronts(self._reader.services.fronts())
+            self._each_look()
+            for each in self._watched:
+                each.look()
+            self._tell()
+
+    def _hosts(self) -> frozenset[str] | None:
+        """Names for the Host header. With keys any will do: a page that rebinds its own name has no key."""
+        if self._settings.gateway_keys_path:
+            return None
+        own = socket.gethostname().lower()
+        short = own.partition(".")[0]
+        return frozenset({"localhost", *CONTAINERS, own, short, f"{short}.local"} - {""})
+
+    # ── the listener ─────────────────────────────────────────────────────────────────────────────
+
+    async def _listen(self, changed: asyncio.Event) -> None:
+        """Accept connections on the holder's sockets, from when there is one until another worker does."""
+        while not self._prepared():
+            await asyncio.sleep(RETRY_S)
+        self._listeners = Listeners(
+            f"{self._state.home}/{SOCKET_FILE}", self._public, self._protocol, self._not_given,
+            lambda: self._retire(changed),
+        )  # fmt: skip
+        self._listeners.fronts(self._reader.services.fronts())
+        await self._listeners.serve(self._tls, self._serving)
+
+    def _serving(self) -> None:
+        self._tell()
+        self._open_bell()
+        log.info("listening", extra={"url": self._settings.gateway_url})
+
+    def _not_given(self, address: str, why: str) -> None:
+        """Note why an address cannot be listened on, "" once it can."""
+        if not why:
+            told = ""
+        elif address == self._public:
+            holder = machine.port_holder(self._settings.gateway_address[1])
+            told = f"{self._settings.gateway or GATEWAY} cannot be listened on: {why} ({holder} has it); {TAKEN}"
+        else:
+            told = f"{address} cannot be listened on: {why}; an on-demand service is not reached there"
+        self._say(told, address)
+
+    def _retire(self, changed: asyncio.Event) -> None:
+        self._retired = True
+        changed.set()
+
+    def _prepared(self) -> bool:
+        """Load keys and certificate for the first time; False, with the problem told, if that cannot be."""
+        settings = self._settings
+        if problem := settings.gateway_problem:
+            self._say(problem)
+            return False
+        if (path := settings.gateway_keys_path) and not self._watched:
+            keys = watched.keys(path, self._doorman, settings.gateway_keys_secret)
+            keys.look()
+            self._watched.append(keys)
+        if settings.gateway_tls_cert and self._tls is None:
+            pair = (Path(each).expanduser() for each in (settings.gateway_tls_cert, settings.gateway_tls_key))
+            try:
+                watch, self._tls = watched.certificate(*pair)
+            except BadCertificate as error:
+                self._say(f"--gateway-tls-cert: {error}")
+                return False
+            self._watched.append(watch)
+        return True
+
+    def _say(self, problem: str, address: str = "") -> None:
+        """Log a problem once, and keep it for `status`. `address`: the one it concerns, "" for all."""
+        if problem and problem != self._problems.get(address):
+            log.error("the gateway cannot listen; it is tried again", extra={"why": problem})
+        self._problems[address] = problem
+        self._tell()
+
+    def _keep_uses(self, uses: Mapping[str, EngineUse]) -> None:
+        """Keep the uses of on-demand engines for the controller, and wake it."""
+        use_notes.write(self._state.path, uses)
+        ring(self._state.path, "controller")
+
+    def _protocol(self) -> asyncio.Protocol:
+        assert self._server is not None
+        return _Turned() if len(self._server.connections) >= self._most else self._server()
+
+    def _tell(self) -> None:
+        """Write the gateway's note for `status`; the worker that serves does, or the one that is to."""
+        if self._retired:
+            return
+        problems = [*self._problems.values(), *(each.problem for each in self._watched)]
+        told = "; ".join(each for each in problems if each)
+        note: Json = {
+            "at": time.time(), "pid": os.getpid(), "url": self._settings.gateway_url, "problem": told,
+        }  # fmt: skip
+        if self._proxy is not None:
+            flights = [[*self._reader.services.key_of(name), count] for name, count in self._proxy.in_flight.items()]
+            waiting = [[*self._reader.services.key_of(name), count] for name, count in self._proxy.room.waiting.items()]
+            note |= {"active": self._proxy.active, "inFlight": flights, "waiting": waiting}
+            note |= self._proxy.traffic.as_json()
+        # The holder keeps the sockets of the worker before, so they count until this one listens.
+        wanted = {int(each.rpartition(":")[2]) for each in self._reader.services.fronts()}
+        now = self._listeners.ports if self._listeners is not None else ()
+        fronts = sorted({*now, *(wanted & set(self._fronts))})
+        gateway_note.write(self._state.path, {**note, "fronts": fronts})
+        if fronts != self._fronts:
+            self._fronts = fronts
+            ring(self._state.path, "sidecar")
+
+    async def _finish_unhurried(self, proxy: Proxy, leave: asyncio.Event) -> None:
+        """Let the requests under way end, however long they take, while another worker takes the new ones."""
+        assert self._server is not None
+        log.info("another worker serves; this one finishes its answers", extra={"count": proxy.active})
+        proxy.closing = True  # connections that are kept alive are told with their next answer
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(leave.wait(), KEPT_ALIVE_S)
+        self._server.pre_shutdown()
+        while proxy.active and not leave.is_set():
+            await asyncio.sleep(0.05)
+
+    async def _finish(self, proxy: Proxy) -> None:
+        """Let the requests at engines end, for as long as the system's stop allows."""
+        assert self._server is not None
+        proxy.closing = True
+        proxy.room.close()
+        self._server.pre_shutdown()
+        until = time.monotonic() + self._settings.stop_timeout
+        while proxy.active and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+        if proxy.active:
+            detail = {"count": proxy.active, "seconds": self._settings.stop_timeout}
+            log.warning("some answers are cut: they did not end in time", extra=detail)
+        await self._server.shutdown(0.5)
+        await proxy.close()
+        use_notes.remove(self._state.path)
+
+
+def _ports(told: object) -> list[int]:
+    return [each for each in told if isinstance(each, int)] if isinstance(told, list) else []
+
+
+def _quiet() -> logging.Logger:
+    """A logger for aiohttp's server: a client that speaks no HTTP is not an error."""
+    quiet = logging.getLogger("aiohttp.server")
+    quiet.setLevel(logging.CRITICAL)
+    return quiet

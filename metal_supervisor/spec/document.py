@@ -1,0 +1,31 @@
+"""Values of a JSON document that another version may have written: a value of the wrong type counts as missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from metal_supervisor.spec.types import Json
+
+
+def mapping(item: Any, key: str) -> Json:
+    """The object under a key, {} without one."""
+    found = item.get(key) if isinstance(item, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def objects(item: Json, key: str) -> list[Json]:
+    """The objects in the list under a key, [] without one."""
+    found = item.get(key)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def string(item: Json, key: str) -> str:
+    """The value under a key as text, "" without one."""
+    found = item.get(key)
+    return "" if found is None else str(found)
+
+
+def whole(item: Json, key: str) -> int:
+    """The positive integer under a key, 0 without one."""
+    found = item.get(key)
+    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else 0

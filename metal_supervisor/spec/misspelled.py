@@ -1,0 +1,42 @@
+"""Fields and annotations that nobody knows and that look like a known one: an API server keeps them without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from metal_supervisor.spec.document import mapping
+from metal_supervisor.spec.nearest import did_you_mean
+from metal_supervisor.spec.types import Json
+
+DOMAIN = "metal-supervisor.io/"
+ANNOTATIONS = frozenset({f"{DOMAIN}{name}" for name in ("aliases", "idle-ttl", "on-demand", "runtime")})
+_MODEL = (
+    "files format hardware mmproj prefetch prefetchTolerations quantization refreshPolicy resources sha256 source "
+    "sourceSecretRef"
+)
+_SERVICE = (
+    "affinity args autoscaling batchSize bindAddress cacheTypeCustomK cacheTypeCustomV cacheTypeK cacheTypeV "
+    "command containerPort contextSize disruption endpoint env evictionProtection extraArgs extraVolumeMounts "
+    "extraVolumes flashAttention hotCacheMaxSize image imagePullSecrets jinja maxPodLifetimeIdleTimeoutSeconds "
+    "maxPodLifetimeSeconds metadataOverrides mode modelCache modelRef moeCPULayers moeCPUOffload noKvOffload "
+    "noWarmup nodeSelector pagedSSDCacheDir pagedSSDCacheMaxSize parallelSlots personaPlexConfig podAnnotations "
+    "podLabels podSecurityContext priority priorityClassName probeOverrides reasoningBudget reasoningBudgetMessage "
+    "replicas resources revisionHistoryLimit rolloutPolicy ropeScaling runtime runtimeClassName securityContext "
+    "sglangConfig skipModelInit slo speculativeDecoding suspend tensorOverrides tgiConfig tolerations "
+    "topologySpreadConstraints turboQuantBits uBatchSize vllmConfig"
+)
+MODEL, SERVICE = frozenset(_MODEL.split()), frozenset(_SERVICE.split())
+"""The fields of `spec` that LLMKube's schemas and ours have."""
+
+
+def misspelled(resource: Json, known: Collection[str], of: str = "") -> Iterator[str]:
+    """The misspelled fields and annotations of a resource, each with the name that was meant. `of`: put before each.
+
+    A field of a schema that is newer than this program is none, unless it looks like a known one.
+    """
+    for name in sorted(mapping(resource, "spec").keys() - set(known), key=str):
+        if meant := did_you_mean(str(name), known):
+            yield f"{of}spec.{str(name)!a:.80}{meant}"
+    for name in sorted(mapping(mapping(resource, "metadata"), "annotations").keys() - ANNOTATIONS, key=str):
+        if str(name).startswith(DOMAIN):
+            yield f"{of}annotation {str(name)!a:.80}{did_you_mean(str(name), ANNOTATIONS)}"

@@ -1,0 +1,130 @@
+"""Processes as supervisord, the launcher, the sidecar and the gateway tell of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken
+
+
+class State(str, Enum):
+    """supervisord's process states, by their own names."""
+
+    STOPPED = "STOPPED"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    BACKOFF = "BACKOFF"
+    STOPPING = "STOPPING"
+    EXITED = "EXITED"
+    FATAL = "FATAL"
+    UNKNOWN = "UNKNOWN"
+
+
+LIVE = frozenset({State.STARTING, State.RUNNING, State.STOPPING})
+"""States in which supervisord has a process."""
+
+
+@dataclass(frozen=True)
+class ProgramState:
+    """One row of supervisord's process table."""
+
+    name: str
+    state: State
+    pid: int
+    """0 when there is no process."""
+    start: float
+    """Unix time of the last spawn, 0 if never."""
+    stop: float
+    now: float
+    """supervisord's clock at the time of the answer."""
+    description: str
+
+
+@dataclass(frozen=True)
+class Diff:
+    """Result of `reloadConfig`: the differences between the files and the active groups."""
+
+    added: frozenset[str] = frozenset()
+    changed: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.changed or self.removed)
+
+
+@dataclass(frozen=True)
+class RunNote:
+    """The launcher's note of a program's latest start (`runs/*.json`)."""
+
+    pid: int
+    """The engine itself, which a stand-in only represents."""
+    launcher_pid: int
+    """The program's pid according to supervisord; differs from `pid` for a stand-in."""
+    started: str
+    """Identity of the process start, comparable only for equality."""
+    spec_file: str
+    starts: tuple[float, ...]
+    """Unix times of the recent starts that count towards a crash loop."""
+    not_before: float
+    """Unix time before which the launcher refuses to start, 0 if it does not."""
+    refused: str
+    """Reason why the last attempt to start was refused, e.g. `PortInUse`; "" if it was not."""
+    refused_message: str
+    confined: bool = False
+    """The operating system confines it to its policy."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Observed state of one program, written by the sidecar (`observed/*.json`)."""
+
+    program: str
+    pid: int
+    ready: bool
+    since: float
+    """Unix time of the last change of `ready`."""
+    state: str
+    """State of the process according to supervisord."""
+    message: str = ""
+    withdrawn: WithdrawalToken = NO_WITHDRAWAL
+    """The withdraw token that has been carried out."""
+    restarts: int = 0
+    """Unplanned starts, one after the first of each row that the launcher notes."""
+    counted_start: float = 0.0
+    """Unix time of the latest start that `restarts` knows of."""
+    last_exit: str = ""
+    """E.g. `exit status 1`, `terminated by SIGKILL`."""
+    published: str = ""
+    """Last failure to publish in the cluster, "" when in order."""
+    busy: bool = False
+    """It still has requests running; asked once it is to be withdrawn."""
+    drained: WithdrawalToken = NO_WITHDRAWAL
+    """The withdraw token after which it was seen idle."""
+    served: bool = False
+    """This process has been ready before."""
+    hung: str = ""
+    """Reason why this process should be restarted, "" if it should not."""
+    memory_bytes: int = 0
+    """Measured memory footprint, with its children; 0 if it is not known."""
+    confined: bool = False
+    """The operating system confines this process to its policy."""
+    exits: dict[str, int] = field(default_factory=dict)
+    """Exits of its engine, counted by reason: `stopped` if it was to stop, else `exit_1`, `SIGKILL` …"""
+
+
+@dataclass(frozen=True)
+class EngineUse:
+    """Use of one engine, through the gateway."""
+
+    waiting: int = 0
+    """Requests held until it is ready."""
+    in_flight: int = 0
+    """Requests sent to it, and not answered yet."""
+    used_at: float = 0.0
+    """Unix time of the latest request, or of the end of its answer; 0 without one."""
+    withdrawn: WithdrawalToken = NO_WITHDRAWAL
+    """The withdrawal since which it has been sent nothing."""
+
+
+UNUSED = EngineUse()

@@ -1,0 +1,201 @@
+"""The record of an engine, with a part for each that decides on it, and the proposal that becomes one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from metal_supervisor.spec.types import Endpoint, Key, Probe, Standing, engine_key
+from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken
+
+RULES = 1
+"""Edition of the rules for what a manifest may ask for. Raise it when they refuse what they used to accept."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The controller's decision about a service, and the time of it."""
+
+    standing: Standing
+    reason: str
+    message: str
+    since: float
+    """Unix time of the last change of standing or reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requested:
+    """Part of a record that its InferenceService asks for."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    program: str
+    model: str
+    """Name of the Model."""
+    model_uid: str = ""
+    runtime: str
+    replicas: int
+    mode: str
+    priority: str
+    endpoint: Endpoint | None
+    drain_s: float | None = None
+    """Seconds that the engine gets to finish running requests; None: this Mac's setting."""
+    limit_bytes: int | None = None
+    """Its Model's limit on its memory."""
+    protected: bool = False
+    """It is never stopped to make room, nor when memory is short."""
+    aliases: tuple[str, ...] = ()
+    """Further names for the gateway's clients."""
+    idle_s: float | None = None
+    """As `Service.idle_s`."""
+    ordinal: int = 0
+    """Number of the engine among this Mac's engines for the service."""
+
+    @property
+    def key(self) -> Key:
+        """Key of the engine; of the service for the first one."""
+        return engine_key(self.namespace, self.name, self.ordinal)
+
+    @property
+    def is_daemon(self) -> bool:
+        """True for the record of a shared daemon, which belongs to no InferenceService."""
+        return not self.namespace
+
+    @property
+    def owner(self) -> Key:
+        """Key of the InferenceService."""
+        return self.namespace, self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """Part of a record that placement decides: the replica of the service that its engine is."""
+
+    slot: int = 0
+    """The replica this Mac runs; the holder of slot 0 speaks for all of them."""
+    claimed: bool = True
+    """False while another Mac takes the slot over: this one serves until that one does."""
+    peers_ready: int = 0
+    """Replicas that other engines serve, of other Macs and of this one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRun:
+    """Part of a record that says how its engine runs, on this Mac and by its present rules."""
+
+    port: int | None = None
+    """The engine's port; chosen once, kept until the InferenceService is deleted."""
+    front_port: int | None = None
+    """Port at which the gateway answers for an on-demand service; its Service leads there."""
+    host: str = ""
+    """Address the engine listens on, "" if it is not known: then the one from the settings."""
+    spec_file: str | None = None
+    """The spec that supervisord should run; None when nothing should."""
+    slot_context: int = 0
+    """Tokens of a slot, chosen for its first start because its spec names no context; 0: none was chosen."""
+    asked: str = ""
+    """`Service.asked` of the request that `spec_file` answers."""
+    next_spec: str = ""
+    """Spec for its next start, "" if that is `spec_file`: an upgrade or a changed setting restarts no engine."""
+    probe: Probe = field(default_factory=Probe)
+    files: tuple[str, ...] = ()
+    """Model files in use, absolute paths."""
+    daemon: str = ""
+    """Program of the shared daemon that serves its model, "" if its own process does."""
+    unconfined: str = ""
+    """Reason why the operating system will not confine its next start, "" if it will."""
+    rules: int = 0
+    """Edition of the rules under which its spec was accepted, see `RULES`; 0 for one of a release without them."""
+    revoked: str = ""
+    """Reason why its spec, of an older release, must not start again while its engine may finish; "" if it may."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reservation:
+    """Part of a record that says how much memory its engine takes; the estimate of `EngineRun.spec_file`."""
+
+    reserved_bytes: int = 0
+    """Memory reserved for its engine while it may run, by estimate; 0 if there is none."""
+    mapped_bytes: int = 0
+    """Part of `reserved_bytes` that is mapped from files."""
+    memory: str = ""
+    """The arithmetic of the estimate, or the reason why there is none."""
+    guessed: str = ""
+    """Reason why the estimate is only a guess by the size of its file, "" if it is not."""
+    advice: str = ""
+    """Parts of the estimate and the context with which it would fit, if it can never fit as it is; "" if it can."""
+    next_bytes: int = 0
+    """Estimated memory of `next_spec`."""
+
+    @property
+    def room_bytes(self) -> int:
+        """Memory to keep for it: enough for the spec it runs, and for the one it would start from next."""
+        return max(self.reserved_bytes, self.next_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admission:
+    """Part of a record that admission and eviction keep: since when it has its memory, waits for it, or lost it."""
+
+    queued_at: float | None = None
+    """Unix time since which it has been queued for memory."""
+    admitted_at: float = 0.0
+    """Unix time at which it was admitted."""
+    edit_queued_at: float | None = None
+    """Unix time since which an edit that takes more memory waits for it."""
+    queue_position: int = 0
+    """In the queue for memory, from 1; 0 if it is not in it."""
+    displaced_by: str = ""
+    """The service that it was stopped for, "" if it was not."""
+    evicted_at: float | None = None
+    """Unix time at which it was stopped because memory was short; None once it may come back."""
+    evicted_why: str = ""
+    """The memory reading that caused it, and why this engine was chosen."""
+    evictions: int = 0
+    """Number of times it was evicted."""
+    pressure: tuple[str, str] | None = None
+    """(level, why) of the machine's memory pressure, once there was any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """Part of a record that the steps keep: what was done to its process, by the controller or with supervisorctl."""
+
+    withdraw: WithdrawalToken = NO_WITHDRAWAL
+    """Non-empty: the controller wants the endpoint withdrawn, and waits for this exact token."""
+    stop_sent: bool = False
+    """The controller itself stopped the process, and no other has run since."""
+    stopped_by_hand: bool = False
+    """Stopped with `supervisorctl stop`; honoured until the spec changes."""
+    retry_at: float | None = None
+    """Unix time of the next start when the program is held in a crash loop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal(Control, Admission, Reservation, EngineRun, Replica, Requested):
+    """Next record of one engine, except what memory decides; it may have been decided without."""
+
+    verdict: Verdict | None = None
+    """None: the engine may run, if there is memory for it."""
+    warning: tuple[str, str] | None = None
+    """As `Record.warning`."""
+
+    @property
+    def asks(self) -> bool:
+        """True if it asks for memory, or for leave to keep what it has."""
+        return self.spec_file is not None and self.verdict is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Control, Admission, Reservation, EngineRun, Replica, Requested):
+    """Persistent state of one claimed InferenceService (`records/*.json`): a part for each that decides on it."""
+
+    verdict: Verdict
+    warning: tuple[str, str] | None = None
+    """(reason, message) of a problem that does not stop the service, e.g. a rejected edit."""
+
+    @property
+    def runs(self) -> bool:
+        """True if supervisord is to keep an engine of it running."""
+        return self.spec_file is not None and self.verdict.standing is Standing.RUN

@@ -1,0 +1,57 @@
+"""Text made fit for a terminal: harmless, of the right width, in columns, in its encoding.
+
+Servers, users and engines write what is shown, so none of it may move the cursor or colour what follows.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+
+def printable(text: str) -> str:
+    """Fit for a terminal: no character that moves the cursor, colours, or turns the writing round."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def escaped(text: str) -> str:
+    """The text on one line, without control sequences."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def encodable(text: str, encoding: str | None) -> str:
+    """The text with what an output's encoding lacks escaped. `encoding`: None for UTF-8."""
+    encoding = encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def cells(text: str) -> int:
+    """Width of a printable text in a terminal's cells."""
+    return sum(_width(char) for char in text)
+
+
+def _width(char: str) -> int:
+    return 0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def fitted(text: str, width: int) -> str:
+    """A text made printable and cut to `width` cells, with `…` at the cut."""
+    plain = printable(text)
+    if cells(plain) <= width:
+        return plain
+    kept, used = "", 0
+    for char in plain:
+        used += _width(char)
+        if used > width - 1:
+            break
+        kept += char
+    return f"{kept}…" if width > 0 else ""
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of printable cells as lines, columns aligned."""
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell + " " * (width - cells(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,27 @@
+"""The gateway's note in the state directory: where it listens and what is wrong with it, for `status`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+from metal_supervisor.spec.types import Json
+from metal_supervisor.state.directory import write_atomic
+from metal_supervisor.state.reports import read_object
+
+FILE, FORMAT = "gateway.json", 1
+WORKERS = ("gateway", "gateway-2")
+"""Programs of the gateway's workers: one serves; the other stands by, or finishes its answers."""
+PROGRAMS = (*WORKERS, "gateway-holder")
+
+
+def write(state: Path, note: Json) -> None:
+    """Write the note, without a sync: it is made anew with every start."""
+    with contextlib.suppress(OSError):  # a full disk
+        write_atomic(state / FILE, json.dumps({"format": FORMAT, **note}, indent=1) + "\n", durable=False)
+
+
+def read(state: Path) -> Json:
+    """The note, {} if there is none that can be read."""
+    return read_object(state / FILE)

@@ -1,0 +1,152 @@
+"""The holder of the gateway's sockets, and a worker's link to it: over a real socket of a directory."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metal_supervisor.gateway import holder as holders
+from metal_supervisor.gateway.holder import Holder, received, send
+from metal_supervisor.gateway.link import HolderLink, LinkEvents
+from tests.support.system import eventually, free_ports
+
+
+@contextlib.contextmanager
+def running(path: Path) -> Iterator[Path]:
+    """A holder in a thread."""
+    stop = threading.Event()
+    before = holders.LOOK_EVERY_S
+    holders.LOOK_EVERY_S = 0.05
+    holder = Holder(path)
+    thread = threading.Thread(target=holder.run, args=(stop.is_set,), daemon=True)
+    thread.start()
+    try:
+        eventually(path.exists, what="the holder's socket")
+        yield path
+    finally:
+        stop.set()
+        thread.join(10)
+        holders.LOOK_EVERY_S = before
+        for listener in holder._listeners.values():
+            listener.close()
+        for line in list(holder._workers.values()):
+            holder._forget(line)
+
+
+class FakeWorker:
+    """A worker's end, message by message."""
+
+    def __init__(self, path: Path) -> None:
+        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.connection.settimeout(10)
+        eventually(lambda: self.connection.connect(str(path)) is None, what="a connection to the holder")
+
+    def ask(self, **message: Any) -> tuple[dict[str, Any], list[socket.socket]]:
+        send(self.connection, message)
+        return self.next()
+
+    def next(self) -> tuple[dict[str, Any], list[socket.socket]]:
+        messages, _, sockets = received(self.connection, b"")
+        return messages[0], sockets
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    with running(tmp_path / "gateway.sock") as up:
+        yield up
+
+
+def test_its_socket_is_this_users_alone(path: Path) -> None:
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_worker_gets_a_socket_that_listens(path: Path) -> None:
+    (port,) = free_ports(1)
+    worker = FakeWorker(path)
+    told, (listener,) = worker.ask(want=f"127.0.0.1:{port}", born=1.0)
+    assert told == {"listener": f"127.0.0.1:{port}"}
+    with socket.create_connection(("127.0.0.1", port), 10), listener:
+        listener.setblocking(True)
+        listener.accept()[0].close()
+    worker.close()
+
+
+def test_a_port_that_is_taken_is_told(path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        worker = FakeWorker(path)
+        told, sockets = worker.ask(want=f"127.0.0.1:{taken.getsockname()[1]}", born=1.0)
+        assert "in use" in told["error"] and not sockets
+        worker.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"nonsense\n", b"[]\n", b'{"want": 7}\n', b'{"want": "a:b", "born": 1}\n', b'{"want": "", "born": "x"}\n',
+     b"a" * 20_000, b'{"serving": true, "want"', b"\xff\n"],
+)  # fmt: skip
+def test_what_no_worker_says_ends_that_connection_only(path: Path, sent: bytes) -> None:
+    (port,) = free_ports(1)
+    stranger = FakeWorker(path)
+    with contextlib.suppress(OSError):
+        stranger.connection.sendall(sent)
+    worker = FakeWorker(path)
+    told, sockets = worker.ask(want=f"127.0.0.1:{port}", born=1.0)
+    assert told and sockets
+    for each in (*sockets, stranger, worker):
+        each.close()
+
+
+def test_the_youngest_that_serves_retires_the_others(path: Path) -> None:
+    (port,) = free_ports(1)
+    old, young = FakeWorker(path), FakeWorker(path)
+    given = []
+    for worker, born in ((old, 1.0), (young, 2.0)):
+        given += worker.ask(want=f"127.0.0.1:{port}", born=born)[1]
+    send(young.connection, {"serving": True})
+    send(old.connection, {"serving": True})  # as after a new holder: the order of words must not count
+    assert old.next()[0] == {"retire": True}
+    young.connection.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        young.next()
+    for each in (*given, old, young):
+        each.close()
+
+
+def test_a_worker_gives_its_socket_to_the_next_holder(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    given: list[socket.socket] = []
+    problems: list[str] = []
+    retired = threading.Event()
+    path = tmp_path / "gateway.sock"
+    link = HolderLink(
+        str(path), [f"127.0.0.1:{port}"],
+        LinkEvents(lambda _, each: given.append(each), retired.set, lambda _, why: problems.append(why)),
+    )
+    link.start()
+    eventually(lambda: problems, what="the missing holder to be told")
+    with running(path):
+        eventually(lambda: given, what="the socket")
+        link.serving()
+    with running(path):
+        other = FakeWorker(path)
+        # Until the worker has given its socket back, the port is taken.
+        def told() -> list[socket.socket]:
+            return other.ask(want=f"127.0.0.1:{port}", born=time.monotonic())[1]
+
+        (again,) = eventually(told, what="the socket from the worker before")
+        send(other.connection, {"serving": True})
+        assert retired.wait(10) and len(given) == 1
+        again.close()
+        other.close()
+    given[0].close()

@@ -1,0 +1,84 @@
+"""The condition Ready, written through the embedded API: ours, unless another field manager has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metal_supervisor.cluster.kube import Kube
+from metal_supervisor.cluster.report import report
+from metal_supervisor.sidecar.statuses import Statuses, WantedStatus
+from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Endpoint
+from tests.support.macs import embedded_cluster
+from tests.support.records import a_record
+from tests.support.system import ISVC, service
+
+UP = Observed("default.tiny", 7, True, 1.0, "RUNNING")
+THEIRS = {
+    "type": "Ready", "status": "False", "reason": "Theirs", "message": "not ours",
+    "lastTransitionTime": "2026-01-01T00:00:00Z",
+}  # fmt: skip
+
+
+class Cluster:
+    """An InferenceService, and its status as this program writes it."""
+
+    def __init__(self, kube: Kube) -> None:
+        self.kube = kube
+        uid = kube.apply(f"{ISVC}/tiny", service(), "user")["metadata"]["uid"]
+        self.record = a_record(uid=uid, endpoint=Endpoint("tiny", 8080, "/v1", "ClusterIP", None), port=18100)
+        self.statuses = Statuses(kube)
+        self.statuses.operator = False
+
+    def write(self, observed: Observed | None, **more: Any) -> None:
+        record: Record = replace(self.record, **more)
+        self.statuses.service(WantedStatus(record, report(record, observed), "192.0.2.1", ""))
+
+    def theirs(self) -> None:
+        """Another field manager takes the condition."""
+        body = {**service(), "status": {"conditions": [THEIRS]}}
+        self.kube.apply(f"{ISVC}/tiny/status", {k: v for k, v in body.items() if k != "spec"}, "theirs", force=True)
+
+    def shown(self, kind: str) -> tuple[str, str, str]:
+        found = self.kube.request("GET", f"{ISVC}/tiny")["status"]["conditions"]
+        return next((each["status"], each["reason"], each["message"]) for each in found if each["type"] == kind)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with embedded_cluster(tmp_path) as kubeconfig:
+        kube = Kube(kubeconfig)
+        yield Cluster(kube)
+        kube.close()
+
+
+def test_it_repeats_metal_ready(cluster: Cluster) -> None:
+    cluster.write(None)
+    assert cluster.shown("Ready") == ("False", "Loading", "see MetalReady")
+    cluster.write(UP)
+    assert cluster.shown("Ready") == ("True", "Serving", "see MetalReady")
+
+
+def test_a_service_that_another_mac_serves_is_ready(cluster: Cluster) -> None:
+    cluster.write(None, replicas=2, peers_ready=1)
+    assert cluster.shown("MetalReady")[:2] == ("False", "Loading")
+    assert cluster.shown("Ready")[:2] == ("True", "Serving")
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before ours", "after ours"])
+def test_that_of_another_field_manager_is_left_alone(cluster: Cluster, before: bool) -> None:
+    if not before:
+        cluster.write(None)
+    cluster.theirs()
+    cluster.write(UP)
+    assert cluster.shown("Ready") == ("False", "Theirs", "not ours")
+    assert cluster.shown("MetalReady")[:2] == ("True", "Serving")
+    cluster.write(None)
+    assert cluster.shown("Ready") == ("False", "Theirs", "not ours")
+    assert cluster.shown("MetalReady")[:2] == ("False", "Loading")

@@ -1,0 +1,234 @@
+"""Services on demand: loaded by the first request, unloaded when unused, and making room for each other."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import psutil
+import pytest
+
+from metal_supervisor.controller import on_demand
+from tests.support.gateway import Gateway, with_gateway
+from tests.support.macs import LEASES, embedded_cluster, fleet
+from tests.support.system import Stream, System, eventually, free_ports, halted, running, service
+from tests.support.tight import room_for
+
+ON_DEMAND, IDLE_TTL = "metal-supervisor.io/on-demand", "metal-supervisor.io/idle-ttl"
+
+
+def demanded(name: str = "tiny", ttl: str | None = None, **spec: Any) -> dict[str, Any]:
+    """An on-demand InferenceService."""
+    made = service(name, **{"contextSize": 32768, **spec})
+    made["metadata"]["annotations"] = {ON_DEMAND: "true", **({IDLE_TTL: ttl} if ttl else {})}
+    return made
+
+
+def why(system: System, name: str) -> str:
+    """Reason of its MetalReady, with the condition's status."""
+    found = system.condition("MetalReady", name)
+    return f"{found.get('status')}/{found.get('reason')}"
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Gateway]:
+    with with_gateway(tmp_path) as up:
+        up.system.apply(up.system.tiny_model())
+        yield up
+
+
+def test_the_first_request_loads_it_and_the_endpoint_stays(gateway: Gateway) -> None:
+    system = gateway.system
+    system.apply(demanded())
+    eventually(lambda: why(system, "tiny") == "True/Unloaded", what=system.said())
+    assert system.pid() == 0 and gateway.state("tiny") == "unloaded"
+    front = system.port()
+    at_front = Gateway(system, front)
+    assert at_front.ask("GET", "/health")[::2] == (200, {"status": "ok", "model": "unloaded"})
+    assert at_front.ask("GET", "/slots")[0] == 404 and system.pid() == 0
+    answer = gateway.chat("tiny")
+    assert answer[0] == 200, (answer, gateway.log(), gateway.log_of("controller"))
+    assert system.pid() and gateway.state("tiny") == "loaded" and system.port() == front
+    eventually(lambda: why(system, "tiny") == "True/Serving", what=system.said())
+    system.apply(demanded(replicas=0))
+    eventually(lambda: at_front.ask("GET", "/health")[0] == 503, what="a service that is stopped to say so")
+    eventually(lambda: at_front.chat("tiny")[1]["error"]["code"] == "model_stopped", what="its requests to be refused")
+
+
+def test_its_own_address_loads_it_again_each_time(tmp_path: Path) -> None:
+    with with_gateway(tmp_path, "--idle-ttl", "1") as up:
+        system = up.system
+        system.apply(system.tiny_model(), demanded())
+        eventually(lambda: why(system, "tiny") == "True/Unloaded", what=system.said())
+        for _ in range(3):
+            assert "hello world" in system.chat()
+            assert system.slice_ready()
+            eventually(lambda: why(system, "tiny") == "True/Unloaded" and not system.pid(), 30, system.said())
+        assert system.slice_ready()
+
+
+def test_a_stream_outlasts_the_idle_time(tmp_path: Path) -> None:
+    with with_gateway(tmp_path, "--idle-ttl", "1") as up:
+        system = up.system
+        system.apply(system.tiny_model(), demanded())
+        eventually(lambda: why(system, "tiny") == "True/Unloaded", what=system.said())
+        flow = Stream(system.port(), 4000).flowing()
+        engine = system.pid()
+        assert flow.completed(), flow.error
+        assert system.pid() == engine
+        eventually(lambda: not system.pid(), 30, "it to be unloaded")
+
+
+def test_a_running_service_becomes_one_and_no_request_fails(gateway: Gateway) -> None:
+    system = gateway.system
+    system.apply(service(contextSize=32768))
+    engine, direct = system.ready(), system.port()
+    flow = Stream(direct, 2000).flowing()
+    system.kubectl("annotate", "inferenceservice", "tiny", f"{ON_DEMAND}=true")
+    eventually(lambda: system.port() != direct, what="the gateway's port in the slice")
+    assert system.slice_ready() and "hello world" in system.chat() and system.pid() == engine
+    assert flow.completed(), flow.error
+
+
+def test_without_a_gateway_it_stays_loaded_and_says_so(system: System) -> None:
+    system.apply(system.tiny_model(), demanded())
+    system.ready()
+    told = system.condition("Degraded")
+    assert told["reason"] == "OnDemandIgnored" and "--gateway" in told["message"]
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Iterator[System]:
+    with running(tmp_path) as up:
+        yield up
+
+
+def test_what_never_fits_here_goes_to_a_mac_where_it_does(tmp_path: Path) -> None:
+    with embedded_cluster(tmp_path) as kubeconfig, fleet(tmp_path, kubeconfig) as macs:
+        share = room_for(0.5, tmp_path / "small")
+        ports = free_ports(2)
+        small = macs.add("small", "--gateway", f"127.0.0.1:{ports[0]}", "--memory-fraction", share)
+        small.apply(small.tiny_model(), demanded())
+        eventually(lambda: why(small, "tiny") == "True/Unloaded", 30, small.said())
+        front = Gateway(small, small.port())
+        # As long as there is no other Mac, it stays, and the request is told why.
+        status, told = front.chat("tiny")
+        assert status == 503 and "never fits here" in told["error"]["message"] and macs.holder() == "small"
+        large = macs.add("large", "--gateway", f"127.0.0.1:{ports[1]}")
+        eventually(lambda: large.maybe(f"{LEASES}/metal-large"), 30, "the other Mac's own Lease")
+        eventually(lambda: macs.holder() == "large" or not front.chat("tiny"), 60, "it to be given away")
+        eventually(lambda: macs.slices() == {"large": True}, 30, large.said())
+        assert Gateway(large, large.port()).chat("tiny", timeout_s=60)[0] == 200
+
+
+def test_what_never_fits_is_told_before_anyone_asks_for_it(tmp_path: Path) -> None:
+    with with_gateway(tmp_path, "--memory-fraction", room_for(0.5, tmp_path)) as up:
+        up.system.apply(up.system.tiny_model(), demanded())
+        eventually(lambda: why(up.system, "tiny") == "False/InsufficientMemory", 30, up.system.said())
+        assert "never fits here" in up.system.condition("MetalReady")["message"]
+        status, told = up.chat("tiny")
+        assert (status, told["error"]["code"]) == (503, "insufficient_memory")
+        up.system.apply(demanded(contextSize=512, extraArgs=["--threads", "1", "--cache-ram", "0"]))
+        eventually(lambda: why(up.system, "tiny") == "True/Unloaded", 30, up.system.said())
+        assert up.chat("tiny")[0] == 200
+
+
+@pytest.fixture
+def tight(tmp_path: Path) -> Iterator[Gateway]:
+    """A system with memory for one of two models."""
+    with with_gateway(tmp_path, "--memory-fraction", room_for(1.5, tmp_path)) as up:
+        up.system.apply(up.system.tiny_model(), demanded("one"), demanded("two"))
+        for name in ("one", "two"):
+            eventually(lambda name=name: why(up.system, name) == "True/Unloaded", what=up.system.said())
+        yield up
+
+
+def test_an_idle_model_makes_room_for_another(tight: Gateway) -> None:
+    for _ in range(2):
+        for name, other in (("one", "two"), ("two", "one")):
+            assert tight.chat(name)[0] == 200
+            assert tight.system.pid(name) and not tight.system.pid(other)
+    fronts = {name: tight.system.port(name) for name in ("one", "two")}
+    assert len(set(fronts.values())) == 2
+    for name, front in fronts.items():
+        assert Gateway(tight.system, front).ask("GET", "/v1/models")[2]["data"][0]["id"] == name
+    told = tight.system.condition("MetalReady", "one")
+    assert told["reason"] == "Unloaded" and "made room for default/two" in told["message"]
+
+
+def test_a_busy_model_answers_first(tight: Gateway) -> None:
+    flow = Stream(tight.port, 3000, "/services/default/one/v1/chat/completions").flowing().last()
+    engine = tight.system.pid("one")
+    assert tight.chat("two")[0] == 200
+    assert flow.completed() and not psutil.pid_exists(engine), flow.error
+
+
+def test_a_model_that_is_always_asked_for_takes_turns(tight: Gateway) -> None:
+    """The other one's clients wait no longer than a turn, and none is refused."""
+    over = threading.Event()
+    failed: list[Any] = []
+
+    def ask() -> None:
+        while not over.is_set() and not failed:
+            answer = tight.chat("one", timeout_s=120)
+            failed.extend([answer] if answer[0] != 200 else [])
+
+    clients = [threading.Thread(target=ask, daemon=True) for _ in range(3)]
+    for each in clients:
+        each.start()
+    eventually(lambda: tight.system.pid("one"), what="the first to be loaded")
+    began = time.monotonic()
+    assert tight.chat("two", timeout_s=120)[0] == 200
+    waited_s = time.monotonic() - began
+    over.set()
+    for each in clients:
+        each.join(120)
+    assert not failed and waited_s >= on_demand.MIN_AWAKE_S / 2
+
+
+def test_streams_show_signs_of_life_while_the_model_is_loaded(gateway: Gateway) -> None:
+    """Real clients, and one whose model is deleted after the first sign."""
+    system = gateway.system
+    system.apply(demanded(), demanded("gone"))
+    for name in ("tiny", "gone"):
+        eventually(lambda name=name: why(system, name) == "True/Unloaded", what=system.said())
+    told: dict[str, Any] = {}
+
+    def ask_openai() -> None:
+        with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+            made = client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=4, stream=True
+            )
+            told["openai"] = [each.choices[0].delta.content for each in made]
+
+    def ask_anthropic() -> None:
+        with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as client:
+            messages: list[Any] = [{"role": "user", "content": "hi"}]
+            with client.messages.stream(model="tiny", max_tokens=4, messages=messages) as made:
+                told["anthropic"] = "".join(made.text_stream)
+
+    threads = [threading.Thread(target=each, daemon=True) for each in (ask_openai, ask_anthropic)]
+    with halted(system.own_pid("sidecar")):  # nobody finds an engine ready
+        for each in threads:
+            each.start()
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)) as connection:
+            body = json.dumps({"model": "gone", "messages": [{"role": "user", "content": "hi"}], "stream": True})
+            connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            first = answer.readline()
+            system.delete("gone")
+            with pytest.raises(http.client.IncompleteRead) as ended:
+                answer.read()
+    for each in threads:
+        each.join(60)
+    assert answer.status == 200 and b'"delta": {}' in first
+    assert b'"model_not_found"' in ended.value.partial and b"[DONE]" not in ended.value.partial
+    assert told["openai"][0] is None and "".join(filter(None, told["openai"])) and told["anthropic"]

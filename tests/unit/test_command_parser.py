@@ -1,0 +1,70 @@
+"""Help of the commands, and the answer to a mistyped one."""
+
+from __future__ import annotations
+
+import pytest
+
+from metal_supervisor.cli import main
+from metal_supervisor.cli.command_parser import GROUPS
+from metal_supervisor.settings import loader
+
+INTERNAL = {"boot", *main.PROGRAMS}
+
+
+def _said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main.main(arguments)
+    done = capsys.readouterr()
+    return int(ended.value.code or 0), done.out, done.err
+
+
+def test_each_command_is_in_one_group_or_internal() -> None:
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted([*grouped, *INTERNAL]) == sorted(main.parser().commands())
+
+
+def test_help_shows_the_groups_and_no_internal_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = _said(capsys, "--help")
+    assert code == 0
+    first_words = [line.split()[0] for line in out.splitlines() if line[:3].strip() and line.startswith("  ")]
+    assert not INTERNAL & set(first_words)
+    found = [out.index(f"\n{title}:\n") for title in GROUPS]
+    assert found == sorted(found)
+    assert all(name in first_words for names in GROUPS.values() for name in names)
+
+
+def test_an_internal_command_still_works(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _said(capsys, "controller", "--help")[:1] == (0,)
+
+
+def test_help_of_a_command_with_every_setting_is_short_and_points_to_all(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("run", "boot", "install", "status", "doctor", "fit"):
+        _, short, _ = _said(capsys, name, "--help")
+        assert len(short.splitlines()) < 30 and "docs/settings.md" in short and "--help-all" in short
+        _, long, _ = _said(capsys, name, "--help-all")
+        assert all(loader.flag_of(setting) in long for setting in loader.FIELDS)
+
+
+def test_help_of_a_command_with_few_settings_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = _said(capsys, "cordon", "--help")
+    assert "--state-dir" in out and "--help-all" not in out
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        (["statsu"], "there is no command 'statsu' (did you mean status?); see metal-supervisor --help"),
+        (["controler"], "there is no command 'controler'; see metal-supervisor --help"),
+        (["models", "lss"], "there is no command 'lss' (did you mean ls?); see metal-supervisor models --help"),
+        (["run", "--prot", "9"], "there is no flag '--prot' (did you mean --port?); see metal-supervisor run --help"),
+        (["fit", "--jsno=1", "x"], "there is no flag '--jsno' (did you mean --json?); see metal-supervisor fit --help"),
+        (["version", "--zzz"], "there is no flag '--zzz'; see metal-supervisor version --help"),
+        (["status", "a/b"], "'a/b' is one argument too many; see metal-supervisor status --help"),
+    ],
+)
+def test_a_mistyped_word_is_answered_with_the_nearest(
+    capsys: pytest.CaptureFixture[str], typed: list[str], answer: str
+) -> None:
+    code, _, err = _said(capsys, *typed)
+    assert (code, err.rpartition("error: ")[2]) == (2, f"{answer}\n")
+    assert len(err.splitlines()) < 6

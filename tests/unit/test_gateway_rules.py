@@ -1,0 +1,230 @@
+"""Decisions of the gateway: names, keys, limits, bodies, errors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metal_supervisor.gateway import access, bodies, routing
+from metal_supervisor.gateway.access import AccessKey, BadKeys, Doorman
+from metal_supervisor.gateway.backends import context_of, first_id
+from metal_supervisor.gateway.errors import GatewayError
+from metal_supervisor.gateway.routing import Allowed, Backend, ServiceTable
+from metal_supervisor.settings.loader import Settings
+
+ALL = Allowed()
+
+
+def backend(name: str, namespace: str = "default", ready: bool = True, phase: str = "Ready", reason: str = "Serving",
+            ordinal: int = 0, **more: object) -> Backend:  # fmt: skip
+    program = f"{namespace}.{name}{f'@{ordinal}' if ordinal else ''}"
+    return Backend(program, namespace, name, "llama-server", ready, phase, reason, "words", "127.0.0.1", 1, **more)  # type: ignore[arg-type]
+
+
+SERVICES = ServiceTable((backend("a"), backend("b"), backend("b", "team"), backend("gemma-3-270m"),
+                     backend("gemma-3-270m", ordinal=1), backend("c", aliases=("gpt-4",))))  # fmt: skip
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("model", "programs"),
+    [("a", ["default.a"]), ("default/a", ["default.a"]), ("default.a", ["default.a"]), ("team/b", ["team.b"]),
+     ("gpt-4", ["default.c"]), ("gemma-3-270m", ["default.gemma-3-270m", "default.gemma-3-270m@1"])],
+)  # fmt: skip
+def test_a_name_means_a_service(model: str, programs: list[str]) -> None:
+    assert [each.program for each in SERVICES.find(model, ALL)] == programs
+
+
+def test_an_ambiguous_name_is_answered_with_both() -> None:
+    with pytest.raises(GatewayError) as refused:
+        SERVICES.find("b", ALL)
+    assert refused.value.status == 404 and "default/b or team/b" in refused.value.message
+    assert SERVICES.find("b", Allowed(["team/*"]))[0].program == "team.b"
+
+
+def test_the_nearest_names_are_those_that_the_caller_may_use() -> None:
+    with pytest.raises(GatewayError) as refused:
+        SERVICES.find("gemma-3-270", ALL)
+    assert "gemma-3-270m" in refused.value.message
+    with pytest.raises(GatewayError) as refused:
+        SERVICES.find("gemma-3-270", Allowed(["a"]))
+    assert "gemma-3-270m" not in refused.value.message and refused.value.message.endswith("there are: a")
+
+
+@given(st.text(max_size=300))
+def test_any_name_is_found_or_refused_printably(model: str) -> None:
+    try:
+        SERVICES.find(model, ALL)
+    except GatewayError as refused:
+        assert refused.message.isprintable() and len(refused.message) < 600
+
+
+def test_a_request_goes_to_the_ready_engine_with_the_fewest() -> None:
+    first, second = SERVICES.find("gemma-3-270m", ALL)
+    assert routing.choose([first, second], {first.program: 2, second.program: 1}) is second
+    assert routing.choose([first, backend("x", ready=False)], {first.program: 9}) is first
+
+
+@pytest.mark.parametrize(
+    ("phase", "reason", "code", "final"),
+    [("Stopped", "StoppedByHand", "model_stopped", True), ("Suspended", "Suspended", "model_stopped", True),
+     ("Creating", "Loading", "model_loading", False), ("Pending", "InsufficientMemory", "insufficient_memory", False),
+     ("Failed", "CrashLoopBackOff", "model_failed", False), ("Failed", "InvalidSpec", "model_failed", True)],
+)  # fmt: skip
+def test_a_service_that_is_not_ready_is_refused(phase: str, reason: str, code: str, final: bool) -> None:
+    refused = routing.unavailable(backend("a", ready=False, phase=phase, reason=reason))
+    assert (refused.status, refused.code, refused.final) == (503, code, final)
+    assert (refused.retry_after_s is None) == final
+
+
+def test_a_message_that_may_hold_a_path_is_not_shown() -> None:
+    hidden = backend("a", ready=False, phase="Failed", reason="ModelFileNotFound")
+    assert "words" not in routing.unavailable(hidden).message
+    assert "words" in routing.unavailable(backend("a", ready=False, phase="Creating", reason="Loading")).message
+
+
+def test_the_list_has_each_service_once() -> None:
+    rows = routing.listing(SERVICES, ALL)
+    assert [row["id"] for row in rows] == ["a", "default/b", "team/b", "c", "gemma-3-270m"]
+    assert [row["id"] for row in routing.listing(SERVICES, Allowed(["team/b", "c"]))] == ["team/b", "c"]
+
+
+def test_a_path_may_name_the_service() -> None:
+    assert routing.target("/services/team/b/v1/embeddings") == routing.Target("/v1/embeddings", ("team", "b"))
+    assert routing.target("/v1/embeddings") == routing.Target("/v1/embeddings", None)
+    assert routing.target("/services/a%2e/b/v1/x").service is None
+
+
+def test_the_context_is_that_of_one_request() -> None:
+    assert context_of("llama-server", ["x", "--ctx-size", "4096", "--parallel", "2"]) == 2048
+    assert context_of("mlx-server", ["x", "--context", "100", "--context", "200"]) == 200
+    assert context_of("ollama", ["x"]) == 0
+    assert first_id({"data": [{"id": "m"}]}) == "m" and first_id({"data": []}) == "" == first_id([])  # type: ignore[arg-type]
+
+
+# ── bodies ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_form_names_its_model() -> None:
+    form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="model"\r\n\r\nname="model"\r\n\r\nno\r\n'
+    form += b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper\r\n--x--\r\n'
+    assert bodies.read(form, "multipart/form-data; boundary=x").model == "whisper"
+    assert bodies.read(b"--x--", 'multipart/form-data; boundary="x"').model is None
+
+
+def test_only_one_model_is_left_for_an_engine_that_has_several() -> None:
+    asked = bodies.read(b'{"model": "a", "Model": "b", "MODEL": 1, "n": 1e2}', "application/json")
+    assert json.loads(bodies.renamed(asked, "own")) == {"model": "own", "n": 100.0}
+    with pytest.raises(GatewayError):
+        bodies.renamed(bodies.read(b"--x--", "multipart/form-data; boundary=x"), "own")
+
+
+# ── keys ─────────────────────────────────────────────────────────────────────────────────────────
+
+HASH = access.digest_of("secret")
+
+
+def test_a_line_of_the_file_says_what_was_written() -> None:
+    key = AccessKey("laptop", HASH, ("tiny", "team/*"), 60, 4)
+    assert access.parse(f"# a comment\n\n{access.line_of(key)}\n") == (key,)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("laptop", "sha256:"), (f"lap/top {HASH}", "must be a name"), (f"a {HASH}\na {HASH}", "line 2: a second key"),
+     (f"a {HASH} rpm=3", "'rpm'"), (f"a {HASH} at-once=0", "at-once"), (f"a {HASH} services=", "services must"),
+     (f"a {HASH} per-minute=1 per-minute=2", "each once"), ("a secret-in-clear", "sha256:")],
+)  # fmt: skip
+def test_a_mistake_in_the_file_is_named_by_its_line(text: str, told: str) -> None:
+    with pytest.raises(BadKeys, match="line ") as bad:
+        access.parse(text)
+    assert told in str(bad.value) and "secret-in-clear" not in str(bad.value)
+
+
+def test_a_key_lets_in_and_no_other_does() -> None:
+    doorman = Doorman()
+    assert doorman.caller("").name == ""
+    doorman.admit_only([AccessKey("laptop", HASH)])
+    assert doorman.caller("secret").name == "laptop"
+    for wrong in ("", "other", HASH):
+        with pytest.raises(GatewayError) as refused:
+            doorman.caller(wrong)
+        assert refused.value.status == 401 and "WWW-Authenticate" in refused.value.headers()
+
+
+def test_limits_count_each_key_by_itself() -> None:
+    doorman = Doorman()
+    doorman.admit_only([AccessKey("a", HASH, (), 2, 1), AccessKey("b", access.digest_of("b"))])
+    a, b = doorman.caller("secret"), doorman.caller("b")
+    doorman.enter(a, 0.0)
+    with pytest.raises(GatewayError, match="requests under way"):
+        doorman.enter(a, 0.5)
+    doorman.enter(b, 0.5)
+    doorman.leave(a)
+    doorman.enter(a, 1.0)
+    doorman.leave(a)
+    with pytest.raises(GatewayError, match="a minute") as refused:
+        doorman.enter(a, 2.0)
+    assert refused.value.retry_after_s == 59
+    doorman.enter(a, 60.1)
+
+
+def test_names_of_the_last_minute_do_not_pile_up() -> None:
+    recent = access.LastMinute()
+    for number in range(3 * access.MOST_NAMES):
+        assert recent.enter(f"client {number}", 1, number / 100) == 0
+    assert len(recent._times) <= access.MOST_NAMES + 1
+    assert recent.enter("client 29999", 1, 300.0) > 0
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%en0", "fe80::/64"),
+        ("", "unknown"),
+    ],
+)
+def test_a_client_without_a_key_is_told_by_its_address(address: str, client: str) -> None:
+    assert access.network_of(address) == client
+
+
+def test_sent_keys_are_those_of_both_apis() -> None:
+    assert access.sent_key("Bearer one", "") == "one" == access.sent_key("", "one")
+    assert access.sent_key("Basic one", "two") == "two"
+
+
+# ── errors ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_errors_have_the_shape_of_the_api_that_was_asked() -> None:
+    error = GatewayError(404, "model_not_found", "no", final=True)
+    openai, anthropic = (json.loads(error.body(path, "id")) for path in ("/v1/chat/completions", "/v1/messages"))
+    kind = "invalid_request_error"
+    assert openai == {"error": {"message": "no", "type": kind, "param": None, "code": "model_not_found"}}
+    assert anthropic == {"type": "error", "error": {"type": "not_found_error", "message": "no"}, "request_id": "id"}
+    assert error.event("/v1/messages", "id").startswith(b"\n\nevent: error\ndata: {")
+
+
+# ── settings ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_it_is_on_with_the_embedded_api_only_unless_asked() -> None:
+    assert Settings().gateway_on and Settings().gateway_url == "http://127.0.0.1:9100/v1"
+    assert not Settings(kubeconfig="/k").gateway_on and not Settings(gateway="off").gateway_on
+    assert Settings(kubeconfig="/k", gateway="[::1]:9101").gateway_url == "http://[::1]:9101/v1"
+
+
+def test_beyond_loopback_it_wants_keys_or_to_be_told() -> None:
+    assert Settings().gateway_problem == ""
+    assert "--gateway-insecure" in Settings(gateway="0.0.0.0:9100").gateway_problem
+    assert Settings(gateway="0.0.0.0:9100", gateway_keys="/k").gateway_problem == ""
+    assert Settings(gateway="0.0.0.0:9100", gateway_insecure=True).gateway_problem == ""
+    assert "gateway_tls_key" in Settings(gateway_tls_cert="/c").gateway_problem

@@ -1,0 +1,132 @@
+"""The waiting room of the gateway: who waits for a model on demand, and what the controller is told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from metal_supervisor.gateway.errors import GatewayError
+from metal_supervisor.gateway.routing import Backend, ServiceTable
+from metal_supervisor.gateway.waiting import MOST_LOADS, MOST_OF_ONE, WaitingRoom
+from metal_supervisor.spec.processes import EngineUse
+from metal_supervisor.spec.withdrawal import withdrawal_token
+from metal_supervisor.state import use_notes
+
+NAME = "default.tiny"
+CLIENT = "192.0.2.7"
+
+
+def table(withdraw: str = "", on_demand: bool = True) -> ServiceTable:
+    token = withdrawal_token(float(withdraw)) if withdraw else withdrawal_token(0.0)
+    made = Backend(NAME, "default", "tiny", "llama-server", True, "Ready", "Serving", "", "127.0.0.1", 1,
+                   on_demand=on_demand)  # fmt: skip
+    return ServiceTable((made if not withdraw else Backend(**{**vars(made), "withdraw": token}),))
+
+
+class Room:
+    """A waiting room, and what it told."""
+
+    def __init__(self) -> None:
+        self.in_flight: Counter[str] = Counter()
+        self.told: list[Mapping[str, EngineUse]] = []
+        self.room = WaitingRoom(self.in_flight, self.told.append)
+
+    @property
+    def last(self) -> EngineUse:
+        return self.told[-1][NAME]
+
+
+def test_the_first_who_waits_is_told_at_once_and_the_others_are_counted() -> None:
+    async def go() -> None:
+        here = Room()
+        here.room.look(table())
+        with here.room.wait_for(NAME, CLIENT):
+            assert here.last.waiting == 1
+            with here.room.wait_for(NAME, CLIENT):
+                here.room.look(table())
+                assert here.last.waiting == 2
+        here.room.look(table())
+        assert here.last.waiting == 0
+
+    asyncio.run(go())
+
+
+def test_a_withdrawal_is_acknowledged_and_so_is_the_last_answer_after_it() -> None:
+    async def go() -> None:
+        here = Room()
+        here.in_flight[NAME] = 1
+        here.room.look(table())
+        here.room.look(table("5"))
+        assert (here.last.withdrawn, here.last.in_flight) == (withdrawal_token(5.0), 1)
+        here.in_flight[NAME] = 0
+        here.room.ended(NAME)
+        assert here.last.in_flight == 0
+
+    asyncio.run(go())
+
+
+def test_a_worker_that_knows_of_no_use_counts_its_start_as_one() -> None:
+    async def go() -> None:
+        before = time.time()
+        here = Room()
+        here.room.look(table())
+        assert here.last.used_at >= before
+        assert not Room().told  # and of services that are always on nothing is told
+
+    asyncio.run(go())
+
+
+def test_too_many_are_refused_and_those_who_wait_are_when_it_closes() -> None:
+    async def go() -> None:
+        here = Room()
+        here.room.look(table())
+        here.room.waiting[NAME] = MOST_OF_ONE
+        with pytest.raises(GatewayError) as refused, here.room.wait_for(NAME, CLIENT):
+            pass
+        assert refused.value.code == "queue_full"
+        here.room.close()
+        with pytest.raises(GatewayError) as refused:
+            await here.room.change(time.monotonic() + 5)
+        assert refused.value.code == "restarting"
+
+    asyncio.run(go())
+
+
+def test_a_client_that_has_too_much_loaded_is_refused_and_no_other() -> None:
+    async def go() -> None:
+        here = Room()
+        here.room.look(table())
+        for _ in range(MOST_LOADS):
+            with here.room.wait_for(NAME, CLIENT), here.room.wait_for(NAME, CLIENT):  # the second loads nothing
+                pass
+        with pytest.raises(GatewayError) as refused, here.room.wait_for(NAME, CLIENT):
+            pass
+        assert (refused.value.status, refused.value.code) == (429, "rate_limit_exceeded")
+        assert 55 <= (refused.value.retry_after_s or 0) <= 60 and CLIENT in refused.value.message
+        with here.room.wait_for(NAME, "192.0.2.8"), here.room.wait_for(NAME, CLIENT):
+            assert here.last.waiting == 1
+
+    asyncio.run(go())
+
+
+def test_notes_of_workers_that_live_count_together(tmp_path: Path) -> None:
+    (tmp_path / "use").mkdir()
+    (tmp_path / "use" / "1.json").write_text('{"format": 1, "pid": 1, "started": "another", "programs": {}}')
+    (tmp_path / "use" / "2.json").write_text("{")
+    use_notes.write(tmp_path, {NAME: EngineUse(1, 2, 3.0, withdrawal_token(5.0))})
+    assert use_notes.read(tmp_path) == {NAME: EngineUse(1, 2, 3.0, withdrawal_token(5.0))}
+    assert len(list((tmp_path / "use").iterdir())) == 1
+    use_notes.remove(tmp_path)
+    assert use_notes.read(tmp_path) == {}
+
+
+def test_a_damaged_use_counts_as_none(tmp_path: Path) -> None:
+    use_notes.write(tmp_path, {NAME: EngineUse()})
+    (path,) = (tmp_path / "use").iterdir()
+    path.write_text(path.read_text().replace('"waiting": 0', '"waiting": "many"'))
+    assert use_notes.read(tmp_path) == {}

@@ -1,0 +1,117 @@
+"""What is remembered is what would be computed anew, whatever changes, and in whatever order."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from metal_supervisor.controller.remembered import Remembered
+from metal_supervisor.controller.resource_filter import ResourceFilter
+from metal_supervisor.controller.snapshot import Snapshot
+from metal_supervisor.runtimes import setting_checks  # noqa: F401 - completes the settings
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Rejected
+from tests.support.effort import cases
+from tests.support.records import a_record
+from tests.support.system import model, service
+
+NAMES = [*(f"{key}{at}" for key in "abc" for at in range(3)), "more0", "more1"]
+
+
+class Text:
+    """A value that is compared by identity, as what is read from a file."""
+
+    def __init__(self, said: int) -> None:
+        self.said = said
+
+
+@pytest.mark.parametrize("seed", range(cases(50)))
+def test_a_result_that_is_remembered_is_the_one_that_would_be_computed(seed: int) -> None:
+    rng, remembered = random.Random(seed), Remembered[int, str, Text | None]()
+    files: dict[str, Text] = {}
+    inputs = {key: rng.randrange(3) for key in "abc"}
+    computed = 0
+
+    def compute(key: str, look: object) -> int:
+        nonlocal computed
+        computed += 1
+        assert callable(look)
+        first = look(f"{key}{inputs[key]}")
+        if first is None:
+            return -1
+        more = look(f"more{first.said}")  # what is read tells what to read next
+        return inputs[key] + (more or first).said
+
+    for _ in range(200):
+        change = rng.random()
+        if change < 0.3:
+            inputs[rng.choice("abc")] = rng.randrange(3)
+        elif change < 0.6:
+            files[rng.choice(NAMES)] = Text(rng.randrange(2))
+        elif change < 0.7 and files:
+            del files[rng.choice(sorted(files))]
+        elif change < 0.75:
+            remembered.forget_all_but(["a"])
+        for key in "abc":
+            kept = remembered.of(key, (inputs[key],), files.get, lambda look, key=key: compute(key, look))
+            assert kept == compute(key, files.get)
+    assert computed < 200 * 3 * 2, "something was remembered"
+
+
+def test_nothing_is_computed_while_nothing_changes() -> None:
+    remembered, computed = Remembered[int, str, Text](), []
+    text = Text(7)
+    for _ in range(3):
+        found = remembered.of("a", ([1], "x"), lambda _: text, lambda look: computed.append(1) or look("f").said)
+        assert found == 7
+    assert computed == [1]
+
+
+EDITS: list[dict[str, Any]] = [
+    {"contextSize": 1024}, {"contextSize": "many"}, {"extraArgs": ["--threads", "2"]}, {"extraArgs": ["--rpc", "x"]},
+    {"runtime": "mlx-server"}, {"runtime": "vllm-swift"}, {"modelRef": "b"}, {"modelRef": "gone"}, {"replicas": 0},
+    {"speculativeDecoding": {"type": "draft", "draftModelRef": "b"}}, {"priority": "high"}, {"endpoint": {"port": 80}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(cases(100)))
+def test_services_that_are_read_pass_by_pass_are_those_that_would_be_read_anew(seed: int) -> None:
+    rng, settings = random.Random(seed), Settings(kubeconfig="/k", runtimes="llama-server,mlx-server,vllm-swift")
+    kept, records = ResourceFilter(settings, "mac"), dict[tuple[str, str], Record]()
+    models: dict[tuple[str, str], Any] = {}
+    services: dict[tuple[str, str], Any] = {}
+    for generation in range(100):
+        name = rng.choice("ab" if rng.random() < 0.4 else ["one", "two", "a.b", "a-b"])
+        key = "default", name
+        if name in "ab":
+            spec = {"format": rng.choice(["gguf", "gguf", "mlx"]), "mmproj": rng.choice(["", "p.gguf"])}
+            models = {**models, key: model(name, rng.choice(["/m.gguf", "hf://o/r:Q4", "/d"]), **spec)}
+        else:
+            services = {**services, key: service(name, "a", **rng.choice(EDITS))}
+        found = services.get(key) or models.get(key)
+        found["metadata"] |= {"uid": name, "generation": generation}
+        if rng.random() < 0.1 and services:
+            gone = rng.choice(sorted(services))
+            services = {each: item for each, item in services.items() if each != gone}
+        if rng.random() < 0.2 and services:
+            runs = rng.choice(sorted(services))
+            runtime, edition = rng.choice(["mlx-server", "vllm-swift"]), services[runs]["metadata"]["generation"]
+            records[runs] = a_record(runs[1], generation=edition, runtime=runtime)
+        snapshot = Snapshot(1.0, services, True, models, {}, {}, {}, operator=rng.choice([True, False]))
+        assert kept.read(snapshot, records) == ResourceFilter(settings, "mac").read(snapshot, records)
+
+
+def test_a_model_that_is_not_there_is_answered_with_the_nearest_name_of_its_namespace() -> None:
+    settings = Settings(kubeconfig="/k", runtimes="llama-server")
+    models = {("default", "phi-4-mini"): model("phi-4-mini", "/m.gguf"), ("other", "phi4-mini"): {}}
+    written = {("default", "one"): service("one", "phi4-mini"), ("default", "two"): service("two", "zzz")}
+    for key, item in written.items():
+        item["metadata"] |= {"uid": key[1], "generation": 1}
+    snapshot = Snapshot(1.0, written, True, models, {}, {}, {}, operator=False)
+    found = ResourceFilter(settings, "mac").read(snapshot, {})
+    one, two = found["default", "one"], found["default", "two"]
+    assert isinstance(one, Rejected) and one.message.endswith("or change the name (did you mean phi-4-mini?)")
+    assert isinstance(two, Rejected) and two.message.endswith("or change the name")

@@ -1,0 +1,95 @@
+"""What `metal-supervisor serve` makes of what was typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from metal_supervisor.cli import model_source, serve
+from metal_supervisor.cli.model_source import QUANTIZATIONS, ServedModel, examples
+from metal_supervisor.cli.serve import ServeOrder
+from metal_supervisor.models.listing import Unusable
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.fields import Bad
+
+
+@pytest.mark.parametrize(("source", "name"), [
+    ("hf://o/r/Llama-3.2-3B-Instruct-Q4_K_M.gguf", "llama-3-2-3b-instruct-q4-k-m"),
+    ("hf://mlx-community/Qwen3-4B-4bit", "qwen3-4b-4bit"),
+    ("file:///models/big-00001-of-00003.gguf", "big"),
+    ("https://ollama.com/library/llama3.2:3b", "llama3-2-3b"),
+    ("/models/7B/", "model-7b"),
+    ("file:///models/Ünïcode €.gguf", "n-code"),
+    ("file:///models/€€€.gguf", "model"),
+    (f"file:///{'x' * 200}.gguf", "x" * 50),
+])  # fmt: skip
+def test_the_name_is_a_label_made_of_the_source(source: str, name: str) -> None:
+    assert model_source.name_of(source) == name
+
+
+def test_what_was_typed_is_in_the_manifests() -> None:
+    order = ServeOrder("x", context=4096, on_demand=True, namespace="team")
+    made = serve.manifests(order, ServedModel('file:///models/a "quoted": name #1.gguf', "gguf"))
+    model, service = made
+    assert model["spec"]["hardware"] == {"accelerator": "metal"} and model["metadata"]["namespace"] == "team"
+    assert service["metadata"]["annotations"] == {"metal-supervisor.io/on-demand": "true"}
+    assert service["spec"] == {"modelRef": model["metadata"]["name"], "replicas": 1, "contextSize": 4096}
+    assert serve.path_of(service).endswith("/namespaces/team/inferenceservices/a-quoted-name-1")
+
+
+def test_a_name_that_is_none_is_refused() -> None:
+    with pytest.raises(Bad, match="--name must be"):
+        serve.manifests(ServeOrder("x", name="Über"), ServedModel("/m.gguf", "gguf"))
+
+
+def test_files_and_directories_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    (tmp_path / "mlx").mkdir()
+    file, directory = (model_source.resolve(Settings(), str(tmp_path / name)) for name in ("m.gguf", "mlx"))
+    assert file == ServedModel(f"file://{tmp_path / 'm.gguf'}", "gguf")
+    assert directory == ServedModel(str(tmp_path / "mlx"), "mlx")
+
+
+def test_a_model_of_ollama_is_one_of_its_library() -> None:
+    assert model_source.resolve(Settings(), "ollama://llama3.2:3b").source == "https://ollama.com/library/llama3.2:3b"
+
+
+@pytest.mark.parametrize("typed", ["nothing", "/nowhere.gguf", "../nowhere", "o/r/../x", "ftp://h/x.gguf", "o/r:"])
+def test_what_is_no_source_is_refused(typed: str) -> None:
+    with pytest.raises(Bad):
+        model_source.resolve(Settings(), typed)
+
+
+def test_shipped_examples_are_served_by_name() -> None:
+    found = model_source.resolve(Settings(), "phi-4-mini")
+    model, service = serve.manifests(ServeOrder("phi-4-mini", context=4096), found)
+    assert model["metadata"]["name"] == "phi-4-mini" and model["spec"]["source"].startswith("https://huggingface.co/")
+    assert model["spec"]["hardware"]["accelerator"] == "metal"
+    assert service["spec"]["contextSize"] == 4096 and service["spec"]["parallelSlots"] == 2
+    assert not any(each.source.startswith("/") for each in examples().values())
+
+
+def test_a_mistyped_example_is_answered_with_the_nearest() -> None:
+    with pytest.raises(Bad) as caught:
+        model_source.resolve(Settings(), "phi-4-mni")
+    assert "did you mean phi-4-mini?" in caught.value.message
+
+
+@pytest.mark.parametrize(("there", "fitting", "chosen"), [
+    (("Q4_K_M", "Q8_0"), ("Q4_K_M", "Q8_0"), "Q4_K_M"),
+    (("Q4_K_M", "Q3_K_M", "Q2_K"), ("Q3_K_M", "Q2_K"), "Q3_K_M"),
+    (("Q6_K", "Q8_0"), ("Q6_K", "Q8_0"), "Q6_K"),
+    (("Q4_K_M", "Q2_K"), (), "Q4_K_M"),
+    (("F16",), ("F16",), ""),
+])  # fmt: skip
+def test_of_several_quantizations_the_usual_one_that_fits_is_taken(
+    there: tuple[str, ...], fitting: tuple[str, ...], chosen: str
+) -> None:
+    def file(quantization: str) -> str:
+        if quantization not in there:
+            raise Unusable("InvalidModel", "no such file")
+        return quantization
+
+    assert model_source._fitting(file, lambda found: found in fitting) == chosen
+    assert set(there) <= {*QUANTIZATIONS, "F16"}
