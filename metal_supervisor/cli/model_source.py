@@ -114,10 +114,15 @@ def _fits(settings: Settings, source: str, context: int | None) -> bool:
 
 def examples() -> dict[str, ServedModel]:
     """The shipped examples that any Mac can fetch, by the name of their Model."""
-    found = {}
-    for path in sorted((conf_dir() / "examples").glob("*.yaml")):
+    found, place = {}, conf_dir() / "examples"
+    for path in sorted([*place.glob("*.yaml"), *place.glob("*gb/*.yaml")]):
         made = [each for each in yaml.safe_load_all(path.read_text()) if isinstance(each, dict)]
-        services = {mapping(each, "spec")["modelRef"]: each for each in made if each["kind"] == "InferenceService"}
+        services = {
+            mapping(each, "spec")["modelRef"]: each
+            for each in made
+            # One with a draft model is of two Models, and `serve` makes one.
+            if each["kind"] == "InferenceService" and "speculativeDecoding" not in mapping(each, "spec")
+        }
         for each in made:
             name, spec = each["metadata"]["name"], mapping(each, "spec")
             source = string(spec, "source")

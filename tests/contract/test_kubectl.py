@@ -77,7 +77,7 @@ def test_a_list_is_applied_compared_and_deleted(kubectl: Kubectl) -> None:
 def test_all_examples_apply_together(kubectl: Kubectl, space: Space, tmp_path: Path) -> None:
     directory = tmp_path / "examples"
     directory.mkdir()
-    for path in EXAMPLES.glob("*.yaml"):  # as `kubectl apply -f conf/examples` reads them, which has no namespace flag
+    for path in [*EXAMPLES.glob("*.yaml"), *EXAMPLES.glob("*gb/*.yaml")]:  # as `kubectl apply -R -f conf/examples`
         text = path.read_text("utf-8").replace("namespace: default", f"namespace: {space.name}")
         (directory / path.name).write_text(text, "utf-8")
     wanted = sum(text.count("\nkind: ") for text in (path.read_text("utf-8") for path in directory.iterdir()))
