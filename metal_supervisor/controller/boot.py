@@ -30,7 +30,7 @@ from metal_supervisor.controller.confinement_policies import complete_specs
 from metal_supervisor.host import machine
 from metal_supervisor.runtimes import metal_device, metal_state
 from metal_supervisor.runtimes.shims import mlx_engine, omlx_engine
-from metal_supervisor.settings.loader import Overrides, Settings, conf_dir, save_overrides
+from metal_supervisor.settings.loader import Overrides, Settings, save_overrides
 from metal_supervisor.state import gateway_note, programs
 from metal_supervisor.state.directory import StateDir, write_atomic
 from metal_supervisor.supervisord.client import Supervisord
@@ -38,6 +38,8 @@ from metal_supervisor.supervisord.client import Supervisord
 OWN_PROGRAMS = ("apiserver", "controller", *gateway_note.PROGRAMS, "power", "sidecar", "sleepwatch")
 OPTIONAL_PROGRAMS = ("caffeinate",)
 """Programs of the system that not every Mac has; an upgrade takes over their sections, and nothing else of them."""
+TEMPLATES = Path(__file__).parent / "templates"
+"""Parts of supervisord's own configuration."""
 OUTLIVING = ".outlives"
 TERM_WAIT_S, KILL_WAIT_S = 5.0, 2.0
 SIDECAR_STOP_S = 10
@@ -174,7 +176,7 @@ def _write_script(path: Path, text: str) -> None:
 
 
 def _parts(settings: Settings) -> Iterator[str]:
-    """The files of conf/ that these settings ask for."""
+    """The templates that these settings ask for."""
     yield "supervisord.conf"
     if settings.embedded:
         yield "apiserver.conf"
@@ -196,7 +198,7 @@ def _keeps_awake(settings: Settings) -> bool:
 
 def write_conf(directory: StateDir, settings: Settings) -> None:
     """Write supervisord's own configuration; `models.d` is the controller's."""
-    text = "".join((conf_dir() / part).read_text("utf-8") for part in _parts(settings))
+    text = "".join((TEMPLATES / part).read_text("utf-8") for part in _parts(settings))
     text = text.replace("@HOME@", directory.home).replace("@SOCKET@", directory.socket)
     text = text.replace("@STOP_WAIT@", str(int(settings.stop_timeout) + SIDECAR_STOP_S))
     write_atomic(directory.path / "supervisord.conf", text)

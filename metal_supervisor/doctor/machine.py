@@ -24,7 +24,7 @@ PMSET, FDESETUP = "/usr/bin/pmset", "/usr/bin/fdesetup"
 NEVER_SLEEP = f"sudo {PMSET} -a sleep 0 disksleep 0 womp 1 autorestart 1 powernap 0"
 OLDEST_MACOS = 13
 FILES_NEEDED = 3072
-"""`minfds` of conf/supervisord.conf; supervisord raises its soft limit itself."""
+"""`minfds` of controller/templates/supervisord.conf; supervisord raises its soft limit itself."""
 
 # ── the chip, and Metal on it ────────────────────────────────────────────────────────────────────
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.settings.loader import conf_dir
+from metal_supervisor.controller import boot
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record, Verdict
 from metal_supervisor.spec.terminal_text import escaped
@@ -70,7 +70,7 @@ def test_whatever_is_written_is_one_line_that_a_terminal_does_not_act_on(text: s
 def state(tmp_path: Path) -> StateDir:
     directory = StateDir(tmp_path / "state")
     directory.create()
-    text = (conf_dir() / "supervisord.conf").read_text()
+    text = (boot.TEMPLATES / "supervisord.conf").read_text()
     text = text.replace("@HOME@", directory.home).replace("@SOCKET@", directory.socket).replace("@STOP_WAIT@", "60")
     (directory.path / "supervisord.conf").write_text(text)
     return directory
