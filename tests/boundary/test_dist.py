@@ -72,7 +72,8 @@ def test_the_wheel_has_what_runs_and_nothing_else(built: Path) -> None:
     for kind, inside in (("conf", "_conf"), ("launchd", "_launchd")):
         there = {str(path.relative_to(built / kind)) for path in (built / kind).rglob("*") if path.is_file()}
         assert there == {name.split("/", 2)[2] for name in found if name.startswith(f"metal_supervisor/{inside}/")}
-    for name in ("_conf/crds/models.yaml", "_conf/crds/inferenceservices.yaml", "controller/templates/supervisord.conf", "launch.py",
+    for name in ("_conf/crds/models.yaml", "_conf/crds/inferenceservices.yaml",
+                 "controller/templates/supervisord.conf", "launch.py",
                  *(f"sidecar/http/templates/page.{kind}" for kind in ("html", "css", "js"))):  # fmt: skip
         assert f"metal_supervisor/{name}" in found
     assert found[f"{NAME}.dist-info/licenses/LICENSE"] == (REPOSITORY / "LICENSE").read_bytes()
