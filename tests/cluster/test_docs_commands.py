@@ -25,7 +25,9 @@ from tests.support.system import engine_path, eventually, free_ports
 
 HERE = "tests/cluster/test_docs_commands.py"
 ADMINISTRATORS = [each for each in blocks(ROOT / "docs/kubernetes.md") if HERE in each.run_by]
-RUNS = [each for each in (*ADMINISTRATORS, *blocks(ROOT / "README.md")) if HERE in each.run_by and " run " in str(each)]
+TUTORIAL = [each for each in blocks(ROOT / "docs/tutorial.md") if HERE in each.run_by]
+ALL = [*ADMINISTRATORS, *TUTORIAL, *(each for each in blocks(ROOT / "README.md") if HERE in each.run_by)]
+RUNS = [each for each in ALL if " run " in str(each)]
 CONTEXT = "my-cluster"
 """The README's."""
 
@@ -82,6 +84,14 @@ def test_make_run_with_a_cluster_says_which(base: Path) -> None:
     assert CONTEXT in serves(block, base / "checkout", environment(base))
 
 
+def test_a_reader_of_the_tutorial_gets_as_far_as_there_are_no_pods(base: Path) -> None:
+    place, environ = base / "checkout", environment(base)
+    (block,) = [each for each in RUNS if each in TUTORIAL]
+    serves(block, place, environ)
+    for ran in run([each for each in TUTORIAL if each is not block], place, environ):
+        ran.check()
+
+
 def serves(block: Block, place: Path, environ: dict[str, str]) -> str:
     """What a command that runs until it is told to end prints, if it serves and ends in order."""
     (shown,) = block.shown
@@ -111,4 +121,4 @@ def healthy(port: int) -> bool:
 
 def test_no_block_of_a_cluster_is_left_out() -> None:
     mine = {each.where for page in PAGES for each in blocks(page) if HERE in each.run_by}
-    assert mine == {each.where for each in (*ADMINISTRATORS, *RUNS)}
+    assert mine == {each.where for each in ALL}

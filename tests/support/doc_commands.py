@@ -23,7 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
 COMMANDS = frozenset({"sh", "console"})
-OTHER = frozenset({"text", "yaml", "json", "toml"})
+OTHER = frozenset({"text", "yaml", "json", "toml", "python"})
+"""A block of Python is run by the test of its page."""
 NEEDS = frozenset({"mac", "cluster", "pods", "network"})
 VALUED = frozenset({"-n", "-c", "-m", "--kubeconfig", "--context", "--namespace"})
 """Flags before a verb that have a value."""

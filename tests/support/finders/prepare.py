@@ -22,6 +22,7 @@ from find_llama_server import NotFound
 from tests.support.finders import (
     find_actionlint,
     find_chromium,
+    find_clients,
     find_mlx,
     find_ollama,
     find_omlx,
@@ -64,6 +65,7 @@ PARTS = (
     Part("zig", "Apple's headers, in a Python package, 380 MB", find_zig.find),
     Part("actionlint", "built with Go, 8 MB", find_actionlint.find),
     Part("omlx", "Python packages, 430 MB", find_omlx.find, heavy=True),
+    Part("clients", "Python packages, 430 MB", find_clients.find, heavy=True),
     Part("versitygw", "built with Go, 45 MB, two minutes", find_s3.find, heavy=True),
     Part("chromium", "Debian package, 400 MB", find_chromium.find, heavy=True),
     Part("ollama", "built with Go and C++, 35 MB, ten minutes", find_ollama.find, heavy=True),
