@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor import __version__
+from tests.support import parts
+from tests.support.finders import find_clients
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".run", "build", "dist", ".*_cache", "__pycache__", ".hypothesis")
@@ -93,6 +95,12 @@ def test_the_sdist_has_it_all_and_builds_the_same_wheel(built: Path, tmp_path: P
     done(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path / "direct", built, cwd=built)
     (direct,) = (tmp_path / "direct").glob("*.whl")
     assert contents(again) == contents(direct)
+
+
+def test_an_index_would_take_them(built: Path) -> None:
+    files = sorted((built / "dist").glob("metal_supervisor*"))
+    said = done(parts.found(find_clients.find), "-m", "twine", "--no-color", "check", "--strict", *files, cwd=built)
+    assert said.count("PASSED") == len(files) == 2
 
 
 def test_what_is_installed_says_its_version_and_finds_its_files(home: Path, tmp_path: Path) -> None:
