@@ -11,6 +11,8 @@ import os
 import plistlib
 import re
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -21,7 +23,7 @@ import pytest
 
 from tests.support.doc_commands import PAGES, ROOT, Block, Shown, blocks, run
 from tests.support.gateway import with_gateway
-from tests.support.system import System, eventually, running, service
+from tests.support.system import System, eventually, free_ports, running, service
 
 HERE = [page for page in PAGES if any(block.here for block in blocks(page))]
 CHECKOUT = (
@@ -140,3 +142,18 @@ def test_a_backup_brings_a_lost_state_directory_back(tmp_path: Path) -> None:
         # What is Ready in the file is so of old: this one has to come up.
         eventually(lambda: system.observe().get("ready"), 30, "the engine to serve")
         assert "hello world" in system.chat()
+
+
+def test_a_menu_bar_shows_what_serves(system: System, tmp_path: Path) -> None:
+    """conf/swiftbar, as SwiftBar runs it: alone, with a Python that has none of our packages."""
+    serve(system)
+    (plugin,) = (ROOT / "conf" / "swiftbar").iterdir()
+    environ = {"PATH": os.environ["PATH"], "METAL_SUPERVISOR_PORT": str(system.http)}
+    shown = subprocess.run([sys.executable, "-I", plugin], env=environ, capture_output=True, text=True, timeout=30)
+    head, _, first = shown.stdout.splitlines()[:3]
+    assert head == "1/1 | sfimage=cpu", shown
+    assert re.fullmatch(rf"tiny  Ready  \d+ MiB \| href=http://127.0.0.1:{system.port()}", first)
+    assert re.search(r"^\d+ MiB of [\d.]+ GiB taken \|", shown.stdout, re.MULTILINE)
+    environ["METAL_SUPERVISOR_PORT"] = str(free_ports(1)[0])
+    shown = subprocess.run([sys.executable, "-I", plugin], env=environ, capture_output=True, text=True, timeout=30)
+    assert "does not answer" in shown.stdout and not shown.stderr
