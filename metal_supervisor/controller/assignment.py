@@ -16,6 +16,7 @@ from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.reference_reader import References
 from metal_supervisor.controller import on_demand, reconcile
 from metal_supervisor.controller.gateway_keys import GatewayKeys
+from metal_supervisor.controller.plan import live_note
 from metal_supervisor.controller.prerequisites import Prerequisites
 from metal_supervisor.controller.reconcile import Ports
 from metal_supervisor.controller.resource_filter import ResourceFilter
@@ -32,6 +33,8 @@ from metal_supervisor.spec.types import Key, Rejected, Service, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
 from metal_supervisor.state.directory import StateDir
 
+UNSURE_S = 30.0
+"""Seconds after the start in which an engine without a record is left alone until it is known what it should run."""
 LEAVE_S = 5.0
 """Seconds in which a service that never fits here is left to another Mac."""
 
@@ -48,6 +51,9 @@ def _charged(records: Iterable[Record]) -> frozenset[Key]:
 
 class Assignment:
     """Turns requests into proposals; keeps the claims of the latest pass."""
+
+    unsure = False
+    """An engine without a record had no proposal in the latest pass, because it is not known yet what it should run."""
 
     def __init__(
         self,
@@ -66,6 +72,7 @@ class Assignment:
         self._gateway_keys = GatewayKeys(settings)
         self._sleep = sleep_note.SleepNoteReader(directory.path)
         self.placed = Placed({})
+        self._unsure_until = time.monotonic() + UNSURE_S
         self._left: dict[Key, float] = {}
         """InferenceService -> monotonic time at which a request asked for an engine that never fits here."""
 
@@ -75,6 +82,7 @@ class Assignment:
         `before`: the records of the last pass, with shared daemons.
         """
         result = {key: reconcile.unchanged(record) for key, record in before.items() if not record.is_daemon}
+        self.unsure = False
         if snapshot.services is None:
             return result
         found = self._resource_filter.read(snapshot, before)
@@ -151,8 +159,11 @@ class Assignment:
             others = len(serving.get(item.key, frozenset()) - {slot})
             record = next((each for each in ours if each.ordinal == ordinal), None)
             proposal = self.take(engine, record, ports, snapshot)
-            result[engine.key] = replace(proposal, slot=slot, claimed=True, peers_ready=peers + others)
             ports.hold(proposal)
+            if record is None and self._is_unsure(proposal, snapshot):
+                self.unsure = True
+                continue
+            result[engine.key] = replace(proposal, slot=slot, claimed=True, peers_ready=peers + others)
         for record in ours:
             if record.ordinal not in ordinals.values():
                 result[record.key] = self._let_go(record, max(1, item.replicas), snapshot.now)
@@ -173,6 +184,13 @@ class Assignment:
         outlook = self._prerequisites.outlook(item, record, ports, snapshot)
         accepted = reconcile.accept(item, record, outlook, snapshot.now, start_refused)
         return limits.warned(self._prerequisites.with_port_trouble(accepted, item, snapshot.notes), item)
+
+    def _is_unsure(self, proposal: Proposal, snapshot: Snapshot) -> bool:
+        """True if a service without a record waits to be known, and its engine runs: to wait would end it."""
+        if proposal.verdict is None or proposal.verdict.standing is not Standing.WAIT:
+            return False
+        up = live_note(snapshot.notes.get(proposal.program), snapshot.table.get(proposal.program))
+        return up is not None and time.monotonic() < self._unsure_until
 
     def _start_refused(self, record: Record | None, snapshot: Snapshot) -> bool:
         """True once the launcher has refused to start a revoked spec."""

@@ -168,7 +168,8 @@ class Controller:
         # A spec before the record that names it, and both before the section: an interruption leaves a runnable state.
         self.applier.write_specs(self.records.values(), self.prerequisites.specs)
         self._keep_records()
-        self.applier.write_sections(self.records.values(), snapshot.complete, snapshot.table, snapshot.notes)
+        complete = snapshot.complete and not self.assignment.unsure
+        self.applier.write_sections(self.records.values(), complete, snapshot.table, snapshot.notes)
         diff = self.applier.reload(self.controller_status.quarantined)
         world = snapshot.table, diff, snapshot.notes, snapshot.observed, snapshot.uses
         steps = self.applier.plan(self.records.values(), *world, snapshot.now, self._held(snapshot))

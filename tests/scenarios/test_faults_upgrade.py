@@ -16,7 +16,7 @@ import pytest
 import metal_supervisor
 from tests.support.faults import Figure, fault
 from tests.support.releases import install
-from tests.support.system import System, eventually, kill, running, service
+from tests.support.system import System, engine_path, eventually, kill, running, service
 
 NEXT = "9.9.9"
 CHANGES = {
@@ -201,3 +201,25 @@ def restart(system: System, program: str) -> None:
     before = eventually(lambda: system.own_pid(program), 30, program)
     os.kill(before, 15)
     eventually(lambda: system.own_pid(program) not in (0, before), 30, f"{program} to be back")
+
+
+@fault(
+    "U151", "a record is gone when the controller starts, and the engine's program takes long to say what it knows",
+    happens="the engine is left alone until that is known; then its record is made anew",
+    sees="nothing", bound="same pid, 0 bytes lost",
+)
+def test_an_engine_without_a_record_is_left_alone_until_it_is_known_what_it_should_run(tmp_path: Path) -> None:
+    slow, engine = tmp_path / "slow", tmp_path / "llama-server"
+    engine.write_text(f'#!/bin/sh\n[ ! -e {slow} ] || [ "$1" != --help ] || sleep 3\nexec {engine_path()} "$@"\n')
+    engine.chmod(0o755)
+    with running(tmp_path, engine=engine) as up:
+        up.apply(up.tiny_model(), service("tiny", contextSize=32768))
+        pid, record = up.ready(), up.files.record_path("default.tiny")
+        stream = up.stream(tokens=400)
+        slow.touch()
+        record.unlink()
+        kill(up.own_pid("controller"))
+        eventually(record.exists, 30, "its record to be made anew")
+        eventually(lambda: up.condition("MetalReady").get("status") == "True", 30, up.said())
+        assert stream.completed(), stream.error
+        assert up.ready() == pid
