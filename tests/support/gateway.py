@@ -22,13 +22,14 @@ class Gateway:
     def ask(
         self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None, timeout_s: float = 30
     ) -> tuple[int, dict[str, str], Any]:
-        """(status, headers by lower-case name, JSON answer) of one request."""
+        """(status, headers by lower-case name, JSON answer, None without one) of one request."""
         sent = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)) as connection:
             connection.request(method, path, sent, {"Content-Type": "application/json", **(headers or {})})
             answer = connection.getresponse()
             content = answer.read()
-            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, json.loads(content)
+            lowered = {name.lower(): value for name, value in answer.getheaders()}
+            return answer.status, lowered, json.loads(content) if content else None
 
     def chat(
         self, model: str, headers: dict[str, str] | None = None, timeout_s: float = 30, **body: Any
