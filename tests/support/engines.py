@@ -14,11 +14,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
+import urllib3
 
 from metal_supervisor.cluster.kube import Kube, KubeError
 from tests.support.faults import Figure
@@ -146,34 +147,58 @@ class Moment:
 
 
 LOOK_EVERY_S = 0.2
-"""Of a timeline: each look costs three processes, and its bounds are of many seconds."""
+"""Of a timeline at the engines' pids: each look costs a process, and its bounds are of many seconds."""
 
 
-class Timeline(threading.Thread):
-    """Watches the endpoints and engines of all services, so that several faults can take their time at once."""
+class Timeline:
+    """Watches the endpoints and engines of all services, so that several faults can take their time at once.
+
+    Endpoints are watched, not looked at: one that is withdrawn for 0.3 s would be missed. `at` is monotonic.
+    """
 
     def __init__(self, system: System) -> None:
-        super().__init__(name="timeline", daemon=True)
         self._system, self._kube = system, Kube(system.kubeconfig)
         self._seen: dict[str, list[Moment]] = {}
+        self._noting = threading.Lock()
         self._over = threading.Event()
-        self.start()
+        self._threads = [threading.Thread(target=self._repeat, args=(each,), name=f"timeline {each.__name__}",
+                                          daemon=True) for each in (self._watch, self._look)]
+        for each in self._threads:
+            each.start()
 
-    def run(self) -> None:
+    def _repeat(self, observe: Callable[[], None]) -> None:
         while not self._over.wait(LOOK_EVERY_S):
-            with contextlib.suppress(KubeError, OSError, http.client.HTTPException, ValueError):
-                self._look()
+            with contextlib.suppress(KubeError, OSError, http.client.HTTPException, urllib3.exceptions.HTTPError,
+                                     ValueError):
+                observe()
+
+    def _watch(self) -> None:
+        """Notes each change of a slice until the watch ends."""
+        listed = self._kube.request("GET", SLICES)
+        for each in listed["items"]:
+            self._note_slice("MODIFIED", each)
+        version = listed["metadata"]["resourceVersion"]
+        with contextlib.closing(self._kube.stream(SLICES, {"watch": "1", "resourceVersion": version})) as answer:
+            for line in answer:
+                event = json.loads(line)
+                self._note_slice(event["type"], event["object"])
+
+    def _note_slice(self, kind: str, it: dict[str, Any]) -> None:
+        endpoints = it.get("endpoints") or []
+        ready = kind != "DELETED" and any(each["conditions"]["ready"] for each in endpoints)
+        if kind != "BOOKMARK":
+            self._note(it["metadata"]["labels"]["kubernetes.io/service-name"], ready=ready)
 
     def _look(self) -> None:
-        slices = self._kube.request("GET", SLICES)["items"]
-        ready = {each["metadata"]["labels"]["kubernetes.io/service-name"] for each in slices
-                 if each["endpoints"][0]["conditions"]["ready"]}
-        rows = json.loads(self._system.fetch("/status")[1])["services"]
-        at = time.monotonic()
-        for row in rows:
-            seen = self._seen.setdefault(row["name"], [])
-            now = Moment(at, row["name"] in ready, row["pid"])
-            if not seen or (seen[-1].ready, seen[-1].pid) != (now.ready, now.pid):
+        for row in json.loads(self._system.fetch("/status")[1])["services"]:
+            self._note(row["name"], pid=row["pid"])
+
+    def _note(self, name: str, **found: Any) -> None:
+        with self._noting:
+            seen = self._seen.setdefault(name, [])
+            last = seen[-1] if seen else Moment(0.0, False, 0)
+            now = replace(last, at=time.monotonic(), **found)
+            if not seen or (last.ready, last.pid) != (now.ready, now.pid):
                 seen.append(now)
 
     def after_s(self, name: str, since: float, wanted: Callable[[Moment], bool], within_s: float, what: str) -> float:
@@ -208,8 +233,9 @@ class Timeline(threading.Thread):
 
     def end(self) -> None:
         self._over.set()
-        self.join(10)
         self._kube.close()
+        for each in self._threads:
+            each.join(10)
 
 
 class Stopwatch:
