@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from metal_supervisor.cluster.report import Condition, Happening, Report, rests
+from metal_supervisor.spec.hosts import in_url
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import GROUP, VERSION, rank_of
 from metal_supervisor.spec.types import Endpoint, Json, ModelFile, Standing
@@ -38,7 +39,7 @@ def url_of(namespace: str, endpoint: Endpoint) -> str:
 
 def direct_url(address: str, port: int, path: str) -> str:
     """URL of an engine at the address that it listens on."""
-    return f"http://{f'[{address}]' if ':' in address else address}:{port}{path}"
+    return f"http://{in_url(address)}:{port}{path}"
 
 
 def owner(record: Record) -> Json:

@@ -37,7 +37,7 @@ class AccessKey:
     digest: str = field(repr=False)
     """`sha256:` and the digest of the key in hexadecimal."""
     services: tuple[str, ...] = ()
-    """ServiceTable that it may use, as `name`, `namespace/name` or `namespace/*`; empty: all."""
+    """Services that it may use, as `name`, `namespace/name` or `namespace/*`; empty: all."""
     per_minute: int = 0
     """Requests in any 60 s, 0 without a limit."""
     at_once: int = 0

@@ -13,6 +13,7 @@ from metal_supervisor.host.local_status import asked_at
 from metal_supervisor.runtimes.llama_memory import demands
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import first_request
+from metal_supervisor.spec.hosts import in_url
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json, Standing
@@ -103,7 +104,7 @@ def _front(record: Record, bind: str) -> str:
     """Address of a service's own listener, "" without one."""
     if record.front_port is None or record.idle_s is None:
         return ""
-    return f"[{bind}]:{record.front_port}" if ":" in bind else f"{bind}:{record.front_port}"
+    return f"{in_url(bind)}:{record.front_port}"
 
 
 def context_of(runtime: str, argv: list[str]) -> int:

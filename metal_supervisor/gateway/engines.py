@@ -24,6 +24,7 @@ from metal_supervisor.gateway.access import ANYONE, Caller
 from metal_supervisor.gateway.backends import LLAMA, first_id
 from metal_supervisor.gateway.errors import GatewayError
 from metal_supervisor.gateway.routing import Backend
+from metal_supervisor.spec.hosts import in_url
 
 PIECE_BYTES = 1 << 18
 CONNECT_S, NAME_S, POOLED_S = 5.0, 5.0, 3.0
@@ -106,8 +107,7 @@ class EngineClient:
         backend = exchange.backend
         assert backend is not None
         session = self._pooled if backend.runtime == LLAMA and not exchange.streamed else self._fresh
-        host = f"[{backend.address}]" if ":" in backend.address else backend.address
-        url = URL(f"http://{host}:{backend.port}{path}", encoded=True)
+        url = URL(f"http://{in_url(backend.address)}:{backend.port}{path}", encoded=True)
         headers = _for_engine(request.headers, backend, len(body))
         try:
             return await session.post(url, data=_pieces(body) if len(body) > PIECE_BYTES else body, headers=headers)

@@ -97,10 +97,6 @@ class Proxy:
             goal = routing.target(exchange.path)
             if request.method in ("GET", "HEAD"):
                 return self._models(exchange, goal)
-            if request.method != "POST" or goal.path not in routing.PATHS:
-                raise _not_found(request.method, exchange.path)
-            self._doorman.enter(exchange.caller, time.monotonic())
-            exchange.entered = True
             return await self._pass_on(request, exchange, goal)
         except GatewayError as error:
             if exchange.early is not None:
@@ -140,10 +136,6 @@ class Proxy:
                 body = {"status": "ok" if good else front.reason, "model": routing.state(front)}
                 return _json(exchange, 200 if good else 503, json.dumps(body).encode())
             return self._models(exchange, goal)
-        if request.method != "POST" or goal.path not in routing.PATHS:
-            raise _not_found(request.method, exchange.path)
-        self._doorman.enter(exchange.caller, time.monotonic())
-        exchange.entered = True
         return await self._pass_on(request, exchange, goal)
 
     # ── checks ───────────────────────────────────────────────────────────────────────────────────
@@ -193,6 +185,10 @@ class Proxy:
     # ── what an engine answers ───────────────────────────────────────────────────────────────────
 
     async def _pass_on(self, request: web.BaseRequest, exchange: Exchange, goal: routing.Target) -> web.StreamResponse:
+        if request.method != "POST" or goal.path not in routing.PATHS:
+            raise _not_found(request.method, exchange.path)
+        self._doorman.enter(exchange.caller, time.monotonic())
+        exchange.entered = True
         body = await self._bodies.read(request)
         size = len(body)
         try:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from metal_supervisor.spec import limits
+from metal_supervisor.spec.hosts import in_url
 from metal_supervisor.spec.on_demand import IDLE_TTL_S, LONGEST_IDLE_S
 
 HUB = "https://huggingface.co"
@@ -426,7 +427,7 @@ class Settings:
     def gateway_url(self) -> str:
         """Base URL of the gateway for clients on this Mac."""
         address, port = self.gateway_address
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address, f"[{address}]" if ":" in address else address)
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address, in_url(address))
         return f"{'https' if self.gateway_tls_cert else 'http'}://{host}:{port}/v1"
 
     @property

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from metal_supervisor.spec import fields
 from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.hosts import in_url
 from metal_supervisor.spec.shards import shard_names
 
 LIBRARY = re.compile(
@@ -199,7 +200,7 @@ def _web(written: str, where: str) -> str:
         raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} names no host")
     if parts.username is not None or parts.password is not None:
         raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} holds a user or password; use spec.sourceSecretRef")
-    named = f"[{host}]" if ":" in host else host  # lower case by now
+    named = in_url(host)  # lower case by now
     usual = port in (None, {"http": 80, "https": 443}[parts.scheme])
     parts = parts._replace(netloc=named if usual else f"{named}:{port}")
     found = HUB_PAGE.fullmatch(urllib.parse.urlunsplit(parts._replace(query="", fragment="")))

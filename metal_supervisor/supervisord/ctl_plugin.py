@@ -17,6 +17,7 @@ from supervisor.supervisorctl import ControllerPluginBase
 from metal_supervisor import launch
 from metal_supervisor.cluster.report import CRASH_LOOP, report
 from metal_supervisor.host.local_status import asked_at
+from metal_supervisor.spec.hosts import in_url
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sizes import amount
@@ -38,8 +39,7 @@ def endpoint(record: Record, spec_host: str) -> str:
     port = report(record, None).port
     if not port:
         return ""
-    host = asked_at(record.host or spec_host or "127.0.0.1")
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+    return f"http://{in_url(asked_at(record.host or spec_host or '127.0.0.1'))}:{port}/v1"
 
 
 def row(record: Record, observed: Observed | None, reached: str, now: float) -> tuple[str, ...]:
