@@ -22,7 +22,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -40,6 +39,7 @@ from metal_supervisor.runtimes import probing
 from metal_supervisor.settings.loader import conf_dir
 from metal_supervisor.spec.types import Probe
 from tests.support.bench import bench_confinement, bench_fetch, bench_header, bench_pages
+from tests.support.bench.watching import Watch, readiness
 from tests.support.system import ISVC, SLICES, System, eventually, free_ports, kill, running, service
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -73,42 +73,6 @@ class Figure:
         return found
 
 
-class Watch:
-    """A watch that remembers when each object first looked a certain way."""
-
-    def __init__(self, system: System, path: str, word: Callable[[dict[str, Any]], str]) -> None:
-        self._lock = threading.Lock()
-        self._seen: dict[tuple[str, str], list[float]] = {}
-        version = system.get(path)["metadata"]["resourceVersion"]
-        self._kube = Kube(system.kubeconfig)
-        self._stream = self._kube.stream(path, {"watch": "true", "resourceVersion": version, "timeoutSeconds": 3000})
-        self._word = word
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        buffer = b""
-        with contextlib.suppress(Exception):
-            for chunk in self._stream.stream(amt=None, decode_content=False):
-                buffer += chunk
-                *lines, buffer = buffer.split(b"\n")
-                now = time.monotonic()
-                for line in filter(None, lines):
-                    event = json.loads(line)
-                    name, word = event["object"]["metadata"].get("name", ""), self._word(event)
-                    with self._lock:
-                        self._seen.setdefault((name, word), []).append(now)
-
-    def after(self, name: str, word: str, since: float, within_s: float = 60) -> float:
-        """Seconds from `since` until the object was first seen like that."""
-
-        def look() -> float | None:
-            with self._lock:
-                times = [at for at in self._seen.get((name, word), []) if at >= since]
-            return times[0] - since if times else None
-
-        return eventually(look, within_s, f"{name} to be {word}")
-
-
 def lean(name: str, **spec: Any) -> dict[str, Any]:
     """A service whose scratch is small: the model is padded by its width, and twenty of it must fit into the budget."""
     return service(name, uBatchSize=32, **spec)
@@ -116,11 +80,6 @@ def lean(name: str, **spec: Any) -> dict[str, Any]:
 
 def phase(event: dict[str, Any]) -> str:
     return str((event["object"].get("status") or {}).get("phase", ""))
-
-
-def readiness(event: dict[str, Any]) -> str:
-    endpoints = event["object"].get("endpoints") or [{}]
-    return f"ready={(endpoints[0].get('conditions') or {}).get('ready')}" if event["type"] != "DELETED" else "deleted"
 
 
 def engine_up(system: System, name: str, but: int = 0) -> int | None:

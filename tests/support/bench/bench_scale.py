@@ -1,0 +1,227 @@
+"""What an edit, a crash and rest cost a Mac that has few, many or very many services.
+
+The whole system runs on its own API server, with stand-ins for engines that load for LOAD_S. An edit is a service that
+comes; crashes are of services that have been up for long. *Beyond the engines* is what it takes longer than without us:
+of one service LOAD_S, of all together the time that as many stand-ins take, started as fast as the machine can.
+
+    python -m tests.support.bench.bench_scale [--services 10 150 500] [--times 20] [--idle-s 60]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.support.bench.watching import Watch, readiness
+from tests.support.system import FAKE_ENGINE, SLICES, System, eventually, kill, service
+
+LOAD_S = 0.2
+SETTLED_S = 3.0
+"""Longer than supervisord's startsecs."""
+QUIET_S = 20.0
+"""After the last edit, until rest is rest: the probes have their long pause, and every Lease its pace."""
+SIZES = (10, 150, 500)
+OURS = ("controller", "sidecar", "supervisord", "apiserver")
+FLAGS = ("--memory-fraction", "0.9")
+
+
+@dataclass
+class Scale:
+    """Figures of one number of services: seconds, but for what is named otherwise."""
+
+    to_pid: list[float] = field(default_factory=list)
+    to_slice: list[float] = field(default_factory=list)
+    """Beyond LOAD_S."""
+    withdrawn: list[float] = field(default_factory=list)
+    edit_cpu_ms: dict[str, float] = field(default_factory=dict)
+    """Process -> CPU of one edit, in ms."""
+    idle_percent: dict[str, float] = field(default_factory=dict)
+    """Process -> share of a core."""
+    switches: dict[str, float] = field(default_factory=dict)
+    """Process -> context switches a second at rest."""
+    pss_mib: dict[str, float] = field(default_factory=dict)
+    all_ready: float = 0.0
+    alone: float = 0.0
+    """Until as many stand-ins answer without us."""
+
+
+def engine(name: str) -> dict[str, Any]:
+    return service(name, extraArgs=["--fake-load-s", str(LOAD_S)])
+
+
+def processes(system: System) -> dict[str, psutil.Process]:
+    """Ours; the API server is besides, for a Mac of a cluster has none."""
+    pids = {name: system.own_pid(name) for name in ("controller", "sidecar", "apiserver")}
+    return {name: psutil.Process(pid) for name, pid in {**pids, "supervisord": system.supervisord_pid()}.items()}
+
+
+def cpu_s(ours: dict[str, psutil.Process]) -> dict[str, float]:
+    """CPU so far, without that of ended children."""
+    return {name: sum(process.cpu_times()[:2]) for name, process in ours.items()}
+
+
+def started(system: System, name: str) -> bool:
+    """True once the launcher has become the engine."""
+    note = system.files.run_note(f"default.{name}")
+    if note is None or not note.pid:
+        return False
+    with contextlib.suppress(OSError):
+        return b"--alias" in Path(f"/proc/{note.pid}/cmdline").read_bytes()
+    return False
+
+
+def seconds_until(look: Any, since: float, within_s: float = 120) -> float:
+    """Seconds from `since` until `look` was true, to a millisecond."""
+    while not look():
+        assert time.monotonic() - since < within_s
+        time.sleep(0.001)
+    return time.monotonic() - since
+
+
+def edits(system: System, slices: Watch, times: int, scale: Scale) -> None:
+    """Measures services that come to those that are there, one at a time."""
+    ours = processes(system)
+    before = cpu_s(ours)
+    for index in range(times):
+        name = f"edit-{index}"
+        since = time.monotonic()
+        system.apply(engine(name))
+        scale.to_pid.append(seconds_until(lambda name=name: started(system, name), since))
+        scale.to_slice.append(slices.after_for(name, "ready=True", since) - LOAD_S)
+    after = cpu_s(ours)
+    scale.edit_cpu_ms = {name: 1000 * (after[name] - before[name]) / times for name in ours}
+
+
+def crashes(system: System, slices: Watch, times: int, scale: Scale) -> None:
+    """Measures engines that end by SIGKILL, one at a time."""
+    time.sleep(SETTLED_S)
+    for index in range(times):
+        name = f"edit-{index}"
+        pid, since = system.pid(name), time.monotonic()
+        kill(pid)
+        scale.withdrawn.append(slices.after_for(name, "ready=False", since))
+        slices.after_for(name, "ready=True", since + scale.withdrawn[-1])
+
+
+def rest(system: System, seconds: float, scale: Scale) -> None:
+    """Measures what nothing costs."""
+    time.sleep(QUIET_S)
+    ours = processes(system)
+    before, switched = cpu_s(ours), {name: each.num_ctx_switches() for name, each in ours.items()}
+    since = time.monotonic()
+    time.sleep(seconds)
+    lasted, after = time.monotonic() - since, cpu_s(ours)
+    for name, each in ours.items():
+        now, then = each.num_ctx_switches(), switched[name]
+        scale.idle_percent[name] = 100 * (after[name] - before[name]) / lasted
+        scale.switches[name] = (now.voluntary + now.involuntary - then.voluntary - then.involuntary) / lasted
+        scale.pss_mib[name] = getattr(each.memory_full_info(), "pss", 0) / 2**20
+
+
+def alone_s(count: int) -> float:
+    """Seconds until as many stand-ins answer, started at once without us."""
+    script = [sys.executable, str(FAKE_ENGINE), "--fake-load-s", str(LOAD_S), "--host", "127.0.0.1", "--port"]
+    first, since, running = 21000, time.monotonic(), []
+
+    def up(port: int) -> None:
+        ask = ["curl", "-sf", "--retry", "1000", "--retry-all-errors", "--retry-delay", "1", "-o", os.devnull]
+        subprocess.run([*ask, f"http://127.0.0.1:{port}/health"], check=True, timeout=300)
+
+    try:
+        for port in range(first, first + count):
+            running.append(subprocess.Popen([*script, str(port)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(up, range(first, first + count)))
+        return time.monotonic() - since
+    finally:
+        for each in running:
+            each.send_signal(signal.SIGKILL)
+            each.wait()
+
+
+@contextlib.contextmanager
+def loaded(services: int, scale: Scale) -> Iterator[tuple[System, Watch]]:
+    """A system with so many services, all of one apply, and a watch of their slices."""
+    with tempfile.TemporaryDirectory(prefix="ms-scale-") as base:
+        system = System(Path(base), "--ports", "22000-23999", *FLAGS, engine=FAKE_ENGINE)
+        try:
+            system.start()
+            slices = Watch(system, SLICES, readiness)
+            time.sleep(1)
+            since = time.monotonic()
+            names = [f"many-{number}" for number in range(services)]
+            system.apply(system.tiny_model(), *(engine(name) for name in names))
+            eventually(lambda: all(slices.seen_for(name, "ready=True") for name in names), 600, "all to be Ready")
+            scale.all_ready = max(slices.after_for(name, "ready=True", since) for name in names)
+            yield system, slices
+        finally:
+            system.close()
+
+
+def measure(services: int, times: int, idle_s: float) -> Scale:
+    """All figures of one number of services."""
+    scale = Scale(alone=alone_s(services))
+    with loaded(services, scale) as (system, slices):
+        rest(system, idle_s, scale)
+        edits(system, slices, times, scale)
+        crashes(system, slices, times, scale)
+    return scale
+
+
+def shown(values: list[float]) -> str:
+    """Median, and the middle nine tenths."""
+    ranks = sorted(values)
+    low, high = ranks[len(ranks) // 20], ranks[-1 - len(ranks) // 20]
+    return f"{statistics.median(values):.3f} [{low:.3f}, {high:.3f}]"
+
+
+def report(services: int, scale: Scale) -> str:
+    """All figures, for people."""
+
+    def each(values: dict[str, float], digits: int = 2) -> str:
+        parts = ", ".join(f"{name} {values[name]:.{digits}f}" for name in OURS if name in values)
+        total = sum(value for name, value in values.items() if name != "apiserver")
+        return f"{total:.{digits}f} ({parts}, which is not counted)"
+
+    return "\n".join(
+        (
+            f"── {services} services",
+            f"apply -> pid, s                       {shown(scale.to_pid)}",
+            f"apply -> ready slice, beyond load, s  {shown(scale.to_slice)}",
+            f"crash -> slice not ready, s           {shown(scale.withdrawn)}",
+            f"CPU of an edit, ms                    {each(scale.edit_cpu_ms, 1)}",
+            f"idle, % of a core                     {each(scale.idle_percent)}",
+            f"idle, context switches a second       {each(scale.switches, 1)}",
+            f"PSS, MiB                              {each(scale.pss_mib, 0)}",
+            f"all Ready after one apply, s          {scale.all_ready:.2f}, the stand-ins alone {scale.alone:.2f}",
+        )
+    )
+
+
+def main() -> None:
+    """Measures, and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--services", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--idle-s", type=float, default=60)
+    given = parser.parse_args()
+    for services in given.services:
+        print(report(services, measure(services, given.times, given.idle_s)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
