@@ -29,13 +29,14 @@ from metal_supervisor.controller.on_demand import Yielding
 from metal_supervisor.memory import ledger
 from metal_supervisor.memory.ledger import INSUFFICIENT, Decision, Entry, Ledger, LedgerPhase, Pool
 from metal_supervisor.spec.limits import Amount, limit_of
-from metal_supervisor.spec.record import EngineRun, Proposal, Record, Reservation
+from metal_supervisor.spec.record import EngineRun, Proposal, Record, Reservation, Verdict
 from metal_supervisor.spec.resources import rank_of
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.types import Key, Standing
 
 EVICTED_DRAIN_S = 20.0
 """How long an engine may finish what it answers while the machine is running out of memory."""
+RUNS = Verdict(Standing.RUN, "Admitted", "", 0.0)
 KEEPS = "the engine keeps running as it last could"
 
 
@@ -91,7 +92,8 @@ def settle(
     for key, proposal in proposals.items():
         was, said = before.get(key), book.decisions.get(key)
         if proposal.verdict is not None:
-            result[key] = reconcile.recorded(proposal, proposal.verdict)
+            same = was is not None and reconcile.leaves_as_it_is(proposal, proposal.verdict, was)
+            result[key] = was if was is not None and same else reconcile.recorded(proposal, proposal.verdict)
         elif proposal.evicted_at is not None:
             result[key] = _stopped(proposal, was, EVICTED, _why_evicted(proposal), now)
         elif key in displaced:
@@ -199,6 +201,9 @@ def _running(proposal: Proposal, was: Record | None, now: float, **changes: Any)
 
 def _kept(proposal: Proposal, was: Record | None, up: Up | None, now: float) -> Record:
     """Record of a service that keeps the memory it has."""
+    over = ledger.over_limit(proposal.reserved_bytes, proposal.limit_bytes, proposal.mapped_bytes)
+    if was is not None and was.queued_at is not None and not over and reconcile.leaves_as_it_is(proposal, RUNS, was):
+        return was  # as nearly always; to make it anew takes ten times as long
     record = _running(proposal, was, now)
     if record.queued_at is None:  # its record was lost, or is of a release without accounting
         record = replace(record, queued_at=now, admitted_at=now)

@@ -58,10 +58,15 @@ class Applier:
     def __init__(self, directory: StateDir, supervisord: Supervisord, settings: Settings) -> None:
         self.state, self.supervisord, self._settings = directory, supervisord, settings
         self._diff = Diff()
-        self._dirty = True
+        self._unread: set[str] = set()
+        """Programs whose sections supervisord has to read again."""
+        self._sections: dict[str, object] | None = None
+        """The sections on file as of the latest reload of all, None before it."""
+        self._in_place: dict[str, tuple[object, ...]] = {}
+        """Program whose section is in place, and nothing is pending -> what that was decided by."""
         self.lacks = False
         """A section was put aside in this pass, and may have to be written anew."""
-        self._reloaded_at = 0.0
+        self._reloaded_at = -RELOAD_EVERY_S
         self._stopping: dict[str, Stopping] = {}
         self._told: dict[str, tuple[int, Hung]] = {}
         """Hung engines that were told to end, with their pids."""
@@ -75,7 +80,7 @@ class Applier:
         for record in records:
             for spec_file in (record.spec_file, record.next_spec):
                 if spec_file and spec_file in specs:
-                    write_atomic(self.state.spec_path(spec_file), specs[spec_file])
+                    self.state.write_spec(spec_file, specs[spec_file])
             if record.spec_file and record.spec_file not in specs:
                 self._mark(record, record.spec_file)
 
@@ -103,22 +108,28 @@ class Applier:
             if record.runs:
                 wanted[record.program] = record
         # Delete sections before adding new ones, so that a boot in between cannot start both.
-        for path in (self.state.path / "models.d").glob("*.conf"):
-            name = path.name.removesuffix(".conf")
+        on_file = self.state.sections_on_file()
+        for name in [file.removesuffix(".conf") for file in on_file]:
             if name not in wanted and (complete or name in known) and self.state.section_spec(name):
                 self._ours.add(name)
                 if name in table and table[name].state in LIVE:
                     continue  # it drains; if supervisord is killed, the next boot still needs its section
                 with self._forgiving(name):
-                    path.unlink(missing_ok=True)
-                    self._dirty = True
+                    self.state.section_path(name).unlink(missing_ok=True)
+                    self._unread.add(name)
+        before, self._in_place = self._in_place, {}
         for name, record in wanted.items():
             assert record.spec_file is not None
             spec_file = record.next_spec or record.spec_file
+            basis = spec_file, record.next_spec, self._autostart(record, table.get(name)), on_file.get(f"{name}.conf")
+            if before.get(name) == basis:
+                self._in_place[name] = basis
+                continue
             if not self.state.spec_path(spec_file).exists():
                 continue  # lost, and not composed yet: a running engine keeps running, a stopped one could not start
             with self._forgiving(name):
-                self._write_section(record, spec_file, table.get(name), notes.get(name))
+                if self._write_section(record, spec_file, table.get(name), notes.get(name)):
+                    self._in_place[name] = basis
 
     @contextlib.contextmanager
     def _forgiving(self, program: str) -> Iterator[None]:
@@ -126,37 +137,51 @@ class Applier:
         try:
             yield
         except OSError as error:
-            self._dirty = True
+            self._unread.add(program)
             log.error("section cannot be kept", extra={"program": program, "error": str(error)})
 
-    def _write_section(self, record: Record, spec_file: str, state: ProgramState | None, note: RunNote | None) -> None:
+    def _autostart(self, record: Record, state: ProgramState | None) -> bool:
+        """True if supervisord is to start the program at a boot."""
+        if not record.stopped_by_hand:
+            return True
+        if state is not None:
+            return not plan.stays_stopped(state)
+        return programs.starts_itself(self.state.section_text(record.program))
+
+    def _write_section(self, record: Record, spec_file: str, state: ProgramState | None, note: RunNote | None) -> bool:
         """Write a section: in place at once, or as pending until the running engine has exited.
+
+        True if it was in place already, as nearly always.
 
         A section in place that the engine does not run from is a trap: `supervisorctl update` would restart the engine,
         and a boot after supervisord was killed would not know it.
         """
         name, settings = record.program, self._settings
         current, pending = self.state.section_text(name), self.state.pending_path(name)
-        stays = plan.stays_stopped(state) if state is not None else not programs.starts_itself(current)
-        autostart = not (record.stopped_by_hand and stays)
+        autostart = self._autostart(record, state)
 
         def section(spec: str) -> str:
             return programs.section(name, spec, self.state.home, autostart, settings.log_size, settings.log_files)
 
         text = section(spec_file)
-        if current == text and not record.next_spec:  # as nearly always: what follows is for changes
+        if current == text and not record.next_spec:
             pending.unlink(missing_ok=True)
-            return
+            return True
         up, known = state is not None and state.state in LIVE, plan.live_note(note, state)
         fits = programs.is_unedited(current) and note is not None and programs.section_spec(current) == note.spec_file
         if known is not None and not fits and known.spec_file == record.spec_file:  # edited, or deleted
             current, fits = section(known.spec_file), True
-            self._dirty |= write_atomic(self.state.section_path(name), current)
+            self._write(name, current)
         if up and fits and current != text:
             write_atomic(pending, text)
-            return
+            return False
         pending.unlink(missing_ok=True)
-        self._dirty |= write_atomic(self.state.section_path(name), text)
+        self._write(name, text)
+        return False
+
+    def _write(self, name: str, text: str) -> None:
+        if write_atomic(self.state.section_path(name), text):
+            self._unread.add(name)
 
     def collect(self, records: Iterable[Record], notes: Iterable[RunNote]) -> None:
         """Remove specs that are no longer referenced: they hold environments, and so perhaps secrets."""
@@ -173,15 +198,30 @@ class Applier:
                 path.unlink(missing_ok=True)
 
     def reload(self, quarantined: Callable[[str, str], None]) -> Diff:
-        """Have supervisord read its files again, if they may have changed; return the pending differences.
+        """Have supervisord read the sections again that changed; return the pending differences.
 
-        A file that blocks the reload is quarantined, and `quarantined` called with its name and the reason. Raises
-        BrokenFile if the reload stays blocked.
+        A file that blocks that is quarantined, and `quarantined` called with its name and the reason. Raises BrokenFile
+        if it stays blocked. What others did in `models.d` is found every RELOAD_EVERY_S.
         """
         self.lacks = False
+        again = self._unread | self._diff.names
+        on_file = self._sections
         due = time.monotonic() - self._reloaded_at > RELOAD_EVERY_S
-        if not (self._dirty or self._diff or due):
-            return self._diff
+        if due:
+            on_file, self._reloaded_at = self.state.sections_on_file(), time.monotonic()
+        if on_file != self._sections:
+            self._reload_all(quarantined)
+        elif again:
+            found = self.supervisord.reread(again)
+            if found is None:
+                self._reload_all(quarantined)
+            else:
+                self._diff = found
+        self._unread = set()
+        return self._diff
+
+    def _reload_all(self, quarantined: Callable[[str, str], None]) -> None:
+        """Have supervisord read all its files again: of 500 programs, that takes it half a second."""
         try:
             self._diff = self.supervisord.reload()
         except BrokenFile as error:
@@ -192,8 +232,7 @@ class Applier:
                 quarantined(name, reason)
             self.lacks = True  # one may be a wanted section: write it again now, not at the next resync
             self._diff = self.supervisord.reload()
-        self._dirty, self._reloaded_at = False, time.monotonic()
-        return self._diff
+        self._sections = self.state.sections_on_file()
 
     def plan(
         self,
@@ -230,13 +269,13 @@ class Applier:
             for name, each in stopping.items()
         }
         steps = plan.steps(wanted, frozenset(self._ours), table, diff, notes, stopping, now, held)
-        self._dirty |= any(step.why == plan.RELOAD for step in steps)
+        self._unread |= {step.program for step in steps if step.why == plan.RELOAD}
         self._to_add = [step.program for step in steps if step.do is Action.ADD]
         return steps
 
     def _possible(self, spec_file: str, note: RunNote | None) -> str:
         """Spec to run: the wanted one, or that of the running engine while the wanted one is lost and not composed."""
-        lost = not self.state.spec_path(spec_file).exists()
+        lost = not self.state.read_spec(spec_file)
         return note.spec_file if lost and note is not None and note.spec_file else spec_file
 
     def _is_unsaid(
@@ -308,13 +347,13 @@ class Applier:
             self.supervisord.signal(name, "TERM")
         elif step.do is Action.ADD:
             self._add(name)
-            self._dirty = True
+            self._unread.add(name)
         elif step.do is Action.REPLACE:
             self.supervisord.replace(name)
-            self._dirty = True
+            self._unread.add(name)
         elif step.do is Action.REMOVE:
             self.supervisord.remove(name)
-            self._dirty = True
+            self._unread.add(name)
         elif step.do is Action.START:
             self.supervisord.start(name)
 

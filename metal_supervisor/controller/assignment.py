@@ -29,12 +29,14 @@ from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import limits, references
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Proposal, Record
-from metal_supervisor.spec.types import Key, Rejected, Service, Standing
+from metal_supervisor.spec.types import Json, Key, Rejected, Service, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
 from metal_supervisor.state.directory import StateDir
 
 UNSURE_S = 30.0
 """Seconds after the start in which an engine without a record is left alone until it is known what it should run."""
+ANEW_S = 60.0
+"""Seconds after which the proposals for engines that run as they should are made anew, whatever was looked at."""
 LEAVE_S = 5.0
 """Seconds in which a service that never fits here is left to another Mac."""
 
@@ -73,6 +75,9 @@ class Assignment:
         self._sleep = sleep_note.SleepNoteReader(directory.path)
         self.placed = Placed({})
         self._unsure_until = time.monotonic() + UNSURE_S
+        self._steady: dict[Key, tuple[tuple[object, ...], Proposal]] = {}
+        """Engine that runs as it should -> what its latest proposal was made from, and that proposal."""
+        self._anew_at = 0.0
         self._left: dict[Key, float] = {}
         """InferenceService -> monotonic time at which a request asked for an engine that never fits here."""
 
@@ -81,14 +86,29 @@ class Assignment:
 
         `before`: the records of the last pass, with shared daemons.
         """
-        result = {key: reconcile.unchanged(record) for key, record in before.items() if not record.is_daemon}
+        result: dict[Key, Proposal] = {}
         self.unsure = False
-        if snapshot.services is None:
-            return result
+        if snapshot.services is not None:
+            self._propose(before, snapshot.services, snapshot, result)
+        for key, record in before.items():
+            if key not in result and not record.is_daemon:
+                result[key] = reconcile.unchanged(record)
+        return result
+
+    def _propose(
+        self,
+        before: Mapping[Key, Record],
+        services: Mapping[Key, Json],
+        snapshot: Snapshot,
+        result: dict[Key, Proposal],
+    ) -> None:
+        """Add the proposals that change something, or could, to the result."""
+        if time.monotonic() >= self._anew_at:
+            self._steady, self._anew_at = {}, time.monotonic() + ANEW_S
         found = self._resource_filter.read(snapshot, before)
         serving = self._ready(before, snapshot.observed)
         self.placed = self._placement.place(
-            found, snapshot.services.keys() - found.keys(), serving,
+            found, services.keys() - found.keys(), serving,
             lambda item: self._prerequisites.delay_s(item, snapshot), _charged(before.values()),
             self._to_leave(before.values()),
         )  # fmt: skip
@@ -106,10 +126,9 @@ class Assignment:
             known = references.filled(item, self._references.look) if isinstance(item, Service) else item
             self._share_out(known, ours.get(item.key, ()), result, ports, serving, snapshot)
         for record in [each for each in before.values() if not each.is_daemon]:
-            if record.owner not in found and (snapshot.complete or record.owner in snapshot.services):
-                why = reconcile.NOT_HERE if record.owner in snapshot.services else reconcile.DELETED
+            if record.owner not in found and (snapshot.complete or record.owner in services):
+                why = reconcile.NOT_HERE if record.owner in services else reconcile.DELETED
                 result[record.key] = reconcile.unchanged(reconcile.dismiss(record, snapshot.now, why))
-        return result
 
     def _to_leave(self, records: Iterable[Record]) -> Collection[Key]:
         """The on-demand services that another Mac should have: one of their requests showed that they never fit."""
@@ -163,7 +182,10 @@ class Assignment:
             if record is None and self._is_unsure(proposal, snapshot):
                 self.unsure = True
                 continue
-            result[engine.key] = replace(proposal, slot=slot, claimed=True, peers_ready=peers + others)
+            share = slot, True, peers + others
+            if (proposal.slot, proposal.claimed, proposal.peers_ready) != share:
+                proposal = replace(proposal, slot=slot, claimed=True, peers_ready=peers + others)
+            result[engine.key] = proposal
         for record in ours:
             if record.ordinal not in ordinals.values():
                 result[record.key] = self._let_go(record, max(1, item.replicas), snapshot.now)
@@ -181,9 +203,27 @@ class Assignment:
         start_refused = self._start_refused(record, snapshot)
         if isinstance(item, Rejected):
             return reconcile.refuse(item, record, snapshot.now, start_refused)
-        outlook = self._prerequisites.outlook(item, record, ports, snapshot)
-        accepted = reconcile.accept(item, record, outlook, snapshot.now, start_refused)
-        return limits.warned(self._prerequisites.with_port_trouble(accepted, item, snapshot.notes), item)
+        basis = self._prerequisites.basis(item, record, ports, snapshot) if record is not None else None
+        if record is None or basis is None:
+            return self._accepted(item, record, ports, snapshot, start_refused)
+        known = self._steady.get(record.key)
+        if known is not None and known[0] == basis:
+            return known[1]
+        proposal = self._accepted(item, record, ports, snapshot, start_refused)
+        if proposal.asks and proposal.spec_file == record.spec_file and not proposal.next_spec:
+            # The share is its record's, so that mostly the very same proposal is handed on.
+            proposal = replace(
+                proposal, slot=record.slot, claimed=record.claimed, peers_ready=record.peers_ready
+            )  # fmt: skip
+            self._steady[record.key] = basis, proposal
+        return proposal
+
+    def _accepted(
+        self, service: Service, record: Record | None, ports: Ports, snapshot: Snapshot, start_refused: bool
+    ) -> Proposal:
+        outlook = self._prerequisites.outlook(service, record, ports, snapshot)
+        accepted = reconcile.accept(service, record, outlook, snapshot.now, start_refused)
+        return limits.warned(self._prerequisites.with_port_trouble(accepted, service, snapshot.notes), service)
 
     def _is_unsure(self, proposal: Proposal, snapshot: Snapshot) -> bool:
         """True if a service without a record waits to be known, and its engine runs: to wait would end it."""

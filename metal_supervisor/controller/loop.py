@@ -323,10 +323,10 @@ class Controller:
                 del self.records[key]
                 for reader in ("sidecar", "gateway"):
                     ring(self.state.path, reader)
-            else:
+            elif kept is not record:
                 self.records[key] = kept
+                self._keep_records(only=kept)
         self.applier.forget_all_but(busy)
-        self._keep_records()
         self.prerequisites.keep(self.records.values())
 
     def _pids(self, snapshot: Snapshot) -> set[int]:

@@ -127,6 +127,31 @@ class Prerequisites:
         front = self._front_port(service, record, found.port, ports)
         return replace(found, host=where[0] if where else "", front_port=front)
 
+    def basis(self, service: Service, record: Record, ports: Ports, snapshot: Snapshot) -> tuple[object, ...] | None:
+        """All that the outlook of an engine depends on that runs from its spec; None for any other."""
+        note = live_note(snapshot.notes.get(record.program), snapshot.table.get(record.program))
+        steady = record.runs and not record.withdraw and note is not None and note.spec_file == record.spec_file
+        if not steady or not reconcile.same_request(record.asked, service.asked):
+            return None
+        around = self._around(service, record, ports, snapshot)
+        return None if around is None else (service, record, note, *around)
+
+    def _around(
+        self, service: Service, record: Record, ports: Ports, snapshot: Snapshot
+    ) -> tuple[object, ...] | None:
+        """As `basis`, of what is neither the service nor its record; None also where that is more than this."""
+        opened = service.allowed_args and any("/" in each for each in service.extra_args)  # files, looked at each time
+        further = RUNTIMES[service.runtime].shared is not None or service.companions or opened
+        file = self._store.state(service.model.artifact)
+        if further or file.phase != "Ready" or record.port not in self._settings.port_range:
+            return None
+        held = (
+            ports.holder(service.container_port or record.port or 0, service.key),
+            ports.holder(record.front_port or 0, front_key(service.key)),
+        )
+        room = snapshot.room.total, snapshot.room.budget
+        return file, self._look(file.path), self._binary(service, snapshot), held, room
+
     def _found(
         self,
         service: Service,

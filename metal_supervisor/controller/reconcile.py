@@ -102,6 +102,14 @@ def unchanged(record: Record) -> Proposal:
     return Proposal(**{**vars(record), "verdict": None if record.runs else record.verdict})
 
 
+def leaves_as_it_is(proposal: Proposal, decided: Verdict, record: Record) -> bool:
+    """True if the record of a proposal would be the one it has. `decided`: its verdict, whatever its time is."""
+    old = record.verdict
+    if (decided.standing, decided.reason, decided.message) != (old.standing, old.reason, old.message):
+        return False
+    return {**vars(proposal), "verdict": old} == vars(record)
+
+
 def recorded(proposal: Proposal, decided: Verdict, **changes: Any) -> Record:
     """The record of a proposal. `changes`: fields that it has instead of the proposal's."""
     return Record(**{**vars(proposal), "verdict": decided, **changes})

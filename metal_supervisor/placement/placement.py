@@ -115,8 +115,9 @@ class Placement:
         lives = claims.judge(
             held, nodes, self._sightings, self._node, self._leases.connected_at, self._settings.lease_duration
         )
+        ours = {slot[:2] for slot, claim in held.items() if claim.holder == self._node}
         for key, item in found.items():
-            if key not in begun and any(claim.holder == self._node and slot[:2] == key for slot, claim in held.items()):
+            if key not in begun and key in ours:
                 delay_s(item)  # just claimed: its memory is not available to others
         asks = {
             key: Ask(
@@ -226,11 +227,12 @@ def _uses(service: Json, model: str) -> bool:
 
 def to_serve(found: Mapping[Key, Service | Rejected], placed: Placed, records: Collection[Record]) -> list[Service]:
     """The services of which this Mac runs an engine, or is about to."""
+    owners = frozenset() if placed.known else {each.owner for each in records}
     return [
         item
         for key, item in found.items()
         if isinstance(item, Service) and item.replicas and not item.suspended
-        and (key in placed.mine or (not placed.known and any(each.owner == key for each in records)))
+        and (key in placed.mine or key in owners)
     ]
 
 

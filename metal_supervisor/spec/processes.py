@@ -38,7 +38,6 @@ class ProgramState:
     stop: float
     now: float
     """supervisord's clock at the time of the answer."""
-    description: str
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,12 @@ class Diff:
     removed: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
-        return bool(self.added or self.changed or self.removed)
+        return bool(self.names)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every program that differs."""
+        return self.added | self.changed | self.removed
 
 
 @dataclass(frozen=True)

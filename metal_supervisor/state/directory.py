@@ -63,7 +63,7 @@ def write_atomic(path: Path, text: str | bytes, durable: bool = True) -> bool:
 
 def _edition(path: Path) -> tuple[int, int, int]:
     """(inode, mtime, size) of a file: different once it was replaced or edited. Raises OSError."""
-    found = path.stat()
+    found = os.stat(path)
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
@@ -178,6 +178,12 @@ class StateDir:
         """A program's section on file, "" without one that can be read."""
         return _text_of(self.section_path(program))
 
+    def sections_on_file(self) -> dict[str, object]:
+        """File name -> edition of each section, which is another once it was replaced or edited."""
+        with os.scandir(self.path / "models.d") as entries:
+            found = {each.name: each.stat() for each in entries if each.name.endswith(".conf")}
+        return {name: (each.st_ino, each.st_mtime_ns, each.st_size) for name, each in found.items()}
+
     def section_spec(self, program: str) -> str:
         """The spec that a program's section on file names; "" without one, or if it is not ours."""
         return programs.section_spec(self.section_text(program))
@@ -198,6 +204,10 @@ class StateDir:
         except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
+
+    def write_spec(self, spec_file: str, text: str) -> bool:
+        """Write a spec; False if the file held that already."""
+        return self._kept(self.spec_path(spec_file), text, str)
 
     def scratch_path(self, program: str) -> Path:
         """Path of an engine's own scratch directory."""
@@ -220,15 +230,20 @@ class StateDir:
         """(readable files, reasons why the others cannot be read), both by program name."""
         good: dict[str, T] = {}
         bad: dict[str, str] = {}
-        for path in sorted((self.path / directory).glob("*.json")):
-            name = path.name.removesuffix(".json")
+        for name in self._names(directory):
             try:
-                good[name] = self._parsed(path, parse)
+                good[name] = self._parsed(self._path(directory, f"{name}.json"), parse)
             except FileNotFoundError:
                 continue
             except (OSError, UnicodeDecodeError, programs.UnreadableRecord) as error:
                 bad[name] = str(error)
         return good, bad
+
+    def _names(self, directory: str) -> list[str]:
+        """Programs that have a file there, sorted."""
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path / directory) as entries:
+            return sorted(each.name[:-5] for each in entries if each.name.endswith(".json") and each.name[0] != ".")
+        return []
 
     def _parsed(self, path: Path, parse: Callable[[str], T]) -> T:
         """Parsed content of a file, cached until it is replaced. Our files are always replaced, never edited in place.
@@ -288,14 +303,13 @@ class StateDir:
 
     def run_notes(self) -> dict[str, RunNote]:
         """All notes of launchers, by program."""
-        names = [path.name.removesuffix(".json") for path in (self.path / "runs").glob("*.json")]
-        return {name: note for name in names if (note := self.run_note(name)) is not None}
+        return {name: note for name in self._names("runs") if (note := self.run_note(name)) is not None}
 
     def _kept(self, path: Path, value: T, text_of: Callable[[T], str], durable: bool = True) -> bool:
         """Write a value to a file; False if it held that already. A file unchanged since our own write is not read."""
         known = self._written.get(path)
         with contextlib.suppress(OSError):
-            if known is not None and known[0] == value and known[1] == _edition(path):
+            if known is not None and (known[0] is value or known[0] == value) and known[1] == _edition(path):
                 return False
         changed = write_atomic(path, text_of(value), durable)
         if len(self._written) > MOST_KNOWN:

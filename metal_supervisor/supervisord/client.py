@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import io
+import json
 import os
 import re
 import socket
@@ -27,6 +28,7 @@ TIMEOUT_S = 5.0
 # machine for ever.
 RELOAD_TIMEOUT_S = 30.0
 BAD_NAME, ALREADY_STARTED, NOT_RUNNING, ALREADY_ADDED, STILL_RUNNING, CANT_REREAD = 10, 60, 70, 90, 91, 92
+UNKNOWN_METHOD = 1
 SHUTDOWN_STATE = 6
 
 
@@ -102,12 +104,15 @@ class Supervisord:
         self._lock = threading.Lock()
         self._transport = _Transport(socket_path)
         self._proxy: xmlrpc.client.ServerProxy | None = None
+        self._plain = False
+        """This supervisord has no `rpc_plugin`: an earlier release started it."""
 
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """One RPC. Raises Unavailable or Refused."""
         with self._lock:
             try:
                 if self._proxy is None:
+                    self._plain = False
                     self._transport = _Transport(self._path)
                     self._proxy = xmlrpc.client.ServerProxy("http://localhost", transport=self._transport)
                 self._transport.timeout_s = timeout_s or TIMEOUT_S
@@ -132,7 +137,28 @@ class Supervisord:
 
     def table(self) -> dict[str, ProgramState]:
         """The process table, by program name."""
-        return {row["group"]: _row(row) for row in self.call("supervisor.getAllProcessInfo")}
+        told = self._ours("table")
+        if told is None:
+            return {row["group"]: _row(row) for row in self.call("supervisor.getAllProcessInfo")}
+        try:
+            now, rows = json.loads(told)
+            return {
+                name: ProgramState(name, State(state), pid, float(start), float(stop), float(now))
+                for name, state, pid, start, stop in rows
+            }
+        except (TypeError, ValueError) as error:
+            raise Unavailable(f"supervisord at {self._path}: {error!r:.200}") from None
+
+    def _ours(self, method: str, *arguments: Any) -> Any:
+        """Result of a method of `rpc_plugin`; None if this supervisord has none. Raises Unavailable or Refused."""
+        if not self._plain:
+            try:
+                return self.call(f"metal.{method}", *arguments)
+            except Refused as error:
+                if error.code != UNKNOWN_METHOD:
+                    raise
+                self._plain = True
+        return None
 
     def poke(self) -> None:
         """Wake supervisord's loop, so that it reaps dead processes now rather than within two seconds.
@@ -141,6 +167,19 @@ class Supervisord:
         """
         for _ in range(2):
             self.call("supervisor.getState")
+
+    def reread(self, programs: Collection[str]) -> Diff | None:
+        """Have supervisord read these programs' sections again; returns what they would change.
+
+        None if it cannot: all of them have to be read again.
+        """
+        try:
+            told = self._ours("reread", sorted(programs))
+        except Refused as error:
+            if error.code != CANT_REREAD:
+                raise
+            return None
+        return None if told is None else Diff(*(frozenset(each) for each in told[0]))
 
     def reload(self) -> Diff:
         """Have supervisord read its files again; returns what they would change. Raises BrokenFile if one blocks it."""
@@ -221,7 +260,6 @@ def _row(row: Mapping[str, Any]) -> ProgramState:
         start=float(row["start"]),
         stop=float(row["stop"]),
         now=float(row["now"]),
-        description=row["description"],
     )
 
 
@@ -242,14 +280,14 @@ class Exits:
         The launcher's exit code for "not now" does not count as an exit of the engine.
         """
         try:
-            with self._log.open("rb") as file:
-                found = os.fstat(file.fileno())
-                edition = found.st_ino, found.st_size, found.st_mtime_ns
-                if edition != self._edition:
-                    file.seek(max(0, found.st_size - self._most_bytes))
+            found = os.stat(self._log)
+            edition = found.st_ino, found.st_size, found.st_mtime_ns
+            if edition != self._edition:
+                with self._log.open("rb") as file:
+                    file.seek(max(0, os.fstat(file.fileno()).st_size - self._most_bytes))
                     tail = file.read().decode("utf-8", "replace")
-                    ends = re.findall(r"(?:exited|stopped): (\S+) \(([^;)]*)", tail)
-                    self._edition, self._known = edition, {name: how for name, how in ends if how != NOT_NOW}
+                ends = re.findall(r"(?:exited|stopped): (\S+) \(([^;)]*)", tail)
+                self._edition, self._known = edition, {name: how for name, how in ends if how != NOT_NOW}
         except OSError:
             return ""
         return self._known.get(program, "")

@@ -78,7 +78,7 @@ def test_stopping_engines_are_asked_all_at_once_while_the_sidecar_is_down(
     table, notes = {}, {}
     for number, each in enumerate(records):
         spec = each.spec_file or ""
-        table[each.program] = ProgramState(each.program, State.RUNNING, 1000 + number, now - 60, 0.0, now, "")
+        table[each.program] = ProgramState(each.program, State.RUNNING, 1000 + number, now - 60, 0.0, now)
         notes[each.program] = RunNote(1000 + number, 1000 + number, "t", spec, (), 0.0, "", "")
         applier._ours.add(each.program)
         applier._stopping[each.program] = Stopping(asked_at=time.monotonic() - 60)

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from metal_supervisor.spec.processes import State
+from metal_supervisor.spec.processes import Diff, State
 from metal_supervisor.supervisord import client as supervisord_module
 from metal_supervisor.supervisord.client import (
     BrokenFile,
@@ -42,6 +42,7 @@ childlogdir={d}
 file={d}/s
 [rpcinterface:supervisor]
 supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
+{more}
 [include]
 files={d}/conf.d/*.conf
 """
@@ -53,14 +54,21 @@ def section(name: str, command: str = "/bin/sleep 60", **more: object) -> str:
     return f"[program:{name}]\n" + "".join(f"{key}={value}\n" for key, value in options.items())
 
 
-class Daemon:
-    """A supervisord of one's own, and a client of it."""
+OURS = """
+[rpcinterface:metal]
+supervisor.rpcinterface_factory=metal_supervisor.supervisord.rpc_plugin:make
+sections={d}/conf.d
+"""
 
-    def __init__(self) -> None:
+
+class Daemon:
+    """A supervisord of one's own, and a client of it. `more`: of its configuration."""
+
+    def __init__(self, more: str = OURS) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="sv"))
         self.files = self.path / "conf.d"
         self.files.mkdir()
-        (self.path / "c.conf").write_text(CONF.format(d=self.path))
+        (self.path / "c.conf").write_text(CONF.format(d=self.path, more=more.format(d=self.path)))
         self.rpc = Supervisord(str(self.path / "s"))
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -176,6 +184,49 @@ def test_other_faults_are_told(daemon: Daemon) -> None:
     with pytest.raises(Refused):
         daemon.rpc.call("supervisor.noSuchMethod")
     assert daemon.rpc.answers()
+
+
+def test_sections_that_are_read_one_by_one_are_those_of_a_reload(daemon: Daemon) -> None:
+    daemon.run("default.a")
+    pid = daemon.rpc.table()["default.a"].pid
+    odd = {"autostart": "false", "environment": 'A="1",B="%(ENV_HOME)s"', "stopsignal": "INT", "directory": "%(here)s"}
+    daemon.write("default.b", section("default.b", "/bin/sh -c 'exec sleep 60' # and more", **odd))
+    daemon.write("default.c", section("default.c"))
+    assert daemon.rpc.reread(["default.b", "default.none"]) == Diff(frozenset(["default.b"]))
+    daemon.rpc.add("default.b")
+    # A reload of all compares what it reads with what was added.
+    assert daemon.rpc.reload() == Diff(frozenset(["default.c"]))
+    assert not daemon.rpc.reread(["default.a", "default.b"])
+    daemon.write("default.b", section("default.b"))
+    (daemon.files / "default.a.conf").unlink()
+    found = Diff(frozenset(["default.c"]), frozenset(["default.b"]), frozenset(["default.a"]))
+    assert daemon.rpc.reread(["default.a", "default.b", "default.c"]) == found == daemon.rpc.reload()
+    assert daemon.rpc.table()["default.a"].pid == pid
+
+
+@pytest.mark.parametrize("text", ["rubbish\n", "[program:x]\n", section("y"), section("x") + section("y"), "", "\xff"])
+def test_a_file_with_anything_else_has_to_be_read_with_all(daemon: Daemon, text: str) -> None:
+    daemon.run("default.a")
+    (daemon.files / "x.conf").write_bytes(text.encode("latin-1"))
+    before = daemon.rpc.table().keys()
+    assert daemon.rpc.reread(["default.a", "x"]) is None
+    assert daemon.rpc.table().keys() == before
+
+
+def test_a_supervisord_of_an_earlier_release_answers_too() -> None:
+    old = Daemon(more="")
+    try:
+        old.start()
+        old.run("default.a")
+        old.becomes("default.a", State.RUNNING)
+        row = old.rpc.table()["default.a"]
+        os.kill(row.pid, 0)
+        assert row.now >= row.start > 0
+        assert old.rpc.reread(["default.a"]) is None
+    finally:
+        old.rpc.close()
+        old.end()
+        shutil.rmtree(old.path)
 
 
 def test_a_poke_has_a_death_noticed_at_once(daemon: Daemon) -> None:

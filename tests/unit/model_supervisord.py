@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +33,7 @@ from supervisor.http import NOT_DONE_YET
 from supervisor.options import ProcessConfig, ProcessGroupConfig, ServerOptions, UnhosedConfigParser
 from supervisor.rpcinterface import SupervisorNamespaceRPCInterface
 from supervisor.states import ProcessStates, SupervisorStates
-from supervisor.xmlrpc import RPCError
+from supervisor.xmlrpc import Faults, RPCError
 
 from metal_supervisor import launch
 from metal_supervisor.controller import applier, boot, loop, plan, prerequisites, reconcile
@@ -52,6 +53,7 @@ from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, Sta
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.types import Endpoint, Engine, Model, ModelFile, Probe, Program, Service
 from metal_supervisor.state import programs
+from metal_supervisor.supervisord import rpc_plugin
 from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
 
 HOME, NODE_EPOCH = "/state", 1_700_000_000.0
@@ -173,15 +175,17 @@ class Options:
         self.made: dict[str, list[Any]] = {}
 
     def process_config(self, do_usage: bool = True) -> None:
-        found = []
-        for text in [OWN_CONF, *(self.mac.files.sections[name] for name in sorted(self.mac.files.sections))]:
-            if text not in self.made:
-                self.made[text] = [
-                    ProcessGroupConfig(self, name, values["priority"], [Section(self, **values)])
-                    for name, values in parsed(text)
-                ]
-            found += self.made[text]
-        self.process_group_configs = found
+        texts = [OWN_CONF, *(self.mac.files.sections[name] for name in sorted(self.mac.files.sections))]
+        self.process_group_configs = [each for text in texts for each in self.groups(text)]
+
+    def groups(self, text: str) -> list[Any]:
+        """The groups that a file makes."""
+        if text not in self.made:
+            self.made[text] = [
+                ProcessGroupConfig(self, name, values["priority"], [Section(self, **values)])
+                for name, values in parsed(text)
+            ]
+        return self.made[text]
 
     def fork(self) -> int:
         return self.mac.fork(self.forking.name, self.forking.command, self.generation)
@@ -205,11 +209,26 @@ class Options:
 OWN_CONF = "[program:controller]\ncommand=/bin/controller\npriority=1002\n"
 
 
+class OwnCalls(rpc_plugin.Programs):
+    """The product's own calls, but for the file that they read."""
+
+    def __init__(self, running: Any) -> None:
+        super().__init__(running, Path("/"))
+
+    def _read(self, name: str) -> Any:
+        options = self._supervisord.options
+        text = options.mac.files.sections.get(f"{name}.conf")
+        found = options.groups(text) if text is not None else [None]
+        if text is not None and [each.name for each in found] != [name]:
+            raise RPCError(Faults.CANT_REREAD, name)
+        return found[0]
+
+
 class Client(Supervisord):
     """The product's own client, short of the socket. Every call that changes something is written down."""
 
     def __init__(self, mac: Mac) -> None:
-        self._mac = mac
+        self._mac, self._plain = mac, False
 
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         if method == "system.multicall":
@@ -224,12 +243,12 @@ class Client(Supervisord):
         mac.burn()
         if mac.rpc is None:
             raise Unavailable("it is down")
-        if name not in ("reloadConfig", "getState"):
+        if name not in ("reloadConfig", "reread", "getState"):
             mac.journal.append((name, *arguments))
             assert arguments[0] in OURS, f"touched {arguments[0]}\n{mac.story()}"
         mac.turn_soon()
         try:
-            return getattr(mac.rpc, name)(*arguments)
+            return getattr(mac.own_rpc if method.startswith("metal.") else mac.rpc, name)(*arguments)
         except RPCError as error:
             return {"faultCode": error.code, "faultString": error.text}
 
@@ -243,7 +262,7 @@ class Client(Supervisord):
         rows = [
             ProgramState(
                 name, STATES[process.state], process.pid, float(int(process.laststart)), float(int(process.laststop)),
-                now, "",
+                now,
             )
             for name, process in mac.processes().items()
         ]  # fmt: skip
@@ -309,6 +328,13 @@ class Files:
             return SimpleNamespace(glob=lambda _: [File(files, each) for each in files])
         files = {"models.d": self.sections, "pending": self.pending, "specs": self.specs}[name]
         return SimpleNamespace(glob=lambda _: [File(files, each) for each in list(files)])
+
+    def sections_on_file(self) -> dict[str, object]:
+        return dict(self.sections)
+
+    def write_spec(self, spec_file: str, text: str) -> bool:
+        written: bool = applier.write_atomic(self.spec_path(spec_file), text)
+        return written
 
     def read_spec(self, spec_file: str) -> dict[str, Any]:
         size = SIZES[EDITION[spec_file]] if self.mac.keeps_books and spec_file in self.specs else 0
@@ -429,6 +455,10 @@ class Lookout(prerequisites.Prerequisites):
         return Outlook(ready, port, engine, made, running=running, demand=self._mac.demand(service))
 
 
+    def _around(self, service: Service, record: Any, ports: Any, snapshot: Snapshot) -> tuple[object, ...] | None:
+        return self._mac.release, self._mac.demand(service)
+
+
 class Purse(Memory):
     """The machine's memory: a budget, and nobody who watches for pressure."""
 
@@ -448,8 +478,17 @@ class Asked(Assignment):
     """What a cluster asks for that answers at once, and has one Mac."""
 
     def __init__(self, mac: Mac, prerequisites: Any) -> None:
-        self.mac, self._prerequisites = mac, prerequisites
+        self.mac, self._prerequisites, self._steady = mac, prerequisites, {}
         self.placed: Any = SimpleNamespace(again_in_s=None)
+
+    def take(self, item: Any, record: Any, ports: Any, snapshot: Snapshot) -> Proposal:
+        """The proposal, which has to be the one that is made from nothing."""
+        found = super().take(item, record, ports, snapshot)
+        kept, self._steady = self._steady, {}
+        anew = super().take(item, record, ports, snapshot)
+        self._steady = kept
+        assert found == anew, f"{found} was kept, {anew} is right"
+        return found
 
     def propose(self, before: Mapping[Any, Record], snapshot: Snapshot) -> dict[Any, Proposal]:
         found, result = self.mac.wanted, {}
@@ -684,7 +723,7 @@ class Mac:
         options.process_config()
         for config in options.process_group_configs:
             self.supervisord.add_process_group(config)
-        self.rpc = SupervisorNamespaceRPCInterface(self.supervisord)
+        self.rpc, self.own_rpc = SupervisorNamespaceRPCInterface(self.supervisord), OwnCalls(self.supervisord)
         self.turn_soon()
 
     def processes(self) -> dict[str, Any]:

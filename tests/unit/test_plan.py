@@ -42,7 +42,7 @@ def row(state: State, *, up_s: float = 100.0, pid: int | None = None, stop: floa
         start: float | None = None) -> ProgramState:
     alive = PID if state in LIVE else 0
     return ProgramState(
-        name, state, alive if pid is None else pid, NOW - up_s if start is None else start, stop, NOW, ""
+        name, state, alive if pid is None else pid, NOW - up_s if start is None else start, stop, NOW
     )
 
 
@@ -298,7 +298,7 @@ def test_a_stop_is_held_for_two_seconds_at_most_and_a_lost_term_for_one() -> Non
 STATES = st.sampled_from(State)
 TIMES = st.floats(NOW - 5000, NOW + 5000)
 ROWS = st.builds(
-    lambda state, pid, start, stop: ProgramState(NAME, state, pid if state in LIVE else 0, start, stop, NOW, ""),
+    lambda state, pid, start, stop: ProgramState(NAME, state, pid if state in LIVE else 0, start, stop, NOW),
     STATES, st.integers(1, 5), st.just(0.0) | TIMES, st.just(0.0) | TIMES,
 )
 NOTES = st.none() | st.builds(
