@@ -11,6 +11,7 @@ import re
 import shutil
 import socket
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -284,14 +285,26 @@ def resident_bytes(pid: int) -> int | None:
         return None
 
 
-def descendants(pid: int) -> list[tuple[int, str]]:
-    """(pid, launch.start_time) of all descendants of a process; none where that cannot be seen."""
-    found = []
-    with contextlib.suppress(Exception):  # as above
-        for each in psutil.Process(pid).children(recursive=True):
-            born = launch.start_time(each.pid)
-            if born and each.is_running():  # still the one that was listed, so the identity is its own
-                found.append((each.pid, born))
+def children() -> dict[int, list[int]]:
+    """Pid -> pids of its children, of all processes: as costly as a look at every one of them."""
+    found: dict[int, list[int]] = {}
+    for each in psutil.process_iter():
+        with contextlib.suppress(Exception):  # as above
+            found.setdefault(each.ppid(), []).append(each.pid)
+    return found
+
+
+def descendants(pid: int, children_of: Mapping[int, Sequence[int]]) -> list[tuple[int, str]]:
+    """(pid, launch.start_time) of all descendants of a process, by `children`; none where that cannot be seen."""
+    found, left = [], [pid]
+    while left:
+        parent = left.pop()
+        for child in children_of.get(parent, ()):
+            with contextlib.suppress(Exception):  # as above
+                born = launch.start_time(child)
+                if born and psutil.Process(child).ppid() == parent:  # its pid is not of another process by now
+                    found.append((child, born))
+                    left.append(child)
     return found
 
 

@@ -53,6 +53,8 @@ from metal_supervisor.supervisord.client import Refused, ShuttingDown, Superviso
 
 TICK_S = 15.0
 RETRY_S = 1.0
+ANEW_S = 60.0
+"""Seconds after which every row is made anew, whatever was looked at."""
 WITHDRAW_ALL_S = 2.0
 MOST_HAPPENINGS = 20
 log = logging.getLogger("sidecar")
@@ -69,6 +71,9 @@ class Sidecar:
         self.board = Board(str(directory.path), node=self.node)
         self._attached: dict[str, Attachment | None] = {}
         """The attachers' notes, as read in this pass, by program."""
+        self._steady: dict[str, tuple[tuple[object, ...], Row]] = {}
+        """Program of an engine that runs as it did -> what its latest row was made from, and that row."""
+        self._anew_at = 0.0
         self._rows: list[Row] = []
         self._gateway: Json = {}
         """The gateway's note."""
@@ -151,7 +156,9 @@ class Sidecar:
             began = time.monotonic()
             try:
                 self.one_pass()
-                self._counters.passed(time.monotonic() - began)
+                took_s = time.monotonic() - began
+                self._counters.passed(took_s)
+                self._news.wait(took_s)  # many changes in a row take half of its time, and an exit none of it
                 # supervisord sends no event when it gives up on a program; poll it while it may.
                 held = any(row.state in (State.BACKOFF, State.STOPPING) for row in self._table.values())
                 held = held or bool(self._supervisord_since)
@@ -223,6 +230,8 @@ class Sidecar:
             },
             {name for name, each in alive.items() if self._ending(each, self._table.get(name))},
         )
+        if time.monotonic() >= self._anew_at:
+            self._steady, self._anew_at = {}, time.monotonic() + ANEW_S
         self._rows = [
             self._row(each, self._table.get(name), notes, pids[name], records) for name, each in records.items()
         ]
@@ -346,16 +355,37 @@ class Sidecar:
         pid: int,
         records: Mapping[str, Record],
     ) -> Row:
-        """Observe one service and report on it."""
-        engine, attachment = self._engine(record, notes, pid), self._attached.get(record.program)
-        look = ServiceView(record, row, notes.get(record.program), pid, engine, self._target(record, pid), attachment)
+        """Observe one service and report on it; one that runs as it did keeps its row."""
+        engine, note = self._engine(record, notes, pid), notes.get(record.program)
+        basis = self._basis(record, row, note, pid, engine)
+        known = self._steady.get(record.program)
+        if basis is not None and known is not None and known[0] == basis:
+            return known[1]
+        look = ServiceView(
+            record, row, note, pid, engine, self._target(record, pid), self._attached.get(record.program)
+        )  # fmt: skip
         seen = self._observer.see(look, records, self._leaving.is_set())
         told = report(record, seen.observed, self._slumber.coming is not None or self._leaving.is_set(), self._fronts())
         if seen.settled:
             self._announce(record, told, seen.observed, seen.crashed)
         address = self.addresses.address
         where = f"{address}:{told.port}" if told.wants_slice and address and seen.settled else ""
-        return Row(record, seen.observed, told, where, seen.rss_bytes)
+        made = Row(record, seen.observed, told, where, seen.rss_bytes)
+        if basis is not None and seen.settled:
+            self._steady[record.program] = basis, made
+        return made
+
+    def _basis(
+        self, record: Record, row: ProgramState | None, note: RunNote | None, pid: int, engine: SampledEngine
+    ) -> tuple[object, ...] | None:
+        """All that the row of an engine depends on that runs by itself and is to go on; None for any other."""
+        if row is None or row.state is not State.RUNNING or not pid or record.withdraw or record.is_daemon:
+            return None
+        if record.daemon or self._leaving.is_set():
+            return None
+        found = self.prober.finding(record.program), self.registrar.published(record.key), self._meter.held(engine)
+        around = self.addresses.address, self._slumber.coming is not None, self._fronts()
+        return record, row.pid, row.start, note, pid, *found, *around
 
     def _fronts(self) -> list[int]:
         """Ports at which the gateway listens for on-demand services."""
