@@ -26,6 +26,7 @@ from typing import Any
 
 import psutil
 
+from metal_supervisor.memory import machine_memory
 from tests.support.bench.watching import Watch, readiness
 from tests.support.system import FAKE_ENGINE, SLICES, System, eventually, kill, service
 
@@ -72,6 +73,14 @@ def processes(system: System) -> dict[str, psutil.Process]:
 def cpu_s(ours: dict[str, psutil.Process]) -> dict[str, float]:
     """CPU so far, without that of ended children."""
     return {name: sum(process.cpu_times()[:2]) for name, process in ours.items()}
+
+
+def switches(process: psutil.Process) -> int:
+    """Context switches of all threads so far: psutil has those of the first alone on Linux."""
+    found = [path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/status")]
+    if not found:
+        return sum(process.num_ctx_switches())
+    return sum(int(line.split()[1]) for text in found for line in text.splitlines() if "ctxt_switches" in line)
 
 
 def started(system: System, name: str) -> bool:
@@ -121,15 +130,15 @@ def rest(system: System, seconds: float, scale: Scale) -> None:
     """Measures what nothing costs."""
     time.sleep(QUIET_S)
     ours = processes(system)
-    before, switched = cpu_s(ours), {name: each.num_ctx_switches() for name, each in ours.items()}
+    before, switched = cpu_s(ours), {name: switches(each) for name, each in ours.items()}
     since = time.monotonic()
     time.sleep(seconds)
     lasted, after = time.monotonic() - since, cpu_s(ours)
     for name, each in ours.items():
-        now, then = each.num_ctx_switches(), switched[name]
+        held = machine_memory.used_bytes(each.pid, children={})
         scale.idle_percent[name] = 100 * (after[name] - before[name]) / lasted
-        scale.switches[name] = (now.voluntary + now.involuntary - then.voluntary - then.involuntary) / lasted
-        scale.pss_mib[name] = getattr(each.memory_full_info(), "pss", 0) / 2**20
+        scale.switches[name] = (switches(each) - switched[name]) / lasted
+        scale.pss_mib[name] = held.footprint_bytes / 2**20 if held else 0.0
 
 
 def alone_s(count: int) -> float:
