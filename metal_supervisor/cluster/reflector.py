@@ -71,6 +71,14 @@ def _edition(item: Json) -> tuple[object, object]:
     return item["metadata"].get("uid"), item["metadata"].get("resourceVersion")
 
 
+def _only_status(before: Json, now: Json) -> bool:
+    """True if nothing but the status changed: mostly that is what this Mac wrote itself, and nobody waits for it."""
+    if before.get("status") == now.get("status"):
+        return False
+    old, new = ({**each["metadata"], "resourceVersion": ""} for each in (before, now))
+    return old == new and {**before, "metadata": 0, "status": 0} == {**now, "metadata": 0, "status": 0}
+
+
 def _same(one: Mapping[Key, Json], other: Mapping[Key, Json]) -> bool:
     """True if two copies hold the same versions of the same objects."""
     return one.keys() == other.keys() and all(_edition(item) == _edition(other[key]) for key, item in one.items())
@@ -308,7 +316,8 @@ class Reflector(threading.Thread):
         else:
             items[key] = _slim(item)
         self.seen = Watched(items, True, "", self.seen.doubtful_until)
-        self._on_change()
+        if kind == "DELETED" or known is None or not _only_status(known, items[key]):
+            self._on_change()
 
     def _is_old(self, kind: str, key: Key, item: Json, known: Json | None) -> bool:
         """True if an event is no news about its object, or is about an earlier object of the same name."""

@@ -258,7 +258,7 @@ class Applier:
             if record.runs and record.spec_file:
                 hung = self._hung_engine(record.program, notes.get(record.program), seen)
                 hung = hung and replace(hung, told_at=on_wall(hung.told_at))
-                spec_file = self._possible(record.spec_file, notes.get(record.program))
+                spec_file = self._possible(record.program, record.spec_file, notes.get(record.program))
                 wanted[record.program] = Wanted(spec_file, record.stopped_by_hand, hung)
             if known and record.withdraw:
                 busy = answering.get(record.program)
@@ -273,9 +273,9 @@ class Applier:
         self._to_add = [step.program for step in steps if step.do is Action.ADD]
         return steps
 
-    def _possible(self, spec_file: str, note: RunNote | None) -> str:
+    def _possible(self, program: str, spec_file: str, note: RunNote | None) -> str:
         """Spec to run: the wanted one, or that of the running engine while the wanted one is lost and not composed."""
-        lost = not self.state.read_spec(spec_file)
+        lost = program not in self._in_place and not self.state.read_spec(spec_file)
         return note.spec_file if lost and note is not None and note.spec_file else spec_file
 
     def _is_unsaid(

@@ -69,6 +69,8 @@ class Prerequisites:
         """Files whose headers were asked for in this pass."""
         self._builds_seen: dict[str, tuple[Binary | None, tuple[str, str] | None]] = {}
         """Runtime -> its build, as this pass found it."""
+        self._builds_before: Mapping[str, tuple[Binary | None, tuple[str, str] | None]] = {}
+        """As the pass before found them: what is equal stays the same object, and is compared quickly."""
         self._offered_bytes = 0
         """Memory of the services that this Mac has offered to run in this pass."""
         self.specs: dict[str, str] = {}
@@ -101,7 +103,7 @@ class Prerequisites:
             remembered.forget_all_but(keys)
         self._headers.keep(self._read)
         self._read, self._offered_bytes = set(), 0
-        self._builds_seen.clear()
+        self._builds_before, self._builds_seen = self._builds_seen, {}
 
     def outlook(
         self,
@@ -240,7 +242,8 @@ class Prerequisites:
         if snapshot.metal.problem:
             return None, snapshot.metal.problem
         if runtime.name not in self._builds_seen:
-            self._builds_seen[runtime.name] = self._build_of(runtime)
+            found, before = self._build_of(runtime), self._builds_before.get(runtime.name)
+            self._builds_seen[runtime.name] = before if before is not None and before == found else found
         binary, problem = self._builds_seen[runtime.name]
         if binary is None:
             return None, problem

@@ -329,10 +329,18 @@ def daemon() -> None:
     the same full disk: that second failure would end supervisord. Its loop takes the list of groups before it serves
     its callers, and starts the programs on the list afterwards: a group removed in between would leave an unsupervised
     process. At shutdown it takes a second for each group, even one without a process: with a hundred engines, which end
-    at once, that is longer than launchd waits.
+    at once, that is longer than launchd waits. And its wait is that of `poller`.
     """
     from supervisor import loggers, supervisord
     from supervisor.states import ProcessStates
+
+    from metal_supervisor.supervisord.poller import Poller
+
+    run = supervisord.Supervisor.runforever
+
+    def run_woken(running: Any) -> None:
+        running.options.poller = Poller(running.options.poller, running)
+        run(running)
 
     tell, remove = loggers.Handler.handleError, supervisord.Supervisor.remove_process_group
     stop_next = supervisord.Supervisor.ordered_stop_groups_phase_2
@@ -360,6 +368,7 @@ def daemon() -> None:
                 return
             running.stop_groups.pop()
 
+    supervisord.Supervisor.runforever = run_woken
     loggers.Handler.handleError = tell_if_possible
     supervisord.Supervisor.ordered_stop_groups_phase_2 = stop_next_that_runs
     supervisord.Supervisor.remove_process_group = remove_for_good

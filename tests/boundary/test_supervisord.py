@@ -13,12 +13,16 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+from supervisor.poller import PollPoller
+from supervisor.states import ProcessStates, SupervisorStates
 
 from metal_supervisor.spec.processes import Diff, State
 from metal_supervisor.supervisord import client as supervisord_module
+from metal_supervisor.supervisord import poller as poller_module
 from metal_supervisor.supervisord.client import (
     BrokenFile,
     Exits,
@@ -248,6 +252,80 @@ def test_a_broken_file_is_named_and_the_running_are_not_touched(daemon: Daemon) 
         path.unlink()
         assert not daemon.rpc.reload()
     assert daemon.rpc.table()["default.a"].pid == pid
+
+
+class Waits:
+    """A poller of which only the waits are of interest."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+
+    def register_readable(self, _fd: int) -> None:
+        pass
+
+    def poll(self, wait_s: float) -> tuple[list[int], list[int]]:
+        self.waits.append(wait_s)
+        return [], []
+
+
+class Running:
+    """As much of a Supervisor as a poller looks at."""
+
+    def __init__(self, state: int = ProcessStates.RUNNING) -> None:
+        self.process = SimpleNamespace(state=state)
+        self.process_groups = {"a": SimpleNamespace(processes={"a": self.process})}
+        self.channel = SimpleNamespace(delay=0)
+        self.options = SimpleNamespace(mood=SupervisorStates.RUNNING, get_socket_map=lambda: {3: self.channel})
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    before = signal.signal(signal.SIGCHLD, lambda *_: None)
+    yield
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, before)
+
+
+def test_supervisord_waits_long_only_while_time_changes_nothing(signals: None) -> None:
+    waits, running = Waits(), Running()
+    own = poller_module.Poller(waits, running)
+    own.poll(1)
+    for state in poller_module.MOVING:
+        running.process.state = state
+        own.poll(1)
+    running.process.state = ProcessStates.FATAL
+    running.channel.delay = 0.1
+    own.poll(1)
+    running.channel.delay = False
+    running.options.mood = SupervisorStates.SHUTDOWN
+    own.poll(1)
+    assert waits.waits == [poller_module.REST_S, *(1 for _ in poller_module.MOVING), 1, 1]
+
+
+def test_an_exit_ends_supervisords_wait_and_has_it_turn_once_more(
+    signals: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poller_module, "REST_S", 3600)
+    own = poller_module.Poller(PollPoller(None), Running())
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as child:
+        threading.Timer(0.2, child.kill).start()
+        assert own.poll(1) == ([], []), "the signal is not told as something to read"
+        assert own.poll(1) == ([], []), "a dead process is started again in the turn after it was reaped"
+    waits = Waits()
+    own._poller = waits
+    own.poll(1)
+    assert waits.waits == [3600]
+
+
+def test_a_process_that_ends_is_started_again_without_a_call(daemon: Daemon) -> None:
+    daemon.run("default.a")
+    daemon.becomes("default.a", State.RUNNING)
+    log = daemon.path / "log"
+    for _ in range(2):
+        before = log.read_text().count("spawned: 'default.a'")
+        os.kill(daemon.rpc.table()["default.a"].pid, signal.SIGKILL)
+        eventually(lambda before=before: log.read_text().count("spawned: 'default.a'") > before)
+        daemon.becomes("default.a", State.RUNNING)
 
 
 def test_last_exit_is_in_supervisords_words(daemon: Daemon) -> None:

@@ -172,6 +172,33 @@ def wakes(script: Script, seen: Seen, *says: bytes) -> int:
     return len(seen.history) - before - 1
 
 
+def reported(version: int, status: str, **more: Any) -> bytes:
+    """An event about `a`, whose status is this, and more of it as given."""
+    found = {**item("a", version), "status": {"phase": status}, **more}
+    return json.dumps({"type": "MODIFIED", "object": found}).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("says", "woken"),
+    [
+        ([reported(21, "Creating"), reported(22, "Ready")], 0),
+        ([reported(21, "Ready"), reported(22, "Ready")], 1),  # something else must have changed, if only the version
+        ([reported(21, "Ready", data={"k": "new"})], 1),
+        ([reported(21, "Ready", metadata={**item("a", 21)["metadata"], "generation": 2})], 1),
+        ([reported(21, "Ready"), event("DELETED", "a", 22)], 1),
+    ],
+)
+def test_a_change_of_status_alone_wakes_nobody_and_is_known(
+    reflect: Reflect, script: Script, says: list[bytes], woken: int
+) -> None:
+    script.items = [item("a", 20)]
+    seen = reflect()
+    seen.become("a")
+    assert wakes(script, seen, *says) == woken
+    found = seen.reflector.seen.items.get(("default", "a"))
+    assert found is None or found["status"] == {"phase": "Ready"}
+
+
 # ── old news ─────────────────────────────────────────────────────────────────────────────────────
 
 
