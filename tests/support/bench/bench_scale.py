@@ -61,7 +61,7 @@ class Scale:
 
 
 def engine(name: str) -> dict[str, Any]:
-    return service(name, uBatchSize=32, contextSize=256, extraArgs=["--fake-load-s", str(LOAD_S)])
+    return service(name, uBatchSize=32, contextSize=256, extraArgs=["--fake-load-s", str(LOAD_S), "--cache-ram", "0"])
 
 
 def processes(system: System) -> dict[str, psutil.Process]:
