@@ -207,7 +207,8 @@ class Handler(BaseHTTPRequestHandler):
         self.answer("POST")
 
     def log_message(self, format: str, *args: Any) -> None:
-        say(f"srv  log_server_r: {format % args}")
+        if self.command != "GET":  # llama-server tells of none of those that a supervisor sends
+            say(f"srv  log_server_r: {format % args}")
 
     def send(self, status: int, body: str, kind: str = "application/json; charset=utf-8") -> None:
         data = body.encode()

@@ -2,7 +2,8 @@
 
 The whole system runs on its own API server, with stand-ins for engines that load for LOAD_S. An edit is a service that
 comes; crashes are of services that have been up for long. *Beyond the engines* is what it takes longer than without us:
-of one service LOAD_S, of all together the time that as many stand-ins take, started as fast as the machine can.
+of one service the time that a stand-in takes from its start to its health, of all together the time that as many
+stand-ins take, started as fast as the machine can.
 
     python -m tests.support.bench.bench_scale [--services 10 150 500] [--times 20] [--idle-s 60]
 """
@@ -27,10 +28,13 @@ from typing import Any
 import psutil
 
 from metal_supervisor.memory import machine_memory
+from metal_supervisor.runtimes import probing
+from metal_supervisor.spec.types import Probe
 from tests.support.bench.watching import Watch, readiness
 from tests.support.system import FAKE_ENGINE, SLICES, System, eventually, kill, service
 
 LOAD_S = 0.2
+OWN_TIMES = 10
 SETTLED_S = 3.0
 """Longer than supervisord's startsecs."""
 QUIET_S = 20.0
@@ -46,7 +50,7 @@ class Scale:
 
     to_pid: list[float] = field(default_factory=list)
     to_slice: list[float] = field(default_factory=list)
-    """Beyond LOAD_S."""
+    """Beyond `own_load_s`."""
     withdrawn: list[float] = field(default_factory=list)
     edit_cpu_ms: dict[str, float] = field(default_factory=dict)
     """Process -> CPU of one edit, in ms."""
@@ -56,6 +60,8 @@ class Scale:
     """Process -> context switches a second at rest."""
     pss_mib: dict[str, float] = field(default_factory=dict)
     all_ready: float = 0.0
+    own: float = 0.0
+    """Median of `own_load_s`."""
     alone: float = 0.0
     """Until as many stand-ins answer without us."""
 
@@ -110,7 +116,7 @@ def edits(system: System, slices: Watch, times: int, scale: Scale) -> None:
         since = time.monotonic()
         system.apply(engine(name))
         scale.to_pid.append(seconds_until(lambda name=name: started(system, name), since))
-        scale.to_slice.append(slices.after_for(name, "ready=True", since) - LOAD_S)
+        scale.to_slice.append(slices.after_for(name, "ready=True", since) - scale.own)
     after = cpu_s(ours)
     scale.edit_cpu_ms = {name: 1000 * (after[name] - before[name]) / times for name in ours}
 
@@ -139,6 +145,16 @@ def rest(system: System, seconds: float, scale: Scale) -> None:
         scale.idle_percent[name] = 100 * (after[name] - before[name]) / lasted
         scale.switches[name] = (switches(each) - switched[name]) / lasted
         scale.pss_mib[name] = held.footprint_bytes / 2**20 if held else 0.0
+
+
+def own_load_s() -> float:
+    """Seconds from the start of a stand-in to its first answer that it is healthy."""
+    since = time.monotonic()
+    command = [sys.executable, str(FAKE_ENGINE), "--fake-load-s", str(LOAD_S), "--port", "21000"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+        found = seconds_until(lambda: probing.probe(21000, Probe(), identify=False).ready, since)
+        process.kill()
+    return found
 
 
 def alone_s(count: int) -> float:
@@ -183,7 +199,7 @@ def loaded(services: int, scale: Scale) -> Iterator[tuple[System, Watch]]:
 
 def measure(services: int, times: int, idle_s: float) -> Scale:
     """All figures of one number of services."""
-    scale = Scale(alone=alone_s(services))
+    scale = Scale(alone=alone_s(services), own=statistics.median(own_load_s() for _ in range(OWN_TIMES)))
     with loaded(services, scale) as (system, slices):
         rest(system, idle_s, scale)
         edits(system, slices, times, scale)
@@ -216,6 +232,7 @@ def report(services: int, scale: Scale) -> str:
             f"idle, % of a core                     {each(scale.idle_percent)}",
             f"idle, context switches a second       {each(scale.switches, 1)}",
             f"PSS, MiB                              {each(scale.pss_mib, 0)}",
+            f"  a stand-in's own load, s            {scale.own:.3f}",
             f"all Ready after one apply, s          {scale.all_ready:.2f}, the stand-ins alone {scale.alone:.2f}",
         )
     )
