@@ -66,7 +66,8 @@ class Applier:
         """Program whose section is in place, and nothing is pending -> what that was decided by."""
         self.lacks = False
         """A section was put aside in this pass, and may have to be written anew."""
-        self._reloaded_at = -RELOAD_EVERY_S
+        self._looked_at = -RELOAD_EVERY_S
+        """Monotonic time of the latest look for what others did in `models.d`."""
         self._stopping: dict[str, Stopping] = {}
         self._told: dict[str, tuple[int, Hung]] = {}
         """Hung engines that were told to end, with their pids."""
@@ -204,20 +205,16 @@ class Applier:
         if it stays blocked. What others did in `models.d` is found every RELOAD_EVERY_S.
         """
         self.lacks = False
-        again = self._unread | self._diff.names
-        on_file = self._sections
-        due = time.monotonic() - self._reloaded_at > RELOAD_EVERY_S
-        if due:
-            on_file, self._reloaded_at = self.state.sections_on_file(), time.monotonic()
-        if on_file != self._sections:
+        again, now = self._unread | self._diff.names, time.monotonic()
+        due = now - self._looked_at > RELOAD_EVERY_S
+        found = None
+        if not (due and self.state.sections_on_file() != self._sections):
+            found = self.supervisord.reread(again) if again else self._diff
+        if found is None:
             self._reload_all(quarantined)
-        elif again:
-            found = self.supervisord.reread(again)
-            if found is None:
-                self._reload_all(quarantined)
-            else:
-                self._diff = found
-        self._unread = set()
+        else:
+            self._diff = found
+        self._unread, self._looked_at = set(), now if due else self._looked_at
         return self._diff
 
     def _reload_all(self, quarantined: Callable[[str, str], None]) -> None:

@@ -83,13 +83,17 @@ class Confinement:
     ) -> Confined | None:
         if engine.daemon:
             return self._shared(service.runtime, binary)
-        found = self._tried(binary.build, lambda scratch, at: self._trial(service.runtime, binary, scratch, at))
+        found = self.tried(service.runtime, binary)
         if found is None or found.why:
             return found
         scratch = str(self._state.scratch_path(program_name(service.key)))
         files, directories = _opened(service)
         read = [*dict.fromkeys(paths), *files]
         return Confined(_policy(_access(service.runtime, binary, port, read, [scratch, *directories])))
+
+    def tried(self, runtime: str, binary: Binary) -> Confined | None:
+        """Outcome for a build of an engine of its own, still without a policy; None while it is being tried."""
+        return self._tried(binary.build, lambda scratch, at: self._trial(runtime, binary, scratch, at))
 
     def daemon(
         self, runtime: str, binary: Binary, port: int, read: Sequence[str], write: Sequence[str]

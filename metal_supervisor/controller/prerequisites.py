@@ -145,14 +145,18 @@ class Prerequisites:
         opened = service.allowed_args and any("/" in each for each in service.extra_args)  # files, looked at each time
         further = RUNTIMES[service.runtime].shared is not None or service.companions or opened
         file = self._store.state(service.model.artifact)
-        if further or file.phase != "Ready" or record.port not in self._settings.port_range:
+        binary, problem = self._binary(service, snapshot)
+        if further or binary is None or file.phase != "Ready" or record.port not in self._settings.port_range:
+            return None
+        confined = self._confinement.tried(service.runtime, binary)
+        if confined is None:
             return None
         held = (
             ports.holder(service.container_port or record.port or 0, service.key),
             ports.holder(record.front_port or 0, front_key(service.key)),
         )
         room = snapshot.room.total, snapshot.room.budget
-        return file, self._look(file.path), self._binary(service, snapshot), held, room
+        return file, self._look(file.path), binary, problem, confined, held, room
 
     def _found(
         self,

@@ -339,8 +339,11 @@ def daemon() -> None:
     run = supervisord.Supervisor.runforever
 
     def run_woken(running: Any) -> None:
-        running.options.poller = Poller(running.options.poller, running)
-        run(running)
+        poller = running.options.poller = Poller(running.options.poller, running)
+        try:
+            run(running)
+        finally:
+            poller.end()
 
     tell, remove = loggers.Handler.handleError, supervisord.Supervisor.remove_process_group
     stop_next = supervisord.Supervisor.ordered_stop_groups_phase_2

@@ -25,10 +25,16 @@ class Poller:
         self._poller, self._running = poller, running
         self._again = False
         """A signal came in the last turn: children are reaped at a turn's end, and started anew in the next."""
-        self._read_end, write_end = os.pipe()
-        for end in (self._read_end, write_end):
+        self._read_end, self._write_end = os.pipe()
+        for end in (self._read_end, self._write_end):
             os.set_blocking(end, False)
-        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+
+    def end(self) -> None:
+        """Have signals wake nothing any more: at a SIGHUP, supervisord closes its files and begins anew."""
+        signal.set_wakeup_fd(-1)
+        for end in (self._read_end, self._write_end):
+            os.close(end)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._poller, name)

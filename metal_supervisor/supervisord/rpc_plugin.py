@@ -6,7 +6,6 @@ works on one it serves nobody and reaps nothing. Named in supervisord.conf as [r
 
 from __future__ import annotations
 
-import configparser
 import json
 import time
 from pathlib import Path
@@ -78,7 +77,7 @@ class Programs:
                 raise ValueError(f"{path.name} has other sections than [program:{name}]")
             parser.expand_here(str(self._sections))
             (group,) = options.process_groups_from_parser(parser)
-        except (ValueError, configparser.Error) as error:
+        except Exception as error:  # noqa: BLE001 - whatever the parser raises, it must not end supervisord's answer
             raise RPCError(Faults.CANT_REREAD, f"{error} (file: {str(path)!r})") from None
         for process in group.process_configs:
             process.environment = {**options.configroot.supervisord.environment, **process.environment}
