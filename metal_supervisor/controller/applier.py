@@ -28,7 +28,6 @@ from metal_supervisor.state.directory import StateDir, write_atomic
 from metal_supervisor.supervisord.client import BrokenFile, Supervisord, refusal
 
 YOUNG_S = 1.0
-RELOAD_EVERY_S = 60.0
 ADD_AT_ONCE = 50
 BUSY_TIMEOUT_S = 0.5
 MOST_ASKED = 64
@@ -59,15 +58,13 @@ class Applier:
         self.state, self.supervisord, self._settings = directory, supervisord, settings
         self._diff = Diff()
         self._unread: set[str] = set()
-        """Programs whose sections supervisord has to read again."""
-        self._sections: dict[str, object] | None = None
-        """The sections on file as of the latest reload of all, None before it."""
+        """Programs whose sections supervisord has to read again, though their files are as they were."""
+        self._read: dict[str, object] | None = None
+        """The sections on file that it has read, by edition; None before the first reload."""
         self._in_place: dict[str, tuple[object, ...]] = {}
         """Program whose section is in place, and nothing is pending -> what that was decided by."""
         self.lacks = False
         """A section was put aside in this pass, and may have to be written anew."""
-        self._looked_at = -RELOAD_EVERY_S
-        """Monotonic time of the latest look for what others did in `models.d`."""
         self._stopping: dict[str, Stopping] = {}
         self._told: dict[str, tuple[int, Hung]] = {}
         """Hung engines that were told to end, with their pids."""
@@ -117,7 +114,6 @@ class Applier:
                     continue  # it drains; if supervisord is killed, the next boot still needs its section
                 with self._forgiving(name):
                     self.state.section_path(name).unlink(missing_ok=True)
-                    self._unread.add(name)
         before, self._in_place = self._in_place, {}
         for name, record in wanted.items():
             assert record.spec_file is not None
@@ -172,17 +168,13 @@ class Applier:
         fits = programs.is_unedited(current) and note is not None and programs.section_spec(current) == note.spec_file
         if known is not None and not fits and known.spec_file == record.spec_file:  # edited, or deleted
             current, fits = section(known.spec_file), True
-            self._write(name, current)
+            write_atomic(self.state.section_path(name), current)
         if up and fits and current != text:
             write_atomic(pending, text)
             return False
         pending.unlink(missing_ok=True)
-        self._write(name, text)
+        write_atomic(self.state.section_path(name), text)
         return False
-
-    def _write(self, name: str, text: str) -> None:
-        if write_atomic(self.state.section_path(name), text):
-            self._unread.add(name)
 
     def collect(self, records: Iterable[Record], notes: Iterable[RunNote]) -> None:
         """Remove specs that are no longer referenced: they hold environments, and so perhaps secrets."""
@@ -202,25 +194,24 @@ class Applier:
         """Have supervisord read the sections again that changed; return the pending differences.
 
         A file that blocks that is quarantined, and `quarantined` called with its name and the reason. Raises BrokenFile
-        if it stays blocked. What others did in `models.d` is found every RELOAD_EVERY_S.
+        if it stays blocked.
         """
         self.lacks = False
-        again, now = self._unread | self._diff.names, time.monotonic()
-        due = now - self._looked_at > RELOAD_EVERY_S
-        found = None
-        if not (due and self.state.sections_on_file() != self._sections):
-            found = self.supervisord.reread(again) if again else self._diff
-        if found is None:
-            self._reload_all(quarantined)
-        else:
-            self._diff = found
-        self._unread, self._looked_at = set(), now if due else self._looked_at
+        on_file = self.state.sections_on_file()
+        changed = {file.removesuffix(".conf") for file, _ in on_file.items() ^ (self._read or {}).items()}
+        again, found = self._unread | self._diff.names | changed, None
+        if self._read is not None and not again:
+            return self._diff
+        if self._read is not None and changed <= self._ours:  # what is not ours may hold anything
+            found = self.supervisord.reread(again)
+        self._diff = self._reload_all(quarantined) if found is None else found
+        self._unread, self._read = set(), on_file
         return self._diff
 
-    def _reload_all(self, quarantined: Callable[[str, str], None]) -> None:
+    def _reload_all(self, quarantined: Callable[[str, str], None]) -> Diff:
         """Have supervisord read all its files again: of 500 programs, that takes it half a second."""
         try:
-            self._diff = self.supervisord.reload()
+            return self.supervisord.reload()
         except BrokenFile as error:
             refused = put_aside_refused(self.state)
             if not refused:
@@ -228,8 +219,7 @@ class Applier:
             for name, reason in refused:
                 quarantined(name, reason)
             self.lacks = True  # one may be a wanted section: write it again now, not at the next resync
-            self._diff = self.supervisord.reload()
-        self._sections = self.state.sections_on_file()
+            return self.supervisord.reload()
 
     def plan(
         self,
