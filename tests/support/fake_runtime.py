@@ -73,6 +73,7 @@ class Faults:
     identity: str = option("", "name another model in /v1/models and in answers")
     fork: bool = option(False, "leave a child behind, which ignores SIGTERM and sleeps")
     flood_lines_per_s: float = option(0.0, "write so many lines a second to the log")
+    quiet: bool = option(False, "log no requests, as llama-server logs none of those that a supervisor sends")
     ballast_mib: int = option(0, "hold so much memory")
     tokens: int = option(6, "length of an answer in tokens")
     tokens_per_s: float = option(0.0, "speed of an answer; 0 is at once")
@@ -207,7 +208,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer("POST")
 
     def log_message(self, format: str, *args: Any) -> None:
-        if self.command != "GET":  # llama-server tells of none of those that a supervisor sends
+        if not self.engine.faults.quiet:
             say(f"srv  log_server_r: {format % args}")
 
     def send(self, status: int, body: str, kind: str = "application/json; charset=utf-8") -> None:

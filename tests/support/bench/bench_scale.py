@@ -67,7 +67,8 @@ class Scale:
 
 
 def engine(name: str) -> dict[str, Any]:
-    return service(name, uBatchSize=32, contextSize=256, extraArgs=["--fake-load-s", str(LOAD_S), "--cache-ram", "0"])
+    flags = ["--fake-load-s", str(LOAD_S), "--fake-quiet", "true", "--cache-ram", "0"]
+    return service(name, uBatchSize=32, contextSize=256, extraArgs=flags)
 
 
 def processes(system: System) -> dict[str, psutil.Process]:
