@@ -329,12 +329,19 @@ def daemon() -> None:
     the same full disk: that second failure would end supervisord. Its loop takes the list of groups before it serves
     its callers, and starts the programs on the list afterwards: a group removed in between would leave an unsupervised
     process. At shutdown it takes a second for each group, even one without a process: with a hundred engines, which end
-    at once, that is longer than launchd waits. And its wait is that of `poller`.
+    at once, that is longer than launchd waits. And it has the wait of `poller` and the calls of `rpc_plugin`.
     """
-    from supervisor import loggers, supervisord
+    from supervisor import loggers, options, supervisord
     from supervisor.states import ProcessStates
 
+    from metal_supervisor.supervisord import rpc_plugin
     from metal_supervisor.supervisord.poller import Poller
+
+    listen = options.ServerOptions.openhttpservers
+
+    def listen_with_ours(own: Any, running: Any) -> None:
+        rpc_plugin.add_to(own)
+        listen(own, running)
 
     run = supervisord.Supervisor.runforever
 
@@ -371,6 +378,7 @@ def daemon() -> None:
                 return
             running.stop_groups.pop()
 
+    options.ServerOptions.openhttpservers = listen_with_ours
     supervisord.Supervisor.runforever = run_woken
     loggers.Handler.handleError = tell_if_possible
     supervisord.Supervisor.ordered_stop_groups_phase_2 = stop_next_that_runs

@@ -1,7 +1,8 @@
 """Calls that supervisord lacks: its process table in one string, and sections read again one by one.
 
 Its own calls for these cost it time for each program, 3 ms each with all that it marshals and parses, and while it
-works on one it serves nobody and reaps nothing. Named in supervisord.conf as [rpcinterface:metal].
+works on one it serves nobody and reaps nothing. supervisord.conf does not name this: a supervisord of an earlier
+release, which runs on, reads that file too, and could not import it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,15 @@ from supervisor.options import UnhosedConfigParser
 from supervisor.states import SupervisorStates, getProcessStateDescription
 from supervisor.xmlrpc import Faults, RPCError
 
+SECTIONS = "models.d"
+"""The included directory, beside supervisord.conf."""
 
-def make(supervisord: Any, sections: str, **_more: Any) -> Programs:
-    """The interface, as supervisord asks for it. `sections`: the included directory."""
-    return Programs(supervisord, Path(sections))
+
+def add_to(options: Any) -> None:
+    """Have supervisord offer these calls, once its ServerOptions have been read, and before it listens."""
+    sections = Path(options.configfile).parent / SECTIONS
+    ours: tuple[str, Any, dict[str, str]] = ("metal", lambda supervisord: Programs(supervisord, sections), {})
+    options.rpcinterface_factories = [*options.rpcinterface_factories, ours]
 
 
 class Programs:

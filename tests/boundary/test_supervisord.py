@@ -46,9 +46,8 @@ childlogdir={d}
 file={d}/s
 [rpcinterface:supervisor]
 supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
-{more}
 [include]
-files={d}/conf.d/*.conf
+files={d}/models.d/*.conf
 """
 
 
@@ -58,27 +57,21 @@ def section(name: str, command: str = "/bin/sleep 60", **more: object) -> str:
     return f"[program:{name}]\n" + "".join(f"{key}={value}\n" for key, value in options.items())
 
 
-OURS = """
-[rpcinterface:metal]
-supervisor.rpcinterface_factory=metal_supervisor.supervisord.rpc_plugin:make
-sections={d}/conf.d
-"""
-
-
 class Daemon:
-    """A supervisord of one's own, and a client of it. `more`: of its configuration."""
+    """A supervisord of one's own, and a client of it."""
 
-    def __init__(self, more: str = OURS) -> None:
+    module = "metal_supervisor.supervisord.client"
+
+    def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="sv"))
-        self.files = self.path / "conf.d"
+        self.files = self.path / "models.d"
         self.files.mkdir()
-        (self.path / "c.conf").write_text(CONF.format(d=self.path, more=more.format(d=self.path)))
+        (self.path / "c.conf").write_text(CONF.format(d=self.path))
         self.rpc = Supervisord(str(self.path / "s"))
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        module = "metal_supervisor.supervisord.client"
-        command = [sys.executable, "-W", "ignore", "-m", module, "-n", "-c", f"{self.path}/c.conf"]
+        command = [sys.executable, "-W", "ignore", "-m", self.module, "-n", "-c", f"{self.path}/c.conf"]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         eventually(self.rpc.answers, what="supervisord to answer")
 
@@ -218,7 +211,8 @@ def test_a_file_with_anything_else_has_to_be_read_with_all(daemon: Daemon, text:
 
 
 def test_a_supervisord_of_an_earlier_release_answers_too() -> None:
-    old = Daemon(more="")
+    old = Daemon()
+    old.module = "supervisor.supervisord"
     try:
         old.start()
         old.run("default.a")
