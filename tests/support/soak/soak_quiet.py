@@ -156,7 +156,7 @@ def _table(hand: Hand, runs: Collection[str]) -> list[Problem]:
         if name not in OWN and name.removeprefix("default.") not in runs:
             found.append((7, f"supervisord still has {name}, {row.state.value}"))
         elif row.state is not State.RUNNING:
-            found.append((7, f"{name} is {row.state.value}: {row.description}"))
+            found.append((7, f"{name} is {row.state.value}"))
     missing = [name for name in sorted(runs) if f"default.{name}" not in table]
     return [*found, *((7, f"supervisord does not have {name}") for name in missing)]
 
