@@ -546,4 +546,6 @@ def test_a_group_that_is_replaced_in_the_moment_of_a_crash_is_one_process(daemon
         eventually(lambda pid=pid: not psutil.pid_exists(pid), what="the death to be taken note of")
         daemon.rpc.replace(name)
         daemon.becomes(name, State.RUNNING)
-        assert sum(each.cmdline()[:1] == ["/bin/sleep"] for each in supervisord.children()) == number + 1
+        # A child that has just been forked is not yet what it becomes.
+        eventually(lambda: {each.cmdline()[0] for each in supervisord.children()} == {"/bin/sleep"})
+        assert len(supervisord.children()) == number + 1
