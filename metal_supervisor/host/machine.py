@@ -11,7 +11,7 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -249,8 +249,8 @@ def command_line(pid: int) -> list[str] | None:
 def marked(name: str, prefix: str) -> dict[int, str]:
     """pid -> value of a variable, for each leader of a process group whose value begins with `prefix`."""
     found = {}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
+    for process in _processes():
+        with contextlib.suppress(Exception):  # as below
             value = process.environ().get(name, "")
             if value.startswith(prefix) and os.getpgid(process.pid) == process.pid:
                 found[process.pid] = value
@@ -260,13 +260,25 @@ def marked(name: str, prefix: str) -> dict[int, str]:
 def abandoned() -> list[Process]:
     """Processes of this user whose parent has ended, and that init or launchd has adopted."""
     found = []
-    for process in psutil.process_iter():
-        # On a Mac psutil lets out SystemError and RuntimeError as well.
-        with contextlib.suppress(psutil.Error, OSError, SystemError, RuntimeError):
+    for process in _processes():
+        with contextlib.suppress(Exception):  # as below
             if process.ppid() == 1 and process.uids().real == os.getuid():
                 argv, environ = process.cmdline(), process.environ()
                 found.append(Process(process.pid, argv, environ, resident_bytes(process.pid) or 0))
     return found
+
+
+def _processes() -> Iterator[psutil.Process]:
+    # Not `psutil.process_iter`: what it raises for one process (on a Mac also SystemError, RuntimeError) ends the look.
+    pids: list[int] = []
+    with contextlib.suppress(Exception):
+        pids = psutil.pids()
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+        except Exception:  # noqa: BLE001 - the reason for this function
+            continue
+        yield process
 
 
 def started_at(pid: int) -> float | None:
@@ -288,7 +300,7 @@ def resident_bytes(pid: int) -> int | None:
 def children() -> dict[int, list[int]]:
     """Pid -> pids of its children, of all processes: as costly as a look at every one of them."""
     found: dict[int, list[int]] = {}
-    for each in psutil.process_iter():
+    for each in _processes():
         with contextlib.suppress(Exception):  # as above
             found.setdefault(each.ppid(), []).append(each.pid)
     return found
@@ -388,8 +400,8 @@ def _listening(process: psutil.Process, port: int) -> frozenset[str]:
 
 def port_holder(port: int) -> str:
     """Process that listens on a port of this machine: `nginx (pid 123)`, "another process" if that cannot be seen."""
-    for process in psutil.process_iter():  # the list of all connections needs root on a Mac; one's own do not
-        with contextlib.suppress(psutil.Error, OSError):
+    for process in _processes():  # the list of all connections needs root on a Mac; one's own do not
+        with contextlib.suppress(Exception):  # as above
             for connection in process.net_connections("tcp"):
                 if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
                     return f"{process.name()} (pid {process.pid})"

@@ -102,7 +102,7 @@ def test_an_engine_that_is_halted_for_a_while_is_back_without_a_restart(
     system: System, figure: Figure, slowed: Slowed
 ) -> None:
     figure.add("withdrawn", slowed.timeline.withdrawn_s("paused", slowed.since, LOOK_S + 25))
-    assert reason(system, "paused") == "Unresponsive"
+    eventually(lambda: reason(system, "paused") == "Unresponsive", what="the condition, written after the slice")
     psutil.Process(slowed.before["paused"]).resume()
     watch = Stopwatch(figure)
     watch.when("serves when it goes on", lambda: eventually(

@@ -141,8 +141,8 @@ class Moment:
     """What was seen of one service at one time."""
 
     at: float
-    ready: bool
-    """Its endpoint takes requests."""
+    ready: bool | None
+    """Its endpoint takes requests; None before its slice was seen, which may be after its process."""
     pid: int
 
 
@@ -196,7 +196,7 @@ class Timeline:
     def _note(self, name: str, **found: Any) -> None:
         with self._noting:
             seen = self._seen.setdefault(name, [])
-            last = seen[-1] if seen else Moment(0.0, False, 0)
+            last = seen[-1] if seen else Moment(0.0, None, 0)
             now = replace(last, at=time.monotonic(), **found)
             if not seen or (last.ready, last.pid) != (now.ready, now.pid):
                 seen.append(now)
@@ -212,16 +212,17 @@ class Timeline:
 
     def withdrawn_s(self, name: str, since: float, within_s: float) -> float:
         """Seconds until the endpoint was out."""
-        return self.after_s(name, since, lambda seen: not seen.ready, within_s, "to be withdrawn")
+        return self.after_s(name, since, lambda seen: seen.ready is False, within_s, "to be withdrawn")
 
     def serves_s(self, name: str, since: float, before: int, within_s: float) -> float:
         """Seconds until another process than `before` took requests."""
         gone = 0, before
-        return self.after_s(name, since, lambda seen: seen.ready and seen.pid not in gone, within_s, "to be back")
+        return self.after_s(
+            name, since, lambda seen: seen.ready is True and seen.pid not in gone, within_s, "to be back")
 
     def back_s(self, name: str, since: float, within_s: float) -> float:
         """Seconds until the endpoint took requests."""
-        return self.after_s(name, since, lambda seen: seen.ready, within_s, "to be back")
+        return self.after_s(name, since, lambda seen: seen.ready is True, within_s, "to be back")
 
     def restarted_s(self, name: str, since: float, before: int, within_s: float) -> float:
         """Seconds until another process than `before` ran."""
