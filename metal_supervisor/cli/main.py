@@ -23,7 +23,7 @@ from metal_supervisor.cli.command_parser import CommandParser
 from metal_supervisor.cli.terminal import say
 from metal_supervisor.runtimes import setting_checks  # noqa: F401 - settings are read from here on
 from metal_supervisor.settings import loader
-from metal_supervisor.state import gateway_note
+from metal_supervisor.state import gateway_note, own_processes
 
 BAD_CONFIG = 78
 PARENT_EVERY_S = 2.0
@@ -95,7 +95,6 @@ def _program(arguments: argparse.Namespace, outlives: bool = False) -> tuple[loa
 
     `outlives`: it goes on when supervisord is killed, and beside the one that the next supervisord starts.
     """
-    from metal_supervisor.controller import boot
     from metal_supervisor.settings import logging as logs
     from metal_supervisor.state.directory import StateDir
 
@@ -109,11 +108,11 @@ def _program(arguments: argparse.Namespace, outlives: bool = False) -> tuple[loa
     logs.die_with_threads()
     parent = os.getppid()
     if parent == 1:
-        raise boot.CannotBoot("supervisord is gone already")
+        raise own_processes.CannotBoot("supervisord is gone already")
     if outlives:
-        boot.outlive(directory, arguments.command)
+        own_processes.outlive(directory, arguments.command)
         return settings, directory, problem
-    _held.append(boot.own(directory, arguments.command))
+    _held.append(own_processes.own(directory, arguments.command))
     threading.Thread(target=_follow_parent, args=(parent,), name="parent", daemon=True).start()
     return settings, directory, problem
 
@@ -181,10 +180,9 @@ def _sidecar(arguments: argparse.Namespace) -> int:
 
 def _apiserver(arguments: argparse.Namespace) -> int:
     from metal_supervisor import apiserver
-    from metal_supervisor.controller import boot
 
     settings, directory, _ = _program(arguments)
-    port, prefix = boot.saved_access(directory)
+    port, prefix = own_processes.saved_access(directory)
     apiserver.serve(
         apiserver.Options(
             data_file=settings.state_path / "apiserver.db",
@@ -199,14 +197,13 @@ def _apiserver(arguments: argparse.Namespace) -> int:
 
 
 def _sleepwatch(arguments: argparse.Namespace) -> int:
-    from metal_supervisor.controller import boot
     from metal_supervisor.host import iokit, sleepwatch
 
     settings, _, _ = _program(arguments)
     try:
         sleepwatch.run(settings.state_path, iokit.load())
     except iokit.Untold as error:
-        raise boot.CannotBoot(f"this system does not tell of its sleep: {error}") from None
+        raise own_processes.CannotBoot(f"this system does not tell of its sleep: {error}") from None
     return 0
 
 
@@ -405,13 +402,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         from metal_supervisor.cluster import accounts, kube
-        from metal_supervisor.controller import boot
         from metal_supervisor.host import launchctl
         from metal_supervisor.install import steps
         from metal_supervisor.state import directory as state
         from metal_supervisor.supervisord import client
 
-        ours = accounts.AccountError, boot.CannotBoot, state.StateError, kube.BadKubeconfig, client.Unavailable
+        ours = accounts.AccountError, own_processes.CannotBoot, state.StateError, kube.BadKubeconfig, client.Unavailable
         if isinstance(error, (*ours, steps.InstallError, launchctl.LaunchdError)):
             _end(parsed.command, str(error))
             return 1

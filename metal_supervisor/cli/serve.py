@@ -22,7 +22,6 @@ import yaml
 from metal_supervisor.cli import fit, foreground
 from metal_supervisor.cli.model_source import ServedModel, name_of, resolve
 from metal_supervisor.cluster.kube import Kube, KubeError
-from metal_supervisor.controller.boot import CannotBoot
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.settings.loader import Overrides, Settings
 from metal_supervisor.spec.document import mapping, objects, string
@@ -33,6 +32,7 @@ from metal_supervisor.spec.sources import canonical, is_file, library_model
 from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.own_processes import CannotBoot
 from metal_supervisor.supervisord.client import Supervisord
 
 MANAGER = "metal-supervisor-serve"

@@ -9,7 +9,6 @@ to its launcher, which stands in for it. Every finding is printed on a line.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -22,7 +21,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
 
 from metal_supervisor import launch
 from metal_supervisor.controller.applier import put_aside_refused
@@ -31,17 +29,15 @@ from metal_supervisor.host import machine
 from metal_supervisor.runtimes import metal_device, metal_state
 from metal_supervisor.runtimes.shims import mlx_engine, omlx_engine
 from metal_supervisor.settings.loader import Overrides, Settings, save_overrides
-from metal_supervisor.state import gateway_note, programs
+from metal_supervisor.state import own_processes, programs
 from metal_supervisor.state.directory import StateDir, write_atomic
+from metal_supervisor.state.own_processes import CannotBoot
 from metal_supervisor.supervisord.client import Supervisord
 
-OWN_PROGRAMS = ("apiserver", "controller", *gateway_note.PROGRAMS, "power", "sidecar", "sleepwatch")
 OPTIONAL_PROGRAMS = ("caffeinate",)
 """Programs of the system that not every Mac has; an upgrade takes over their sections, and nothing else of them."""
 TEMPLATES = Path(__file__).parent / "templates"
 """Parts of supervisord's own configuration."""
-OUTLIVING = ".outlives"
-TERM_WAIT_S, KILL_WAIT_S = 5.0, 2.0
 SIDECAR_STOP_S = 10
 HANDOVER_FILE, HANDOVER_S = "handover", 60.0
 """While an installer has this file there, nothing may start: it is exchanging the job that does."""
@@ -57,10 +53,6 @@ exec {python} -I -m supervisor.supervisorctl -c {conf} "$@"
 """
 """supervisorctl for this system, unless the reader says which; it takes no option twice."""
 Say = Callable[[str], None]
-
-
-class CannotBoot(Exception):
-    """Something is in the way; the message says what to do."""
 
 
 def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
@@ -215,7 +207,7 @@ def embedded_access(directory: StateDir) -> tuple[int, str]:
     """
     path = directory.path / "apiserver.json"
     try:
-        port, prefix = saved_access(directory)
+        port, prefix = own_processes.saved_access(directory)
     except CannotBoot:
         port, prefix = 0, ""
     if not port or not machine.port_free(port, "127.0.0.1"):
@@ -225,15 +217,6 @@ def embedded_access(directory: StateDir) -> tuple[int, str]:
     write_atomic(path, json.dumps({"port": port, "prefix": prefix}) + "\n")
     write_atomic(directory.path / "kubeconfig", kubeconfig(f"http://127.0.0.1:{port}{prefix}"))
     return port, prefix
-
-
-def saved_access(directory: StateDir) -> tuple[int, str]:
-    """(port, path prefix) of the embedded API, as chosen at boot. Raises CannotBoot."""
-    try:
-        kept = json.loads((directory.path / "apiserver.json").read_text("utf-8"))
-        return int(kept["port"]), str(kept["prefix"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CannotBoot(f"apiserver.json: {error!r:.100}; start the system with `metal-supervisor run`") from None
 
 
 def kubeconfig(server: str) -> str:
@@ -253,66 +236,6 @@ def kubeconfig(server: str) -> str:
 # ── processes ────────────────────────────────────────────────────────────────────────────────────
 
 
-def own(directory: StateDir, program: str) -> TextIO:
-    """Make this process the only one of its program; the returned file must stay open as long as it lives.
-
-    supervisord starts each program once, so another holder of the lock is an orphan of a killed supervisord, and is
-    ended. Raises CannotBoot if it cannot be.
-    """
-    lock = (directory.path / "runs" / f"{program}.own").open("a+", encoding="utf-8")
-    until = time.monotonic() + TERM_WAIT_S + KILL_WAIT_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() > until:
-                raise CannotBoot(f"another {program} holds {lock.name} and cannot be ended") from None
-            end_all(_holder(directory, program))
-            time.sleep(0.05)
-    lock.seek(0)
-    lock.truncate()
-    lock.write(json.dumps(_this_process()))
-    lock.flush()
-    return lock
-
-
-def outlive(directory: StateDir, program: str) -> None:
-    """Note this process, which goes on when its supervisord is killed, for the system's stop to end."""
-    outliving(directory)
-    launch.write_note(str(directory.path / "runs" / f"{program}.{os.getpid()}{OUTLIVING}"), _this_process())
-
-
-def outliving(directory: StateDir) -> list[tuple[str, int, str]]:
-    """The live processes that `outlive` noted, as `own_processes` has them; forgets those that ended."""
-    found = []
-    for path in (directory.path / "runs").glob(f"*{OUTLIVING}"):
-        if live := _noted(path.name.partition(".")[0], path):
-            found += live
-        else:
-            path.unlink(missing_ok=True)
-    return found
-
-
-def _this_process() -> dict[str, object]:
-    return {"format": launch.FORMAT, "pid": os.getpid(), "started": launch.start_time(os.getpid())}
-
-
-def _noted(program: str, path: Path) -> list[tuple[str, int, str]]:
-    """The live process that last registered as the program, in the form that `end_all` takes."""
-    found = launch.read_note(str(path))
-    return [(program, int(str(found["pid"])), str(found["started"]))] if _alive(found) else []
-
-
-def _holder(directory: StateDir, program: str) -> list[tuple[str, int, str]]:
-    return _noted(program, directory.path / "runs" / f"{program}.own")
-
-
-def own_processes(directory: StateDir) -> list[tuple[str, int, str]]:
-    """The live processes of our own programs that end with their supervisord: (program, pid, start identity)."""
-    return [holder for program in OWN_PROGRAMS for holder in _holder(directory, program)]
-
-
 def left_over(directory: StateDir) -> list[tuple[str, int, str]]:
     """Processes of a system that outlived its supervisord: (program, pid, start identity)."""
     notes = [
@@ -320,15 +243,15 @@ def left_over(directory: StateDir) -> list[tuple[str, int, str]]:
         for program, note in directory.run_notes().items()
         if note.pid and launch.start_time(note.pid) == note.started
     ]
-    return [*own_processes(directory), *outliving(directory), *notes]
+    return [*own_processes.live(directory), *own_processes.outliving(directory), *notes]
 
 
 def _sweep(directory: StateDir, say: Say) -> None:
     """End or adopt the processes that a killed supervisord left behind, and forget the crashes of dead engines."""
-    doomed = own_processes(directory) + _note_unknown(directory)
+    doomed = own_processes.live(directory) + _note_unknown(directory)
     for path in sorted((directory.path / "runs").glob("*.json")):
         program, found = path.name.removesuffix(".json"), launch.read_note(str(path))
-        if not _alive(found):
+        if not own_processes.is_alive(found):
             pid = found.get("pid")
             if isinstance(pid, int) and (left := launch.sweep_group(pid, directory.specs_of(program))):
                 say(f"{program}: ended what pid {pid} had left behind: {', '.join(map(str, left))}")
@@ -347,7 +270,7 @@ def _sweep(directory: StateDir, say: Say) -> None:
         else:
             say(f"{program}: ending pid {pid}, left over from the last supervisord and no longer wanted")
             doomed.append((program, pid, str(found["started"])))
-    end_all(doomed)
+    own_processes.end_all(doomed)
 
 
 def _take_up_pending(directory: StateDir) -> None:
@@ -356,7 +279,7 @@ def _take_up_pending(directory: StateDir) -> None:
         program = path.name.removesuffix(".conf")
         if not directory.section_path(program).exists():
             path.unlink()
-        elif not _alive(launch.read_note(str(directory.note_path(program)))):
+        elif not own_processes.is_alive(launch.read_note(str(directory.note_path(program)))):
             path.replace(directory.section_path(program))
 
 
@@ -371,7 +294,7 @@ def _hold_without_metal(directory: StateDir, question: metal_device.Question | N
     say(metal_state.WHY)
     for path in sorted((directory.path / "models.d").glob("*.conf")):
         program = path.name.removesuffix(".conf")
-        if not _alive(launch.read_note(str(directory.note_path(program)))):
+        if not own_processes.is_alive(launch.read_note(str(directory.note_path(program)))):
             write_atomic(path, programs.with_autostart(directory.section_text(program), starts=False))
 
 
@@ -386,7 +309,7 @@ def _note_unknown(directory: StateDir) -> list[tuple[str, int, str]]:
             continue  # a helper of one, in a session of its own
         note, started = launch.note_path(spec_path), launch.start_time(pid)
         found = launch.read_note(note)
-        if not _alive(found):
+        if not own_processes.is_alive(found):
             known = {"spec": Path(spec_path).name, "pid": pid, "launcher_pid": pid, "started": started}
             fine = {"refused": "", "refused_message": ""}
             launch.write_note(note, {"format": launch.FORMAT, **launch.UNHELD, **known, **fine})
@@ -406,11 +329,6 @@ def _is_engine(pid: int, spec_path: str) -> bool:
     return len(argv) < 2 or (machine.command_line(pid) or [])[-len(argv) + 1 :] == argv[1:]
 
 
-def _alive(note: dict[str, object]) -> bool:
-    pid, started = note.get("pid"), note.get("started")
-    return isinstance(pid, int) and pid > 0 and bool(started) and launch.start_time(pid) == started
-
-
 def _adoptable(directory: StateDir, program: str, note: dict[str, object]) -> bool:
     """True if the launcher of this program's section would stand in for its engine.
 
@@ -426,16 +344,3 @@ def _end_stand_in(note: dict[str, object], engine_pid: int) -> None:
     if arguments and any(part.endswith("/launch.py") for part in arguments) and isinstance(pid, int):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def end_all(doomed: list[tuple[str, int, str]]) -> None:
-    """TERM to all at once, a bounded wait, KILL to those that are left. Entries: program, pid, start identity."""
-    for signum, wait_s in ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, KILL_WAIT_S)):
-        doomed = [(program, pid, started) for program, pid, started in doomed if launch.start_time(pid) == started]
-        for _, pid, _ in doomed:
-            with contextlib.suppress(ProcessLookupError):  # it may end by itself at this very moment
-                os.kill(pid, signum)
-        until = time.monotonic() + wait_s
-        while doomed and time.monotonic() < until:
-            time.sleep(0.02)
-            doomed = [item for item in doomed if launch.start_time(item[1]) == item[2]]

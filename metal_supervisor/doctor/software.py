@@ -12,11 +12,11 @@ from importlib import metadata
 from pathlib import Path
 
 from metal_supervisor import __version__
-from metal_supervisor.controller.boot import OWN_PROGRAMS
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.spec.processes import ProgramState, State
 from metal_supervisor.state import gateway_note
+from metal_supervisor.state.own_processes import OWN_PROGRAMS
 from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
 
 OLDEST_PYTHON, OLDEST_SUPERVISOR = (3, 10), (4, 2)

@@ -27,6 +27,7 @@ from metal_supervisor.placement import claims
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.schema import Settings
 from metal_supervisor.spec.sizes import amount
+from metal_supervisor.state import own_processes
 from metal_supervisor.state.directory import DIRECTORIES, StateDir
 from metal_supervisor.state.reports import CONTROLLER_REPORT
 
@@ -105,7 +106,7 @@ def uninstall(found: Found, machine: Machine, purge: bool, say: Say) -> None:
             say(f"stopping  {where.domain}/{where.label}: answers end ({bound}), then the models")
             where.launchctl(machine).unload(where.label, launchd.exit_timeout_s(settings.stop_timeout))
     directory = StateDir(settings.state_path)
-    boot.end_all(boot.left_over(directory))
+    own_processes.end_all(boot.left_over(directory))
     for line in _leave_cluster(directory, settings):
         say(line)
     for step in found.steps:

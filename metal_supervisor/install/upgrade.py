@@ -17,8 +17,9 @@ from metal_supervisor.controller import boot
 from metal_supervisor.controller.confinement_policies import complete_specs
 from metal_supervisor.settings import loader
 from metal_supervisor.spec.processes import LIVE, State
-from metal_supervisor.state import gateway_note
+from metal_supervisor.state import gateway_note, own_processes
 from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.own_processes import CannotBoot
 from metal_supervisor.supervisord.client import BrokenFile, Supervisord, Unavailable
 
 WAIT_S = 60.0
@@ -33,7 +34,7 @@ def upgrade(state: Path, say: Callable[[str], None]) -> int:
     directory = StateDir(state)
     supervisord = Supervisord(directory.socket)
     if not supervisord.answers():
-        raise boot.CannotBoot(f"no supervisord runs on {directory.path}; start it with: metal-supervisor run")
+        raise CannotBoot(f"no supervisord runs on {directory.path}; start it with: metal-supervisor run")
     directory.create()  # a release may know directories that the one before it did not
     settings, problem = loader.load_good(directory.path)
     complete_specs(directory, settings.confinement)
@@ -42,7 +43,7 @@ def upgrade(state: Path, say: Callable[[str], None]) -> int:
         boot.embedded_access(directory)  # it may be new here; one that lives keeps its port
     boot.write_conf(directory, settings)
     fresh = _take_over(supervisord, say)
-    own = [program for program in boot.OWN_PROGRAMS if program not in gateway_note.WORKERS]
+    own = [program for program in own_processes.OWN_PROGRAMS if program not in gateway_note.WORKERS]
     failed = [program for program in own if not _renewed(supervisord, program, program in fresh)]
     if not fresh & frozenset(gateway_note.WORKERS) and not _succeeded(supervisord, directory, say):
         failed.append(gateway_note.WORKERS[0])
@@ -70,7 +71,7 @@ def _take_over(supervisord: Supervisord, say: Callable[[str], None]) -> frozense
     except BrokenFile as error:  # the controller puts such a file aside, and the next upgrade can proceed
         say(f"programs that are new in this release have to wait: {error}")
         return frozenset()
-    ours = frozenset((*boot.OWN_PROGRAMS, *boot.OPTIONAL_PROGRAMS))
+    ours = frozenset((*own_processes.OWN_PROGRAMS, *boot.OPTIONAL_PROGRAMS))
     for program in sorted((diff.removed | diff.changed) & ours):
         supervisord.stop(program)
         _ended(supervisord, program)

@@ -22,6 +22,7 @@ from metal_supervisor.models import web
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.source_policy import SourcePolicy
 from metal_supervisor.runtimes.shims import gate
+from metal_supervisor.state import own_processes
 from metal_supervisor.state.directory import StateDir
 from tests.support import chromium, mlx, ollama
 from tests.support.mlx import mlx_model, mlx_service
@@ -374,7 +375,7 @@ def test_a_model_is_not_fetched_from_the_mac_or_its_ipv6_neighbours(
 
 
 def test_a_thousand_idle_connections_stop_neither_kubectl_nor_the_system(system: System) -> None:
-    port, _ = boot.saved_access(system.files)
+    port, _ = own_processes.saved_access(system.files)
     with contextlib.ExitStack() as strangers:
         for _ in range(1000):
             strangers.enter_context(socket.create_connection(("127.0.0.1", port), 10))
@@ -386,7 +387,7 @@ def test_a_thousand_idle_connections_stop_neither_kubectl_nor_the_system(system:
 
 
 def test_without_the_path_the_api_answers_404_and_reads_no_body(system: System) -> None:
-    port, prefix = boot.saved_access(system.files)
+    port, prefix = own_processes.saved_access(system.files)
     for path in ("/api/v1/namespaces", prefix[:-1], prefix + "x/api/v1/namespaces", "/.." + prefix, "/"):
         with socket.create_connection(("127.0.0.1", port), 10) as stranger:
             stranger.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n".encode())

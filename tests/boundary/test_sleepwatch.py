@@ -22,6 +22,7 @@ from metal_supervisor.host.sleep_note import LONGEST_S, SleepNoteReader
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.doorbell import Doorbell, ring
+from metal_supervisor.state.own_processes import CannotBoot
 from tests.support import iokit as fake
 from tests.support.iokit import Power
 from tests.support.system import ROOT
@@ -74,7 +75,7 @@ def test_only_a_system_that_does_not_tell_is_said_not_to(
     monkeypatch.setattr(iokit, "load", lambda: Power((), lambda _: None, refuses=silent).frameworks)
     if not silent:
         (tmp_path / "sleepwatch.bell").mkdir()
-    with pytest.raises(boot.CannotBoot if silent else OSError, match="not tell" if silent else "sleepwatch.bell"):
+    with pytest.raises(CannotBoot if silent else OSError, match="not tell" if silent else "sleepwatch.bell"):
         main._sleepwatch(argparse.Namespace())
 
 

@@ -14,6 +14,7 @@ from metal_supervisor.apiserver import ApiServer, Options
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.controller import boot
 from metal_supervisor.settings.loader import conf_dir
+from metal_supervisor.state import own_processes
 from tests.support.system import ISVC, System, api_faults, eventually, free_ports, running, service
 
 DOWN_S = 30.0
@@ -27,7 +28,7 @@ def test_an_api_that_is_down_for_30_seconds_stops_nothing_and_is_caught_up_with(
         down = time.monotonic()
         eventually(lambda: system.health()[1].get("cluster") == "unreachable", what="healthz to say so")
         # A change made meanwhile, through another server on the same data.
-        _, prefix = boot.saved_access(system.files)
+        _, prefix = own_processes.saved_access(system.files)
         port = free_ports(1)[0]
         meanwhile = Options(data_file=system.state / "apiserver.db", prefix=prefix, port=port,
                             crd_paths=tuple((conf_dir() / "crds").glob("*.yaml")), allow_loopback_endpoints=True)

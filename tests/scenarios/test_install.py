@@ -21,6 +21,7 @@ from metal_supervisor.install.plan import SETTINGS_FILE
 from metal_supervisor.install.steps import InstallError, Machine
 from metal_supervisor.placement import claims
 from metal_supervisor.settings.schema import Settings
+from metal_supervisor.state import own_processes
 from metal_supervisor.state.directory import StateDir
 from tests.support import launchd
 from tests.support.faults import Figure, fault
@@ -44,7 +45,7 @@ class Home:
         self.system = system or System(base, state=self.state)
         flags = self.system.settings()
         self.values: dict[str, object] = {name[2:].replace("-", "_"): value for name, value in flags.items()}
-        self.values["port"] = int(flags["--port"])
+        self.values |= {name: int(str(self.values[name])) for name in ("port", "parallel_starts")}
         self.kubeconfig = Path(str(self.values.pop("kubeconfig"))) if "kubeconfig" in self.values else None
         self.values["caffeinate"] = ""
         self.said: list[str] = []
@@ -76,7 +77,7 @@ def mac(tmp_path: Path) -> Iterator[Home]:
     home = Home(tmp_path)
     yield home
     home.mac.close()
-    boot.end_all(boot.left_over(home.system.files))
+    own_processes.end_all(boot.left_over(home.system.files))
     home.system.close()
 
 
@@ -236,7 +237,7 @@ def test_a_mac_leaves_its_cluster_for_the_embedded_api_without_a_new_supervisord
         eventually(lambda: kube.request("GET", "/version"), 20, "the embedded API to answer")
         kube.close()
         assert list((home.state / "cluster").iterdir()) == []
-        access = boot.saved_access(there.files)
+        access = own_processes.saved_access(there.files)
 
         # Settings that are wrong are said, and change nothing.
         with (home.state / SETTINGS_FILE).open("a") as file:
@@ -244,8 +245,8 @@ def test_a_mac_leaves_its_cluster_for_the_embedded_api_without_a_new_supervisord
         home.said.clear()
         assert upgrade.upgrade(home.state, home.said.append) == 1
         assert "those on file are wrong: " in home.said[-1] and "memory_fractoin" in home.said[-1]
-        assert boot.saved_access(there.files) == access, "an API that lives is not moved"
+        assert own_processes.saved_access(there.files) == access, "an API that lives is not moved"
     finally:
         home.mac.close()
-        boot.end_all(boot.left_over(there.files))
+        own_processes.end_all(boot.left_over(there.files))
         there.close()

@@ -38,6 +38,7 @@ from metal_supervisor.controller import boot
 from metal_supervisor.runtimes import probing
 from metal_supervisor.settings.loader import conf_dir
 from metal_supervisor.spec.types import Probe
+from metal_supervisor.state import own_processes
 from tests.support.bench import bench_confinement, bench_fetch, bench_header, bench_pages
 from tests.support.bench.watching import Watch, readiness
 from tests.support.system import ISVC, SLICES, System, eventually, free_ports, kill, running, service
@@ -191,7 +192,7 @@ def spawned_at(system: System, name: str, since: float) -> float:
 def outages(system: System, lengths_s: list[float]) -> Figure:
     """A change made while the API was away: from the API's return to the new process."""
     figure = Figure("API back -> change made meanwhile is applied", "aim 2 s")
-    _, prefix = boot.saved_access(system.files)
+    _, prefix = own_processes.saved_access(system.files)
     system.apply(lean("away"))
     system.ready("away")
     for index, length_s in enumerate(lengths_s):

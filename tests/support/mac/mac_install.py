@@ -21,6 +21,7 @@ from metal_supervisor.host.launchctl import NO_DOMAIN, Launchctl, LaunchdError
 from metal_supervisor.host.launchd import STOPPING_S
 from metal_supervisor.install import install, plan, uninstall
 from metal_supervisor.install.steps import Machine
+from metal_supervisor.state import own_processes
 from tests.support.mac import mac_parse
 from tests.support.mac.mac_chat import Stream
 from tests.support.mac.mac_jobs import TRIAL
@@ -111,7 +112,7 @@ class Trial:
         domain = self.launchctl
         if domain.job(TRIAL) is not None:
             domain.unload(TRIAL, STOP_S + STOPPING_S)
-        boot.end_all(boot.left_over(self.system.files))
+        own_processes.end_all(boot.left_over(self.system.files))
         self.system.close()
 
 

@@ -1,0 +1,111 @@
+"""Programs of the system itself: each runs once and is found by its note; the embedded API by its saved address."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TextIO
+
+from metal_supervisor import launch
+from metal_supervisor.state import gateway_note
+from metal_supervisor.state.directory import StateDir
+
+OWN_PROGRAMS = ("apiserver", "controller", *gateway_note.PROGRAMS, "power", "sidecar", "sleepwatch")
+OUTLIVING = ".outlives"
+TERM_WAIT_S, KILL_WAIT_S = 5.0, 2.0
+
+
+class CannotBoot(Exception):
+    """Something is in the way; the message says what to do."""
+
+
+def saved_access(directory: StateDir) -> tuple[int, str]:
+    """(port, path prefix) of the embedded API, as chosen at boot. Raises CannotBoot."""
+    try:
+        kept = json.loads((directory.path / "apiserver.json").read_text("utf-8"))
+        return int(kept["port"]), str(kept["prefix"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CannotBoot(f"apiserver.json: {error!r:.100}; start the system with `metal-supervisor run`") from None
+
+
+def own(directory: StateDir, program: str) -> TextIO:
+    """Make this process the only one of its program; the returned file must stay open as long as it lives.
+
+    supervisord starts each program once, so another holder of the lock is an orphan of a killed supervisord, and is
+    ended. Raises CannotBoot if it cannot be.
+    """
+    lock = (directory.path / "runs" / f"{program}.own").open("a+", encoding="utf-8")
+    until = time.monotonic() + TERM_WAIT_S + KILL_WAIT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise CannotBoot(f"another {program} holds {lock.name} and cannot be ended") from None
+            end_all(_holder(directory, program))
+            time.sleep(0.05)
+    lock.seek(0)
+    lock.truncate()
+    lock.write(json.dumps(_this_process()))
+    lock.flush()
+    return lock
+
+
+def outlive(directory: StateDir, program: str) -> None:
+    """Note this process, which goes on when its supervisord is killed, for the system's stop to end."""
+    outliving(directory)
+    launch.write_note(str(directory.path / "runs" / f"{program}.{os.getpid()}{OUTLIVING}"), _this_process())
+
+
+def outliving(directory: StateDir) -> list[tuple[str, int, str]]:
+    """The live processes that `outlive` noted, as `live` has them; forgets those that ended."""
+    found = []
+    for path in (directory.path / "runs").glob(f"*{OUTLIVING}"):
+        if live := _noted(path.name.partition(".")[0], path):
+            found += live
+        else:
+            path.unlink(missing_ok=True)
+    return found
+
+
+def _this_process() -> dict[str, object]:
+    return {"format": launch.FORMAT, "pid": os.getpid(), "started": launch.start_time(os.getpid())}
+
+
+def _noted(program: str, path: Path) -> list[tuple[str, int, str]]:
+    """The live process that last registered as the program, in the form that `end_all` takes."""
+    found = launch.read_note(str(path))
+    return [(program, int(str(found["pid"])), str(found["started"]))] if is_alive(found) else []
+
+
+def _holder(directory: StateDir, program: str) -> list[tuple[str, int, str]]:
+    return _noted(program, directory.path / "runs" / f"{program}.own")
+
+
+def live(directory: StateDir) -> list[tuple[str, int, str]]:
+    """The live processes of our own programs that end with their supervisord: (program, pid, start identity)."""
+    return [holder for program in OWN_PROGRAMS for holder in _holder(directory, program)]
+
+
+def is_alive(note: dict[str, object]) -> bool:
+    pid, started = note.get("pid"), note.get("started")
+    return isinstance(pid, int) and pid > 0 and bool(started) and launch.start_time(pid) == started
+
+
+def end_all(doomed: list[tuple[str, int, str]]) -> None:
+    """TERM to all at once, a bounded wait, KILL to those that are left. Entries: program, pid, start identity."""
+    for signum, wait_s in ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, KILL_WAIT_S)):
+        doomed = [(program, pid, started) for program, pid, started in doomed if launch.start_time(pid) == started]
+        for _, pid, _ in doomed:
+            with contextlib.suppress(ProcessLookupError):  # it may end by itself at this very moment
+                os.kill(pid, signum)
+        until = time.monotonic() + wait_s
+        while doomed and time.monotonic() < until:
+            time.sleep(0.02)
+            doomed = [item for item in doomed if launch.start_time(item[1]) == item[2]]
