@@ -55,7 +55,7 @@ _ON_DEMAND = Group("It runs on demand, and requests wait for it", (METAL,), ("Re
     Reason("Waking", "its engine loads, or waits for memory; the message says which; MetalReady is True", _WAIT),
 ))  # fmt: skip
 _COMING = Group("It comes, or goes", (METAL,), ("Creating", "Progressing"), (
-    Reason("Loading", "the engine is up and loads its model, or was just started", _WAIT),
+    Reason("Loading", "the engine loads its model, or waits for its turn to start (`--parallel-starts`)", _WAIT),
     Reason("Restarting", "the endpoint is out while the engine is replaced", _WAIT),
     Reason("Stopping", "the engine is ending; it finishes its answers first", _WAIT),
     Reason("Asleep", "this Mac is about to sleep", "nothing; or keep it awake, see docs/mac.md"),

@@ -94,7 +94,9 @@ def _creating(record: Record, observed: Observed | None) -> tuple[str, str, str]
         return "Creating", HUNG, f"{observed.hung}; it is being restarted"
     if observed and observed.served:
         return "Creating", "Unresponsive", f"{observed.message}; it takes no new requests until it answers again"
-    return "Creating", "Loading", observed.message if observed and observed.message else "the engine is loading"
+    if observed is None or not (observed.pid or observed.message):
+        return "Creating", "Loading", "its engine has not started yet; `metal-supervisor explain` says why"
+    return "Creating", "Loading", observed.message or "the engine is loading"
 
 
 def _whole(record: Record, here: int) -> str:

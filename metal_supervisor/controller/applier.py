@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from metal_supervisor import launch
-from metal_supervisor.controller import plan
+from metal_supervisor.controller import pacing, plan
 from metal_supervisor.controller.plan import Action, Hung, Step, Stopping, Wanted
 from metal_supervisor.host import machine
 from metal_supervisor.host.local_status import asked_at
@@ -72,6 +73,8 @@ class Applier:
         """Pid of the last engine whose leftovers were ended, by program."""
         self._ours: set[str] = set()
         self._to_add: list[str] = []
+        self._late: frozenset[str] = frozenset()
+        """Programs that wait for their turn to be added, whose sections supervisord has read."""
 
     def write_specs(self, records: Collection[Record], specs: Mapping[str, str]) -> None:
         """Write the specs that the records name, as far as they have been composed."""
@@ -199,12 +202,16 @@ class Applier:
         self.lacks = False
         on_file = self.state.sections_on_file()
         changed = {file.removesuffix(".conf") for file, _ in on_file.items() ^ (self._read or {}).items()}
-        again, found = self._unread | self._diff.names | changed, None
+        late = self._diff.added & self._late
+        again, found = self._unread | (self._diff.names - late) | changed, None
         if self._read is not None and not again:
             return self._diff
         if self._read is not None and changed <= self._ours:  # what is not ours may hold anything
             found = self.supervisord.reread(again)
-        self._diff = self._reload_all(quarantined) if found is None else found
+        if found is None:
+            self._diff = self._reload_all(quarantined)
+        else:
+            self._diff = replace(found, added=found.added | (late - again))
         self._unread, self._read = set(), on_file
         return self._diff
 
@@ -255,7 +262,10 @@ class Applier:
             name: replace(each, asked_at=on_wall(each.asked_at), told_at=on_wall(each.told_at))
             for name, each in stopping.items()
         }
-        steps = plan.steps(wanted, frozenset(self._ours), table, diff, notes, stopping, now, held)
+        due = plan.steps(wanted, frozenset(self._ours), table, diff, notes, stopping, now, held)
+        most = pacing.most_at_once(self._settings.parallel_starts, os.cpu_count())
+        steps = pacing.paced(due, records, table, observed, uses, most)
+        self._late = frozenset(one.program for one, other in zip(due, steps, strict=True) if one is not other)
         self._unread |= {step.program for step in steps if step.why == plan.RELOAD}
         self._to_add = [step.program for step in steps if step.do is Action.ADD]
         return steps

@@ -253,6 +253,10 @@ class Settings:
         600.0, "Seconds an engine may take to load; one that still does no work then is restarted.",
         _between(1, 86400),
     )
+    parallel_starts: int = _setting(
+        0, "Engines that may load at the same time; further ones wait for their turn, for 60 s at most behind each. "
+        "0: half as many as there are cores, at least 4.", _between(0, 1000),
+    )
     hang_timeout: float = _setting(
         60.0, "Seconds an engine may be silent without any sign of work before it is restarted; 0: for ever.",
         _between(0, 86400),

@@ -200,7 +200,8 @@ class System:
         self.state = state or base / "run"
         self._ports = ports.Range()
         self.http = self._ports.last
-        known = (*OPENED, "--gateway", "off")
+        # Many of their engines never load, and would keep the others waiting.
+        known = (*OPENED, "--gateway", "off", "--parallel-starts", "1000")
         opened = known if self.python == sys.executable else ()  # an older release does not know all of them
         self.flags = [
             "--state-dir", str(self.state), "--port", str(self.http), "--ports", f"{self._ports.first}-{self.http - 1}",
