@@ -18,14 +18,14 @@ from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.operator_lease import OperatorLease
 from metal_supervisor.cluster.reflector import Reflector
 from metal_supervisor.controller import reconcile
+from metal_supervisor.controller.remembered import Remembered, nothing
 from metal_supervisor.placement import placement
 from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import histogram, resources
 from metal_supervisor.spec.fields import Bad
-from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sources import Artifact
-from metal_supervisor.spec.types import Json, Key, ModelFile
+from metal_supervisor.spec.types import Json, Key, Model, ModelFile
 from metal_supervisor.state.directory import StateDir, write_atomic
 from metal_supervisor.state.doorbell import ring
 from metal_supervisor.state.reports import CONTROLLER_REPORT
@@ -156,7 +156,7 @@ class ControllerStatus:
             "cluster": {**body["cluster"], "requests": self._kube.requests},
             "passes": self._passes.as_json(),
         }
-        write_atomic(self._state.path / CONTROLLER_REPORT, json.dumps({**body, **counted}, indent=1), durable=False)
+        write_atomic(self._state.path / CONTROLLER_REPORT, json.dumps({**body, **counted}), durable=False)
         if body != self._told:  # what only counts on is read with the sidecar's next pass
             self._told = body
             ring(self._state.path, "sidecar")
@@ -190,13 +190,34 @@ class Files(Protocol):
         """State of a wanted artifact."""
 
 
-def file_of(model: Json, records: Collection[Record], store: Files) -> ModelFile:
-    """State of a Model's file on this Mac; a file without a user here is not looked for."""
+class ModelFiles:
+    """States of the files of Models on this Mac; each Model is read once for each of its versions."""
+
+    def __init__(self, store: Files) -> None:
+        self._store = store
+        self._read: Remembered[Model | Bad, str, None] = Remembered()
+
+    def state(self, model: Json, used: Collection[Key]) -> ModelFile:
+        """State of a Model's file; a file that no record and no other file uses is not looked for.
+
+        `used`: the Models of this Mac's records.
+        """
+        metadata = model["metadata"]
+        key = metadata.get("namespace", ""), metadata["name"]
+        read = self._read.of(key, (model,), nothing, lambda _: _read(model))
+        if isinstance(read, Bad):  # its services are refused for the same reason
+            return ModelFile("Failed", reason=read.reason, message=read.message)
+        if (read.namespace, read.name) not in used and not self._store.wants(read.artifact):  # a draft has no record
+            return ModelFile("Pending")
+        return reconcile.fitting(self._store.state(read.artifact), read.format)
+
+    def keep(self, models: Collection[Key]) -> None:
+        """Drop what was read of all other Models."""
+        self._read.forget_all_but(models)
+
+
+def _read(model: Json) -> Model | Bad:
     try:
-        read = resources.read_model(model)
-    except Bad as bad:  # its services are refused for the same reason
-        return ModelFile("Failed", reason=bad.reason, message=bad.message)
-    used = any((record.namespace, record.model) == (read.namespace, read.name) for record in records)
-    if not used and not store.wants(read.artifact):  # a draft model has no record
-        return ModelFile("Pending")
-    return reconcile.fitting(store.state(read.artifact), read.format)
+        return resources.read_model(model)
+    except Bad as bad:
+        return bad.with_traceback(None)

@@ -23,7 +23,7 @@ from metal_supervisor.controller import on_demand, plan, reasons
 from metal_supervisor.controller.applier import Applier
 from metal_supervisor.controller.assignment import Assignment
 from metal_supervisor.controller.awake import Awake, in_use
-from metal_supervisor.controller.controller_status import ControllerStatus, file_of
+from metal_supervisor.controller.controller_status import ControllerStatus, ModelFiles
 from metal_supervisor.controller.memory_manager import Memory
 from metal_supervisor.controller.plan import Action, Step
 from metal_supervisor.controller.prerequisites import Prerequisites
@@ -105,6 +105,7 @@ class Controller:
         known = frozenset(record.model_uid for record in self.records.values() if record.model_uid)
         self.models = Reflector(kube, collection(settings, "models"), self.wake, known)
         self.store = Store(settings.store_path, self.wake, terms_of(settings), read_listing)
+        self.model_files = ModelFiles(self.store)
         self.exits = ExitWatch(self._exited)
         self.node = machine.node_name(directory.path, settings.node_name)
         self.placement = Placement(settings, directory, kube, self.node, self.wake)
@@ -343,6 +344,7 @@ class Controller:
         found = snapshot.services or {}, snapshot.models
         said, slots = self.memory.said(), self.store.slots()
         why = reasons.reasons(self.records.values(), *found, steps, self.settings.runtime)
-        files = partial(file_of, records=self.records.values(), store=self.store)
+        files = partial(self.model_files.state, used={(each.namespace, each.model) for each in self.records.values()})
+        self.model_files.keep(snapshot.models.keys())
         told = said, slots, why, snapshot.metal.word
         self.controller_status.publish(snapshot.now, sentence, watches, found, files, placing, *told)

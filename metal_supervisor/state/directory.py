@@ -14,9 +14,9 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from metal_supervisor.spec.attachment import Attachment
 from metal_supervisor.spec.processes import Observed, RunNote
@@ -24,6 +24,8 @@ from metal_supervisor.spec.record import Record
 from metal_supervisor.state import programs
 
 T = TypeVar("T")
+Edition: TypeAlias = tuple[int, int, int]
+"""(inode, mtime, size) of a file: different once it was replaced or edited."""
 DIRECTORIES = (
     "records", "specs", "models.d", "pending", "observed", "runs", "attached", "log", "quarantine", "current", "hub",
     "scratch",
@@ -61,9 +63,7 @@ def write_atomic(path: Path, text: str | bytes, durable: bool = True) -> bool:
     return True
 
 
-def _edition(path: Path) -> tuple[int, int, int]:
-    """(inode, mtime, size) of a file: different once it was replaced or edited. Raises OSError."""
-    found = os.stat(path)
+def _edition(found: os.stat_result) -> Edition:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
@@ -92,8 +92,8 @@ class StateDir:
         plain = programs.SAFE_HOME.fullmatch(str(path)) and len(str(path)) <= LONGEST_HOME
         self.link = None if plain else _link_for(path)
         self.home = str(self.link or path)
-        self._known: dict[Path, tuple[tuple[int, int, int], Any]] = {}
-        self._written: dict[Path, tuple[Any, tuple[int, int, int]]] = {}
+        self._known: dict[Path, tuple[Edition, Any]] = {}
+        self._written: dict[Path, tuple[Any, Edition]] = {}
         self._paths: dict[tuple[str, str], Path] = {}
 
     @property
@@ -180,9 +180,7 @@ class StateDir:
 
     def sections_on_file(self) -> dict[str, object]:
         """File name -> edition of each section, which is another once it was replaced or edited."""
-        with os.scandir(self.path / "models.d") as entries:
-            found = {each.name: each.stat() for each in entries if each.name.endswith(".conf")}
-        return {name: (each.st_ino, each.st_mtime_ns, each.st_size) for name, each in found.items()}
+        return dict(self._listed("models.d", ".conf"))
 
     def section_spec(self, program: str) -> str:
         """The spec that a program's section on file names; "" without one, or if it is not ours."""
@@ -230,27 +228,30 @@ class StateDir:
         """(readable files, reasons why the others cannot be read), both by program name."""
         good: dict[str, T] = {}
         bad: dict[str, str] = {}
-        for name in self._names(directory):
+        for file_name, edition in sorted(self._listed(directory, ".json")):
+            name = file_name[:-5]
             try:
-                good[name] = self._parsed(self._path(directory, f"{name}.json"), parse)
+                good[name] = self._parsed(self._path(directory, file_name), parse, edition)
             except FileNotFoundError:
                 continue
             except (OSError, UnicodeDecodeError, programs.UnreadableRecord) as error:
                 bad[name] = str(error)
         return good, bad
 
-    def _names(self, directory: str) -> list[str]:
-        """Programs that have a file there, sorted."""
+    def _listed(self, directory: str, suffix: str) -> Iterator[tuple[str, Edition]]:
+        """(file name, edition) of each file there with the suffix, without those that are being written."""
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path / directory) as entries:
-            return sorted(each.name[:-5] for each in entries if each.name.endswith(".json") and each.name[0] != ".")
-        return []
+            for each in entries:
+                if each.name.endswith(suffix) and each.name[0] != ".":
+                    with contextlib.suppress(FileNotFoundError):
+                        yield each.name, _edition(each.stat())
 
-    def _parsed(self, path: Path, parse: Callable[[str], T]) -> T:
+    def _parsed(self, path: Path, parse: Callable[[str], T], edition: Edition | None = None) -> T:
         """Parsed content of a file, cached until it is replaced. Our files are always replaced, never edited in place.
 
-        Raises OSError, and what `parse` raises.
+        `edition`: the file's own, if it is known. Raises OSError, and what `parse` raises.
         """
-        edition = _edition(path)
+        edition = edition or _edition(path.stat())
         known = self._known.get(path)
         if known is None or known[0] != edition:
             if len(self._known) > MOST_KNOWN:
@@ -303,18 +304,18 @@ class StateDir:
 
     def run_notes(self) -> dict[str, RunNote]:
         """All notes of launchers, by program."""
-        return {name: note for name in self._names("runs") if (note := self.run_note(name)) is not None}
+        return self._read_all("runs", programs.read_run)[0]
 
     def _kept(self, path: Path, value: T, text_of: Callable[[T], str], durable: bool = True) -> bool:
         """Write a value to a file; False if it held that already. A file unchanged since our own write is not read."""
         known = self._written.get(path)
         with contextlib.suppress(OSError):
-            if known is not None and (known[0] is value or known[0] == value) and known[1] == _edition(path):
+            if known is not None and (known[0] is value or known[0] == value) and known[1] == _edition(path.stat()):
                 return False
         changed = write_atomic(path, text_of(value), durable)
         if len(self._written) > MOST_KNOWN:
             self._written.clear()
-        self._written[path] = value, _edition(path)
+        self._written[path] = value, _edition(path.stat())
         return changed
 
     def write_record(self, record: Record) -> bool:

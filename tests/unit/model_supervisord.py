@@ -52,7 +52,7 @@ from metal_supervisor.spec.limits import Limits
 from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.types import Endpoint, Engine, Model, ModelFile, Probe, Program, Service
-from metal_supervisor.state import programs
+from metal_supervisor.state import own_processes, programs
 from metal_supervisor.supervisord import rpc_plugin
 from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
 
@@ -433,7 +433,7 @@ EDITION = {
 SETTINGS: Any = SimpleNamespace(
     limits=Limits(), confinement="off", uses_claims=False,
     log_size=20, log_files=3, drain_timeout=DRAIN_S, bind_address="::", ollama_url="off",
-    memory_check_mode="enforce", preemption=False, eviction_enabled=False,
+    memory_check_mode="enforce", preemption=False, eviction_enabled=False, parallel_starts=0,
 )  # fmt: skip
 
 
@@ -975,9 +975,9 @@ def installed(patch: pytest.MonkeyPatch) -> None:
         return True
 
     patch.setattr(boot, "write_atomic", put)
-    patch.setattr(boot, "end_all", end_all)
+    patch.setattr(own_processes, "end_all", end_all)
     patch.setattr(boot, "_note_unknown", lambda _: [])  # no note is ever lost here
-    patch.setattr(boot, "own_processes", lambda _: [])
+    patch.setattr(own_processes, "live", lambda _: [])
     patch.setattr(boot, "machine", SimpleNamespace(command_line=command_line))
     patch.setattr(boot, "os", SimpleNamespace(kill=kill))
     patch.setattr(applier, "ADD_AT_ONCE", 2)

@@ -9,7 +9,7 @@ import pytest
 from test_decide import running
 from test_resources import model, refused, service
 
-from metal_supervisor.controller.controller_status import file_of
+from metal_supervisor.controller.controller_status import ModelFiles
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import read_artifact
 from metal_supervisor.spec.sources import Artifact
@@ -34,7 +34,7 @@ class Held:
 def told(written: dict[str, Any], records: Collection[Record] = (), **files: ModelFile) -> ModelFile:
     """`files`: `here` is what the store says of the Model's own artifact."""
     held = {read_artifact(written): files["here"]} if files else {}
-    return file_of(written, records, Held(held))
+    return ModelFiles(Held(held)).state(written, {(each.namespace, each.model) for each in records})
 
 
 @pytest.mark.parametrize(

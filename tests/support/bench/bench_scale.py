@@ -42,6 +42,8 @@ QUIET_S = 20.0
 SIZES = (10, 150, 500)
 OURS = ("controller", "sidecar", "supervisord", "apiserver")
 FLAGS = ("--memory-fraction", "0.9")
+FIRST_PORT, PORTS = 5000, "6000-7999"
+"""Below those of tests, so that a test beside it takes none."""
 
 
 @dataclass
@@ -67,7 +69,7 @@ class Scale:
 
 
 def engine(name: str) -> dict[str, Any]:
-    flags = ["--fake-load-s", str(LOAD_S), "--fake-quiet", "true", "--cache-ram", "0"]
+    flags = ["--fake-load-s", str(LOAD_S), "--fake-quiet", "--cache-ram", "0"]
     return service(name, uBatchSize=32, contextSize=256, extraArgs=flags)
 
 
@@ -151,9 +153,9 @@ def rest(system: System, seconds: float, scale: Scale) -> None:
 def own_load_s() -> float:
     """Seconds from the start of a stand-in to its first answer that it is healthy."""
     since = time.monotonic()
-    command = [sys.executable, str(FAKE_ENGINE), "--fake-load-s", str(LOAD_S), "--port", "21000"]
+    command = [sys.executable, str(FAKE_ENGINE), "--fake-load-s", str(LOAD_S), "--port", str(FIRST_PORT)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
-        found = seconds_until(lambda: probing.probe(21000, Probe(), identify=False).ready, since)
+        found = seconds_until(lambda: probing.probe(FIRST_PORT, Probe(), identify=False).ready, since)
         process.kill()
     return found
 
@@ -161,7 +163,7 @@ def own_load_s() -> float:
 def alone_s(count: int) -> float:
     """Seconds until as many stand-ins answer, started at once without us."""
     script = [sys.executable, str(FAKE_ENGINE), "--fake-load-s", str(LOAD_S), "--host", "127.0.0.1", "--port"]
-    first, since, running = 21000, time.monotonic(), []
+    first, since, running = FIRST_PORT, time.monotonic(), []
 
     def up(port: int) -> None:
         ask = ["curl", "-sf", "--retry", "1000", "--retry-all-errors", "--retry-delay", "1", "-o", os.devnull]
@@ -183,7 +185,7 @@ def alone_s(count: int) -> float:
 def loaded(services: int, scale: Scale) -> Iterator[tuple[System, Watch]]:
     """A system with so many services, all of one apply, and a watch of their slices."""
     with tempfile.TemporaryDirectory(prefix="ms-scale-") as base:
-        system = System(Path(base), "--ports", "22000-23999", *FLAGS, engine=FAKE_ENGINE)
+        system = System(Path(base), "--ports", PORTS, *FLAGS, engine=FAKE_ENGINE)
         try:
             system.start()
             slices = Watch(system, SLICES, readiness)
