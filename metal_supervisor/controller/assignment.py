@@ -139,7 +139,7 @@ class Assignment:
 
     def _look_for(self, serving: list[Service]) -> None:
         """Have the store look for the model files, and the cluster for the referenced Secrets and ConfigMaps."""
-        wanted = placement.artifacts(serving)
+        wanted = placement.namespaces_of(serving)
         opening = {each: (each.secret[0], "secrets", each.secret[1]) for each in wanted if each.secret}
         others = {source for item in serving for source in references.sources(item)}
         if asked := self._gateway_keys.source:
@@ -149,7 +149,7 @@ class Assignment:
         if asked:
             self._gateway_keys.keep(self._references.look(asked))
         keys = {each: references.keys_of(each, self._references.look) for each in wanted}
-        self._store.want(keys, placement.namespaces_of(serving))
+        self._store.want(keys, wanted)
 
     def _share_out(
         self,

@@ -19,7 +19,7 @@ from metal_supervisor.cluster import status_mode
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.network_watcher import NetworkWatcher
 from metal_supervisor.cluster.reflector import Reflector
-from metal_supervisor.controller import on_demand, plan, reasons
+from metal_supervisor.controller import on_demand, plan
 from metal_supervisor.controller.applier import Applier
 from metal_supervisor.controller.assignment import Assignment
 from metal_supervisor.controller.awake import Awake, in_use
@@ -27,6 +27,7 @@ from metal_supervisor.controller.controller_status import ControllerStatus, Mode
 from metal_supervisor.controller.memory_manager import Memory
 from metal_supervisor.controller.plan import Action, Step
 from metal_supervisor.controller.prerequisites import Prerequisites
+from metal_supervisor.controller.reasons import Reasons
 from metal_supervisor.controller.resource_filter import ResourceFilter
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.host import machine
@@ -105,7 +106,7 @@ class Controller:
         known = frozenset(record.model_uid for record in self.records.values() if record.model_uid)
         self.models = Reflector(kube, collection(settings, "models"), self.wake, known)
         self.store = Store(settings.store_path, self.wake, terms_of(settings), read_listing)
-        self.model_files = ModelFiles(self.store)
+        self.model_files, self.reasons = ModelFiles(self.store), Reasons(settings.runtime)
         self.exits = ExitWatch(self._exited)
         self.node = machine.node_name(directory.path, settings.node_name)
         self.placement = Placement(settings, directory, kube, self.node, self.wake)
@@ -343,7 +344,7 @@ class Controller:
         watches, placing = (self.services, self.models), (self.placement, self.assignment.placed)
         found = snapshot.services or {}, snapshot.models
         said, slots = self.memory.said(), self.store.slots()
-        why = reasons.reasons(self.records.values(), *found, steps, self.settings.runtime)
+        why = self.reasons.told(self.records.values(), *found, steps)
         files = partial(self.model_files.state, used={(each.namespace, each.model) for each in self.records.values()})
         self.model_files.keep(snapshot.models.keys())
         told = said, slots, why, snapshot.metal.word

@@ -32,6 +32,7 @@ from metal_supervisor.state.directory import StateDir
 
 CALM = Level.NORMAL.value
 FORGIVEN_AFTER_S = 86_400.0
+MOST_SPECIFIED = 4096
 
 log = logging.getLogger("controller")
 
@@ -53,6 +54,8 @@ class Memory:
         self._skipping = ""
         self._reserved: dict[int, int] = {}
         """Bytes that were reserved for an engine, by its pid."""
+        self._specified: dict[str, int] = {}
+        """Bytes that a spec reserves, by its file; it never changes."""
         self._seen = MemoryState()
         """What the watchdog knew at the beginning of the pass."""
 
@@ -97,16 +100,27 @@ class Memory:
             # Before its launcher writes a note, the section names its spec: a new section is kept aside until it exits.
             spec_file = note.spec_file if note else self._state.section_spec(each.program)
             pid = note.pid if note else state.pid
-            said = self._state.read_spec(spec_file).get("reserved_bytes")
+            said = self._reserved_by(spec_file)
             record = records.get(key)
             started = record is not None and (record.spec_file in (None, spec_file) or not spec_file)
             ours = record.reserved_bytes if record is not None and started else 0
             known = self._reserved.get(pid, 0)  # specs of an older release do not have it, and records change
-            reserved[pid] = max(said if isinstance(said, int) else 0, ours, known)
+            reserved[pid] = max(said, ours, known)
             measured = seen.memory_bytes if seen and note and seen.pid == pid else 0
             found[key] = Up(spec_file, max(reserved[pid], measured))
         self._reserved = reserved
         return found
+
+    def _reserved_by(self, spec_file: str) -> int:
+        """Bytes that a spec on file reserves, 0 if it says nothing, or cannot be read."""
+        if spec_file not in self._specified:
+            said = self._state.read_spec(spec_file).get("reserved_bytes")
+            if not isinstance(said, int):
+                return 0
+            if len(self._specified) > MOST_SPECIFIED:
+                self._specified.clear()
+            self._specified[spec_file] = said
+        return self._specified[spec_file]
 
     # ── admission ────────────────────────────────────────────────────────────────────────────────
 

@@ -19,28 +19,39 @@ MOST = 500
 LONGEST_TEXT = 300
 
 
-def reasons(
-    records: Collection[Record],
-    services: Mapping[Key, Json],
-    models: Mapping[Key, Json],
-    steps: Sequence[Step],
-    default_runtime: str,
-) -> Json:
-    """Program -> `step` (`wait: held after crashes`) and `runtime` (reason for it); either may be missing.
+class Reasons:
+    """The reasons of one controller; that of a runtime is kept while the record and its resources stay the same."""
 
-    `default_runtime`: the one of `--runtime`.
-    """
-    step_of = {step.program: f"{step.do.value}: {step.why}" for step in steps}
-    result: Json = {}
-    for record in sorted(records, key=lambda each: each.program)[:MOST]:
-        written, model = services.get(record.owner), models.get((record.namespace, record.model))
-        told = {
-            "step": step_of.get(record.program, ""),
-            "runtime": _why_runtime(record, written, model, default_runtime) if written and model else "",
-        }
-        if any(told.values()):
-            result[record.program] = {name: text[:LONGEST_TEXT] for name, text in told.items() if text}
-    return result
+    def __init__(self, default_runtime: str) -> None:
+        """`default_runtime`: the one of `--runtime`."""
+        self._default = default_runtime
+        self._runtimes: dict[str, tuple[Record, Json, Json, str]] = {}
+
+    def told(
+        self,
+        records: Collection[Record],
+        services: Mapping[Key, Json],
+        models: Mapping[Key, Json],
+        steps: Sequence[Step],
+    ) -> Json:
+        """Program -> `step` (`wait: held after crashes`) and `runtime` (reason for it); either may be missing."""
+        step_of = {step.program: f"{step.do.value}: {step.why}" for step in steps}
+        result: Json = {}
+        known, self._runtimes = self._runtimes, {}
+        for record in sorted(records, key=lambda each: each.program)[:MOST]:
+            program, written = record.program, services.get(record.owner)
+            model = models.get((record.namespace, record.model))
+            told = {"step": step_of[program][:LONGEST_TEXT]} if program in step_of else {}
+            if written and model:
+                kept = known.get(program)
+                if kept is None or kept[0] is not record or kept[1] is not written or kept[2] is not model:
+                    kept = record, written, model, _why_runtime(record, written, model, self._default)[:LONGEST_TEXT]
+                self._runtimes[program] = kept
+                if kept[3]:
+                    told["runtime"] = kept[3]
+            if told:
+                result[program] = told
+        return result
 
 
 def _why_runtime(record: Record, written: Json, model: Json, default_runtime: str) -> str:

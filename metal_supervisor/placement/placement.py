@@ -236,22 +236,13 @@ def to_serve(found: Mapping[Key, Service | Rejected], placed: Placed, records: C
     ]
 
 
-def artifacts(services: Collection[Service]) -> set[Artifact]:
-    """Models and auxiliary files of services, except models that Ollama downloads itself."""
-    return {
-        artifact
-        for item in services
-        for artifact in (item.model.artifact, *(each.artifact for each in item.companions))
-        if not library_model(artifact.source)
-    }
-
-
 def namespaces_of(services: Collection[Service]) -> dict[Artifact, frozenset[str]]:
-    """Artifact -> namespaces of the services that want it."""
+    """Model or auxiliary file -> namespaces of its services, without models that Ollama downloads itself."""
     found: dict[Artifact, frozenset[str]] = {}
     for item in services:
-        for artifact in artifacts([item]):
-            found[artifact] = found.get(artifact, frozenset()) | {item.namespace}
+        for artifact in (item.model.artifact, *(each.artifact for each in item.companions)):
+            if not library_model(artifact.source):
+                found[artifact] = found.get(artifact, frozenset()) | {item.namespace}
     return found
 
 

@@ -466,7 +466,7 @@ class Purse(Memory):
         self._settings, self._state = SETTINGS, mac.files
         self.ledger = Ledger(mac.budget_bytes, 0, {})
         self._leaving, self._skipping, self._seen = frozenset(), "", MemoryState()
-        self._reserved = {}
+        self._reserved, self._specified = {}, {}
         self._exited_at = self._returned_at = None
         self.watchdog: Any = SimpleNamespace(
             level=lambda _: None, seen=MemoryState(), ask_about=lambda _: None, pace=Pace(),

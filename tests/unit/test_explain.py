@@ -13,7 +13,7 @@ from metal_supervisor.cli.explain import lines
 from metal_supervisor.cli.explanation import Case, explain, numbers
 from metal_supervisor.cluster.report import report
 from metal_supervisor.controller.plan import Action, Step
-from metal_supervisor.controller.reasons import LONGEST_TEXT, MOST, reasons
+from metal_supervisor.controller.reasons import LONGEST_TEXT, MOST, Reasons
 from metal_supervisor.spec.processes import Observed, RunNote
 from metal_supervisor.spec.record import Record, Verdict
 from metal_supervisor.spec.types import Endpoint, Standing
@@ -178,7 +178,7 @@ def written(**spec: Any) -> dict[str, Any]:
 
 
 def why(item: dict[str, Any], model: dict[str, Any], record: Record = RECORD, default: str = "llama-server") -> str:
-    found = reasons([record], {("default", "tiny"): item}, {("default", "phi"): model}, (), default)
+    found = Reasons(default).told([record], {("default", "tiny"): item}, {("default", "phi"): model}, ())
     return str(found.get("default.tiny", {}).get("runtime", ""))
 
 
@@ -204,7 +204,23 @@ def test_a_model_that_nobody_can_read_is_no_hindrance() -> None:
 
 def test_the_latest_steps_are_kept_and_all_of_it_is_bounded() -> None:
     steps = [Step(Action.WAIT, "default.tiny", "held after crashes"), Step(Action.STOP, "other", "x" * 999)]
-    assert reasons([RECORD], {}, {}, steps, "") == {"default.tiny": {"step": "wait: held after crashes"}}
+    assert Reasons("").told([RECORD], {}, {}, steps) == {"default.tiny": {"step": "wait: held after crashes"}}
     many = [replace(RECORD, program=f"p{number:04}") for number in range(MOST + 9)]
-    told = reasons(many, {}, {}, [Step(Action.STOP, each.program, "x" * 999) for each in many], "")
+    told = Reasons("").told(many, {}, {}, [Step(Action.STOP, each.program, "x" * 999) for each in many])
     assert len(told) == MOST and all(len(each["step"]) == LONGEST_TEXT for each in told.values())
+
+
+def test_the_reason_of_a_runtime_follows_its_record_and_its_resources() -> None:
+    kept, item, model = Reasons("llama-server"), written(), written(source="file:///m")
+
+    def now(record: Record = RECORD) -> str:
+        found = kept.told([record], {("default", "tiny"): item}, {("default", "phi"): model}, ())
+        return str(found.get("default.tiny", {}).get("runtime", ""))
+
+    first = now()
+    assert "it is --runtime" in first and now() == first
+    model = written(source="https://ollama.com/library/smollm")
+    assert "Ollama's library" in now()
+    item, model = {**written(), "metadata": {"annotations": {"metal-supervisor.io/runtime": "llama-server"}}}, written()
+    assert now() == "annotation metal-supervisor.io/runtime names it"
+    assert now(replace(RECORD, runtime="omlx")) == ""
