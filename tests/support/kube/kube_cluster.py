@@ -116,6 +116,10 @@ class KubeCluster:
         command = [str(self.binaries / name), *flags]
         self._processes[name] = self._guard.start(command, self._log(name), cwd=self.directory)
 
+    def pid(self, name: str) -> int:
+        """Of a running process, by its program's name."""
+        return self._processes[name].pid
+
     def _log(self, name: str) -> Path:
         return self.directory / f"{name}.log"
 

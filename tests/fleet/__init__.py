@@ -1,0 +1,1 @@
+"""Many Macs of one real API server, and what they cost it."""
