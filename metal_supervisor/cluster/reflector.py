@@ -24,7 +24,7 @@ from metal_supervisor.cluster.answers import retry_after_s
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.spec.types import Json, Key
 
-WATCH_S, RELIST_S = 300.0, 600.0
+WATCH_S, RELIST_S = 300.0, 1800.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S, FORBIDDEN_PAUSE_S, MISSING_PAUSE_S = 0.25, 60.0, 30.0, 2.0
 UNREACHABLE_PAUSE_S = LIST_AGAIN_S = 1.0
 SETTLED_S = 5.0
@@ -71,12 +71,12 @@ def _edition(item: Json) -> tuple[object, object]:
     return item["metadata"].get("uid"), item["metadata"].get("resourceVersion")
 
 
-def _only_status(before: Json, now: Json) -> bool:
-    """True if nothing but the status changed: mostly that is what this Mac wrote itself, and nobody waits for it."""
+def more_than_status(before: Json, now: Json) -> bool:
+    """False if nothing but the status changed: mostly that is what this Mac wrote itself, and nobody waits for it."""
     if before.get("status") == now.get("status"):
-        return False
+        return True
     old, new = ({**each["metadata"], "resourceVersion": ""} for each in (before, now))
-    return old == new and {**before, "metadata": 0, "status": 0} == {**now, "metadata": 0, "status": 0}
+    return old != new or {**before, "metadata": 0, "status": 0} != {**now, "metadata": 0, "status": 0}
 
 
 def _same(one: Mapping[Key, Json], other: Mapping[Key, Json]) -> bool:
@@ -97,17 +97,19 @@ class Reflector(threading.Thread):
         known: frozenset[str] = frozenset(),
         selector: str = "",
         namespace: str = "",
+        is_news: Callable[[Json, Json], bool] = more_than_status,
     ) -> None:
         """`known`: uids from before a restart; a list without any of them must be confirmed by a second one.
 
         `selector`: label selector of the wanted objects, "" for all. `namespace`: its existence is checked whenever a
-        list is empty, "" for no check.
+        list is empty, "" for no check. `is_news`: called with an object before and after each change of it, by this
+        thread; `on_change` is only called if it returns True.
         """
         super().__init__(name=f"watch {path.rpartition('/')[2]}", daemon=True)
         self._kube, self._path, self._on_change = kube, path, on_change
         self.kind = path.rpartition("/")[2]
         """Plural name of the watched resource."""
-        self._known = known
+        self._known, self._is_news = known, is_news
         self._namespace, self._lacks_namespace = namespace, False
         self._selected = {"labelSelector": selector} if selector else {}
         self._version = ""
@@ -316,7 +318,7 @@ class Reflector(threading.Thread):
         else:
             items[key] = _slim(item)
         self.seen = Watched(items, True, "", self.seen.doubtful_until)
-        if kind == "DELETED" or known is None or not _only_status(known, items[key]):
+        if kind == "DELETED" or known is None or self._is_news(known, items[key]):
             self._on_change()
 
     def _is_old(self, kind: str, key: Key, item: Json, known: Json | None) -> bool:

@@ -120,6 +120,7 @@ class ControllerStatus:
         `metal`: `there`, `absent`, or "" while that is unknown or irrelevant.
         """
         (services, models), (placer, placed) = found, placing
+        ours = placer.speaks_for(placed, models.keys(), services)
         body: Json = {
             "format": FORMAT,
             "did": did or "nothing to do",
@@ -141,7 +142,7 @@ class ControllerStatus:
             "models": {
                 "/".join(key): _model_row(item, file)
                 for key, item in models.items()
-                if resources.is_metal(item) and placer.speaks_for(placed, key, services)
+                if key in ours and resources.is_metal(item)
                 # Left out while it is being checked, as after a restart: there is nothing to report yet.
                 and (file := file_of(item)).phase != "Checking"
             },

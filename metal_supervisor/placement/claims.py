@@ -1,9 +1,7 @@
 """Claims: Leases that assign each replica of a service to one Mac, decided from a snapshot of them.
 
 There is no scheduler and no leader. Every replica of an InferenceService is a slot with a Lease of its own,
-created by the first Mac to claim it and never renewed; server-side apply without force lets only one win. A
-Mac counts as live while its node Lease changes, judged by our own clock alone and only while our own
-renewals come back to us, so a stalled watch or a Mac that slept never takes its peers for dead.
+created by the first Mac to claim it and never renewed; server-side apply without force lets only one win.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from metal_supervisor.cluster.manifests import node_lease_name
 from metal_supervisor.spec.resources import GROUP, VERSION
@@ -37,6 +36,9 @@ class Life(str, Enum):
     """Has not renewed its Lease within the Lease's own duration."""
     GONE = "gone"
     """Has released its Lease itself before it stopped."""
+
+
+ALIVE = frozenset({Life.LIVE, Life.DRAINING})
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,6 @@ class NodeLease:
     unschedulable: str
     """"" or `cordon` or `drain`."""
     session: str
-
-
-@dataclass(frozen=True)
-class Sighting:
-    """When a Lease was first seen in its present version."""
-
-    version: str
-    at: float
-    """Monotonic time."""
 
 
 @dataclass(frozen=True)
@@ -213,58 +206,15 @@ def read(leases: Iterable[Json]) -> tuple[dict[SlotId, Claim], dict[tuple[str, s
     return claims, nodes
 
 
-def sight(before: Mapping[Key, Sighting], leases: Mapping[Key, Json], now: float) -> dict[Key, Sighting]:
-    """First sighting of each Lease in its present version."""
-    result = {}
-    for key, lease in leases.items():
-        version = str(lease["metadata"].get("resourceVersion", ""))
-        known = before.get(key)
-        result[key] = known if known and known.version == version else Sighting(version, now)
-    return result
-
-
-def judge(
-    claims: Mapping[SlotId, Claim],
-    nodes: Mapping[tuple[str, str], NodeLease],
-    sightings: Mapping[Key, Sighting],
-    me: str,
-    connected_at: float,
-    duration_s: float,
-) -> dict[tuple[str, str], Life]:
-    """State of every Mac that has a node Lease or holds a claim, by (namespace, node).
-
-    Ages count only up to the last of our own renewals that was seen, and start anew with every connection.
-    """
-    result = {}
-    own = {
-        namespace: sightings[namespace, node_lease_name(me)].at
-        for namespace, node in nodes
-        if node == me and (namespace, node_lease_name(me)) in sightings
-    }
-
-    def age(namespace: str, name: str) -> float:
-        seen = sightings.get((namespace, name))
-        since = max(seen.at, connected_at) if seen else connected_at
-        return own.get(namespace, connected_at) - since
-
-    for (namespace, node), lease in nodes.items():
-        life = Life.DRAINING if lease.unschedulable == "drain" else Life.LIVE
-        if lease.released:
-            life = Life.GONE
-        elif node != me and age(namespace, node_lease_name(node)) >= lease.duration_s:
-            life = Life.SILENT
-        result[namespace, node] = life
-    for (namespace, service, index), claim in claims.items():
-        if claim.holder and (namespace, claim.holder) not in nodes:
-            quiet = age(namespace, claim_name(service, index)) >= duration_s and claim.holder != me
-            result[namespace, claim.holder] = Life.SILENT if quiet else Life.LIVE
-    return result
+@lru_cache(maxsize=1 << 14)
+def digest(me: str, *what: object) -> bytes:
+    """Digest of this Mac and something, in which equal Macs differ."""
+    return hashlib.sha256("/".join((me, *map(str, what))).encode()).digest()
 
 
 def _jitter(me: str, slot: SlotId) -> float:
     """Delay in seconds that depends on this Mac and the slot, so that equal Macs do not all claim at once."""
-    digest = hashlib.sha256("/".join((me, *map(str, slot))).encode()).digest()
-    return JITTER_S * digest[0] / 255
+    return JITTER_S * digest(me, *slot)[0] / 255
 
 
 def _takeable(claim: Claim, ask: Ask, lives: Mapping[tuple[str, str], Life], me: str) -> bool:
@@ -301,12 +251,11 @@ def decide(
     since: dict[SlotId, float] = {}
     again: list[float] = []
     load = len(held)
-    for key, ask in sorted(asks.items()):
+    shared = shared_namespaces(lives, me)
+    # Each Mac has an order of its own: with one for all, each of many equal Macs would ask for the same few slots.
+    for key, ask in sorted(asks.items(), key=lambda each: digest(me, *each[0])):
         # Until this Mac's own node Lease is seen in a namespace, those of its peers may be missing as well.
-        alone = (key[0], me) in lives and not any(
-            space == key[0] and node != me and life in (Life.LIVE, Life.DRAINING)
-            for (space, node), life in lives.items()
-        )
+        alone = (key[0], me) in lives and key[0] not in shared
         usable: list[Claim] = []
         for claim in sorted(held.get(key, []), key=lambda each: each.slot[2]):
             if claim.slot[2] < ask.slots and len(usable) < most and (alone or not ask.leave):
@@ -348,24 +297,18 @@ def decide(
     return ClaimDecision(mine, tuple(moves), since, min(again, default=None))
 
 
-def peers_ready(
-    key: Key, claims: Mapping[SlotId, Claim], lives: Mapping[tuple[str, str], Life], me: str, slots: int
-) -> int:
-    """Number of a service's replicas that live peers report to serve."""
-    serving = (Life.LIVE, Life.DRAINING)
+def peers_ready(held: Iterable[Claim], lives: Mapping[tuple[str, str], Life], me: str, slots: int) -> int:
+    """Number of a service's replicas that live peers report to serve. `held`: the claims on it."""
     return sum(
-        claim.ready and claim.holder not in ("", me)
-        and lives.get((key[0], claim.holder), Life.LIVE) in serving
-        for slot, claim in claims.items()
-        if slot[:2] == key and slot[2] < slots
+        claim.ready and claim.holder not in ("", me) and claim.slot[2] < slots
+        and lives.get((claim.slot[0], claim.holder), Life.LIVE) in ALIVE
+        for claim in held
     )
 
 
-def silent(lives: Mapping[tuple[str, str], Life], me: str) -> Collection[tuple[str, str]]:
-    """(namespace, node) of the silent and gone Macs, whose endpoints a peer has to withdraw."""
-    return sorted(
-        where for where, life in lives.items() if life in (Life.SILENT, Life.GONE) and where[1] != me
-    )
+def shared_namespaces(lives: Mapping[tuple[str, str], Life], me: str) -> frozenset[str]:
+    """Namespaces in which another Mac is live."""
+    return frozenset(space for (space, node), life in lives.items() if node != me and life in ALIVE)
 
 
 def misfit(selector: object, labels: Mapping[str, str]) -> str:

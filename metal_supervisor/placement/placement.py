@@ -10,15 +10,17 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from metal_supervisor.cluster import manifests
 from metal_supervisor.cluster.kube import Kube
-from metal_supervisor.cluster.reflector import Reflector
-from metal_supervisor.placement import claims
+from metal_supervisor.cluster.reflector import Reflector, key_of
+from metal_supervisor.placement import claims, peers
 from metal_supervisor.placement.claimer import Claimer
-from metal_supervisor.placement.claims import Ask, Life, Sighting, SlotId
+from metal_supervisor.placement.claims import Ask, Claim, Life, SlotId
+from metal_supervisor.placement.peers import Sighting
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sources import Artifact, library_model
@@ -28,6 +30,8 @@ from metal_supervisor.state.directory import SESSION_FILE, StateDir
 CLONED = "another Mac uses this one's identity (a copied state directory?); set --node-name on one of them"
 UNWATCHED = "if this Mac dies its traffic goes on: there is no other Mac and no reaper; apply conf/reaper/reaper.yaml"
 REAPER_STALE_S = 60.0
+TURN_S = 1.0
+"""Seconds between the turns of two Macs to withdraw a silent peer's endpoints."""
 CLONE_GONE_S = 90.0
 """Seconds without a renewal after which a clone counts as gone. Longer than it takes to notice a broken watch."""
 log = logging.getLogger("controller")
@@ -49,6 +53,14 @@ class Placed:
     silent: Collection[tuple[str, str]] = ()
     """(namespace, node) of Macs whose endpoints a peer has to withdraw."""
 
+    @cached_property
+    def by_service(self) -> Mapping[Key, Sequence[Claim]]:
+        """InferenceService -> the claims on it."""
+        found: dict[Key, list[Claim]] = {}
+        for slot, claim in self.claims.items():
+            found.setdefault(slot[:2], []).append(claim)
+        return found
+
 
 class Placement:
     """State of Leases and claims between passes."""
@@ -62,8 +74,13 @@ class Placement:
         self._leases = Reflector(
             kube, f"/apis/coordination.k8s.io/v1{scope}/leases",
             lambda: None if self._claimer.busy else wake(), selector=f"{claims.KIND} in (node,claim,reaper)",
+            is_news=self._is_news,
         )
         self._sightings: dict[Key, Sighting] = {}
+        self._renewals: dict[Key, Sighting] = {}
+        """When each Lease was last seen to be renewed, for which there is no pass: many Macs renew all the time."""
+        self._silent: dict[tuple[str, str], float] = {}
+        """Silent peer -> monotonic time since which it is."""
         self._waiting: Mapping[SlotId, float] = {}
         self._own_session = ""
         self.unwatched = ""
@@ -75,6 +92,13 @@ class Placement:
         if self.on:
             self._leases.start()
             self._claimer.start()
+
+    def _is_news(self, before: Json, now: Json) -> bool:
+        """Note the time of a renewal, which by itself is no reason for a pass; called by the watch's thread."""
+        if not peers.is_renewal(before, now):
+            return True
+        self._renewals[key_of(now)] = Sighting(str(now["metadata"]["resourceVersion"]), time.monotonic())
+        return False
 
     @property
     def error(self) -> str:
@@ -108,11 +132,13 @@ class Placement:
             return Placed({}, known=False)
         now = time.monotonic()
         leases = self._claimer.seen(self._leases.seen.items)
-        self._sightings = claims.sight(self._sightings, leases, now)
+        self._sightings = peers.sight(self._sightings, leases, now, self._renewals)
+        for key in [key for key in list(self._renewals) if key not in leases]:
+            del self._renewals[key]
         held, nodes = claims.read(leases.values())
         self._look_for_a_clone(nodes, now)
         self._look_for_a_watcher(nodes, now)
-        lives = claims.judge(
+        lives = peers.judge(
             held, nodes, self._sightings, self._node, self._leases.connected_at, self._settings.lease_duration
         )
         ours = {slot[:2] for slot, claim in held.items() if claim.holder == self._node}
@@ -133,9 +159,27 @@ class Placement:
         decision = claims.decide(asks, held, lives, self._node, accepting, self._waiting, now, not_ours, most)
         self._waiting = decision.waiting
         self._claimer.want(() if self.cloned else decision.moves)
-        silent = claims.silent(lives, self._node)
         where = frozenset(key[0] for key in found)
-        return Placed(decision.mine, True, held, lives, decision.again_in_s, where, silent)
+        silent, turn_in_s = self._to_withdraw(lives, now)
+        silence_s = peers.next_silence_s(nodes, lives, self._sightings, self._node, self._leases.connected_at, now)
+        later = [each for each in (decision.again_in_s, turn_in_s, silence_s) if each is not None]
+        return Placed(decision.mine, True, held, lives, min(later, default=None), where, silent)
+
+    def _to_withdraw(
+        self, lives: Mapping[tuple[str, str], Life], now: float
+    ) -> tuple[Collection[tuple[str, str]], float | None]:
+        """(the silent peers whose endpoints this Mac withdraws, seconds until there may be more).
+
+        One of the live Macs does it at once. The others follow one by one, in case that it does not: it may lack the
+        right. By then there is mostly nothing left to do, which costs each of them one request.
+        """
+        self._silent = {peer: self._silent.get(peer, now) for peer in peers.silent(lives, self._node)}
+        left_s = {
+            peer: since + TURN_S * peers.turn(lives, self._node, peer) - now for peer, since in self._silent.items()
+        }
+        return [peer for peer, left in left_s.items() if left <= 0], min(
+            (left for left in left_s.values() if left > 0), default=None
+        )
 
     def _open(
         self,
@@ -155,40 +199,40 @@ class Placement:
         """Number of a service's replicas that peers serve."""
         if not self.on:
             return 0
-        return claims.peers_ready((item.namespace, item.name), placed.claims, placed.lives, self._node, item.replicas)
+        held = placed.by_service.get((item.namespace, item.name), ())
+        return claims.peers_ready(held, placed.lives, self._node, item.replicas)
 
-    def speaks_for(self, placed: Placed, model: Key, services: Mapping[Key, Json]) -> bool:
-        """True if this Mac writes a Model's status. One Mac that uses the Model does, and always the same one."""
+    def speaks_for(self, placed: Placed, models: Collection[Key], services: Mapping[Key, Json]) -> Collection[Key]:
+        """The Models whose status this Mac writes. Of the Macs that use a Model one does, and always the same one."""
         if not self.on:
-            return True
-        for key in sorted(key for key, item in services.items() if key[0] == model[0] and _uses(item, model[1])):
-            if claim := placed.claims.get((*key, 0)):
-                return claim.holder == self._node
-        others = (node != self._node and life in (Life.LIVE, Life.DRAINING) and space == model[0]
-                  for (space, node), life in placed.lives.items())
-        return not any(others)
+            return models
+        shared, speakers = claims.shared_namespaces(placed.lives, self._node), dict[Key, str]()
+        for key in sorted(services):
+            spec = services[key].get("spec")
+            name = spec.get("modelRef") if isinstance(spec, dict) else None
+            if isinstance(name, str) and (claim := placed.claims.get((*key, 0))):
+                speakers.setdefault((key[0], name), claim.holder)
+        return {key for key in models if (speakers[key] == self._node if key in speakers else key[0] not in shared)}
 
     def handed_over(self, placed: Placed, record: Record, slots: int) -> bool:
         """True if a record with a lost claim may be dismissed: it does not run, is surplus, or is served elsewhere."""
         if record.verdict.standing is not Standing.RUN or record.slot >= slots:
             return True
-        holders = [claim for slot, claim in placed.claims.items() if slot[:2] == record.owner]
-        return any(
-            claim.ready and claim.holder != self._node
-            and placed.lives.get((record.namespace, claim.holder)) in (Life.LIVE, Life.DRAINING)
-            and claim.slot[2] == record.slot
-            for claim in holders
-        )
+        claim = placed.claims.get((*record.owner, record.slot))
+        return (
+            claim is not None and claim.ready and claim.holder != self._node
+            and placed.lives.get((record.namespace, claim.holder)) in claims.ALIVE
+        )  # fmt: skip
 
     def _look_for_a_watcher(self, nodes: Mapping[tuple[str, str], claims.NodeLease], now: float) -> None:
         """Warn, once certain, if neither a peer nor a reaper would withdraw this Mac's endpoints after its death."""
-        peers = any(node != self._node and not lease.released for (_, node), lease in nodes.items())
+        others = any(node != self._node and not lease.released for (_, node), lease in nodes.items())
         reaper = any(
             name == claims.REAPER_LEASE and now - seen.at < REAPER_STALE_S
             for (_, name), seen in self._sightings.items()
         )
         settled = self._leases.connected_at and now - self._leases.connected_at > REAPER_STALE_S
-        before, self.unwatched = self.unwatched, UNWATCHED if settled and not (peers or reaper) else ""
+        before, self.unwatched = self.unwatched, UNWATCHED if settled and not (others or reaper) else ""
         if self.unwatched and not before:
             log.warning("no peer watches this Mac", extra={"advice": self.unwatched})
 
@@ -218,11 +262,6 @@ class Placement:
         elif self.cloned and not cloned:
             log.info("no other Mac uses this one's identity any more")
         self.cloned = cloned
-
-
-def _uses(service: Json, model: str) -> bool:
-    spec = service.get("spec")
-    return isinstance(spec, dict) and spec.get("modelRef") == model
 
 
 def to_serve(found: Mapping[Key, Service | Rejected], placed: Placed, records: Collection[Record]) -> list[Service]:

@@ -24,7 +24,7 @@ from metal_supervisor.spec.types import Json, Key
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken
 
 HEARTBEAT_S = 60.0
-RESYNC_S = 600.0
+SERVICE_S, RESYNC_S = 600.0, 1800.0
 CONFLICT_RETRY_S = 30.0
 log = logging.getLogger("sidecar")
 
@@ -35,8 +35,10 @@ class _Done:
 
     uid: str = ""
     service: Json | None = None
+    service_version: str = ""
+    """resourceVersion of the Service as last written."""
     service_at: float = 0.0
-    """Monotonic time at which the Service was last written."""
+    """Monotonic time at which the Service was last written or looked at."""
     slice: Json | None = None
     slice_name: str = ""
     legacy_gone: bool = False
@@ -147,25 +149,32 @@ class Publisher:
         endpoint = want.record.endpoint
         assert endpoint is not None
         body = manifests.service_object(want.record, endpoint)
-        due = time.monotonic() - done.service_at >= HEARTBEAT_S  # it may have been deleted
+        # It may have been deleted, or changed: one look a minute, or one at each of many Services in ten.
+        due = time.monotonic() - done.service_at >= min(SERVICE_S, HEARTBEAT_S * len(self._done))
         if body == done.service and not due:
             return ""
-        path = f"/api/v1/namespaces/{want.record.namespace}/services"
-        if done.service is None and (foreign := self._foreign(f"{path}/{endpoint.service}", want.record)):
+        path = f"/api/v1/namespaces/{want.record.namespace}/services/{endpoint.service}"
+        found = self._found(path) if due or done.service is None else None
+        if found and (foreign := self._foreign(found, want.record)):
             done.blocked_until = time.monotonic() + CONFLICT_RETRY_S
             return foreign
-        self._kube.apply(f"{path}/{endpoint.service}", body, manifests.MANAGED_BY, force=True)
+        if found is None or body != done.service or found["metadata"].get("resourceVersion") != done.service_version:
+            found = self._kube.apply(path, body, manifests.MANAGED_BY, force=True)
         done.service, done.service_at = body, time.monotonic()
+        done.service_version = found["metadata"].get("resourceVersion", "")
         return ""
 
-    def _foreign(self, path: str, record: Record) -> str:
-        """Reason why an existing Service of the name must not be touched, or "" if it is ours or absent."""
+    def _found(self, path: str) -> Json | None:
+        """An object as it is in the cluster, None if it is not there."""
         try:
-            found = self._kube.request("GET", path)
+            return self._kube.request("GET", path)
         except KubeError as error:
-            if error.code == 404:
-                return ""
-            raise
+            if error.code != 404:
+                raise
+            return None
+
+    def _foreign(self, found: Json, record: Record) -> str:
+        """Reason why an existing Service of the name must not be touched, or "" if it is ours."""
         labels = found["metadata"].get("labels") or {}
         ours = labels.get("app.kubernetes.io/managed-by") == manifests.MANAGED_BY
         theirs = labels.get("llmkube.ai/managed-by") == "metal-agent"
@@ -210,13 +219,8 @@ class Publisher:
 
     def _is_of_another_family(self, path: str, body: Json) -> bool:
         """True if the slice in the cluster, from an earlier run or from before a gap, has another address type."""
-        try:
-            found = self._kube.request("GET", path)
-        except KubeError as error:
-            if error.code != 404:
-                raise
-            return False
-        return bool(found.get("addressType", body["addressType"]) != body["addressType"])
+        found = self._found(path)
+        return found is not None and bool(found.get("addressType", body["addressType"]) != body["addressType"])
 
     def _reap_legacy(self, namespace: str, service: str, told: str) -> None:
         """Remove what LLMKube's agent left under this name: mirrored or not, it would keep a dead address in use."""
@@ -287,7 +291,10 @@ class Publisher:
             self._kube.request("PATCH", named, None, series, MERGE)
 
     def resync(self, wanted: Mapping[Key, WantedStatus]) -> None:
-        """Delete this Mac's slices that are no longer wanted, and have everything else written again."""
+        """Delete this Mac's slices that are no longer wanted, and have all else looked at again.
+
+        A slice that is wanted is written whole with each heartbeat.
+        """
         names = {
             (each.namespace, manifests.slice_name(each.endpoint.service, self._node, each.ordinal))
             for want in wanted.values()
@@ -300,8 +307,9 @@ class Publisher:
                 if (namespace, item["metadata"]["name"]) not in names:
                     self._delete(_slice_path(namespace, item["metadata"]["name"]))
         for done in self._done.values():
-            done.service = done.slice = None
-            done.slice_name = ""
+            done.service_at = 0.0
+            if done.slice is None:
+                done.slice_name = ""
         self.statuses.look_anew()
         self.resync_at = time.monotonic() + RESYNC_S * random.uniform(0.9, 1.1)
 

@@ -178,7 +178,7 @@ def test_the_limit_of_a_watch_ends_with_the_next_list(reflect: Reflect, monkeypa
         return stream(kube, path, query)
 
     monkeypatch.setattr(Kube, "stream", note)
-    assert (watch_module.RELIST_S, watch_module.WATCH_S) == (600.0, 300.0)
+    assert (watch_module.RELIST_S, watch_module.WATCH_S) == (1800.0, 300.0)
     monkeypatch.setattr(watch_module, "RELIST_S", 20.0)
     seen = reflect()
     seen.become()

@@ -1,22 +1,22 @@
-"""A fleet of Macs on a real kube-apiserver: what it costs at rest, and how it takes a start, an outage, edits and losses.
+"""A fleet of Macs on a real kube-apiserver: its cost at rest, and how it takes a start, an outage, edits and losses.
 
     python -m tests.fleet.fleet [--macs 100] [--services 1000] [--rest-s 630] [--whole]
 
-`mac.py` says which part of a Mac is real. All Macs share this machine with the API server, so times until something has
-happened are upper bounds, and the CPU of the workers is not that of Macs; --whole adds one whole Mac, with stand-ins for
-its engines, whose processes are measured. Requests are counted where they leave a Mac.
+`mac.py` says which part of a Mac is real. All Macs share this machine with the API server, so times until something
+has happened are upper bounds, and the CPU of the workers is not that of Macs; --whole adds one whole Mac, with
+stand-ins for its engines, whose processes are measured. Requests are counted where they leave a Mac.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import logging
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -121,7 +121,7 @@ def overlaps(held: dict[str, list[Held]], until: dict[str, float]) -> list[str]:
         begun: dict[tuple[Any, ...], float] = {}
         for at, key, slot, holds in changes:
             if holds:
-                begun[*key, slot] = at
+                begun[(*key, slot)] = at
             else:
                 spans.setdefault((*key, slot), []).append((begun.pop((*key, slot)), at, mac))
         for where, at in begun.items():
@@ -131,7 +131,7 @@ def overlaps(held: dict[str, list[Held]], until: dict[str, float]) -> list[str]:
         each.sort()
         found += [
             f"{where}: {first[2]} until {first[1]:.2f}, {second[2]} from {second[0]:.2f}"
-            for first, second in zip(each, each[1:], strict=False) if first[2] != second[2] and second[0] < first[1]
+            for first, second in itertools.pairwise(each) if first[2] != second[2] and second[0] < first[1]
         ]
     return found
 

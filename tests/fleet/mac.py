@@ -7,8 +7,9 @@ connections and TLS sessions of their own.
 
 Simulated: a controller's pass and a sidecar's are one function in one thread, without a bell between them; engines
 (a record for each held slot, ready LOAD_S later, never dead), memory (every model fits and is at hand), supervisord,
-probes, addresses of the documentation range. Manifests are read once for all Macs of a process, because what is read of
-equal manifests is equal. So the CPU of these Macs is not a Mac's; `fleet.py` measures that of one whole Mac beside them.
+probes, addresses of the documentation range. Manifests are read once for all Macs of a process, because what is read
+of equal manifests is equal. So the CPU of these Macs is not that of real ones; `fleet.py` measures a whole Mac beside
+them.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from metal_supervisor.cluster import status_mode
+from metal_supervisor.cluster.reflector import Reflector
 from metal_supervisor.cluster.report import report
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.controller_status import ControllerStatus
 from metal_supervisor.controller.loop import TICK_S, collection
-from metal_supervisor.cluster import status_mode
-from metal_supervisor.cluster.reflector import Reflector
 from metal_supervisor.placement.claims import PREFIX
 from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings

@@ -1,4 +1,4 @@
-"""A process with some Macs of a fleet, which answers its parent over a pipe; a SIGKILL is a power cut for all of them."""
+"""A process with some Macs of a fleet, which answers its parent over a pipe; SIGKILL is a power cut for all of them."""
 
 from __future__ import annotations
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.placement import claims
-from metal_supervisor.placement.claims import Ask, Claim, ClaimAction, Life, Move, NodeLease, Sighting
+from metal_supervisor.placement import claims, peers
+from metal_supervisor.placement.claims import Ask, Claim, ClaimAction, Life, Move, NodeLease
+from metal_supervisor.placement.peers import Sighting
 
 NS = "llm"
 KEY = (NS, "tiny")
@@ -156,9 +157,9 @@ def test_peers_that_live_and_serve_are_counted() -> None:
     holders = (ME, PEER, "dead")
     held = {(*KEY, index): claim(holder, index, ready=True) for index, holder in enumerate(holders)}
     lives = {**ALIVE, (NS, "dead"): Life.SILENT}
-    assert claims.peers_ready(KEY, held, lives, ME, 3) == 1
-    assert claims.peers_ready(KEY, held, {**lives, (NS, PEER): Life.DRAINING}, ME, 3) == 1
-    assert claims.peers_ready(KEY, held, lives, ME, 1) == 0, "slots above the replicas do not count"
+    assert claims.peers_ready(held.values(), lives, ME, 3) == 1
+    assert claims.peers_ready(held.values(), {**lives, (NS, PEER): Life.DRAINING}, ME, 3) == 1
+    assert claims.peers_ready(held.values(), lives, ME, 1) == 0, "slots above the replicas do not count"
 
 
 # ── who lives ────────────────────────────────────────────────────────────────────────────────────
@@ -175,7 +176,7 @@ def judge(peer_at: float, own_at: float | None, connected_at: float = 0.0, **cha
     if own_at is not None:
         nodes[NS, ME] = lease(ME)
         seen[NS, claims.node_lease_name(ME)] = Sighting("9", own_at)
-    return claims.judge({}, nodes, seen, ME, connected_at, 40.0)[NS, PEER]
+    return peers.judge({}, nodes, seen, ME, connected_at, 40.0)[NS, PEER]
 
 
 def test_silence_counts_only_as_far_as_our_own_renewals_are_seen() -> None:
@@ -205,7 +206,7 @@ def test_a_holder_without_a_node_lease_is_believed_for_a_term() -> None:
             (NS, claims.claim_name("tiny", 0)): Sighting("7", 100.0),
             (NS, claims.node_lease_name(ME)): Sighting("9", own_at),
         }
-        return claims.judge(held, {(NS, ME): lease(ME)}, seen, ME, 0.0, 40.0)[NS, "ghost"]
+        return peers.judge(held, {(NS, ME): lease(ME)}, seen, ME, 0.0, 40.0)[NS, "ghost"]
 
     assert (life(139.0), life(140.0)) == (Life.LIVE, Life.SILENT)
 
@@ -257,10 +258,10 @@ def test_a_damaged_lease_harms_nobody(damage: dict[str, Any]) -> None:
 def test_a_sighting_lasts_as_long_as_the_version() -> None:
     one = {(NS, "l"): {"metadata": {"resourceVersion": "1"}}}
     two = {(NS, "l"): {"metadata": {"resourceVersion": "2"}}}
-    first = claims.sight({}, one, 1.0)
-    assert claims.sight(first, one, 2.0) == first
-    assert claims.sight(first, two, 2.0)[NS, "l"] == Sighting("2", 2.0)
-    assert claims.sight(first, {}, 2.0) == {}
+    first = peers.sight({}, one, 1.0)
+    assert peers.sight(first, one, 2.0) == first
+    assert peers.sight(first, two, 2.0)[NS, "l"] == Sighting("2", 2.0)
+    assert peers.sight(first, {}, 2.0) == {}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,116 @@
+"""Peers: which Macs live, judged by their node Leases, and what is due once one does not.
+
+A Mac counts as live while its node Lease changes, judged by our own clock alone and only while our own renewals come
+back to us, so a stalled watch or a Mac that slept never takes its peers for dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from metal_supervisor.cluster.manifests import node_lease_name
+from metal_supervisor.placement.claims import ALIVE, Claim, Life, NodeLease, SlotId, claim_name, digest, read
+from metal_supervisor.spec.types import Json, Key
+
+OVERDUE_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """When a Lease was first seen in its present version."""
+
+    version: str
+    at: float
+    """Monotonic time."""
+
+
+def is_renewal(before: Json, now: Json) -> bool:
+    """True if a change of a Lease says only that its holder lives: no decision depends on it but by its time."""
+    (_, old), (claimed, new) = read([before]), read([now])
+    return not claimed and [replace(each, version="") for each in old.values()] == [
+        replace(each, version="") for each in new.values()
+    ]
+
+
+def sight(
+    before: Mapping[Key, Sighting], leases: Mapping[Key, Json], now: float, renewals: Mapping[Key, Sighting] = {}
+) -> dict[Key, Sighting]:
+    """First sighting of each Lease in its present version. `renewals`: those that the watch noted as they came."""
+    result = {}
+    for key, lease in leases.items():
+        version = str(lease["metadata"].get("resourceVersion", ""))
+        found = (known for known in (before.get(key), renewals.get(key)) if known and known.version == version)
+        result[key] = next(found, None) or Sighting(version, now)
+    return result
+
+
+def judge(
+    claims: Mapping[SlotId, Claim],
+    nodes: Mapping[tuple[str, str], NodeLease],
+    sightings: Mapping[Key, Sighting],
+    me: str,
+    connected_at: float,
+    duration_s: float,
+) -> dict[tuple[str, str], Life]:
+    """State of every Mac that has a node Lease or holds a claim, by (namespace, node).
+
+    Ages count only up to the last of our own renewals that was seen, and start anew with every connection.
+    """
+    result = {}
+    own = {
+        namespace: sightings[namespace, node_lease_name(me)].at
+        for namespace, node in nodes
+        if node == me and (namespace, node_lease_name(me)) in sightings
+    }
+
+    def age(namespace: str, name: str) -> float:
+        seen = sightings.get((namespace, name))
+        since = max(seen.at, connected_at) if seen else connected_at
+        return own.get(namespace, connected_at) - since
+
+    for (namespace, node), lease in nodes.items():
+        life = Life.DRAINING if lease.unschedulable == "drain" else Life.LIVE
+        if lease.released:
+            life = Life.GONE
+        elif node != me and age(namespace, node_lease_name(node)) >= lease.duration_s:
+            life = Life.SILENT
+        result[namespace, node] = life
+    for (namespace, service, index), claim in claims.items():
+        if claim.holder and (namespace, claim.holder) not in nodes:
+            quiet = age(namespace, claim_name(service, index)) >= duration_s and claim.holder != me
+            result[namespace, claim.holder] = Life.SILENT if quiet else Life.LIVE
+    return result
+
+
+def silent(lives: Mapping[tuple[str, str], Life], me: str) -> Collection[tuple[str, str]]:
+    """(namespace, node) of the silent and gone Macs, whose endpoints a peer has to withdraw."""
+    return sorted(
+        where for where, life in lives.items() if life in (Life.SILENT, Life.GONE) and where[1] != me
+    )
+
+
+def next_silence_s(
+    nodes: Mapping[tuple[str, str], NodeLease],
+    lives: Mapping[tuple[str, str], Life],
+    sightings: Mapping[Key, Sighting],
+    me: str,
+    connected_at: float,
+    now: float,
+) -> float | None:
+    """Seconds until a live peer may be silent; None without one. One that is overdue is looked at again and again."""
+    left = (
+        max(sightings[where[0], node_lease_name(where[1])].at, connected_at) + lease.duration_s - now
+        for where, lease in nodes.items()
+        if where[1] != me and lives[where] in ALIVE
+    )
+    return max(OVERDUE_AGAIN_S, found) if (found := min(left, default=None)) is not None else None
+
+
+def turn(lives: Mapping[tuple[str, str], Life], me: str, peer: tuple[str, str]) -> int:
+    """How many live Macs come before this one to withdraw the endpoints of a silent peer: each peer has its order."""
+    mine = digest(me, *peer)
+    return sum(
+        digest(node, *peer) < mine for (space, node), life in lives.items()
+        if space == peer[0] and node != me and life in ALIVE
+    )  # fmt: skip
