@@ -39,9 +39,17 @@ def _is_newer(version: str, than: str) -> bool:
 class Claimer(threading.Thread):
     """Requests slots on behalf of the controller."""
 
-    def __init__(self, kube: Kube, node: str, on_done: Callable[[], None], told: str = "") -> None:
-        """`told`: the configured `--host-ip` of this Mac, "" if it is not set."""
+    def __init__(
+        self,
+        kube: Kube,
+        node: str,
+        on_done: Callable[[], None],
+        told: str = "",
+        watched: Callable[[], Mapping[Key, Json]] = dict,
+    ) -> None:
+        """`told`: the configured `--host-ip` of this Mac, "" if it is not set. `watched`: the Leases as last seen."""
         super().__init__(name="claimer", daemon=True)
+        self._watched = watched
         self._kube, self._node, self._on_done, self._told = kube, node, on_done, told
         self._wake = threading.Event()
         self._lock = threading.Lock()
@@ -114,6 +122,8 @@ class Claimer(threading.Thread):
         name = claims.claim_name(service, index)
         answer: Json | None = None
         self._remember(move)
+        if self._in_vain(move, self._watched().get((namespace, name))):
+            return True
         try:
             if move.do is ClaimAction.CLAIM and self._other_agent(move.slot[:2]):
                 return True
@@ -141,6 +151,13 @@ class Claimer(threading.Thread):
         if move.do is not ClaimAction.UPDATE:
             log.info("claim", extra={"did": move.do.value, "service": service, "slot": index})
         return True
+
+    def _in_vain(self, move: Move, lease: Json | None) -> bool:
+        """True if the watch shows meanwhile that another Mac was first, so that the request would be refused."""
+        if lease is None or move.do not in (ClaimAction.CLAIM, ClaimAction.TAKE):
+            return False
+        version = lease["metadata"]["resourceVersion"]
+        return move.do is ClaimAction.CLAIM or (version != move.version and _is_newer(version, move.version))
 
     def _remember(self, move: Move) -> None:
         with self._lock:

@@ -7,7 +7,7 @@ created by the first Mac to claim it and never renewed; server-side apply withou
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -179,30 +179,41 @@ def _owner(metadata: Json) -> tuple[str, str]:
     return "", ""
 
 
-def read(leases: Iterable[Json]) -> tuple[dict[SlotId, Claim], dict[tuple[str, str], NodeLease]]:
-    """(claims by slot, node Leases by (namespace, node)); other and damaged Leases are left out."""
+def parse(lease: Json) -> Claim | NodeLease | None:
+    """A Lease that is a claim or a Mac's own; None for any other, and for a damaged one."""
+    metadata, spec = lease["metadata"], lease.get("spec") or {}
+    labels, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    namespace, version = metadata.get("namespace", ""), str(metadata.get("resourceVersion", ""))
+    if labels.get(KIND) == "node" and metadata["name"] == node_lease_name(labels.get(NODE, "")):
+        duration = spec.get("leaseDurationSeconds")
+        return NodeLease(
+            namespace, labels[NODE], version, not spec.get("holderIdentity"),
+            float(duration) if isinstance(duration, int) and duration > 0 else 40.0,
+            notes.get(UNSCHEDULABLE, ""), notes.get(SESSION, ""),
+        )  # fmt: skip
+    if labels.get(KIND) != "claim":
+        return None
+    service, uid = _owner(metadata)
+    index = metadata["name"].rpartition("-")[2]
+    if not (service and index.isascii() and index.isdigit() and metadata["name"] == claim_name(service, int(index))):
+        return None
+    return Claim(
+        (namespace, service, int(index)), spec.get("holderIdentity") or "", version, uid,
+        spec.get("acquireTime") or "", notes.get(READY) == "true",
+    )  # fmt: skip
+
+
+def read(
+    leases: Iterable[Json], look: Callable[[Json], Claim | NodeLease | None] = parse
+) -> tuple[dict[SlotId, Claim], dict[tuple[str, str], NodeLease]]:
+    """(claims by slot, node Leases by (namespace, node)). `look`: as `parse`."""
     claims: dict[SlotId, Claim] = {}
     nodes: dict[tuple[str, str], NodeLease] = {}
-    for lease in leases:
-        metadata, spec = lease["metadata"], lease.get("spec") or {}
-        labels, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
-        namespace, version = metadata.get("namespace", ""), str(metadata.get("resourceVersion", ""))
-        if labels.get(KIND) == "node" and metadata["name"] == node_lease_name(labels.get(NODE, "")):
-            duration = spec.get("leaseDurationSeconds")
-            nodes[namespace, labels[NODE]] = NodeLease(
-                namespace, labels[NODE], version, not spec.get("holderIdentity"),
-                float(duration) if isinstance(duration, int) and duration > 0 else 40.0,
-                notes.get(UNSCHEDULABLE, ""), notes.get(SESSION, ""),
-            )
-        elif labels.get(KIND) == "claim":
-            service, uid = _owner(metadata)
-            index = metadata["name"].rpartition("-")[2]
-            if service and index.isascii() and index.isdigit() and metadata["name"] == claim_name(service, int(index)):
-                slot = namespace, service, int(index)
-                claims[slot] = Claim(
-                    slot, spec.get("holderIdentity") or "", version, uid,
-                    spec.get("acquireTime") or "", notes.get(READY) == "true",
-                )
+    for found in map(look, leases):
+        if isinstance(found, Claim):
+            claims[found.slot] = found
+        elif found is not None:
+            nodes[found.namespace, found.node] = found
     return claims, nodes
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from metal_supervisor.cluster.manifests import node_lease_name
-from metal_supervisor.placement.claims import ALIVE, Claim, Life, NodeLease, SlotId, claim_name, digest, read
+from metal_supervisor.placement.claims import ALIVE, Claim, Life, NodeLease, SlotId, claim_name, digest, parse
 from metal_supervisor.spec.types import Json, Key
 
 OVERDUE_AGAIN_S = 1.0
@@ -27,10 +27,10 @@ class Sighting:
 
 def is_renewal(before: Json, now: Json) -> bool:
     """True if a change of a Lease says only that its holder lives: no decision depends on it but by its time."""
-    (_, old), (claimed, new) = read([before]), read([now])
-    return not claimed and [replace(each, version="") for each in old.values()] == [
-        replace(each, version="") for each in new.values()
-    ]
+    old, new = parse(before), parse(now)
+    if isinstance(old, NodeLease) and isinstance(new, NodeLease):
+        return replace(old, version="") == replace(new, version="")
+    return old is None and new is None
 
 
 def sight(
