@@ -21,11 +21,14 @@ WORKERS ?= 4
 # make soak [SECONDS=3600] [SEED=1]
 SECONDS ?= 3600
 SEED ?=
+# make fleet [MACS=100] [SERVICES=1000] [ARGS="--rest-s 60 --whole"]
+MACS ?= 100
+SERVICES ?= 1000
 # Only what is said on the command line counts: PORT and the like may be exported for something else.
 $(foreach name,CLUSTER CONTEXT NAMESPACE PORT ARGS,$(if $(filter environment,$(origin $(name))),$(eval $(name) :=)))
 export CLUSTER CONTEXT NAMESPACE PORT ARGS
 
-.PHONY: help run prepare lock test test-fast test-cluster lint format bench faults memory fields soak dist clean \
+.PHONY: help run prepare lock test test-fast test-cluster lint format bench fleet faults memory fields soak dist clean \
         build-metal-agent install-metal-agent uninstall-metal-agent install-powermetrics-sudo uninstall-powermetrics-sudo
 .DEFAULT_GOAL := help
 
@@ -39,6 +42,7 @@ help:
 	@echo "make lint    ruff, mypy, import rules"
 	@echo "make lock    what is installed, by version and digest; ARGS=--upgrade takes the newest that is allowed"
 	@echo "make bench   latencies and idle cost, as a table and as JSON in build/bench.json"
+	@echo "make fleet   MACS=100 and SERVICES=1000 on a real kube-apiserver: requests, CPU, and times of claims"
 	@echo "make faults  the fault scenarios, and docs/faults.md with the figures they reach"
 	@echo "make memory  estimates against a real engine, and docs/memory.md with what it said"
 	@echo "make fields  docs/fields.md: what becomes of every field, tried out on the code"
@@ -80,7 +84,7 @@ test-fast: prepare
 
 test-cluster: prepare
 	@$(BIN)/python -m tests.support.kube.kube_cluster build >/dev/null
-	@METAL_CLUSTER=1 $(BIN)/python -m pytest -rs tests/contract tests/cluster tests/attacks/test_cluster.py
+	@METAL_CLUSTER=1 $(BIN)/python -m pytest -rs tests/contract tests/cluster tests/fleet tests/attacks/test_cluster.py
 
 lint: $(READY)
 	@$(BIN)/python -m ruff check .
@@ -89,6 +93,10 @@ lint: $(READY)
 
 bench: prepare
 	@$(BIN)/python -m tests.support.bench.bench
+
+fleet: prepare
+	@$(BIN)/python -m tests.support.kube.kube_cluster build >/dev/null
+	@$(BIN)/python -m tests.fleet.fleet --macs $(MACS) --services $(SERVICES) $(ARGS)
 
 faults: prepare
 	@METAL_MANY=500 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m fault tests/scenarios tests/boundary

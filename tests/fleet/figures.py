@@ -48,6 +48,8 @@ class Figures:
     """Until all statuses said Ready."""
     cold: Span = field(default_factory=Span)
     """Until all were claimed."""
+    claims: int = 0
+    """Changes of a slot's holder until all were Ready."""
     refused_claims: int = 0
     rest: Span = field(default_factory=Span)
     restart: Span = field(default_factory=Span)
@@ -68,8 +70,6 @@ class Figures:
     """Passes that failed."""
     passes_a_minute: float = 0.0
     """Passes of a Mac at rest."""
-    whole: dict[str, str] = field(default_factory=dict)
-    """Phase -> CPU of the whole Mac's processes."""
 
     @property
     def heartbeats(self) -> int:
@@ -90,7 +90,7 @@ class Figures:
         term = f"{self.lease_s + 10:.0f} s"
         single, together = self.restart_worst
         cold_single, cold_together = self.cold_worst
-        found = [
+        return [
             ("cold start: all claimed", f"{self.claimed_s:.1f} s", "30 s"),
             ("  all Ready", f"{self.ready_s:.1f} s", ""),
             ("  requests until all claimed, per service", f"{_sum(self.cold) / self.services:.1f}", ""),
@@ -117,7 +117,6 @@ class Figures:
             ("slots held by two living Macs at once", str(len(self.overlaps)), "0"),
             ("passes that failed", str(len(self.errors)), "0"),
         ]
-        return found + [(f"a whole Mac beside them, {phase}", cpu, "") for phase, cpu in self.whole.items()]
 
     def _beyond_rest(self, span: Span) -> float:
         """Requests per Mac in a span, without those that rest would have cost."""

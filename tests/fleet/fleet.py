@@ -33,13 +33,10 @@ from tests.fleet.mac import Held
 from tests.fleet.tally import Requests
 from tests.fleet.worker import Order, Worker
 from tests.support.kube.kube_cluster import KubeCluster
-from tests.support.system import eventually, model, service
+from tests.support.macs import Mac
+from tests.support.system import FAKE_ENGINE, eventually, model, service
 
 API = "/apis/inference.llmkube.dev/v1alpha1"
-QUIET_S = 10.0
-"""After the last status, until rest is rest."""
-AFTER_S = 60.0
-"""For which the requests after an event are counted."""
 log = logging.getLogger(__name__)
 
 
@@ -56,12 +53,16 @@ class Plan:
     lease_s: float = 40.0
     rest_s: float = 630.0
     """Longer than anything that the product does now and then."""
-    after_s: float = AFTER_S
+    quiet_s: float = 10.0
+    """After the last status, until rest is rest."""
+    after_s: float = 60.0
+    """For which the requests after an event are counted."""
     down_s: float = 5.0
     """For which the API server is gone."""
     within_s: float = 600.0
     """Bound on each wait."""
     whole: bool = False
+    """One whole Mac comes to them before rest is measured."""
 
 
 def spaces(plan: Plan) -> list[str]:
@@ -77,8 +78,14 @@ class History:
         self.changes: list[tuple[float, str, str, str]] = []
         """(monotonic time, Lease as namespace/name, holder before, holder now)."""
         self.holders: dict[str, str] = {}
-        self._version = ""
-        threading.Thread(target=self._run, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """End the watch."""
+        self._over.set()
+        self._kube.close()
+        self._thread.join(30)
 
     def _run(self) -> None:
         while not self._over.is_set():
@@ -146,6 +153,7 @@ class Fleet:
     workers: list[Worker]
     victims: Worker
     history: History
+    whole: Mac | None = None
     requests: Requests = field(default_factory=Requests)
     held: dict[str, list[Held]] = field(default_factory=dict)
     passes: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -167,6 +175,9 @@ class Fleet:
         """CPU so far, by process; that of all workers together."""
         servers = {name: psutil.Process(self.cluster.pid(name)) for name in ("kube-apiserver", "etcd")}
         found = {name: sum(process.cpu_times()[:2]) for name, process in servers.items()}
+        if self.whole is not None and self.whole.process is not None:
+            for name in ("controller", "sidecar"):
+                found[f"whole Mac's {name}"] = sum(psutil.Process(self.whole.own_pid(name)).cpu_times()[:2])
         return {**found, "all Macs": sum(self.worker_s.values())}
 
     @contextlib.contextmanager
@@ -232,11 +243,14 @@ class Fleet:
         figures.refused_claims = self.requests.refusals(since, until)
         self.wait(self.all_ready, "all to be Ready")
         figures.ready_s = time.monotonic() - since
+        figures.claims = len(self.history.since(since))
         self.hear()
         figures.cold_worst = self.requests.worst_second(since, time.monotonic())
 
     def rest(self, figures: Figures) -> None:
-        time.sleep(QUIET_S)
+        if self.whole is not None:
+            self.whole.start()  # not before all is claimed: alone it would claim everything
+        time.sleep(self.plan.quiet_s)
         with self.span() as figures.rest:
             before = dict(self.passes)
             time.sleep(self.plan.rest_s)
@@ -251,6 +265,7 @@ class Fleet:
             self.cluster.start_apiserver()
             self.kube.close()
             time.sleep(self.plan.after_s)
+        figures.restart.cpu_s["kube-apiserver"] = self.cpu_s()["kube-apiserver"]  # of the new process
         figures.restart_worst = self.requests.worst_second(since, time.monotonic())
         figures.restart_moves = len(self.history.since(since))
 
@@ -306,6 +321,8 @@ def fleet(plan: Plan, base: Path) -> Iterator[Fleet]:
         if cluster.has_controllers:
             cluster.start_controllers()
         kubeconfig = cluster.kubeconfig(base / "kubeconfig")
+        history = History(Kube(kubeconfig))
+        stack.callback(history.end)
         kube = Kube(kubeconfig)
         stack.callback(kube.close)
         names = [f"mac-{number:03}" for number in range(plan.macs)]
@@ -321,14 +338,19 @@ def fleet(plan: Plan, base: Path) -> Iterator[Fleet]:
             stack.callback(workers[-1].kill)
         for worker in workers:
             worker.built()
-        yield Fleet(plan, cluster, kube, workers, workers[0], History(kube))
+        whole = None
+        if plan.whole:
+            flags = ("--namespace", scope, "--lease-duration", str(plan.lease_s))
+            whole = Mac(base / "whole", "mac-whole", kubeconfig, 200, *flags, engine=FAKE_ENGINE)
+            stack.callback(whole.close)
+        yield Fleet(plan, cluster, kube, workers, workers[0], history, whole)
 
 
 def measure(plan: Plan, say: Callable[[str], None] = lambda _: None) -> Figures:
     """All figures of one fleet."""
     figures = Figures(plan.macs, plan.services, plan.namespaces, plan.lease_s)
     with tempfile.TemporaryDirectory(prefix="fleet-") as directory, fleet(plan, Path(directory)) as found:
-        found.create("/models/simulated.gguf")
+        found.create(str(found.whole.tiny) if found.whole else "/models/simulated.gguf")
         for phase in (found.cold_start, found.rest, found.restart, found.edit, found.vanish):
             say(f"{phase.__name__} …")
             phase(figures)
