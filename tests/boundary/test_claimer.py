@@ -110,6 +110,23 @@ def test_a_move_is_not_repeated_at_once(kube: Kube, uid: str) -> None:
     assert kube.requests - before == 2, "the look for another agent, and the claim"
 
 
+def test_what_the_watch_shows_to_be_taken_is_not_asked_for(kube: Kube, uid: str) -> None:
+    Asked(kube, "mac-a").do(Move(ClaimAction.CLAIM, SLOT, uid))
+    lease = kube.request("GET", f"{LEASES}/isvc-tiny-0")
+    version = lease["metadata"]["resourceVersion"]
+    done = threading.Event()
+    late = Claimer(kube, "mac-b", done.set, "", lambda: {("default", "isvc-tiny-0"): lease})
+    late.start()
+    before = kube.requests
+    for move in (Move(ClaimAction.CLAIM, SLOT, uid), Move(ClaimAction.TAKE, SLOT, uid, str(int(version) - 1))):
+        done.clear()
+        late.want([move])
+        assert done.wait(30) and kube.requests == before
+    done.clear()
+    late.want([Move(ClaimAction.TAKE, SLOT, uid, version)])
+    assert done.wait(30) and claims(kube)[SLOT].holder == "mac-b", "what is as it was decided from is"
+
+
 def test_what_is_asked_for_while_it_is_under_way_is_asked_once(kube: Kube, uid: str) -> None:
     mac = Asked(kube, "mac-a")
     begun, go_on = threading.Event(), threading.Event()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
 from metal_supervisor.cluster.report import Happening, report
 from metal_supervisor.controller.reconcile import Outlook
 from metal_supervisor.host import sleep_note
@@ -229,6 +229,31 @@ def test_an_object_that_fails_is_tried_less_and_less_often_and_not_waited_for_in
         registrar._one_pass()
         assert registrar._counters.counted().refused["endpoints", "503"] == tried and not registrar.flush(0.0), "held"
     assert 0.0 < pauses[0] <= 0.5 and 2.0 < pauses[-1] <= 5.0
+
+
+def test_a_service_is_looked_at_and_written_only_if_it_is_not_as_it_was_written(tmp_path: Path) -> None:
+    with embedded_cluster(tmp_path) as kubeconfig:
+        kube = Kube(kubeconfig)
+        uid = kube.apply(f"{ISVC}/tiny", service("tiny"), "test")["metadata"]["uid"]
+        _, _, registrar = setup(kube)
+        path = "/api/v1/namespaces/default/services/tiny"
+
+        def look_again() -> int:
+            """Requests of a pass in which it is due."""
+            registrar._publisher._done["default", "tiny"].service_at = 0.0
+            before = kube.requests
+            registrar._one_pass()
+            return kube.requests - before
+
+        registrar.want(wanted(uid=uid), {})
+        registrar._one_pass()
+        assert look_again() == 1
+        kube.request("PATCH", path, None, {"metadata": {"labels": {"app": "other"}}}, MERGE)
+        assert look_again() == 2 and kube.request("GET", path)["metadata"]["labels"]["app"] == "tiny"
+        assert look_again() == 1
+        kube.request("DELETE", path)
+        assert look_again() == 2 and kube.request("GET", path)
+        kube.close()
 
 
 def test_a_withdrawal_does_not_wait_for_its_service_or_for_the_pause_of_its_announcement() -> None:

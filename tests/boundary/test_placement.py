@@ -63,6 +63,22 @@ def test_a_mac_that_nobody_watches_over_says_so(tmp_path: Path) -> None:
     assert seen.placement.unwatched, "a Mac that stopped watches over nobody"
 
 
+def test_a_renewal_counts_from_when_it_came_and_wakes_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Seen(tmp_path, node("mac-a"), node("mac-b"))
+    now = time.monotonic()
+    monkeypatch.setattr(placement.time, "monotonic", lambda: now + 7.0)
+    assert seen.placement._leases._is_news(node("mac-b"), node("mac-b", version="2")) is False
+    monkeypatch.setattr(placement.time, "monotonic", lambda: now + 20.0)
+    seen.show(node("mac-a", version="2"), node("mac-b", version="2"))
+    name = claims.node_lease_name("mac-b")
+    assert seen.placement._sightings["default", name].at == now + 7.0
+    assert seen.placement._leases._is_news(node("mac-b"), node("mac-b", duration_s=0.0, version="3")) is True
+    seen.show(node("mac-a", version="2"), node("mac-b", duration_s=0.0, version="3"))
+    assert seen.placement._sightings["default", name].at == now + 20.0
+    seen.show(node("mac-a", version="2"))
+    assert not seen.placement._renewals
+
+
 def test_nothing_is_said_before_everybody_could_have_been_seen(tmp_path: Path) -> None:
     seen = Seen(tmp_path)
     seen.placement._leases.connected_at = time.monotonic()

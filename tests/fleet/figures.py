@@ -64,6 +64,8 @@ class Figures:
     vanish: Span = field(default_factory=Span)
     vanish_worst: tuple[int, int] = (0, 0)
     cold_worst: tuple[int, int] = (0, 0)
+    living_moves: int = 0
+    """Slots of living Macs that moved when others vanished."""
     overlaps: list[str] = field(default_factory=list)
     """Slots that two living Macs held at once."""
     errors: list[str] = field(default_factory=list)
@@ -114,6 +116,7 @@ class Figures:
             ("  worst second: one Mac; mean of all",
              f"{self.vanish_worst[0]}; {self.vanish_worst[1] / self.vanish.macs:.1f}", ""),
             ("  CPU", self.vanish.cpu(), ""),
+            ("  slots of living Macs that moved", str(self.living_moves), "0"),
             ("slots held by two living Macs at once", str(len(self.overlaps)), "0"),
             ("passes that failed", str(len(self.errors)), "0"),
         ]

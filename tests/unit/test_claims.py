@@ -198,6 +198,37 @@ def test_who_says_so_is_gone_at_once_or_draining() -> None:
     assert judge(peer_at=100, own_at=141, unschedulable="drain") is Life.SILENT
 
 
+def test_a_peer_is_looked_at_again_when_it_may_be_silent_and_every_second_once_it_is_overdue() -> None:
+    nodes, seen = {(NS, ME): lease(ME), (NS, PEER): lease(PEER)}, {
+        (NS, claims.node_lease_name(ME)): Sighting("9", 100.0), (NS, claims.node_lease_name(PEER)): Sighting("1", 90.0)
+    }
+    assert peers.next_silence_s(nodes, ALIVE, seen, ME, 0.0, 110.0) == 20.0
+    assert peers.next_silence_s(nodes, ALIVE, seen, ME, 105.0, 110.0) == 35.0, "a new connection gives a whole term"
+    assert peers.next_silence_s(nodes, ALIVE, seen, ME, 0.0, 135.0) == peers.OVERDUE_AGAIN_S
+    silent = {**ALIVE, (NS, PEER): Life.SILENT}
+    assert peers.next_silence_s(nodes, silent, seen, ME, 0.0, 135.0) is None
+
+
+def test_each_live_mac_has_another_turn_to_withdraw_a_silent_one() -> None:
+    nodes = [f"mac-{index}" for index in range(9)]
+    lives = {**{(NS, node): Life.LIVE for node in nodes}, (NS, "gone"): Life.SILENT, ("other", "mac-x"): Life.LIVE}
+    turns = {peer: [peers.turn(lives, node, (NS, peer)) for node in nodes] for peer in ("gone", "late")}
+    assert all(sorted(found) == list(range(9)) for found in turns.values())
+    assert turns["gone"] != turns["late"], "not one Mac for all"
+    first = nodes[turns["gone"].index(0)]
+    assert 0 in [peers.turn({**lives, (NS, first): Life.SILENT}, node, (NS, "gone")) for node in nodes if node != first]
+
+
+def test_equal_macs_ask_for_different_slots_first() -> None:
+    asks = {(NS, f"svc-{index}"): ask() for index in range(50)}
+    waiting = {(*key, 0): NOW - 0.06 for key in asks}
+    first = {
+        node: claims.decide(asks, {}, {(NS, node): Life.LIVE, (NS, PEER): Life.LIVE}, node, True, waiting, NOW).moves[0]
+        for node in ("mac-1", "mac-2", "mac-3", "mac-4")
+    }
+    assert len({move.slot for move in first.values()}) > 2
+
+
 def test_a_holder_without_a_node_lease_is_believed_for_a_term() -> None:
     held = {(*KEY, 0): claim("ghost")}
 
@@ -255,6 +286,20 @@ def test_a_damaged_lease_harms_nobody(damage: dict[str, Any]) -> None:
     assert nodes == {} and all(each.holder == "" for each in found.values())
 
 
+def test_a_renewal_is_told_from_what_a_mac_has_to_say() -> None:
+    def at(time: str, version: str, duration_s: float = 40.0, **notes: str) -> dict[str, Any]:
+        body = claims.node_lease_object(NS, PEER, duration_s, {claims.SESSION: "s", **notes}, time)
+        body["metadata"]["resourceVersion"] = version
+        return body
+
+    assert peers.is_renewal(at("t1", "1"), at("t2", "2", **{"metal-supervisor.io/memory-left": "5"}))
+    for said in ({claims.SESSION: "other"}, {claims.UNSCHEDULABLE: "drain"}):
+        assert not peers.is_renewal(at("t1", "1"), at("t2", "2", **said))
+    assert not peers.is_renewal(at("t1", "1"), at("t2", "2", duration_s=0.0)), "a release"
+    held = claims.claim_object(Move(ClaimAction.CLAIM, (NS, "tiny", 0), "u1"), PEER, "t")
+    assert not peers.is_renewal(held, held), "a claim is decided from by its version"
+
+
 def test_a_sighting_lasts_as_long_as_the_version() -> None:
     one = {(NS, "l"): {"metadata": {"resourceVersion": "1"}}}
     two = {(NS, "l"): {"metadata": {"resourceVersion": "2"}}}
@@ -262,6 +307,9 @@ def test_a_sighting_lasts_as_long_as_the_version() -> None:
     assert peers.sight(first, one, 2.0) == first
     assert peers.sight(first, two, 2.0)[NS, "l"] == Sighting("2", 2.0)
     assert peers.sight(first, {}, 2.0) == {}
+    noted = {(NS, "l"): Sighting("2", 1.5)}
+    assert peers.sight(first, two, 2.0, noted) == noted, "the watch saw it before this pass"
+    assert peers.sight(first, one, 2.0, noted) == first
 
 
 @pytest.mark.parametrize(
