@@ -61,7 +61,7 @@ class Foreground:
         self._phases: dict[Key, tuple[str, str, str]] = {}
         self._child: subprocess.Popen[bytes] | None = None
         self._child_at = 0.0
-        self._hinted = False
+        self._hinted: set[str] = set()
         self._joining = False
         self._written: list[int] = []
         self._advised = 0, ""
@@ -242,7 +242,7 @@ class Foreground:
             self._advise(directory)
             self._show_downloads(directory)
             ready = any(phase in READY for phase, _, _ in self._phases.values())
-            if not self._hinted and (ready or time.monotonic() - self._started > HINT_AFTER_S):
+            if ready or time.monotonic() - self._started > HINT_AFTER_S:
                 self._hint(directory)
             if self._child is not None and self._child.poll() is not None and not self._stop:
                 if self._child.returncode == 0:
@@ -331,8 +331,12 @@ class Foreground:
             self._live.draw(self._incoming.lines(directory.path, time.monotonic(), self._live.size().columns))
 
     def _hint(self, directory: StateDir) -> None:
-        """Print the commands to try next, as a user would type them here."""
-        self._hinted = True
+        """Print the commands to try next, as a user would type them here: once of the system, once of a Ready model."""
+        ready = [(key, text) for key, (phase, _, text) in self._phases.items() if phase in READY]
+        new = {"system", *(["model"] if ready else [])} - self._hinted
+        if not new:
+            return
+        self._hinted |= new
         conf, kubeconfig = (self._shown(directory.path / name) for name in ("supervisord.conf", "kubeconfig"))
         beside = Path(sys.executable).parent
         # What the reader's own shell finds; make puts our environment first on its PATH.
@@ -341,17 +345,18 @@ class Foreground:
         for name in ("supervisorctl", "kubectl", "metal-supervisor"):
             found = shutil.which(name, path=os.pathsep.join(theirs)) or not (beside / name).exists()
             tool[name] = name if found else self._shown(beside / name)
-        lines = [f"{tool['supervisorctl']} -c {conf} status"]
-        if self.settings.embedded:
-            lines.append(f"{tool['kubectl']} --kubeconfig {kubeconfig} get isvc,models,svc,endpointslices")
-        lines.append(f"curl localhost:{self.settings.port}/healthz")
-        ready = [(key, text) for key, (phase, _, text) in self._phases.items() if phase in READY]
-        if ready:
+        lines = []
+        if "system" in new:
+            lines.append(f"{tool['supervisorctl']} -c {conf} status")
+            if self.settings.embedded:
+                lines.append(f"{tool['kubectl']} --kubeconfig {kubeconfig} get isvc,models,svc,endpointslices")
+            lines.append(f"curl localhost:{self.settings.port}/healthz")
+        if "model" in new:
             (_, name), url = ready[0][0], ready[0][1].partition(" ")[0]
             body = f'{{"model":"{name}","messages":[{{"role":"user","content":"hi"}}]}}'
             lines.append(f"curl {url}/chat/completions -d '{body}'")
             lines.append(f"{tool['metal-supervisor']} chat {name}{self._where(directory)}")
-        if self.settings.embedded:
+        if "system" in new and self.settings.embedded:
             lines.append(f"{tool['metal-supervisor']} serve OWNER/REPO:Q4_K_M{self._where(directory)}")
         self.say("\n  try   " + "\n        ".join(lines) + "\n  Ctrl-C stops everything.\n")
 

@@ -47,6 +47,23 @@ def test_with_a_cluster_a_ready_model_is_told_with_a_url_that_works_here(
     assert f"curl http://{where}:18100/v1/chat/completions -d" in out.getvalue()
 
 
+def test_commands_for_a_model_are_told_when_it_is_ready_though_those_for_the_system_were_told_before(
+    state: StateDir,
+) -> None:
+    """A model that is fetched for an hour is Ready long after the first commands were printed."""
+    run, out = shown(state, Settings())
+    state.write_observed(Observed("default.tiny", 7, False, 1.0, "RUNNING"))
+    run._look(state)
+    run._hint(state)
+    assert out.getvalue().count("localhost:9090/healthz") == 1 and "chat tiny" not in out.getvalue()
+    state.write_observed(Observed("default.tiny", 7, True, 1.0, "RUNNING"))
+    for _ in range(2):
+        run._look(state)
+        run._hint(state)
+    for once in ("localhost:9090/healthz", "chat tiny", "curl http://127.0.0.1:18100/v1/chat", "serve OWNER/REPO"):
+        assert out.getvalue().count(once) == 1, once
+
+
 def test_advice_of_the_controller_is_told_once_for_each_text(state: StateDir) -> None:
     run, out = shown(state, Settings())
     run._advise(state)
