@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from metal_supervisor.cluster import manifests
@@ -17,6 +18,10 @@ from tests.support.boards import row
 CONF = Path(__file__).resolve().parents[2] / "conf" / "prometheus"
 DASHBOARD = CONF.parent / "grafana" / "dashboard.json"
 JOB = "metal-supervisor"
+
+
+NO_SCHEMA = "definition"
+"""What a Grafana itself writes beside a variable's query, and its schema does not have."""
 
 
 def scrape() -> list[dict[str, Any]]:
@@ -99,3 +104,50 @@ def test_the_dashboard_names_metrics_that_are_served_of_the_macs_and_the_namespa
             shown.add(entry.name)
             assert "$namespace" not in selector or "namespace" in entry.labels, expression
     assert len(shown) > 20 and throughput.TOKENS in engines
+
+
+def unknown(board: Any, understood: Any, at: str = "") -> list[str]:
+    """Where a dashboard says what a Grafana's own types, once they have read it, do not say again."""
+    if isinstance(board, dict) and isinstance(understood, dict):
+        return [
+            where for name, value in board.items() if name != NO_SCHEMA
+            for where in unknown(value, understood.get(name), f"{at}.{name}")
+        ]  # fmt: skip
+    if isinstance(board, list) and isinstance(understood, list) and len(board) == len(understood):
+        return [
+            where for at_, pair in enumerate(zip(board, understood, strict=True))
+            for where in unknown(*pair, f"{at}[{at_}]")
+        ]  # fmt: skip
+    return [] if board == understood else [at]
+
+
+def read_by_grafana(board: Any) -> Any:
+    """A dashboard as Grafana's own types have it: no Grafana could be had, and these are made of its schema."""
+    sdk = pytest.importorskip("grafana_foundation_sdk", reason="its types of a dashboard are for Python 3.11 and newer")
+    assert sdk
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    register_default_plugins()  # the types of each kind of panel
+    return json.loads(JSONEncoder().encode(Dashboard.from_json(board)))
+
+
+def test_the_dashboard_says_only_what_grafanas_schema_knows() -> None:
+    board = json.loads(DASHBOARD.read_text())
+    assert unknown(board, read_by_grafana(board)) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [((), "templatin"), (("panels", 1), "fieldConfi"), (("panels", 1, "fieldConfig", "defaults"), "unti"),
+     (("panels", 1, "options"), "colourMode"), (("panels", 1, "targets", 0), "legend")],
+)  # fmt: skip
+def test_a_name_that_no_grafana_knows_is_found(place: tuple[str | int, ...], name: str) -> None:
+    board = json.loads(DASHBOARD.read_text())
+    inside = board
+    for step in place:
+        inside = inside[step]
+    inside[name] = "x"
+    (found,) = unknown(board, read_by_grafana(board))
+    assert found.endswith(f".{name}")
