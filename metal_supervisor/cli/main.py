@@ -386,6 +386,9 @@ def _reader_left() -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. 2: wrong usage, 3: not running, 78: bad configuration."""
+    if not (sys.argv[1:] if arguments is None else arguments):
+        parser().print_help(sys.stderr)
+        return 2
     parsed = parser().parse_args(arguments)
     try:
         code = int(parsed.action(parsed))

@@ -92,7 +92,7 @@ def lines(
     found += [_said("notice", f"{string(each, 'name')}: {string(each, 'reason')}", width) for each in notices]
     if open_ones := [row for row in rows if row.get("confined") is False]:
         names = ", ".join(f"{string(row, 'namespace')}/{string(row, 'name')}" for row in open_ones)
-        found.append(_said("unconfined", f"{names}: {string(open_ones[0], 'unconfinedWhy')}", width))
+        found.append(_said("confined", f"all but {names}: {string(open_ones[0], 'unconfinedWhy')}", width))
     if rows:
         rows = sorted(rows, key=_rank)
         head, *made = _table([_row(row, beside.get(string(row, "program")), now) for row in rows], width)

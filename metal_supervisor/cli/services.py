@@ -123,7 +123,7 @@ def listing(found: list[Json], memory: Mapping[str, int]) -> list[str]:
             state_of(each),
             amount(memory[_key(each)]) if _key(each) in memory else "",
             _model_of(each)[1],
-            string(mapping(each, "status"), "endpoint"),
+            string(mapping(each, "status"), "endpoint").removesuffix("/chat/completions"),
         )
         for each in found
     ]

@@ -121,6 +121,8 @@ def test_list_stop_start_and_rm(system: System) -> None:
     assert "default/one" in typed(system, "list")[1]
     rows = {each["metadata"]["name"]: each["state"] for each in json.loads(typed(system, "list", "--json")[1])}
     assert rows["one"] == "Ready"
+    (url,) = [line.split()[-1] for line in typed(system, "list")[1].splitlines() if "default/one " in line]
+    assert url == f"http://127.0.0.1:{system.port('one')}/v1", "what docs/troubleshooting.md has one append /models to"
     assert "spec.replicas is 0" in typed(system, "stop", "one")[1]
     eventually(lambda: not system.pid("one"), 30, "it to stop")
     assert "already" in typed(system, "stop", "default/one")[1]

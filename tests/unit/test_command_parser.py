@@ -33,6 +33,11 @@ def test_help_shows_the_groups_and_no_internal_command(capsys: pytest.CaptureFix
     assert all(name in first_words for names in GROUPS.values() for name in names)
 
 
+def test_who_types_no_command_is_shown_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main([]) == 2
+    assert capsys.readouterr().err == main.parser().format_help()
+
+
 def test_an_internal_command_still_works(capsys: pytest.CaptureFixture[str]) -> None:
     assert _said(capsys, "controller", "--help")[:1] == (0,)
 

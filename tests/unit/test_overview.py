@@ -56,6 +56,12 @@ def why(body: dict[str, Any]) -> str:
     return last.strip() if last.startswith(" ") else ""
 
 
+def test_a_label_is_apart_from_what_it_labels() -> None:
+    open_one = service(confined=False, unconfinedWhy="no Seatbelt")
+    found = shown(document(open_one, gateway={"url": "http://g", "on": True}))
+    assert "confined  all but default/tiny: no Seatbelt" in found
+
+
 def test_a_service_that_serves() -> None:
     beside = Beside("default/tiny", "http://127.0.0.1:18101/v1", NOW - 3900, 41.26)
     found = {column: cell(document(service()), column, tiny=beside) for column in COLUMNS}
