@@ -28,6 +28,7 @@ from metal_supervisor.cluster.report import UNLOADED, WAKING, report
 from metal_supervisor.controller import boot
 from metal_supervisor.host import local_status, machine
 from metal_supervisor.settings.loader import Overrides, Settings, found_state_dir
+from metal_supervisor.spec import first_request
 from metal_supervisor.spec.document import mapping, string
 from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Key, Standing
@@ -352,10 +353,12 @@ class Foreground:
                 lines.append(f"{tool['kubectl']} --kubeconfig {kubeconfig} get isvc,models,svc,endpointslices")
             lines.append(f"curl localhost:{self.settings.port}/healthz")
         if "model" in new:
-            (_, name), url = ready[0][0], ready[0][1].partition(" ")[0]
-            body = f'{{"model":"{name}","messages":[{{"role":"user","content":"hi"}}]}}'
-            lines.append(f"curl {url}/chat/completions -d '{body}'")
-            lines.append(f"{tool['metal-supervisor']} chat {name}{self._where(directory)}")
+            key, url = ready[0][0], ready[0][1].partition(" ")[0]
+            mode = next((each.mode for each in directory.records()[0].values() if each.key == key), "chat")
+            path, body = first_request.example(mode, key[1])
+            lines.append(f"curl {url}{path} -d '{body}'")
+            if mode == "chat":
+                lines.append(f"{tool['metal-supervisor']} chat {key[1]}{self._where(directory)}")
         if "system" in new and self.settings.embedded:
             lines.append(f"{tool['metal-supervisor']} serve OWNER/REPO:Q4_K_M{self._where(directory)}")
         self.say("\n  try   " + "\n        ".join(lines) + "\n  Ctrl-C stops everything.\n")

@@ -7,7 +7,6 @@ runs, this command is one, as `metal-supervisor run` is, until Ctrl-C.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -24,6 +23,7 @@ from metal_supervisor.cli.model_source import ServedModel, name_of, resolve
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.settings.loader import Overrides, Settings
+from metal_supervisor.spec import first_request
 from metal_supervisor.spec.document import mapping, objects, string
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.on_demand import ON_DEMAND_ANNOTATION
@@ -209,7 +209,7 @@ class Serve:
                 before = f"{phase} {why}"
                 self.say(f"{name}  {phase}  {why}".rstrip())
             if current and phase == "Ready":
-                for line in hints(self._settings, name, string(status, "endpoint")):
+                for line in hints(self._settings, name, string(status, "endpoint"), string(status, "mode")):
                     self.say(line)
                 return 0
             if current and phase == "Failed":
@@ -237,11 +237,12 @@ def _why(status: Json) -> str:
     return string(found[0], "message") if found else ""
 
 
-def hints(settings: Settings, name: str, endpoint: str) -> list[str]:
+def hints(settings: Settings, name: str, endpoint: str, mode: str) -> list[str]:
     """What to type next."""
     base = settings.gateway_url if settings.gateway_on else endpoint.removesuffix("/chat/completions")
-    body = json.dumps({"model": name, "messages": [{"role": "user", "content": "hi"}]})
-    return [f"  metal-supervisor chat {name}", f"  curl {base}/chat/completions -d '{body}'"]
+    path, body = first_request.example(mode, name)
+    chat = [f"  metal-supervisor chat {name}"] if path == "/chat/completions" else []
+    return [*chat, f"  curl {base}{path} -d '{body}'"]
 
 
 def serve(

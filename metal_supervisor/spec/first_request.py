@@ -28,6 +28,13 @@ def smallest(mode: str, model: str = "") -> tuple[str, str]:
     return path, json.dumps({"model": model, **body} if model else body)
 
 
+def example(mode: str, model: str) -> tuple[str, str]:
+    """(path below the base URL, JSON body) of a request for a user to try."""
+    path, body = _REQUESTS.get(mode, _REQUESTS["chat"])
+    tried = {"model": model, **{name: value for name, value in body.items() if name != "max_tokens"}}
+    return path.removeprefix("/v1"), json.dumps(tried, separators=(",", ":"))
+
+
 def named(body: str, model: str) -> str:
     """The body with the engine's model name added, unless it has one."""
     return json.dumps({"model": model, **json.loads(body)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,15 @@ def test_commands_for_a_model_are_told_when_it_is_ready_though_those_for_the_sys
         run._hint(state)
     for once in ("localhost:9090/healthz", "chat tiny", "curl http://127.0.0.1:18100/v1/chat", "serve OWNER/REPO"):
         assert out.getvalue().count(once) == 1, once
+
+
+def test_a_model_of_embeddings_is_tried_with_a_request_that_it_can_answer(state: StateDir) -> None:
+    state.write_record(replace(RECORD, mode="embedding"))
+    run, out = shown(state, Settings())
+    run._look(state)
+    run._hint(state)
+    tried = """curl http://127.0.0.1:18100/v1/embeddings -d '{"model":"tiny","input":"hi"}'"""
+    assert tried in out.getvalue() and "chat" not in out.getvalue()
 
 
 def test_advice_of_the_controller_is_told_once_for_each_text(state: StateDir) -> None:

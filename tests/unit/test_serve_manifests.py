@@ -93,3 +93,12 @@ def test_of_several_quantizations_the_usual_one_that_fits_is_taken(
 
     assert model_source._fitting(file, lambda found: found in fitting) == chosen
     assert set(there) <= {*QUANTIZATIONS, "F16"}
+
+
+def test_what_is_to_be_typed_next_is_what_the_model_can_answer() -> None:
+    endpoint = "http://127.0.0.1:18100/v1/chat/completions"
+    chat, curl = serve.hints(Settings(gateway="off"), "one", endpoint, "chat")
+    assert chat.split() == ["metal-supervisor", "chat", "one"]
+    assert curl.startswith(f"  curl {endpoint} -d ") and '"messages"' in curl
+    (only,) = serve.hints(Settings(gateway="off"), "one", endpoint, "rerank")
+    assert "curl http://127.0.0.1:18100/v1/rerank -d " in only and '"documents"' in only
