@@ -333,8 +333,10 @@ class Controller:
 
     def _pids(self, snapshot: Snapshot) -> set[int]:
         """Pids of the processes whose exit wakes the controller."""
-        pids = {row.pid for row in snapshot.table.values() if row.state in LIVE}
-        return pids | {note.pid for name, note in snapshot.notes.items() if name in snapshot.table and note.pid}
+        table = snapshot.table
+        # The note of an engine that ended stays: its pid would wake each pass for the next.
+        noted = (plan.live_note(note, table.get(name)) for name, note in snapshot.notes.items())
+        return {row.pid for row in table.values() if row.state in LIVE} | {note.pid for note in noted if note}
 
     def _publish(self, snapshot: Snapshot, steps: Sequence[Step], done: Sequence[Step]) -> None:
         """One sentence for the log, and the report that the sidecar reads."""

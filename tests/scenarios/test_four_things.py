@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from metal_supervisor.state.reports import CONTROLLER_REPORT
 from tests.support.faults import Figure, fault
 from tests.support.system import ISVC, System, eventually, kill, running, service
 
@@ -68,6 +70,7 @@ def test_a_stop_by_hand_survives_a_restart_of_the_controller_and_ends_with_a_new
         system.supervisorctl("stop", "default.hand")
         eventually(lambda: system.condition("MetalReady", "hand").get("reason") == "StoppedByHand")
     eventually(lambda: system.slice_ready("hand") is False, what="the endpoint to be out")
+    eventually(lambda: not passes_within(system, 2.0), what="the controller to rest: the engine's note has a dead pid")
     kill(system.own_pid("controller"))
     eventually(lambda: "RUNNING" in system.supervisorctl("status", "controller"))
     assert "STOPPED" in system.supervisorctl("status", "default.hand")
@@ -77,6 +80,17 @@ def test_a_stop_by_hand_survives_a_restart_of_the_controller_and_ends_with_a_new
     assert system.pid() == other
     system.delete("hand")
     eventually(lambda: "default.hand" not in system.supervisorctl("status"), what="the program to be gone")
+
+
+def passes_within(system: System, seconds: float) -> int:
+    """Passes that the controller makes in that time."""
+    before = passes(system)
+    time.sleep(seconds)
+    return passes(system) - before
+
+
+def passes(system: System) -> int:
+    return sum(json.loads((system.state / CONTROLLER_REPORT).read_text())["passes"]["counts"])
 
 
 def test_kubectl_apply_get_describe_wait_explain_diff_scale_and_delete(system: System, tmp_path: Path) -> None:
