@@ -27,6 +27,7 @@ from pathlib import Path
 
 import psutil
 
+from metal_supervisor import launch
 from tests.support.bench.bench_gateway import interval, listens
 from tests.support.gateway import Gateway, with_gateway
 from tests.support.system import eventually, free_ports
@@ -64,29 +65,39 @@ def asked(port: int, model: str) -> float:
     return seconds
 
 
+@dataclass(frozen=True)
+class Started:
+    """What an engine was started with."""
+
+    command: list[str]
+    environment: dict[str, str]
+
+    def at_port(self, port: str) -> Started:
+        """The same with another port."""
+        index = self.command.index("--port")
+        return Started([*self.command[: index + 1], port, *self.command[index + 2 :]], self.environment)
+
+
 class Engine:
     """The engine itself, started as both of them start it."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, started: Started) -> None:
         (self.port,) = free_ports(1)
-        self.command = with_port(command, str(self.port))
+        self.started = started.at_port(str(self.port))
 
     def times(self) -> tuple[float, float]:
         """Seconds from its start to the first answer, and from SIGTERM to its end."""
         began = time.monotonic()
-        process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        quiet = subprocess.DEVNULL
+        process = subprocess.Popen(self.started.command, env=self.started.environment, stdout=quiet, stderr=quiet)
         while ask(self.port, "x")[0] != 200:
+            if process.poll() is not None:
+                raise SystemExit(f"the engine ended with {process.returncode}: {self.started.command}")
             time.sleep(0.002)
         ready = time.monotonic()
         process.terminate()
         process.wait(30)
         return ready - began, time.monotonic() - ready
-
-
-def with_port(command: list[str], port: str) -> list[str]:
-    """An engine's command line with another port."""
-    index = command.index("--port")
-    return [*command[: index + 1], port, *command[index + 2 :]]
 
 
 @contextlib.contextmanager
@@ -104,10 +115,10 @@ def ours(base: Path, names: list[str], budget_mib: int) -> Iterator[Gateway]:
 
 
 @contextlib.contextmanager
-def theirs(base: Path, binary: Path, command: list[str], names: list[str], together: int) -> Iterator[int]:
+def theirs(base: Path, binary: Path, engine: Started, names: list[str], together: int) -> Iterator[int]:
     """The port of a llama-swap with the same engine for each model, of which so many may run at a time."""
     (port,) = free_ports(1)
-    line = " ".join(with_port(command, "${PORT}"))
+    line = " ".join(engine.at_port("${PORT}").command)
     pairs = {f"{one}-{two}": f"{one} & {two}" for index, one in enumerate(names) for two in names[index + 1 :]}
     routing = {"router": {"use": "matrix", "settings": {"matrix": {"sets": pairs}}}}
     config = {
@@ -115,9 +126,9 @@ def theirs(base: Path, binary: Path, command: list[str], names: list[str], toget
         **({"routing": routing} if together == 2 else {}),
     }  # fmt: skip
     (base / "llama-swap.yaml").write_text(json.dumps(config))
-    started: list[str | Path] = [binary, "--config", base / "llama-swap.yaml", "--listen", f"127.0.0.1:{port}"]
+    words: list[str | Path] = [binary, "--config", base / "llama-swap.yaml", "--listen", f"127.0.0.1:{port}"]
     with (base / "llama-swap.log").open("wb") as log:
-        process = subprocess.Popen(started, stdout=log, stderr=log)
+        process = subprocess.Popen(words, stdout=log, stderr=log, env=engine.environment)
     try:
         eventually(lambda: listens(port), what="llama-swap")
         yield port
@@ -138,10 +149,12 @@ def told(name: str, values: list[float]) -> str:
     return f"{name:<44} {statistics.median(values):.3f} s ({min(values):.3f} to {max(values):.3f}), n={len(values)}"
 
 
-def command_of(gateway: Gateway, name: str) -> list[str]:
-    """The command line of a service's engine, which is loaded for it."""
+def started_with(gateway: Gateway, name: str) -> Started:
+    """What a service's engine was started with, which is loaded for it; no other engine may bear its mark."""
     asked(gateway.port, name)
-    return psutil.Process(gateway.system.pid(name)).cmdline()
+    process = psutil.Process(gateway.system.pid(name))
+    environment = {key: value for key, value in process.environ().items() if key != launch.MARK}
+    return Started(process.cmdline(), environment)
 
 
 def rest(gateway: Gateway, name: str) -> None:
@@ -157,9 +170,9 @@ def wake(base: Path, binary: Path, rounds: int) -> None:
     names, alone = ["one"], []
     found: dict[str, list[float]] = {"ours": [], "llama-swap": []}
     with ours(base, names, ONE_MIB) as gateway:
-        command = command_of(gateway, "one")
-        engine = Engine(command)
-        with theirs(base, binary, command, names, 1) as port:
+        started = started_with(gateway, "one")
+        engine = Engine(started)
+        with theirs(base, binary, started, names, 1) as port:
             for _ in range(rounds):
                 rest(gateway, "one")
                 unload(port)
@@ -179,9 +192,9 @@ def swap(base: Path, binary: Path, rounds: int) -> None:
     names, alone = ["one", "two"], []
     found: dict[str, list[float]] = {"ours": [], "llama-swap": []}
     with ours(base, names, ONE_MIB) as gateway:
-        command = command_of(gateway, "one")
-        engine = Engine(command)
-        with theirs(base, binary, command, names, 1) as port:
+        started = started_with(gateway, "one")
+        engine = Engine(started)
+        with theirs(base, binary, started, names, 1) as port:
             asked(port, "one")
             for index in range(rounds):
                 own_s = sum(engine.times())
@@ -214,8 +227,8 @@ def replay(base: Path, binary: Path, minutes: float) -> None:
         plan.append((at_s, chance.choices(names, weights=(8, 4, 2, 1, 1, 1))[0]))
         at_s += chance.expovariate(1 / 0.3) if chance.random() < 0.5 else chance.expovariate(1 / (2 * PAUSE_S))
     with ours(base, names, TWO_MIB) as gateway:
-        command = command_of(gateway, "m0")
-        with theirs(base, binary, command, names, 2) as port:
+        started = started_with(gateway, "m0")
+        with theirs(base, binary, started, names, 2) as port:
             ways = {"ours": (gateway.port, Replayed()), "llama-swap": (port, Replayed())}
             watching = threading.Event()
             watchers = [
