@@ -12,8 +12,8 @@ rules in CEL                    all                                 those in `ce
 unreadable bodies, wrong types  Go's words, type and struct names   the same status and reason, words of its own
 paths that mean nothing         404 as plain text                   404 as a Status
 YAML or HTML as answer          YAML; 406                           JSON
-OpenAPI v2                      with definitions, by which kubectl  paths and parameters; the server names a wrong
-                                refuses a List with a wrong item    item, and the ones before it have been applied
+OpenAPI v2                      with definitions, by which kubectl  empty; the server names a wrong item of a List,
+                                refuses a List with a wrong item    and the ones before it have been applied
 `metadata.uid` and finalizers   some causes are listed twice        once
 warnings                        also for FQDN slices, finalizers    for unknown fields
                                 without a domain, externalIPs

@@ -1,11 +1,10 @@
-"""Discovery: how clients learn which resources exist, in the aggregated and in the older form."""
+"""Discovery: how clients learn which resources exist. kubectl asks for one aggregated document, and takes these too."""
 
 from __future__ import annotations
 
 from .errors import Json, no_such_path
 from .resources import Registry, Resource
 
-AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 _STATUS_VERBS = ["get", "patch", "update"]
 _SCALE = {"group": "autoscaling", "version": "v1", "kind": "Scale"}
 
@@ -69,38 +68,3 @@ def resource_list(registry: Registry, group_name: str, version: str) -> Json:
 def _other_names(resource: Resource) -> Json:
     names = {"shortNames": list(resource.short_names), "categories": list(resource.categories)}
     return {field: found for field, found in names.items() if found}
-
-
-def aggregated(registry: Registry, *, core: bool) -> Json:
-    """`/api` or `/apis` with everything in one document."""
-    items: list[Json] = []
-    for name in [""] if core else registry.groups():
-        versions = [
-            {
-                "version": version,
-                "resources": [_aggregated_entry(resource) for resource in registry.members(name, version)],
-                "freshness": "Current",
-            }
-            for version in registry.versions(name)
-        ]
-        metadata = {"creationTimestamp": None, **({"name": name} if name else {})}
-        items.append({"metadata": metadata, "versions": versions})
-    return {"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items}
-
-
-def _aggregated_entry(resource: Resource) -> Json:
-    own = {"group": resource.group, "version": resource.version, "kind": resource.kind}
-    entry: Json = {
-        "resource": resource.plural,
-        "responseKind": own,
-        "scope": "Namespaced" if resource.namespaced else "Cluster",
-        "singularResource": resource.singular_name,
-        "verbs": list(resource.verbs),
-        **_other_names(resource),
-    }
-    if resource.subresources:
-        entry["subresources"] = [
-            {"subresource": name, "responseKind": _SCALE if name == "scale" else own, "verbs": _STATUS_VERBS}
-            for name in resource.subresources
-        ]
-    return entry

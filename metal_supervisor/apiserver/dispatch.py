@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from . import discovery, openapi, protobuf, swagger
+from . import discovery, openapi, protobuf
 from .codec import decode_body, decode_object, encode
 from .errors import Json, expired, no_such_path, unknown_format
 from .faults import Call, failure
@@ -29,6 +29,11 @@ from .views import scale_of
 from .watch import Subscription, check_query
 
 _JSON = "application/json"
+_OPENAPI_V2 = b"\n\x032.0"
+"""A document of OpenAPI v2, in protobuf, without paths and definitions.
+
+kubectl reads one before it applies a `v1` List; finding no definitions, it leaves the check of the items to the server.
+"""
 _GARBAGE = b"\x00<html>not what you expected</html>"
 _HEALTH = ("/healthz", "/livez", "/readyz")
 _REVIEWS: dict[str, Json] = {
@@ -95,15 +100,9 @@ class Dispatcher:
             return faulty
         if request.method not in ("GET", "HEAD"):
             raise no_such_path()
-        registry, path = self._kernel.registry, request.path
-        form = form_of(request.headers.get("accept", ""), request.query)
-        if path in ("/api", "/apis") and form.kind == "discovery":
-            body = discovery.aggregated(registry, core=path == "/api")
-            return Response(200, encode(body), discovery.AGGREGATED)
-        if path == "/openapi/v2":
-            content, content_type = swagger.answer(registry, request.headers.get("accept", ""))
-            return Response(200, content, content_type, {"Vary": "Accept"})
-        return Response(200, encode(self._document_body(path, request)))
+        if request.path == "/openapi/v2":
+            return Response(200, _OPENAPI_V2, "application/com.github.proto-openapi.spec.v2.v1.0+protobuf")
+        return Response(200, encode(self._document_body(request.path, request)))
 
     def _document_body(self, path: str, request: Request) -> Json:
         registry, parts = self._kernel.registry, path.strip("/").split("/")

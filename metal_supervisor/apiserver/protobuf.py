@@ -1,14 +1,14 @@
-"""Decoder of the few protobuf bodies that kubectl insists on sending, and functions to write one.
+"""Decoder of the few protobuf bodies that kubectl insists on sending.
 
 `kubectl create namespace`, `create configmap|secret|service` and `auth can-i` send protobuf whatever
 the server prefers. Those kinds are read here, by a table of their field numbers; answers are JSON, which
-the same clients accept. The exception is OpenAPI v2 (`swagger.py`), written with the functions at the end.
+the same clients accept.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from .errors import ApiError, Json, bad_request
@@ -158,36 +158,3 @@ def _scalar(raw: Any, how: Any) -> Any:
 
 def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
-
-
-# ---- writing -----------------------------------------------------------------------------------
-
-
-def text(number: int, value: str) -> bytes:
-    """A field that is text."""
-    return message(number, value.encode())
-
-
-def flag(number: int) -> bytes:
-    """A field that is true."""
-    return _as_varint(number << 3 | _VARINT) + b"\x01"
-
-
-def message(number: int, value: bytes) -> bytes:
-    """A field that is a message, or bytes."""
-    return _as_varint(number << 3 | _BYTES) + _as_varint(len(value)) + value
-
-
-def repeated(number: int, values: Iterable[bytes]) -> bytes:
-    """A repeated field."""
-    return b"".join(message(number, value) for value in values)
-
-
-def _as_varint(value: int) -> bytes:
-    """The reverse of `_varint`."""
-    result = bytearray()
-    while value >= 0x80:
-        result.append(value & 0x7F | 0x80)
-        value >>= 7
-    result.append(value)
-    return bytes(result)

@@ -30,7 +30,7 @@ class Form:
     """The form in which a client wants objects."""
 
     kind: str = "object"
-    """`object`, `table`, `partial` or `discovery`."""
+    """`object`, `table` or `partial`."""
     include: str = "Metadata"
     """For tables: how much of each object is included."""
 
@@ -79,10 +79,6 @@ def form_of(accept: str, query: Mapping[str, str]) -> Form:
             return Form("table", query.get("includeObject", "Metadata"))
         if kind in ("PartialObjectMetadata", "PartialObjectMetadataList"):
             return Form("partial")
-        if kind == "APIGroupDiscoveryList":
-            if wanted.get("v") == "v2":
-                return Form("discovery")
-            continue
         return Form()
     return Form()
 

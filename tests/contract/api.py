@@ -12,7 +12,7 @@ import json
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -41,8 +41,6 @@ class Reply:
     """Parsed JSON, or the text when it is none."""
     headers: dict[str, str]
     """Names in lower case; several of one name are joined by commas."""
-    raw: bytes = field(default=b"", repr=False)
-    """The body as it came."""
 
     @property
     def message(self) -> str:
@@ -150,7 +148,7 @@ class Api:
         found: dict[str, str] = {}
         for name, value in response.getheaders():
             found[name.lower()] = f"{found[name.lower()]}, {value}" if name.lower() in found else value
-        return Reply(response.status, parsed, found, text)
+        return Reply(response.status, parsed, found)
 
     @contextlib.contextmanager
     def watch(self, path: str, **query: Any) -> Iterator[Watch]:

@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.contract.api import Api, Space, managers
+from tests.contract.api import Space, managers
 from tests.contract.things import Json, config_map, widget
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "conf" / "examples"
 Kubectl = Callable[..., str]
 KINDS = "inference.llmkube.dev/v1alpha1"
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-PROTOBUF = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 
 
 @pytest.fixture
@@ -101,95 +99,6 @@ def test_a_mistake_in_a_list_is_named(kubectl: Kubectl, space: Space) -> None:
     assert 'unknown field "' in kubectl("apply", "-f", "-", given=listing(widget(foo=1)), code=1)
     assert space.get("widgets", "w").code == 404
     assert "created" in kubectl("apply", "--validate=warn", "-f", "-", given=listing(widget(foo=1)))
-
-
-def test_openapi_v2_says_what_a_patch_takes(api: Api) -> None:
-    document = api.request("GET", "/openapi/v2")
-    assert document.code == 200 and document.headers["content-type"] == "application/json"
-    assert document.headers["vary"].endswith("Accept") and document.body["swagger"] == "2.0"
-    common = document.body.get("parameters", {})
-    for path, kind in (
-        ("/api/v1/namespaces/{name}", {"group": "", "version": "v1", "kind": "Namespace"}),
-        (
-            f"/apis/{KINDS}/namespaces/{{namespace}}/models/{{name}}",
-            {"group": "inference.llmkube.dev", "version": "v1alpha1", "kind": "Model"},
-        ),
-    ):
-        item = document.body["paths"][path]
-        assert item["patch"]["x-kubernetes-group-version-kind"] == kind
-        assert {"get", "put", "patch", "delete"} <= set(item)
-        whole = [common[p["$ref"].rpartition("/")[2]] if "$ref" in p else p for p in item["patch"]["parameters"]]
-        query = {p["name"]: p["type"] for p in whole if p["in"] == "query"}
-        wanted = {"dryRun": "string", "fieldManager": "string", "fieldValidation": "string", "force": "boolean"}
-        assert wanted.items() <= query.items()
-        assert "application/apply-patch+yaml" in item["patch"]["consumes"]
-
-
-@pytest.mark.parametrize(
-    ("accept", "expected"),
-    [
-        ("*/*", "application/json"),
-        ("application/*", "application/json"),
-        ("text/html, application/json", "application/json"),
-        ("application/com.github.proto-openapi.spec.v2@v1.0+protobuf", PROTOBUF),
-        (f"{PROTOBUF}, */*", PROTOBUF),
-    ],
-)
-def test_openapi_v2_comes_as_it_is_asked_for(api: Api, accept: str, expected: str) -> None:
-    document = api.request("GET", "/openapi/v2", headers={"Accept": accept})
-    assert document.code == 200 and document.headers["content-type"] == expected
-    assert api.request("GET", "/openapi/v2", headers={"Accept": "text/html"}).code == 406
-
-
-def fields(data: bytes) -> dict[int, list[Any]]:
-    """A protobuf message: field number → its values, in order."""
-    found: dict[int, list[Any]] = {}
-    place = 0
-
-    def number() -> int:
-        nonlocal place
-        value = shift = 0
-        while True:
-            byte, place = data[place], place + 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while place < len(data):
-        tag = number()
-        value: Any = number()
-        if tag & 7 == 2:
-            value, place = data[place : place + value], place + value
-        else:
-            assert tag & 7 == 0, f"wire type of field {tag >> 3}"
-        found.setdefault(tag >> 3, []).append(value)
-    assert place == len(data)
-    return found
-
-
-def test_openapi_v2_says_the_same_in_protobuf(api: Api) -> None:
-    whole = api.request("GET", "/openapi/v2").body
-    document = fields(api.request("GET", "/openapi/v2", headers={"Accept": PROTOBUF}).raw)
-    info = fields(document[2][0])
-    assert document[1] == [b"2.0"] and info[1] == [whole["info"]["title"].encode()]
-    items = {fields(named)[1][0].decode(): fields(fields(named)[2][0]) for named in fields(document[8][0])[2]}
-    assert set(items) == set(whole["paths"])
-    for path, item in items.items():
-        methods = {"get": 2, "put": 3, "post": 4, "delete": 5, "patch": 8}
-        assert {name for name, place in methods.items() if place in item} == set(whole["paths"][path]) & set(methods)
-        if 8 in item:
-            plain, patch = whole["paths"][path]["patch"], fields(item[8][0])
-            extensions = {fields(named)[1][0].decode(): fields(fields(named)[2][0])[2][0] for named in patch[13]}
-            name = "x-kubernetes-group-version-kind"
-            assert yaml.safe_load(extensions[name]) == plain[name]
-            assert [kind.decode() for kind in patch[7]] == plain["consumes"]
-            assert fields(fields(patch[9][0])[1][0])[1] == [b"200"]
-            direct = [fields(parameter)[1][0] for parameter in patch.get(8, []) if 1 in fields(parameter)]
-            query = [fields(fields(fields(one)[2][0])[3][0]) for one in direct if 2 in fields(one)]
-            shown = [(one[4][0].decode(), one[2][0].decode(), one[6][0].decode(), bool(one[20][0])) for one in query]
-            wanted = [p for p in plain.get("parameters", []) if p.get("in") == "query"]
-            assert shown == [(p["name"], p["in"], p["type"], p["uniqueItems"]) for p in wanted]
 
 
 def test_fields_that_client_side_apply_set_are_no_conflict_for_kubectl(kubectl: Kubectl, space: Space) -> None:
