@@ -41,7 +41,7 @@ help:
 	@echo "             the same API contract, and more, against a real kube-apiserver; Go builds one, once"
 	@echo "make lint    ruff, mypy, import rules"
 	@echo "make lock    what is installed, by version and digest; ARGS=--upgrade takes the newest that is allowed"
-	@echo "make bench   latencies and idle cost, as a table and as JSON in build/bench.json"
+	@echo "make bench   latencies and idle cost, as a table and as JSON in build/bench.json; then with 10, 150, 500 services"
 	@echo "make fleet   MACS=100 and SERVICES=1000 on a real kube-apiserver: requests, CPU, and times of claims"
 	@echo "make faults  the fault scenarios, and docs/faults.md with the figures they reach"
 	@echo "make memory  estimates against a real engine, and docs/memory.md with what it said"
@@ -93,6 +93,7 @@ lint: $(READY)
 
 bench: prepare
 	@$(BIN)/python -m tests.support.bench.bench
+	@$(BIN)/python -m tests.support.bench.bench_scale
 
 fleet: prepare
 	@$(BIN)/python -m tests.support.kube.kube_cluster build >/dev/null
