@@ -34,6 +34,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SHARED = ("omlx", "ollama")
 README = REPOSITORY / "README.md"
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
+BESIDE = [REPOSITORY / name for name in ("CHANGELOG.md", "SECURITY.md")]
 DOCS = [README, CONTRIBUTING, *sorted((REPOSITORY / "docs").glob("*.md"))]
 FOREIGN = {
     "--cache-ram", "--ctx-checkpoints", "--kv-unified", "--swa-full", "--ubatch-size",  # llama-server
@@ -76,7 +77,7 @@ def typed(text: str) -> list[tuple[str, set[str]]]:
     return found
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*DOCS, *BESIDE], ids=lambda path: path.stem)
 def test_every_file_that_is_named_is_there(path: Path) -> None:
     text = path.read_text()
     for link in re.findall(r"\]\(([^)#]+)\)", text):
@@ -92,6 +93,24 @@ def test_the_readme_is_short_and_the_index_has_every_page() -> None:
     assert set(re.findall(r"\]\(([\w-]+\.md)[)#]", index.read_text())) == pages
 
 
+@pytest.mark.parametrize(
+    ("question", "page", "section", "answer"),
+    [
+        ("Can my 16 GB Mac run Qwen 3?", "examples.md", "A Mac with 16 GB", "| [qwen3-8b]"),
+        ("My pod can't reach it", "troubleshooting.md", "My pod can't reach it", "--host-ip"),
+        ("How do I get rid of it?", "mac.md", "Taking it out", "metal-supervisor uninstall"),
+    ],
+)
+def test_a_newcomers_question_is_answered_one_click_from_the_index(
+    question: str, page: str, section: str, answer: str
+) -> None:
+    """The index itself is the other click."""
+    (row,) = [line for line in (REPOSITORY / "docs" / "README.md").read_text().splitlines() if question in line]
+    assert f"]({page}" in row
+    text = (REPOSITORY / "docs" / page).read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    assert answer in text
+
+
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.stem)
 def test_every_target_of_make_is_there(path: Path) -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
@@ -100,7 +119,7 @@ def test_every_target_of_make_is_there(path: Path) -> None:
     assert shown | set(re.findall(r"`make ([a-z][a-z-]*)", path.read_text())) <= targets
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*DOCS, *BESIDE], ids=lambda path: path.stem)
 def test_every_section_that_is_linked_is_there(path: Path) -> None:
     for page, section in re.findall(r"\]\(([\w./-]*)#([^)]+)\)", path.read_text()):
         text = (path.parent / page).read_text() if page else path.read_text()
