@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import multiprocessing
+import os
 import sys
 import threading
 import time
@@ -50,7 +51,7 @@ def _serve(order: Order, pipe: Connection) -> None:
         try:
             asked = pipe.recv()
         except EOFError:
-            return
+            os._exit(0)  # the parent is gone; hundreds of threads would take their time
         if asked == "start":
             for mac in macs:
                 mac.start()
