@@ -13,13 +13,11 @@ be executed.
 
 from __future__ import annotations
 
+import _socket  # `socket` itself is 5 ms of enums and selectors, which nothing here needs
 import errno
 import json
 import os
 import re
-import select
-import signal
-import socket
 import sys
 import time
 
@@ -166,19 +164,24 @@ def holder_of(port: int, host: str) -> str | None:
 
     Both are checked, because BSD allows to bind `127.0.0.1:p` beside another process's `*:p`.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return error.strerror or str(error)
+    family = _socket.AF_INET6 if ":" in host else _socket.AF_INET
+    probe = _socket.socket(family, _socket.SOCK_STREAM)
+    probe.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
+    try:
+        probe.bind((host, port))
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        probe.close()
     target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.settimeout(ANSWER_WAIT_S)
+    probe = _socket.socket(family, _socket.SOCK_STREAM)
+    probe.settimeout(ANSWER_WAIT_S)
+    try:
         answered = probe.connect_ex((target, port)) == 0
         # The system may assign an ephemeral port to the probe itself, which then connects to itself.
         return "another server answers there" if answered and probe.getsockname() != probe.getpeername() else None
+    finally:
+        probe.close()
 
 
 def last_words(log: str, program: str) -> str:
@@ -232,6 +235,8 @@ def survivor(note: dict[str, object]) -> int:
 def kill_engine(pid: int, started: str) -> None:
     """Send KILL to exactly this process, if it still exists."""
     if started and start_time(pid) == started:
+        import signal  # seldom needed, as in the functions below
+
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -305,6 +310,7 @@ def represent(pid: int, started: str) -> None:
 
     supervisord's KILL would hit the stand-in and miss the engine, so the stand-in sends its own before that.
     """
+    import signal
 
     def forward(signum: int, _frame: object) -> None:
         if start_time(pid) == started:
@@ -340,6 +346,8 @@ def confinement(policy: object, by_gate: bool = False) -> Callable[[], None]:
 
 def wait_for_exit(pid: int, started: str) -> None:
     """Block until the process is gone, without being its parent."""
+    import select
+
     try:
         if sys.platform == "darwin":
             event = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)

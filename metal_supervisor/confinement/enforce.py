@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import struct
 import sys
 
@@ -140,8 +139,8 @@ class Ruleset:
 
     def __init__(self, pulls: bool) -> None:
         self._pulls, abi = pulls, landlock_abi()
-        if platform.machine() != "x86_64" or abi < LEAST_ABI:
-            kernel = f"Landlock ABI {abi} on {platform.machine()}"
+        if os.uname().machine != "x86_64" or abi < LEAST_ABI:
+            kernel = f"Landlock ABI {abi} on {os.uname().machine}"
             raise ConfinementError(f"{kernel}: engines are confined from ABI {LEAST_ABI} (Linux 6.12) on, on x86_64")
         head = struct.pack("=QQQ", ALL_FILES, 0 if pulls else BIND_TCP | CONNECT_TCP, SCOPES)
         self._fd = _call(CREATE_RULESET, head, ctypes.c_size_t(len(head)), 0)

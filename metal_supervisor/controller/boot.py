@@ -44,6 +44,13 @@ HANDOVER_FILE, HANDOVER_S = "handover", 60.0
 LAUNCHD_LOG_BYTES = 4 << 20
 SCRIPTS = {"metal-supervisor": "metal_supervisor", "attendant": "metal_supervisor.runtimes.model_attacher",
            "ollama-gate": "metal_supervisor.runtimes.shims.ollama_engine"}  # fmt: skip
+LAUNCH = """\
+# The launcher from its bytecode: as a script it would be compiled at each start.
+import sys
+sys.path.append({package!a})
+import launch
+sys.exit(launch.main(sys.argv[1]))
+"""
 CTL = """\
 for word do
   case $word in -c* | --configuration* | -s* | --serverurl*) exec {python} -I -m supervisor.supervisorctl "$@" ;; esac
@@ -152,9 +159,10 @@ def link_current(directory: StateDir) -> None:
     current = directory.path / "current"
     # Unresolved: Homebrew's own link survives an upgrade of Python, what it points at does not.
     _replace_link(current / "python", getattr(sys, "_base_executable", "") or os.path.realpath(sys.executable))
-    for program in (launch, mlx_engine, omlx_engine):
+    for program in (mlx_engine, omlx_engine):
         path = Path(str(program.__file__)).absolute()
         _replace_link(current / path.name, str(path))
+    write_atomic(current / "launch.py", LAUNCH.format(package=str(Path(launch.__file__).absolute().parent)))
     python = shlex.quote(sys.executable)
     scripts = {name: f"exec {python} -I -m {module} \"$@\"\n" for name, module in SCRIPTS.items()}
     scripts["supervisorctl"] = CTL.format(python=python, conf=shlex.quote(f"{directory.home}/supervisord.conf"))
