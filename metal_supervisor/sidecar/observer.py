@@ -126,7 +126,8 @@ class Observer:
         now, message = time.time(), self._message(look, finding, word)
         published = self._published(record.key)
         told = message if message.startswith(sharing.UNREACHABLE) else published.problem
-        busy, drained = self._drained(look, published)
+        withdrawn = record.withdraw if published.fronted else published.withdrawn
+        busy, drained = self._drained(look, withdrawn)
         observed = Observed(
             program=record.program,
             pid=pid,
@@ -134,7 +135,7 @@ class Observer:
             since=before.since if before and before.ready == ready else now,
             state=word,
             message="" if ready else message,
-            withdrawn=published.withdrawn,
+            withdrawn=withdrawn,
             busy=busy,
             drained=drained,
             restarts=(before.restarts if before else 0) + _unplanned_starts(look.note, before, crashed, now),
@@ -189,8 +190,10 @@ class Observer:
             return exit_messages.why_down(self._state, look.record, note, self._exits.last(look.record.program))
         return finding.message
 
-    def _drained(self, look: ServiceView, published: Published) -> tuple[bool, WithdrawalToken]:
+    def _drained(self, look: ServiceView, withdrawn: WithdrawalToken) -> tuple[bool, WithdrawalToken]:
         """(True if requests are in flight, token of the withdrawal after which none were left, "" if there is none).
+
+        `withdrawn`: token of the withdrawal that the cluster shows.
 
         Only an idle engine whose endpoint is out is drained: before, new requests may come. If the withdrawal is not
         confirmed within UNCONFIRMED_S, as while the cluster is unreachable, requests in flight are waited for all the
@@ -198,7 +201,7 @@ class Observer:
         """
         record = look.record
         overdue = bool(record.withdraw) and time.time() - requested_at(record.withdraw) > UNCONFIRMED_S
-        carried_out = record.withdraw if published.withdrawn == record.withdraw or overdue else NO_WITHDRAWAL
+        carried_out = record.withdraw if withdrawn == record.withdraw or overdue else NO_WITHDRAWAL
         busy = self._prober.busy(record.program, carried_out, look.target if look.pid else None)
         return bool(busy), carried_out if busy is False or not look.pid else NO_WITHDRAWAL
 

@@ -48,6 +48,8 @@ class _Done:
     withdrawn: WithdrawalToken = NO_WITHDRAWAL
     out: bool = False
     """The cluster was last told that nothing serves here."""
+    fronted: bool = False
+    """The cluster's slice names the gateway, and not the engine."""
     problem: str = ""
     blocked_until: float = 0.0
     """Monotonic time before which a conflict is not checked again."""
@@ -62,6 +64,8 @@ class Published:
     problem: str = ""
     out: bool = False
     """The cluster has accepted that no traffic is to come here."""
+    fronted: bool = False
+    """What the cluster names is the gateway: there is nothing to withdraw before the engine ends."""
 
 
 def _slice_path(namespace: str, name: str) -> str:
@@ -84,7 +88,7 @@ class Publisher:
     def published(self, key: Key) -> Published:
         """Progress of the publication of a service."""
         done = self._done.get(key)
-        return Published(done.withdrawn, done.problem, done.out) if done else Published()
+        return Published(done.withdrawn, done.problem, done.out, done.fronted) if done else Published()
 
     def due_at(self) -> float:
         """Monotonic time of the next write that is due without any change."""
@@ -195,10 +199,11 @@ class Publisher:
         )
         if body == done.slice and done.out is not want.report.ready:
             return
-        name = body["metadata"]["name"]
-        done.out = done.out and not want.report.ready  # a failed write may have taken effect all the same
+        name, fronted = body["metadata"]["name"], want.report.port != want.record.port
+        # A failed write may have taken effect all the same.
+        done.out, done.fronted = done.out and not want.report.ready, done.fronted and fronted
         self._apply_slice(_slice_path(want.record.namespace, name), body, done)
-        done.slice, done.slice_name, done.out = body, name, not want.report.ready
+        done.slice, done.slice_name, done.out, done.fronted = body, name, not want.report.ready, fronted
         if self._beside_others and not done.legacy_gone:
             self._reap_legacy(want.record.namespace, endpoint.service, want.address)
             done.legacy_gone = True

@@ -370,3 +370,21 @@ def test_a_withdrawal_takes_from_the_decision_until_the_cluster_has_it(monkeypat
     registrar.want({}, {})
     registrar._one_pass()
     assert sum(registrar._counters.counted().withdrawals.counts) == 2, "a service that is deleted goes, too"
+
+
+def test_an_engine_that_the_cluster_does_not_name_has_nothing_to_withdraw() -> None:
+    cluster, _, registrar = setup()
+    (direct,) = wanted().values()
+    record = replace(direct.record, idle_s=60.0, front_port=18101)
+    fronted = WantedStatus(record, report(record, UP, fronts=[18101]), "192.0.2.1", "")
+    unfronted = WantedStatus(record, report(record, UP, fronts=[]), "192.0.2.1", "")
+    for want, named in ((unfronted, False), (fronted, True), (unfronted, False)):
+        registrar.want({record.key: want}, {})
+        registrar._one_pass()
+        assert registrar.published(record.key).fronted is named
+    registrar.want({record.key: fronted}, {})
+    registrar._one_pass()
+    cluster.refuses["endpointslices"] = 500
+    registrar.want({record.key: unfronted}, {})
+    registrar._one_pass()
+    assert not registrar.published(record.key).fronted, "the write that failed may have taken effect"

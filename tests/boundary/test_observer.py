@@ -8,12 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from metal_supervisor.sidecar.counters import Counters
 from metal_supervisor.sidecar.memory_sampler import SampledEngine
 from metal_supervisor.sidecar.observer import Observer, ServiceView
 from metal_supervisor.sidecar.probes import ProbeFinding, ProbeTarget
 from metal_supervisor.sidecar.publisher import Published
 from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, State
+from metal_supervisor.spec.withdrawal import withdrawal_token
 from metal_supervisor.state.directory import StateDir
 from tests.boundary.test_failure_registrar import OUTLOOK, SERVICE
 from tests.support.records import accept
@@ -44,6 +47,7 @@ class Life:
         self.state = StateDir(base / "state")
         self.state.create()
         self.quiet = Quiet()
+        self.published, self.record = Published(), RECORD
         self.began = time.time()
         self.note = RunNote(0, 0, "", RECORD.spec_file or "", (), 0.0, "", "")
         self.begin()
@@ -51,14 +55,14 @@ class Life:
     def begin(self) -> None:
         """A sidecar that has just started."""
         quiet: Any = self.quiet
-        self.observer = Observer(self.state, quiet, quiet, Counters(), lambda _: Published(), set())
+        self.observer = Observer(self.state, quiet, quiet, Counters(), lambda _: self.published, set())
 
     def look(self, state: State, row_pid: int, pid: int) -> Observed:
         row = ProgramState(NAME, state, row_pid, self.began, 0.0, time.time())
         target = ProbeTarget(pid, "127.0.0.1", 18100, RECORD.probe)
-        records: Mapping[str, Any] = {NAME: RECORD}
+        records: Mapping[str, Any] = {NAME: self.record}
         return self.observer.see(
-            ServiceView(RECORD, row, self.note, pid, SampledEngine(pid, "", 0), target, None), records, False
+            ServiceView(self.record, row, self.note, pid, SampledEngine(pid, "", 0), target, None), records, False
         ).observed
 
     def engine(self, pid: int, at: float) -> Observed:
@@ -86,6 +90,16 @@ def test_a_crash_loop_shows_its_restarts_and_not_those_of_its_launcher(tmp_path:
             seen = life.refusal(1000 + 10 * start + refusal)
     assert seen.restarts == 7, "started eight times"
     assert sum(seen.exits.values()) == 8, "and ended eight times"
+
+
+@pytest.mark.parametrize("fronted", [False, True])
+def test_where_the_cluster_names_the_gateway_a_withdrawal_waits_for_no_write(tmp_path: Path, fronted: bool) -> None:
+    life = Life(tmp_path)
+    life.published = Published(fronted=fronted)
+    life.record = replace(RECORD, withdraw=withdrawal_token(time.time()))
+    assert (life.engine(1000, 1).withdrawn == life.record.withdraw) is fronted
+    life.record = RECORD
+    assert not life.look(State.RUNNING, 1000, 1000).withdrawn
 
 
 def test_a_start_that_ended_between_two_looks_is_counted_and_no_other_sidecar_counts_it_again(tmp_path: Path) -> None:
