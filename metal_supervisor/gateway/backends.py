@@ -23,8 +23,11 @@ LLAMA = "llama-server"
 """It serves one model under any name. Other runtimes want their own name for it."""
 CONTEXT_FLAGS = ("--context", "--max-model-len")
 MOST_KNOWN = 1024
-PAUSE_PART = 4.0
-"""Pause between two readings, in times of what one takes: reading takes a fifth of a core at most."""
+PAUSE_PART, BURST_S = 4.0, 0.1
+"""Pause between two readings, in times of what one takes, and pauses that may be left out after a rest.
+
+Reading takes a fifth of a core at most, and a swap's few readings wait for nothing.
+"""
 CHECKING = "Checking"
 """Reason of a service whose prerequisites are looked at, which is over soon."""
 
@@ -55,7 +58,7 @@ class BackendReader:
         ]
         self.services = ServiceTable((*found, *kept))
         self.read_at = time.monotonic()
-        self.next_at = self.read_at + PAUSE_PART * (self.read_at - began)
+        self.next_at = max(self.next_at, began - BURST_S) + (1 + PAUSE_PART) * (self.read_at - began)
 
     def _backend(self, record: Record, observed: Observed | None) -> Backend:
         told = report(record, observed)
