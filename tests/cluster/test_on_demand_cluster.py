@@ -13,6 +13,8 @@ from tests.support.macs import Mac
 from tests.support.system import eventually, free_ports, service
 
 REQUESTS, WAKES = 200, 10
+IDLE_S, LEAVES_S = 1, 0.5
+"""The time after which it is unloaded, and that which this takes at most on an idle machine."""
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 
 
@@ -41,17 +43,21 @@ def test_it_is_reached_at_its_slice_s_address_while_it_wakes_and_rests(
     cluster: KubeCluster, namespace: str, tmp_path: Path
 ) -> None:
     with agents(tmp_path, cluster, namespace) as fleet:
-        mac = fleet.add("mac-a", *flags(1))
+        mac = fleet.add("mac-a", *flags(IDLE_S))
         mac.apply(mac.tiny_model(), on_demand())
         eventually(lambda: reason(mac) == "True/Unloaded", 60, mac.said())
         assert mac.status()["phase"] == "Ready" and mac.status()["readyReplicas"] == 1
-        woken = 0
+        woken, front, engines = 0, mac.port(), set()
         for number in range(REQUESTS):
             if number % (REQUESTS // WAKES) == 0:
                 eventually(lambda: not mac.pid(), 30, "it to be unloaded")
                 woken += 1
-            assert answered(mac)
-        assert woken == WAKES and mac.slice_ready()
+            elif number % (REQUESTS // WAKES) == REQUESTS // WAKES // 2:
+                time.sleep(IDLE_S + number / REQUESTS * LEAVES_S)  # it is about to end, ends, or has ended
+            assert answered(mac), number
+            assert mac.port() == front, "no other address is told"
+            engines.add(mac.pid())
+        assert woken == WAKES and len(engines - {0}) >= WAKES and mac.slice_ready()
         assert not [each for each in mac.kube.request("GET", EVENTS)["items"] if each["type"] == "Warning"]
 
 
