@@ -1,26 +1,21 @@
-"""Dispatch of requests: maps path and verb to an answer, and applies the fault rules."""
+"""Dispatch of requests: maps path and verb to an answer."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from . import discovery, openapi, protobuf
 from .codec import decode_body, decode_object, encode
-from .errors import Json, expired, no_such_path, unknown_format
-from .faults import Call, failure
+from .errors import Json, no_such_path, unknown_format
 from .kernel import Kernel
 from .reads import Form, form_of, selection
 from .routes import (
     Request,
-    call_of,
     field_validation,
     is_dry_run,
     is_forced,
     manager_of,
-    named_by_selector,
     resource_target,
     verb_of,
 )
@@ -34,7 +29,6 @@ _OPENAPI_V2 = b"\n\x032.0"
 
 kubectl reads one before it applies a `v1` List; finding no definitions, it leaves the check of the items to the server.
 """
-_GARBAGE = b"\x00<html>not what you expected</html>"
 _HEALTH = ("/healthz", "/livez", "/readyz")
 _REVIEWS: dict[str, Json] = {
     "SelfSubjectAccessReview": {"allowed": True},
@@ -45,10 +39,6 @@ _REVIEWS: dict[str, Json] = {
     },
 }
 """Status of these kinds. There is no authorisation here: a client that knows the prefix may do everything."""
-
-
-class Hangup(Exception):
-    """The connection is to be cut without a proper end."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +70,8 @@ class Dispatcher:
         self._kernel = kernel
 
     def answer(self, request: Request) -> Response | Stream:
-        """The answer to a request. Raises ApiError, and Hangup when a fault says so."""
+        """The answer to a request. Raises ApiError."""
         path = request.path
-        if path == "/faults" and self._kernel.options.faults:
-            return self._faults(request)
         if path in _HEALTH or path.rpartition("/")[0] in _HEALTH:
             return Response(200, b"ok", "text/plain; charset=utf-8")
         if path.startswith(("/api/", "/apis/")):
@@ -94,10 +82,7 @@ class Dispatcher:
 
     # ---- documents about the API ---------------------------------------------------------------
 
-    def _document(self, request: Request) -> Response | Stream:
-        faulty = self._fault(Call("discovery"))
-        if faulty:
-            return faulty
+    def _document(self, request: Request) -> Response:
         if request.method not in ("GET", "HEAD"):
             raise no_such_path()
         if request.path == "/openapi/v2":
@@ -133,9 +118,6 @@ class Dispatcher:
 
     def _resource(self, request: Request, target: RequestTarget) -> Response | Stream:
         verb = verb_of(request, target)
-        faulty = self._fault(call_of(request, target, verb))
-        if faulty:
-            return faulty
         if verb == "watch":
             return self._watch(request, target)
         if target.resource.kind in _REVIEWS:
@@ -159,7 +141,7 @@ class Dispatcher:
     def _watch(self, request: Request, target: RequestTarget) -> Stream:
         form = form_of(request.headers.get("accept", ""), request.query)
         check_query(target, request.query)
-        subscription = Subscription(target, named_by_selector(request.query))
+        subscription = Subscription(target)
         self._kernel.subscribe(subscription)
 
         def run(send: Callable[[bytes], None]) -> None:
@@ -213,59 +195,6 @@ class Dispatcher:
             metadata = {"resourceVersion": str(self._kernel.store.version)}
         return Response(200, encode(Form().many(target.resource, chosen, metadata)))
 
-    # ---- faults --------------------------------------------------------------------------------
-
-    def _faults(self, request: Request) -> Response:
-        faults = self._kernel.faults
-        if request.method == "POST":
-            for rule in faults.add(decode_body(request.body)):
-                if rule.get("close_watches"):
-                    self._kernel.close_watches(rule)
-        elif request.method == "DELETE":
-            faults.clear()
-        return Response(200, encode(faults.rules()))
-
-    def _fault(self, call: Call) -> Response | Stream | None:
-        """The answer by the first fault rule that fits a request; None if it is answered as usual. Raises ApiError."""
-        action = self._kernel.faults.action_for(call) if self._kernel.options.faults else None
-        if not action:
-            return None
-        watching = call.verb == "watch"
-        time.sleep(float(action.get("latency_s", 0)))
-        if action.get("reset_rv"):
-            self._kernel.store.restart_versions()
-            self._kernel.close_watches({})
-        if "status" in action:
-            raise failure(int(action["status"]), action, call)
-        if action.get("expire"):
-            self._kernel.store.forget_history()
-            problem = expired("The resourceVersion for the provided request is too old.")
-            if not watching:
-                raise problem
-            return _lines(encode({"type": "ERROR", "object": problem.status()}) + b"\n")
-        if "hang_s" in action:
-            return _silence(float(action["hang_s"]), watching=watching)
-        if action.get("drop"):
-            if not watching:
-                raise Hangup
-            return _lines(b'{"type":"MODIFIED","object":{"kin', cut=True)
-        if action.get("garbage"):
-            return _lines(_GARBAGE + b"\n") if watching else Response(200, _GARBAGE)
-        return None
-
-
-def _silence(seconds: float, *, watching: bool) -> Stream:
-    """No answer and then the end: for a watch after the headers, for everything else before them."""
-    gone = threading.Event()
-
-    def run(_send: Callable[[bytes], None]) -> None:
-        gone.wait(seconds)
-        raise Hangup
-
-    if not watching:
-        run(lambda _: None)
-    return Stream(run, gone.set)
-
 
 def _object(request: Request) -> Json:
     if request.content_type == protobuf.MEDIA_TYPE:
@@ -273,15 +202,6 @@ def _object(request: Request) -> Json:
     if request.content_type not in ("", _JSON, "application/yaml", "*/*"):
         raise unknown_format([_JSON, "application/yaml", protobuf.MEDIA_TYPE])
     return decode_object(request.body)
-
-
-def _lines(data: bytes, *, cut: bool = False) -> Stream:
-    def run(send: Callable[[bytes], None]) -> None:
-        send(data)
-        if cut:
-            raise Hangup
-
-    return Stream(run, lambda: None)
 
 
 def _deleted(target: RequestTarget, last: Json) -> Json:

@@ -9,7 +9,6 @@ from . import crds
 from .codec import load_yaml_file, section
 from .deletes import Collector
 from .errors import Json
-from .faults import Faults
 from .options import Options
 from .patch import APPLY
 from .reads import ObjectReader
@@ -30,7 +29,6 @@ class Kernel:
         self.options = options
         self.store = ObjectStore(options.data_file)
         self.registry = Registry()
-        self.faults = Faults()
         self.reader = ObjectReader(self.store, self.registry)
         self.watcher = Watcher(self.store, self.registry, self.reader, options.bookmark_s)
         self.collector = Collector(self.store, self.registry)
@@ -59,7 +57,7 @@ class Kernel:
 
     def stop(self) -> None:
         """Ends all watches and the collector, and closes the store."""
-        self.close_watches({})
+        self.close_watches()
         self.collector.stop()
         self.store.close()
 
@@ -96,11 +94,8 @@ class Kernel:
         with self._subscriptions_lock:
             return list(self._subscriptions)
 
-    def close_watches(self, rule: Json) -> None:
-        """Ends the open watches that a fault rule is about; all of them for an empty rule."""
-        with self._subscriptions_lock:
-            for subscription in self._subscriptions:
-                plural = subscription.target.resource.plural
-                if rule.get("resource") in (None, plural) and rule.get("name") in (None, subscription.name):
-                    subscription.closed = True
+    def close_watches(self) -> None:
+        """Ends all open watches."""
+        for subscription in self.subscriptions():
+            subscription.closed = True
         self.store.wake_all()

@@ -26,8 +26,6 @@ class Options:
     """YAML files with CRDs, applied at every start."""
     allow_loopback_endpoints: bool = False
     """Accept loopback addresses in EndpointSlices, which a real server refuses."""
-    faults: bool = False
-    """Accept rules at `<prefix>/faults` that make requests fail."""
     bookmark_s: float = 60.0
     """Pause between bookmarks on a quiet watch."""
 

@@ -17,7 +17,6 @@ from .errors import (
     too_long,
     unsupported_value,
 )
-from .faults import Call
 from .patch import APPLY
 from .reads import flag
 from .resources import Registry
@@ -96,22 +95,6 @@ def verb_of(request: Request, target: RequestTarget) -> str:
     if misplaced or nowhere or (verb not in target.resource.verbs) or (target.subresource and verb == "delete"):
         raise method_not_allowed()
     return verb
-
-
-def call_of(request: Request, target: RequestTarget, verb: str) -> Call:
-    """The request as fault rules see it."""
-    name = target.name or named_by_selector(request.query)
-    shown = "apply" if verb == "patch" and request.content_type == APPLY else verb
-    return Call(shown, target.resource.plural, name, target.subresource, target.namespace)
-
-
-def named_by_selector(query: Mapping[str, str]) -> str:
-    """The one name that a fieldSelector asks for, empty if it asks for none."""
-    for term in query.get("fieldSelector", "").split(","):
-        field, _, name = term.partition("=")
-        if field.strip() == "metadata.name":
-            return name.lstrip("=").strip()
-    return ""
 
 
 def manager_of(request: Request) -> str:

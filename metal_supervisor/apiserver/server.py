@@ -20,7 +20,7 @@ from typing import Any
 
 from .codec import MAX_BODY_BYTES, encode
 from .connections import Connections
-from .dispatch import Dispatcher, Hangup, Response, Stream
+from .dispatch import Dispatcher, Response, Stream
 from .errors import ApiError, no_such_path
 from .kernel import Kernel
 from .options import Options
@@ -57,7 +57,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer = self._answer()
         except ApiError as problem:
             answer = Response(problem.code, encode(problem.status()), headers=problem.headers)
-        except (Hangup, OSError):
+        except OSError:
             self.close_connection = True
             return
         except Exception:
@@ -71,8 +71,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._stream(answer)
             else:
                 self._reply(answer)
-        except (Hangup, OSError):
-            # The client is gone, or is to believe that we are.
+        except OSError:
+            # The client is gone.
             self.close_connection = True
         self.server.connections.resting(self.connection)
 
@@ -226,11 +226,12 @@ class _HttpServer(socketserver.ThreadingTCPServer):
 class ApiServer:
     """A running API, for the program and for tests."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, dispatcher: type[Dispatcher] = Dispatcher) -> None:
+        """`dispatcher`: what answers requests."""
         self.options = options
         self.kernel = Kernel(options)
         try:
-            self._http = _HttpServer((options.host, options.port), options.prefix, Dispatcher(self.kernel))
+            self._http = _HttpServer((options.host, options.port), options.prefix, dispatcher(self.kernel))
         except OSError:
             self.kernel.store.close()
             raise
@@ -255,7 +256,7 @@ class ApiServer:
 
     def stop(self) -> None:
         """Ends all watches and connections and closes the data file. Takes well under a second."""
-        self.kernel.close_watches({})
+        self.kernel.close_watches()
         self._http.finish()
         while self._thread.is_alive():  # without descriptors, a first attempt to wake it fails
             self._http.wake()
@@ -265,7 +266,7 @@ class ApiServer:
 
     def stop_watches(self) -> None:
         """Ends all open watches properly, as a server does at their timeout."""
-        self.kernel.close_watches({})
+        self.kernel.close_watches()
 
     def __enter__(self) -> ApiServer:
         return self.start()
@@ -274,9 +275,9 @@ class ApiServer:
         self.stop()
 
 
-def serve(options: Options) -> None:
+def serve(options: Options, dispatcher: type[Dispatcher] = Dispatcher) -> None:
     """Runs an API server in the foreground until SIGTERM or SIGINT. Call it from the main thread."""
-    server = ApiServer(options)
+    server = ApiServer(options, dispatcher)
     ends = {signal.SIGTERM, signal.SIGINT}
     # Blocked in every thread: the system may deliver a signal to any, and Python handles it only once this one wakes.
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)

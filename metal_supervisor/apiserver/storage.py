@@ -192,23 +192,6 @@ class ObjectStore:
             recent.append(change)
         return recent[::-1]
 
-    # ---- for fault injection -------------------------------------------------------------------
-
-    def forget_history(self) -> None:
-        """Makes every resourceVersion before the present one too old."""
-        with self.lock:
-            self._history.clear()
-            self._floors.clear()
-            self._floor = self.version
-
-    def restart_versions(self) -> None:
-        """Renumber everything from 1, as a cluster restored from elsewhere would."""
-        with self.lock:
-            self.version = 1
-            for kind, name, obj in self.everything():
-                self._save(kind, name, obj, self.version + 1, self.written_s(kind, name))
-            self.forget_history()
-
 
 def _open(data_file: Path) -> sqlite3.Connection:
     data_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

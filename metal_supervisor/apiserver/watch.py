@@ -28,8 +28,6 @@ class Subscription:
     """One open watch."""
 
     target: RequestTarget
-    name: str = ""
-    """Name of the one object watched, if a fieldSelector names it."""
     closed: bool = field(default=False)
     """Set it to end the watch, then wake the condition of its kind."""
 

@@ -27,8 +27,6 @@ from metal_supervisor.state import gateway_note, own_processes
 
 BAD_CONFIG = 78
 PARENT_EVERY_S = 2.0
-# While this file is in the state directory, the embedded API can be told to fail; only tests put it there.
-FAULTS_FILE = "apiserver.faults"
 
 
 def _end(command: str, text: str) -> None:
@@ -190,7 +188,6 @@ def _apiserver(arguments: argparse.Namespace) -> int:
             prefix=prefix,
             crd_paths=tuple(sorted((loader.conf_dir() / "crds").glob("*.yaml"))),
             allow_loopback_endpoints=True,
-            faults=(settings.state_path / FAULTS_FILE).exists(),
         )
     )
     return 0

@@ -135,8 +135,8 @@ class Client:
 
 
 def options(directory: Path, **more: Any) -> Options:
-    """Settings of a server in a directory, with our CRDs and fault injection."""
-    settings: dict[str, Any] = {"prefix": PREFIX, "crd_paths": CRDS, "faults": True, **more}
+    """Settings of a server in a directory, with our CRDs."""
+    settings: dict[str, Any] = {"prefix": PREFIX, "crd_paths": CRDS, **more}
     return Options(data_file=directory / "api.db", **settings)
 
 

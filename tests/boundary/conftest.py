@@ -10,12 +10,13 @@ import pytest
 from apiserver_support import CRD_PATH, WIDGET_CRD, Client, Kubectl, kubectl_for, options
 
 from metal_supervisor.apiserver import ApiServer
+from tests.support.faulty_api import FaultyApi
 
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[ApiServer]:
-    """An embedded API of one's own, with our CRDs and fault injection."""
-    with ApiServer(options(tmp_path)) as server:
+    """An embedded API of one's own, with our CRDs, which takes orders to misbehave."""
+    with FaultyApi(options(tmp_path)) as server:
         yield server
 
 

@@ -275,8 +275,8 @@ def test_a_rebuilt_cluster_counts_from_the_beginning(client: Client) -> None:
     assert client.get(ISVCS, resourceVersion=str(before)).code == 504
 
 
-def test_without_the_switch_there_are_no_faults(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with ApiServer(options(tmp_path_factory.mktemp("api"), faults=False, crd_paths=())) as server:
+def test_the_product_takes_no_orders_to_misbehave(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with ApiServer(options(tmp_path_factory.mktemp("api"), crd_paths=())) as server:
         client = Client(server.port)
         assert client.post("/faults", [{"action": {"status": 500}}]).code == 404
         client.close()

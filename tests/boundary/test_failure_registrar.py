@@ -182,7 +182,7 @@ def test_endpoints_are_not_out_as_long_as_the_cluster_refuses_it(code: int) -> N
     {"resource": "events"},
 ], ids=["status", "slice", "service", "event"])  # fmt: skip
 def test_one_object_whose_write_fails_silences_nothing_else(tmp_path: Path, rule: dict[str, Any]) -> None:
-    with embedded_cluster(tmp_path, faults=True) as kubeconfig:
+    with embedded_cluster(tmp_path) as kubeconfig:
         kube = Kube(kubeconfig)
         want = {}
         for name in ("bad", "good"):

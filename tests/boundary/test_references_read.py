@@ -23,7 +23,7 @@ WORDS: Source = ("default", "configmaps", "words")
 
 @pytest.fixture(scope="module")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with embedded_cluster(tmp_path_factory.mktemp("references"), faults=True) as path:
+    with embedded_cluster(tmp_path_factory.mktemp("references")) as path:
         yield path
 
 

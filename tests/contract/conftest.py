@@ -21,6 +21,7 @@ from tests.cluster import server as cluster_server
 from tests.cluster.server import KubeCluster, crd_directory
 from tests.contract.api import Api, Space
 from tests.contract.things import CRD_PATH, WIDGET_CRD
+from tests.support.faulty_api import forget_history
 
 SERVERS = ("embedded", "real") if os.environ.get("METAL_CLUSTER") else ("embedded",)
 
@@ -33,7 +34,7 @@ def embedded() -> Iterator[Api]:
     with tempfile.TemporaryDirectory(prefix="contract-") as directory:
         options = Options(Path(directory) / "api.db", prefix, crd_paths=crds)
         with ApiServer(options) as server:
-            client = Api("embedded", server.port, prefix=prefix, expire=server.kernel.store.forget_history)
+            client = Api("embedded", server.port, prefix=prefix, expire=partial(forget_history, server.kernel.store))
             client.request("POST", CRD_PATH, WIDGET_CRD)
             yield client
             client.close()

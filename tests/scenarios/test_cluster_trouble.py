@@ -15,6 +15,7 @@ from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.controller import boot
 from metal_supervisor.settings.loader import conf_dir
 from metal_supervisor.state import own_processes
+from tests.support.faulty_api import FaultyApi
 from tests.support.system import ISVC, System, api_faults, eventually, free_ports, running, service
 
 DOWN_S = 30.0
@@ -80,9 +81,8 @@ def outside(tmp_path: Path) -> Iterator[Outside]:
     """Everything through a kubeconfig; the advertised address is one of the documentation range."""
     options = Options(
         data_file=tmp_path / "api.db", prefix="/k-test", crd_paths=tuple((conf_dir() / "crds").glob("*.yaml")),
-        faults=True,
     )
-    with ApiServer(options) as api:
+    with FaultyApi(options) as api:
         ClusterSystem.outside = tmp_path / "cluster-kubeconfig"
         ClusterSystem.outside.write_text(boot.kubeconfig(api.url))
         flags = ("--kubeconfig", str(ClusterSystem.outside), "--host-ip", "192.0.2.10", "--bind", "127.0.0.1")
@@ -133,8 +133,8 @@ def test_loopback_is_refused_as_an_address_outside_the_embedded_api(tmp_path: Pa
 
 
 def test_a_missing_crd_and_a_forbidden_verb_are_named_and_heal(tmp_path: Path) -> None:
-    options = Options(data_file=tmp_path / "api.db", prefix="/k", faults=True)
-    with ApiServer(options) as api:
+    options = Options(data_file=tmp_path / "api.db", prefix="/k")
+    with FaultyApi(options) as api:
         ClusterSystem.outside = tmp_path / "cluster-kubeconfig"
         ClusterSystem.outside.write_text(boot.kubeconfig(api.url))
         flags = ("--kubeconfig", str(ClusterSystem.outside), "--host-ip", "192.0.2.10", "--bind", "127.0.0.1")

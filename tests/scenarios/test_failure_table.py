@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.apiserver import ApiServer, Options, codec, server
+from metal_supervisor.apiserver import Options, codec, server
 from metal_supervisor.cluster.kube import MERGE
 from metal_supervisor.controller import boot
 from metal_supervisor.settings.loader import conf_dir
 from metal_supervisor.sidecar.publisher import HEARTBEAT_S
+from tests.support.faulty_api import FaultyApi
 from tests.support.macs import LEASES, Mac, fleet
 from tests.support.system import ISVC, MODELS, SLICES, System, api_faults, eventually, free_ports, kill, service
 
@@ -31,7 +32,7 @@ HEARTBEAT = "llmkube.ai/agent-heartbeat"
 
 def options(base: Path, port: int = 0, name: str = "api.db") -> Options:
     crds = tuple((conf_dir() / "crds").glob("*.yaml"))
-    return Options(data_file=base / name, prefix="/k-test", crd_paths=crds, faults=True, port=port)
+    return Options(data_file=base / name, prefix="/k-test", crd_paths=crds, port=port)
 
 
 def kubeconfig(base: Path, url: str) -> Path:
@@ -57,7 +58,7 @@ class Disturbed:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disturbed]:
     base = tmp_path_factory.mktemp("worst")
-    with ApiServer(options(base)) as api, fleet(base, kubeconfig(base, api.url), *FLAGS) as macs:
+    with FaultyApi(options(base)) as api, fleet(base, kubeconfig(base, api.url), *FLAGS) as macs:
         mac = macs.add("mac-a")
         mac.apply(mac.tiny_model(), service("tiny"), service("other"))
         mac.ready("tiny")
@@ -222,7 +223,7 @@ def test_20_clocks_that_differ_by_ten_minutes_make_no_difference(
 
     monkeypatch.setattr(server._Handler, "date_time_string", date)
     monkeypatch.setattr(codec, "now", there)
-    with ApiServer(options(tmp_path)) as api, fleet(tmp_path, kubeconfig(tmp_path, api.url)) as macs:
+    with FaultyApi(options(tmp_path)) as api, fleet(tmp_path, kubeconfig(tmp_path, api.url)) as macs:
         mac = macs.add("mac-a")
         mac.apply(mac.tiny_model(), service("tiny"))
         pid = mac.ready(within_s=60)
@@ -255,7 +256,7 @@ def test_1_a_cluster_that_is_not_there_at_the_start_is_named_and_used_once_it_is
         eventually(lambda: mac.health()[0] == 200, WITHIN_S, "the sidecar to answer")
         says(mac, f"http://127.0.0.1:{port}", "refused")
         assert "k-test" not in mac.fetch("/status")[1]
-        with ApiServer(options(tmp_path, port)):
+        with FaultyApi(options(tmp_path, port)):
             mac.apply(mac.tiny_model(), service("tiny"))
             mac.ready(within_s=60)
             healthy(mac)
@@ -268,12 +269,12 @@ def test_a_cluster_that_comes_back_empty_stops_nothing_until_it_is_restored(tmp_
     port = free_ports(1)[0]
     config = kubeconfig(tmp_path, f"http://127.0.0.1:{port}/k-test")
     with fleet(tmp_path, config, *FLAGS) as macs:
-        with ApiServer(options(tmp_path, port)):
+        with FaultyApi(options(tmp_path, port)):
             mac = macs.add("mac-a")
             mac.apply(mac.tiny_model(), service("tiny"))
             pid = mac.ready()
         says(mac, "refused")
-        with ApiServer(options(tmp_path, port, "rebuilt.db")):
+        with FaultyApi(options(tmp_path, port, "rebuilt.db")):
             mac.supervisorctl("restart", "controller")  # rather than wait ten minutes for the next list
             eventually(lambda: json.loads((mac.state / "controller.json").read_text())["cluster"]["doubtful"],
                        WITHIN_S, "the Mac to doubt that all is gone")
@@ -284,7 +285,7 @@ def test_a_cluster_that_comes_back_empty_stops_nothing_until_it_is_restored(tmp_
             eventually(lambda: mac.get(LEASES)["items"], WITHIN_S, "the Mac to show that it lives")
             assert mac.pid() == pid and answers(mac)
         says(mac, "refused")
-        with ApiServer(options(tmp_path, port)):
+        with FaultyApi(options(tmp_path, port)):
             mac.supervisorctl("restart", "controller")
             observed(mac)
             assert mac.pid() == pid
@@ -296,7 +297,7 @@ def test_a_cluster_that_comes_back_empty_stops_nothing_until_it_is_restored(tmp_
 
 
 def test_two_macs_of_one_identity_are_noticed_and_the_later_one_gives_way(tmp_path: Path) -> None:
-    with ApiServer(options(tmp_path)) as api, fleet(tmp_path, kubeconfig(tmp_path, api.url),
+    with FaultyApi(options(tmp_path)) as api, fleet(tmp_path, kubeconfig(tmp_path, api.url),
                                                     "--lease-duration", "4") as macs:
         first = macs.add("mac-a")
         first.apply(first.tiny_model(), service("tiny"))
@@ -343,7 +344,7 @@ def test_a_plugin_that_fails_at_the_start_is_named_with_its_last_words(tmp_path:
 
 def test_an_object_deleted_while_the_mac_was_off_is_stopped_when_it_is_back(tmp_path: Path) -> None:
     """Not only the controller: nothing of this Mac ran, and the engine outlived it."""
-    with ApiServer(options(tmp_path)) as api, fleet(tmp_path, kubeconfig(tmp_path, api.url), *FLAGS) as macs:
+    with FaultyApi(options(tmp_path)) as api, fleet(tmp_path, kubeconfig(tmp_path, api.url), *FLAGS) as macs:
         mac = macs.add("mac-a")
         mac.apply(mac.tiny_model(), service("gone"), service("stays"))
         mac.ready("gone")

@@ -21,9 +21,8 @@ LONG = 2500
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     base = tmp_path_factory.mktemp("drain")
-    (base / "run").mkdir()
-    (base / "run" / "apiserver.faults").touch()  # lets the embedded API take orders to misbehave
     with running(base, "--drain-timeout", "120") as up:
+        up.take_orders()
         up.apply(up.tiny_model())
         yield up
 

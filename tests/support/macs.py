@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 
 import psutil
 
-from metal_supervisor.apiserver import ApiServer, Options
+from metal_supervisor.apiserver import Options
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.controller import boot
 from metal_supervisor.settings.loader import conf_dir
+from tests.support.faulty_api import FaultyApi
 from tests.support.system import ISVC, SLICES, System
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
@@ -127,13 +128,10 @@ def lose(mac: Mac) -> float:
 
 
 @contextlib.contextmanager
-def embedded_cluster(base: Path, faults: bool = False) -> Iterator[Path]:
-    """A cluster of ours for Macs that see it as somebody else's; gives its kubeconfig."""
-    options = Options(
-        data_file=base / "api.db", prefix="/k-test", crd_paths=tuple((conf_dir() / "crds").glob("*.yaml")),
-        faults=faults,
-    )
-    with ApiServer(options) as api:
+def embedded_cluster(base: Path) -> Iterator[Path]:
+    """A cluster of ours for Macs that see it as somebody else's; gives its kubeconfig. It takes orders to misbehave."""
+    crds = tuple((conf_dir() / "crds").glob("*.yaml"))
+    with FaultyApi(Options(data_file=base / "api.db", prefix="/k-test", crd_paths=crds)) as api:
         kubeconfig = base / "cluster-kubeconfig"
         kubeconfig.write_text(boot.kubeconfig(api.url))
         yield kubeconfig

@@ -29,7 +29,7 @@ import tiny_gguf
 from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.supervisord.client import Supervisord, Unavailable
-from tests.support import fake_runtime, ports
+from tests.support import fake_runtime, faulty_api, ports
 from tests.support.pace import patience
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -377,6 +377,14 @@ class System:
     def own_pid(self, program: str) -> int:
         row = self.rpc.table().get(program)
         return row.pid if row else 0
+
+    def take_orders(self) -> None:
+        """Makes its embedded API one that `api_faults` can tell to misbehave, until the next boot."""
+        before = self.own_pid("apiserver")
+        faulty_api.take_over(self.state / "current" / "metal-supervisor")
+        kill(before)
+        eventually(lambda: self.own_pid("apiserver") not in (0, before), what="the API to be started again")
+        eventually(lambda: api_faults(self.kube.server) is None, what="an API that takes orders")
 
     def supervisord_pid(self) -> int:
         return int((self.state / "supervisord.pid").read_text() or "0")

@@ -152,9 +152,8 @@ def tight(base: Path, **usual: Any) -> Iterator[Tight]:
     assert usual.keys() <= FIELDS.keys()
     conf = base / "settings.toml"
     write(conf, usual)
-    (base / "run").mkdir()
-    (base / "run" / "apiserver.faults").touch()
     opened = f"--allow-extra-args={','.join((*FAKE_FLAGS, '--mmproj-url'))}"
     with running(base, "--config", str(conf), opened, engine=either(base)) as up:
+        up.take_orders()
         up.apply(up.tiny_model())
         yield Tight(up, conf, **usual)

@@ -89,7 +89,6 @@ class Soak:
         self.system.tiny = self.models / "tiny.gguf"
         self.store = digests(self.models)
         self.system.state.mkdir(parents=True)
-        (self.system.state / "apiserver.faults").touch()
         self.excuses = Excuses()
         self.checker = Checker(given.grace, self.excuses, self.budget_bytes)
         self.queue = soak_memory.Queue()
@@ -120,6 +119,7 @@ class Soak:
         """The whole of it. Raises Stop."""
         rounds = soak_plan.sequence(self.given.seed, self.given.seconds, self.given.every)
         self.system.start()
+        self.system.take_orders()
         soak_faults.start(self.hand)
         self.watcher.start()
         self.checkpoint([])
