@@ -30,8 +30,8 @@ from metal_supervisor.state.directory import SESSION_FILE, StateDir
 CLONED = "another Mac uses this one's identity (a copied state directory?); set --node-name on one of them"
 UNWATCHED = "if this Mac dies its traffic goes on: there is no other Mac and no reaper; apply conf/reaper/reaper.yaml"
 REAPER_STALE_S = 60.0
-TURN_S = 1.0
-"""Seconds between the turns of two Macs to withdraw a silent peer's endpoints."""
+TURN_S, LAST_TURN_S = 0.25, 2.0
+"""Seconds between the turns of two Macs to withdraw a silent peer's endpoints, and until all have had theirs."""
 CLONE_GONE_S = 90.0
 """Seconds without a renewal after which a clone counts as gone. Longer than it takes to notice a broken watch."""
 log = logging.getLogger("controller")
@@ -187,7 +187,8 @@ class Placement:
         """
         self._silent = {peer: self._silent.get(peer, now) for peer in peers.silent(lives, self._node)}
         left_s = {
-            peer: since + TURN_S * peers.turn(lives, self._node, peer) - now for peer, since in self._silent.items()
+            peer: since + min(LAST_TURN_S, TURN_S * peers.turn(lives, self._node, peer)) - now
+            for peer, since in self._silent.items()
         }
         return [peer for peer, left in left_s.items() if left <= 0], min(
             (left for left in left_s.values() if left > 0), default=None
