@@ -47,7 +47,7 @@ SCRIPTS = {"metal-supervisor": "metal_supervisor", "attendant": "metal_superviso
 LAUNCH = """\
 # The launcher from its bytecode: as a script it would be compiled at each start.
 import sys
-sys.path.append({package!a})
+sys.path.insert(0, {package!a})
 import launch
 sys.exit(launch.main(sys.argv[1]))
 """
