@@ -32,6 +32,7 @@ def add(commands: Any) -> None:
     ls.add_argument("--json", action="store_true", help="print JSON, with paths and digests")
     verify = command("verify", _verify, "hash files again and compare them with what they were; 1 if one is damaged")
     verify.add_argument("slots", nargs="*", metavar="SLOT", help="slot, the beginning of one, or a source [all]")
+    verify.add_argument("--json", action="store_true", help="print JSON: a list of slot, file, verdict, why")
     rm = command("rm", _rm, "remove models that no service uses; partial ones too")
     rm.add_argument("slots", nargs="+", metavar="SLOT|SOURCE", help="slot, the beginning of one, or a source")
     rm.add_argument("--force", action="store_true", help="even if a service uses it")
@@ -72,7 +73,8 @@ def _ls(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     from metal_supervisor.cli import models
 
-    return models.carried_out(loader.settings_of(arguments), lambda command: command.verify(arguments.slots), say)
+    slots, as_json = arguments.slots, arguments.json
+    return models.carried_out(loader.settings_of(arguments), lambda command: command.verify(slots, as_json), say)
 
 
 def _rm(arguments: argparse.Namespace) -> int:

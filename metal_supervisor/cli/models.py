@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from metal_supervisor.cli.terminal import Live
 from metal_supervisor.models import fetch, inventory
@@ -92,21 +92,30 @@ class ModelsCommand:
 
     # ── verify ───────────────────────────────────────────────────────────────────────────────────
 
-    def verify(self, words: Sequence[str]) -> int:
+    def verify(self, words: Sequence[str], as_json: bool = False) -> int:
         """Hash the files of the named models, or of all, again. Raises NotDone."""
         found = self._look()
         chosen = [_named(found, word) for word in words] if words else found.slots
-        verdicts = []
+        verdicts, rows = [], list[Json]()
+
+        def tell(line: str, **row: Any) -> None:
+            rows.append(row)
+            if not as_json:
+                self._print(line)
+
         for entry in chosen:
             if entry.contents is None or not entry.contents.files:
                 text = "nothing of it is whole yet" if entry.kind is Kind.PARTIAL else "there is no note of what it is"
-                self._print(f"unknown  {entry.name}  {text}")
+                tell(f"unknown  {entry.name}  {text}", slot=entry.name, file="", verdict="unknown", why=text)
                 continue
             for name, kept in entry.contents.files.items():
                 verdict, why = self._verified(entry, name, kept)
                 verdicts.append(verdict)
-                self._print(f"{verdict:<7}  {entry.name}/{name}  {amount(kept.size_bytes)}{f'; {why}' if why else ''}")
-        if not chosen:
+                line = f"{verdict:<7}  {entry.name}/{name}  {amount(kept.size_bytes)}{f'; {why}' if why else ''}"
+                tell(line, slot=entry.name, file=name, verdict=verdict, why=why)
+        if as_json:
+            self._out.write(json.dumps(rows, indent=2) + "\n")
+        elif not chosen:
             self._print(f"there are no models in {found.path}")
         damaged = verdicts.count("damaged")
         if damaged:

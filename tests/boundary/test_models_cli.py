@@ -216,6 +216,8 @@ def test_damage_is_told_and_is_an_exit_code(mac: Mac, tmp_path: Path, harm: str)
     assert f"damaged  {slot.name}/m.gguf" in said and why[harm] in said and "1 of 2 files are damaged" in said
     assert mac.models("verify", other.name).startswith("ok")
     assert mac.models("verify", "hf://o/r@main/m.gguf", code=1).startswith("damaged")
+    rows, _ = json.JSONDecoder().raw_decode(mac.models("verify", "--json", code=1))  # and a line on stderr
+    assert {row["slot"]: row["verdict"] for row in rows} == {slot.name: "damaged", other.name: "ok"}
 
 
 def test_a_name_that_leads_out_of_the_store_is_not_read(mac: Mac, tmp_path: Path) -> None:
