@@ -56,6 +56,8 @@ RETRY_S = 1.0
 ANEW_S = 60.0
 """Seconds after which every row is made anew, whatever was looked at."""
 WITHDRAW_ALL_S = 2.0
+BURST_S = 0.1
+"""Pauses that may be left out after a rest: a swap, or an edit, takes a few passes."""
 MOST_HAPPENINGS = 20
 log = logging.getLogger("sidecar")
 
@@ -150,7 +152,7 @@ class Sidecar:
         self._power.start()
         if not self.settings.embedded:
             threading.Thread(target=self._renew_token, name="token", daemon=True).start()
-        pause_s = 0.0
+        pause_s = rested_at = 0.0
         while not stopped():
             self.bell.wait(pause_s)
             began = time.monotonic()
@@ -158,7 +160,9 @@ class Sidecar:
                 self.one_pass()
                 took_s = time.monotonic() - began
                 self._counters.passed(took_s)
-                self._news.wait(took_s)  # many changes in a row take half of its time, and an exit none of it
+                # Many changes in a row take half of its time; the first ones after a rest, and an exit, do not wait.
+                rested_at = max(rested_at, began - BURST_S) + 2 * took_s
+                self._news.wait(max(0.0, rested_at - time.monotonic()))
                 # supervisord sends no event when it gives up on a program; poll it while it may.
                 held = any(row.state in (State.BACKOFF, State.STOPPING) for row in self._table.values())
                 held = held or bool(self._supervisord_since)
