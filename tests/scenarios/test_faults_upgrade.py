@@ -39,7 +39,7 @@ CHANGES = {
         ("FORMAT = 1", "FORMAT = 2"),
         ('{"format": FORMAT, "spec": ', '{"news": [], "format": FORMAT, "spec": '),
     ],
-    "runtimes/llama_server.py": [('argv.append("--jinja"', 'argv.append("--no-perf")\n    argv.append("--jinja"')],
+    "runtimes/llama_server.py": [('argv.append("--jinja"', 'argv.append("--check-tensors")\n    argv.append("--jinja"')],
 }
 """What the next release does differently: formats, a record's fields, section, launcher, an engine's arguments."""
 
@@ -106,7 +106,7 @@ def test_an_upgrade_and_the_downgrade_after_it_restart_no_engine(
     assert system.pid() == engine
     system.apply(service("born-next"))
     younger = system.ready("born-next")
-    assert "--no-perf" in command_of(younger) and "--no-perf" not in command_of(engine)
+    assert "--check-tensors" in command_of(younger) and "--check-tensors" not in command_of(engine)
     assert "startretries=4" in system.files.section_text("default.born-next")
 
     started_here = figure.timed("downgraded")
