@@ -179,11 +179,21 @@ class Applier:
         write_atomic(self.state.section_path(name), text)
         return False
 
-    def collect(self, records: Iterable[Record], notes: Iterable[RunNote]) -> None:
+    def collect(
+        self, records: Iterable[Record], table: Mapping[str, ProgramState], notes: Mapping[str, RunNote]
+    ) -> None:
         """Remove specs that are no longer referenced: they hold environments, and so perhaps secrets."""
         used: set[str | None] = {name for each in records for name in (each.spec_file, each.next_spec)}
-        used |= {note.spec_file for note in notes}
-        unused = [path for path in (self.state.path / "specs").glob("*.json") if path.name not in used]
+        used |= {note.spec_file for note in notes.values()}
+        # A launcher that has not said yet what it runs may be about to read a spec that an edit has replaced meanwhile.
+        starting = {
+            name for name, state in table.items()
+            if state.state in LIVE and plan.live_note(notes.get(name), state) is None
+        }  # fmt: skip
+        unused = [
+            path for path in (self.state.path / "specs").glob("*.json")
+            if path.name not in used and path.name.rsplit(".", 2)[0] not in starting
+        ]  # fmt: skip
         if unused:
             sections = (self.state.path / "models.d").glob("*.conf")
             used |= {self.state.section_spec(path.name.removesuffix(".conf")) for path in sections}

@@ -187,7 +187,7 @@ class Controller:
         """Seconds after which another pass is worthwhile without a wake."""
         if self.applier.lacks or any(step.do is not Action.WITHDRAW for step in done):
             return SOONEST_S
-        self.applier.collect(self.records.values(), snapshot.notes.values())
+        self.applier.collect(self.records.values(), snapshot.table, snapshot.notes)
         later = [step.again_in_s for step in steps if step.do is Action.WAIT]
         later += [ACKNOWLEDGED_S for _ in done]  # withdrawals, whose acknowledgement rings
         if any(self._stopped_just_now(record, snapshot.table.get(record.program)) for record in self.records.values()):

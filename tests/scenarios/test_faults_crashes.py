@@ -245,6 +245,7 @@ def test_an_engine_that_exits_at_once_is_held_with_its_exit_status_and_its_last_
     held = system.condition("MetalReady", "hasty")["message"]
     # Of the lines that supervisord has read: its two pipes have no common order, and one line of ggml goes to each.
     last = "V cache requires flash_attn|failed to create.context|exiting due|cleaning up before exit|AMX is not ready"
+    last += "|Failed to init server"  # llama-server's library
     assert "exit status 1" in held and re.search(last, held)
     assert re.search(last, events(system, "hasty")["CrashLoopBackOff"])
     assert system.observe("hasty")["lastExit"] == "exit status 1"

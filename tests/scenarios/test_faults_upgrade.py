@@ -39,7 +39,9 @@ CHANGES = {
         ("FORMAT = 1", "FORMAT = 2"),
         ('{"format": FORMAT, "spec": ', '{"news": [], "format": FORMAT, "spec": '),
     ],
-    "runtimes/llama_server.py": [('argv.append("--jinja"', 'argv.append("--check-tensors")\n    argv.append("--jinja"')],
+    "runtimes/llama_server.py": [
+        ('argv.append("--jinja"', 'argv.append("--check-tensors")\n    argv.append("--jinja"')
+    ],
 }
 """What the next release does differently: formats, a record's fields, section, launcher, an engine's arguments."""
 
