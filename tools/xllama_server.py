@@ -138,6 +138,11 @@ def load_mode(launch: Launch, value: str) -> None:
     launch.params.load_mode = launch.enum("llama_load_mode", "LLAMA_LOAD_MODE_", value, names)
 
 
+def mmproj_url(_launch: Launch, value: str) -> None:
+    if value:
+        raise ValueError("nothing is fetched; name a file with --mmproj")
+
+
 def rope_scaling(launch: Launch, value: str) -> None:
     names = {"none": "NONE", "linear": "LINEAR", "yarn": "YARN"}
     launch.params.rope_scaling_type = launch.enum("llama_rope_scaling_type", "LLAMA_ROPE_SCALING_TYPE_", value, names)
@@ -246,6 +251,7 @@ FLAGS = (
     Flag(("--rerank", "--reranking"), "", "serve reranking", reranking),
     Flag(("--pooling",), "TYPE", "none, mean, cls, last, rank", pooling),
     Flag(("-mm", "--mmproj"), "FILE", "vision projector", attribute("mmproj.path", str)),
+    Flag(("-mmu", "--mmproj-url"), "URL", "empty: none; nothing is fetched", mmproj_url),
     Flag(("--lora",), "FNAME,...", "LoRA adapters", lora),
     Flag(("--spec-type",), "TYPE,...", "kinds of speculative decoding", spec_type),
     Flag(("-md", "--model-draft", "--spec-draft-model"), "FNAME", "draft model",
