@@ -316,9 +316,10 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
     path, body = smallest(service.mode, service.name)
     if _unpooled(argv):
         path, body = "", ""  # OpenAI's endpoints do not answer then
+    locked = "LLAMA_API_KEY" in dict(service.env)  # newer builds list their models only for those who have it
     probe = Probe(
         expects='"status"',
-        identity=service.name,
+        identity="" if locked else service.name,
         asleep_path="/props" if sleeps else "",
         first_path=path,
         first_body=body,
