@@ -359,7 +359,8 @@ def main(argv: list[str]) -> int:
     if "--version" in argv:
         import xllamacpp
 
-        print(f"version: xllamacpp {xllamacpp.__version__} (tools/xllama_server.py)", file=sys.stderr)
+        build = xllamacpp.__version__.rpartition(".")[2]  # llama.cpp's own number
+        print(f"version: {build} (xllamacpp {xllamacpp.__version__})", file=sys.stderr)
         return 0
     try:
         launch = configure(argv)

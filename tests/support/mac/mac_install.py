@@ -69,7 +69,8 @@ class Trial:
         self.system: System = System(base, state=self.state)
         flags = self.system.settings()
         self.values: dict[str, Any] = {name[2:].replace("-", "_"): value for name, value in flags.items()}
-        self.values |= {"port": int(flags["--port"]), "caffeinate": ""}
+        whole = {name: int(str(self.values[name])) for name in ("port", "parallel_starts")}
+        self.values |= {**whole, "caffeinate": ""}
         kit.cleanup("end what is left of the system", self._end)
 
     def _run(self, argv: Sequence[str], timeout_s: float, content: bytes = b"", /) -> Done:
