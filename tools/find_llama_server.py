@@ -331,6 +331,15 @@ def find(cache: Path | None = None, *, install_it: bool = True) -> Path:
     raise NotFound(f"no llama-server to be had ({'; '.join(failures)}); set METAL_SUPERVISOR_LLAMA_SERVER to one")
 
 
+def find_told(cache: Path | None = None) -> Path:
+    """A llama-server that lists all its flags: the library's command knows few, and step 3's binary tells its flags
+    also on a processor that it cannot compute on. Raises NotFound.
+    """
+    found = find(cache, install_it=False)
+    packaged = (cache or default_cache()).expanduser().absolute() / BINARY.replace("==", "-") / BINARY_PATH
+    return packaged if LIBRARY.replace("==", "-") in str(found) and is_program(packaged) else found
+
+
 def find_portable(cache: Path | None = None, *, install_it: bool = True) -> Path:
     """Step 4 alone, for tests that need quantized weights or caches, which step 3's binary may die of. Linux only.
 

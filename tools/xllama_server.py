@@ -143,6 +143,41 @@ def mmproj_url(_launch: Launch, value: str) -> None:
         raise ValueError("nothing is fetched; name a file with --mmproj")
 
 
+def device(_launch: Launch, value: str) -> None:
+    if value != "none":
+        raise ValueError(f"invalid device: {value}; this library has the processor alone")
+
+
+def content_of(convert: Callable[[str], Any], name: str) -> Apply:
+    """Sets params.<name> to what a file says."""
+
+    def apply(launch: Launch, value: str) -> None:
+        try:
+            with open(value, encoding="utf-8", errors="replace") as file:
+                attribute(name, lambda _: convert(file.read()))(launch, value)
+        except OSError:
+            raise ValueError(f"failed to open file '{value}'") from None
+
+    return apply
+
+
+def grammar_file(launch: Launch, value: str) -> None:
+    def grammar(text: str) -> Any:
+        return launch.x.CommonGrammar(launch.x.common_grammar_type.COMMON_GRAMMAR_TYPE_USER, text)
+
+    content_of(grammar, "sampling.grammar")(launch, value)
+
+
+def slots_in(launch: Launch, value: str) -> None:
+    if not os.path.isdir(value):
+        raise ValueError(f"not a directory: {value}")
+    launch.params.slot_save_path = os.path.join(value, "")
+
+
+def cors_origins(launch: Launch, value: str) -> None:
+    launch.params.cors_origins, launch.params.cors_origins_explicit = value, True
+
+
 def rope_scaling(launch: Launch, value: str) -> None:
     names = {"none": "NONE", "linear": "LINEAR", "yarn": "YARN"}
     launch.params.rope_scaling_type = launch.enum("llama_rope_scaling_type", "LLAMA_ROPE_SCALING_TYPE_", value, names)
@@ -225,6 +260,8 @@ FLAGS = (
     Flag(("-cram", "--cache-ram"), "N", "prompt cache in MiB, 0 = none, -1 = no limit", attribute("cache_ram_mib")),
     Flag(("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"), "N",
          "context checkpoints of a slot at most (default: 32)", attribute("n_ctx_checkpoints")),
+    Flag(("--swa-full",), "", "a full cache for layers with a sliding window", constant("swa_full", True)),
+    Flag(("-dev", "--device"), "DEVICE", "none", device),
     Flag(("-nkvo", "--no-kv-offload"), "", "keep the KV cache off the GPU", constant("no_kv_offload", True)),
     Flag(("-ot", "--override-tensor"), "PATTERN=BUFFER,...", "where tensors are kept", override_tensor),
     Flag(("-cmoe", "--cpu-moe"), "", "keep all experts on the CPU", cpu_moe),
@@ -243,6 +280,8 @@ FLAGS = (
     Flag(("--jinja",), "", "chat templates through Jinja (default)", constant("use_jinja", True)),
     Flag(("--no-jinja",), "", "built-in chat templates only", constant("use_jinja", False)),
     Flag(("--chat-template",), "TEMPLATE", "another chat template", attribute("chat_template", str)),
+    Flag(("--chat-template-file",), "FILE", "another chat template, in a file", content_of(str, "chat_template")),
+    Flag(("--grammar-file",), "FNAME", "grammar that answers keep to", grammar_file),
     Flag(("--reasoning-budget",), "N", "tokens of thinking, -1 = no limit, 0 = none",
          attribute("sampling.reasoning_budget_tokens", at_least(-1))),
     Flag(("--reasoning-budget-message",), "MESSAGE", "text where the thinking is cut off",
@@ -269,7 +308,12 @@ FLAGS = (
     Flag(("--props",), "", "allow POST /props", constant("endpoint_props", True)),
     Flag(("--slots",), "", "serve /slots (default)", constant("endpoint_slots", True)),
     Flag(("--no-slots",), "", "don't serve /slots", constant("endpoint_slots", False)),
+    Flag(("--slot-save-path",), "PATH", "directory of saved slots", slots_in),
     Flag(("--no-webui", "--no-ui"), "", "don't serve the web page", constant("ui", False)),
+    Flag(("--ui-config-file", "--webui-config-file"), "PATH", "settings of the web page, in a file",
+         content_of(str, "ui_config_json")),
+    Flag(("--cors-origins",), "ORIGINS", "pages that may read answers, separated by commas", cors_origins),
+    Flag(("--no-cors-credentials",), "", "not with credentials", constant("cors_credentials", False)),
     Flag(("--offline",), "", "no network", constant("offline", True)),
     Flag(("--sleep-idle-seconds",), "N", "unload the model when idle for so long", attribute("sleep_idle_seconds")),
     Flag(("-lv", "--verbosity"), "N", "amount of logging", attribute("verbosity")),
@@ -285,6 +329,7 @@ def usage() -> str:
     lines = ["----- common params -----", ""]
     lines.append(f"{'-h,    --help, --usage':<40}print usage and exit")
     lines.append(f"{'--version':<40}show version and build info")
+    lines.append(f"{'--list-devices':<40}show the devices and exit")
     for flag in FLAGS:
         left = f"{', '.join(flag.names)} {flag.metavar}".rstrip()
         lines.append(f"{left:<38}  {flag.help}")
@@ -355,6 +400,9 @@ def serve(launch: Launch) -> int:
 def main(argv: list[str]) -> int:
     if not {"-h", "--help", "--usage"}.isdisjoint(argv):
         print(usage())
+        return 0
+    if "--list-devices" in argv:
+        print("Available devices:")  # but the processor, which is not listed
         return 0
     if "--version" in argv:
         import xllamacpp

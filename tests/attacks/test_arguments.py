@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import find_llama_server
 import pytest
 
 from metal_supervisor.runtimes import RUNTIMES, VOCABULARIES, Binary, Place
@@ -29,7 +30,7 @@ from metal_supervisor.spec.resources import Policy, interpret
 from metal_supervisor.spec.types import Engine, PartKey, Rejected, Service, Standing
 from tests.support import mlx
 from tests.support.engines import port
-from tests.support.system import System, engine_path, eventually, running, service
+from tests.support.system import System, eventually, running, service
 
 FORMATS = {"llama-server": "gguf", "mlx-server": "mlx", "vllm-swift": "mlx"}
 POLICY = Policy("llama-server", {name: RUNTIMES[name].formats for name in FORMATS}, vocabularies=VOCABULARIES)
@@ -68,7 +69,8 @@ def variable(name: str, value: str = "1") -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=1)
 def real_help() -> str:
-    done = subprocess.run([str(engine_path()), "--help"], capture_output=True, check=False, timeout=60)
+    told = find_llama_server.find_told()
+    done = subprocess.run([str(told), "--help"], capture_output=True, check=False, timeout=60)
     return done.stdout.decode("utf-8", "replace")
 
 
@@ -239,7 +241,7 @@ def test_a_variable_that_reaches_beyond_the_engine_never_gets_there(name: str, r
 
 
 def test_no_variable_of_the_binaries_at_hand_gets_there_unless_it_was_judged() -> None:
-    home = engine_path().resolve().parent
+    home = find_llama_server.find_told().resolve().parent
     files = [path for path in home.iterdir() if path.is_file() and not path.is_symlink()]
     found = {name.decode() for path in files for name in NAMES.findall(path.read_bytes())}
     found = {name for name in found if flag_of(name, GRAMMAR) is None}

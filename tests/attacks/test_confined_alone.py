@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import find_llama_server
 import pytest
 
 from metal_supervisor import launch
@@ -138,9 +139,9 @@ ATTACKS = {
 }  # fmt: skip
 
 
-def made(attack: Attack, world: World, confined: bool) -> bool:
+def made(attack: Attack, world: World, program: Path, confined: bool) -> bool:
     """True if an attack works on a real llama-server, started by the real launcher."""
-    path = str(engine_path())
+    path = str(program)
     binary = Binary(path, frozenset(), homes=homes_of(Path(path), ""))
     access = RUNTIMES["llama-server"].access(binary, "")
     access = replace(access, read=(*access.read, str(world.model)), write=(str(world.scratch),), bind=(world.port,))
@@ -170,11 +171,12 @@ def made(attack: Attack, world: World, confined: bool) -> bool:
 def test_confinement_alone_holds_what_the_tables_of_flags_refuse(name: str, tmp_path: Path) -> None:
     if sys.platform != "linux":
         pytest.skip("the acceptance run on a Mac tries its profile")
-    plain, confined = (tmp_path / each for each in ("plain", "confined"))
-    plain.mkdir()
-    confined.mkdir()
-    works = made(ATTACKS[name], World(plain), confined=False)
-    if not works and "xllamacpp" in str(engine_path()):
-        pytest.skip("this processor runs only llama-server's library, and that has no such way in")
-    assert works, "it proves nothing where it does not work unconfined"
-    assert not made(ATTACKS[name], World(confined), confined=True)
+    # Where the engine at hand is llama-server's library, some ways in are only the packaged binary's, before it loads.
+    for at, program in enumerate(dict.fromkeys((engine_path(), find_llama_server.find_told()))):
+        plain, confined = (tmp_path / f"{each}{at}" for each in ("plain", "confined"))
+        plain.mkdir()
+        confined.mkdir()
+        if made(ATTACKS[name], World(plain), program, confined=False):
+            assert not made(ATTACKS[name], World(confined), program, confined=True)
+            return
+    pytest.fail("it proves nothing where it does not work unconfined")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import find_llama_server
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +33,6 @@ from metal_supervisor.spec.gguf import Header
 from metal_supervisor.spec.sizes import GIB, MIB
 from metal_supervisor.spec.types import Endpoint, Model, Service
 from tests.support.published import GEMMA_27B, QWEN3_NEXT
-from tests.support.system import engine_path
 
 CURRENT = Binary("/opt/llama-server", frozenset({"--metrics", "--fit", "--cache-ram", "--no-webui", "--offline"}))
 DEFAULTS = CacheSettings(checkpoints=32)
@@ -214,7 +214,7 @@ def test_what_the_engine_fetches_by_itself_is_unknown_and_said_without_its_url(f
 
 def test_flags_that_load_further_models_are_those_of_the_real_engine() -> None:
     """What its help lists with a file or a repository is known here, or known not to be a model."""
-    done = subprocess.run([str(engine_path()), "--help"], capture_output=True, check=False, timeout=20)
+    done = subprocess.run([str(find_llama_server.find_told()), "--help"], capture_output=True, check=False, timeout=20)
     text = (done.stdout + done.stderr).decode()
     known = set(NAMES) | UNSIZED | {"-m", "--model"}
     harmless = ("log", "grammar", "schema", "lookup", "ui-config", "key-file", "cert-file", "template", "hf-file")
@@ -337,7 +337,7 @@ def test_old_prompts_are_kept_with_their_checkpoints() -> None:
 
 
 def test_the_engine_s_own_numbers_are_those_of_the_real_one() -> None:
-    done = subprocess.run([str(engine_path()), "--help"], capture_output=True, check=False, timeout=20)
+    done = subprocess.run([str(find_llama_server.find_told()), "--help"], capture_output=True, check=False, timeout=20)
     text = (done.stdout + done.stderr).decode()
     for flag, default in (("--ctx-checkpoints", CHECKPOINTS), ("--checkpoint-min-step", CHECKPOINT_STEP)):
         found = re.search(rf"{flag}\b.*?\(default:\s+(\d+)", text, re.S)
