@@ -22,6 +22,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
@@ -169,9 +170,9 @@ def grammar_file(launch: Launch, value: str) -> None:
 
 
 def slots_in(launch: Launch, value: str) -> None:
-    if not os.path.isdir(value):
+    if not Path(value).is_dir():
         raise ValueError(f"not a directory: {value}")
-    launch.params.slot_save_path = os.path.join(value, "")
+    launch.params.slot_save_path = f"{Path(value)}/"
 
 
 def cors_origins(launch: Launch, value: str) -> None:

@@ -219,7 +219,8 @@ def judge_other_system(port: int, state: str) -> Finding:
     return warn(f"{port} of the sidecar is that of the system in {state}", fix)
 
 
-def _ports(around: Surroundings) -> Sequence[Finding]:
+def _held_ports(around: Surroundings) -> tuple[int, dict[str, tuple[int, str]]]:
+    """(number of our ports, owner -> (port, other process that holds it)), as of now."""
     settings, state = around.settings, around.directory
     table = table_of(around.supervisord) or {}
     notes = state.run_notes()
@@ -238,12 +239,21 @@ def _ports(around: Surroundings) -> Sequence[Finding]:
         if machine.port_free(port, address) or any(machine.listens(pid, port) != frozenset() for pid in pids if pid):
             continue
         taken[name] = port, machine.port_holder(port)
+    return len(owners), taken
+
+
+def _ports(around: Surroundings) -> Sequence[Finding]:
+    settings = around.settings
+    count, taken = _held_ports(around)
+    if taken:  # an engine that was started again meanwhile is no stranger
+        again = _held_ports(around)[1]
+        taken = {name: held for name, held in taken.items() if again.get(name) == held}
     ours = "the sidecar" in taken
     # A stranger may say nothing: that must leave time for the rest of the check.
     if ours and (other := local_status.other_system_on(settings.port, settings.state_path, ASK_S / 2)):
         del taken["the sidecar"]
-        return [judge_other_system(settings.port, other), judge_ports(taken, settings.ports, len(owners) - 1)]
-    return [judge_ports(taken, settings.ports, len(owners))]
+        return [judge_other_system(settings.port, other), judge_ports(taken, settings.ports, count - 1)]
+    return [judge_ports(taken, settings.ports, count)]
 
 
 CHECKS = (
