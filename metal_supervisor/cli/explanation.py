@@ -109,6 +109,9 @@ def _wanted(case: Case) -> Iterator[str]:
     why = f" ({verdict.reason})" if verdict.reason else ""
     said = "it runs on demand, and rests" if rests(record) else STANDINGS[verdict.standing]
     yield f"{said}{why}, decided {_ago(verdict.since, case.now)} at {utc(verdict.since)}"
+    if case.observed is not None and case.observed.wakes:
+        latest = (f"{asked} in {seconds:g} s" for asked, seconds in reversed(case.observed.wakes.items()))
+        yield f"its latest loads for a request: {', '.join(latest)}"
     many = "s" if record.replicas != 1 else ""
     yield (
         f"generation {record.generation} asks for {record.replicas} replica{many} in mode {record.mode}, "

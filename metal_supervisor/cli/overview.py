@@ -248,6 +248,8 @@ def _why(row: Json, now: float) -> str:
     text = ": ".join(map(str, warning)) if isinstance(warning, list) else ""
     if _state(row) in (UNLOADED, WAKING):
         text = text or string(row, "message")
+        asked, seconds = next(reversed(mapping(row, "wakes").items()), ("", 0.0))
+        text += f"; last loaded {asked}, in {seconds} s" if asked else ""
     elif row.get("phase") != "Ready":
         text = f"{string(row, 'reason')}: {string(row, 'message')}"
     text = escaped(text)

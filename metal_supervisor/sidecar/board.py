@@ -186,6 +186,7 @@ def _service(row: Row) -> Json:
         "since": observed.since,
         "restarts": observed.restarts,
         "lastExit": observed.last_exit,
+        "wakes": observed.wakes,
         "confined": observed.confined if observed.pid else None,
         "unconfinedWhy": confinement(record, observed)[2] if observed.pid and not observed.confined else "",
         "nextAttempt": record.retry_at,

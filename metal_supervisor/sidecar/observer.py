@@ -19,6 +19,7 @@ from metal_supervisor.sidecar.memory_sampler import MemorySampler, SampledEngine
 from metal_supervisor.sidecar.probes import ProbeFinding, Prober, ProbeTarget
 from metal_supervisor.sidecar.publisher import Published
 from metal_supervisor.spec.attachment import Attachment
+from metal_supervisor.spec.instants import utc
 from metal_supervisor.spec.processes import LIVE, Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Key, Standing
@@ -28,6 +29,7 @@ from metal_supervisor.state.doorbell import ring
 from metal_supervisor.supervisord.client import Exits
 
 MEMORY_STEP_BYTES = 16 << 20
+MOST_WAKES = 10
 # Below the 2 s that the controller waits for an answer.
 UNCONFIRMED_S = 1.0
 
@@ -141,6 +143,7 @@ class Observer:
             restarts=(before.restarts if before else 0) + _unplanned_starts(look.note, before, crashed, now),
             counted_start=max([before.counted_start if before else 0.0, *(look.note.starts if look.note else ())]),
             exits=exit_messages.exits(before, exit_messages.manner(last_exit, crashed) if died else ""),
+            wakes=_wakes(before, record, bool(pid) and finding.served, now),
             served=bool(pid) and finding.served,
             hung=finding.hung if pid else "",
             last_exit=last_exit,
@@ -230,6 +233,15 @@ def _unplanned_starts(note: RunNote | None, before: Observed | None, crashed: bo
     known = before.counted_start if before is not None else 0.0
     noted = sum(at > known for at in note.starts[1:]) if note is not None else 0
     return noted + int(crashed and 0 < known < now - launch.FORGET_AFTER_S and not noted)
+
+
+def _wakes(before: Observed | None, record: Record, served: bool, now: float) -> dict[str, float]:
+    """The latest loads for a request. A start after a crash is none: it was asked for when the load before was."""
+    known = before.wakes if before is not None else {}
+    if not served or record.idle_s is None or record.queued_at is None or (before is not None and before.served):
+        return known
+    asked = utc(record.queued_at)
+    return known if asked in known else dict([*known.items(), (asked, round(now - record.queued_at, 3))][-MOST_WAKES:])
 
 
 def _planned(record: Record, word: str, leaving: bool) -> bool:

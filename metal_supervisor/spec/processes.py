@@ -115,6 +115,8 @@ class Observed:
     """The operating system confines this process to its policy."""
     exits: dict[str, int] = field(default_factory=dict)
     """Exits of its engine, counted by reason: `stopped` if it was to stop, else `exit_1`, `SIGKILL` …"""
+    wakes: dict[str, float] = field(default_factory=dict)
+    """On demand, its latest loads: UTC time at which it was asked for -> seconds until it was ready."""
 
 
 @dataclass(frozen=True)

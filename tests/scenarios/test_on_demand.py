@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -58,6 +60,13 @@ def test_the_first_request_loads_it_and_the_endpoint_stays(gateway: Gateway) -> 
     assert answer[0] == 200, (answer, gateway.log(), gateway.log_of("controller"))
     assert system.pid() and gateway.state("tiny") == "loaded" and system.port() == front
     eventually(lambda: why(system, "tiny") == "True/Serving", what=system.said())
+    ((asked, seconds),) = system.observe("tiny")["wakes"].items()
+    assert 0 < seconds < 100 and asked.endswith("Z")
+    for command in (["explain", "default/tiny"], ["status", "--json"]):
+        line = [sys.executable, "-m", "metal_supervisor", *command, "--state-dir", str(system.state)]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True)
+        assert asked in done.stdout, command
+    assert asked in system.fetch("/")[1]
     system.apply(demanded(replicas=0))
     eventually(lambda: at_front.ask("GET", "/health")[0] == 503, what="a service that is stopped to say so")
     eventually(lambda: at_front.chat("tiny")[1]["error"]["code"] == "model_stopped", what="its requests to be refused")
