@@ -78,6 +78,7 @@ class Outlook:
     """(address, port) of the engine that is up, also of one that is about to be replaced."""
 
 
+CHECKING = "Checking"
 UNSAFE = frozenset({"SourceNotAllowed"})
 """Reasons of `Outlook` that concern what a manifest may ask for, not the present state of this Mac."""
 
@@ -261,6 +262,8 @@ def accept(
         if record is not None and record.runs and not start_refused:
             if reason in UNSAFE and record.rules < RULES:
                 return _revoked(record, service.uid, service.generation, reason, message)
+            if reason == CHECKING and (record.uid, record.generation) == (service.uid, service.generation):
+                return unchanged(record)  # a controller that has just started looks at everything anew
             return _warned(replace(record, warning=None), service.uid, service.generation, reason, message)
         return replace(fresh, verdict=verdict(before, standing, reason, message, now))
     assert outlook.program is not None and outlook.engine is not None
