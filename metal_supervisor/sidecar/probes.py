@@ -1,6 +1,6 @@
 """Readiness probes of the engines: frequent while an engine loads, seldom once it serves.
 
-One small thread per engine, because a hung engine must not delay the probes of another. A probe belongs to a pid:
+A hung engine does not delay the probes of another: see probe_threads.py. A probe belongs to a pid:
 answers of an earlier process do not count. If an engine does not answer, signs of work by its process tell a busy one
 from a hung one. Once per process, health is not enough: it has to answer the smallest request of its mode.
 """
@@ -19,6 +19,7 @@ from metal_supervisor.host.liveness import HangLimits, ProbeResult, Pulse
 from metal_supervisor.host.local_status import ANY_V4, ANY_V6
 from metal_supervisor.runtimes import probing
 from metal_supervisor.runtimes.probing import FirstRequest, ProbeAnswer
+from metal_supervisor.sidecar.probe_threads import ProbeThreads
 from metal_supervisor.spec.types import Probe
 
 READY_EVERY_S = 15.0
@@ -62,8 +63,8 @@ class ProbeFinding:
     """Reason why it should be restarted, or ""."""
 
 
-class _Asker(threading.Thread):
-    """Probes one target until `end` is called."""
+class _Asker:
+    """Probes one target until `end` is called. One thread at a time calls it."""
 
     def __init__(
         self,
@@ -74,7 +75,6 @@ class _Asker(threading.Thread):
         key: Callable[[], tuple[str, str]],
         on_probe: Callable[[float], None],
     ) -> None:
-        super().__init__(name=f"probe {target.port}", daemon=True)
         self.target, self._limits, self._on_change, self._key = target, limits, on_change, key
         self._on_probe = on_probe
         self.ending = False
@@ -85,22 +85,25 @@ class _Asker(threading.Thread):
         self.finding = ProbeFinding(False, "")
         self.answered = False
         self._elsewhere, self._elsewhere_at = "", self._pulse.born
-        self._over = threading.Event()
+        self._over = False
 
     def end(self) -> None:
-        """Tell the thread to end after the current probe."""
-        self._over.set()
+        """Make the current probe the last one."""
+        self._over = True
 
-    def run(self) -> None:
-        while not self._over.is_set():
+    def once(self) -> float | None:
+        """Probe once; returns the seconds until the next probe, None if there is to be none."""
+        if not self._over:
             was = self.finding
             self._pulse = pulse = liveness.heard(self._pulse, self._look(), self._limits)
             self.finding = ProbeFinding(pulse.ready, pulse.message, pulse.served, pulse.hung)
             first, self.answered = not self.answered, True
-            if (first or self.finding != was) and not self._over.is_set():
+            if (first or self.finding != was) and not self._over:
                 self._on_change()
-            self._over.wait(self._pause_s())
-        self._give_up_first()
+        if self._over:
+            self._give_up_first()
+            return None
+        return self._pause_s()
 
     def _look(self) -> ProbeResult:
         if self._first is not None:
@@ -212,7 +215,7 @@ class _Drain(threading.Thread):
 
 
 class Prober:
-    """All probes, one thread per program."""
+    """All probes."""
 
     def __init__(
         self,
@@ -227,6 +230,7 @@ class Prober:
         """
         self._on_change, self._limits, self._key_of, self._on_probe = on_change, limits, key_of, on_probe
         self._askers: dict[str, _Asker] = {}
+        self._threads = ProbeThreads()
         self._drains: dict[str, tuple[str, _Drain]] = {}
 
     def ask_only(self, targets: Mapping[str, tuple[ProbeTarget, ProbeFinding]], ending: Collection[str] = ()) -> None:
@@ -243,7 +247,7 @@ class Prober:
             told = functools.partial(self._on_probe, program)
             asker = self._askers[program] = _Asker(*targets[program], self._limits, self._on_change, key, told)
             asker.ending = program in ending
-            asker.start()
+            self._threads.add(asker.once)
         for program, asker in self._askers.items():
             asker.ending = program in ending
 

@@ -1,0 +1,89 @@
+"""The threads that probe the engines: as many as there are probes that wait for an answer, not as there are engines.
+
+A probe that is due goes to a thread that is free. Another thread begins only if none took a probe for STUCK_S, as when
+an engine hangs, and ends once it has had nothing to do for a while. Probes far away are due on whole seconds, so that a
+Mac at rest wakes once for many of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+Turn = Callable[[], "float | None"]
+"""Does what is due; returns the seconds until it is due again, None for never."""
+STUCK_S = 0.01
+MOST_THREADS = 64
+IDLE_S = 60.0
+ROUNDED_FROM_S = 10.0
+AGAIN_S = 1.0
+log = logging.getLogger("sidecar")
+
+
+class ProbeThreads:
+    """Calls turns when they are due. A turn is never called twice at once."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._due: list[tuple[float, int, Turn]] = []
+        self._numbers = itertools.count()
+        self._ready: queue.SimpleQueue[Turn] = queue.SimpleQueue()
+        self._begun = 0
+        """Number of turns that a thread has taken."""
+        self._threads = 0
+        self._timer: threading.Thread | None = None
+
+    def add(self, turn: Turn, pause_s: float = 0.0) -> None:
+        """Call a turn after a pause, and again after each pause that it asks for."""
+        at = time.monotonic() + pause_s
+        due = float(int(at)) if pause_s >= ROUNDED_FROM_S else at, next(self._numbers), turn
+        with self._changed:
+            heapq.heappush(self._due, due)
+            if self._timer is None:
+                self._timer = threading.Thread(target=self._watch_clock, name="probes due", daemon=True)
+                self._timer.start()
+            if self._due[0] is due:
+                self._changed.notify()
+
+    def _watch_clock(self) -> None:
+        begun, since = 0, 0.0  # number of turns that had begun, and since when
+        while True:
+            with self._changed:
+                self._changed.wait(self._pause_s())
+                now, idle = time.monotonic(), self._ready.empty()
+                while self._due and self._due[0][0] <= now:
+                    self._ready.put(heapq.heappop(self._due)[2])
+                if idle or begun != self._begun:
+                    begun, since = self._begun, now
+                stuck = not self._ready.empty() and (not self._threads or now - since >= STUCK_S)
+                if stuck and self._threads < MOST_THREADS:
+                    self._threads, since = self._threads + 1, now
+                    threading.Thread(target=self._work, name="probe", daemon=True).start()
+
+    def _pause_s(self) -> float | None:
+        """Seconds until the next look at what is due, None for none."""
+        pauses = [STUCK_S] if not self._ready.empty() else []
+        pauses += [max(0.0, self._due[0][0] - time.monotonic())] if self._due else []
+        return min(pauses) if pauses else None
+
+    def _work(self) -> None:
+        while True:
+            try:
+                turn = self._ready.get(timeout=IDLE_S)
+            except queue.Empty:
+                with self._changed:
+                    self._threads -= 1
+                return
+            self._begun += 1
+            again_s: float | None = AGAIN_S
+            try:
+                again_s = turn()
+            except Exception:
+                log.exception("a probe failed; it is tried again")
+            if again_s is not None:
+                self.add(turn, again_s)

@@ -1,0 +1,89 @@
+"""Probes share a few threads: a hung engine takes one of its own, and many engines at rest take none."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from metal_supervisor.host.liveness import HangLimits
+from metal_supervisor.sidecar import probe_threads
+from metal_supervisor.sidecar.probe_threads import ProbeThreads
+from metal_supervisor.sidecar.probes import ProbeFinding, Prober, ProbeTarget
+from metal_supervisor.spec.types import Probe
+from tests.support.system import eventually
+
+
+def probing() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name == "probe"}
+
+
+def test_a_turn_that_hangs_delays_no_other_and_one_that_fails_comes_again() -> None:
+    turns, counted, go, before = ProbeThreads(), Counter[str](), threading.Event(), probing()
+
+    def counting(name: str, again_s: float | None) -> probe_threads.Turn:
+        def turn() -> float | None:
+            counted[name] += 1
+            if name == "fails":
+                raise ValueError("once more")
+            if name.startswith("hangs"):
+                go.wait()
+            return again_s
+
+        return turn
+
+    for index in range(100):
+        turns.add(counting(f"quick {index}", 0.01))
+    for name in ("hangs", "hangs too", "fails"):
+        turns.add(counting(name, 0.01))
+    turns.add(counting("last", None))
+    eventually(lambda: min(counted[f"quick {index}"] for index in range(100)) > 5, what="the others to go on")
+    assert (counted["hangs"], counted["hangs too"], counted["last"]) == (1, 1, 1)
+    assert 3 <= len(probing() - before) < 50
+    eventually(lambda: counted["fails"] > 1, what="the one that failed")
+    go.set()
+    eventually(lambda: counted["hangs"] > 1 and counted["hangs too"] > 1, what="those that hung")
+
+
+def test_more_engines_that_hang_than_threads_are_still_all_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_threads, "MOST_THREADS", 2)
+    turns, seen = ProbeThreads(), Counter[int]()
+
+    def slow(index: int) -> probe_threads.Turn:
+        def turn() -> float | None:
+            time.sleep(0.02)
+            seen[index] += 1
+            return 0.0
+
+        return turn
+
+    for index in range(6):
+        turns.add(slow(index))
+    eventually(lambda: min(seen[index] for index in range(6)) > 2, what="each of them")
+
+
+class Serving(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"status": "ok"}')
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_engines_at_rest_have_no_threads_of_their_own() -> None:
+    before = probing()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Serving) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        prober = Prober(lambda: None, HangLimits(30.0, 0.0))
+        target = ProbeTarget(0, "127.0.0.1", server.server_address[1], Probe(shared=True))
+        names = [f"engine {index}" for index in range(60)]
+        prober.ask_only({name: (target, ProbeFinding(False, "")) for name in names})
+        eventually(lambda: all((found := prober.finding(name)) and found.ready for name in names), what="all ready")
+        assert len(probing() - before) < 20
+        prober.ask_only({})
+        server.shutdown()
