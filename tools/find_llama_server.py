@@ -331,9 +331,10 @@ def find(cache: Path | None = None, *, install_it: bool = True) -> Path:
     raise NotFound(f"no llama-server to be had ({'; '.join(failures)}); set METAL_SUPERVISOR_LLAMA_SERVER to one")
 
 
-def find_told(cache: Path | None = None) -> Path:
-    """A llama-server that lists all its flags: the library's command knows few, and step 3's binary tells its flags
-    also on a processor that it cannot compute on. Raises NotFound.
+def with_full_help(cache: Path | None = None) -> Path:
+    """A llama-server whose help is whole; it is only looked for. Raises NotFound.
+
+    The library's command knows few flags, and step 3's binary tells its own on any processor.
     """
     found = find(cache, install_it=False)
     packaged = (cache or default_cache()).expanduser().absolute() / BINARY.replace("==", "-") / BINARY_PATH

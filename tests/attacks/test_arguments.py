@@ -69,7 +69,7 @@ def variable(name: str, value: str = "1") -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=1)
 def real_help() -> str:
-    told = find_llama_server.find_told()
+    told = find_llama_server.with_full_help()
     done = subprocess.run([str(told), "--help"], capture_output=True, check=False, timeout=60)
     return done.stdout.decode("utf-8", "replace")
 
@@ -241,7 +241,7 @@ def test_a_variable_that_reaches_beyond_the_engine_never_gets_there(name: str, r
 
 
 def test_no_variable_of_the_binaries_at_hand_gets_there_unless_it_was_judged() -> None:
-    home = find_llama_server.find_told().resolve().parent
+    home = find_llama_server.with_full_help().resolve().parent
     files = [path for path in home.iterdir() if path.is_file() and not path.is_symlink()]
     found = {name.decode() for path in files for name in NAMES.findall(path.read_bytes())}
     found = {name for name in found if flag_of(name, GRAMMAR) is None}

@@ -172,7 +172,7 @@ def test_confinement_alone_holds_what_the_tables_of_flags_refuse(name: str, tmp_
     if sys.platform != "linux":
         pytest.skip("the acceptance run on a Mac tries its profile")
     # Where the engine at hand is llama-server's library, some ways in are only the packaged binary's, before it loads.
-    for at, program in enumerate(dict.fromkeys((engine_path(), find_llama_server.find_told()))):
+    for at, program in enumerate(dict.fromkeys((engine_path(), find_llama_server.with_full_help()))):
         plain, confined = (tmp_path / f"{each}{at}" for each in ("plain", "confined"))
         plain.mkdir()
         confined.mkdir()

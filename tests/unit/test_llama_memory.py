@@ -214,7 +214,8 @@ def test_what_the_engine_fetches_by_itself_is_unknown_and_said_without_its_url(f
 
 def test_flags_that_load_further_models_are_those_of_the_real_engine() -> None:
     """What its help lists with a file or a repository is known here, or known not to be a model."""
-    done = subprocess.run([str(find_llama_server.find_told()), "--help"], capture_output=True, check=False, timeout=20)
+    engine = str(find_llama_server.with_full_help())
+    done = subprocess.run([engine, "--help"], capture_output=True, check=False, timeout=20)
     text = (done.stdout + done.stderr).decode()
     known = set(NAMES) | UNSIZED | {"-m", "--model"}
     harmless = ("log", "grammar", "schema", "lookup", "ui-config", "key-file", "cert-file", "template", "hf-file")
@@ -337,7 +338,8 @@ def test_old_prompts_are_kept_with_their_checkpoints() -> None:
 
 
 def test_the_engine_s_own_numbers_are_those_of_the_real_one() -> None:
-    done = subprocess.run([str(find_llama_server.find_told()), "--help"], capture_output=True, check=False, timeout=20)
+    engine = str(find_llama_server.with_full_help())
+    done = subprocess.run([engine, "--help"], capture_output=True, check=False, timeout=20)
     text = (done.stdout + done.stderr).decode()
     for flag, default in (("--ctx-checkpoints", CHECKPOINTS), ("--checkpoint-min-step", CHECKPOINT_STEP)):
         found = re.search(rf"{flag}\b.*?\(default:\s+(\d+)", text, re.S)
