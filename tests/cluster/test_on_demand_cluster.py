@@ -59,7 +59,7 @@ def test_it_is_reached_at_its_slice_s_address_while_it_wakes_and_rests(
             engines.add(mac.pid())
         assert woken == WAKES and len(engines - {0}) >= WAKES and mac.slice_ready()
         events = mac.kube.request("GET", EVENTS)["items"]  # the API server posts some about Services by itself
-        ours = [each for each in events if each["involvedObject"]["kind"] == "InferenceService"]
+        ours = [each for each in events if each["regarding"]["kind"] == "InferenceService"]
         assert not [each for each in ours if each["type"] == "Warning"]
 
 

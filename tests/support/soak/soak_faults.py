@@ -227,6 +227,19 @@ class Hand:
             self.wanted[name] = want
             self.api.apply(f"{ISVC}/{name}", self.manifest(name))
 
+    def end_api_faults(self) -> None:
+        """Ends the API's faults. One that a boot has begun takes no orders, until it is told to. Raises ApiError."""
+        try:
+            self.api.ask("DELETE", "/faults")
+        except ApiError as error:
+            if not str(error).startswith("404 "):
+                raise
+            self.watcher.hold("apiserver", True)
+            try:
+                self.system.take_orders()
+            finally:
+                self.watcher.hold("apiserver", False)
+
     def ask_again(self) -> None:
         """Makes the API hold what is wanted, whatever it has missed. Raises ApiError."""
         for name, file in (("tiny", self.system.tiny), ("loose", self.loose)):

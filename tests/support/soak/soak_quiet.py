@@ -40,7 +40,7 @@ def converge(hand: Hand, bound_s: float, meanwhile: Callable[[], None]) -> tuple
         meanwhile()
         try:
             if not asked:
-                hand.api.ask("DELETE", "/faults")
+                hand.end_api_faults()
                 hand.ask_again()
                 asked = True
             if time.monotonic() - nudged_at > NUDGE_EVERY_S:
