@@ -133,6 +133,15 @@ def test_an_edit_that_could_not_be_followed_at_once_is_followed_later() -> None:
     assert accept(edited, waiting, outlook("b", running=up), 300.0).spec_file == "default.tiny.b.json"
 
 
+def test_what_is_only_looked_at_again_is_no_warning_and_what_an_edit_waits_for_is_one() -> None:
+    before = accept(SERVICE, None, outlook("a"), 100.0)
+    asked = outlook("a", file=ModelFile("Checking", message="asked what it knows"))
+    assert accept(SERVICE, before, asked, 200.0) == before
+    warned = accept(replace(SERVICE, generation=9), before, asked, 200.0).warning
+    assert warned is not None and warned[1] == "asked what it knows; the engine keeps running as it last could"
+    assert accept(SERVICE, None, asked, 200.0).verdict.standing is Standing.WAIT
+
+
 def test_a_good_edit_clears_the_warning_of_a_bad_one() -> None:
     warned = refuse(rejected(), running(), 200.0)
     assert warned.warning is not None
