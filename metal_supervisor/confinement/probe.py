@@ -7,6 +7,7 @@ services would get; the outcome is kept for this build, this system and this rel
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import http.client
 import json
@@ -20,12 +21,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from metal_supervisor import __version__
+from metal_supervisor import __version__, launch
 from metal_supervisor.confinement.access import Access
 from metal_supervisor.confinement.policy import policy
 from metal_supervisor.spec.types import Probe
@@ -103,7 +104,8 @@ class Trials:
     """Outcomes for the engines of this machine; each trial runs in a thread, and its outcome wakes the controller."""
 
     def __init__(self, state: Path, launcher: Path, on_change: Callable[[], None]) -> None:
-        self._file, self._launcher, self._on_change = state / FILE, launcher, on_change
+        self._state, self._file, self._launcher, self._on_change = state, state / FILE, launcher, on_change
+        _end_left(state)
         self._verdicts: dict[str, TrialVerdict] = self._read()
         self._under_way: set[str] = set()
         self._lock = threading.Lock()
@@ -123,7 +125,7 @@ class Trials:
 
     def _run(self, key: str, trial: Callable[[Path, int], Trial]) -> None:
         try:
-            verdict = try_out(trial, self._launcher)
+            verdict = try_out(trial, self._launcher, self._state)
         except Exception as error:
             log.exception("confinement could not be tried")
             verdict = TrialVerdict(False, f"it could not be tried: {error!r:.200}")
@@ -151,8 +153,44 @@ class Trials:
             write_atomic(self._file, json.dumps(told), durable=False)
 
 
-def try_out(make: Callable[[Path, int], Trial], launcher: Path) -> TrialVerdict:
-    """Test the policy itself with a program that tries to break it; then start the engine under it and query it."""
+def _end_left(state: Path) -> None:
+    """End the engines of trials during which a controller was killed."""
+    for note in state.glob("trial-*.json"):
+        told = read_object(note)
+        pid, started = told.get("pid"), told.get("started")
+        if isinstance(pid, int) and isinstance(started, str):
+            launch.kill_engine(pid, started)
+        note.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _noted(engine: int, state: Path | None) -> Iterator[None]:
+    """Have a trial's engine ended at the end of the block or of this process, or else by the next controller."""
+    note = state and state / f"trial-{engine}.json"
+
+    def end() -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(engine, signal.SIGKILL)
+        if note:
+            note.unlink(missing_ok=True)
+
+    atexit.register(end)
+    try:
+        if note:
+            text = json.dumps({"pid": engine, "started": launch.start_time(engine)})
+            with contextlib.suppress(OSError):  # a full disk
+                write_atomic(note, text, durable=False)
+        yield
+    finally:
+        end()
+        atexit.unregister(end)
+
+
+def try_out(make: Callable[[Path, int], Trial], launcher: Path, state: Path | None = None) -> TrialVerdict:
+    """Test the policy itself with a program that tries to break it; then start the engine under it and query it.
+
+    `state`: directory for a note by which the next controller ends that engine, if this one is killed meanwhile.
+    """
     with tempfile.TemporaryDirectory(prefix="metal-supervisor-") as made:
         base = Path(made).resolve()
         for name in ("specs", "runs", "scratch"):
@@ -161,7 +199,7 @@ def try_out(make: Callable[[Path, int], Trial], launcher: Path) -> TrialVerdict:
         trial = make(base / "scratch", free_port())
         if leak := _leak(base, launcher, trial.access):
             return TrialVerdict(False, f"under it a program still {leak}")
-        return _serves(base, launcher, trial)
+        return _serves(base, launcher, trial, state)
 
 
 def launcher_command(
@@ -196,7 +234,7 @@ def _leak(base: Path, launcher: Path, access: Access) -> str:
     return done.stdout.strip()
 
 
-def _serves(base: Path, launcher: Path, trial: Trial) -> TrialVerdict:
+def _serves(base: Path, launcher: Path, trial: Trial, state: Path | None) -> TrialVerdict:
     log_file = base / "engine.log"
     command = launcher_command(base, launcher, trial.argv, dict(trial.env), trial.access)
     with log_file.open("wb") as output:
@@ -204,20 +242,19 @@ def _serves(base: Path, launcher: Path, trial: Trial) -> TrialVerdict:
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
     try:
-        until = time.monotonic() + SERVE_S
-        while time.monotonic() < until and engine.poll() is None:
-            if _answers(trial):
-                return TrialVerdict(True)
-            time.sleep(LOOK_S)
-        ended = engine.poll()
-        how = f"ended with {ended}" if ended is not None else f"did not serve within {SERVE_S:g} s"
-        lines = log_file.read_text("utf-8", "replace").strip().splitlines()
-        return TrialVerdict(
-            False, f"the engine {how}: {lines[-1] if lines else 'it printed nothing'}"[:400], ended is None
-        )
+        with _noted(engine.pid, state):
+            until = time.monotonic() + SERVE_S
+            while time.monotonic() < until and engine.poll() is None:
+                if _answers(trial):
+                    return TrialVerdict(True)
+                time.sleep(LOOK_S)
+            ended = engine.poll()
+            how = f"ended with {ended}" if ended is not None else f"did not serve within {SERVE_S:g} s"
+            lines = log_file.read_text("utf-8", "replace").strip().splitlines()
+            return TrialVerdict(
+                False, f"the engine {how}: {lines[-1] if lines else 'it printed nothing'}"[:400], ended is None
+            )
     finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(engine.pid, signal.SIGKILL)
         engine.wait()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -213,6 +214,34 @@ def test_a_real_engine_passes_its_trial_and_the_outcome_is_kept(tmp_path: Path) 
     verdict = eventually(lambda: trials.look("build", make), 60, "the outcome")
     assert verdict == TrialVerdict(True) and woken
     assert Trials(tmp_path, Path(launch.__file__), lambda: None).look("build", make) == verdict
+
+
+def trying(state: str) -> None:
+    """A controller in whose trial the engine is never found ready, until its input ends."""
+    program = engine_path()
+    access = Access((str(program),), homes_of(program, ""), (str(probe.GGUF.resolve()),))
+    made = trial_of((str(program), "-m", str(probe.GGUF.resolve()), "--host", "127.0.0.1", "-c", "256"), access)
+    trials = Trials(Path(state), Path(launch.__file__), lambda: None)
+    trials.look("build", lambda scratch, port: replace(made(scratch, port), probe=Probe(path="/never")))
+    sys.stdin.read()
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_the_engine_of_a_trial_ends_with_its_controller_or_with_the_next(tmp_path: Path, killed: bool) -> None:
+    root = Path(__file__).resolve().parents[2]
+    code = f"import sys; sys.path[:0] = {[str(root), str(root / 'tools')]!r}; "
+    code += f"from tests.boundary.test_confined import trying; trying({str(tmp_path)!r})"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as controller:
+        (note,) = eventually(lambda: list(tmp_path.glob("trial-*.json")), 30, "a trial")
+        told = json.loads(note.read_text())
+        assert launch.start_time(told["pid"]) == told["started"]
+        if killed:
+            controller.kill()
+    if killed:
+        assert launch.start_time(told["pid"]) == told["started"]
+        Trials(tmp_path, Path(launch.__file__), lambda: None)
+    eventually(lambda: launch.start_time(told["pid"]) != told["started"], 20, "its end")
+    assert not list(tmp_path.glob("trial-*.json"))
 
 
 def test_an_engine_that_cannot_serve_confined_fails_its_trial_with_its_last_line(tmp_path: Path) -> None:
