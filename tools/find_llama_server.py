@@ -331,13 +331,13 @@ def find(cache: Path | None = None, *, install_it: bool = True) -> Path:
     raise NotFound(f"no llama-server to be had ({'; '.join(failures)}); set METAL_SUPERVISOR_LLAMA_SERVER to one")
 
 
-def with_full_help(cache: Path | None = None) -> Path:
+def with_full_help() -> Path:
     """A llama-server whose help is whole; it is only looked for. Raises NotFound.
 
     The library's command knows few flags, and step 3's binary tells its own on any processor.
     """
-    found = find(cache, install_it=False)
-    packaged = (cache or default_cache()).expanduser().absolute() / BINARY.replace("==", "-") / BINARY_PATH
+    found = find(install_it=False)
+    packaged = default_cache().absolute() / BINARY.replace("==", "-") / BINARY_PATH
     return packaged if LIBRARY.replace("==", "-") in str(found) and is_program(packaged) else found
 
 

@@ -164,26 +164,27 @@ def _end_left(state: Path) -> None:
 
 
 @contextlib.contextmanager
-def _noted(engine: int, state: Path | None) -> Iterator[None]:
+def _ending(engine: subprocess.Popen[bytes], state: Path | None) -> Iterator[None]:
     """Have a trial's engine ended at the end of the block or of this process, or else by the next controller."""
-    note = state and state / f"trial-{engine}.json"
+    note = state and state / f"trial-{engine.pid}.json"
 
     def end() -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(engine, signal.SIGKILL)
+            os.killpg(engine.pid, signal.SIGKILL)
         if note:
             note.unlink(missing_ok=True)
 
     atexit.register(end)
     try:
         if note:
-            text = json.dumps({"pid": engine, "started": launch.start_time(engine)})
+            text = json.dumps({"pid": engine.pid, "started": launch.start_time(engine.pid)})
             with contextlib.suppress(OSError):  # a full disk
                 write_atomic(note, text, durable=False)
         yield
     finally:
         end()
         atexit.unregister(end)
+        engine.wait()
 
 
 def try_out(make: Callable[[Path, int], Trial], launcher: Path, state: Path | None = None) -> TrialVerdict:
@@ -241,21 +242,18 @@ def _serves(base: Path, launcher: Path, trial: Trial, state: Path | None) -> Tri
         engine = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
-    try:
-        with _noted(engine.pid, state):
-            until = time.monotonic() + SERVE_S
-            while time.monotonic() < until and engine.poll() is None:
-                if _answers(trial):
-                    return TrialVerdict(True)
-                time.sleep(LOOK_S)
-            ended = engine.poll()
-            how = f"ended with {ended}" if ended is not None else f"did not serve within {SERVE_S:g} s"
-            lines = log_file.read_text("utf-8", "replace").strip().splitlines()
-            return TrialVerdict(
-                False, f"the engine {how}: {lines[-1] if lines else 'it printed nothing'}"[:400], ended is None
-            )
-    finally:
-        engine.wait()
+    with _ending(engine, state):
+        until = time.monotonic() + SERVE_S
+        while time.monotonic() < until and engine.poll() is None:
+            if _answers(trial):
+                return TrialVerdict(True)
+            time.sleep(LOOK_S)
+        ended = engine.poll()
+        how = f"ended with {ended}" if ended is not None else f"did not serve within {SERVE_S:g} s"
+        lines = log_file.read_text("utf-8", "replace").strip().splitlines()
+        return TrialVerdict(
+            False, f"the engine {how}: {lines[-1] if lines else 'it printed nothing'}"[:400], ended is None
+        )
 
 
 def _answers(trial: Trial) -> bool:

@@ -48,7 +48,7 @@ def _doubtful(item: Service | Rejected, record: Record) -> bool:
 
 def _charged(records: Iterable[Record]) -> frozenset[Key]:
     """Keys of services with an estimate; a record that is still being checked has none, and counts as an offer."""
-    return frozenset(each.owner for each in records if not each.is_daemon and each.verdict.reason != "Checking")
+    return frozenset(each.owner for each in records if not each.is_daemon and each.verdict.reason != reconcile.CHECKING)
 
 
 class Assignment:

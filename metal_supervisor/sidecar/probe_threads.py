@@ -83,7 +83,7 @@ class ProbeThreads:
             again_s: float | None = AGAIN_S
             try:
                 again_s = turn()
-            except Exception:
+            except Exception:  # of one engine: the thread serves the others too, and this one is asked again
                 log.exception("a probe failed; it is tried again")
             if again_s is not None:
                 self.add(turn, again_s)

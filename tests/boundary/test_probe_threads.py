@@ -54,7 +54,7 @@ def test_more_engines_that_hang_than_threads_are_still_all_asked(monkeypatch: py
 
     def slow(index: int) -> probe_threads.Turn:
         def turn() -> float | None:
-            time.sleep(0.02)
+            time.sleep(0.02)  # an engine that takes longer to answer than a thread is waited for
             seen[index] += 1
             return 0.0
 

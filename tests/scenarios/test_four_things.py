@@ -160,7 +160,7 @@ def test_no_byte_of_a_chat_passes_through_our_processes(system: System) -> None:
 
     stream = system.stream(tokens=400)
     before, chunks = moved(), stream.chunks
-    # So many that a few passes of ours meanwhile, of some ten KiB each, make no difference.
+    # 1.2 MB: our processes read and write some 10 KiB in each pass, whatever is streamed.
     eventually(lambda: stream.chunks > chunks + 6000, 120, "fifteen answers to stream")
     assert stream.completed()
     streamed = (stream.chunks - chunks) * 200  # an event of llama-server has more than 200 bytes
