@@ -47,11 +47,14 @@ from metal_supervisor.spec.types import Json, Key
 from metal_supervisor.state import use_notes
 from metal_supervisor.state.directory import StateDir, StateError
 from metal_supervisor.state.doorbell import Doorbell, ring
+from metal_supervisor.state.throttle import Throttle
 from metal_supervisor.supervisord.client import BrokenFile, Refused, Supervisord, Unavailable
 
 TICK_S = 15.0
 RETRY_S = 1.0
 SOONEST_S, ACKNOWLEDGED_S = 0.02, 0.1
+SHARE, LONGEST_PAUSE_S = 0.25, 0.1
+"""Of a core, for many passes in a row; and the longest pause between two of them."""
 log = logging.getLogger("controller")
 
 
@@ -141,10 +144,11 @@ class Controller:
         self.metal.start()
         if not self.settings.embedded:  # loopback outlasts every sleep and every network
             NetworkWatcher(self.kube).start()
-        pause_s = 0.0
+        pause_s, throttle = 0.0, Throttle(SHARE, LONGEST_PAUSE_S)
         while not stopped():
             self.bell.wait(pause_s)
             began = time.monotonic()
+            throttle.begin()
             try:
                 pause_s = self.one_pass()
                 self.controller_status.passed(time.monotonic() - began)
@@ -157,6 +161,7 @@ class Controller:
             except Exception:
                 log.exception("pass failed unexpectedly; it is tried again")
                 pause_s = RETRY_S
+            time.sleep(throttle.pause_s())
 
     # ── one pass ─────────────────────────────────────────────────────────────────────────────────
 

@@ -130,13 +130,14 @@ class Prerequisites:
         return replace(found, host=where[0] if where else "", front_port=front)
 
     def basis(self, service: Service, record: Record, ports: Ports, snapshot: Snapshot) -> tuple[object, ...] | None:
-        """All that the outlook of an engine depends on that runs from its spec; None for any other."""
-        note = live_note(snapshot.notes.get(record.program), snapshot.table.get(record.program))
-        steady = record.runs and not record.withdraw and note is not None and note.spec_file == record.spec_file
+        """All that the outlook of an engine depends on that runs from its spec, or waits for its turn; else None."""
+        note = snapshot.notes.get(record.program)
+        up = live_note(note, snapshot.table.get(record.program))
+        steady = record.runs and not record.withdraw and (up is None or up.spec_file == record.spec_file)
         if not steady or not reconcile.same_request(record.asked, service.asked):
             return None
         around = self._around(service, record, ports, snapshot)
-        return None if around is None else (service, record, note, *around)
+        return None if around is None else (service, record, note, up is None, *around)
 
     def _around(
         self, service: Service, record: Record, ports: Ports, snapshot: Snapshot

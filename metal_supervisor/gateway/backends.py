@@ -18,16 +18,14 @@ from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json, Standing
 from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.throttle import Throttle
 
 LLAMA = "llama-server"
 """It serves one model under any name. Other runtimes want their own name for it."""
 CONTEXT_FLAGS = ("--context", "--max-model-len")
 MOST_KNOWN = 1024
-PAUSE_PART, BURST_S = 4.0, 0.1
-"""Pause between two readings, in times of what one takes, and pauses that may be left out after a rest.
-
-Reading takes a fifth of a core at most, and a swap's few readings wait for nothing.
-"""
+SHARE, LONGEST_PAUSE_S = 0.2, 0.5
+"""Of a core, for many readings in a row; and the longest pause between two of them."""
 CHECKING = "Checking"
 """Reason of a service whose prerequisites are looked at, which is over soon."""
 
@@ -38,6 +36,7 @@ class BackendReader:
     def __init__(self, settings: Settings, directory: StateDir) -> None:
         self._bind, self._state = settings.bind_address, directory
         self._contexts: dict[str, int] = {}
+        self._throttle = Throttle(SHARE, LONGEST_PAUSE_S)
         self.services = ServiceTable()
         self.read_at = 0.0
         """Monotonic time of the last reading."""
@@ -46,7 +45,7 @@ class BackendReader:
 
     def read(self) -> None:
         """Read all records and observations; unchanged files cost a stat each. Runs in a thread."""
-        began = time.monotonic()
+        self._throttle.begin()
         observed = self._state.observations()
         # A record that cannot be read just now is repaired by the controller: its service stays as it was.
         records, bad = self._state.records()
@@ -58,7 +57,7 @@ class BackendReader:
         ]
         self.services = ServiceTable((*found, *kept))
         self.read_at = time.monotonic()
-        self.next_at = max(self.next_at, began - BURST_S) + (1 + PAUSE_PART) * (self.read_at - began)
+        self.next_at = self.read_at + self._throttle.pause_s()
 
     def _backend(self, record: Record, observed: Observed | None) -> Backend:
         told = report(record, observed)

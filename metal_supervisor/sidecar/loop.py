@@ -49,6 +49,7 @@ from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import SESSION_FILE, StateDir
 from metal_supervisor.state.doorbell import Doorbell
 from metal_supervisor.state.reports import CONTROLLER_REPORT
+from metal_supervisor.state.throttle import Throttle
 from metal_supervisor.supervisord.client import Refused, ShuttingDown, Supervisord, Unavailable
 
 TICK_S = 15.0
@@ -56,8 +57,8 @@ RETRY_S = 1.0
 ANEW_S = 60.0
 """Seconds after which every row is made anew, whatever was looked at."""
 WITHDRAW_ALL_S = 2.0
-BURST_S = 0.1
-"""Pauses that may be left out after a rest: a swap, or an edit, takes a few passes."""
+SHARE, LONGEST_PAUSE_S = 0.25, 0.2
+"""Of a core, for many passes in a row; and the longest pause between two of them."""
 MOST_HAPPENINGS = 20
 log = logging.getLogger("sidecar")
 
@@ -152,17 +153,15 @@ class Sidecar:
         self._power.start()
         if not self.settings.embedded:
             threading.Thread(target=self._renew_token, name="token", daemon=True).start()
-        pause_s = rested_at = 0.0
+        pause_s, throttle = 0.0, Throttle(SHARE, LONGEST_PAUSE_S)
         while not stopped():
             self.bell.wait(pause_s)
             began = time.monotonic()
+            throttle.begin()
             try:
                 self.one_pass()
-                took_s = time.monotonic() - began
-                self._counters.passed(took_s)
-                # Many changes in a row take half of its time; the first ones after a rest, and an exit, do not wait.
-                rested_at = max(rested_at, began - BURST_S) + 2 * took_s
-                self._news.wait(max(0.0, rested_at - time.monotonic()))
+                self._counters.passed(time.monotonic() - began)
+                self._news.wait(throttle.pause_s())  # an exit does not wait
                 # supervisord sends no event when it gives up on a program; poll it while it may.
                 held = any(row.state in (State.BACKOFF, State.STOPPING) for row in self._table.values())
                 held = held or bool(self._supervisord_since)
@@ -382,14 +381,17 @@ class Sidecar:
     def _basis(
         self, record: Record, row: ProgramState | None, note: RunNote | None, pid: int, engine: SampledEngine
     ) -> tuple[object, ...] | None:
-        """All that the row of an engine depends on that runs by itself and is to go on; None for any other."""
-        if row is None or row.state is not State.RUNNING or not pid or record.withdraw or record.is_daemon:
-            return None
-        if record.daemon or self._leaving.is_set():
+        """All that the row of a service depends on whose engine runs and is to go on, or has no program yet.
+
+        None for any other.
+        """
+        steady = bool(pid) and row.state is State.RUNNING if row is not None else not pid
+        if not steady or record.withdraw or record.is_daemon or record.daemon or self._leaving.is_set():
             return None
         found = self.prober.finding(record.program), self.registrar.published(record.key), self._meter.held(engine)
         around = self.addresses.address, self._slumber.coming is not None, self._fronts()
-        return record, row.pid, row.start, note, pid, *found, *around
+        process = (row.pid, row.start) if row is not None else None
+        return record, process, note, pid, *found, *around
 
     def _fronts(self) -> list[int]:
         """Ports at which the gateway listens for on-demand services."""

@@ -154,7 +154,8 @@ class Observer:
         self._count_start(row, before, observed, now)
         self._before[record.program] = observed
         if self._state.write_observed(observed):
-            ring(self._state.path, "controller")
+            if before is None or before.to_decide_by != observed.to_decide_by:
+                ring(self._state.path, "controller")
             ring(self._state.path, "gateway")
         return LastSeen(observed, held.rss_bytes if held else 0, crashed)
 

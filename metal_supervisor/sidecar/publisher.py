@@ -34,6 +34,8 @@ class _Done:
     """The objects last written for one service with this uid. None: unknown."""
 
     uid: str = ""
+    want: WantedStatus | None = None
+    """All of it is written as this wants it; None while something is not."""
     service: Json | None = None
     service_version: str = ""
     """resourceVersion of the Service as last written."""
@@ -119,6 +121,9 @@ class Publisher:
     def endpoints(self, want: WantedStatus) -> None:
         """Reconcile the Service and the EndpointSlice of a service; withdraw its endpoint if its record says so."""
         done, token, record = self._done_of(want.record), want.record.withdraw, want.record
+        if done.want == want and not self._is_due(done):
+            return
+        done.want = None
         if time.monotonic() < done.blocked_until and done.problem:
             self._take_out(want, done)
             self._withdrawn(done, token)
@@ -135,6 +140,16 @@ class Publisher:
             done.problem = problem
             self._on_change()
         self._withdrawn(done, token)
+        done.want = want if done.slice is not None and not problem else None
+
+    def _is_due(self, done: _Done) -> bool:
+        """True if the heartbeat of a slice is due, or a look at its Service."""
+        now = time.monotonic()
+        return now - done.heartbeat_at >= HEARTBEAT_S or now - done.service_at >= self._service_every_s()
+
+    def _service_every_s(self) -> float:
+        """It may have been deleted, or changed: one look a minute, or one at each of many Services in ten."""
+        return min(SERVICE_S, HEARTBEAT_S * len(self._done))
 
     def _take_out(self, want: WantedStatus, done: _Done) -> None:
         """Withdraw the endpoint if nothing serves, before and regardless of the write of the Service."""
@@ -153,8 +168,7 @@ class Publisher:
         endpoint = want.record.endpoint
         assert endpoint is not None
         body = manifests.service_object(want.record, endpoint)
-        # It may have been deleted, or changed: one look a minute, or one at each of many Services in ten.
-        due = time.monotonic() - done.service_at >= min(SERVICE_S, HEARTBEAT_S * len(self._done))
+        due = time.monotonic() - done.service_at >= self._service_every_s()
         if body == done.service and not due:
             return ""
         path = f"/api/v1/namespaces/{want.record.namespace}/services/{endpoint.service}"

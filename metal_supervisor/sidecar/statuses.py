@@ -58,6 +58,8 @@ class _Written:
 
     owner: Key
     uid: str = ""
+    want: WantedStatus | None = None
+    """What `body` says, where it is the whole status; nothing is due while it is wanted still."""
     body: Json | None = None
     scheduling: tuple[str, str] | None = None
     clear_at: list[float] = field(default_factory=list)
@@ -125,6 +127,8 @@ class Statuses:
         if record.slot != 0 or not record.claimed or self._operator is None:
             written.body = None
             return
+        if not self._operator and written.body is not None and written.want == want:
+            return
         if written.body is None:
             written.body = self._kube.request("GET", _path("inferenceservices", record.owner)).get("status") or {}
         now = now_seconds(self._kube)
@@ -134,6 +138,7 @@ class Statuses:
             if body != written.body:
                 self._whole(record.owner, body)
                 written.body = body
+            written.want = want
             return
         body = manifests.own_status(record, want.report, written.body, now, self.silence)
         if not written.beside or body != manifests.own_part(written.body):

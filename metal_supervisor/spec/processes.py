@@ -118,6 +118,12 @@ class Observed:
     wakes: dict[str, float] = field(default_factory=dict)
     """On demand, its latest loads: UTC time at which it was asked for -> seconds until it was ready."""
 
+    @property
+    def to_decide_by(self) -> tuple[object, ...]:
+        """All of it that the controller decides by; the rest is for people."""
+        progress = self.withdrawn, self.drained, self.busy
+        return self.pid, self.state, self.ready, self.served, self.hung, self.memory_bytes, *progress
+
 
 @dataclass(frozen=True)
 class EngineUse:

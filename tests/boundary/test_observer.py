@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,6 +19,7 @@ from metal_supervisor.sidecar.publisher import Published
 from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.withdrawal import withdrawal_token
 from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.doorbell import Doorbell
 from tests.boundary.test_failure_registrar import OUTLOOK, SERVICE
 from tests.support.records import accept
 
@@ -137,3 +139,22 @@ def test_an_orderly_stop_counts_nothing(tmp_path: Path) -> None:
     life.look(State.STOPPED, 0, 0)
     life.note = replace(life.note, starts=())
     assert life.engine(1010, 2).restarts == 0
+
+
+def test_the_controller_is_woken_for_what_it_decides_by_and_not_for_words(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    bell = Doorbell(life.state.path, "controller")
+
+    def rung() -> bool:
+        ready, _, _ = select.select([bell], [], [], 0)
+        bell.wait(0)
+        return bool(ready)
+
+    life.engine(1000, 1)
+    assert rung()
+    life.quiet.found = ProbeFinding(False, "the engine is loading its model")
+    assert life.look(State.STARTING, 1000, 1000).message
+    assert not rung()
+    life.quiet.found = ProbeFinding(True, "", True)
+    life.look(State.STARTING, 1000, 1000)
+    assert rung()
