@@ -86,7 +86,7 @@ _OFF = Group("It is switched off", (METAL, AVAILABLE, EVENT), ("Stopped", "Suspe
 ))  # fmt: skip
 _ENGINE = Group("The engine is in trouble", (METAL,), ("Creating", "Failed"), (
     Reason("CrashLoopBackOff", "it does not stay up; the message has how it ended, its last line, the next attempt",
-           "`metal-supervisor logs NAMESPACE/NAME --previous`; `supervisorctl start` tries at once"),
+           "`metal-supervisor logs NAMESPACE/NAME --previous`; an edit is tried at once"),
     Reason("Hung", "it answers nothing, and has done no work for `--hang-timeout`: it is restarted", _WAIT),
     Reason("Unresponsive", "it served, and does not answer now: no new requests are sent there",
            "nothing; if it stays, `metal-supervisor logs`"),

@@ -24,6 +24,7 @@ from metal_supervisor.gateway.errors import GatewayError, quoted
 from metal_supervisor.gateway.routing import Backend
 from metal_supervisor.gateway.traffic import NO_SERVICE, Traffic
 from metal_supervisor.gateway.waiting import HOLD_S, WaitingRoom
+from metal_supervisor.runtimes.shims.gate import from_foreign_page
 from metal_supervisor.spec.processes import EngineUse
 
 THREAD_BYTES = 1 << 20
@@ -128,7 +129,13 @@ class Proxy:
         return found[0]
 
     async def _at_front(self, request: web.BaseRequest, exchange: Exchange, front: Backend) -> web.StreamResponse:
-        """Answer for one service, as its engine would; keyless, as an engine is, unless that has a key of its own."""
+        """Answer for one service, as its engine would; keyless, as an engine is, unless that has a key of its own.
+
+        The engine sees no `Origin`, so pages of other hosts are refused here. As of an engine, `Host` may be any: pods
+        use the name of a Service, an Ingress any.
+        """
+        if from_foreign_page(request.headers.getall("origin", ())):
+            raise _of_a_page("web pages of other hosts may not use it")
         goal = routing.Target(exchange.path, (front.namespace, front.name))
         if request.method in ("GET", "HEAD"):
             if exchange.path == "/health":
@@ -143,7 +150,7 @@ class Proxy:
     def _check_origin(self, headers: CIMultiDictProxy[str]) -> None:
         """Refuse a web page, and a name that a stranger may have pointed at this Mac. Raises GatewayError."""
         if "Origin" in headers:
-            raise GatewayError(403, "origin_not_allowed", "web pages may not use this gateway", final=True, close=True)
+            raise _of_a_page("web pages may not use this gateway")
         found = _HOST.fullmatch(headers.get("Host", ""))
         name = found[1].lower() if found else ""
         literal = name.startswith("[") or _IPV4.fullmatch(name)
@@ -292,6 +299,10 @@ async def _parsed(body: bytes, content_type: str) -> bodies.RequestBody:
 
 def _sent_key(request: web.BaseRequest) -> str:
     return sent_key(request.headers.get("Authorization", ""), request.headers.get("x-api-key", ""))
+
+
+def _of_a_page(text: str) -> GatewayError:
+    return GatewayError(403, "origin_not_allowed", text, final=True, close=True)
 
 
 def _not_found(method: str, path: str) -> GatewayError:

@@ -72,6 +72,21 @@ def test_the_first_request_loads_it_and_the_endpoint_stays(gateway: Gateway) -> 
     eventually(lambda: at_front.chat("tiny")[1]["error"]["code"] == "model_stopped", what="its requests to be refused")
 
 
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost.evil.example:3000"])
+def test_pages_of_other_hosts_are_refused_at_a_port_on_demand(gateway: Gateway, origin: str) -> None:
+    system = gateway.system
+    system.apply(demanded())
+    eventually(lambda: why(system, "tiny") == "True/Unloaded", what=system.said())
+    front = Gateway(system, system.port())
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    for method, path, asked in (("POST", "/v1/chat/completions", body), ("GET", "/v1/models", None)):
+        told = front.ask(method, path, asked, headers={"Origin": origin})
+        assert told[0] == 403, told
+        assert told[2]["error"]["code"] == "origin_not_allowed"
+    assert system.pid() == 0, "a page woke it"
+    assert front.ask("GET", "/health", headers={"Origin": "http://localhost:3000"})[0] == 200
+
+
 def test_its_own_address_loads_it_again_each_time(tmp_path: Path) -> None:
     with with_gateway(tmp_path, "--idle-ttl", "1") as up:
         system = up.system
