@@ -183,11 +183,16 @@ def _asking(proposal: Proposal, since: float | None, now: float) -> Entry:
         rank_of(proposal.priority),
         proposal.room_bytes or None,
         LedgerPhase.WAITING,
-        asked=now if since is None else since,
+        asked=_since(since, now),
         limit_bytes=proposal.limit_bytes,
         weights_bytes=proposal.mapped_bytes,
         unknown_why=proposal.memory,
     )
+
+
+def _since(at: float | None, now: float) -> float:
+    """The time since which an engine has waited: now, if it has not, or if the clock was set back meanwhile."""
+    return now if at is None else min(at, now)
 
 
 # ── decisions to records ─────────────────────────────────────────────────────────────────────────
@@ -220,7 +225,7 @@ def _kept(proposal: Proposal, was: Record | None, up: Up | None, now: float) -> 
 
 
 def _admitted(proposal: Proposal, was: Record | None, said: Decision, now: float) -> Record:
-    queued_at = now if proposal.queued_at is None else proposal.queued_at
+    queued_at = _since(proposal.queued_at, now)
     admitted_at = proposal.admitted_at if was is not None and was.spec_file == proposal.spec_file else now
     warning = (said.reason, said.message) if said.reason else proposal.warning
     return _running(
@@ -230,7 +235,7 @@ def _admitted(proposal: Proposal, was: Record | None, said: Decision, now: float
 
 def _as_it_was(proposal: Proposal, was: Record, said: Decision, now: float) -> Record:
     """Record of a service whose edit is queued: its engine stays as it is, all else follows the edit at once."""
-    since = now if was.edit_queued_at is None else was.edit_queued_at
+    since = _since(was.edit_queued_at, now)
     if was.spec_file == proposal.spec_file:  # only its next spec takes more
         return _running(proposal, was, now, next_spec="", next_bytes=0, edit_queued_at=since)
     engine = {name: getattr(was, name) for name in OF_THE_ENGINE}
@@ -249,7 +254,7 @@ def _queued(proposal: Proposal, was: Record | None, said: Decision, now: float) 
     message = f"it was stopped for {proposal.displaced_by}; {said.message}" if proposal.displaced_by else said.message
     message += f"; this is a guess by the size of its file: {proposal.guessed}" if proposal.guessed else ""
     message += f"; {proposal.advice}" if proposal.advice else ""
-    queued_at = now if proposal.queued_at is None else proposal.queued_at
+    queued_at = _since(proposal.queued_at, now)
     waits = replace(proposal, queued_at=queued_at, queue_position=said.position)
     return _stopped(waits, was, said.reason, message, now)
 

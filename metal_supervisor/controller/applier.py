@@ -11,15 +11,12 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from metal_supervisor import launch
 from metal_supervisor.controller import pacing, plan
 from metal_supervisor.controller.plan import Action, Hung, Step, Stopping, Wanted
-from metal_supervisor.host import machine
-from metal_supervisor.host.local_status import asked_at
-from metal_supervisor.runtimes import probing
+from metal_supervisor.runtimes.use_probe import Asked, are_busy
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.processes import LIVE, Diff, EngineUse, Observed, ProgramState, RunNote
 from metal_supervisor.spec.record import Record
@@ -30,9 +27,6 @@ from metal_supervisor.supervisord.client import BrokenFile, Supervisord, refusal
 
 YOUNG_S = 1.0
 ADD_AT_ONCE = 50
-BUSY_TIMEOUT_S = 0.5
-MOST_ASKED = 64
-"""Engines that are asked at a time."""
 log = logging.getLogger("controller")
 
 
@@ -296,12 +290,15 @@ class Applier:
         return overdue and not _hangs(notes.get(record.program), observed.get(record.program))
 
     def _answering(self, records: Sequence[Record], notes: Mapping[str, RunNote]) -> dict[str, bool]:
-        """Program -> whether its engine is busy. All are asked in parallel, because each may be slow to answer."""
-        if not records:
-            return {}
-        with ThreadPoolExecutor(min(len(records), MOST_ASKED), "busy") as pool:
-            found = pool.map(lambda each: self._answers_somebody(each, notes.get(each.program)), records)
-            return dict(zip((each.program for each in records), found, strict=True))
+        """Program -> whether its engine is busy."""
+        pids = {name: note.pid for name, note in notes.items()}
+        bind = self._settings.bind_address
+        return are_busy(
+            {
+                each.program: Asked(pids.get(each.program, 0), each.host or bind, each.port or 0, each.probe)
+                for each in records
+            }
+        )
 
     def _on_its_way(
         self, known: Stopping, record: Record, note: RunNote | None, seen: Observed | None, answers: bool | None
@@ -315,11 +312,6 @@ class Applier:
             busy, drained = answers, not answers
         drain_s = self._settings.drain_timeout if record.drain_s is None else record.drain_s
         return replace(known, withdrawn=withdrawn, busy=busy, drained=drained, drain_s=drain_s)
-
-    def _answers_somebody(self, record: Record, note: RunNote | None) -> bool:
-        where = asked_at(record.host or self._settings.bind_address)
-        told = probing.busy(record.port or 0, record.probe, where, BUSY_TIMEOUT_S)
-        return machine.has_clients(note.pid if note else 0, record.port or 0) if told is None else told
 
     def _hung_engine(self, program: str, note: RunNote | None, seen: Observed | None) -> Hung | None:
         """State of an engine that the sidecar reports as hung; None if it is not, or the report is of another process.

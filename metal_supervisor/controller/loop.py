@@ -49,6 +49,7 @@ from metal_supervisor.state.directory import StateDir, StateError
 from metal_supervisor.state.doorbell import Doorbell, ring
 from metal_supervisor.state.throttle import Throttle
 from metal_supervisor.supervisord.client import BrokenFile, Refused, Supervisord, Unavailable
+from metal_supervisor.supervisord.poker import Poker
 
 TICK_S = 15.0
 RETRY_S = 1.0
@@ -110,6 +111,7 @@ class Controller:
         self.models = Reflector(kube, collection(settings, "models"), self.wake, known)
         self.store = Store(settings.store_path, self.wake, terms_of(settings), read_listing)
         self.model_files, self.reasons = ModelFiles(self.store), Reasons(settings.runtime)
+        self._poker = Poker(directory.socket, self.wake)
         self.exits = ExitWatch(self._exited)
         self.node = machine.node_name(directory.path, settings.node_name)
         self.placement = Placement(settings, directory, kube, self.node, self.wake)
@@ -129,11 +131,7 @@ class Controller:
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────
 
     def _exited(self, _pid: int) -> None:
-        try:
-            self.supervisord.poke()
-        except (Unavailable, Refused) as error:
-            log.debug("poke failed", extra={"error": str(error)})
-        self.wake()
+        self._poker.ask()
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Run passes until `stopped`."""

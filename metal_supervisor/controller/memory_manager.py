@@ -16,13 +16,14 @@ from metal_supervisor.controller import admission
 from metal_supervisor.controller.admission import AdmissionRules, Up
 from metal_supervisor.controller.on_demand import Yielding
 from metal_supervisor.controller.plan import live_note
-from metal_supervisor.controller.pressure_watch import Asked, MemoryState, Watchdog
+from metal_supervisor.controller.pressure_watch import MemoryState, Watchdog
 from metal_supervisor.controller.snapshot import Room
 from metal_supervisor.memory import eviction
 from metal_supervisor.memory.budget import Budget
 from metal_supervisor.memory.eviction import Candidate, Returning
 from metal_supervisor.memory.ledger import Ledger
 from metal_supervisor.memory.pressure import Level, Watch
+from metal_supervisor.runtimes.use_probe import Asked
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.processes import LIVE, Observed, ProgramState, RunNote
 from metal_supervisor.spec.record import Proposal, Record

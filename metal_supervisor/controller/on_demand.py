@@ -58,7 +58,7 @@ def settle(
         if use.waiting or proposal.stopped_by_hand or (was is None and key in running):
             continue
         if was is not None and was.runs:
-            idle_s = now - used_at(was, use, observed.get(proposal.program))
+            idle_s = now - used_at(was, use, observed.get(proposal.program), now)
             if use.in_flight or not proposal.idle_s or idle_s < proposal.idle_s:
                 continue
             result[key] = at_rest(proposal, was, f"it had no request for {proposal.idle_s:g} s", now)
@@ -68,10 +68,13 @@ def settle(
     return result
 
 
-def used_at(record: Record, use: EngineUse, seen: Observed | None) -> float:
-    """Unix time of an engine's latest use; of its start, if it had none since."""
+def used_at(record: Record, use: EngineUse, seen: Observed | None, now: float) -> float:
+    """Unix time of an engine's latest use; of its start, if it had none since.
+
+    A time ahead of `now` is of a clock that has been set back since, and counts as long ago.
+    """
     ready_at = seen.since if seen is not None and seen.ready else 0.0
-    return max(use.used_at, record.admitted_at, ready_at)
+    return max((at for at in (use.used_at, record.admitted_at, ready_at) if at <= now), default=0.0)
 
 
 def never_fits(record: Record) -> bool:
@@ -105,9 +108,8 @@ def yields(
         if seen is None or not seen.ready:
             continue
         use = uses.get(proposal.program, UNUSED)
-        last = used_at(was, use, seen)
-        # A time ahead of `now` is of a clock that has been set back since, and counts as long ago.
-        busy = bool(use.in_flight or use.waiting) or 0 <= now - last < SETTLED_S
+        last = used_at(was, use, seen, now)
+        busy = bool(use.in_flight or use.waiting) or now - last < SETTLED_S
         if not busy or not 0 <= now - seen.since < MIN_AWAKE_S:
             found[key] = Yielding(now - MAX_WAIT_S if busy else now, busy, last)
     return found
@@ -120,11 +122,14 @@ def again_in_s(
     some = [each for each in records.values() if each.idle_s is not None]
     if any(each.queue_position for each in records.values()) and any(each.runs for each in some):
         # Until one of them may give up its memory: at the latest that is when it has settled.
-        last = [used_at(each, uses.get(each.program, UNUSED), observed.get(each.program)) for each in some if each.runs]
+        last = [
+            used_at(each, uses.get(each.program, UNUSED), observed.get(each.program), now)
+            for each in some if each.runs
+        ]  # fmt: skip
         settles = [each + SETTLED_S - now for each in last if each + SETTLED_S > now]
         return max(SOONEST_S, min([LOOK_EVERY_S, *settles]))
     left = [
-        used_at(each, uses.get(each.program, UNUSED), observed.get(each.program)) + each.idle_s - now
+        used_at(each, uses.get(each.program, UNUSED), observed.get(each.program), now) + each.idle_s - now
         for each in some
         if each.runs and each.idle_s
     ]

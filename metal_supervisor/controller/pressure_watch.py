@@ -13,30 +13,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metal_supervisor.host import local_status, machine
+from metal_supervisor.host import machine
 from metal_supervisor.host.left_engines import left_by_agent
 from metal_supervisor.launch import MARK
 from metal_supervisor.memory import machine_memory as host_memory
 from metal_supervisor.memory.budget import Budget
 from metal_supervisor.memory.pressure import Level, MemorySample, Pace, Watch, in_force, thresholds, watch
-from metal_supervisor.runtimes import RUNTIMES, builds, probing
+from metal_supervisor.runtimes import RUNTIMES, builds
+from metal_supervisor.runtimes.use_probe import Asked, are_busy
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec.types import Key, Probe
+from metal_supervisor.spec.types import Key
 
 ALERT_S = 2.0
 BUDGET_EVERY_S = 60.0
-BUSY_TIMEOUT_S = 0.5
 log = logging.getLogger("controller")
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Address and probe by which an engine is asked whether it is busy."""
-
-    pid: int
-    address: str
-    port: int
-    probe: Probe
 
 
 def pace_of(settings: Settings) -> Pace:
@@ -129,8 +119,8 @@ class Watchdog(threading.Thread):
         )
         now = watch(before, sample, limits, self.pace)
         critical = now.level is Level.CRITICAL
-        busy = frozenset(key for key, each in self._engines.items() if _busy(each)) if critical else frozenset()
-        self.seen = MemoryState(now, sample, limits.warning_bytes, busy)
+        busy = are_busy(self._engines) if critical else {}
+        self.seen = MemoryState(now, sample, limits.warning_bytes, frozenset(key for key, told in busy.items() if told))
         if now.level is not before.level:
             detail = {"level": now.level.value, "was": before.level.value, "why": now.why}
             (log.info if now.level is Level.NORMAL else log.warning)("memory pressure", extra=detail)
@@ -151,9 +141,3 @@ def _beside_left(found: Budget) -> Budget:
     """The budget less the memory of engines that LLMKube's agent left behind."""
     left = left_by_agent(machine.abandoned(), MARK)
     return found.less(sum(each.resident_bytes for each in left), "engines that LLMKube's agent left behind")
-
-
-def _busy(asked: Asked) -> bool:
-    """True if an engine is serving a request; an engine that cannot tell is judged by its connections."""
-    told = probing.busy(asked.port, asked.probe, local_status.asked_at(asked.address), BUSY_TIMEOUT_S)
-    return machine.has_clients(asked.pid, asked.port) if told is None else told

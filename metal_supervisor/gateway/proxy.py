@@ -52,7 +52,7 @@ class Proxy:
         doorman: Doorman,
         hosts: Collection[str] | None,
         public_port: int,
-        tell: Callable[[Mapping[str, EngineUse]], None],
+        tell: Callable[[Mapping[str, EngineUse]], bool],
     ) -> None:
         """`hosts`: names accepted in the Host header besides addresses, None to accept any.
 

@@ -21,6 +21,8 @@ HOLD_S = 280.0
 """Longest time that a request waits: below the 300 s after which clients give up by themselves."""
 TELL_EVERY_S = 0.2
 """Shortest time between two notes that nobody waits for."""
+AGAIN_S = 1.0
+"""Until a note that could not be kept, as on a full disk, is tried again."""
 FULL_RETRY_S = 10
 
 
@@ -30,10 +32,11 @@ class WaitingRoom:
     def __init__(
         self,
         in_flight: Mapping[str, int],
-        tell: Callable[[Mapping[str, EngineUse]], None],
+        tell: Callable[[Mapping[str, EngineUse]], bool],
         waited: Callable[[Key, float], None] = lambda _service, _seconds: None,
     ) -> None:
-        """`in_flight`: requests at an engine, by program; `tell`: keeps the uses, and wakes the controller.
+        """`in_flight`: requests at an engine, by program; `tell`: keeps the uses, and wakes the controller; False
+        if they cannot be kept just now.
 
         `waited`: counts a request that has waited, and for how many seconds.
         """
@@ -128,6 +131,9 @@ class WaitingRoom:
             for each in self._table.backends
             if each.on_demand
         }  # fmt: skip
-        if uses != (self._told or {}):
+        if uses == (self._told or {}):
+            return
+        if self._keep(uses):
             self._told = uses
-            self._keep(uses)
+        else:
+            self._later = asyncio.get_running_loop().call_later(AGAIN_S, self._tell)

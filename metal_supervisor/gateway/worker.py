@@ -121,6 +121,7 @@ class Worker:
                 loop.remove_reader(bell.fileno())
 
         loop.add_reader(bell.fileno(), rung)
+        self._news.set()  # it may have been rung since the records were read
 
     # ── what serves ──────────────────────────────────────────────────────────────────────────────
 
@@ -216,10 +217,11 @@ class Worker:
         self._problems[address] = problem
         self._tell()
 
-    def _keep_uses(self, uses: Mapping[str, EngineUse]) -> None:
-        """Keep the uses of on-demand engines for the controller, and wake it."""
-        use_notes.write(self._state.path, uses)
+    def _keep_uses(self, uses: Mapping[str, EngineUse]) -> bool:
+        """Keep the uses of on-demand engines for the controller, and wake it; False if they cannot be kept."""
+        kept = use_notes.write(self._state.path, uses)
         ring(self._state.path, "controller")
+        return kept
 
     def _protocol(self) -> asyncio.Protocol:
         assert self._server is not None

@@ -14,7 +14,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import TypeVar
 
 from metal_supervisor import launch
 from metal_supervisor.cluster.accounts import Renewal
@@ -51,6 +53,7 @@ from metal_supervisor.state.doorbell import Doorbell
 from metal_supervisor.state.reports import CONTROLLER_REPORT
 from metal_supervisor.state.throttle import Throttle
 from metal_supervisor.supervisord.client import Refused, ShuttingDown, Supervisord, Unavailable
+from metal_supervisor.supervisord.poker import Poker
 
 TICK_S = 15.0
 RETRY_S = 1.0
@@ -61,6 +64,15 @@ SHARE, LONGEST_PAUSE_S = 0.25, 0.2
 """Of a core, for many passes in a row; and the longest pause between two of them."""
 MOST_HAPPENINGS = 20
 log = logging.getLogger("sidecar")
+T = TypeVar("T")
+
+
+def _settle(told: Future[T], ask: Callable[[], T]) -> None:
+    """Ask, and keep the answer, or the error."""
+    try:
+        told.set_result(ask())
+    except Exception as error:  # noqa: BLE001 - raised where the answer is read
+        told.set_exception(error)
 
 
 class Sidecar:
@@ -91,18 +103,23 @@ class Sidecar:
         )
         limits = HangLimits(settings.llama_server_startup_timeout, settings.hang_timeout)
         self.prober = Prober(self.wake, limits, self._key_of, self._counters.probed)
+        self._poker = Poker(directory.socket, self.wake)
         self.exits = ExitWatch(self._exited)
         self._meter = MemorySampler(self.wake)
         self._gatherer = EngineScraper(settings.bind_address, self._key_of)
         self._dead: set[int] = set()
         self._news = threading.Event()
         """Set while a process has ended that no pass has reported yet."""
+        self._told: Future[Mapping[str, ProgramState]] | None = None
+        """supervisord's answer that is waited for."""
+        self._heard = threading.Event()
+        """Set by that answer, and by an exit: whoever waits for the one must not miss the other."""
         self._reports: dict[Key, Report] = {}
         self._happenings: deque[Recent] = deque(maxlen=MOST_HAPPENINGS)
         self._address = ""
         """The address last advertised, "" before the first."""
         self._table: Mapping[str, ProgramState] = {}
-        self._supervisord_since, self._table_read = 0.0, False
+        self._supervisord_since = 0.0
         self._inventory = Inventory(settings, self.wake)
         self._observer = Observer(
             directory, self.prober, self._meter, self._counters, self.registrar.published, self._dead
@@ -133,10 +150,9 @@ class Sidecar:
     def _exited(self, pid: int) -> None:
         self._dead.add(pid)
         self._news.set()
+        self._heard.set()
         self.wake()
-        with contextlib.suppress(Unavailable, Refused):
-            self.supervisord.poke()
-        self.wake()
+        self._poker.ask()
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Run passes until `stopped`; withdraw the endpoints if the whole system stops."""
@@ -282,16 +298,16 @@ class Sidecar:
 
     def _read_table(self) -> str:
         """Read supervisord's process table. Returns the error, and keeps the previous table, if that fails; else ""."""
-        if self._news.is_set():  # withdraw the endpoint before asking supervisord, which may hang
-            self._news.clear()
-            self.wake()
-            return self.board.supervisord_error
         try:
-            self._table = self.supervisord.table()
+            table = self._awaited_table()
         except (Unavailable, Refused) as error:
             self._supervisord_since = self._supervisord_since or time.monotonic()
             return str(error)
-        self._supervisord_since, self._table_read = 0.0, True
+        if table is None:  # withdraw the endpoint before supervisord answers, which may hang
+            self._news.clear()
+            self.wake()
+            return self.board.supervisord_error
+        self._table, self._supervisord_since = table, 0.0
         observed = {seen.pid for seen in self._observer.observations.values()}
         self._dead &= {row.pid for row in self._table.values()} | observed
         self.exits.watch_only(
@@ -299,6 +315,25 @@ class Sidecar:
             | (observed - self._dead)
         )
         return ""
+
+    def _awaited_table(self) -> Mapping[str, ProgramState] | None:
+        """supervisord's process table; None if a process has ended, now or while supervisord was waited for.
+
+        Raises Unavailable or Refused.
+        """
+        if self._told is None and not self._news.is_set():
+            self._told = Future()
+            reads = threading.Thread(target=_settle, args=(self._told, self.supervisord.table), name="table")
+            reads.daemon = True
+            reads.start()
+            self._told.add_done_callback(lambda _told: self._heard.set())
+        while not self._news.is_set():
+            if self._told is not None and self._told.done():
+                told, self._told = self._told, None
+                return told.result()
+            self._heard.wait()
+            self._heard.clear()
+        return None
 
     def _controller(self) -> Json:
         try:
@@ -374,7 +409,7 @@ class Sidecar:
         address = self.addresses.address
         where = f"{address}:{told.port}" if told.wants_slice and address and seen.settled else ""
         made = Row(record, seen.observed, told, where, seen.rss_bytes)
-        if basis is not None and seen.settled:
+        if basis is not None and seen.settled and seen.kept:
             self._steady[record.program] = basis, made
         return made
 

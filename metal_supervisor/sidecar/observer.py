@@ -62,6 +62,8 @@ class LastSeen:
     crashed: bool = False
     settled: bool = True
     """False for an exit that supervisord has not reported yet: no Event is posted for it."""
+    kept: bool = True
+    """False if it could not be written, as on a full disk: it has to be made again."""
 
 
 class Observer:
@@ -85,6 +87,8 @@ class Observer:
             program: replace(seen, counted_start=seen.counted_start or now)
             for program, seen in state.observations().items()
         }
+        self._unkept: set[str] = set()
+        """Programs whose latest observation could not be written."""
         self._engines: dict[str, int] = {}
         """Program -> latest pid that its launcher noted as an engine."""
 
@@ -98,6 +102,7 @@ class Observer:
         for program in self._before.keys() - set(programs):
             del self._before[program]
             self._engines.pop(program, None)
+            self._unkept.discard(program)
             self._state.forget_observed(program)
 
     def known(self, record: Record, pid: int) -> ProbeFinding:
@@ -153,11 +158,21 @@ class Observer:
         )
         self._count_start(row, before, observed, now)
         self._before[record.program] = observed
-        if self._state.write_observed(observed):
-            if before is None or before.to_decide_by != observed.to_decide_by:
+        news = before is None or before.to_decide_by != observed.to_decide_by
+        return LastSeen(observed, held.rss_bytes if held else 0, crashed, kept=self._keep(observed, news))
+
+    def _keep(self, observed: Observed, news: bool) -> bool:
+        """Write an observation, and wake its readers; False if it cannot be written. `news`: for the controller too."""
+        changed, program = self._state.write_observed(observed), observed.program
+        if changed is None:
+            self._unkept.add(program)
+            return False
+        if changed:
+            if news or program in self._unkept:
                 ring(self._state.path, "controller")
             ring(self._state.path, "gateway")
-        return LastSeen(observed, held.rss_bytes if held else 0, crashed)
+        self._unkept.discard(program)
+        return True
 
     def _just_died(self, before: Observed) -> LastSeen:
         """The outcome for an exit that supervisord has not reported yet: not ready, so that the endpoint is withdrawn.
@@ -165,8 +180,7 @@ class Observer:
         The exit status, the counters and the Event wait for supervisord's report.
         """
         observed = replace(before, pid=0, ready=False, served=False, hung="", message="the engine has ended")
-        self._state.write_observed(observed)
-        return LastSeen(observed, settled=False)
+        return LastSeen(observed, settled=False, kept=self._keep(observed, news=False))
 
     def _finding(self, look: ServiceView, records: Mapping[str, Record]) -> ProbeFinding:
         """The probe's finding; for a model on a shared daemon, combined with those of the daemon and the attacher."""

@@ -261,7 +261,7 @@ class Publisher:
         """Have every slice written again: peers may have withdrawn them during a gap."""
         for done in self._done.values():
             if done.slice is not None:
-                done.heartbeat_at, done.slice = 0.0, None
+                done.heartbeat_at, done.slice, done.want = 0.0, None, None
 
     def _drop_slice(self, record: Record, done: _Done) -> None:
         """Delete this Mac's slice unless that is done; the Service stays, and keeps its cluster IP."""

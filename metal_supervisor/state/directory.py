@@ -322,8 +322,8 @@ class StateDir:
         """Write a record; False if the file held that already."""
         return self._kept(self.record_path(record.program), record, programs.record_text)
 
-    def write_observed(self, observed: Observed) -> bool:
-        """Write an observation; False if the file held that already, or cannot be written.
+    def write_observed(self, observed: Observed) -> bool | None:
+        """Write an observation; False if the file held that already, None if it cannot be written.
 
         Without a sync: it is made anew in every pass, and a full disk must not stop the pass.
         """
@@ -331,7 +331,7 @@ class StateDir:
         try:
             return self._kept(path, observed, programs.observed_text, durable=False)
         except OSError:
-            return False
+            return None
 
     def forget(self, program: str) -> None:
         """Remove all files of a program except its logs."""

@@ -6,7 +6,6 @@ reads all of them; those of workers that ended count no more.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -27,15 +26,21 @@ def _path(state: Path, pid: int) -> Path:
     return state / FOLDER / f"{pid}.json"
 
 
-def write(state: Path, uses: Mapping[str, EngineUse]) -> None:
-    """Write this process's note, by program; without a sync: it counts only as long as the process lives."""
+def write(state: Path, uses: Mapping[str, EngineUse]) -> bool:
+    """Write this process's note, by program; False if it cannot be written, as on a full disk.
+
+    Without a sync: it counts only as long as the process lives.
+    """
     own = os.getpid()
     body = {"format": FORMAT, "pid": own, "started": launch.start_time(own)}
     body["programs"] = {name: asdict(use) for name, use in uses.items()}
     path = _path(state, own)
-    with contextlib.suppress(OSError):  # a full disk
+    try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         write_atomic(path, json.dumps(body) + "\n", durable=False)
+    except OSError:
+        return False
+    return True
 
 
 def remove(state: Path) -> None:

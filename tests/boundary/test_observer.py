@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import time
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from metal_supervisor.sidecar.probes import ProbeFinding, ProbeTarget
 from metal_supervisor.sidecar.publisher import Published
 from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.withdrawal import withdrawal_token
+from metal_supervisor.state import directory
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.doorbell import Doorbell
 from tests.boundary.test_failure_registrar import OUTLOOK, SERVICE
@@ -158,3 +160,25 @@ def test_the_controller_is_woken_for_what_it_decides_by_and_not_for_words(tmp_pa
     life.quiet.found = ProbeFinding(True, "", True)
     life.look(State.STARTING, 1000, 1000)
     assert rung()
+
+
+def test_what_could_not_be_written_wakes_the_controller_once_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life(tmp_path)
+    bell = Doorbell(life.state.path, "controller")
+    life.engine(1000, 1)
+    bell.wait(0)
+    life.quiet.found = ProbeFinding(True, "", True)
+    with monkeypatch.context() as full:
+        full.setattr(directory, "write_atomic", no_space)
+        assert life.look(State.RUNNING, 1000, 1000).ready
+    assert not life.state.observations()[NAME].ready
+    assert life.look(State.RUNNING, 1000, 1000).ready
+    assert life.state.observations()[NAME].ready
+    ready, _, _ = select.select([bell], [], [], 0)
+    assert ready
+
+
+def no_space(*_: object, **__: object) -> bool:
+    raise OSError(errno.ENOSPC, "No space left on device")

@@ -325,25 +325,28 @@ def test_a_child_that_outlives_its_engine_and_supervisord_is_ended_at_boot(syste
     sees="not Ready at once; Ready again when supervisord goes on", bound="withdrawn within 5 s",
 )
 def test_an_engine_that_is_a_zombie_is_dead(system: System, figure: Figure) -> None:
-    system.apply(service("undead"))
-    before = system.ready("undead")
-    eventually(lambda: lives(system, "undead"), what="RUNNING")
+    names = ("undead", "undead-too")  # the second exit is noticed while supervisord is still asked about the first
+    system.apply(*map(service, names))
+    before = {name: system.ready(name) for name in names}
+    eventually(lambda: all(lives(system, name) for name in names), what="RUNNING")
     warden = system.supervisord_pid()
     os.kill(warden, signal.SIGSTOP)
     try:
-        kill(before)
-        watch = Stopwatch(figure)
-        eventually(lambda: psutil.Process(before).status() == psutil.STATUS_ZOMBIE, 10, "a zombie")
-        watch.when("withdrawn", lambda: withdrawn(system, "undead", 5))
-        assert psutil.Process(before).status() == psutil.STATUS_ZOMBIE
+        for name, pid in before.items():
+            kill(pid)
+            watch = Stopwatch(figure)
+            eventually(lambda pid=pid: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 10, "a zombie")
+            watch.when("withdrawn", lambda name=name: withdrawn(system, name, 5))
+            assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     finally:
         os.kill(warden, signal.SIGCONT)
-    watch = Stopwatch(figure)
-    watch.when("serves after supervisord went on", lambda: eventually(
-        lambda: system.slice_ready("undead"), 30, "the endpoint to be back"))
-    assert system.pid("undead") not in (0, before) and not psutil.pid_exists(before)
+    for name, pid in before.items():
+        watch = Stopwatch(figure)
+        watch.when("serves after supervisord went on", lambda name=name: eventually(
+            lambda: system.slice_ready(name), 30, "the endpoint to be back"))
+        assert system.pid(name) not in (0, pid) and not psutil.pid_exists(pid)
     eventually(lambda: system.health()[0] == 200, 30, "healthz to be as before")
-    gone(system, "undead")
+    gone(system, *names)
 
 
 # ── P 65: it cannot be started; last, because the file is everybody's ────────────────────────────

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from metal_supervisor.gateway import waiting
 from metal_supervisor.gateway.errors import GatewayError
 from metal_supervisor.gateway.routing import Backend, ServiceTable
 from metal_supervisor.gateway.waiting import MOST_LOADS, MOST_OF_ONE, WaitingRoom
@@ -34,7 +35,14 @@ class Room:
     def __init__(self) -> None:
         self.in_flight: Counter[str] = Counter()
         self.told: list[Mapping[str, EngineUse]] = []
-        self.room = WaitingRoom(self.in_flight, self.told.append)
+        self.full = False
+        """Nothing can be kept: the disk is full."""
+        self.room = WaitingRoom(self.in_flight, self.keep)
+
+    def keep(self, uses: Mapping[str, EngineUse]) -> bool:
+        if not self.full:
+            self.told.append(uses)
+        return not self.full
 
     @property
     def last(self) -> EngineUse:
@@ -54,6 +62,22 @@ def test_the_first_who_waits_is_told_at_once_and_the_others_are_counted() -> Non
         assert here.last.waiting == 0
 
     asyncio.run(go())
+
+
+def test_what_could_not_be_kept_on_a_full_disk_is_told_once_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "AGAIN_S", 0.01)
+
+    async def go() -> None:
+        here = Room()
+        here.room.look(table())
+        here.full = True
+        with here.room.wait_for(NAME, CLIENT):
+            assert not here.last.waiting
+            here.full = False
+            while not here.last.waiting:
+                await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(go(), 30))
 
 
 def test_a_withdrawal_is_acknowledged_and_so_is_the_last_answer_after_it() -> None:

@@ -107,6 +107,17 @@ def test_an_engine_is_unloaded_after_its_idle_time(use: EngineUse, stays: bool) 
         assert found.spec_file is None and found.drain_s == on_demand.DRAIN_S
 
 
+def test_times_ahead_of_a_clock_that_was_set_back_count_as_long_ago() -> None:
+    back = NOW - 3600
+    uses, seen = {RUNS.program: EngineUse(used_at=NOW - 1)}, {RUNS.program: READY}
+    idle = on_demand.settle({RUNS.key: ASKS}, {RUNS.key: RUNS}, uses, seen, [RUNS.key], back)
+    assert not idle[RUNS.key].asks
+    used = {RUNS.program: EngineUse(used_at=back - 0.1)}  # since the clock was set
+    stays = on_demand.settle({RUNS.key: ASKS}, {RUNS.key: RUNS}, used, seen, [RUNS.key], back)
+    assert stays[RUNS.key].asks
+    assert on_demand.yields(stays, {RUNS.key: RUNS}, used, seen, back)[RUNS.key].busy
+
+
 def test_it_stays_where_only_others_may_end_it() -> None:
     assert settled(EngineUse(), asks=replace(ASKS, idle_s=0.0)).asks
     assert settled(EngineUse(), asks=replace(ASKS, stopped_by_hand=True)).asks
@@ -397,6 +408,25 @@ def test_models_that_never_fit_together_are_served_in_turns(models: int) -> None
             mac.answer(name)
     assert mac.seen["answers"] > 100 * models
     assert longest <= (models - 1) * (max(MIN_AWAKE_S, MAX_WAIT_S) + 5.0), longest
+
+
+def test_one_that_waits_while_the_clock_is_set_back_gets_its_turn_all_the_same() -> None:
+    mac = Mac(1)
+    for name in ("m0", "m1"):
+        mac.edit(name, reserved_bytes=60)
+        mac.ask(name)
+        for _ in range(2):
+            mac.one_pass()
+            mac.move()
+    assert set(mac.processes) == {"m0"} and mac.waiting["m1"] == 1
+    mac.now -= 8 * 3600
+    mac.processes["m0"].ready_at = mac.now - MIN_AWAKE_S  # it stays ready, whatever the clock says
+    mac.answer("m0")
+    for _ in range(5):
+        mac.now += 1.0
+        mac.one_pass()
+        mac.move()
+    assert "m1" in mac.processes and not mac.waiting["m1"]
 
 
 def test_the_idle_one_of_lowest_priority_goes_first_and_then_the_longest_unused() -> None:
