@@ -12,7 +12,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -87,6 +87,8 @@ class Registrar(threading.Thread):
         self._events: list[tuple[Record | str, Happening]] = []
         """(service, or namespace for an Event about this Mac; Event)."""
         self._counters = counters or Counters()
+        self._urgent = threading.Event()
+        """Set while an endpoint is to be withdrawn that no pass has begun with yet."""
         self._out_since: dict[Key, float] = {}
         """Monotonic time of the decision to withdraw an endpoint that the cluster still shows as ready."""
         self._settled = threading.Event()
@@ -131,6 +133,7 @@ class Registrar(threading.Thread):
         for key, before in self._wanted.items():
             if before.report.ready and before.report.wants_slice and key not in serving:
                 self._out_since.setdefault(key, time.monotonic())
+                self._urgent.set()
         for key in self._out_since.keys() & serving:
             del self._out_since[key]
 
@@ -203,6 +206,9 @@ class Registrar(threading.Thread):
             log.warning("peers could not be told that this Mac stops", extra={"error": str(error)})
 
     def _one_pass(self) -> None:
+        """One pass: Leases and withdrawals first, and all else until one of these is due again."""
+        self._urgent.clear()
+        began = time.monotonic()
         with self._lock:
             wanted, models, around = self._wanted, self._models, self._around
             events, self._events = self._events, []
@@ -210,7 +216,7 @@ class Registrar(threading.Thread):
         self._lost_s = 0.0
         if around.cloned:
             self._troubled(around.cloned)
-            return
+            return None
         publish, membership = self._publisher, self._membership
         publish.statuses.operator, publish.statuses.silence = around.operator, around.silence
         membership.describe(dict(around.notes))
@@ -218,46 +224,76 @@ class Registrar(threading.Thread):
             self._attempt("lease", namespace, partial(self._live, namespace))
         if time.monotonic() >= publish.resync_at:
             self._attempt("resync", "", partial(publish.resync, wanted))
-        # Withdrawals before announcements; everything that carries traffic before statuses and Events.
         late = [key for key, want in wanted.items() if want.report.ready]
         for key in sorted(wanted.keys() - set(late)):
+            if self._is_overtaken(began):
+                return self._begin_anew(events)
             if self._attempt("endpoints", key, partial(publish.endpoints, wanted[key])):
                 self._is_out(key)
         if not late:
             self._look_whether_out(wanted)
-        for key in late:
-            if membership.steady(key[0]):
-                self._attempt("endpoints", key, partial(publish.endpoints, wanted[key]))
-        for key in publish.unwanted(wanted):
-            self._attempt("forget", key, partial(publish.forget, key))
-        for key in self._out_since.keys() - wanted.keys() - publish.unwanted(wanted):
-            self._is_out(key)
-        for peer in membership.to_withdraw(around.silent):
-            self._attempt("peers", peer, partial(membership.withdraw_peer, *peer))
-        for key, want in wanted.items():
-            self._attempt("status", key, partial(publish.statuses.service, want))
-        publish.statuses.forget_models_but(models)
-        for key, model in models.items() if around.operator is False else ():
-            self._attempt("status", ("Model", *key), partial(publish.statuses.model, key, model))
-        if self._fleet_node is not None:
-            served = [want.record.model for want in wanted.values() if want.report.ready]
-            self._attempt("fleetnode", "", partial(self._fleet_node.write, served))
-        for about, what in events:
+        for what, on, action in self._after_withdrawals(wanted, models, around, late):
+            if self._is_overtaken(began):
+                return self._begin_anew(events)
+            self._attempt(what, on, action)
+        for about, happened in events:
             on = about if isinstance(about, str) else about.key
-            posted = self._attempt("event", on, partial(self._post, about, what))
+            posted = self._attempt("event", on, partial(self._post, about, happened))
             if not posted and (self._pass_failed or ("event", on) in self._backoffs):
-                self.tell(about, what)
+                self.tell(about, happened)
         if self._pass_failed:
-            return
+            return None
         self._backoffs.prune()
         if self._backoffs:
             self._troubled(self._backoffs.told())
-            return
+            return None
         if not self._refused:
             self._clear_trouble()
         with self._lock:
             if wanted is self._wanted:
                 self._settled.set()
+        return None
+
+    def _begin_anew(self, events: list[tuple[Record | str, Happening]]) -> None:
+        """Leave the rest of a pass, its Events too, to the next one, which begins at once."""
+        with self._lock:
+            self._events = events + self._events
+        self._wake.set()
+
+    def _after_withdrawals(
+        self,
+        wanted: Mapping[Key, WantedStatus],
+        models: Mapping[Key, WantedModel],
+        around: Around,
+        late: Sequence[Key],
+    ) -> Iterator[tuple[str, Hashable, Callable[[], None]]]:
+        """The writes of a pass that may wait, as for `_attempt`: what carries traffic first, then statuses."""
+        publish, membership = self._publisher, self._membership
+        for key in late:
+            if membership.steady(key[0]):
+                yield "endpoints", key, partial(publish.endpoints, wanted[key])
+        for key in publish.unwanted(wanted):
+            yield "forget", key, partial(publish.forget, key)
+        for key in self._out_since.keys() - wanted.keys() - publish.unwanted(wanted):
+            self._is_out(key)
+        for peer in membership.to_withdraw(around.silent):
+            yield "peers", peer, partial(membership.withdraw_peer, *peer)
+        for key, want in wanted.items():
+            yield "status", key, partial(publish.statuses.service, want)
+        publish.statuses.forget_models_but(models)
+        for key, model in models.items() if around.operator is False else ():
+            yield "status", ("Model", *key), partial(publish.statuses.model, key, model)
+        if self._fleet_node is not None:
+            served = [want.record.model for want in wanted.values() if want.report.ready]
+            yield "fleetnode", "", partial(self._fleet_node.write, served)
+
+    def _is_overtaken(self, began: float) -> bool:
+        """True if an endpoint is to be withdrawn, or a Lease to be renewed, since a pass began.
+
+        With a slow API a pass over many services takes a minute. What is written already costs the next one nothing.
+        """
+        due_at = self._membership.due_at(self._around.namespaces)
+        return self._urgent.is_set() or began < due_at <= time.monotonic()
 
     def _post(self, about: Record | str, what: Happening) -> None:
         if isinstance(about, str):

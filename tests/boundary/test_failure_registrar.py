@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,66 @@ def test_a_conflict_is_over_in_a_moment_and_an_object_that_is_invalid_is_not(par
     assert left_s <= 1.0 if soon else left_s > 20
     assert registrar.trouble == ("", 0.0), "that is no trouble of the cluster's"
     assert not any(part in path for path in cluster.written)
+
+
+class Slow(Cluster):
+    """Takes its time for a status: meanwhile `meanwhile` happens, once."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        super().__init__()
+        self.meanwhile = meanwhile
+
+    def request(self, method: str, path: str, query: Any = None, body: Any = None, *more: Any) -> Json:
+        if method == "GET" and path.rpartition("/")[0].endswith(("/services", "/endpoints", "/endpointslices")):
+            raise KubeError(404, "NotFound", "none")
+        if method == "POST":
+            self.written.append(path)
+        return super().request(method, path, query, body, *more)
+
+    def apply(self, path: str, body: Json, manager: str, force: bool = False) -> Json:
+        self.written.append(path)
+        self.bodies[path.rpartition("/")[2]] = body
+        if path.endswith("/status"):
+            happens, self.meanwhile = self.meanwhile, lambda: None
+            happens()
+        return body
+
+
+def ready(*names: str, but: str = "") -> dict[tuple[str, str], WantedStatus]:
+    """Services that serve, but one whose engine has ended."""
+    found = {}
+    for name in names:
+        asked = replace(SERVICE, name=name, endpoint=replace(ENDPOINT, service=name))
+        record = accept(asked, None, OUTLOOK, 100.0)
+        seen = replace(UP, ready=name != but, pid=5 if name != but else 0)
+        found[record.key] = WantedStatus(record, report(record, seen), "192.0.2.1", "")
+    return found
+
+
+def test_a_withdrawal_overtakes_what_a_slow_api_has_still_to_write_and_nothing_is_lost() -> None:
+    names = "a", "b", "c"
+    cluster = Slow(lambda: registrar.want(ready(*names, but="b"), {}))
+    _, _, registrar = setup(cluster)
+    registrar.want(ready(*names), {})
+    registrar.tell("default", Happening("Normal", "Moved", "elsewhere"))
+    registrar._one_pass()
+    first = [path for path in cluster.written if path.endswith("/status")]
+    assert len(first) == 1 and registrar._wake.is_set()
+    cluster.written.clear()
+    registrar._one_pass()
+    statuses = [index for index, path in enumerate(cluster.written) if path.endswith("/status")]
+    (out,) = [index for index, path in enumerate(cluster.written) if path.endswith("/endpointslices/b-mac-a")]
+    assert out < min(statuses) and cluster.bodies["b-mac-a"]["endpoints"][0]["conditions"]["ready"] is False
+    assert len(statuses) == 2 and sum("/events" in path for path in cluster.written) == 1
+    assert registrar.flush(0)
+
+
+def test_a_lease_that_becomes_due_overtakes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Slow(lambda: monkeypatch.setattr(membership, "due_at", lambda _namespaces: time.monotonic()))
+    _, membership, registrar = setup(cluster)
+    registrar.want(ready("a", "b"), {}, Around(namespaces=frozenset({"default"})))
+    registrar._one_pass()
+    assert sum(path.endswith("/status") for path in cluster.written) == 1 and registrar._wake.is_set()
 
 
 def test_a_copy_of_a_mac_does_not_say_that_the_other_one_stops() -> None:
