@@ -142,6 +142,7 @@ class Worker:
                 log.exception("the records cannot be read; what was read last stays")
             assert self._proxy is not None
             self._proxy.room.look(self._reader.services)
+            self._proxy.traffic.forget_all_but([(each.namespace, each.name) for each in self._reader.services.backends])
             if self._listeners is not None and not self._retired:
                 self._listeners.fronts(self._reader.services.fronts())
             self._each_look()
