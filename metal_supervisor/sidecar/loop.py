@@ -14,9 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import replace
-from typing import TypeVar
 
 from metal_supervisor import launch
 from metal_supervisor.cluster.accounts import Renewal
@@ -54,6 +52,7 @@ from metal_supervisor.state.reports import CONTROLLER_REPORT
 from metal_supervisor.state.throttle import Throttle
 from metal_supervisor.supervisord.client import Refused, ShuttingDown, Supervisord, Unavailable
 from metal_supervisor.supervisord.poker import Poker
+from metal_supervisor.supervisord.table_reader import TableReader
 
 TICK_S = 15.0
 RETRY_S = 1.0
@@ -64,15 +63,6 @@ SHARE, LONGEST_PAUSE_S = 0.25, 0.2
 """Of a core, for many passes in a row; and the longest pause between two of them."""
 MOST_HAPPENINGS = 20
 log = logging.getLogger("sidecar")
-T = TypeVar("T")
-
-
-def _settle(told: Future[T], ask: Callable[[], T]) -> None:
-    """Ask, and keep the answer, or the error."""
-    try:
-        told.set_result(ask())
-    except Exception as error:  # noqa: BLE001 - raised where the answer is read
-        told.set_exception(error)
 
 
 class Sidecar:
@@ -110,10 +100,7 @@ class Sidecar:
         self._dead: set[int] = set()
         self._news = threading.Event()
         """Set while a process has ended that no pass has reported yet."""
-        self._told: Future[Mapping[str, ProgramState]] | None = None
-        """supervisord's answer that is waited for."""
-        self._heard = threading.Event()
-        """Set by that answer, and by an exit: whoever waits for the one must not miss the other."""
+        self._table_reader = TableReader(supervisord)
         self._reports: dict[Key, Report] = {}
         self._happenings: deque[Recent] = deque(maxlen=MOST_HAPPENINGS)
         self._address = ""
@@ -150,7 +137,7 @@ class Sidecar:
     def _exited(self, pid: int) -> None:
         self._dead.add(pid)
         self._news.set()
-        self._heard.set()
+        self._table_reader.interrupt()
         self.wake()
         self._poker.ask()
 
@@ -299,7 +286,7 @@ class Sidecar:
     def _read_table(self) -> str:
         """Read supervisord's process table. Returns the error, and keeps the previous table, if that fails; else ""."""
         try:
-            table = self._awaited_table()
+            table = self._table_reader.read(self._news.is_set)
         except (Unavailable, Refused) as error:
             self._supervisord_since = self._supervisord_since or time.monotonic()
             return str(error)
@@ -315,25 +302,6 @@ class Sidecar:
             | (observed - self._dead)
         )
         return ""
-
-    def _awaited_table(self) -> Mapping[str, ProgramState] | None:
-        """supervisord's process table; None if a process has ended, now or while supervisord was waited for.
-
-        Raises Unavailable or Refused.
-        """
-        if self._told is None and not self._news.is_set():
-            self._told = Future()
-            reads = threading.Thread(target=_settle, args=(self._told, self.supervisord.table), name="table")
-            reads.daemon = True
-            reads.start()
-            self._told.add_done_callback(lambda _told: self._heard.set())
-        while not self._news.is_set():
-            if self._told is not None and self._told.done():
-                told, self._told = self._told, None
-                return told.result()
-            self._heard.wait()
-            self._heard.clear()
-        return None
 
     def _controller(self) -> Json:
         try:
