@@ -20,6 +20,8 @@ from metal_supervisor.spec.types import Key, Standing
 
 MIN_AWAKE_S, MAX_WAIT_S, SETTLED_S = 30.0, 30.0, 0.5
 LOOK_EVERY_S, SOONEST_S = 0.5, 0.02
+AHEAD_S = 10.0
+"""Longer than a snapshot takes on a busy Mac."""
 DRAIN_S = 7 * 86_400.0
 """An engine that makes room, or was not used, ends after its last answer, however long that takes."""
 FRESH = "nobody has asked for it yet"
@@ -71,10 +73,12 @@ def settle(
 def used_at(record: Record, use: EngineUse, seen: Observed | None, now: float) -> float:
     """Unix time of an engine's latest use; of its start, if it had none since.
 
-    A time ahead of `now` is of a clock that has been set back since, and counts as long ago.
+    A time far ahead of `now` is of a clock that has been set back since, and counts as long ago; one that is ahead by no
+    more than AHEAD_S is of a use since the snapshot was begun.
     """
     ready_at = seen.since if seen is not None and seen.ready else 0.0
-    return max((at for at in (use.used_at, record.admitted_at, ready_at) if at <= now), default=0.0)
+    times = use.used_at, record.admitted_at, ready_at
+    return max((min(at, now) for at in times if at <= now + AHEAD_S), default=0.0)
 
 
 def never_fits(record: Record) -> bool:

@@ -112,10 +112,11 @@ def test_times_ahead_of_a_clock_that_was_set_back_count_as_long_ago() -> None:
     uses, seen = {RUNS.program: EngineUse(used_at=NOW - 1)}, {RUNS.program: READY}
     idle = on_demand.settle({RUNS.key: ASKS}, {RUNS.key: RUNS}, uses, seen, [RUNS.key], back)
     assert not idle[RUNS.key].asks
-    used = {RUNS.program: EngineUse(used_at=back - 0.1)}  # since the clock was set
-    stays = on_demand.settle({RUNS.key: ASKS}, {RUNS.key: RUNS}, used, seen, [RUNS.key], back)
-    assert stays[RUNS.key].asks
-    assert on_demand.yields(stays, {RUNS.key: RUNS}, used, seen, back)[RUNS.key].busy
+    for used_at in (back - 0.1, back + 2.0):  # since the clock was set; and while the snapshot was taken
+        used = {RUNS.program: EngineUse(used_at=used_at)}
+        stays = on_demand.settle({RUNS.key: ASKS}, {RUNS.key: RUNS}, used, seen, [RUNS.key], back)
+        assert stays[RUNS.key].asks
+        assert on_demand.yields(stays, {RUNS.key: RUNS}, used, seen, back)[RUNS.key].busy
 
 
 def test_it_stays_where_only_others_may_end_it() -> None:
