@@ -73,8 +73,8 @@ def settle(
 def used_at(record: Record, use: EngineUse, seen: Observed | None, now: float) -> float:
     """Unix time of an engine's latest use; of its start, if it had none since.
 
-    A time far ahead of `now` is of a clock that has been set back since, and counts as long ago; one that is ahead by no
-    more than AHEAD_S is of a use since the snapshot was begun.
+    A time far ahead of `now` is of a clock that has been set back since, and counts as long ago; one that is no more
+    than AHEAD_S ahead is of a use since the snapshot was begun.
     """
     ready_at = seen.since if seen is not None and seen.ready else 0.0
     times = use.used_at, record.admitted_at, ready_at

@@ -236,7 +236,9 @@ class Registrar(threading.Thread):
             if self._is_overtaken(began):
                 return self._begin_anew(events)
             self._attempt(what, on, action)
-        for about, happened in events:
+        for index, (about, happened) in enumerate(events):
+            if self._is_overtaken(began):
+                return self._begin_anew(events[index:])
             on = about if isinstance(about, str) else about.key
             posted = self._attempt("event", on, partial(self._post, about, happened))
             if not posted and (self._pass_failed or ("event", on) in self._backoffs):
