@@ -223,7 +223,7 @@ def test_an_engine_that_leaks_memory_to_its_limit_is_withdrawn_and_back(system: 
 
 @fault(
     "P66", "an engine exits with 1 as soon as it is started",
-    happens="four starts within seconds, then a pause of 10 s that doubles to 5 min",
+    happens="a second start at once, then a pause of 10 s that doubles to 5 min",
     sees="FATAL; CrashLoopBackOff with exit status, last words and next attempt in condition and Event",
     bound="FATAL within 15 s",
 )
@@ -273,7 +273,9 @@ def test_an_engine_that_dies_after_every_load_is_held_longer_each_time(system: S
     assert state(system, "weary") is State.FATAL
     assert system.slice_ready("weary") is False
     assert "exit status 7" in events(system, "weary")["Crashed"]
-    assert restarts(system, "weary") == 2, "three starts, however often its launcher said not now"
+    # Three starts, on a busy machine four; and no more, however often its launcher said not now.
+    eventually(lambda: restarts(system, "weary") == len(json.loads(note.read_text())["starts"]) - 1, what="as many")
+    assert restarts(system, "weary") in (2, 3)
     # The next ones, from the launcher itself: it is made to believe in more deaths rather than to see them.
     for deaths, expected in ((4, 40), (5, 80), (8, 300)):
         known = json.loads(note.read_text())
